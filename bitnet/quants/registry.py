@@ -1,8 +1,4 @@
-"""Codecs of each quantization type.
-
-Ternary types have their own modules here; F32, F16 and BF16 are plain casts; all others use
-gguf-py, whose tables follow llama.cpp.
-"""
+"""Codecs of each quantization type; those not made here are gguf-py's."""
 
 from __future__ import annotations
 
@@ -83,21 +79,16 @@ _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 
 
 def rounds_activations(weight: Weight) -> bool:
-    """True if a linear layer of *weight* rounds its input to int8 per token (W1.58A8).
-
-    Ternary layers of BitNet models do, since they are trained that way. The encodings of
-    ``scaled_blocks`` also store other models, which were trained with float inputs.
-    """
+    """True if a linear layer of *weight* rounds its input to int8 per token (W1.58A8)."""
     return weight.quant.name in _TERNARY and weight.rounds_input
 
 
 def with_kernels(weight: Weight) -> Weight:
     """*weight*, if its type has no products, in one of the same numbers that has.
 
-    TQ1_0 and TQ2_0 of a layer that does not round a token's whole input become Q4_0: its blocks
-    have a float16 scale as theirs do, for fewer weights. (PQ2_0 would take half the memory, but
-    rounds inputs in longer runs: an outlier costs three times as much.) Q3_K becomes Q6_K, which
-    has the same scales and longer codes. Other weights are unchanged.
+    TQ1_0 and TQ2_0 of a layer that does not round a token's whole input become Q4_0 (PQ2_0 would
+    take half the memory, but rounds inputs in longer runs: an outlier costs three times as much).
+    Q3_K becomes Q6_K, which has the same scales and longer codes.
     """
     name, size = weight.quant.name, weight.quant.type_size
     whole = not weight.data.size % max(size, 1)
@@ -197,9 +188,7 @@ def quantize(
 ) -> Weight:
     """*values*, shape ``(rows, columns)`` or ``(n,)``, as a weight *name* encoded in *quant*.
 
-    Ternary encodings round as :func:`~bitnet.quants.ternary.ternarize` does, blocks of numbers as
-    llama-quantize does.
-
+    Blocks of numbers are rounded as llama-quantize does, ternary ones by ``ternarize``.
     *importance* weighs the squared errors of each column; types of floats ignore it.
     """
     codec, scale = _TERNARY.get(quant.name), 1.0

@@ -125,7 +125,7 @@ class ScaledBlocks:
         return blocks.reshape(-1)
 
 
-def _four(count: int, *, start: int = 2, strided: bool = False) -> CodeBytes:
+def _four(count: int, start: int = 2, *, strided: bool = False) -> CodeBytes:
     return CodeBytes(start, count, 4, 4, strided)
 
 
@@ -139,11 +139,7 @@ SCALED_BLOCKS = {
     for layout in (
         ScaledBlocks("TQ1_0", 256, 54, 52, (_five(0, 32), _five(32, 16), _five(48, 4, 4))),
         ScaledBlocks(
-            "TQ2_0",
-            256,
-            66,
-            64,
-            (_four(32, start=0, strided=True), _four(32, start=32, strided=True)),
+            "TQ2_0", 256, 66, 64, (_four(32, 0, strided=True), _four(32, 32, strided=True))
         ),
         ScaledBlocks("Q1_0", 128, 18, 0, (CodeBytes(2, 16, 8, 2, strided=False),)),
         ScaledBlocks("Q2_0", 64, 18, 0, (_four(16),), double=True),

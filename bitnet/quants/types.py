@@ -181,17 +181,11 @@ def resolve_dialect(
     if ids & _ONLY_LLAMA or not ids & _CONTESTED:
         return LLAMA_CPP
     contested = [entry for entry in seen if entry.ggml_id in _CONTESTED]
-    fitting = [
-        dialect
-        for dialect in (BITNET_CPP, LLAMA_CPP, IK_LLAMA_CPP)
-        if all(_fits(entry, _BY_ID[dialect].get(entry.ggml_id), alignment) for entry in contested)
-    ]
     preferred = BITNET_CPP if architecture.startswith("bitnet") or 39 not in ids else LLAMA_CPP
-    if len(fitting) == 1:
-        return fitting[0]
-    if preferred in fitting or not fitting:
-        return preferred
-    return fitting[0]
+    for dialect in (preferred, BITNET_CPP, LLAMA_CPP, IK_LLAMA_CPP):
+        if all(_fits(it, _BY_ID[dialect].get(it.ggml_id), alignment) for it in contested):
+            return dialect
+    return preferred
 
 
 def resolve_q2_0(
@@ -211,11 +205,8 @@ def resolve_q2_0(
         )
     q2_0 = by_id(42)
     entries = [entry for entry in seen if entry.ggml_id == q2_0.ggml_id]
-    fitting = [
-        kind
-        for kind in (q2_0, Q2_0_G128)
-        if all(_fits(entry, kind, alignment) for entry in entries)
-    ]
+    kinds = (q2_0, Q2_0_G128)
+    fitting = [kind for kind in kinds if all(_fits(it, kind, alignment) for it in entries)]
     if entries and len(fitting) == 2 and any(entry.room_bytes is not None for entry in entries):
         raise Unsupported(
             "the tensors of type id 42 are so small that their sizes do not tell whether blocks "

@@ -296,7 +296,7 @@ def _identify_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
     if not isinstance(tokens, Array):
         return None
     n_merges = len(merges) if isinstance(merges, Array) else 0
-    found = vocabularies.identify(len(tokens), n_merges, vocabularies.fingerprint(tokens.raw))
+    found = vocabularies.identify(vocabularies.fingerprint(tokens.raw), n_merges)
     if found is None and isinstance(merges, Array):
         return vocabularies.identify_merges(n_merges, lambda: vocabularies.fingerprint(merges.raw))
     return found

@@ -89,16 +89,12 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation.
+        """The text of a conversation, oldest message first.
 
-        Args:
-            messages: ``{"role": ..., "content": ...}``, oldest first; content is a text, or a
-                list of ``{"type": "text", "text": ...}`` parts; an assistant's message that
-                calls tools needs none. Arguments of a call are a JSON text or the object.
-            tools: JSON schemas of functions the model may call.
-            documents: ``{"title": ..., "text": ...}`` to answer from.
-            add_generation_prompt: end with the beginning of the assistant's turn.
-            variables: additional variables for the template, such as ``enable_thinking``.
+        Content is a text, or a list of ``{"type": "text", "text": ...}`` parts; a message that
+        calls tools needs none. Arguments of a call are a JSON text or the object. *tools* are JSON
+        schemas, *documents* ``{"title": ..., "text": ...}``, *variables* what the template sees
+        besides, such as ``enable_thinking``.
         """
         own = {"tools": tools, "documents": documents, **(variables or {})}
         return self._render([*map(self._adapt, messages)], add_generation_prompt, **own)

@@ -43,9 +43,7 @@ class TokenizerDifference:
 
     part: str  # ``vocabulary``, ``merges``, ``added tokens``, ``normalizer`` ...
     text: str  # the two values, or the first examples
-    # true if some text or list of ids shows it; expressions and decoders can be written in several
-    # ways
-    certain: bool = True
+    certain: bool = True  # some text or ids show it; steps can be written in several ways
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,8 @@ class Agreement:
     first_difference: str | None  # the first text with different ids, ``None`` if there is none
     decoded_equal: int = 0  # lists of ids that both decode to the same text
     decoded: int = 0  # lists of ids decoded; 0 if decoding was not compared
-    # the first ids that decode to different texts, ``None`` if there are none
-    first_ids: tuple[int, ...] | None = None
-    # parts of the two specifications that differ; empty if only the texts were compared
-    differences: tuple[TokenizerDifference, ...] = ()
+    first_ids: tuple[int, ...] | None = None  # the first that decode to different texts
+    differences: tuple[TokenizerDifference, ...] = ()  # parts, if specifications were compared
 
     @property
     def ratio(self) -> float:
@@ -98,10 +94,7 @@ def measure_agreement(
     texts: Sequence[str] = PROBES,
     decode: tuple[Callable[[list[int]], str], Callable[[list[int]], str]] | None = None,
 ) -> Agreement:
-    """Compare the ids of two tokenizers for each text, and the texts of equal ids.
-
-    With *decode* of both, the ids of texts and of pairs of texts are decoded.
-    """
+    """Compare the ids of two tokenizers for each text; with *decode* of both, the texts of ids."""
     pairs = [(text, list(encode(text)), list(encode_other(text))) for text in texts]
     different = [text for text, mine, theirs in pairs if mine != theirs]
     encoded = [mine for _, mine, theirs in pairs if mine == theirs] if decode else []
@@ -299,10 +292,7 @@ class Compatibility:
 def compatibility(
     model: Path | Checkpoint, tokenizer: Tokenizer, *, pre: str | None = None
 ) -> Compatibility:
-    """Check *tokenizer* against *model*: size, embedded token texts if any, special ids.
-
-    *pre* names a pre-tokenizer to use instead of what the GGUF file says.
-    """
+    """Check *tokenizer* against *model*: size, embedded token texts if any, stop ids, template."""
     facts = model_facts(model)
     has, spare = tokenizer.vocab_size, facts.padding(tokenizer.vocab_size)
     findings: list[str] = []
@@ -326,7 +316,13 @@ def compatibility(
     if spare:
         text = f"{spare} embedding rows beyond the vocabulary"
         findings.append(f"{text} (padding, below {MAX_PADDING})")
-    findings += _special_findings(tokenizer)
+    if not tokenizer.stop_ids:
+        findings.append("no end-of-generation token is known: generation stops only at its limit")
+    if tokenizer.chat_template is not None:
+        try:
+            chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
+        except BitnetError as error:
+            findings.append(f"the chat template cannot be rendered: {error.message}")
     verdict = f"{tokenizer.source} and {facts.path.name}: "
     if problem:
         verdict = f"NOT COMPATIBLE: {verdict}{problem}"
@@ -349,16 +345,3 @@ def _own(facts: ModelFacts, pre: str | None, findings: list[str]) -> Tokenizer |
     with suppress(BitnetError):  # token texts do not depend on the pre-tokenizer
         return extract_tokenizer_from_gguf(facts.gguf, pre="gpt-2")
     return None
-
-
-def _special_findings(tokenizer: Tokenizer) -> list[str]:
-    """Findings on special tokens and the chat template."""
-    findings = []
-    if not tokenizer.stop_ids:
-        findings.append("no end-of-generation token is known: generation stops only at its limit")
-    if tokenizer.chat_template is not None:
-        try:
-            chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
-        except BitnetError as error:
-            findings.append(f"the chat template cannot be rendered: {error.message}")
-    return findings

@@ -30,7 +30,6 @@ from bitnet.tokenizer.sentencepiece_model import charsmaps_of
 from bitnet.tokenizer.spec import (
     ADDED_FLAGS,
     BYTE_TO_CHARACTER,
-    SPACE_SYMBOL,
     Model,
     TokenType,
     byte_spelling,
@@ -313,13 +312,3 @@ class NativeEngine:
         if self._spelled and not self.is_verbatim(id):
             return spell_bytes(spelling.decode()) or spelling
         return spelling
-
-    def id_of(self, text: str) -> int | None:
-        """Id of the token spelled *text*."""
-        added = next((id for id, spelled, _ in self._engine.added() if spelled == text), None)
-        if added is not None:
-            return added
-        if self._spelled:
-            return self._engine.find(byte_spelling(text.encode()).encode())
-        spelled = text if self._byte_level else text.replace(" ", SPACE_SYMBOL)
-        return self._engine.find(spelled.encode())

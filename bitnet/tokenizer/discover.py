@@ -193,12 +193,10 @@ class Search:
 
     model: ModelFacts  # the model's requirements
     candidates: list[Candidate] = field(default_factory=list)  # every place looked at, in order
-    # the chosen tokenizer, ``None`` if no place has one that fits
-    tokenizer: Tokenizer | None = None
+    tokenizer: Tokenizer | None = None  # the chosen one
     place: str = ""  # the place where it was found
     path: Path = Path()  # its file; the model itself if it is embedded
-    # error of the first candidate that was rejected, and its file
-    refusal: tuple[Path, BitnetError] | None = None
+    refusal: tuple[Path, BitnetError] | None = None  # of the first candidate that was rejected
 
     def note(self, place: str, path: Path, verdict: str, reason: str) -> None:
         """Add a candidate."""
@@ -339,18 +337,14 @@ def download_info(model: ModelFacts) -> TokenizerDownloadInfo | None:
 
 def not_found(failed: Search) -> TokenizerNotFound:
     """Error for an unsuccessful search: the places searched, and what would help."""
-    model = failed.model
-    looked = "".join(
-        f"\n - {entry.place}: {entry.path}: {entry.reason}" for entry in failed.candidates
-    )
-    info = download_info(model)
+    model, info = failed.model, download_info(failed.model)
+    looked = "".join(f"\n - {it.place}: {it.path}: {it.reason}" for it in failed.candidates)
     hint = "name a tokenizer file: --tokenizer FILE"
     if failed.refusal is not None and failed.refusal[1].hint:
         hint = failed.refusal[1].hint
     elif info is not None:
         logger.info("Can download compatible tokenizer from: %s", info.repo)
-        folder = model.folder
-        command = f"bitnet pre-download-tokenizers --model-dir {word(folder)}"
+        command = f"bitnet pre-download-tokenizers --model-dir {word(model.folder)}"
         hint = f"fetch {info.repo}: add --auto-download, or {command}"
     return TokenizerNotFound(
         f"No compatible tokenizer found for {model.family} model with vocab_size "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from bitnet.formats.gguf import GGUF
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
 _PREFIX = "tokenizer.ggml."
@@ -64,7 +66,7 @@ def spec_from_metadata(
         supported = ", ".join(sorted(_BUILDERS))
         text = f"tokenizer.ggml.model {model!r}, {source}, is not supported"
         raise refusal(f"{text}. Supported: {supported}")
-    template = fields.optional_text("tokenizer.chat_template")
+    template = fields.get("tokenizer.chat_template", str, "a string")
     spec = replace(_finish(fields, build(fields, pre)), chat_template=template, source=source)
     if not hasattr(metadata[f"{_PREFIX}tokens"], "raw"):
         return spec
@@ -124,7 +126,7 @@ def _pre_name(fields: _Fields, explicit: str | None) -> str:
     named = fields.text("pre")
     is_named = named not in ("", "default")
     n_merges = fields.length("merges") if fields.has("merges") else 0
-    exact = vocabularies.identify(fields.length("tokens"), n_merges, fields.tokens_key)
+    exact = vocabularies.identify(fields.tokens_key, n_merges)
     vocabulary = exact or vocabularies.identify_merges(n_merges, lambda: fields.digest("merges"))
     if vocabulary is not None and vocabularies.another_pre(vocabulary, named):
         if exact is None and is_named and named in PRE_TOKENIZERS:
@@ -268,33 +270,31 @@ class _Fields:
         """True if the file has the key."""
         return _PREFIX + name in self._metadata
 
+    def get(self, key: str, kind: type[T], expected: str) -> T | None:
+        """The value of *key*, ``None`` if it is absent."""
+        value = self._metadata.get(key)
+        if value is None or type(value) is kind:
+            return value
+        raise self._wrong(key, expected, value)
+
     def text(self, name: str) -> str:
         """A string value, empty when absent."""
-        return self.optional_text(_PREFIX + name) or ""
-
-    def optional_text(self, key: str) -> str | None:
-        """A string value by its full key."""
-        value = self._metadata.get(key)
-        if value is None or isinstance(value, str):
-            return value
-        raise self._wrong(key, "a string", value)
+        return self.get(_PREFIX + name, str, "a string") or ""
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean value."""
-        value = self._metadata.get(_PREFIX + name, default)
-        if isinstance(value, bool):
-            return value
-        raise self._wrong(_PREFIX + name, "true or false", value)
+        value = self.get(_PREFIX + name, bool, "true or false")
+        return default if value is None else value
 
     def token_id(self, name: str, default: int | None) -> int | None:
         """The id under ``<name>_token_id``; an id outside of the vocabulary counts as absent."""
-        value = self._metadata.get(f"{_PREFIX}{name}_token_id")
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise self._wrong(f"{_PREFIX}{name}_token_id", "a token id", value)
-        size = self.length("tokens")
-        if value is not None and 0 <= value < size:
-            return value
-        return default if default is not None and default < size else None
+        value, size = (
+            self.get(f"{_PREFIX}{name}_token_id", int, "a token id"),
+            self.length("tokens"),
+        )
+        if value is None or not 0 <= value < size:
+            value = default
+        return value if value is not None and value < size else None
 
     def special_id(self, name: str, default: int | None) -> int | None:
         """As :meth:`token_id`; the default counts only if that token looks like a special one."""
@@ -364,7 +364,7 @@ class _Fields:
     @cached_property
     def is_phi3(self) -> bool:
         """True if this is Phi-3's extension of LLaMA-2's vocabulary."""
-        name = (self.optional_text("general.name") or "").lower()
+        name = (self.get("general.name", str, "a string") or "").lower()
         if "phi-3" in name or "phi3" in name:
             return True
         return any(

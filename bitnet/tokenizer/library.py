@@ -15,7 +15,7 @@ import re
 import threading
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bitnet.base.errors import BitnetError, Unsupported, is_panic
@@ -30,7 +30,6 @@ from bitnet.tokenizer.spec import (
     SPACE_SYMBOL,
     Step,
     TokenType,
-    byte_spelling,
     spell_bytes,
 )
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
@@ -280,17 +279,6 @@ class LibraryEngine:
         text = self._spec.tokens[id]
         spelled = spell_bytes(text) if self._spec.byte_level and id not in self._added else None
         return text.encode() if spelled is None else spelled
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {text: id for id, text in enumerate(self._spec.tokens)}
-
-    def id_of(self, text: str) -> int | None:
-        """Id of the token spelled *text*."""
-        is_bytes = self._spec.byte_level
-        spelled = byte_spelling(text.encode()) if is_bytes else text.replace(" ", SPACE_SYMBOL)
-        added = next((token.id for token in self._spec.added if token.text == text), None)
-        return self._ids.get(spelled) if added is None else added
 
 
 class _Tokenizers(LibraryEngine):

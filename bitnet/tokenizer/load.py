@@ -70,7 +70,7 @@ def load_tokenizer(
     gc.disable()  # a vocabulary is a million objects without cycles
     try:
         spec = load_spec(path, pre=pre, files=files)
-        return Tokenizer.from_spec(replace(spec, fingerprint=key) if key else spec)
+        return Tokenizer.from_spec(replace(spec, fingerprint=key or spec.fingerprint))
     finally:
         if collects:
             gc.enable()
@@ -171,19 +171,14 @@ def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
     if not path.is_file():
         return ""
     # Results may change with our version.
-    digest = hashlib.sha256(f"{__version__}\n".encode() + os.fsencode(path.name))
-    digest.update(f"\n{pre}\n".encode())
-    parts = [path, path.with_name("merges.txt")] if path.name == "vocab.json" else [path]
+    digest = hashlib.sha256(f"{__version__}\n{pre}".encode())
     try:
-        for part in parts:
-            with part.open("rb") as file:
-                if file.read(len(MAGIC)) in (MAGIC, b""):
+        for part in (path, *map(path.with_name, ("merges.txt", *SIDE_FILES))):
+            with suppress(FileNotFoundError), part.open("rb") as file:
+                if part is path and file.read(len(MAGIC)) in (MAGIC, b""):
                     return ""
-                digest.update(bytes.fromhex(_digest(part, file, verify=verify)))
-        for name in SIDE_FILES:
-            with suppress(FileNotFoundError), path.with_name(name).open("rb") as file:
-                side = _digest(path.with_name(name), file, verify=verify)
-                digest.update(f"\n{name} {side}".encode())
+                sha256 = _digest(part, file, verify=verify)
+                digest.update(os.fsencode(part.name) + f"\n{sha256}\n".encode())
     except (OSError, ValueError):
         return ""  # unreadable or empty: loading reports it
     return digest.hexdigest()

@@ -112,11 +112,8 @@ def merges_from_ranks(
 
 def merges_by_score(tokens: list[str], scores: Iterable[float]) -> list[list[str]]:
     """All ways to join two tokens into a third, best score first: SentencePiece's order."""
-    score_by_text = {text: float(score) for text, score in zip(tokens, scores, strict=True)}
-    ids = {text: id for id, text in enumerate(tokens)}
-    merges = sorted(
-        (-score, ids[left], ids[right], left, right)
-        for text, score in score_by_text.items()
-        for left, right in halves_of(text, score_by_text)
-    )
-    return [[left, right] for *_, left, right in merges]
+    rows = enumerate(zip(tokens, map(float, scores), strict=True))
+    known = {text: (-score, id) for id, (text, score) in rows}
+    pairs = ((known[text][0], *pair) for text in known for pair in halves_of(text, known))
+    merges = sorted(pairs, key=lambda row: (row[0], known[row[1]][1], known[row[2]][1]))
+    return [[left, right] for _, left, right in merges]

@@ -10,7 +10,6 @@ import base64
 import binascii
 import json
 import re
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -29,32 +28,17 @@ if TYPE_CHECKING:
 RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 
 
-@dataclass(frozen=True)
-class _Published:
-    """A published rank file."""
-
-    name: str
-    pre: str
-    n_ranks: int
-    special: dict[int, str]  # texts of special tokens by id
-    bos: str = ""
-    eos: str = ""
-
-
 @cache
-def _read_published() -> dict[int, _Published]:
-    """The published files by their number of ranks, from ``rank_files.json``."""
+def _read_published() -> dict[int, dict[str, Any]]:
+    """The published rank files by their number of ranks, with special tokens by id."""
     rows = json.loads(Path(__file__).with_name("rank_files.json").read_text("utf-8"))
-    table = {}
     for row in rows:
         row["special"] = {
             id: text
             for first, texts in row["special"].items()
             for id, text in enumerate(chain.from_iterable(map(_expand, texts)), int(first))
         }
-        row.pop("note", None)
-        table[row["n_ranks"]] = _Published(**row)
-    return table
+    return {row["n_ranks"]: row for row in rows}
 
 
 def _expand(text: str) -> list[str]:
@@ -69,17 +53,15 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a tiktoken rank file; a named pre-tokenizer overrides a known one's."""
     path, side = file.path, file.side
     ranks = _ranks(file.data, path)
-    published = _read_published().get(len(ranks))
-    if published is None:
-        if file.pre is None:
-            raise TokenizerNotFound(
-                f"{path} holds {len(ranks):,} tiktoken ranks: no known vocabulary has as many, and"
-                " the file does not say how text is cut into words",
-                hint="say which with --pre NAME, or name the model's own tokenizer.json",
-            )
-        published = _Published("", file.pre, len(ranks), {})
-    name = file.pre or published.pre
-    special = dict(published.special)
+    published = _read_published().get(len(ranks), {})
+    name = file.pre or published.get("pre")
+    if name is None:
+        raise TokenizerNotFound(
+            f"{path} holds {len(ranks):,} tiktoken ranks: no known vocabulary has as many, and"
+            " the file does not say how text is cut into words",
+            hint="say which with --pre NAME, or name the model's own tokenizer.json",
+        )
+    special = dict(published.get("special", {}))
     special.update((token.id, token.text) for token in side.added if token.id not in ranks)
     size = max([*ranks, *special], default=-1) + 1
     last = max(ranks, default=-1)
@@ -99,8 +81,8 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
         source=str(path),
         **side.ends(
             by_text,
-            bos=(by_text.get(published.bos), True),
-            eos=(by_text.get(published.eos), False),
+            bos=(by_text.get(published.get("bos", "")), True),
+            eos=(by_text.get(published.get("eos", "")), False),
         ),
     )
     return side.complete(spec, file.data)

@@ -206,13 +206,6 @@ class Tokenizer:
             )
         return id
 
-    def id_of(self, text: str) -> int | None:
-        """Id of the token for exactly *text*, ``None`` if there is none."""
-        id, spelled = self._engine.id_of(text), text.encode().removeprefix(b" ")
-        # <0x0A> is the name of a byte token, not its text.
-        same = id is not None and self.token_bytes(id).removeprefix(b" ") == spelled
-        return id if same else None
-
     def stream(self, *, skip_special: bool = False) -> TokenStream:
         """A decoder for ids that arrive one by one."""
         return TokenStream(self, start_decoding(*self._decoding), skip_special=skip_special)

@@ -219,8 +219,7 @@ def _with_special(
     bos, eos = side.special_id("bos", special), side.special_id("eos", special)
     pre = ""
     if spec.byte_level and spec.model == "bpe":
-        key = vocabularies.fingerprint(spec.tokens)
-        known = vocabularies.identify(len(spec.tokens), len(spec.merges), key)
+        known = vocabularies.identify(vocabularies.fingerprint(spec.tokens), len(spec.merges))
         pre = known.pre if known else ""
     adds_bos = pre and PRE_TOKENIZERS[pre].add_bos and bos is not None
     first, last = around or ((bos,) if adds_bos else (), ())

@@ -134,15 +134,10 @@ _BY_MERGES = {(known.n_merges, known.merges_key): known for known in KNOWN if kn
 _MERGE_COUNTS = {known.n_merges for known in KNOWN if known.merges_key}
 
 
-def identify(n_tokens: int, n_merges: int, key: str) -> KnownVocabulary | None:
-    """The known vocabulary whose tokens have the :func:`fingerprint` *key*, with all its merges."""
+def identify(key: str, n_merges: int | None = None) -> KnownVocabulary | None:
+    """The known vocabulary whose tokens have the :func:`fingerprint` *key*, with as many merges."""
     known = _BY_KEY.get(key)
-    return known if known and (known.n_tokens, known.n_merges) == (n_tokens, n_merges) else None
-
-
-def by_tokens(key: str) -> KnownVocabulary | None:
-    """The known vocabulary whose tokens have the fingerprint *key*, with any merges."""
-    return _BY_KEY.get(key)
+    return known if known and n_merges in (None, known.n_merges) else None
 
 
 def another_pre(vocabulary: KnownVocabulary, named: object) -> bool:

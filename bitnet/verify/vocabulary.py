@@ -69,7 +69,7 @@ def _special(spec: TokenizerSpec, types: Mapping[int, int]) -> Iterator[str]:
 def _unlike_known(content: Content) -> Iterator[str]:
     """Tokens of a known vocabulary with different merges or another pre-tokenizer."""
     tokens = content.lists.get("tokenizer.ggml.tokens")
-    match = tokens and vocabularies.by_tokens(vocabularies.fingerprint(tokens.raw))
+    match = tokens and vocabularies.identify(vocabularies.fingerprint(tokens.raw))
     if not match:
         return
     merges = content.lists.get("tokenizer.ggml.merges")

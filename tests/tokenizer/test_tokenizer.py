@@ -72,12 +72,6 @@ def test_an_id_outside_of_the_vocabulary_is_an_error(tokenizer, id):
         tokenizer.decode([id])
 
 
-def test_the_id_of_a_text_is_found(tokenizer):
-    assert tokenizer.id_of("</s>") == tokenizer.eos_id
-    assert tokenizer.token_bytes(tokenizer.id_of("hello")) == b"hello"
-    assert tokenizer.id_of("no such token") is None
-
-
 def test_the_space_that_encoding_adds_is_taken_off(engine):
     tokenizer = Tokenizer.from_spec(_plain())
     assert tokenizer.engine == engine
