@@ -15,9 +15,9 @@ from bitnet.base.errors import BitnetError
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.discover import MAX_PADDING, ModelFacts, different_ids, model_facts, search
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf
-from bitnet.tokenizer.merges import halves_of, merges_by_score
 from bitnet.tokenizer.spec import ADDED_FLAGS, BYTE_NAMES, SPACE_SYMBOL, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
+from bitnet.tokenizer.vocabularies import halves_of, merges_by_score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -25,7 +25,6 @@ from bitnet.base import native, settings
 from bitnet.base.machine import thread_count
 from bitnet.store.blobs import keep_in_cache
 from bitnet.tokenizer.limits import check_spec, damage_error, over_budget
-from bitnet.tokenizer.merges import token_ids
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of
 from bitnet.tokenizer.spec import (
     ADDED_FLAGS,
@@ -35,6 +34,7 @@ from bitnet.tokenizer.spec import (
     byte_spelling,
     spell_bytes,
 )
+from bitnet.tokenizer.vocabularies import token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,8 +50,7 @@ _NO_ID = 0xFFFFFFFF
 NORMAL, CONTROL = int(TokenType.NORMAL), int(TokenType.CONTROL)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
 _META = (
-    *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
-    *("model", "byte_level", "byte_fallback"),
+    *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "model", "byte_level"),
 )
 _VERBATIM, _BYTE = 2, 4  # token flags of the compiled file
 _LONG = 1 << 17  # characters: a text this long is encoded on several threads
@@ -193,11 +192,11 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
     """Facts that :func:`meta_of` stored in a compiled file, checked: others may write there."""
     meta: dict[str, Any] = json.loads(engine.meta)
     lists = [meta[name] for name in ("prefix", "suffix", "stop_ids", "special_ids")]
-    single = [meta[name] for name in ("bos_id", "eos_id", "unknown_id") if meta[name] is not None]
+    single = [meta[name] for name in ("bos_id", "eos_id") if meta[name] is not None]
     ids = [*single, *chain.from_iterable(lists), *(id for id, _ in meta["respelled"])]
     texts = [meta[name] for name in ("pre", "source", "fingerprint", "model")]
     texts += [meta["chat_template"] or "", *(text for _, text in meta["respelled"])]
-    flags = [meta[name] for name in ("byte_level", "byte_fallback", "spelled")]
+    flags = [meta[name] for name in ("byte_level", "spelled")]
     good = all(type(it) is int and 0 <= it < len(engine) for it in ids)
     good = good and {*map(type, texts)} == {str} and {*map(type, flags)} == {bool}
     if not (good and all(type(a) is str and type(b) is dict for a, b in meta["decoder"])):
@@ -241,11 +240,8 @@ def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]
         problem = keep_in_cache(path_of_compiled(spec.fingerprint), content)
         if problem:
             logger.debug("compiled tokenizer not kept: %s", problem)
-    try:
-        engine: TokenizerEngine = native.module().TokenizerEngine(content)  # type: ignore[union-attr]
-        return engine, read_meta(engine)
-    except ValueError as error:
-        raise NotNative(str(error)) from error
+    engine: TokenizerEngine = native.module().TokenizerEngine(content)  # type: ignore[union-attr]
+    return engine, read_meta(engine)
 
 
 class NativeEngine:

@@ -11,7 +11,6 @@ from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.limits import damage_error, refusal
-from bitnet.tokenizer.merges import LazySequence, parse_merges
 from bitnet.tokenizer.sentencepiece_model import spec_from_sentencepiece
 from bitnet.tokenizer.side_files import TokenizerFile
 from bitnet.tokenizer.spec import (
@@ -27,7 +26,7 @@ from bitnet.tokenizer.tiktoken_file import (
     spec_from_tekken,
 )
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
-from bitnet.tokenizer.vocabularies import bpe_spec
+from bitnet.tokenizer.vocabularies import LazySequence, bpe_spec, parse_merges
 
 if TYPE_CHECKING:
     import os

@@ -1,7 +1,6 @@
 """Build a specification from the ``tokenizer.ggml.*`` keys of a GGUF file.
 
-Defaults for absent keys are llama.cpp's (``llama_vocab::impl::load`` in ``src/llama-vocab.cpp``);
-pre-tokenization and merging follow the original tokenizer where the two differ.
+Defaults for absent keys are llama.cpp's (``llama_vocab::impl::load`` in ``src/llama-vocab.cpp``).
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.limits import damage_error, refusal
-from bitnet.tokenizer.merges import LazySequence, merges_from_ranks, parse_merges
 from bitnet.tokenizer.spec import (
     BYTE_NAMES,
     SPACE_SYMBOL,
@@ -27,7 +25,13 @@ from bitnet.tokenizer.spec import (
     bert_spec,
     stop_ids,
 )
-from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, bpe_spec, pre_tokenizer
+from bitnet.tokenizer.vocabularies import (
+    PRE_TOKENIZERS,
+    LazySequence,
+    bpe_spec,
+    parse_merges,
+    pre_tokenizer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,7 +75,7 @@ def spec_from_metadata(
     if not hasattr(metadata[f"{_PREFIX}tokens"], "raw"):
         return spec
     arrays = ("merges", "scores", "token_type", "precompiled_charsmap")
-    content = (fields.tokens_key.encode(), *(fields.raw(name) for name in arrays))
+    content = (fields.digest("tokens").encode(), *(fields.raw(name) for name in arrays))
     return replace(spec, fingerprint=vocabularies.spec_key(spec, *content))
 
 
@@ -105,18 +109,13 @@ def _bpe(fields: _Fields, pre: str | None) -> TokenizerSpec:
 
 
 def _merges(fields: _Fields, tokens: Sequence[str]) -> LazySequence[tuple[int, int]]:
-    if fields.has("merges"):
-        count = fields.length("merges")
-        return LazySequence(count, lambda: parse_merges(fields.strings("merges"), tokens))
-    if fields.text("pre") != "kimi-k2":
+    if not fields.has("merges"):
         raise TokenizerNotFound(
             f"tokenizer.ggml.merges is missing, {fields.source}: a BPE cannot be rebuilt without",
             hint="name the model's own tokenizer.json with --tokenizer FILE",
         )
-    # A tiktoken vocabulary: ids are ranks, from which the merges follow.
-    normal = (id for id in range(len(tokens)) if id not in fields.special_types)
-    merges = merges_from_ranks(tokens, normal, fields.source)
-    return LazySequence(len(merges), lambda: merges)
+    count = fields.length("merges")
+    return LazySequence(count, lambda: parse_merges(fields.strings("merges"), tokens))
 
 
 def _pre_name(fields: _Fields, explicit: str | None) -> str:
@@ -126,7 +125,7 @@ def _pre_name(fields: _Fields, explicit: str | None) -> str:
     named = fields.text("pre")
     is_named = named not in ("", "default")
     n_merges = fields.length("merges") if fields.has("merges") else 0
-    exact = vocabularies.identify(fields.tokens_key, n_merges)
+    exact = vocabularies.identify(fields.digest("tokens"), n_merges)
     vocabulary = exact or vocabularies.identify_merges(n_merges, lambda: fields.digest("merges"))
     if vocabulary is not None and vocabularies.another_pre(vocabulary, named):
         if exact is None and is_named and named in PRE_TOKENIZERS:
@@ -257,10 +256,7 @@ _BUILDERS: dict[str, Callable[[_Fields, str | None], TokenizerSpec]] = {
 
 
 class _Fields:
-    """The tokenizer keys of the *metadata*; arrays as ``bitnet.formats.gguf`` has them, or lists.
-
-    *source* is the file's name in messages: ``embedded in model.gguf``.
-    """
+    """The tokenizer keys of *metadata*; arrays as ``bitnet.formats.gguf`` has them, or lists."""
 
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
         self._metadata = metadata
@@ -320,11 +316,6 @@ class _Fields:
         if not isinstance(text, str):
             raise self._wrong(_PREFIX + "tokens", "an array of strings", text)
         return text
-
-    @cached_property
-    def tokens_key(self) -> str:
-        """Fingerprint of the token list."""
-        return self.digest("tokens")
 
     def digest(self, name: str) -> str:
         """SHA-256 of an array of strings as GGUF stores it."""
@@ -398,9 +389,9 @@ class _Fields:
             view: memoryview = array.raw
             return view.cast("B").cast(code)
         values = list(array)
-        if values and not all(type(value) in (int, float) for value in values):
+        if not {*map(type, values)} <= {int, float}:
             raise self._wrong(_PREFIX + name, "an array of numbers", values[0])
-        return [float(value) if code == "f" else int(value) for value in values]
+        return [*map(float if code == "f" else int, values)]
 
     def _wrong(self, key: str, expected: str, value: object) -> InvalidFormat:
         kind = type(value).__name__

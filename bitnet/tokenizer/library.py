@@ -22,7 +22,6 @@ from bitnet.base.errors import BitnetError, Unsupported, is_panic
 from bitnet.base.invocation import extra_command
 from bitnet.tokenizer.compiled import NativeEngine, NotNative, is_verbatim, meta_of, open_compiled
 from bitnet.tokenizer.limits import SPACES, check_spec, damage_error, over_budget
-from bitnet.tokenizer.merges import merges_by_score
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of, check_charsmap, write_model
 from bitnet.tokenizer.spec import (
     BYTE_NAMES,
@@ -32,7 +31,7 @@ from bitnet.tokenizer.spec import (
     TokenType,
     spell_bytes,
 )
-from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, merges_by_score
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

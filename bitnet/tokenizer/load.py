@@ -23,10 +23,10 @@ from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.store import blobs
 from bitnet.tokenizer.from_files import TOKENIZER_FILES, spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
-from bitnet.tokenizer.merges import split_merge
 from bitnet.tokenizer.side_files import SIDE_FILES
 from bitnet.tokenizer.spec import BYTE_NAMES, TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
+from bitnet.tokenizer.vocabularies import split_merge
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -81,12 +81,10 @@ def load_spec(
 ) -> TokenizerSpec:
     """Specification of the tokenizer in *path*.
 
-    Args:
-        path: GGUF file, ``tokenizer.json``, ``tekken.json``, ``tokenizer.model`` (SentencePiece
-            or tiktoken ranks), ``vocab.json`` next to ``merges.txt``, ``vocab.txt``, or a
-            folder with one of these or with a single GGUF file.
-        pre: pre-tokenizer name, if the file has none or a wrong one.
-        files: of the folder *path* or of that of the file, if some have been read already.
+    It is a GGUF file, ``tokenizer.json``, ``tekken.json``, ``tokenizer.model`` (SentencePiece or
+    tiktoken ranks), ``vocab.json`` next to ``merges.txt``, ``vocab.txt``, or a folder with one of
+    these or with a single GGUF file. *pre* names a pre-tokenizer, if the file has none or a wrong
+    one; *files* are those of the folder, if some have been read already.
     """
     path = Path(path)
     if not path.exists():
@@ -139,8 +137,7 @@ def extract_merges(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
 def extract_scores(path: str | os.PathLike[str]) -> list[float]:
     """The scores embedded in a GGUF file, by id; empty for vocabularies that have none."""
     with GGUF.open(path) as gguf:
-        scores = gguf.metadata.get("tokenizer.ggml.scores", ())
-        return [float(score) for score in scores]
+        return [*map(float, gguf.metadata.get("tokenizer.ggml.scores", ()))]
 
 
 def detect_architecture_from_gguf(path: str | os.PathLike[str]) -> str:

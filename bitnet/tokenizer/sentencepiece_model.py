@@ -6,7 +6,6 @@ Field numbers are those of ``sentencepiece_model.proto``. Fields that do not cha
 from __future__ import annotations
 
 import base64
-import binascii
 import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -156,20 +155,16 @@ def charsmaps_of(spec: TokenizerSpec) -> list[bytes]:
     charsmaps = [spec.charsmap] if spec.charsmap else []
     for step in (step for step in spec.normalizer if step.type == "Precompiled"):
         text = str(step.options.get("precompiled_charsmap"))
-        try:
+        with reading(spec.source, "tokenizer with a character map"):
             charsmaps.append(base64.b64decode(text, validate=True))
-        except binascii.Error as error:
-            raise damage_error(
-                f"{spec.source}: precompiled_charsmap is not base64: {error}"
-            ) from None
     return charsmaps
 
 
 def check_charsmap(blob: bytes) -> None:
     """Refuse a character map that a library would read beyond its end.
 
-    It is four bytes with the size of a double-array trie, the trie in units of 32 bits, and the
-    texts that its values point to, each ended by a zero byte.
+    It is the size of a double-array trie, the trie in units of 32 bits, and the texts that its
+    values point to, each ended by a zero byte.
     """
     size = int.from_bytes(blob[:4], "little")
     good = size % 4 == 0 and 4 <= size < len(blob) - 4 and blob[-1] == 0
@@ -212,9 +207,8 @@ def write_model(spec: TokenizerSpec) -> bytes:
         body += b"\x15" + struct.pack("<f", score) + _pack_field(3, kind)
         out += _pack_field(1, body)
     trainer = _pack_field(3, _BPE if spec.model == "spm" else _UNIGRAM)
-    trainer += _pack_field(35, int(spec.byte_fallback)) + _pack_field(
-        44, spec.unknown_text.encode()
-    )
+    trainer += _pack_field(44, spec.unknown_text.encode())
+    trainer += _pack_field(35, int(spec.byte_fallback))
     for field, role in ((40, spec.unknown_id), (41, spec.bos_id), (42, spec.eos_id)):
         trainer += _pack_field(field, -1 if role is None else role)
         if role is not None:  # the library looks these up by text, and insists on finding them

@@ -30,10 +30,7 @@ _USUAL = {
 
 
 class TokenizerFile:
-    """The file at *path*; *pre* is the pre-tokenizer that a caller names for it.
-
-    *files* are those of its folder, if some have been read.
-    """
+    """The file at *path* of a folder with *files*; *pre* is a pre-tokenizer named by the caller."""
 
     def __init__(self, path: Path, pre: str | None = None, files: Inventory | None = None) -> None:
         self.path, self.pre = path, pre
@@ -61,18 +58,14 @@ class SideFiles:
 
     config: dict[str, Any]  # ``tokenizer_config.json`` over ``special_tokens_map.json``
     added: tuple[AddedToken, ...]  # ``added_tokens_decoder`` or ``added_tokens.json``
-    # ``eos_token_id`` of ``generation_config.json`` and ``config.json``
-    declared_ends: tuple[int, ...]
+    declared_ends: tuple[int, ...]  # of ``generation_config.json`` and ``config.json``
     chat_template: str | None  # of the configuration, or of ``chat_template.jinja``
     raw: bytes  # all content that was read, for fingerprints
 
     def special_id(
         self, role: str, special: dict[str, int], default: int | None = None
     ) -> int | None:
-        """Id of the token *role*, ``bos`` or ``eos``: configured, *default*, or by a usual name.
-
-        *special* has ids by text; *default* is the id in the tokenizer's own file.
-        """
+        """Id of the token *role*, ``bos`` or ``eos``: configured, *default*, or by a usual name."""
         named = _named_text(self.config.get(f"{role}_token"))
         if named is not None:
             return special.get(named, default)
@@ -89,10 +82,9 @@ class SideFiles:
     def ends(
         self, special: dict[str, int], *, bos: tuple[int | None, bool], eos: tuple[int | None, bool]
     ) -> dict[str, Any]:
-        """BOS and EOS of a specification, and whether they are put around a text.
+        """Fields of BOS and EOS; *special* has ids by text.
 
-        *special* has ids by text; *bos* and *eos* are the ids in the tokenizer's own file,
-        each with True if it is put there by default.
+        *bos* and *eos* are those of the tokenizer's own file, and true if a text gets them.
         """
         fields: dict[str, Any] = {}
         for role, (default, is_added) in (("bos", bos), ("eos", eos)):
@@ -143,11 +135,8 @@ def _read_side_files(files: Inventory) -> SideFiles:
 
 def _read_added(config: dict[str, Any], more: dict[str, Any]) -> tuple[AddedToken, ...]:
     decoder = config.get("added_tokens_decoder")
-    tokens = {
-        id: AddedToken(id, text, special=text.startswith("<|"), normalized=False)
-        for text, id in more.items()
-        if type(id) is int
-    }
+    ids = ((text, id) for text, id in more.items() if type(id) is int)
+    tokens = {id: AddedToken(id, text, special=text.startswith("<|")) for text, id in ids}
     if isinstance(decoder, dict):
         for key, entry in decoder.items():
             if str(key).isdigit() and isinstance(entry, dict) and _named_text(entry):

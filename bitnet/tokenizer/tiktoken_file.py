@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.tokenizer.limits import TOKENS, damage_error, reading, refusal
-from bitnet.tokenizer.merges import LazySequence, merges_from_ranks
 from bitnet.tokenizer.spec import AddedToken, Step, byte_spelling
-from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, bpe_spec
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, LazySequence, bpe_spec, merges_from_ranks
 
 if TYPE_CHECKING:
     from bitnet.tokenizer.side_files import TokenizerFile

@@ -12,9 +12,8 @@ from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.library import load_library, translate_errors
 from bitnet.tokenizer.limits import AFFIX_IDS, damage_error, json_fault, reading, refusal
-from bitnet.tokenizer.merges import LazySequence, pair_merges, parse_merges
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, parse_added_token, read_steps
-from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, LazySequence, pair_merges, parse_merges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -283,46 +282,30 @@ def _odd_template(what: str) -> Unsupported:
     return refusal(f"a post-processor that puts tokens around a text {what}")
 
 
-def read_tokenizer_json(path: Path) -> dict[str, Any]:
-    """The JSON object in *path*."""
+def check_vocabulary(path: Path, vocab_size: int) -> None:
+    """Check that *path* is a ``tokenizer.json`` whose ids are exactly 0 to ``vocab_size - 1``."""
     try:
         raw = path.read_bytes()
+        document = json.loads(raw) if raw.strip() else None
     except OSError as error:
         raise from_os_error(error, path) from error
-    if not raw.strip():
-        raise InvalidFormat(f"Downloaded tokenizer file is empty: {path}", hint=_REFETCH)
-    try:
-        document = json.loads(raw)
     except (ValueError, RecursionError) as error:
         text = f"Invalid JSON in downloaded tokenizer: {json_fault(error)} ({path})"
         raise InvalidFormat(text, hint=_REFETCH) from error
+    if document is None:
+        raise InvalidFormat(f"Downloaded tokenizer file is empty: {path}", hint=_REFETCH)
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
         text = f"{path} is JSON, but not a tokenizer: it has no 'model'"
         raise InvalidFormat(text, hint=_REFETCH)
-    return document
-
-
-def vocabulary(document: dict[str, Any]) -> dict[int, str]:
-    """Text of every id, including added tokens; a later definition of an id wins."""
-    table: dict[int, str] = {}
-    added = document.get("added_tokens") or []
-    pairs = _number(document["model"].get("vocab") or {})
-    for number, text in [*pairs, *((item.get("id"), item.get("content")) for item in added)]:
-        if type(number) is not int or not 0 <= number < 2**32:
-            raise damage_error(f"token {text!r} has id {number!r}, which is not a 32-bit id")
-        table[number] = text
-    return table
-
-
-def check_vocabulary(path: Path, vocab_size: int) -> None:
-    """Check that the ids in *path* are exactly 0 to ``vocab_size - 1``."""
-    table = vocabulary(read_tokenizer_json(path))
-    if table.keys() == set(range(vocab_size)):
-        return
-    missing = next((number for number in range(vocab_size) if number not in table), None)
-    detail = f", the first id missing is {missing:,}" if missing is not None else ""
-    raise VocabMismatch(
-        f"Vocabulary size mismatch: expected {vocab_size}, got {len(table)} "
-        f"({path}: ids up to {max(table, default=-1):,}{detail})",
-        hint=_REFETCH,
-    )
+    ids = [id for id, _ in _number(document["model"].get("vocab") or {})]
+    ids += [item.get("id") for item in document.get("added_tokens") or []]
+    if odd := [id for id in ids if type(id) is not int or not 0 <= id < 2**32]:
+        raise damage_error(f"{path} has the id {odd[0]!r:.60}, which is not a 32-bit id")
+    missing = sorted({*range(vocab_size)} - {*ids})
+    if missing or max(ids, default=-1) >= vocab_size:
+        detail = f", the first id missing is {missing[0]:,}" if missing else ""
+        raise VocabMismatch(
+            f"Vocabulary size mismatch: expected {vocab_size}, got {len({*ids})} "
+            f"({path}: ids up to {max(ids, default=-1):,}{detail})",
+            hint=_REFETCH,
+        )

@@ -10,8 +10,8 @@ from small_specs import byte_level
 
 from bitnet.base import native
 from bitnet.tokenizer import Tokenizer, compiled
-from bitnet.tokenizer.merges import LazySequence
 from bitnet.tokenizer.spec import Step
+from bitnet.tokenizer.vocabularies import LazySequence
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 
