@@ -33,7 +33,6 @@ Dialect = Literal["llama.cpp", "bitnet.cpp", "ik_llama.cpp"]
 LLAMA_CPP: Dialect = "llama.cpp"
 BITNET_CPP: Dialect = "bitnet.cpp"
 IK_LLAMA_CPP: Dialect = "ik_llama.cpp"
-DIALECTS: tuple[Dialect, ...] = (LLAMA_CPP, BITNET_CPP, IK_LLAMA_CPP)
 
 _TENSOR_SCALE_BYTES = 32  # I2_S, TL1, TL2, one f32 scale in a padded tail
 

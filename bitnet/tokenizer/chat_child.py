@@ -1,9 +1,8 @@
 """The process that renders chat templates, see :mod:`bitnet.tokenizer.chat`.
 
-Templates are programs from a model's file. They run in an immutable sandbox set up as in
-``transformers`` (``utils/chat_template_utils.py``), in this process alone: the system ends it at
-its limits, also in the middle of one long operation. It is a script that imports nothing of this
-package, and reads and writes frames: a length of eight bytes and as many bytes.
+They run in an immutable sandbox set up as in ``transformers`` (``utils/chat_template_utils.py``);
+the system ends this process at its limits, also in the middle of one long operation. The script
+imports nothing of this package. It reads and writes frames: a length of eight bytes, and as many.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import codecs
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bitnet.base import native
 from bitnet.tokenizer.library import load_library
@@ -29,8 +29,12 @@ _REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's number parser accepts a sign
 
 
-class Chain:
-    """One decoding in progress: ids in, text out."""
+class _Chain:
+    """One decoding in progress.
+
+    ``piece`` is the text of an id inside a text, ``take`` the text that becomes certain with an id,
+    ``finish`` the rest.
+    """
 
     def __init__(
         self, steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
@@ -38,24 +42,12 @@ class Chain:
         self._options: dict[str, Any] = steps[0][1]
         self._spellings, self._texts = spellings, texts
 
-    def piece(self, id: int) -> bytes:
-        """Text of *id* inside a text."""
-        raise NotImplementedError
-
-    def take(self, id: int) -> str:
-        """Text that becomes certain with *id*."""
-        raise NotImplementedError
-
     def leave_out(self) -> str:
         """Text that becomes certain with a hidden special token."""
         return ""
 
-    def finish(self) -> str:
-        """Text that was held back."""
-        raise NotImplementedError
 
-
-class _Bytes(Chain):
+class _Bytes(_Chain):
     """Byte-level tokens; added tokens as their text, or (*respell*) as ByteLevel decodes it.
 
     If *apart*, tokens on both sides of a hidden token do not form a character together.
@@ -84,7 +76,7 @@ class _Bytes(Chain):
         return self._decoder.decode(b"", final=True)
 
 
-class _SentencePiece(Chain):
+class _SentencePiece(_Chain):
     """SentencePiece's ``Decode``, with control tokens as their text."""
 
     def __init__(self, *parts: Any) -> None:
@@ -142,7 +134,7 @@ class _SentencePiece(Chain):
         return "".join(out)
 
 
-class _Steps(Chain):
+class _Steps(_Chain):
     """A chain of ``tokenizer.json``'s decoders."""
 
     def __init__(self, steps: Sequence[Sequence[Any]], *parts: Any) -> None:
@@ -178,6 +170,9 @@ class _Steps(Chain):
         return text
 
 
+Chain: TypeAlias = _Bytes | _SentencePiece | _Steps
+
+
 def start_decoding(
     steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
 ) -> Chain:
@@ -185,8 +180,8 @@ def start_decoding(
 
     *texts* are those of added tokens whose decoded text differs from their spelling.
     """
-    chain = {"Bytes": _Bytes, "SentencePiece": _SentencePiece}.get(steps[0][0], _Steps)
-    return chain(steps, spellings, texts)
+    chains: dict[str, type[Chain]] = {"Bytes": _Bytes, "SentencePiece": _SentencePiece}
+    return chains.get(steps[0][0], _Steps)(steps, spellings, texts)
 
 
 def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:

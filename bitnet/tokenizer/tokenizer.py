@@ -28,17 +28,11 @@ class Tokenizer:
     source, which is fast.
 
     Attributes:
-        source: its name in messages.
         engine: ``native`` or ``portable``; both give the same ids.
-        vocab_size: number of ids.
-        bos_id: the id that begins a text, ``None`` when there is none.
-        eos_id: the id that ends a text, ``None`` when there is none.
         stop_ids: every id that ends a generation.
         special_ids: ids that ``decode(skip_special=True)`` leaves out.
         chat_template: Jinja source, ``None`` when there is none.
-        chat_template_source: origin of the template, for messages.
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
-        model: algorithm: ``bpe``, ``spm``, ``unigram``, ``wordpiece`` or ``wordlevel``.
         fingerprint: SHA-256 of its source.
     """
 
@@ -105,10 +99,6 @@ class Tokenizer:
                 BOS, or ends with EOS, gets no second one.
             parse_special: read text that spells a special token as that token.
             at_most: ids to return; those of the end of *text* are left out, before EOS is added.
-
-        Raises:
-            UsageError: *text* contains half of a surrogate pair.
-            WrongType: *text* is not a text.
         """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a text")
