@@ -17,7 +17,6 @@ from bitnet.tokenizer.spec import (
     END_OF_GENERATION,
     AddedToken,
     TokenizerSpec,
-    bert_spec,
 )
 from bitnet.tokenizer.tiktoken_file import (
     RANK_LINE,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Originals take precedence over conversions.
-TOKENIZER_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt")
+TOKENIZER_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json")
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
 _GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "RobertaTokenizerFast")
 
@@ -57,8 +56,6 @@ def spec_from_file(
         )
     if RANK_LINE.match(data):
         return spec_from_ranks(file)
-    if file.path.suffix == ".txt":
-        return _vocab_txt(file)
     if data[:1] != b"\n":  # tag of a piece, the first field of every SentencePiece model
         raise _other_kind(file.path, data[:32])
     return spec_from_sentencepiece(file)
@@ -150,33 +147,3 @@ def _recognize_pre(lines: list[str], vocab: TokenizerFile) -> str:
         " not say how text is cut into words",
         hint="say which with --pre NAME, or name the model's own tokenizer.json",
     )
-
-
-def _vocab_txt(file: TokenizerFile) -> TokenizerSpec:
-    """BERT's WordPiece in a ``vocab.txt``: one token a line."""
-    try:
-        lines = file.data.decode().removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise damage_error(f"{file.path} is not UTF-8 at byte {error.start}") from None
-    tokens = [line.removesuffix("\r") for line in lines]
-    ids = {token: id for id, token in enumerate(tokens)}
-    if missing := [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in ids]:
-        lacks = ", ".join(missing)
-        raise damage_error(f"{file.path} is not a WordPiece vocabulary: it lacks {lacks}")
-    config = file.side.config
-    lowercase = config.get("do_lower_case")
-    if not isinstance(lowercase, bool):
-        lowercase = not vocabularies.is_cased(tokens)
-    names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    spec = bert_spec(
-        tokens,
-        lowercase=lowercase,
-        strip_accents=config.get("strip_accents"),
-        chinese=config.get("tokenize_chinese_chars", True) is not False,
-        added=tuple(AddedToken(ids[name], name) for name in names if name in ids),
-        unknown_id=ids["[UNK]"],
-        bos_id=ids["[CLS]"],
-        eos_id=ids["[SEP]"],
-        source=str(file.path),
-    )
-    return file.side.complete(spec, file.data)

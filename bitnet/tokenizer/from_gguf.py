@@ -22,7 +22,6 @@ from bitnet.tokenizer.spec import (
     Step,
     TokenizerSpec,
     TokenType,
-    bert_spec,
     stop_ids,
 )
 from bitnet.tokenizer.vocabularies import (
@@ -169,14 +168,23 @@ def _sentencepiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: 
 
 def _wordpiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
     """``bert``: the file marks the starts of words with U+2581 instead of their continuations."""
-    lowercase = fields.flag("normalizer.lowercase", not vocabularies.is_cased(fields.tokens))
-    return bert_spec(
-        LazySequence(fields.length("tokens"), lambda: _bert_spelling(fields.tokens)),
-        lowercase=lowercase,
-        strip_accents=fields.flag("normalizer.strip_accents", lowercase),
+    # A vocabulary that can spell capital letters is cased.
+    words = (token for token in fields.tokens if token[:1] + token[-1:] != "[]")
+    cased = any("A" <= char <= "Z" for word in words for char in word)
+    lowercase = fields.flag("normalizer.lowercase", not cased)
+    options: dict[str, object] = {"clean_text": True, "handle_chinese_chars": True}
+    options["strip_accents"] = fields.flag("normalizer.strip_accents", lowercase)
+    return TokenizerSpec(
+        model="wordpiece",
+        tokens=LazySequence(fields.length("tokens"), lambda: _bert_spelling(fields.tokens)),
+        normalizer=(Step("BertNormalizer", options | {"lowercase": lowercase}),),
+        pre_tokenizer=(Step("BertPreTokenizer"),),
         unknown_id=fields.token_id("unknown", 100),
+        continuing_prefix="##",
         bos_id=fields.token_id("cls", fields.token_id("bos", 101)),
         eos_id=fields.token_id("seperator", 102),
+        add_bos=True,
+        add_eos=True,
     )
 
 

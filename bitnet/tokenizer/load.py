@@ -82,9 +82,9 @@ def load_spec(
     """Specification of the tokenizer in *path*.
 
     It is a GGUF file, ``tokenizer.json``, ``tekken.json``, ``tokenizer.model`` (SentencePiece or
-    tiktoken ranks), ``vocab.json`` next to ``merges.txt``, ``vocab.txt``, or a folder with one of
-    these or with a single GGUF file. *pre* names a pre-tokenizer, if the file has none or a wrong
-    one; *files* are those of the folder, if some have been read already.
+    tiktoken ranks), ``vocab.json`` next to ``merges.txt``, or a folder with one of these or with a
+    single GGUF file. *pre* names a pre-tokenizer, if the file has none or a wrong one; *files* are
+    those of the folder, if some have been read already.
     """
     path = Path(path)
     if not path.exists():

@@ -167,29 +167,6 @@ class TokenizerSpec:
         return PLAIN_DECODING
 
 
-def bert_spec(
-    tokens: Sequence[str],
-    *,
-    lowercase: bool,
-    strip_accents: object,
-    chinese: bool = True,
-    **ids: Any,
-) -> TokenizerSpec:
-    """The tokenizer of a BERT: WordPiece with CLS and SEP, whose *ids* and unknown id are given."""
-    options: dict[str, object] = {"clean_text": True, "handle_chinese_chars": chinese}
-    options |= {"strip_accents": strip_accents, "lowercase": lowercase}
-    return TokenizerSpec(
-        model="wordpiece",
-        tokens=tokens,
-        normalizer=(Step("BertNormalizer", options),),
-        pre_tokenizer=(Step("BertPreTokenizer"),),
-        continuing_prefix="##",
-        add_bos=True,
-        add_eos=True,
-        **ids,
-    )
-
-
 # Printable bytes stand for themselves, others start at U+0100.
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]

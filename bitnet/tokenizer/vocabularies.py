@@ -121,12 +121,6 @@ def fingerprint(tokens: Sequence[str] | Sequence[bytes] | memoryview) -> str:
     return digest.hexdigest()
 
 
-def is_cased(tokens: Iterable[str]) -> bool:
-    """True if a WordPiece vocabulary can spell capital letters; ``[CLS]`` does not count."""
-    words = (token for token in tokens if not (token.startswith("[") and token.endswith("]")))
-    return any("A" <= char <= "Z" for word in words for char in word)
-
-
 KNOWN = tuple(
     KnownVocabulary(**row | {"also": frozenset(row.get("also", ()))})
     for row in json.loads(Path(__file__).with_name("known_vocabularies.json").read_text("utf-8"))

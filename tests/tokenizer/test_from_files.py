@@ -331,15 +331,6 @@ def test_a_file_that_is_neither_is_refused_by_its_first_bytes(tmp_path):
         spec_from_file(path)
 
 
-@pytest.mark.parametrize(("words", "expected"), [("play", [3]), ("Play", [0])])
-def test_vocab_txt_knows_its_case_from_its_words(words, expected, tmp_path):
-    path = tmp_path / "vocab.txt"
-    path.write_text("[UNK]\n[CLS]\n[SEP]\nplay\n##ing\n" + words.upper() * (words == "Play"))
-    spec = spec_from_file(path)
-    assert open_engine(spec)[0].encode("Play") == expected
-    assert spec.affixes == ((1,), (2,))
-
-
 def test_a_file_is_told_by_its_content(tmp_path):
     save(byte_level(), tmp_path / "renamed.bin")
     assert spec_from_file(tmp_path / "renamed.bin").model == "bpe"

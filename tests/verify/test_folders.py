@@ -38,7 +38,6 @@ FILES = {
 TEXTS = {
     "chat_template.jinja": "{{ messages[0].content }}?",
     "merges.txt": "#version: 0.2\na b\n",
-    "vocab.txt": "a\nb\n",
     "README.md": "# A model\n",
 }
 
@@ -143,11 +142,11 @@ DAMAGES = {
 }
 DAMAGES |= {
     f"{name} emptied": lambda folder, name=name: (folder / name).write_bytes(b"")
-    for name in (*FILES, "chat_template.jinja", "merges.txt", "vocab.txt", "tokenizer.json")
+    for name in (*FILES, "chat_template.jinja", "merges.txt", "tokenizer.json")
 }
 DAMAGES |= {
     f"{name} removed": lambda folder, name=name: (folder / name).unlink()
-    for name in (*FILES, "chat_template.jinja", "merges.txt", "vocab.txt", "tokenizer_config.json")
+    for name in (*FILES, "chat_template.jinja", "merges.txt", "tokenizer_config.json")
 }
 DAMAGES |= {
     f"{name} added": lambda folder, name=name: (folder / name).write_text('{"a": 1}')
@@ -383,7 +382,7 @@ def test_an_edited_page_does_not_hide_a_changed_model(original, attestation, tmp
 
 def test_a_tokenizer_from_elsewhere_is_covered_by_its_pin_alone(original, tmp_path):
     folder = copy(original, tmp_path)
-    for name in ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt"):
+    for name in ("tokenizer.json", "vocab.json", "merges.txt"):
         (folder / name).unlink()
     own = tmp_path / "tokenizer.json"  # one folder up, where it is looked for
     shutil.copy(original / "tokenizer.json", own)
