@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Types without a GGML type id: the ARM order of I2_S is chosen by the user, packed U8 comes
-# from safetensors. Their sizes are checked by their own modules.
+# Types without a GGML type id: the ARM order of I2_S, which a user names, and one of safetensors.
 I2_S_ARM = QuantType("I2_S_ARM", 36, 1, 1)
 PACKED_U8 = QuantType("PACKED_U8", -1, 1, 1)
 
@@ -189,7 +188,7 @@ def quantize(
     """*values*, shape ``(rows, columns)`` or ``(n,)``, as a weight *name* encoded in *quant*.
 
     Blocks of numbers are rounded as llama-quantize does, ternary ones by ``ternarize``.
-    *importance* weighs the squared errors of each column; types of floats ignore it.
+    *importance* weighs the squared errors of each column, not for types of floats.
     """
     codec, scale = _TERNARY.get(quant.name), 1.0
     if codec is not None:

@@ -193,7 +193,7 @@ class TemplateProcess:
         """Leave the process to the parent of this fork."""
         if self._process is not None:
             self._process.returncode = 0
-            self._close_pipes(self._process)
+            _close_pipes(self._process)
         self._renew()
 
     def render(
@@ -273,14 +273,13 @@ class TemplateProcess:
         if process is not None:
             process.kill()
             process.wait()
-            self._close_pipes(process)
+            _close_pipes(process)
 
-    @staticmethod
-    def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-        for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+
+def _close_pipes(process: Any) -> None:
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            pipe.close()
 
 
 def _paths() -> list[str]:

@@ -70,17 +70,12 @@ def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
 def _config(spec: TokenizerSpec) -> bytes:
     flags = (  # in the order of native/tokenizer/file.hpp
         *(spec.byte_level, spec.byte_fallback, spec.ignore_merges, spec.add_space_prefix),
-        *(spec.remove_extra_whitespaces, _has_steps(spec), spec.fuse_unknown),
+        *(spec.remove_extra_whitespaces, spec.has_steps, spec.fuse_unknown),
     )
     bits = sum(bool(flag) << bit for bit, flag in enumerate(flags))
     unknown = _NO_ID if spec.unknown_id is None or spec.byte_level else spec.unknown_id
     model = get_args(Model).index(spec.model)
     return struct.pack("<4I2084x", model, bits, unknown, spec.max_chars_per_word)
-
-
-def _has_steps(spec: TokenizerSpec) -> bool:
-    """True for a Unigram model of a ``tokenizer.json``."""
-    return spec.model == "unigram" and not spec.is_sentencepiece
 
 
 def is_spelled(spec: TokenizerSpec) -> bool:
@@ -175,7 +170,7 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
             config=_config(spec),
             **dict(zip(("bytes", "offsets", "flags", "byte_ids", "added"), tokens, strict=True)),
             merges=_merges(spec, module),
-            scores=array("d" if _has_steps(spec) else "f", spec.scores).tobytes(),
+            scores=array("d" if spec.has_steps else "f", spec.scores).tobytes(),
             steps=module.pack_steps(spec.normalizer, spec.pre_tokenizer, spelled),
             charsmap=b"".join(charsmaps),
             prefix=spec.continuing_prefix.encode() if spec.model in ("wordpiece", "bpe") else b"",

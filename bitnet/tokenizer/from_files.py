@@ -25,7 +25,7 @@ from bitnet.tokenizer.tiktoken_file import (
     spec_from_tekken,
 )
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
-from bitnet.tokenizer.vocabularies import LazySequence, bpe_spec, parse_merges
+from bitnet.tokenizer.vocabularies import LazySequence, bpe_spec, pair_merges
 
 if TYPE_CHECKING:
     import os
@@ -120,7 +120,7 @@ def _vocab_merges(file: TokenizerFile) -> TokenizerSpec:
     spec = bpe_spec(
         name,
         tokens=tokens,
-        merges=LazySequence(len(lines), lambda: parse_merges(lines, tokens), raw=lines),
+        merges=LazySequence(len(lines), lambda: pair_merges(lines, tokens), raw=lines),
         added=tuple(special[id] for id in sorted(special)),
         byte_level=True,
         source=str(vocab.path),

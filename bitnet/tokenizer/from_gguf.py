@@ -28,7 +28,7 @@ from bitnet.tokenizer.vocabularies import (
     PRE_TOKENIZERS,
     LazySequence,
     bpe_spec,
-    parse_merges,
+    pair_merges,
     pre_tokenizer,
 )
 
@@ -114,7 +114,7 @@ def _merges(fields: _Fields, tokens: Sequence[str]) -> LazySequence[tuple[int, i
             hint="name the model's own tokenizer.json with --tokenizer FILE",
         )
     count = fields.length("merges")
-    return LazySequence(count, lambda: parse_merges(fields.strings("merges"), tokens))
+    return LazySequence(count, lambda: pair_merges(fields.strings("merges"), tokens))
 
 
 def _pre_name(fields: _Fields, explicit: str | None) -> str:

@@ -141,6 +141,11 @@ class TokenizerSpec:
         return self.model in ("spm", "unigram") and not steps
 
     @property
+    def has_steps(self) -> bool:
+        """True for a Unigram model of a ``tokenizer.json``."""
+        return self.model == "unigram" and not self.is_sentencepiece
+
+    @property
     def affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids that ``encode(add_special=True)`` puts before and after those of a text."""
         first = (self.bos_id,) if self.add_bos and self.bos_id is not None else ()

@@ -13,7 +13,7 @@ from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.library import load_library, translate_errors
 from bitnet.tokenizer.limits import AFFIX_IDS, damage_error, json_fault, reading, refusal
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, parse_added_token, read_steps
-from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, LazySequence, pair_merges, parse_merges
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, LazySequence, pair_merges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -138,9 +138,8 @@ def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
         raise TypeError(f"the merges are a {type(merges).__name__}, not a list")
 
     def load() -> list[tuple[int, int]]:
-        if all(isinstance(merge, str) for merge in merges):
-            return parse_merges(merges, tokens, prefix)
-        for merge in merges:
+        lines = all(isinstance(merge, str) for merge in merges)
+        for merge in () if lines else merges:
             if not isinstance(merge, list) or [*map(type, merge)] != [str, str]:
                 raise damage_error(f"the merge {merge!r:.80} is not a pair of texts")
         return pair_merges(merges, tokens, prefix)

@@ -192,13 +192,6 @@ class LazySequence(Sequence[T]):
         return iter(self._items)
 
 
-def parse_merges(
-    lines: Sequence[str], tokens: Sequence[str], prefix: str = ""
-) -> list[tuple[int, int]]:
-    """Ids of the left and right half of every merge; joining drops *prefix* of a right one."""
-    return pair_merges(map(split_merge, lines), tokens, prefix)
-
-
 def split_merge(line: str) -> tuple[str, str]:
     """Both halves, split at the first space behind the first character: they may have some."""
     at = line.find(" ", 1)
@@ -208,14 +201,15 @@ def split_merge(line: str) -> tuple[str, str]:
 
 
 def pair_merges(
-    halves: Iterable[Sequence[str]], tokens: Sequence[str], prefix: str = ""
+    merges: Iterable[str | Sequence[str]], tokens: Sequence[str], prefix: str = ""
 ) -> list[tuple[int, int]]:
-    """As :func:`parse_merges`, from lines already split."""
+    """Ids of the halves of *merges*, lines or pairs; joining drops *prefix* of a right one."""
     ids = token_ids(tokens)
-    merges = []
+    pairs = []
     try:
-        for left, right in halves:
-            merges.append((ids[left], ids[right]))
+        for merge in merges:
+            left, right = split_merge(merge) if isinstance(merge, str) else merge
+            pairs.append((ids[left], ids[right]))
             ids[left + right.removeprefix(prefix)]  # their concatenation must be a token, too
     except KeyError as error:
         token = error.args[0]
@@ -223,7 +217,7 @@ def pair_merges(
             f"a merge needs the token {token!r}, which is not in the vocabulary: the two do not"
             " belong together"
         ) from None
-    return merges
+    return pairs
 
 
 def token_ids(tokens: Sequence[str]) -> dict[str, int]:
