@@ -187,8 +187,7 @@ def quantize(
 ) -> Weight:
     """*values*, shape ``(rows, columns)`` or ``(n,)``, as a weight *name* encoded in *quant*.
 
-    Blocks of numbers are rounded as llama-quantize does, ternary ones by ``ternarize``.
-    *importance* weighs the squared errors of each column, not for types of floats.
+    Blocks are rounded as llama-quantize does; *importance* weighs the squared errors of columns.
     """
     codec, scale = _TERNARY.get(quant.name), 1.0
     if codec is not None:

@@ -113,10 +113,7 @@ def _pack_fields(codes: NDArray[np.int8], shifts: NDArray[np.uint8]) -> NDArray[
 
 
 def unpack_i2_s(packed: NDArray[np.uint8], shape: Sequence[int], *, arm: bool = False) -> Ternary:
-    """Ternary matrix of one I2_S tensor.
-
-    Padding after codes and scale is ignored.
-    """
+    """Ternary matrix of one I2_S tensor, whose padding is ignored."""
     n, block = math.prod(shape), _ARM_BLOCK if arm else _X86_BLOCK
     scales = i2_s_scale(packed, shape, block)
     fields = pow2_fields(packed[: n // 4].reshape(-1, block // 4), _DOWN)  # (blocks, 4, bytes)

@@ -142,11 +142,7 @@ _BY_NAME = {entry.name: entry for entry in (*_COMMON, *_LLAMA, *_BITNET, *_IK, Q
 
 
 def by_id(ggml_id: int, dialect: Dialect = LLAMA_CPP) -> QuantType:
-    """The type with the id *ggml_id* in *dialect*.
-
-    An unknown id gives a type named ``UNKNOWN_<id>`` that is not :attr:`~QuantType.known`: such a
-    tensor can be listed and copied, but not read.
-    """
+    """The type with the id *ggml_id* in *dialect*; an unknown one is ``UNKNOWN_<id>``."""
     return _BY_ID[dialect].get(ggml_id) or QuantType(f"UNKNOWN_{ggml_id}", ggml_id, 1, 0)
 
 
@@ -169,9 +165,8 @@ def resolve_dialect(
 ) -> Dialect:
     """Dialect of a file: the program whose type ids it uses.
 
-    Ids that only one dialect has decide first. Then the contested ids: the dialect in which every
-    such tensor exactly fills its room wins. Otherwise the architecture decides, since bitnet.cpp
-    runs BitNet models and little else.
+    Ids that only one dialect has decide first, then the sizes of tensors with contested ids. Last,
+    the architecture decides, since bitnet.cpp runs BitNet models and little else.
     """
     seen = list(tensors)
     ids = {entry.ggml_id for entry in seen}
@@ -190,10 +185,7 @@ def resolve_dialect(
 def resolve_q2_0(
     dialect: Dialect, tensors: Iterable[TensorEvidence], *, alignment: int = 32
 ) -> QuantType:
-    """The layout of a file's tensors with the id of Q2_0: blocks of 64, or of 128 (older files).
-
-    Every such tensor must fill its room up to the next one in the same layout.
-    """
+    """The layout, of 64 or 128 weights, in which each tensor with the id of Q2_0 fills its room."""
     seen = list(tensors)
     early = [entry for entry in seen if entry.ggml_id == _EARLY_Q1_0]
     if dialect == LLAMA_CPP and early and not any(_fits(it, by_id(40), alignment) for it in early):

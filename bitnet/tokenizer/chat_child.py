@@ -77,10 +77,7 @@ def _compile(source: str) -> Template:
 
 
 def answer(source: str, variables: dict[str, Any] | None, now: str) -> tuple[int, str]:
-    """The kind of the answer, and its text.
-
-    The *variables* are what the template sees; ``None`` only compiles it.
-    """
+    """The kind of the answer and its text; without *variables* the template is only compiled."""
     from jinja2 import TemplateSyntaxError
 
     try:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
-_SHOWN = 3
-
 # Texts on which tokenizers tend to disagree, always the same: real prose and odd cases.
 _TEXTS = json.loads(Path(__file__).with_name("probes.json").read_text("utf-8"))
 # Prose, code, numbers, scripts and white space, in about the proportions of real prompts.
@@ -238,7 +236,7 @@ def _tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> list[TokenizerDi
     different = sorted(id for id in a.keys() | b.keys() if a.get(id) != b.get(id))
     if not different:
         return []
-    shown = "; ".join(f"{id}: {a.get(id)!r} / {b.get(id)!r}" for id in different[:_SHOWN])
+    shown = "; ".join(f"{id}: {a.get(id)!r} / {b.get(id)!r}" for id in different[:3])
     text = f"{len(a):,} and {len(b):,} entries, {len(different):,} differ: {shown}"
     return [TokenizerDifference(part, text)]
 

@@ -30,11 +30,7 @@ _BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's number pars
 
 
 class _Chain:
-    """One decoding in progress.
-
-    ``piece`` is the text of an id inside a text, ``take`` the text that becomes certain with an id,
-    ``finish`` the rest.
-    """
+    """One decoding: text of ids (``piece``), what becomes certain with one (``take``), the rest."""
 
     def __init__(
         self, steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
@@ -176,10 +172,7 @@ Chain: TypeAlias = _Bytes | _SentencePiece | _Steps
 def start_decoding(
     steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
 ) -> Chain:
-    """A new decoding by *steps*, types and options in order.
-
-    *texts* are those of added tokens whose decoded text differs from their spelling.
-    """
+    """A new decoding by *steps*; *texts* are those of added tokens unlike their spelling."""
     chains: dict[str, type[Chain]] = {"Bytes": _Bytes, "SentencePiece": _SentencePiece}
     return chains.get(steps[0][0], _Steps)(steps, spellings, texts)
 

@@ -29,10 +29,7 @@ _HINT = "convert with another --tokenizer, or without one: --no-tokenizer"
 
 
 def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) -> list[Path]:
-    """Write *spec* into *folder*.
-
-    *folder* is created if it is missing; with *force* files there are replaced.
-    """
+    """Write *spec* into *folder*, created if it is missing; *force* replaces files there."""
     document = tokenizer_json(spec)
     library = load_library(spec.source, **document)
     engine, _ = open_engine(spec)
@@ -84,9 +81,8 @@ def gguf_keys(
 ) -> dict[str, Any]:
     """*spec* as metadata; arrays are lists, ``bytes`` an array of uint8.
 
-    Ids without a token become unused ones, up to *rows*, those of the model's embedding. *pre*
-    names the pre-tokenizer, if it does not follow from *spec*; *more* are keys of the same file
-    that affect its interpretation, such as ``general.name``.
+    Ids without a token, up to *rows* of the embedding, become unused ones. *pre* names the
+    pre-tokenizer, if it does not follow from *spec*; *more* are other keys that affect the reading.
     """
     if spec.vocab_size > rows:
         raise VocabMismatch(

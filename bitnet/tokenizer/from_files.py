@@ -43,8 +43,7 @@ def spec_from_file(
 ) -> TokenizerSpec:
     """The tokenizer in one file of any name, whose format is found by its content.
 
-    *pre* is the pre-tokenizer of a byte-level vocabulary whose file has none; *files* are those of
-    its folder, if some have been read.
+    *pre* is used where the file names no pre-tokenizer; *files* are those of its folder, if read.
     """
     file = TokenizerFile(Path(path), pre, files)
     name, data = file.path.name, file.data

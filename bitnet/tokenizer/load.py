@@ -57,9 +57,8 @@ def load_tokenizer(
 ) -> Tokenizer:
     """The tokenizer in *path*, ready to use; arguments are those of :func:`load_spec`.
 
-    Reading files takes long; their compiled form is found by a hash of their content. The hash
-    is computed once: it is trusted while size, inode and both times of the file are unchanged (no
-    program can set back the time of the last change), and computed again with *verify*.
+    The compiled form of files is found by a hash of their content, which is trusted while size,
+    inode and both times of a file are unchanged, and computed again with *verify*.
     """
     check_type("path", path, "a path", str, os.PathLike)
     key = _content_key(Path(path), pre, verify=verify)
@@ -110,10 +109,7 @@ def load_spec(
 def extract_tokenizer_from_gguf(
     model: str | os.PathLike[str] | GGUF, *, pre: str | None = None
 ) -> Tokenizer:
-    """The tokenizer embedded in a GGUF file, also in an open one, or the first part of a split one.
-
-    *pre* overrides ``tokenizer.ggml.pre``.
-    """
+    """The tokenizer in a GGUF file, open or not; *pre* overrides ``tokenizer.ggml.pre``."""
     return Tokenizer.from_spec(_spec_in_gguf(model, pre))
 
 

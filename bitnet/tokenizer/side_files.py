@@ -82,10 +82,7 @@ class SideFiles:
     def ends(
         self, special: dict[str, int], *, bos: tuple[int | None, bool], eos: tuple[int | None, bool]
     ) -> dict[str, Any]:
-        """Fields of BOS and EOS; *special* has ids by text.
-
-        *bos* and *eos* are those of the tokenizer's own file, and true if a text gets them.
-        """
+        """Fields of *bos* and *eos*: ids of the tokenizer's own file, true if texts get them."""
         fields: dict[str, Any] = {}
         for role, (default, is_added) in (("bos", bos), ("eos", eos)):
             id, adds = self.special_id(role, special, default), self.adds(role)

@@ -31,7 +31,6 @@ class Tokenizer:
         engine: ``native`` or ``portable``; both give the same ids.
         stop_ids: every id that ends a generation.
         special_ids: ids that ``decode(skip_special=True)`` leaves out.
-        chat_template: Jinja source, ``None`` when there is none.
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
         fingerprint: SHA-256 of its source.
     """
@@ -63,10 +62,7 @@ class Tokenizer:
 
     @classmethod
     def from_spec(cls, spec: TokenizerSpec) -> Tokenizer:
-        """The tokenizer of a specification, native if that is exact, else run by a library.
-
-        If its compiled form is in the cache, the sequences of *spec* are not read.
-        """
+        """The tokenizer of *spec*, whose sequences are not read if its compiled form is cached."""
         engine, meta = open_engine(spec)
         # Cheap facts come from the specification, not from the cache.
         prefix, suffix = map(list, spec.affixes)
@@ -109,10 +105,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Iterable[str], *, add_special: bool = True, parse_special: bool = True
     ) -> list[list[int]]:
-        """Ids of each of *texts*, equal to those of :meth:`encode`.
-
-        The native engine uses ``BITNET_THREADS`` threads.
-        """
+        """Ids of each of *texts*, as of :meth:`encode`, found on ``BITNET_THREADS`` threads."""
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise wrong_type("texts", texts, "a list of texts")
         batch = list(texts)

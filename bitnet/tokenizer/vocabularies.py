@@ -167,10 +167,7 @@ def spec_key(spec: TokenizerSpec, *content: bytes) -> str:
 
 
 class LazySequence(Sequence[T]):
-    """A sequence that *load* creates when it is asked for; *raw* is the source of the elements.
-
-    Its *length* is ``None`` if it is known only then.
-    """
+    """A sequence that *load* creates when it is asked for; *raw* is the source of the elements."""
 
     def __init__(
         self, length: int | None, load: Callable[[], list[T]], *, raw: list[Any] | None = None
