@@ -17,7 +17,6 @@ namespace bitnet {
 
 void bind_file_guard(nb::module_& m);
 void bind_gguf(nb::module_& m);
-void bind_operations(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_kernels(nb::module_& m);
 void bind_exact_head(nb::module_& m);

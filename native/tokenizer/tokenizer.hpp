@@ -119,7 +119,7 @@ private:
     std::vector<std::unique_ptr<Worker>> idle_;
 };
 
-// ---- many texts, and long ones piece by piece, encoded by several threads (many.cpp)
+// ---- many texts, and long ones piece by piece, encoded by several threads
 
 // One thread adds texts and takes their ids in order. A long text is normalized by that thread, and parts of
 // it that do not depend on each other are pre-tokenized, where that can be said of them, and encoded by
