@@ -2,12 +2,10 @@
 
 A lock file is kept, or deleted with the lock if it is next to a user's files. Only its holder
 deletes it, and a process that locks a deleted file takes the one of the same name instead. The
-holder says in the file who it is, for the messages of those who wait: that of a dead process has
-no effect, since the kernel released its lock.
+holder says in the file who it is, for the messages of those who wait.
 
-Some shared file systems refuse kernel locks, and some grant one to every process at once. This is
-tested once per file system. There a lock has no effect: callers stay correct without locks, which
-only save work.
+Some shared file systems refuse kernel locks, and some grant one to every process at once. There a
+lock has no effect: callers stay correct without locks, which only save work.
 """
 
 from __future__ import annotations

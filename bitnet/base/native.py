@@ -140,11 +140,10 @@ def cpu_features() -> list[str]:
 
 def processor() -> str:
     """Name of the processor; its family where the system says no more."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    with suppress(OSError):
+        if found := re.search(r"(?m)^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text()):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def backend_name() -> str:

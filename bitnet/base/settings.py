@@ -1,12 +1,6 @@
 """Every environment variable the project reads; each is read when it is called, never at import.
 
 A setting is a callable: ``settings.offline()`` gives the value that holds now.
-
-    >>> import os
-    >>> os.environ["BITNET_OFFLINE"] = "yes"
-    >>> from bitnet import settings
-    >>> settings.offline()
-    True
 """
 
 from __future__ import annotations

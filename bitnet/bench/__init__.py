@@ -212,15 +212,13 @@ class BenchPlan:
             raise UsageError(f"--repetitions is {repetitions}, expected 1 to 1000")
         counts = dict.fromkeys([1, threads or thread_count()])
         if thread_counts:
-            try:
-                counts = dict.fromkeys(int(word) for word in thread_counts.split(","))
-            except ValueError:
-                counts = {0: None}
-            if min(counts) < 1 or max(counts) > 1024:
+            words = thread_counts.split(",")
+            if not all(re.fullmatch(r" *0*[1-9]\d{0,2} *", word, re.ASCII) for word in words):
                 raise UsageError(
-                    f"--thread-counts expects numbers from 1 to 1024, got {thread_counts!r}",
+                    f"--thread-counts expects numbers from 1 to 999, got {thread_counts!r}",
                     hint="for example: --thread-counts 1,2,4",
                 )
+            counts = dict.fromkeys(map(int, words))
         named = dict.fromkeys(Test.parse(name) for name in tests.split(","))
         if native.module() is None:  # NumPy manages its own threads
             counts = {0: None}

@@ -1,12 +1,5 @@
 """Templates for continuous integration, and the changes of writing them into a project.
 
-    .github/workflows/<name>.yml            one file for each workflow of GitHub Actions
-    .github/actions/bitnet-setup/           installs, restores, checks and fetches
-    .github/bitnet/source.txt               where CI installs this program from; the project's own
-    .github/bitnet/*.txt                    pinned requirements, by version and SHA-256
-    scripts/*.sh                            run by the workflows, or by hand
-    .gitlab/bitnet-ci.yml, .pre-commit-config.yaml, Dockerfile      on request
-
 In a checkout the templates are in ``ci/``; a wheel contains the same files next to this module.
 """
 
@@ -57,7 +50,6 @@ class Planned:
     text: str
     state: State  # ``changed``: it exists with other content
     executable: bool = False
-    summary: str = ""  # purpose of a template, in one sentence; empty for other files
 
 
 def template_folder() -> Path:
@@ -67,12 +59,6 @@ def template_folder() -> Path:
         if (folder / "github/bitnet-setup").is_dir():
             return folder
     raise NotFound(f"no templates in {package}", hint="install bitnet again")
-
-
-def summary_of(name: str) -> str:
-    """Purpose of the template *name*, in one sentence."""
-    path = template_folder() / _ELSEWHERE.get(name, (f"github/{name}.yml", ""))[0]
-    return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
 def install_commit() -> str:
@@ -99,24 +85,24 @@ def plan_files(
         raise NotFound(f"no folder {project}", hint="name the root of a project: --project DIR")
     asked = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
     chosen = [name for name in EVERY if name in asked]
-    files = [(*_place(name), summary_of(name)) for name in chosen]
+    files = [_place(name) for name in chosen]
     records = []
     if any(name not in _ALONE for name in chosen):
-        files += [(*pair, "") for pair in _common_files()]
+        files += _common_files()
         path = project / _SOURCE
         own = path.read_text(encoding="utf-8") if path.exists() and not source else ""
         source = _find_source(project, source or own.strip().rpartition("\n")[2])
         text = own or f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
         records = [Planned(Path(_SOURCE), text, _state(path, text))]
     planned = []
-    for come, go, summary in files:
+    for come, go in files:
         text = (template_folder() / come).read_text(encoding="utf-8")
         text = text.replace(_BRANCH, f"branches: [{branch}]")
         text = _with_image(project / go, text, image)
         if go == "Dockerfile" and not _COMMIT.fullmatch(source):  # the image is built from a copy
             text = text.replace(_COPIES, f"{_COPIES}COPY {json.dumps([source, source])}\n")
         state = _state(project / go, text)
-        planned.append(Planned(Path(go), text, state, go.endswith(".sh"), summary))
+        planned.append(Planned(Path(go), text, state, go.endswith(".sh")))
     return planned + records
 
 

@@ -386,10 +386,7 @@ def ci_init(
         write_files(Path(project), planned, force=force)
     wrote, overwrote = ("write", "overwrite") if dry_run else ("wrote", "overwrote")
     words = {"new": wrote, "changed": overwrote}
-    lines = [
-        f"{words.get(it.state, it.state):<9} {it.path}{it.summary and f': {it.summary}'}"
-        for it in planned
-    ]
+    lines = [f"{words.get(file.state, file.state):<9} {file.path}" for file in planned]
     output.finish([{"path": str(file.path), "state": file.state} for file in planned], lines)
 
 

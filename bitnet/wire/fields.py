@@ -1,9 +1,7 @@
 """The table of a request's fields, and forms of JSON objects that have them.
 
-What a field means, its type, bounds and default are those of :class:`Request`; :data:`NAMES` has
-the name that each dialect gives it. A form reads a body,
-writes itself for the OpenAPI page, and names errors as the client wrote the field. A body is read
-up to its first error.
+What a field means, its type, bounds and default are those of :class:`Request`. A form reads a body
+up to its first error, which it names as the client wrote the field, and writes the OpenAPI page.
 """
 
 from __future__ import annotations

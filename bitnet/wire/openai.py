@@ -264,7 +264,7 @@ async def chat_events(body: Body, head: Body, pieces: Pieces) -> Events:
             yield event(index, {"tool_calls": [delta]})
         if piece.finish_reason:
             yield event(index, {}, finish=chat_finish(answer))
-    if counts_tokens(body):
+    if (body["stream_options"] or {}).get("include_usage"):
         yield {**head, "choices": [], "usage": usage(answers, choices=len(answers))}
 
 
@@ -293,13 +293,8 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
             choice = {"index": index, "text": piece.text, "logprobs": logprobs}
             finish = finish_of(piece.finish_reason)
             yield {**head, "choices": [choice | {"finish_reason": finish}]}
-    if counts_tokens(body):
+    if (body["stream_options"] or {}).get("include_usage"):
         yield {**head, "usage": usage(answers, choices=body["n"] or 1), "choices": []}
-
-
-def counts_tokens(body: Body) -> bool:
-    """True if the last event of the reply to *body* has its usage."""
-    return bool((body["stream_options"] or {}).get("include_usage"))
 
 
 def usage(answers: Sequence[Answer] | dict[int, Answer], *, choices: int) -> dict[str, Any]:
