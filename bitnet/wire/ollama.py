@@ -170,12 +170,6 @@ def embedding_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> dict[
     return {"model": body["model"], "embeddings": rows, "prompt_eval_count": tokens}
 
 
-def one_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The reply of ``/api/embeddings``."""
-    (row,) = embedding_reply(body, head, answers)["embeddings"]
-    return {"embedding": row}
-
-
 def empty_reply(body: Body, reason: str) -> dict[str, Any]:
     """The reply to a body without a prompt, which has a model loaded or unloaded."""
     return _line(body, "") | {"done": True, "done_reason": reason}
@@ -281,5 +275,6 @@ EMBED = Form(
 EMBED_ONE = Form(
     "OllamaEmbeddings", {**_KEPT, "prompt": TEXT}, required=("model", "prompt"),
     dialect="ollama", tag="Ollama", summary="The vector of a text, as Ollama had it",
-    requests=embedding_requests, reply=one_reply,
+    requests=embedding_requests,
+    reply=lambda body, _, answers: {"embedding": vectors_of(body, answers)[0].tolist()},
 )  # fmt: skip

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.request import Request
     from bitnet.wire.fields import Body, Events, Pieces
 
 DEFAULT_TOKENS = 128
@@ -24,11 +23,6 @@ def tokenize(body: Body, model: LanguageModel) -> dict[str, Any]:
     add_special = body["add_special"] is not False
     ids = model.tokenizer.encode(body["content"], add_special=add_special, parse_special=True)
     return {"tokens": list(ids)}
-
-
-def inference_requests(body: Body, default: Request, _: object = None) -> list[Request]:
-    """The request of *body*, as :data:`INFERENCE` reads it; *default* for what it leaves out."""
-    return [replace(continuation(body, default), prompt=body["prompt"])]
 
 
 def inference_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -57,7 +51,8 @@ INFERENCE = Form(
     "InferenceRequest", {**ANSWER, "prompt": TEXT, "stream": FLAG}, required=("prompt",),
     unserved=UNSERVED, head=("request_id", "worker_id"), tokens=DEFAULT_TOKENS,
     tag="worker", summary="The continuation of a text, greedily by default",
-    requests=inference_requests, reply=inference_reply, events=inference_events,
+    requests=lambda body, default, _: [replace(continuation(body, default), prompt=body["prompt"])],
+    reply=inference_reply, events=inference_events,
 )  # fmt: skip
 TOKENIZE = Form(
     "TokenizeRequest", {"content": TEXT, "model": TEXT, "add_special": FLAG},
