@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base import settings
 from bitnet.base.errors import InferenceError, Unsupported
 from bitnet.base.invocation import extra_command
 from bitnet.batch.rows import BatchRow, answers
@@ -57,7 +57,7 @@ def ray_answers(
         return
     try:
         # Processes that Ray starts with ``python -c`` would import from this process's folder, too.
-        os.environ.setdefault("PYTHONSAFEPATH", "1")  # from Python 3.11 on
+        settings.protect_children()
         with TemporaryDirectory() as empty:  # actors would import from this process's own folder
             ray.init(
                 address=options.address or None,
