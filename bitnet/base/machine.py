@@ -73,7 +73,7 @@ def total_memory(root: Path = Path("/")) -> int | None:
 def free_memory(root: Path = Path("/")) -> int | None:
     """Bytes available without swapping, here and in the container; ``None``: unknown."""
     available = _meminfo(root, "MemAvailable")
-    return None if available is None else max(0, min([available, *_left(root, "memory")]))
+    return None if available is None else max(0, min([available, *_headroom(root, "memory")]))
 
 
 def fits_in_memory(size: int) -> bool | None:
@@ -84,10 +84,10 @@ def fits_in_memory(size: int) -> bool | None:
 
 def free_swap(root: Path = Path("/")) -> int:
     """Bytes of memory that can still be swapped out; 0 if the system does not say."""
-    return max(0, min([_meminfo(root, "SwapFree") or 0, *_left(root, "memory.swap")]))
+    return max(0, min([_meminfo(root, "SwapFree") or 0, *_headroom(root, "memory.swap")]))
 
 
-def _left(root: Path, what: str) -> Iterator[int]:
+def _headroom(root: Path, what: str) -> Iterator[int]:
     """Bytes of memory or swap that each control group with a limit leaves this process."""
     for folder in _groups(root):
         with suppress(OSError, ValueError, KeyError):  # "max": no limit

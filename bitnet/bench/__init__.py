@@ -87,7 +87,7 @@ def spread(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """What :func:`measure` returned, as a table."""
+    """The report of :func:`measure` as a table."""
     model, machine, load = report["model"], report["machine"], report["load_s"]
     size = human_size(model["size_bytes"])
     yield f"{model['name']}, {size}, {model['architecture']}; {machine['backend']}"

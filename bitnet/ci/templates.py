@@ -212,7 +212,7 @@ LINTERS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
 
 
 def lint(project: Path) -> list[Finding]:
-    """What every linter finds in workflows, actions and scripts of *project*; works offline."""
+    """Findings of every linter in workflows, actions and scripts of *project*; works offline."""
     folder = project.resolve()
 
     def find(*patterns: str) -> list[str]:
