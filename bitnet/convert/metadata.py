@@ -18,7 +18,6 @@ from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.load import load_spec
 
 if TYPE_CHECKING:
-    from bitnet.convert.mixtures import Importance
     from bitnet.convert.options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
@@ -41,9 +40,7 @@ _FILE_TYPES = {
 }
 
 
-def metadata(
-    checkpoint: Checkpoint, request: ConvertOptions, importance: Importance | None = None
-) -> dict[str, bytes]:
+def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes]:
     """All keys of the new file."""
     about: dict[str, Any] = {
         "general.file_type": _FILE_TYPES[request.type],
@@ -68,14 +65,6 @@ def metadata(
             keys |= _tokenizer(checkpoint, request, default=None)
         elif pre := request.pre or _missing_pre(gguf):
             about["tokenizer.ggml.pre"] = pre
-    if importance is not None:  # named as llama-quantize does
-        its = {
-            "file": str(importance.path),
-            "dataset": importance.dataset,
-            "entries_count": len(importance.values),
-            "chunks_count": importance.chunks,
-        }
-        about |= {f"quantize.imatrix.{key}": value for key, value in its.items() if value}
     keys |= {key: encode_value(value) for key, value in about.items()}
     if is_dynamic(checkpoint):
         # Dynamic RoPE must begin where the context ends: then a file without it is right.

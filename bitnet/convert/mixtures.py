@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.convert.options import MIXTURES
@@ -26,10 +28,8 @@ from bitnet.quants import types
 from bitnet.quants.registry import dequantize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Container
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from bitnet.convert.options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
@@ -218,31 +218,20 @@ def _role(name: str) -> str:
 
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
-_KEYS = ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size")
+Importance = Mapping[str, NDArray[np.float32]]  # weights of the inputs of a matrix, by its name
 
 
-@dataclass(frozen=True)
-class Importance:
-    """An importance matrix."""
-
-    path: Path  # its file
-    # by the name of a matrix, its inputs' weights; one expert after another
-    values: Mapping[str, NDArray[np.float32]]
-    dataset: str = ""  # name of the text that it was computed on, or ""
-    chunks: int = 0  # number of pieces of that text, or 0
-
-    def of(self, weight: Weight) -> NDArray[np.float32] | None:
-        """Weights of the inputs of *weight*, ``(columns,)`` or ``(experts, columns)``."""
-        values, shape = self.values.get(weight.name), (*weight.shape[:-2], weight.shape[-1])
-        if values is None or values.size == math.prod(shape):
-            return values if values is None else values.reshape(shape)
-        if weight.name in ("token_embd.weight", "per_layer_token_embd.weight"):
-            return None  # it was computed for the head, which has the same numbers
-        raise InvalidFormat(
-            f"{self.path.name}: {values.size:,} numbers for {weight.name}, expected "
-            f"{math.prod(shape):,}",
-            hint="use the importance matrix of this model",
-        )
+def importance_of(importance: Importance, weight: Weight) -> NDArray[np.float32] | None:
+    """Weights of the inputs of *weight*, ``(columns,)`` or ``(experts, columns)``."""
+    values, shape = importance.get(weight.name), (*weight.shape[:-2], weight.shape[-1])
+    if values is None or values.size == math.prod(shape):
+        return values if values is None else values.reshape(shape)
+    if weight.name in ("token_embd.weight", "per_layer_token_embd.weight"):
+        return None  # it was computed for the head, which has the same numbers
+    raise InvalidFormat(
+        f"--imatrix has {values.size:,} numbers for {weight.name}, expected {math.prod(shape):,}",
+        hint="use the importance matrix of this model",
+    )
 
 
 def read_importance(path: Path) -> Importance:
@@ -250,17 +239,12 @@ def read_importance(path: Path) -> Importance:
     if not path.is_file():
         raise NotFound(f"{path} does not exist", hint="compute one with llama-imatrix")
     with GGUF.open(path) as file:
-        missing = [key for key in _KEYS if key not in file.metadata]
-        if missing:
-            raise _invalid(path, f"it has no key {missing[0]}")
         tensors = {
             name: dequantize(file.weight(name))
             for name in file.tensors
             if name.endswith((_SUMS, _COUNTS))
         }
-        datasets = list(file.metadata[_KEYS[0]])
-        chunks = int(file.metadata[_KEYS[1]])
-    values = {}
+    importance = {}
     for name in {it.removesuffix(_SUMS).removesuffix(_COUNTS) for it in tensors}:
         sums, counts = tensors.get(name + _SUMS), tensors.get(name + _COUNTS)
         if sums is None or counts is None or counts.size == 0 or sums.size % counts.size:
@@ -271,8 +255,10 @@ def read_importance(path: Path) -> Importance:
         means = np.where(calls > 0, means, np.float32(1)).astype(np.float32)
         if not np.isfinite(means).all():
             raise _invalid(path, f"the numbers for {name} are not all finite")
-        values[name] = means.reshape(-1)
-    return Importance(path, values, datasets[0] if datasets else "", chunks)
+        importance[name] = means.reshape(-1)
+    if not importance:
+        raise _invalid(path, "it has no sums")
+    return importance
 
 
 def _invalid(path: Path, why: str) -> InvalidFormat:

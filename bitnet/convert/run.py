@@ -31,7 +31,6 @@ from bitnet.models.load import config_from
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from bitnet.convert.mixtures import Importance
     from bitnet.convert.options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
 
@@ -144,26 +143,21 @@ def plan_conversion(source: Path, request: ConvertOptions) -> ConversionPlan:
         job(weight, checkpoint, config, request, its.vectors, mixed, importance)
         for weight in checkpoint.weights.values()
     )
-    keys = metadata(checkpoint, request, importance)
+    keys = metadata(checkpoint, request)
     size = file_size(keys, [_new(one, lambda: iter(())) for one in jobs])
     warnings = [*differences(checkpoint, config, jobs)]
     if importance is not None:
-        warnings += _warn_of_unweighted(jobs, importance)
+        rounded = [one for one in jobs if one.target.name in BLOCKS and not one.is_copy]
+        missing = [one.weight.name for one in rounded if one.importance is None]
+        if missing and len(missing) == len(rounded):
+            raise InvalidFormat(
+                f"--imatrix has nothing for any of the {len(rounded)} matrices",
+                hint="use the importance matrix of this model",
+            )
+        if missing:
+            text = f"has nothing for {_tensors(len(missing))}, such as {missing[0]}"
+            warnings.append(Finding("warning", "--imatrix", text))
     return ConversionPlan(checkpoint, jobs, keys, size, tuple(warnings))
-
-
-def _warn_of_unweighted(jobs: tuple[Job, ...], importance: Importance) -> Iterator[Finding]:
-    """A warning if *importance* has nothing for some of the matrices that are rounded."""
-    rounded = [one for one in jobs if one.target.name in BLOCKS and not one.is_copy]
-    missing = [one.weight.name for one in rounded if one.importance is None]
-    if missing and len(missing) == len(rounded):
-        raise InvalidFormat(
-            f"{importance.path.name} has nothing for any of the {len(rounded)} matrices",
-            hint="use the importance matrix of this model",
-        )
-    if missing:
-        text = f"has nothing for {_tensors(len(missing))}, such as {missing[0]}"
-        yield Finding("warning", importance.path.name, text)
 
 
 def _new(one: Job, chunks: Callable[[], Iterator[bytes | memoryview]]) -> NewTensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import Unsupported
+from bitnet.convert.mixtures import importance_of
 from bitnet.convert.options import BLOCKS, MIXTURES, ROUNDED, TERNARY
 from bitnet.models.orders import column_order, row_order
 from bitnet.quants import registry, types
@@ -219,11 +220,12 @@ class Job:
                 hint="choose I2_S",
             )
         differs = (halves != ternary.scales) & (used > 0)
-        if differs.any():
+        if differs.any() and not self.allow_lossy:
             at = np.unravel_index(int(differs.argmax()), differs.shape)
-            self._refuse(
-                f"has the scale {ternary.scales[at]:.9g}, which {self.target.name} holds as "
-                f"{halves[at]:.9g} (float16)"
+            raise Unsupported(
+                f"{self.weight.name} has the scale {ternary.scales[at]:.9g}, which "
+                f"{self.target.name} holds as {halves[at]:.9g} (float16)",
+                hint=f"choose I2_S, or, {_ALLOW}",
             )
         return Ternary(ternary.codes, halves)
 
@@ -236,26 +238,16 @@ class Job:
         """
         counts = used > 0
         low = np.where(counts, scales, np.inf).min(axis=1, keepdims=True)
-        high = np.where(counts, scales, -np.inf).max(axis=1, keepdims=True)
-        several = low < high
+        several = low < np.where(counts, scales, -np.inf).max(axis=1, keepdims=True)
         if several.any():
             at = int(several.argmax())
-            count = len(np.unique(scales[at][counts[at]]))
-            self._refuse(
-                f"has {count:,} different scales, {self.target.name} holds one per {whole}"
+            raise Unsupported(
+                f"{self.weight.name} has {len(np.unique(scales[at][counts[at]])):,} different "
+                f"scales, {self.target.name} holds one per {whole}",
+                hint="choose TQ2_0 or F16",
             )
-            sums = (scales.astype(np.float64) * used).sum(axis=1, keepdims=True)
-            mean = sums / np.maximum(used.sum(axis=1, keepdims=True), 1)
-            low = np.where(several, mean, low)
         found: NDArray[np.float32] = np.where(np.isinf(low), 1, low).astype(np.float32)
         return found
-
-    def _refuse(self, why: str) -> None:
-        if not self.allow_lossy:
-            raise Unsupported(
-                f"{self.weight.name} {why}: the conversion would not be exact",
-                hint=f"choose I2_S, or, {_ALLOW}" if "float16" in why else _ALLOW,
-            )
 
 
 _UNNUMBERED = (registry.I2_S_ARM, registry.PACKED_U8)
@@ -314,7 +306,7 @@ def job(
     )
     rows, columns = row_order(weight.name, checkpoint, config), column_order(weight.name, config)
     weighs = importance is not None and target.name in BLOCKS and target != weight.quant
-    inputs = importance.of(weight) if importance is not None and weighs else None
+    inputs = importance_of(importance, weight) if importance is not None and weighs else None
     return Job(weight, target, rows, request.allow_lossy, rounds, columns, inputs)
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import unicodedata
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from bitnet.base.errors import BitnetError
 from bitnet.base.findings import Finding
 from bitnet.crossval.operations import Operation
 from bitnet.crossval.trace import EngineFacts, Prompt
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bitnet.crossval.trace import Position, Reference, Trace
     from bitnet.tokenizer import Tokenizer
 
-SCHEMA_VERSION = 8  # of a report
+SCHEMA_VERSION = 9  # of a report
 _TINY = 1e-12  # smallest remaining probability; anything below is rounding
 _ALIKE = 1e-6  # spread of log-probabilities below which no slope is measured
 _ROUNDING = 1e-7  # of a remaining probability, from writing down logits
@@ -61,18 +61,12 @@ class Row:
     theirs_nll: float | None = None  # the reference's
     # likeliest next token of the float64 pass, ``None`` without such a pass
     exact: int | None = None
-    exact_nll: float | None = None  # its ``-log p`` of the actual next token
     ours_kl: float | None = None  # from the float64 pass to ours
     # slope of our log-probabilities over those of the float64 pass, 1 without scaling; ``None`` if
     # all tokens of the float64 pass are equal
     ours_scale: float | None = None
     theirs_kl: float | None = None  # from the float64 pass to the reference
     theirs_scale: float | None = None  # slope of its log-probabilities
-    # KL from a recorded float64 pass to today's; None without a recorded one
-    drift: float | None = None
-    # ``ours`` and ``theirs``, the engines that choose other experts than the float64 pass there, in
-    # a near-tie
-    rerouted: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -108,13 +102,12 @@ def _sum(mine: Mapping[int, float], theirs: Mapping[int, float], floor: float) -
 
 
 def compare(
-    ours: Trace, theirs: Trace, *, exact: Trace | None = None, today: Trace | None = None
+    ours: Trace, theirs: Trace, *, exact: Trace | None = None
 ) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     """*ours* beside *theirs*: a row for each position, and one for each continuation.
 
     Prompts are paired by index and only if their tokens are equal; unpaired ones have no row, and
-    :mod:`bitnet.crossval.run` has found them. *exact* is the float64 pass over the same
-    prompts, *today* another one where it was recorded.
+    :mod:`bitnet.crossval.run` has found them. *exact* is the float64 pass over the same prompts.
     """
     rows: list[Row] = []
     continuations: list[Row] = []
@@ -122,15 +115,12 @@ def compare(
     for number, (answer, reply) in enumerate(pairs):
         if (answer.ids, answer.first) != (reply.ids, reply.first):
             continue
-        truths, todays = (
-            trace.prompts[number].positions if trace and number < len(trace.prompts) else ()
-            for trace in (exact, today)
-        )
+        right = exact.prompts[number : number + 1] if exact else ()
+        truths = (*(right[0].positions if right else ()), *[None] * len(answer.ids))
         following: list[int | None] = [*answer.ids[answer.first + 1 :], None]
         for at, (p, q) in enumerate(zip(answer.positions, reply.positions, strict=False)):
-            right, now = (its[at] if at < len(its) else None for its in (truths, todays))
             place = number, answer.first + at
-            rows.append(_compare_position(place, p, q, right, now, following[at]))
+            rows.append(_compare_position(place, p, q, truths[at], following[at]))
         steps = list(zip(answer.greedy, reply.greedy, strict=False))
         if steps:
             parted = (at for at, (best, other) in enumerate(steps) if best != other)
@@ -144,7 +134,6 @@ def _compare_position(
     ours: Position,
     theirs: Position,
     exact: Position | None,
-    today: Position | None,
     following: int | None,
 ) -> Row:
     best = [it.ids[0] if it is not None and it.is_finite else None for it in (ours, theirs, exact)]
@@ -158,12 +147,10 @@ def _compare_position(
         nll=_nll(ours, following),
         theirs_nll=_nll(theirs, following),
         exact=best[2],
-        exact_nll=_nll(exact, following),
         ours_kl=ours_kl,
         ours_scale=ours_scale,
         theirs_kl=theirs_kl,
         theirs_scale=theirs_scale,
-        drift=divergence(exact, today),
     )
 
 
@@ -201,27 +188,14 @@ _CLEANED_UP = re.compile(r" [?!.,]| ' | n't| '(?:m|s|ve|re)| \u2047 ")
 class TokenizerParity:
     """Two tokenizers compared on the same texts, and on the ids that both gave for them.
 
-    Four things that engines do differently on purpose are compared and counted apart, but not
-    judged:
-
-    - U+2581 stands for a space inside SentencePiece vocabularies, and engines split a literal one
-      differently;
-    - a text that spells BOS itself may get another BOS, or not;
-    - decomposed characters, if our tokenizer composes them as the model's own does (NFC; Qwen2's):
-      the C++ engines do not;
-    - text that looks like a special token but is an ordinary one in the vocabulary (Qwen2's
-      ``</s>``): the C++ engines make it special.
-
     Where both give the same ids, their decoded texts are compared too, except for three kinds: the
     C++ engines remove a space before some punctuation, join WordPiece in their own way, and spell
     the unknown token by its name, for which SentencePiece has U+2047.
     """
 
-    total: int  # texts that are judged
+    total: int  # texts
     equal: int  # of these, texts with equal ids
-    apart: int = 0  # texts that are compared but not judged
-    apart_equal: int = 0  # of these, texts with equal ids
-    text: str | None = None  # the first judged text with different ids, ``None`` if there is none
+    text: str | None = None  # the first text with different ids, ``None`` if there is none
     ours: tuple[int, ...] = ()  # our ids of it
     theirs: tuple[int, ...] = ()  # the reference's
     decoded: int = 0  # lists of ids that were decoded and are judged; 0: the reference decoded none
@@ -229,18 +203,21 @@ class TokenizerParity:
     ids: tuple[int, ...] = ()  # the first of them with different texts, empty if there is none
 
 
-def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
+def texts_for(
+    reference: Reference, tokenizer: Tokenizer, texts: Sequence[str]
+) -> tuple[tuple[str, bool], ...]:
     """Texts to tokenize, each with true if special tokens are added.
 
     A recording brings its own texts; our own code is not asked.
     """
-    recorded = reference.recording
-    if recorded is not None:
-        return tuple((one.prompt, True) for one in recorded.prompts)
+    if reference.recording is not None:
+        return tuple((one.prompt, True) for one in reference.recording.prompts)
     if not reference.independent:
         return ()
-    probes = tuple((text, special) for special in (False, True) for text in probe_texts())
-    return (*((text, True) for text in texts), *probes)
+    probes = ((text, special) for special in (False, True) for text in probe_texts())
+    every = (*((text, True) for text in texts), *probes)
+    tokens = {tokenizer.token_bytes(id): id for id in reversed(range(len(tokenizer)))}
+    return tuple(one for one in every if _is_judged(tokenizer, tokens, *one))
 
 
 def tokenizer_parity(
@@ -255,27 +232,20 @@ def tokenizer_parity(
     decoded = theirs.decoded or (None,) * len(texts)
     if not len(theirs.tokenized) == len(decoded) == len(texts):
         return TokenizerParity(len(texts), 0)
-    judged, apart, same_text = [], [], []
-    tokens = {tokenizer.token_bytes(id): id for id in reversed(range(len(tokenizer)))}
+    different, same_text = [], []
     for (text, special), reply, their_text in zip(texts, theirs.tokenized, decoded, strict=True):
         ids = tuple(tokenizer.encode(text, add_special=special))
-        if _is_apart(tokenizer, tokens, text, special):
-            apart.append(ids == reply)
-            continue
-        judged.append((text, ids, reply))
-        if their_text is None or ids != reply or tokenizer.model == "wordpiece":
-            continue
-        own = tokenizer.decode(list(ids))
-        if not _CLEANED_UP.search(own):
-            same_text.append((ids, own == their_text))
-    different = [it for it in judged if it[1] != it[2]]
-    first = different[0] if different else (None, (), ())
+        if ids != reply:
+            different.append((text, ids, reply))
+        elif their_text is not None and tokenizer.model != "wordpiece":
+            own = tokenizer.decode(list(ids))
+            if not _CLEANED_UP.search(own):
+                same_text.append((ids, own == their_text))
     wrong = [ids for ids, is_same in same_text if not is_same]
+    first = different[0] if different else (None, (), ())
     return TokenizerParity(
-        total=len(judged),
-        equal=len(judged) - len(different),
-        apart=len(apart),
-        apart_equal=sum(apart),
+        total=len(texts),
+        equal=len(texts) - len(different),
         text=first[0],
         ours=first[1],
         theirs=first[2],
@@ -285,21 +255,32 @@ def tokenizer_parity(
     )
 
 
-def _is_apart(tokenizer: Tokenizer, tokens: Mapping[bytes, int], text: str, special: bool) -> bool:
-    """True if correct engines read *text* differently; *tokens* are ids by their text."""
-    if SPACE_SYMBOL in text:
-        return True
+def _is_judged(tokenizer: Tokenizer, tokens: Mapping[bytes, int], text: str, special: bool) -> bool:
+    """False if correct engines read *text* differently, on purpose, or ours cannot read it.
+
+    - U+2581 stands for a space inside SentencePiece vocabularies, and engines split a literal one
+      differently;
+    - decomposed characters, if our tokenizer composes them as the model's own does (NFC; Qwen2's):
+      the C++ engines do not;
+    - text that looks like a special token but is an ordinary one in the vocabulary (Qwen2's
+      ``</s>``): the C++ engines make it special;
+    - a text that spells BOS itself may get another BOS, or not.
+    """
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False)
+
     composed = unicodedata.normalize("NFC", text)
-    if composed != text:
-        ids = [tokenizer.encode(one, add_special=False) for one in (text, composed)]
-        if ids[0] == ids[1]:
-            return True
-    for name in _LOOKS_SPECIAL.findall(text):
-        id = tokens.get(name.encode())
-        if id is not None and tokenizer.encode(name, add_special=False) != [id]:
-            return True
-    plain = tokenizer.encode(text, add_special=False) if special else []
-    return bool(plain) and plain[0] == tokenizer.bos_id
+    try:
+        if SPACE_SYMBOL in text or (composed != text and encode(composed) == encode(text)):
+            return False
+        for name in _LOOKS_SPECIAL.findall(text):
+            id = tokens.get(name.encode())
+            if id is not None and encode(name) != [id]:
+                return False
+        return not (special and encode(text)[:1] == [tokenizer.bos_id])
+    except BitnetError:  # of a prompt; its answer says so
+        return False
 
 
 # real: the native kernels; reference: our NumPy backend; mock: a mock tokenizer;
@@ -311,13 +292,7 @@ _MOCK = "mock"  # fingerprint of the tokenizer that treats bytes as tokens
 
 def read_counters(model: Model) -> dict[str, int]:
     """Calls of each kernel so far; empty for a backend that is not ours."""
-    if type(model.ops) is ReferenceOps:
-        return dict(ReferenceOps.counters(model.ops))
-    if type(model.ops) is not NativeOps:
-        return {}
-    # Read from the extension itself: an attribute of an object can be replaced.
-    counters: Any = getattr(sys.modules.get("bitnet._native"), "kernel_counters", None)
-    return dict(counters()) if type(counters).__module__ == "nanobind" else {}
+    return dict(model.ops.counters()) if type(model.ops) in (NativeOps, ReferenceOps) else {}
 
 
 def kernels_since(model: Model, before: Mapping[str, int]) -> dict[str, int]:
@@ -329,11 +304,10 @@ def kernels_since(model: Model, before: Mapping[str, int]) -> dict[str, int]:
 def compute_path(model: Model, tokenizer: Tokenizer, kernels: Mapping[str, int]) -> ComputePath:
     """Kind of backend that computed a pass of *model* with calls of *kernels*.
 
-    It is ``real`` only if the native module itself counted at least one product of weights per
-    layer, for a model bound to exactly our native backend, with a real tokenizer. This protects
-    against mistakes: a mock, a backend replaced by a slower one, missing kernels. It does not
-    protect against someone who controls this Python process and can replace the reading itself;
-    ``crossval --check --replay`` on another machine does.
+    It is ``real`` only if the native module counted at least one product of weights per layer, for
+    a model bound to exactly our native backend, with a real tokenizer. This protects against
+    mistakes: a mock, a backend replaced by a slower one, missing kernels. Only ``crossval --check
+    --replay`` on another machine protects against someone who controls this Python process.
     """
     products = sum(count for name, count in kernels.items() if name.startswith("linear/"))
     if type(model) is not Model or products < model.config.n_layers:
@@ -349,8 +323,6 @@ class Plan:
     """Plan of a comparison, made before any engine runs."""
 
     against: str  # name of the reference on the command line
-    independent: bool  # the reference is not this project's code
-    live: bool  # it runs the same file here and now; a recording does not
     float64: bool  # a float64 pass is there to judge it: today's, or one that was recorded with it
     asked: tuple[str, ...]  # the texts of all prompts, as they were given
     limit: int  # positions to compare at most
@@ -359,6 +331,16 @@ class Plan:
     tokenizer_only: bool = False  # nothing else is compared
     require_real: bool = False  # only the native kernels are accepted
     recorded_sha256: str = ""  # of the file that a recording is of, if known
+
+    @property
+    def live(self) -> bool:
+        """True if the reference runs the same file here and now; a recording does not."""
+        return self.against != "recorded"
+
+    @property
+    def independent(self) -> bool:
+        """True if the reference is not this project's code."""
+        return self.against != "float64"
 
 
 @dataclass(frozen=True)
@@ -377,6 +359,7 @@ class TestedModel:
     tokenizer_sha256: str = ""  # its fingerprint
     vocab_size: int = 0  # tokens it has
     layers: int = 0  # of the model; 0 if its weights are not read
+    has_experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -408,7 +391,7 @@ class Evidence:
     greedy: tuple[Row, ...] = ()
     # of each engine that gives intermediates, by its name
     operations: dict[str, tuple[Operation, ...]] = field(default_factory=dict)
-    # text of each token that an engine preferred somewhere, by id
+    # text of each token of the prompts, and of those that an engine preferred, by id
     spellings: dict[str, str] = field(default_factory=dict)
 
     @property

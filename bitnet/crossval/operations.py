@@ -1,4 +1,4 @@
-"""Every operation of an engine, computed again in float64 from its own inputs; and its routers.
+"""Every operation of an engine, computed again in float64 from its own inputs.
 
 An engine gives the intermediates of a pass. The float64 program computes one operation, compares
 the result with the engine's, and continues from the engine's value, so that the error of one
@@ -7,11 +7,6 @@ norm that is 1 % off, another epsilon or an attention window that is short by on
 thousand times, while the logits at the end of the pass would hide it. Only the last :data:`ROWS`
 positions are computed again, with the engine's own keys and values of all earlier ones: a long
 prompt costs as little as a short one.
-
-A mixture of experts is not continuous: where two experts have nearly the same score, a rounding
-decides between them, and everything behind that choice differs by far more than it rounded. Such
-positions say nothing about an engine. They are found by its own choices, and only where a small
-change of the router's logits explains the first choice that differs.
 """
 
 from __future__ import annotations
@@ -35,10 +30,7 @@ if TYPE_CHECKING:
     from bitnet.crossval.trace import Arithmetic
     from bitnet.families.blocks import KeysValues
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.kernels.kv_codes import Array
     from bitnet.models.transformer import Model
-
-    Routers = Mapping[str, NDArray[np.floating]]
 
 ROWS = 16  # positions whose operations are computed again; ik_llama.cpp computes as many at a time
 
@@ -244,69 +236,3 @@ def _kinds(
         worst: Kind = max(rounds, key=lambda kind: BOUNDS[kind], default="sum")
         kinds |= dict.fromkeys(changed, worst)
     return mark_kinds | {"result_output": product("output.weight")}
-
-
-_LOGITS = "ffn_moe_logits-"
-
-# Largest change of a router's logits, as a share of their standard deviation at a position, that
-# explains another choice: of 219 of ours in random models of five families, in Q8_0 and Q4_K, one
-# needed 0.3 and seven more than 0.1.
-TIE = 0.3
-
-
-def has_routers(model: Model) -> bool:
-    """True if *model* chooses experts."""
-    return any(True for _ in _routes(model))
-
-
-def routers(model: Model, ids: Sequence[int], *, dtype: type = np.int16) -> Routers:
-    """Logits of every router of *model* for *ids*, with a cache of *dtype*."""
-    cache = KVCache(model.config, len(ids), dtype=dtype)
-    trace = model.trace(ids, cache, head=False)
-    return {
-        name.removeprefix(_LOGITS): np.array(values, dtype=np.float64)
-        for name, values in trace
-        if name.startswith(_LOGITS)
-    }
-
-
-def find_reroutes(exact: Model, right: Routers, engine: Routers) -> NDArray[np.bool_]:
-    """True for positions at which *engine* chooses other experts in a near-tie.
-
-    *exact* is the float64 pass, with the rule and the corrections of each router; *right* are
-    its own logits, *engine* those of an engine for the same ids.
-    """
-    (count,) = {len(logits) for logits in right.values()}
-    is_open = np.ones(count, dtype=bool)  # no choice differs so far
-    reroutes = np.zeros(count, dtype=bool)
-    for layer, route in _routes(exact):
-        exact_logits, logits = right[layer], engine.get(layer)
-        if logits is None or logits.shape != exact_logits.shape or not np.isfinite(logits).all():
-            return np.zeros(count, dtype=bool)
-        chosen = _choose(exact, route, logits)
-        differs = is_open & (chosen != _choose(exact, route, exact_logits)).any(axis=1)
-        change = TIE * exact_logits.std(axis=1, keepdims=True)
-        pushed = np.where(chosen, exact_logits + change, exact_logits - change)
-        reroutes |= differs & (_choose(exact, route, pushed) == chosen).all(axis=1)
-        is_open &= ~differs
-    return reroutes
-
-
-def _routes(model: Model) -> Iterator[tuple[str, Route]]:
-    """The routers of *model* that choose among experts, by layer, in the order of computation."""
-    layer = ""
-    for step in model.program.instructions:
-        name = getattr(step, "name", "")
-        if isinstance(name, str) and name.startswith(_LOGITS):
-            layer = name.removeprefix(_LOGITS)
-        if isinstance(step, Route) and step.routing.count > 1:
-            yield layer, step
-
-
-def _choose(model: Model, route: Route, logits: Array) -> NDArray[np.bool_]:
-    """Experts that *logits* choose, ``(T, experts)``."""
-    bias = model.weight(route.bias) if route.bias else None
-    experts, _ = route.choose(logits, bias)
-    chosen = np.zeros(logits.shape, dtype=bool)
-    np.put_along_axis(chosen, experts.astype(np.intp), values=True, axis=1)
-    return chosen

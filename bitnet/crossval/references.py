@@ -16,7 +16,6 @@ import logging
 import math
 import subprocess
 import tempfile
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -48,7 +47,7 @@ from bitnet.quants.ternary import SHORTEST_ROW
 from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -142,12 +141,10 @@ def bitnet_cpp_library() -> Path | None:
     for root, place, name in product((folder, folder / "build"), _PLACES, _LIBRARIES):
         if (root / place / name).is_file():
             return root / place / name
-    problem = "there is no such folder"
-    if folder.is_dir():
-        problem = f"there is no {_LIBRARIES[0]} in it, so nothing was built there, or without "
-        problem += "-DBUILD_SHARED_LIBS=ON"
-    hint = "name the folder where bitnet.cpp was built"
-    raise UsageError(f"BITNET_CPP_DIR={setting}: {problem}", hint=hint)
+    raise UsageError(
+        f"BITNET_CPP_DIR={setting}: there is no {_LIBRARIES[0]} in it",
+        hint="name the folder where bitnet.cpp was built, with -DBUILD_SHARED_LIBS=ON",
+    )
 
 
 LIMIT_S = 3600.0
@@ -174,51 +171,51 @@ class _InProcess(Reference):
         return "float" if all(one.quant.name == "F32" for one in weights) else "int8"
 
     def trace(self, question: Question) -> Trace:
-        with tempfile.TemporaryDirectory() as folder, self._file(question, Path(folder)) as model:
-            found = self._ask(question, model, Path(folder))
         try:
-            return trace_from(found, name=f"the answer of {self.name}")
+            return trace_from(self._ask(question)[0], name=f"the answer of {self.name}")
         except InvalidFormat as error:
             raise EngineFailed(error.message, hint=_OTHER) from error
 
-    @contextmanager
-    def _file(self, question: Question, _folder: Path) -> Iterator[Path]:
-        """The file to run: the model, or its conversion."""
-        yield question.checkpoint.path
+    def _file(self, question: Question, _folder: Path) -> Path:
+        """The file to run: the model, or its conversion in *_folder*."""
+        return question.checkpoint.path
 
-    def _ask(self, question: Question, model: Path, folder: Path, **more: Any) -> dict[str, Any]:
+    def _ask(self, question: Question, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The answer of the process, and the intermediates that it wrote, by name."""
         if not self.is_installed():
             raise self._missing()
-        request = {
-            "engine": self.name,
-            "model": str(model.absolute()),
-            "prompts": [[it.text, it.ids, it.first, it.steps] for it in question.prompts],
-            "texts": list(question.texts),
-            "threads": question.threads,
-            "arithmetic": self.arithmetic(question.checkpoint),
-            **more,
-        }
-        target = folder / "answer.json"
-        question.notify(f"asking {self.name}")
-        command = isolate("bitnet.crossval.reference_process", str(target))
-        done = _run(command, name=self.name, stdin=json.dumps(request))
-        if done.returncode or not target.exists():
-            raise EngineFailed(f"{self.name} did not survive: {_ending(done)}", hint=_OTHER)
-        try:
-            answer = read_json(target, hint=_OTHER)
-        except InvalidFormat as error:
-            raise EngineFailed(f"{self.name}: {error.message}", hint=_OTHER) from error
+        with tempfile.TemporaryDirectory() as name:
+            target = Path(name) / "answer.json"
+            request = {
+                "engine": self.name,
+                "model": str(self._file(question, Path(name)).absolute()),
+                "prompts": [[it.text, it.ids, it.first, it.steps] for it in question.prompts],
+                "texts": list(question.texts),
+                "threads": question.threads,
+                "arithmetic": self.arithmetic(question.checkpoint),
+                **more,
+            }
+            question.notify(f"asking {self.name}")
+            command = isolate("bitnet.crossval.reference_process", str(target))
+            done = _run(command, name=self.name, stdin=json.dumps(request))
+            if done.returncode or not target.exists():
+                raise EngineFailed(f"{self.name} did not survive: {_ending(done)}", hint=_OTHER)
+            try:
+                answer = read_json(target, hint=_OTHER)
+            except InvalidFormat as error:
+                raise EngineFailed(f"{self.name}: {error.message}", hint=_OTHER) from error
+            tensors = target.with_suffix(".npz")
+            arrays = dict(np.load(tensors)) if tensors.exists() else {}
         if "error" in answer:
-            name = question.checkpoint.path.name
-            raise EngineFailed(f"{self.name} cannot run {name}: {answer['error']}", hint=_OTHER)
-        return answer
+            file = question.checkpoint.path.name
+            raise EngineFailed(f"{self.name} cannot run {file}: {answer['error']}", hint=_OTHER)
+        return answer, arrays
 
-    def _missing(self, reason: str = "", remedy: str = "") -> ReferenceUnavailable:
-        reason = reason or f"there is no Python package {self.package}"
-        remedy = remedy or extra_command(self.extra)
+    def _missing(self) -> ReferenceUnavailable:
         return ReferenceUnavailable(
-            f"the reference {self.name} is not installed: {reason}",
-            hint=f"{remedy}, or accept that nothing is compared: --allow-missing",
+            f"the reference {self.name} is not installed: there is no package {self.package}",
+            hint=f"{extra_command(self.extra)}, or accept that nothing is compared: "
+            "--allow-missing",
         )
 
 
@@ -238,28 +235,12 @@ class LlamaCpp(_InProcess):
         its_own = not checkpoint.architecture.startswith("bitnet")
         return its_own and super().reads(checkpoint)
 
-    def _tensors(self, question: Question, **wanted: Any) -> dict[str, NDArray[Any]]:
-        """Tensors of passes over the prompts, by number of the prompt and name."""
-        with tempfile.TemporaryDirectory() as name, self._file(question, Path(name)) as model:
-            file = Path(name) / "tensors.npz"
-            self._ask(question, model, Path(name), tensors=str(file), **wanted)
-            with np.load(file) as arrays:
-                return {key: arrays[key] for key in arrays.files}
-
     def intermediates(self, question: Question) -> Mapping[str, NDArray[Any]] | None:
-        arrays = self._tensors(question, whole=["Kcur", "Vcur"], last=True)
+        arrays = self._ask(question, whole=["Kcur", "Vcur"])[1]
         names = _NAMES | self.names
         if any(name.endswith("post_ffw_norm.weight") for name in question.checkpoint.weights):
             names = names | _POST_NORMS
-        return _rename({key.partition(" ")[2]: it for key, it in arrays.items()}, names)
-
-    def routers(self, question: Question) -> Sequence[Mapping[str, NDArray[Any]]] | None:
-        asked = replace(question, texts=())
-        arrays = self._tensors(asked, whole=["ffn_moe_logits"], last=False)
-        logits: list[dict[str, NDArray[Any]]] = [{} for _ in question.prompts]
-        for key in sorted(arrays):  # with a bias comes after the same without
-            logits[int(key.partition(" ")[0])][key.rpartition("-")[2]] = arrays[key]
-        return logits
+        return _rename(arrays, names)
 
 
 class IkLlamaCpp(LlamaCpp):
@@ -286,19 +267,13 @@ class IkLlamaCpp(LlamaCpp):
     def reads(self, checkpoint: Checkpoint) -> bool:
         return _InProcess.reads(self, checkpoint)
 
-    @contextmanager
-    def _file(self, question: Question, folder: Path) -> Iterator[Path]:
-        path = question.checkpoint.path
-        asks_tokens_only = not question.prompts
-        if asks_tokens_only or not _is_i2_s(question.checkpoint):
-            yield path
-            return
+    def _file(self, question: Question, folder: Path) -> Path:
+        path, weights = question.checkpoint.path, question.checkpoint.weights.values()
+        widths = [it.shape[-1] for it in weights if it.quant.name == "I2_S"]
         spec = importlib.util.find_spec(self.package)
-        if spec is None or spec.origin is None:
-            raise self._missing()
-        weights = question.checkpoint.weights.values()
-        shortest = min(it.shape[-1] for it in weights if it.quant.name == "I2_S")
-        kind = "iq2_bn" if shortest >= SHORTEST_ROW else "f16"
+        if not widths or not question.prompts or spec is None or spec.origin is None:
+            return path
+        kind = "iq2_bn" if min(widths) >= SHORTEST_ROW else "f16"
         converted = folder / f"{kind}.gguf"
         program = str(Path(spec.origin).parent / "bin" / "llama-quantize")
         head = ["--token-embedding-type", "f16", "--output-tensor-type", "f16"]
@@ -307,7 +282,7 @@ class IkLlamaCpp(LlamaCpp):
         if done.returncode or not converted.exists():
             said = f"llama-quantize does not convert {path.name} to {kind.upper()}: {_ending(done)}"
             raise EngineFailed(said, hint=_OTHER)
-        yield converted
+        return converted
 
 
 class BitnetCpp(LlamaCpp):
@@ -316,19 +291,23 @@ class BitnetCpp(LlamaCpp):
     name = "bitnet.cpp"
 
     def reads(self, checkpoint: Checkpoint) -> bool:
-        return _InProcess.reads(self, checkpoint) and _is_i2_s(checkpoint)
+        is_i2_s = any(it.quant.name == "I2_S" for it in checkpoint.weights.values())
+        return _InProcess.reads(self, checkpoint) and is_i2_s
 
     def is_installed(self) -> bool:
         return bitnet_cpp_library() is not None
 
-    def _ask(self, question: Question, model: Path, folder: Path, **more: Any) -> dict[str, Any]:
-        library = bitnet_cpp_library()
-        if library is None:
-            remedy = "build bitnet.cpp, and name its folder in BITNET_CPP_DIR; docs/how-to/"
-            raise self._missing("BITNET_CPP_DIR is not set", f"{remedy}bitnet-cpp.md says how")
+    def _ask(self, question: Question, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         # Built with clang it has no OpenMP, and its own threads wait for each other by spinning.
         alone = replace(question, threads=1)
-        return super()._ask(alone, model, folder, library=str(library), **more)
+        return super()._ask(alone, library=str(bitnet_cpp_library()), **more)
+
+    def _missing(self) -> ReferenceUnavailable:
+        return ReferenceUnavailable(
+            f"the reference {self.name} is not installed: BITNET_CPP_DIR is not set",
+            hint="build bitnet.cpp, and name its folder in BITNET_CPP_DIR; "
+            "docs/how-to/bitnet-cpp.md says how",
+        )
 
 
 class Transformers(_InProcess):
@@ -404,10 +383,6 @@ def _rename(
         if ours:
             by_our_name[f"{ours}{dash}{layer}"] = arrays[name]
     return by_our_name
-
-
-def _is_i2_s(checkpoint: Checkpoint) -> bool:
-    return any(weight.quant.name == "I2_S" for weight in checkpoint.weights.values())
 
 
 def _run(

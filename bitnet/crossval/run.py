@@ -15,8 +15,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from bitnet import __version__
 from bitnet.base import native
 from bitnet.base.errors import BitnetError, ReferenceUnavailable
@@ -38,10 +36,7 @@ from bitnet.crossval.evidence import (
 from bitnet.crossval.judge import near_tie
 from bitnet.crossval.operations import (
     check_operations,
-    find_reroutes,
-    has_routers,
     our_intermediates,
-    routers,
 )
 from bitnet.crossval.references import Float64
 from bitnet.crossval.trace import (
@@ -57,6 +52,7 @@ from bitnet.crossval.trace import (
     spread,
     to_json,
 )
+from bitnet.families.blocks import Experts
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import registry
@@ -70,13 +66,12 @@ if TYPE_CHECKING:
     from bitnet.crossval.evidence import Row
     from bitnet.crossval.operations import Operation
     from bitnet.crossval.options import CrossvalOptions
-    from bitnet.crossval.trace import Arithmetic, Position, Reference
+    from bitnet.crossval.trace import Arithmetic, Reference
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.transformer import Model
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.tokenizer import Tokenizer
 
-_FLOATS = ("F32", "F16", "BF16")
 _NO_TOKENS = "it has no tokens"
 
 # Of a longer prompt only the last positions are compared: they attend to all others.
@@ -100,29 +95,25 @@ PROMPTS = (
 def prompts_for(
     model: LanguageModel, recording: Trace | None, texts: Sequence[str], options: CrossvalOptions
 ) -> tuple[Prompt, ...]:
-    """The prompts, cut to ``--max-positions`` in all; a *recording* brings its own."""
-    if recording is None:
-        whole = [_prompt(model, text, options.greedy) for text in texts]
-    else:
-        steps = min(options.greedy, max((len(it.greedy) for it in recording.prompts), default=0))
-        whole = [
-            Prompt(it.prompt, it.ids, it.first, steps, "" if it.ids else _NO_TOKENS)
+    """The prompts, cut to ``--max-positions`` in all; a *recording* brings its own, whole."""
+    if recording is not None:
+        return tuple(
+            Prompt(it.prompt, it.ids, it.first, len(it.greedy), "" if it.ids else _NO_TOKENS)
             for it in recording.prompts
-        ]
+        )
+    whole = [_prompt(model, text, 0 if _has_experts(model) else options.greedy) for text in texts]
     shares = spread([len(it.ids) - it.first for it in whole], options.max_positions)
     prompts = []
     for prompt, share in zip(whole, shares, strict=True):
-        ids = prompt.ids[: prompt.first + share]
-        if not prompt.ids:
-            prompts.append(replace(prompt, steps=0))
-        elif share and recording is None and prompt.first:
+        if prompt.first and share:
             prompts.append(replace(prompt, first=len(prompt.ids) - share))
-        elif share:  # what was recorded after a prompt is not a continuation of its beginning
-            steps = prompt.steps if recording is None or ids == prompt.ids else 0
-            prompts.append(replace(prompt, ids=ids, steps=steps))
-    return tuple(
-        replace(it, tokens=tuple(model.tokenizer.decode([id]) for id in it.ids)) for it in prompts
-    )
+        elif share or not prompt.ids:
+            prompts.append(replace(prompt, ids=prompt.ids[:share]))
+    return tuple(prompts)
+
+
+def _has_experts(model: LanguageModel) -> bool:
+    return any(isinstance(mixer, Experts) for mixer in model.config.mixers())
 
 
 def _prompt(model: LanguageModel, text: str, steps: int) -> Prompt:
@@ -144,10 +135,11 @@ def our_trace(model: LanguageModel, question: Question) -> Trace:
 
 def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
     """Arithmetic of *model*: 8-bit activations on the native backend and for ternary weights."""
-    if any(registry.rounds_activations(one) for one in checkpoint.weights.values()):
-        return "int8"
-    floats = all(one.quant.name in _FLOATS for one in checkpoint.weights.values())
-    return "float" if floats or isinstance(model.ops, ReferenceOps) else "int8"
+    weights = checkpoint.weights.values()
+    floats = all(one.quant.name in ("F32", "F16", "BF16") for one in weights)
+    is_ternary = any(map(registry.rounds_activations, weights))
+    is_float = not is_ternary and (floats or isinstance(model.ops, ReferenceOps))
+    return "float" if is_float else "int8"
 
 
 def _our_prompt(model: LanguageModel, prompt: Prompt) -> PromptTrace:
@@ -156,22 +148,19 @@ def _our_prompt(model: LanguageModel, prompt: Prompt) -> PromptTrace:
         error = f"id {max(ids)} is outside the vocabulary of {size}"
     if error:
         return PromptTrace(prompt.text, ids, error=error, first=prompt.first)
-    tokens: list[int] = []
-    gaps: list[float] = []
-    positions: tuple[Position, ...] = ()
     try:
         cache = KVCache(model.config, len(ids))
         forward = partial(model.engine.model.forward, cache=cache)
-        positions = prompt_trace(forward, replace(prompt, steps=0)).positions
-        if prompt.steps:
-            params = Request(prompt.steps, lookup=0, logprobs=2)
-            for piece in model.engine.generate(ids, params):
-                assert piece.token is not None  # it is not cancelled
-                tokens.append(piece.token)
-                gaps.append(piece.top_logprobs[0][1] - piece.top_logprobs[1][1])
+        answer = prompt_trace(forward, replace(prompt, steps=0))
+        if not prompt.steps:
+            return answer
+        pieces = list(model.engine.generate(ids, Request(prompt.steps, lookup=0, logprobs=2)))
     except BitnetError as failure:
-        error = failure.message
-    return PromptTrace(prompt.text, ids, positions, tuple(tokens), tuple(gaps), error, prompt.first)
+        return PromptTrace(prompt.text, ids, error=failure.message, first=prompt.first)
+    best = [piece.top_logprobs for piece in pieces]
+    gaps = tuple(first[1] - second[1] for first, second, *_ in best)
+    tokens = tuple(piece.token for piece in pieces if piece.token is not None)
+    return replace(answer, greedy=tokens, top2_gaps=gaps)
 
 
 _LEAST = 10  # tokens stored at a position; fewer than that are not a distribution
@@ -183,8 +172,7 @@ def faults_of(
 ) -> tuple[str, ...]:
     """Descriptions of what *trace* lacks or has beyond the request; empty if it is whole.
 
-    *texts* is the number of texts to tokenize. A position holds at least ten tokens, or the whole
-    *vocabulary*.
+    *texts* is the number of texts to tokenize.
     """
     faults = []
     if len(trace.prompts) != len(prompts):
@@ -242,40 +230,36 @@ def cross_validate(
     """
     tokenizer = model.tokenizer if model is not None else tokenizer
     assert tokenizer is not None  # there is one or the other
-    digest = read_files(checkpoint).digest if facts is None else ""
-    facts = facts or TestedModel(checkpoint.path.name, digest, checkpoint.architecture)
+    if facts is None:
+        digest = read_files(checkpoint).digest
+        facts = TestedModel(checkpoint.path.name, digest, checkpoint.architecture)
     prompts = prompts_for(model, reference.recording, texts, options) if model is not None else ()
-    to_tokenize = texts_for(reference, texts)
+    to_tokenize = texts_for(reference, tokenizer, texts)
     question = Question(checkpoint, prompts, to_tokenize, thread_count(), notify)
     evidence = _plan(model, tokenizer, reference, question, options, facts, texts)
-    if model is None and not to_tokenize:
-        return _as_in_a_file(replace(evidence, faults={"reference": ()})), None
+    trace: Trace | None = None
     try:
-        theirs = reference.trace(question)
+        trace = reference.trace(question)
     except (ReferenceUnavailable, EngineFailed) as error:
         severity: Severity = "skipped" if isinstance(error, ReferenceUnavailable) else "failed"
         no_answer = Finding(severity, "reference", error.message, error.hint)
-        return _as_in_a_file(replace(evidence, no_answer=no_answer)), None
-    # A reference without a tokenizer was not asked for ids: that check is not run.
-    count = 0 if theirs.tokenized is None else len(to_tokenize)
-    size = tokenizer.vocab_size if model is None else model.config.vocab_size
-    evidence = replace(
-        evidence,
-        reference=theirs.engine,
-        faults={"reference": faults_of(theirs, prompts, texts=count, vocabulary=size)},
-        tokenizer_parity=tokenizer_parity(tokenizer, theirs, to_tokenize),
-    )
-    if model is None:
-        return _as_in_a_file(evidence), theirs
-    evidence, exact = _Comparison(model, reference, question).run(evidence, theirs)
-    trace = replace(theirs, exact=exact)
-    live = reference.recording is None
-    return _as_in_a_file(evidence), replace(trace, model_sha256=facts.sha256) if live else trace
-
-
-def _as_in_a_file(evidence: Evidence) -> Evidence:
-    """*evidence* with its numbers as a report has them."""
-    return from_json(Evidence, to_json(evidence))
+        evidence = replace(evidence, no_answer=no_answer)
+    else:
+        # A reference without a tokenizer was not asked for ids: that check is not run.
+        count = 0 if trace.tokenized is None else len(to_tokenize)
+        size = tokenizer.vocab_size if model is None else model.config.vocab_size
+        evidence = replace(
+            evidence,
+            reference=trace.engine,
+            faults={"reference": faults_of(trace, prompts, texts=count, vocabulary=size)},
+            tokenizer_parity=tokenizer_parity(tokenizer, trace, to_tokenize),
+        )
+        if model is not None:
+            evidence, exact = _Comparison(model, reference, question).run(evidence, trace)
+            trace = replace(trace, exact=exact)
+            if evidence.plan.live:
+                trace = replace(trace, model_sha256=facts.sha256)
+    return from_json(Evidence, to_json(evidence)), trace  # with its numbers as a report has them
 
 
 def _plan(
@@ -293,21 +277,18 @@ def _plan(
         kind = model.config.kv_type
         backend = model.backend if kind == "f16" else f"{model.backend}, {kind} keys and values"
     source = tokenizer.source.replace("\\", "/")  # shown without folders of the machine
-    module = getattr(native.module(), "__file__", None)
     ours = EngineFacts("bitnet", __version__)
-    if module:
+    if module := getattr(native.module(), "__file__", None):
         ours = replace(ours, library=Path(module).name, library_sha256=digest_of(Path(module)))
     return Evidence(
         schema_version=SCHEMA_VERSION,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         plan=Plan(
             against=reference.name,
-            independent=reference.independent,
-            live=recording is None,
             float64=recording is None or recording.exact is not None,
             asked=tuple(texts),
             limit=options.max_positions,
-            greedy=0 if model is None else options.greedy,
+            greedy=0 if model is None or _has_experts(model) else options.greedy,
             texts=len(question.texts),
             tokenizer_only=model is None,
             require_real=options.require_real,
@@ -325,6 +306,7 @@ def _plan(
             tokenizer_sha256=tokenizer.fingerprint,
             vocab_size=tokenizer.vocab_size,
             layers=0 if model is None else model.config.n_layers,
+            has_experts=model is not None and _has_experts(model),
         ),
         ours=ours,
         backend=backend,
@@ -344,39 +326,35 @@ class _Comparison:
     def run(self, evidence: Evidence, theirs: Trace) -> tuple[Evidence, Trace | None]:
         """*evidence* with all traces compared, and the float64 pass.
 
-        A recording brings its own pass: today's would run the very file in question, and is only
-        compared with the recorded one.
+        A recording brings its own pass: today's would run the very file in question.
         """
         model, reference, question = self.model, self.reference, self.question
         self.graph, self.exact = model.engine.model, Float64()
         question.notify("running the model")
-        live, size = evidence.plan.live, model.config.vocab_size
-        before = read_counters(self.graph)
+        size, before = model.config.vocab_size, read_counters(self.graph)
         ours = our_trace(model, question)
         kernels = kernels_since(self.graph, before)
         our_engine = replace(evidence.ours, arithmetic=ours.engine.arithmetic)
         evidence = replace(evidence, ours=our_engine)
         alone = replace(question, prompts=tuple(replace(it, steps=0) for it in question.prompts))
-        exact, today = theirs.exact, None
+        exact = theirs.exact
         if isinstance(reference, Float64):
-            exact, alone, self.exact = theirs, question, reference
-        elif live:
+            prompts = tuple(replace(it, greedy=(), top2_gaps=()) for it in theirs.prompts)
+            self.exact, exact = reference, replace(theirs, prompts=prompts)
+        elif evidence.plan.live:
             exact = self.exact.trace(alone)
-        elif exact is not None:
-            today = self.exact.trace(alone)
         faults = evidence.faults | {"ours": faults_of(ours, question.prompts, vocabulary=size)}
         if exact is not None:
             faults["float64"] = faults_of(exact, alone.prompts, vocabulary=size)
-        rows, greedy = compare(ours, theirs, exact=exact, today=today)
+        rows, greedy = compare(ours, theirs, exact=exact)
         operations: dict[str, tuple[Operation, ...]] = {}
-        if live and question.prompts:
-            rows = self._mark(rows, question)
+        if evidence.plan.live and question.prompts:
             tie = near_tie(evidence)
             greedy = tuple(self._arbitrate(row, ours.prompts[row.prompt], tie) for row in greedy)
             operations, fault = self._operations(ours)
             faults["ours"] += (fault,) if fault else ()
-        tokens = (token for row in rows for token in (row.ours, row.theirs, row.exact))
-        best = sorted({token for token in tokens if token is not None})
+        tokens = {id for prompt in question.prompts for id in prompt.ids}
+        tokens |= {id for row in rows for id in (row.ours, row.theirs) if id is not None}
         return replace(
             evidence,
             compute_path=compute_path(self.graph, model.tokenizer, kernels),
@@ -385,32 +363,8 @@ class _Comparison:
             rows=rows,
             greedy=greedy,
             operations=operations,
-            spellings={str(token): model.tokenizer.decode([token]) for token in best},
+            spellings={str(id): model.tokenizer.decode([id]) for id in sorted(tokens)},
         ), exact
-
-    def _mark(self, rows: tuple[Row, ...], question: Question) -> tuple[Row, ...]:
-        """*rows* with the engines that choose other experts there in a near-tie, where it is known.
-
-        The reference is asked for the logits of its routers.
-        """
-        if not has_routers(self.graph):
-            return rows
-        question.notify("comparing choices of experts")
-        exact, flags = self.exact.model(question.checkpoint), {}
-        theirs = self.reference.routers(question) if self.reference.independent else None
-        for number, prompt in enumerate(question.prompts):
-            if not prompt.ids or prompt.error:
-                continue
-            right = routers(exact, prompt.ids, dtype=np.float64)
-            flags[number, "ours"] = find_reroutes(exact, right, routers(self.graph, prompt.ids))
-            if theirs is not None:
-                flags[number, "theirs"] = find_reroutes(exact, right, theirs[number])
-
-        def engines(row: Row) -> tuple[str, ...]:
-            each = ((it, flags.get((row.prompt, it), ())) for it in ("ours", "theirs"))
-            return tuple(it for it, its in each if row.position < len(its) and its[row.position])
-
-        return tuple(replace(row, rerouted=engines(row)) for row in rows)
 
     def _arbitrate(self, row: Row, answer: PromptTrace, tie: float) -> Row:
         """A continuation, with the float64 pass asked where it parts for good."""
@@ -419,8 +373,7 @@ class _Comparison:
         ids = (*answer.ids, *answer.greedy[: row.position])
         alone = replace(self.question, prompts=(Prompt(answer.prompt, ids, len(ids) - 1),))
         (truth,) = self.exact.trace(alone).prompts
-        (last,) = self._mark((replace(row, prompt=0, position=len(ids) - 1),), alone)
-        return replace(row, exact=truth.positions[-1].ids[0], rerouted=last.rerouted)
+        return replace(row, exact=truth.positions[-1].ids[0])
 
     def _operations(self, ours: Trace) -> tuple[dict[str, tuple[Operation, ...]], str]:
         """Operations of ours, and of a reference with intermediates, on the longest prompt.

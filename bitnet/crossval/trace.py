@@ -15,17 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -95,7 +85,6 @@ class Prompt:
     first: int = 0  # index of the first id whose position is compared
     steps: int = 0  # tokens of its greedy continuation
     error: str = ""  # reason why it cannot be run
-    tokens: tuple[str, ...] = ()  # text of each of *ids*
 
 
 @dataclass(frozen=True)
@@ -222,11 +211,12 @@ def from_json(
 
     In *partial* values, what is missing has its default, and what is unknown is ignored.
     """
+    hint = "write the report again"
 
     def expect(right: bool, value: Any, where: str, expected: object) -> Any:
         if not right:
             text = f"{where} is {str(value)[:60]!r}, expected {expected}"
-            raise InvalidFormat(text, hint="write the report again")
+            raise InvalidFormat(text, hint=hint)
         return value
 
     def read(kind: Any, values: Any, where: str) -> Any:
@@ -237,10 +227,10 @@ def from_json(
             wrong = sorted(names.keys() ^ values.keys())
             if wrong and not partial:
                 what = "has an unknown field" if wrong[0] in values else "lacks the field"
-                raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint="write the report again")
+                raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint=hint)
             some, make = names.keys() & values.keys(), cast("Any", kind)
             return make(**{it: read(names[it], values[it], f"{where}.{it}") for it in some})
-        if origin in (Union, UnionType):
+        if origin is UnionType:
             (inner,) = [it for it in arguments if it is not NoneType]
             return None if values is None else read(inner, values, where)
         if origin is Literal:
@@ -326,10 +316,6 @@ class Reference(ABC):
         """
         return None
 
-    def routers(self, _question: Question) -> Sequence[Mapping[str, NDArray[Any]]] | None:
-        """Logits of the routers of each prompt, by layer, ``(T, experts)``; None if it has none."""
-        return None
-
 
 class Recorded(Reference):
     """A recorded trace, which brings its own prompts."""
@@ -341,40 +327,9 @@ class Recorded(Reference):
         self.recording = trace_from(read_json(path, hint=_RECORD), name=path.name)
 
     def trace(self, question: Question) -> Trace:
-        """The recorded answers to *question*, limited to its prompts and steps."""
-        recording, exact = self.recording, self.recording.exact
-        tokenized = recording.tokenized
+        """The recorded answers, to the prompts that it brings if any are asked."""
+        tokenized, prompts = self.recording.tokenized, self.recording.prompts
         if tokenized is None:
-            tokenized = tuple(one.ids for one in recording.prompts)
-        alone = tuple(replace(prompt, steps=0) for prompt in question.prompts)
-        return replace(
-            recording,
-            prompts=_select(recording, question.prompts),
-            tokenized=tokenized,
-            exact=exact and replace(exact, prompts=_select(exact, alone)),
-        )
-
-
-def _select(recording: Trace, prompts: tuple[Prompt, ...]) -> tuple[PromptTrace, ...]:
-    """The answers of *recording* to *prompts*, limited to their ids, positions and steps."""
-    left = list(recording.prompts)
-    answers = []
-    for prompt in prompts:
-        count, steps = len(prompt.ids), slice(prompt.steps)
-        while left and (left[0].prompt != prompt.text or left[0].ids[:count] != prompt.ids):
-            del left[0]
-        if not left:
-            break
-        answer = left.pop(0)
-        first = max(prompt.first, answer.first)
-        answers.append(
-            replace(
-                answer,
-                ids=answer.ids[:count],
-                positions=answer.positions[first - answer.first : count - answer.first],
-                greedy=answer.greedy[steps],
-                top2_gaps=answer.top2_gaps[steps],
-                first=first,
-            )
-        )
-    return tuple(answers)
+            tokenized = tuple(one.ids for one in prompts)
+        asked = prompts if question.prompts else ()
+        return replace(self.recording, prompts=asked, tokenized=tokenized)

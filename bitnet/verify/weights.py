@@ -17,7 +17,6 @@ limit is at least twice what either has, and values beyond it are warnings:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,32 +52,20 @@ def _unusual(text: str) -> Finding:
     return Finding("warning", "weights", text)
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """Scale of each block: its offset, its type, and whether quantizers write negative ones."""
-
-    offset: int
-    dtype: str = "<f2"
-    signed: bool = False
-
-
-# Block layouts of ggml (ggml-common.h); minima (``m``) may have either sign, steps (``d``) only
-# where the quantizer takes the extreme value with its sign.
-_SCALES: dict[str, tuple[_Scale, ...]] = {
-    "Q4_0": (_Scale(0, signed=True),),
-    "Q4_1": (_Scale(0), _Scale(2, signed=True)),
-    "Q5_0": (_Scale(0, signed=True),),
-    "Q5_1": (_Scale(0), _Scale(2, signed=True)),
-    "Q8_0": (_Scale(0),),
-    "Q2_K": (_Scale(80), _Scale(82)),
-    "Q3_K": (_Scale(108, signed=True),),
-    "Q4_K": (_Scale(0), _Scale(2)),
-    "Q5_K": (_Scale(0), _Scale(2)),
-    "Q6_K": (_Scale(208, signed=True),),
-    "Q8_K": (_Scale(0, "<f4", signed=True),),
-    "IQ4_NL": (_Scale(0, signed=True),),
-    "IQ4_XS": (_Scale(0, signed=True),),
-} | {name: (_Scale(layout.scale_at),) for name, layout in SCALED_BLOCKS.items()}
+# Scales of each block: their offset, their type, and True if quantizers write negative ones. Block
+# layouts of ggml (ggml-common.h); minima (``m``) may have either sign, steps (``d``) only where the
+# quantizer takes the extreme value with its sign.
+_SCALES: dict[str, tuple[tuple[int, str, bool], ...]] = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), ((0, "<f2", True),)),
+    **dict.fromkeys(("Q4_1", "Q5_1"), ((0, "<f2", False), (2, "<f2", True))),
+    **dict.fromkeys(("Q4_K", "Q5_K"), ((0, "<f2", False), (2, "<f2", False))),
+    "Q8_0": ((0, "<f2", False),),
+    "Q2_K": ((80, "<f2", False), (82, "<f2", False)),
+    "Q3_K": ((108, "<f2", True),),
+    "Q6_K": ((208, "<f2", True),),
+    "Q8_K": ((0, "<f4", True),),
+    **{name: ((layout.scale_at, "<f2", False),) for name, layout in SCALED_BLOCKS.items()},
+}
 _FLOATS = {"F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80), "F32": ("<u4", 0x7F800000)}
 _ALL_ZERO_CODES = 0x55  # a byte of four I2_S codes for 0
 
@@ -134,10 +121,10 @@ def _number_anomalies(
 def _block_anomalies(weight: Weight) -> list[Finding]:
     anomalies, present = [], np.zeros(0, dtype=bool)
     blocks = weight.data.reshape(-1, weight.quant.type_size)
-    for scale in _SCALES[weight.quant.name]:
-        end = scale.offset + np.dtype(scale.dtype).itemsize
-        values = np.ascontiguousarray(blocks[:, scale.offset : end]).view(scale.dtype)
-        anomalies += _scale_anomalies(weight, values.astype(np.float32), scale)
+    for offset, dtype, signed in _SCALES[weight.quant.name]:
+        end = offset + np.dtype(dtype).itemsize
+        values = np.ascontiguousarray(blocks[:, offset:end]).view(dtype)
+        anomalies += _scale_anomalies(weight, values.astype(np.float32), signed=signed)
         nonzero = values.reshape(-1) != 0
         present = nonzero if not present.size else present | nonzero
     if any(anomaly.failed for anomaly in anomalies):
@@ -152,19 +139,17 @@ def _block_anomalies(weight: Weight) -> list[Finding]:
     return anomalies + _zero_rows(weight, present.reshape(*weight.shape[:-1], -1).any(axis=-1))
 
 
-def _scale_anomalies(weight: Weight, values: NDArray[np.float32], scale: _Scale) -> list[Finding]:
+def _scale_anomalies(weight: Weight, values: NDArray[np.float32], *, signed: bool) -> list[Finding]:
     name, encoding = weight.name, weight.quant.name
-    bad = int(np.count_nonzero(~np.isfinite(values)))
-    if bad:
+    if bad := int(np.count_nonzero(~np.isfinite(values))):
         return [_wrong(f"{name}: {bad:,} scales are NaN or infinite")]
     anomalies = []
-    negative = 0 if scale.signed else int(np.count_nonzero(values < 0))
-    if negative:
+    if not signed and (negative := int(np.count_nonzero(values < 0))):
         text = f"{name}: {negative:,} negative scales, which no quantizer of {encoding} writes"
         anomalies.append(_unusual(text))
     sizes = np.abs(values[values != 0])
-    if sizes.size and float(sizes.max()) > LARGEST_RATIO * float(np.median(sizes)):
-        ratio = float(sizes.max()) / float(np.median(sizes))
+    ratio = float(sizes.max() / np.median(sizes)) if sizes.size else 0.0
+    if ratio > LARGEST_RATIO:
         text = f"{name}: the largest scale is {ratio:,.0f} times the median one"
         anomalies.append(_unusual(text))
     return anomalies
@@ -251,14 +236,12 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
         try:
             with np.errstate(all="ignore"):  # a scale may be infinite
                 values = _sample(weight)
+                squares = np.square(values, dtype=np.float64)
+                size = math.sqrt(squares.mean()) if values.size else math.nan
         except BitnetError:
-            continue  # the check of weights reports it
-        if not values.size:
-            continue  # the same
-        with np.errstate(all="ignore"):
-            size = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+            continue  # the check of weights reports it, and the next
         if not math.isfinite(size):
-            continue  # the same
+            continue
         if name.startswith("blk."):
             kinds.setdefault(name.split(".", 2)[2], {})[name] = size
         if len(weight.shape) > 1:
@@ -289,21 +272,18 @@ def _sample(weight: Weight) -> NDArray[np.float32]:
 def _odd_rows(name: str, values: NDArray[np.float32]) -> Iterator[str]:
     sizes = np.sqrt(np.mean(np.square(values, dtype=np.float64), axis=-1)).reshape(-1)
     sizes = sizes[sizes > 0]
-    if not sizes.size:
-        return
-    ratio = float(sizes.max() / np.median(sizes))
+    ratio = float(sizes.max() / np.median(sizes)) if sizes.size else 0.0
     if not ratio <= LARGEST_ROW:
         yield f"{name}: a row is {ratio:,.0f} times the size of the median one"
 
 
 def _odd_norm(name: str, values: NDArray[np.float32]) -> Iterator[str]:
-    negative = float(np.mean(values < 0))
+    negative, sizes = float(np.mean(values < 0)), np.abs(values)
     if not negative <= MOST_NEGATIVE:
         yield f"{name}: {negative:.0%} of its numbers are negative"
-    sizes = np.abs(values)
-    middle = float(np.median(sizes))
-    if middle and not float(sizes.max()) <= LARGEST_OF_NORM * middle:
-        yield f"{name}: a number is {float(sizes.max()) / middle:,.0f} times the median one"
+    largest, middle = float(sizes.max()), float(np.median(sizes))
+    if middle and not largest <= LARGEST_OF_NORM * middle:
+        yield f"{name}: a number is {largest / middle:,.0f} times the median one"
 
 
 def _copies_within(weight: Weight) -> Iterator[str]:

@@ -284,9 +284,8 @@ def test_several_scales_do_not_fit_i2_s(tmp_path):
     source = ternary_file(tmp_path / "in.gguf", "TQ2_0", by_row)
     with pytest.raises(Unsupported, match="2 different scales"):
         convert(source, tmp_path / "out.gguf", ConvertOptions("I2_S"))
-    convert(source, tmp_path / "out.gguf", ConvertOptions("I2_S", allow_lossy=True))
-    scales = [ternary.scales.item() for ternary in matrices(tmp_path / "out.gguf").values()]
-    assert all(0.3 < scale < 0.45 for scale in scales)
+    with pytest.raises(Unsupported, match="2 different scales"):
+        convert(source, tmp_path / "out.gguf", ConvertOptions("I2_S", allow_lossy=True))
 
 
 def test_iq2_bn_holds_a_scale_per_row_and_no_more(tmp_path):
@@ -307,9 +306,6 @@ def test_iq2_bn_holds_a_scale_per_row_and_no_more(tmp_path):
     blocks = ternary_file(tmp_path / "blocks.gguf", "TQ2_0", by_block)
     with pytest.raises(Unsupported, match="2 different scales, IQ2_BN holds one per row"):
         convert(blocks, tmp_path / "no.gguf", ConvertOptions("IQ2_BN"))
-    convert(blocks, tmp_path / "mean.gguf", ConvertOptions("IQ2_BN", allow_lossy=True))
-    means = matrices(tmp_path / "mean.gguf")["blk.0.ffn_down.weight"].scales
-    assert ((means > 0.1) & (means < 0.25)).all()
 
 
 def test_a_scale_too_large_for_float16_is_refused_for_good(tmp_path):

@@ -11,8 +11,7 @@ from crossval_evidence import verdict_on_float64
 from tiny_models import ternary_gguf, tiny_gguf
 
 from bitnet.base.errors import ReferenceUnavailable, UsageError
-from bitnet.crossval import llama_api
-from bitnet.crossval.llama_api import Llama
+from bitnet.crossval.reference_process import Llama, _Params
 from bitnet.crossval.references import BitnetCpp, choose
 from bitnet.crossval.trace import EngineFailed, Prompt, Question
 from bitnet.formats.containers import open_checkpoint
@@ -55,12 +54,12 @@ def test_without_a_build_it_says_what_to_set(ternary):
 def test_a_folder_that_is_not_there_is_a_mistake_and_no_absence(ternary, monkeypatch):
     monkeypatch.setenv("BITNET_CPP_DIR", "/no/such/folder")
     for name in ("", "bitnet.cpp"):
-        with pytest.raises(UsageError, match="/no/such/folder: there is no such folder"):
+        with pytest.raises(UsageError, match="/no/such/folder: there is no libllama"):
             choose(name, ternary).trace(question(ternary))
 
 
 def test_a_folder_without_a_library_is_not_a_build(ternary, library):
-    with pytest.raises(UsageError, match="nothing was built there"):
+    with pytest.raises(UsageError, match="there is no libllama"):
         choose("bitnet.cpp", ternary).trace(question(ternary))
 
 
@@ -100,7 +99,7 @@ class Old:
         self.raw = raw
 
     def llama_context_default_params(self):
-        params = llama_api._Params()
+        params = _Params()
         params.raw[: len(self.raw)] = list(self.raw)
         return params
 

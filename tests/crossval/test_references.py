@@ -4,7 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -78,9 +78,8 @@ def test_llama_cpp_gives_intermediates(checkpoint):
 class Unconverted(IkLlamaCpp):
     """ik_llama.cpp given the file as it is, which it misreads."""
 
-    @contextmanager
     def _file(self, question, folder):
-        yield question.checkpoint.path
+        return question.checkpoint.path
 
 
 @needs("ik_llama_cpp")
@@ -89,9 +88,8 @@ def test_wrong_logits_of_a_file_that_loads_are_rejected(ternary):
         silent = Unconverted().trace(question(ternary))
         verdict = judged(ternary, silent)
         assert verdict.status != "passed"
-        # Rejected; or, as what it reads varies, it guesses the ids of the prompt better than we do.
         (checked,) = (one for one in verdict.findings if one.subject == "reference")
-        assert checked.severity in ("skipped", "failed")
+        assert checked.failed
 
 
 @needs("ik_llama_cpp")
@@ -100,7 +98,6 @@ def test_the_same_weights_converted_are_accepted(ternary):
     verdict = judged(ternary, found)
     (checked,) = (one for one in verdict.findings if one.subject == "reference")
     assert not checked.failed
-    assert not verdict.reference_rejected
 
 
 @needs("ik_llama_cpp")

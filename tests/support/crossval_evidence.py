@@ -9,7 +9,7 @@ from bitnet.crossval.references import Float64
 from bitnet.crossval.trace import EngineFacts, Prompt, Question
 
 ROW = Row(
-    *(0, 0, 1, 1, 3.0, 1e-3, 2.0, 2.0, 1, 2.0),
+    *(0, 0, 1, 1, 3.0, 1e-3, 2.0, 2.0, 1),
     ours_kl=1e-3,
     ours_scale=1.0,
     theirs_kl=1e-3,
@@ -26,9 +26,9 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
     rows = tuple(replace(row, position=at) for at, row in enumerate(rows))
     count = len(rows)
     made = Evidence(
-        schema_version=8,
+        schema_version=9,
         created="2026-01-01T00:00:00+00:00",
-        plan=Plan("llama.cpp", True, True, True, ("p",), 256, 8 if greedy else 0, 3),
+        plan=Plan("llama.cpp", True, ("p",), 256, 8 if greedy else 0, 3),
         machine={"system": "Linux", "processor": "x86_64"},
         model=TestedModel("m.gguf", "ab" * 32, "llama", "m.gguf", vocab_size=64, layers=1),
         ours=EngineFacts("bitnet", "1", "int8", "module.so", "ef" * 32),
@@ -38,7 +38,7 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
         kernels={"linear/Q8_0/scalar": 9},
         faults={"ours": (), "reference": (), "float64": ()},
         tokenizer_parity=parity,
-        prompts=(Prompt("p", tuple(range(count)), 0, 8 if greedy else 0, "", ("t",) * count),),
+        prompts=(Prompt("p", tuple(range(count)), 0, 8 if greedy else 0),),
         rows=rows,
         greedy=tuple(greedy),
         operations={"bitnet": STEPS},

@@ -177,12 +177,6 @@ def test_invalid_ternary_codes_fail(tmp_path):
     assert found["weights"].severity == "failed"
 
 
-def test_shares_of_ternary_codes_are_told(tmp_path):
-    change = replaced("blk.0.attn_q.weight", lambda entry: i2_s(entry.name, entry.shape))
-    found = verdicts(rewritten(tmp_path / "m.gguf", change))
-    assert found["weights"].text.endswith("ternary: -1 33.3%, 0 33.3%, +1 33.3%")
-
-
 def test_flat_logits_fail(tmp_path):
     def damage(entry):
         return Tensor(entry.name, entry.shape, 0, bytes(len(entry.data)))
