@@ -32,16 +32,11 @@ def differences(
     checkpoint: Checkpoint, config: ModelConfig, jobs: Sequence[Job]
 ) -> Iterator[Finding]:
     """Every engine that computes the file made of *jobs* differently from *checkpoint*."""
-    for engine, text in (*_of_file(checkpoint, config, jobs), *_of_model(checkpoint, config)):
+    for engine, text in (*_of_file(jobs), *_of_model(checkpoint, config)):
         yield Finding("warning", engine, text)
 
 
-def is_dynamic(checkpoint: Checkpoint) -> bool:
-    """True if the position embedding of *checkpoint* depends on the length of the sequence."""
-    return bool(checkpoint.value("rope.scaling.type", "none") == "dynamic")
-
-
-def _of_file(checkpoint: Checkpoint, config: ModelConfig, jobs: Sequence[Job]) -> _Texts:
+def _of_file(jobs: Sequence[Job]) -> _Texts:
     if changed := [job for job in jobs if not job.keeps_rounding]:
         before, after = changed[0].weight.quant.name, changed[0].target.name
         rounds = "rounds" if changed[0].target.is_ternary else "no longer rounds"
@@ -51,9 +46,6 @@ def _of_file(checkpoint: Checkpoint, config: ModelConfig, jobs: Sequence[Job]) -
     if min(widths, default=SHORTEST_ROW) < SHORTEST_ROW:
         what = f"aborts at products of IQ2_BN with rows of fewer than {SHORTEST_ROW} weights; here "
         yield "ik_llama.cpp", f"{what}{min(widths)}"
-    if is_dynamic(checkpoint):
-        what = f"positions beyond {config.context_length:,} are not stretched: "
-        yield _EVERY, f"{what}GGUF cannot say dynamic rope scaling"
     for name in sorted({job.target.name for job in jobs} & {"I2_S", "IQ2_BN"}):
         yield _LLAMA_CPP, f"does not load {name}"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import TokenizerNotFound, Unsupported
-from bitnet.convert.engines import is_dynamic
 from bitnet.convert.options import MIXTURES
 from bitnet.families.family import find_zero, of_gguf
 from bitnet.formats.containers import INPUTS, effective_keys
@@ -42,6 +41,11 @@ _FILE_TYPES = {
 
 def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes]:
     """All keys of the new file."""
+    if checkpoint.value("rope.scaling.type", "none") == "dynamic":  # llama.cpp aborts at it
+        raise Unsupported(
+            f"{checkpoint.path.name}: its rope scaling is dynamic, and GGUF has no word for it",
+            hint="run the model as it is",
+        )
     about: dict[str, Any] = {
         "general.file_type": _FILE_TYPES[request.type],
         "general.quantization_version": 2,
@@ -66,18 +70,6 @@ def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes
         elif pre := request.pre or _missing_pre(gguf):
             about["tokenizer.ggml.pre"] = pre
     keys |= {key: encode_value(value) for key, value in about.items()}
-    if is_dynamic(checkpoint):
-        # Dynamic RoPE must begin where the context ends: then a file without it is right.
-        context, prefix = checkpoint.integer("context_length"), checkpoint.architecture
-        original = checkpoint.integer("rope.scaling.original_context_length", context)
-        if original < context:
-            raise Unsupported(
-                f"{checkpoint.path.name}: rope scaling is dynamic from position {original:,} on, "
-                "and GGUF has no word for it",
-                hint="run the folder as it is",
-            )
-        for key in ("type", "factor", "original_context_length"):
-            keys.pop(f"{prefix}.rope.scaling.{key}", None)  # llama.cpp aborts at the type
     return keys
 
 

@@ -26,7 +26,6 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -298,14 +297,12 @@ def attest(
     checkpoint: Checkpoint,
     *,
     name: str = "",
-    files: tuple[str, ...] = (),
     tokenizer: Tokenizer | None = None,
     trace: bool = True,
 ) -> Attestation:
     """Attestation of *checkpoint*, called *name* or as its file.
 
-    *files* are the names under which it is published and which no other content may have. With
-    *trace* both backends run over a few tokens, of its own *tokenizer*.
+    With *trace* both backends run over a few tokens, of its own *tokenizer*.
     """
     from bitnet.verify.trace import record
 
@@ -318,8 +315,7 @@ def attest(
         keys,
         {key: Grid.of(items) for key, items in content.lists.items() if len(items)},
         record(checkpoint, tokenizer) if trace else {},
-        files,
-        checkpoint.inventory.unread_sha256(unread_files(checkpoint)),
+        unread=checkpoint.inventory.unread_sha256(unread_files(checkpoint)),
     )
 
 
@@ -347,11 +343,8 @@ def attestation_of(against: str) -> Attestation:
         return attest(open_checkpoint(path), trace=False)
     attestation = attestations_by_name().get(against)
     if attestation is None:
-        near = get_close_matches(against, attestations_by_name(), n=1)
-        meant = (
-            f"did you mean {near[0]}?" if near else f"known: {', '.join(attestations_by_name())}"
-        )
-        raise NotFound(f"no file and no known model {against!r}", hint=meant)
+        known = f"known: {', '.join(attestations_by_name())}"
+        raise NotFound(f"no file and no known model {against!r}", hint=known)
     return attestation
 
 

@@ -145,18 +145,6 @@ def test_the_file_is_read_back_as_the_folder_was_or_its_loss_is_named(case, tmp_
 
 
 @with_llama_cpp
-def test_dynamic_rope_is_left_out_where_it_begins_beyond_the_context(tmp_path):
-    scaling = {"rope_type": "dynamic", "factor": 4.0}
-    folder = tiny_folder(tmp_path / "model", "llama", rope_scaling=scaling)
-    file = tmp_path / "model.gguf"
-    done = convert(tokenizer_folder(folder, TOKENS), file, ConvertOptions("F32"))
-    assert [one.subject for one in done.warnings] == ["every engine"]
-    assert "positions beyond 64 are not stretched" in done.warnings[0].text
-    (theirs,) = llama_cpp(file, [IDS], tmp_path)
-    assert distance(ours(folder), theirs) < SAME
-
-
-@with_llama_cpp
 @pytest.mark.parametrize("family", ["phi3", "llama"])
 @pytest.mark.parametrize("more", [{}, {"attention_factor": 1.4}])
 def test_longrope_is_the_same_beyond_its_first_context(family, more, tmp_path):
@@ -182,11 +170,11 @@ def test_what_llama_cpp_would_compute_as_nothing_is_refused(family, keys, zero, 
     assert not file.exists()
 
 
-def test_dynamic_rope_within_the_context_is_refused(tmp_path):
+def test_dynamic_rope_is_refused(tmp_path):
     scaling = {"scaling.type": "dynamic", "scaling.original_context_length": 16}
     keys = {f"llama.rope.{key}": value for key, value in scaling.items()}
     source = tiny_gguf(tmp_path / "in.gguf", **keys)
-    with pytest.raises(Unsupported, match="dynamic from position 16 on"):
+    with pytest.raises(Unsupported, match="its rope scaling is dynamic"):
         convert(source, tmp_path / "out.gguf", ConvertOptions("F32"))
     assert not (tmp_path / "out.gguf").exists()
 

@@ -180,7 +180,7 @@ def test_lists_that_differ_much_are_told_apart(now, expected):
 
 
 def test_a_file_of_an_attestation_gives_it_back(original, tmp_path):
-    made = attest(open_checkpoint(original), name="m", files=("a.gguf",))
+    made = replace(attest(open_checkpoint(original), name="m"), files=("a.gguf",))
     jsonschema.validate(json.loads(made.text()), SCHEMA)
     made.write(tmp_path / "a.json")
     assert Attestation.read(tmp_path / "a.json") == made
