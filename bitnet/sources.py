@@ -175,7 +175,7 @@ def for_model(architecture: str, vocab_size: int) -> Source | None:
         if source.vocab_size == vocab_size
         and architecture.lower().startswith(tuple(source.family.split()))
     ]
-    return min(fitting, key=lambda source: source.gated, default=None)
+    return min(fitting, key=lambda source: bool(source.gated), default=None)
 
 
 def model_source(name: str) -> Source | None:
