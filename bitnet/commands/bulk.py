@@ -120,7 +120,7 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
     """
     import numpy as np
 
-    from bitnet.runtime.vectors import check_vectors, round_vectors
+    from bitnet.runtime.sequence import check_vectors, round_vectors
 
     target = Path(options.output) if options.output else None
     if target and (target.is_dir() or target.suffix.lower() not in _FORMS):

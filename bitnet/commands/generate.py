@@ -54,7 +54,7 @@ def run(
     once: a model with a chat template as a message, another one by continuing the text. With both,
     the piped text stands before the prompt. Otherwise it talks with you.
     """
-    from bitnet.runtime.conversation import Conversation
+    from bitnet.runtime.language_model import Conversation
 
     text = _question(prompt)
     instructions, name = decode_text(system, "--system"), model.model
@@ -242,7 +242,7 @@ def chat(
     On a terminal lines can be edited and recalled, and /help lists what else there is. From a pipe
     every line is a message, and the first error ends the program.
     """
-    from bitnet.runtime.conversation import Conversation
+    from bitnet.runtime.language_model import Conversation
 
     with open_model(model, common) as running:
         talk = Conversation(running, request, system=decode_text(system, "--system"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ def _serve(parts, options, model, common):
     ready = partial(_tell, options, narrate, common.fetch)
     with bind(options.host, options.port) as bound:  # before a client waits for a model
         models, metrics = _prepare_models(options, model, common, narrate)
-        with models:
+        with closing(models):
             if not options.models:
                 models.load_first()
             run(models, metrics, options, narrate, bound=bound, ready=ready)

@@ -1,78 +1,208 @@
-"""A conversation with a model: its messages and answers, also answers that were cut short."""
+"""Text of a conversation in the model's chat template, and the reasoning part of its answers.
+
+The marks of reasoning are those of the templates: ``<think>`` of DeepSeek-R1, Qwen 3 and SmolLM3,
+``[THINK]`` of Magistral and Ministral 3, ``<seed:think>`` of Seed-OSS, and the channel of gpt-oss.
+Some templates write the opening one at the end of the prompt.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import UsageError
-from bitnet.runtime.request import Request, check_messages, check_prompt
+from bitnet.base.errors import Unsupported, UsageError
+from bitnet.runtime.request import ReasoningRules, check_messages
+from bitnet.runtime.tool_calls import overlap
+from bitnet.runtime.tool_formats import (
+    HARMONY,
+    explain_tools,
+    format_of,
+    render_calls_as_text,
+    without_branch,
+)
+from bitnet.runtime.tools import read_tools
+from bitnet.tokenizer.chat import chat_template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from bitnet.runtime.answer import Answer
-    from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.piece import FinishReason
+    from bitnet.runtime.request import Request
+    from bitnet.runtime.tool_formats import CallFormat
+    from bitnet.runtime.tools import Tools
+    from bitnet.tokenizer import Tokenizer
+
+_CHANNEL = "<|channel|>analysis<|message|>"
+#: A text of the template that identifies them, and the marks.
+_MARKS = (
+    ("</think>", "<think>", "</think>"),
+    ("[/THINK]", "[THINK]", "[/THINK]"),
+    ("</seed:think>", "<seed:think>", "</seed:think>"),
+    ("<|channel|>", _CHANNEL, "<|end|>"),
+)
 
 
-class Conversation:
-    """A conversation of several turns; only the new part of each prompt is computed."""
+def conversation_text(
+    tokenizer: Tokenizer, request: Request
+) -> tuple[str, Tools | None, CallFormat | None]:
+    """The messages of *request* in the model's chat template, up to where the answer begins.
 
-    def __init__(self, model: LanguageModel, request: Request, *, system: str = "") -> None:
-        """An empty conversation with *model*, whose answers follow the settings of *request*.
+    If the template does not support tools, they are described in the system message, and the
+    calls and results of the conversation are written as text. A final message that is continued
+    ends the text. With it come the functions that may be called (``None``: none), and the format of
+    calls, or of messages with headers (``None``: the answer is text).
+    """
+    messages = request.messages or ()
+    check_messages(messages)
+    earlier = messages[:-1] if request.continue_final_message else messages
+    text, tools, form = _text(tokenizer, request, earlier)
+    if request.continue_final_message:
+        text += render_beginning(tokenizer, text, messages[-1])
+    return text, tools, form
 
-        Each answer uses the seed of the previous one plus one.
-        """
-        self.system = system  # instructions that come first; may be empty
-        self.turns: list[dict[str, str]] = []  # of user and assistant, oldest first
-        self.answer: Answer | None = None  # the last one that has a text
-        self.finish_reason: FinishReason | None = None  # its; None if it was cut short from outside
-        self.model = model
-        self.request = request.choice(0)
-        self._asked = 0
-        model.encode_chat([{"role": "user", "content": "-"}])
 
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """All messages, including the system's."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *self.turns]
+def _text(
+    tokenizer: Tokenizer, request: Request, messages: Sequence[Mapping[str, Any]]
+) -> tuple[str, Tools | None, CallFormat | None]:
+    template = chat_template(tokenizer)
+    tools = None
+    if request.tools:
+        parallel = request.parallel_tool_calls
+        tools = read_tools(request.tools, request.tool_choice, parallel=parallel)
 
-    def set_option(self, name: str, value: Any) -> None:
-        """Change the option *name* of the answers that follow."""
-        if name in ("prompt", "messages", "tools", "tool_choice"):
-            raise UsageError(f"{name} is not an option of a conversation")
-        self.request = Request.from_mapping({name: value}, self.request)
+    def render(messages: Iterable[Mapping[str, Any]], given: Any = None) -> str:
+        turns = [dict(message) for message in messages]
+        return template.render(turns, tools=given, variables=request.template_variables)
 
-    def load(self, messages: Any) -> None:
-        """Go on after *messages*; a first one of the system replaces the instructions."""
-        check_messages(messages)
-        for message in messages:
-            is_known = message["role"] in ("system", "user", "assistant")
-            if not is_known or not isinstance(message.get("content"), str):
-                raise UsageError("a conversation has texts of the system, the user, the assistant")
-        first = [message["content"] for message in messages[:1] if message["role"] == "system"]
-        self.system = first[0] if first else ""
-        self.turns = [dict(message) for message in messages[len(first) :]]
+    source = tokenizer.chat_template or ""
+    if "<|channel|>" in source:
+        messages = tuple(_one_call_each(messages))
+    spoken = any(one["role"] == "tool" or one.get("tool_calls") for one in messages)
+    if tools is None:
+        if spoken and "tool" not in source:
+            form = without_branch(source)
+            return render(render_calls_as_text(form, messages, "")), None, None
+        return render(messages), None, HARMONY if "<|channel|>" in source else None
+    if "tool" in source:
+        text = render(messages, tools.given)
+        if text != render(messages):
+            return text, tools, format_of(source)
+    form = without_branch(source)
+    prompt = explain_tools(form, tools.given)
+    try:
+        return render(render_calls_as_text(form, messages, prompt)), tools, form
+    except UsageError:  # some templates do not accept a system message either
+        return render(render_calls_as_text(form, messages, prompt, system=False)), tools, form
 
-    def ask(self, text: str) -> Iterator[str]:
-        """The answer to *text*, in pieces; closing the iterator cuts it short.
 
-        A message without any answer is forgotten; a partial answer is kept.
-        """
-        check_prompt(text)
-        self.turns.append({"role": "user", "content": text})
-        answer = None
-        self._asked += 1
-        try:
-            asked = replace(self.request.choice(self._asked - 1), messages=self.messages)
-            answer = self.model.answer(asked)
-            yield from answer
-        finally:
-            self.finish_reason = answer.finish_reason if answer is not None else None
-            if answer is not None and answer.text:
-                self.answer = answer
-                self.turns.append({"role": "assistant", "content": answer.text})
-            else:
-                self.turns.pop()
+def _one_call_each(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """*messages* in which a message has one call, followed by its result, as templates write it."""
+    results = {
+        str(message.get("tool_call_id")): message
+        for message in messages
+        if message["role"] == "tool"
+    }
+    moved = set()
+    for message in messages:
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list) or len(calls) < 2:
+            if message["role"] != "tool" or str(message.get("tool_call_id")) not in moved:
+                yield message
+            continue
+        for number, call in enumerate(calls):
+            name = str(call.get("id")) if isinstance(call, Mapping) else ""
+            begin = {"role": "assistant", "content": ""} if number else message
+            yield {**begin, "tool_calls": [call]}
+            if name in results:
+                moved.add(name)
+                yield results[name]
+
+
+def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, Any]) -> str:
+    """Text of *message*, the beginning of the answer to *prompt*, as the model has written it."""
+    content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+    marks = _marks_of(tokenizer)
+    if marks is None:
+        return content
+    opening, closing = marks
+    if opening == _CHANNEL:
+        raise Unsupported("answers of this model are written in channels and cannot be continued")
+    is_open = prompt.rstrip().endswith(opening)
+    if not (reasoning or is_open):
+        return content
+    begun = ("" if is_open else f"{opening}\n") + reasoning
+    return f"{begun}\n{closing}\n\n{content}" if content else begun
+
+
+def _marks_of(tokenizer: Tokenizer) -> list[str] | None:
+    template = tokenizer.chat_template or ""
+    return next((marks for sign, *marks in _MARKS if sign in template), None)
+
+
+def reasoning_rules(
+    tokenizer: Tokenizer,
+    prompt: str,
+    budget: int | None = None,
+    begun: Mapping[str, Any] | None = None,
+) -> ReasoningRules | None:
+    """Rules for answers to *prompt*; ``None`` for a model whose template has no reasoning.
+
+    After *budget* tokens the reasoning is ended; *begun* is the message that is continued, if any.
+    """
+    marks = _marks_of(tokenizer)
+    if marks is None:
+        return None
+    opening, closing = marks
+    is_begun = prompt.rstrip().endswith(opening) if begun is None else not begun.get("content")
+    ids = [tokenizer.encode(mark, add_special=False) for mark in marks]
+    tokens = (ids[0][0], ids[1][0]) if all(len(each) == 1 for each in ids) else None
+    if budget is not None and tokens is None:
+        raise UsageError(
+            "this model's reasoning has no limit: its marks are not single tokens",
+            field="thinking_budget",
+        )
+    special = set(tokenizer.special_ids).intersection(ids[0] + ids[1])
+    shown = {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special}
+    return ReasoningRules(opening, closing, is_begun, budget, tokens, shown)
+
+
+class ReasoningReader:
+    """Splits the text of an answer into reasoning and what follows it."""
+
+    def __init__(self, rules: ReasoningRules) -> None:
+        self._rules = rules
+        self.is_inside = self._is_decided = rules.begun  # what comes next is reasoning
+        self._fresh = True  # nothing of the current part has been passed on
+        self._held = ""
+        self._between = ""  # before the next part of the reasoning
+
+    def read(self, text: str, *, final: bool = False) -> tuple[str, str]:
+        """Reasoning and text that are certain after the next part, *text*; all if it is *final*."""
+        self._held += text
+        opening = self._rules.opening
+        if not self._is_decided:
+            begin = self._held.lstrip()
+            if not final and len(begin) < len(opening) and opening.startswith(begin):
+                return "", ""  # it may become the mark
+            self._is_decided, self.is_inside = True, begin.startswith(opening)
+            self._held = begin[len(opening) :] if self.is_inside else self._held
+            self._fresh = self.is_inside  # an answer without reasoning keeps its first spaces
+        parts, found = {True: "", False: ""}, "more"
+        while found:
+            inside = self.is_inside
+            # gpt-oss's channel may come again.
+            mark = self._rules.closing if inside else opening if opening == _CHANNEL else ""
+            before, found, after = self._held.partition(mark) if mark else (self._held, "", "")
+            # The possible beginning of a mark is held back, with the space before its end.
+            keep = 0 if found or final or not mark else overlap(before, mark)
+            part = before[: len(before) - keep]
+            part = part.rstrip() if inside else part
+            self._held = after if found else before[len(part) :]
+            part = part.lstrip() if self._fresh else part
+            if part:
+                parts[inside] += (self._between if inside else "") + part
+                self._between = "" if inside else self._between
+            self._fresh = self._fresh and not part
+            if found:
+                self.is_inside, self._fresh = not inside, True
+                self._between = self._between if inside else "\n\n"
+        return parts[True], parts[False]

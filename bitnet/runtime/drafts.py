@@ -183,10 +183,9 @@ def check_draft_model(
     count = min(len(tokenizer), len(drafts_in))
     wrong = [id for id in range(count) if tokenizer.spelling(id) != drafts_in.spelling(id)]
     if wrong or len(tokenizer) != len(drafts_in) or len(tokenizer) > size:
-        at = f", first {wrong[0]}" if wrong else ""
         raise VocabMismatch(
             f"the draft model has another vocabulary: {len(drafts_in):,} tokens for "
-            f"{len(tokenizer):,}, {len(wrong):,} ids of another text{at}",
+            f"{len(tokenizer):,}, {len(wrong):,} ids of another text",
             hint="choose a draft model of the same family and version",
         )
 
@@ -204,7 +203,6 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        """A choice that begins with a trial of both ways."""
         self.drafting: bool = True  # the next pass is to have drafts
         self._faster = True
         self._is_trial = True

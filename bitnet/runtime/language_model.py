@@ -22,14 +22,21 @@ from bitnet.formats.checkpoint import Prompts
 from bitnet.kernels.native import select
 from bitnet.models.load import config_from, load_model
 from bitnet.runtime.answer import Answer
-from bitnet.runtime.conversation_text import conversation_text, reasoning_rules
+from bitnet.runtime.conversation import conversation_text, reasoning_rules
 from bitnet.runtime.drafts import check_draft_model
-from bitnet.runtime.keywords import AnswerOptions, request_of, with_answer_options
-from bitnet.runtime.request import Request, check_prompt, read_schema
+from bitnet.runtime.request import (
+    AnswerOptions,
+    Request,
+    check_messages,
+    check_prompt,
+    read_schema,
+    request_of,
+    with_answer_options,
+)
 from bitnet.runtime.scheduler import Scheduler
+from bitnet.runtime.sequence import check_vectors
 from bitnet.runtime.structured import Grammars
 from bitnet.runtime.tools import NO_TOOLS
-from bitnet.runtime.vectors import check_vectors
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits, model_facts
 
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.exact_head.head import HeadMode
     from bitnet.models.transformer import Model
+    from bitnet.runtime.piece import FinishReason
     from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.runtime.tools import Tools
@@ -57,16 +65,6 @@ class LanguageModel:
     Answers are generated one at a time, from any thread, and together by a :meth:`scheduler`; the
     prefix that a prompt shares with the previous one is not computed again. A closed model raises
     :class:`InferenceError`.
-
-    Attributes:
-        path: of the model file.
-        tokenizer: text to ids and back.
-        context: positions a sequence may reach.
-        config: configuration of the transformer.
-        backend: compute backend, with its instruction set.
-        load_s: seconds it took to load.
-        ignored_keys: keys of the model file that were ignored on request.
-        prompts: prefixes that the model expects before texts it embeds, by name.
     """
 
     def __init__(
@@ -82,14 +80,14 @@ class LanguageModel:
         self._engine: Scheduler | None = Scheduler(
             model, context=context, max_batch=1, draft_model=draft_model
         )
-        self.path = path
-        self.tokenizer = tokenizer
-        self.context: int = self._engine.context
-        self.config: ModelConfig = model.config
-        self.backend: str = model.ops.name
-        self.load_s = 0.0
-        self.ignored_keys: tuple[str, ...] = ()
-        self.prompts: Prompts = Prompts()
+        self.path = path  # of the model file
+        self.tokenizer = tokenizer  # text to ids and back
+        self.context: int = self._engine.context  # positions a sequence may reach
+        self.config: ModelConfig = model.config  # of the transformer
+        self.backend: str = model.ops.name  # with its instruction set
+        self.load_s = 0.0  # seconds it took to load
+        self.ignored_keys: tuple[str, ...] = ()  # of the model file, on request
+        self.prompts: Prompts = Prompts()  # prefixes of texts that it embeds, by name
 
     @property
     def engine(self) -> Scheduler:
@@ -175,12 +173,8 @@ class LanguageModel:
     def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> Answer:
         """The continuation of *prompt*; iterate over it for the text as it is generated.
 
-        Args:
-            prompt: text, or ids from the tokenizer or :meth:`encode_chat`.
-            options: keywords of :class:`bitnet.AnswerOptions`.
-
-        Raises:
-            BitnetError: as :meth:`answer`; a value out of its range is a ``UsageError``.
+        *prompt* is text, or ids from the tokenizer or :meth:`encode_chat`, *options* are keywords
+        of :class:`bitnet.AnswerOptions`. It raises what :meth:`answer` does.
         """
         return self.answer(request_of(prompt, options))
 
@@ -270,12 +264,8 @@ class LanguageModel:
         check_type("texts", texts, "a text or a list of them", str, Sequence, np.ndarray)
         inputs = [texts] if isinstance(texts, str) else texts
         scheduler = self.scheduler(max_batch=VECTORS_AT_ONCE)
-        running = [
-            scheduler.prepare(
-                *self.prepare(Request(prompt=text, embed=True, prompt_name=prompt_name))
-            )
-            for text in inputs
-        ]
+        requests = (Request(prompt=text, embed=True, prompt_name=prompt_name) for text in inputs)
+        running = [scheduler.prepare(*self.prepare(request)) for request in requests]
         # Texts of one pass finish together.
         for sequence in sorted(running, key=lambda sequence: sequence.prompt_tokens, reverse=True):
             scheduler.queue(sequence)
@@ -383,9 +373,8 @@ def load_checkpoint(
             config, drafts_in = config_from(draft), resolve_tokenizer(draft, None)
             check_draft_model(transformer.config, tokenizer, config, drafts_in)
             draft_model = load_model(draft, ops=ops, exact_head=exact_head)
-        for locked in (transformer, draft_model):
-            if lock_memory and locked is not None:
-                locked.lock()
+        for locked in filter(None, (transformer, draft_model)) if lock_memory else ():
+            locked.lock()
         load_s = time.perf_counter() - started
         model = LanguageModel(
             transformer, tokenizer, path=path, context=context, draft_model=draft_model
@@ -406,3 +395,65 @@ def memory_errors(path: Path) -> Iterator[None]:
             f"not enough memory for {path.name}{f': {error}' if str(error) else ''}",
             hint=f"bitnet plan {word(path)}",
         ) from error
+
+
+class Conversation:
+    """A conversation of several turns; only the new part of each prompt is computed."""
+
+    def __init__(self, model: LanguageModel, request: Request, *, system: str = "") -> None:
+        """An empty conversation with *model*, whose answers follow the settings of *request*.
+
+        Each answer uses the seed of the previous one plus one.
+        """
+        self.system = system  # instructions that come first; may be empty
+        self.turns: list[dict[str, str]] = []  # of user and assistant, oldest first
+        self.answer: Answer | None = None  # the last one that has a text
+        self.finish_reason: FinishReason | None = None  # its; None if it was cut short from outside
+        self.model = model
+        self.request = request.choice(0)
+        self._asked = 0
+        model.encode_chat([{"role": "user", "content": "-"}])
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """All messages, including the system's."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.turns]
+
+    def set_option(self, name: str, value: Any) -> None:
+        """Change the option *name* of the answers that follow."""
+        if name in ("prompt", "messages", "tools", "tool_choice"):
+            raise UsageError(f"{name} is not an option of a conversation")
+        self.request = Request.from_mapping({name: value}, self.request)
+
+    def load(self, messages: Any) -> None:
+        """Go on after *messages*; a first one of the system replaces the instructions."""
+        check_messages(messages)
+        for message in messages:
+            is_known = message["role"] in ("system", "user", "assistant")
+            if not is_known or not isinstance(message.get("content"), str):
+                raise UsageError("a conversation has texts of the system, the user, the assistant")
+        first = [message["content"] for message in messages[:1] if message["role"] == "system"]
+        self.system = first[0] if first else ""
+        self.turns = [dict(message) for message in messages[len(first) :]]
+
+    def ask(self, text: str) -> Iterator[str]:
+        """The answer to *text*, in pieces; closing the iterator cuts it short.
+
+        A message without any answer is forgotten; a partial answer is kept.
+        """
+        check_prompt(text)
+        self.turns.append({"role": "user", "content": text})
+        answer = None
+        self._asked += 1
+        try:
+            asked = replace(self.request.choice(self._asked - 1), messages=self.messages)
+            answer = self.model.answer(asked)
+            yield from answer
+        finally:
+            self.finish_reason = answer.finish_reason if answer is not None else None
+            if answer is not None and answer.text:
+                self.answer = answer
+                self.turns.append({"role": "assistant", "content": answer.text})
+            else:
+                self.turns.pop()

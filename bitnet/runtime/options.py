@@ -126,7 +126,6 @@ class ModelOptions:
     no_default_features: bool = option(False, "accepted for old scripts, as --features")
 
     def __post_init__(self) -> None:
-        """Check value ranges."""
         check_bounds(self)
 
 
@@ -157,7 +156,6 @@ class PromptOptions:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check combinations of options."""
         check_bounds(self)
         if self.prompt is not None and self.prompt_file:
             raise UsageError(
@@ -165,9 +163,3 @@ class PromptOptions:
             )
         if self.system and not self.chat:
             raise UsageError("system needs a chat", hint="add --chat", field="system")
-        if self.json_schema and self.regex:
-            raise UsageError(
-                "json_schema and a regular expression are both given",
-                hint="leave one out",
-                field="json_schema",
-            )

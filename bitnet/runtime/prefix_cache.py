@@ -80,8 +80,7 @@ class PrefixCache:
 
         It already holds the longest available prefix of *ids*, if *reuse* is true.
         """
-        cache = self._find_or_create(ids, self.cost(positions), adapter, reuse=reuse)
-        if cache:
+        if cache := self._find_or_create(ids, self.cost(positions), adapter, reuse=reuse):
             cache.adapter = adapter
             cache.keep(len(ids) - 1)  # for the same prompt, or one that ends differently
         return cache
@@ -92,7 +91,13 @@ class PrefixCache:
         source, shared = self.best(ids, adapter) if reuse else (None, 0)
         idle = source if source and not source.busy else None
         if idle and (idle.length == shared or not self._fits(needed)):
-            return self._take_over(idle, ids, needed, shared)
+            self._caches.remove(idle)
+            if not self._make_room(needed):
+                self._caches.append(idle)
+                return None
+            idle.truncate(shared)
+            logger.debug("took over a cache that holds %d of %d ids", shared, len(ids))
+            return self._use(idle, ids, needed)
         alike = [cache for cache in self._caches if cache.adapter == adapter]
         shares = {cache: common_prefix(cache.ids, ids) for cache in alike}
         begun = max(shares.values(), default=0)
@@ -131,17 +136,6 @@ class PrefixCache:
         self._caches = [cache for cache in self._caches if cache.busy]
         return len(self._caches) < before
 
-    def _take_over(
-        self, cache: KVCache, ids: list[int], needed: int, shared: int
-    ) -> KVCache | None:
-        self._caches.remove(cache)
-        if not self._make_room(needed):
-            self._caches.append(cache)
-            return None
-        cache.truncate(shared)
-        logger.debug("took over a cache that holds %d of %d ids", shared, len(ids))
-        return self._use(cache, ids, needed)
-
     def _use(self, cache: KVCache, ids: list[int], needed: int) -> KVCache:
         cache.ids, cache.reach = ids, len(ids)
         cache.busy, cache.reserved_bytes = True, needed
@@ -172,8 +166,6 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
+        is_common = first[low:middle] == second[low:middle]
+        low, high = (middle, high) if is_common else (low, middle - 1)
     return low

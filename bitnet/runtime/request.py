@@ -6,23 +6,26 @@ largest schemas were measured in time and in depth.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
 from bitnet.base import settings
-from bitnet.base.errors import UsageError
+from bitnet.base.errors import UsageError, WrongType
 from bitnet.base.options import check_bounds, check_type, option, wrong_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallRules
+
+    Method = TypeVar("Method", bound=Callable[..., Any])
 
 EVERYTHING = 2**31 - 1  # of max_tokens: as many as there is room for
 DEFAULT_SEED = 42
@@ -176,7 +179,6 @@ class Request:
     reasoning: ReasoningRules | None = field(default=None, metadata=_INNER)
 
     def __post_init__(self) -> None:
-        """Check value ranges."""
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         check_bounds(self)
@@ -266,6 +268,60 @@ SAMPLING = tuple(name for name in _OPTIONS if name not in Request.SECTIONS["Answ
 Request.SECTIONS["Sampling"] = SAMPLING
 _JSON = {entry.name for entry in fields(Request) if not entry.metadata.get("inner")}
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
+
+
+# --- keywords in Python --------------------------------------------------------------------------
+
+
+class AnswerOptions(TypedDict, total=False):
+    """Keywords of ``generate``, ``stream``, ``chat`` and their async twins.
+
+    ``None`` means the default. *max_tokens* may cut an answer with a grammar short.
+    """
+
+    max_tokens: int | None  # most tokens to generate (128)
+    min_tokens: int | None  # tokens before the first stop id is allowed (0)
+    stop: str | Sequence[str] | None  # texts that end the answer and are not part of it
+    lookup: int | None  # most tokens to draft per pass; never changes the answer (15)
+    json_schema: str | bool | Mapping[str, Any] | None  # the answer is JSON that follows it
+    regex: str | None  # the whole answer matches it
+    logprobs: int | None  # number of alternatives to report for each token
+    temperature: float | None  # randomness; 0, the default, always chooses the most likely token
+    top_k: int | None  # choose among this many most likely tokens; 0: all
+    top_p: float | None  # choose among the most likely tokens with this share of the probability
+    min_p: float | None  # leave out tokens less likely than this share of the most likely one
+    repetition_penalty: float | None  # make tokens of the text so far less likely; 1: off
+    frequency_penalty: float | None  # the same, for each time that a token was generated
+    presence_penalty: float | None  # the same, once for each token that was generated
+    seed: int | None  # of the random choices; ``BITNET_SEED``, otherwise random
+    logit_bias: Mapping[int, float] | None  # numbers added to the logits of token ids
+
+
+def with_answer_options(method: Method) -> Method:
+    """*method*, whose ``**options`` are :class:`AnswerOptions`, with each one in its signature.
+
+    ``help`` and the completion of notebooks read the signature.
+    """
+    signature = inspect.signature(method)
+    before = [entry for entry in signature.parameters.values() if entry.name != "options"]
+    keywords = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=entry.__forward_arg__
+        )
+        for name, entry in AnswerOptions.__annotations__.items()
+    ]
+    method.__signature__ = signature.replace(parameters=[*before, *keywords])  # type: ignore[attr-defined]
+    return method
+
+
+def request_of(prompt: str | Sequence[int], options: AnswerOptions) -> Request:
+    """The request for the continuation of *prompt*."""
+    values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name in values:
+        if name not in AnswerOptions.__annotations__:
+            listed = ", ".join(AnswerOptions.__annotations__)
+            raise WrongType(f"{name!r} is not an option of an answer: {listed}")
+    return Request(prompt=prompt, **values)
 
 
 # --- checks: a UsageError names the field that is wrong -------------------------------------------
@@ -369,10 +425,8 @@ def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
                 hint="""--json-schema '{"type": "object"}', or the name of a file""",
             ) from None
     if schema is not True and not isinstance(schema, dict):
-        raise UsageError(
-            f"a JSON schema is an object or true, not {json.dumps(schema)[:40]}",
-            hint="""--json-schema '{"type": "object"}'""",
-        )
+        problem = f"a JSON schema is an object or true, not {json.dumps(schema)[:40]}"
+        raise UsageError(problem, hint="""--json-schema '{"type": "object"}'""")
     check_schema("json_schema", schema)
     return {} if schema is True else schema  # the library sets a style on objects only
 

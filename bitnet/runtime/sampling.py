@@ -54,12 +54,8 @@ class Sampler:
         # How often each token was generated; those of the prompt are penalised, too.
         self._counts = Counter(dict.fromkeys(prompt, 0) if request.repetition_penalty != 1 else ())
         self._seed = request.actual_seed()
-        self._adjusts = bool(
-            request.logit_bias
-            or request.repetition_penalty != 1
-            or request.frequency_penalty
-            or request.presence_penalty
-        )
+        penalties = request.repetition_penalty - 1, request.frequency_penalty
+        self._adjusts = bool(request.logit_bias or any(penalties) or request.presence_penalty)
         self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         self._indexed = SHORTEST  # positions before this one are in _ends
         self._draft_length = min(request.lookup, FIRST)
@@ -167,13 +163,10 @@ class Sampler:
 
         ``None`` if they do not decide it; then nothing was drawn or counted.
         """
-        values = found.logits
-        if self._adjusts:
-            values = self._adjust(values, found)
+        values = self._adjust(found.logits, found) if self._adjusts else found.logits
         if not len(values) or not math.isfinite(values.max()):
             return None
-        at = self._choose_among(values, found)
-        if at is None:
+        if (at := self._choose_among(values, found)) is None:
             return None
         token = int(found.ids[at])
         self._counts[token] += 1
@@ -220,9 +213,7 @@ class Sampler:
         return count
 
     def _adjust(
-        self,
-        logits: NDArray[np.floating[Any]],
-        found: Found | None = None,
+        self, logits: NDArray[np.floating[Any]], found: Found | None = None
     ) -> NDArray[np.floating[Any]]:
         """Copy of *logits* with penalties and bias; of all tokens, or of *found*."""
         request, out = self.request, logits.copy()
@@ -232,10 +223,8 @@ class Sampler:
 
         at = places(np.fromiter(self._counts, dtype=np.intp))
         if request.repetition_penalty != 1:
-            factor = np.where(
-                out[at] > 0, 1 / request.repetition_penalty, request.repetition_penalty
-            )
-            out[at] *= factor
+            penalty = request.repetition_penalty
+            out[at] *= np.where(out[at] > 0, 1 / penalty, penalty)
         if request.frequency_penalty or request.presence_penalty:
             counts = np.fromiter(self._counts.values(), dtype=np.float64)
             out[at] -= request.frequency_penalty * counts + request.presence_penalty * (counts > 0)
@@ -276,10 +265,7 @@ class Sampler:
         return self._draw(values, order[:count], best)
 
     def _draw(
-        self,
-        values: NDArray[np.floating[Any]],
-        order: NDArray[np.intp],
-        best: np.floating[Any],
+        self, values: NDArray[np.floating[Any]], order: NDArray[np.intp], best: np.floating[Any]
     ) -> int:
         """Draw from *order*, the remaining tokens by descending value."""
         kept = values[order].astype(np.float64)

@@ -43,7 +43,6 @@ class Grammar:
     """A compiled grammar, in the state after the tokens of an answer so far."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
-        """The grammar in the state of *matcher*, an object of the library."""
         self._matcher = matcher
         self._vocab_size = vocab_size
 
@@ -77,13 +76,10 @@ class Grammar:
             return
         message = _first_line(self._matcher.get_error())
         if message.startswith("NoExtension"):
-            raise Unsupported(
-                "no token of the model continues the answer as its grammar wants",
-                hint="use characters that the model's tokenizer knows",
-            )
+            message = "no token of the model continues the answer"
         raise Unsupported(
             f"the grammar of the answer gave up: {message}",
-            hint="simplify --json-schema or --regex",
+            hint="simplify --json-schema or --regex, or use characters that the tokenizer knows",
         )
 
 
@@ -91,7 +87,6 @@ class Grammars:
     """Compiles grammars for the tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Grammars for the tokens of *tokenizer*."""
         try:
             import llguidance
         except ImportError as error:

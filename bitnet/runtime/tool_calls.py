@@ -72,7 +72,6 @@ class CallReader:
     """Splits the text of an answer into text and calls."""
 
     def __init__(self, rules: CallRules) -> None:
-        """Reads one answer."""
         self._rules, self._form = rules, rules.form
         self._held = ""
         self._calls = 0
@@ -99,7 +98,6 @@ class GuidedReader(CallReader):
     """Reads calls to which a grammar restricts the answer; reports them as they are generated."""
 
     def __init__(self, rules: CallRules) -> None:
-        """Reads one answer."""
         super().__init__(rules)
         head = re.escape(self._form.head).replace(re.escape(NAME), r"([\w.-]+)")
         opening = "" if self._form.listed else re.escape(self._form.opening)
@@ -131,7 +129,6 @@ class BlockReader(CallReader):
     """
 
     def __init__(self, rules: CallRules) -> None:
-        """Reads one answer."""
         super().__init__(rules)
         self._closing = self._form.closing.strip().lstrip("]")
         self._after_call = False  # spaces that follow are not text
@@ -150,7 +147,7 @@ class BlockReader(CallReader):
                 break
             calls = _calls_in(self._form, body, self._rules.schemas)
             self._held = after
-            if calls and all(name in self._rules.names for name, _ in calls):
+            if calls and all(name in self._rules.schemas for name, _ in calls):
                 texts.append(before.rstrip())
                 self._held = after.lstrip()
                 self._after_call = not self._held
@@ -223,7 +220,7 @@ class HarmonyReader(CallReader):
             texts.append(content)
             return True
         try:
-            if call is None or call[1] not in self._rules.names:
+            if call is None or call[1] not in self._rules.schemas:
                 raise ValueError("not a function that may be called")
             self._begin_call(deltas, call[1], _read_json(content, {}))
         except ValueError:

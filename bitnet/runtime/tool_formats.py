@@ -52,11 +52,10 @@ class CallRules:
     """Rules for finding the calls in an answer."""
 
     form: CallFormat  # of the model's calls
-    names: frozenset[str]  # functions that may be called
+    schemas: Mapping[str, Mapping[str, Any]]  # of the arguments, by the name of the function
     guided: bool = False  # a grammar restricts the answer to calls, exactly in *form*
     parallel: bool = True  # several calls are allowed
     shown: Mapping[int, str] = field(default_factory=dict)  # control tokens read as text
-    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of the arguments
 
 
 _FENCES = ("```json", "```tool_code", "```")
@@ -148,18 +147,14 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     ((), CallFormat("json", dressing=(";", *_FENCES))),
 )  # fmt: skip
 
-# Formats that are not read.
-_UNKNOWN = ("<arg_key>",)
-
 
 def format_of(template: str) -> CallFormat:
     """The format of calls that the chat template *template*, which supports tools, asks for."""
-    for sign in _UNKNOWN:
-        if sign in template:
-            raise Unsupported(
-                f"tools: the model writes calls with {sign}, which is not read here",
-                hint="choose another model, or leave the tools out",
-            )
+    if (sign := "<arg_key>") in template:
+        raise Unsupported(
+            f"tools: the model writes calls with {sign}, which is not read here",
+            hint="choose another model, or leave the tools out",
+        )
     return next(form for signs, form in FORMATS if all(sign in template for sign in signs))
 
 
@@ -171,7 +166,8 @@ def without_branch(template: str) -> CallFormat:
 def explain_tools(form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> str:
     """Instructions about *tools* for a model whose template has none."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
-    example = _write_call(form, "NAME", '{"ARGUMENT": VALUE}')
+    call = {"function": {"name": "NAME", "arguments": '{"ARGUMENT": VALUE}'}}
+    example = _write_call(form, call)
     return (
         "You may call functions. Each line describes one, as JSON:\n"
         + "\n".join(lines)
@@ -194,8 +190,7 @@ def render_calls_as_text(
         return [{"role": role, "content": prompt}, *conversation]
     own = _text(conversation[0].get("content"))
     parts = (own, prompt) if system else (prompt, own)
-    first = conversation[0] | {"content": "\n\n".join(part for part in parts if part)}
-    return [first, *conversation[1:]]
+    return [conversation[0] | {"content": "\n\n".join(filter(None, parts))}, *conversation[1:]]
 
 
 def _spell_calls(
@@ -214,26 +209,22 @@ def _spell_calls(
             raise UsageError("messages: tool_calls is not a list", field="messages")
         plain = {name: value for name, value in message.items() if name != "tool_calls"}
         if calls:
-            parts = [_text(message.get("content"))]
-            parts += [_write_call(form, *_call(call)) for call in calls]
-            plain["content"] = "\n".join(part for part in parts if part)
+            parts = (_text(message.get("content")), *(_write_call(form, call) for call in calls))
+            plain["content"] = "\n".join(filter(None, parts))
         yield plain
     if results:
         yield {"role": "user", "content": "\n".join(results)}
 
 
-def _write_call(form: CallFormat, name: str, arguments: str) -> str:
-    head = form.head.replace(NAME, name)
-    return f"{form.opening}{head}{arguments}{form.tail}{form.closing}"
-
-
-def _call(call: Any) -> tuple[str, str]:
+def _write_call(form: CallFormat, call: Any) -> str:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UsageError("messages: a call in tool_calls has no function name", field="messages")
     arguments = function.get("arguments") or "{}"
-    is_text = isinstance(arguments, str)
-    return function["name"], arguments if is_text else json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    head = form.head.replace(NAME, function["name"])
+    return f"{form.opening}{head}{arguments}{form.tail}{form.closing}"
 
 
 def _text(content: Any) -> str:

@@ -36,13 +36,10 @@ class Tools:
 
     def rules(self, form: CallFormat, tokenizer: Tokenizer) -> CallRules:
         """Rules for finding the calls in an answer of the model with *tokenizer*."""
-        names = frozenset(tool["function"]["name"] for tool in self.callable)
+        functions = [tool["function"] for tool in self.callable]
+        schemas = {each["name"]: each.get("parameters") or _NOTHING for each in functions}
         text_by_token = {token: text for text, token in _control_tokens(form, tokenizer).items()}
-        schemas = {
-            tool["function"]["name"]: tool["function"].get("parameters") or _NOTHING
-            for tool in self.callable
-        }
-        return CallRules(form, names, self.required, self.parallel, text_by_token, schemas)
+        return CallRules(form, schemas, self.required, self.parallel, text_by_token)
 
     def grammar(
         self, form: CallFormat, tokenizer: Tokenizer, schema: Mapping[str, Any] | bool | None = None
@@ -86,26 +83,16 @@ def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | Non
         raise UsageError("tools: two functions have one name", field="tools")
     if choice in (None, "auto", "none"):
         return Tools(tools, tools, False, parallel) if tools and choice != "none" else None
-    if choice == "required":
-        named = tools
-    else:
+    named, problem = tools, "there are no tools"
+    if choice != "required":
         function = choice.get("function") if isinstance(choice, Mapping) else None
         chosen = function.get("name") if isinstance(function, Mapping) else None
         is_name = isinstance(chosen, str) and len(choice) <= 2 and choice.get("type") == "function"
-        if not is_name:
-            raise UsageError(
-                "tool_choice is none of none, auto, required and the name of a function",
-                field="tool_choice",
-            )
-        named = tuple(tool for tool in tools if tool["function"]["name"] == chosen)
-        if not named and tools:
-            raise UsageError(
-                f"tool_choice: no function of tools is named {str(chosen)[:64]!r}",
-                field="tool_choice",
-            )
+        named = tuple(tool for tool in tools if is_name and tool["function"]["name"] == chosen)
+        problem = "expected none, auto, required, or the name of one of the tools"
         parallel = False
-    if not tools:
-        raise UsageError("tool_choice wants a call, and there are no tools", field="tool_choice")
+    if not named:
+        raise UsageError(f"tool_choice: {problem}", field="tool_choice")
     return Tools(tools, named, True, parallel)
 
 

@@ -184,11 +184,7 @@ async def generate(
 
 
 async def _submit(
-    request: Request,
-    slot: Slot,
-    form: Form,
-    body: Body,
-    pieces: asyncio.Queue[tuple[int, Piece]],
+    request: Request, slot: Slot, form: Form, body: Body, pieces: asyncio.Queue[tuple[int, Piece]]
 ) -> list[Answer]:
     """Submit the answers to *body*, all or none; *pieces* gets theirs."""
     models: Models = request.app.state.models

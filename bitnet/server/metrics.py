@@ -75,7 +75,6 @@ class Metrics:
     """Counters and histograms of one worker; :meth:`of` has those of one model."""
 
     def __init__(self) -> None:
-        """Nothing counted yet."""
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "bitnet_http_requests", "HTTP requests by route and status", ["route", "status"],

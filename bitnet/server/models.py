@@ -60,6 +60,7 @@ class Models:
         unloaded after *idle_s* without a request; loaded ones may take *memory_bytes* together.
         """
         self.slots = {slot.name: slot for slot in slots}
+        self.default = slots[0]
         self._named = {name: slot for slot in slots for name in slot.names} | self.slots
         for name, slot in self.slots.items():
             many = len(slots) > 1
@@ -78,11 +79,6 @@ class Models:
         self._turn = asyncio.Lock()  # to load or to unload
         self._freed = asyncio.Event()  # a model may be idle, or a load not be needed any more
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def default(self) -> Slot:
-        """The one that answers requests that name none."""
-        return next(iter(self.slots.values()))
 
     @property
     def open_jobs(self) -> int:
@@ -126,12 +122,6 @@ class Models:
             slot.close()
         for pool in (self._preparing, self._compiling):
             pool.shutdown(wait=False, cancel_futures=True)
-
-    def __enter__(self) -> Models:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def load_first(self) -> None:
         """Load the first model, here and now; it stays until the end."""

@@ -96,7 +96,6 @@ class ServeOptions:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check ranges and combinations."""
         check_bounds(self)
         _ = self.idle_s
         for name in ("deadline", "drain"):

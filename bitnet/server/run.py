@@ -55,9 +55,7 @@ def run(
     are accepted.
     """
     if not options.key() and not is_loopback(options.host):
-        logger.warning(
-            "any client that reaches %s can use this worker: there is no key", options.host
-        )
+        logger.warning("any client that reaches %s can use it: there is no key", options.host)
     app = create_app(models, metrics, narrate, options)
     server = _Server(_configuration(app, options), models, narrate, ready)
     with _filter_log(narrate), _explain_errors(address_of(bound)):

@@ -145,7 +145,17 @@ class Slot:
             model.scheduler, max_batch=max_batch, kv_budget_bytes=kv_budget_bytes
         )
         self._scheduler: Scheduler = self._new_scheduler()
-        self.fair_positions = self._share(model.context)
+        self.fair_positions = model.context
+        if kv_budget_bytes is not None:
+            caches = self._scheduler.caches
+            if (shortest := caches.cost(1)) > kv_budget_bytes:
+                raise UsageError(
+                    f"keys and values of the shortest answer take {shortest:,} bytes, the budget "
+                    f"is {kv_budget_bytes:,}",
+                    hint=f"--kv-memory {-(-shortest // 10**6) * max_batch}",
+                )
+            share = caches.affordable(kv_budget_bytes // max_batch)
+            self.fair_positions = min(model.context, share)
         self._inbox: list[tuple[Answer, Put]] = []
         self._running: dict[Sequence, tuple[Answer, Put]] = {}
         self._stopped = False
@@ -217,19 +227,6 @@ class Slot:
         self._metrics["refused"].inc()
         return Refused(429, message, kind="rate_limit_error", code="queue_full", retry_after_s=1)
 
-    def _share(self, context: int) -> int:
-        budget, batch = self._kv_budget_bytes, self._scheduler.max_batch
-        if budget is None:
-            return context
-        shortest = self._scheduler.caches.cost(1)
-        if shortest > budget:
-            raise UsageError(
-                f"keys and values of the shortest answer take {shortest:,} bytes, the budget is "
-                f"{budget:,}",
-                hint=f"--kv-memory {-(-shortest // 10**6) * batch}",
-            )
-        return min(context, self._scheduler.caches.affordable(budget // batch))
-
     # --- in the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -249,10 +246,9 @@ class Slot:
             inbox, self._inbox = self._inbox, []
         left, self._running = [*self._running.values(), *inbox], {}
         for answer, put in left:
-            if self.failure is None:
-                self._finish(answer, put, answer.end("cancelled"))
-            else:
-                self._fail(answer, put, stopping())
+            failed = self.failure is not None
+            last = answer.end("error", stopping()) if failed else answer.end("cancelled")
+            self._finish(answer, put, last)
 
     def _step(self) -> None:
         """Run one pass; if it fails as a whole, its answers fail, and the worker continues."""
@@ -266,7 +262,7 @@ class Slot:
             failed, self._running = self._running, {}
             self._scheduler = self._new_scheduler()
             for answer, put in failed.values():
-                self._fail(answer, put, error)
+                self._finish(answer, put, answer.end("error", from_error(error)))
 
     def _take_in(self) -> bool:
         """Wait for work and queue it; false when the worker stops."""
@@ -291,7 +287,7 @@ class Slot:
         except Exception as error:  # noqa: BLE001 - the client is told
             self._scheduler.cancel(sequence)
             del self._running[sequence]
-            self._fail(answer, put, error)
+            self._finish(answer, put, answer.end("error", from_error(error)))
             return
         if taken.token is not None:
             self._metrics["tokens"].inc()
@@ -304,9 +300,6 @@ class Slot:
             self._scheduler.cancel(sequence)
         del self._running[sequence]
         self._finish(answer, put, taken)
-
-    def _fail(self, answer: Answer, put: Put, error: Exception) -> None:
-        self._finish(answer, put, answer.end("error", from_error(error)))
 
     def _finish(self, answer: Answer, put: Put, last: Piece) -> None:
         # First: when its place is free, it must already be counted.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
-from bitnet.runtime.conversation_text import conversation_text
+from bitnet.runtime.conversation import conversation_text
 from bitnet.runtime.request import Request
 from bitnet.wire.fields import (
     DIALECTS,

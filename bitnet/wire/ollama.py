@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
-from bitnet.runtime.vectors import check_vectors
+from bitnet.runtime.sequence import check_vectors
 from bitnet.wire.fields import (
     DIALECTS,
     FLAG,

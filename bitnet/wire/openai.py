@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import SAMPLING, Request, check_messages, check_schema
-from bitnet.runtime.vectors import check_vectors, round_vectors
+from bitnet.runtime.sequence import check_vectors, round_vectors
 from bitnet.wire.fields import (
     FLAG,
     INPUTS,

@@ -8,8 +8,7 @@ from dataclasses import fields
 import pytest
 
 import bitnet
-from bitnet.runtime.keywords import AnswerOptions
-from bitnet.runtime.request import SAMPLING, Request
+from bitnet.runtime.request import SAMPLING, AnswerOptions, Request
 
 METHODS = ["stream", "generate", "chat", "astream", "agenerate", "achat"]
 TYPES = {entry.name: str(entry.type) for entry in fields(Request)}
@@ -46,11 +45,12 @@ def test_a_keyword_has_the_type_of_its_field(name):
     declared = AnswerOptions.__annotations__[name].__forward_arg__
     expected = WIDER.get(name, TYPES[name])
     assert set(declared.split(" | ")) == {*expected.split(" | "), "None"}
-    assert re.search(rf"^ +{name}: ", AnswerOptions.__doc__, re.MULTILINE)
+    assert re.search(rf"^ +{name}: .*  # \w", inspect.getsource(AnswerOptions), re.MULTILINE)
 
 
-def test_a_default_that_the_docstring_names_is_the_fields():
-    named = re.findall(r"^ +(\w+): .*\((\d+)\)\.$", AnswerOptions.__doc__, re.MULTILINE)
+def test_a_default_that_a_comment_names_is_the_fields():
+    source = inspect.getsource(AnswerOptions)
+    named = re.findall(r"^ +(\w+): .*  # .*\((\d+)\)$", source, re.MULTILINE)
     defaults = {name: getattr(Request(), name) for name in ("max_tokens", "min_tokens", "lookup")}
     assert {name: int(number) for name, number in named} == defaults
 

@@ -12,7 +12,7 @@ import bitnet
 from bitnet import load
 from bitnet.base.errors import UsageError
 from bitnet.runtime.answer import Answer
-from bitnet.runtime.conversation_text import ReasoningReader
+from bitnet.runtime.conversation import ReasoningReader
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.request import ReasoningRules, Request
 

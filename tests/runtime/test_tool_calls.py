@@ -14,7 +14,7 @@ from bitnet.runtime.tool_calls import call_reader
 from bitnet.runtime.tool_formats import GEMMA, HERMES, CallRules, format_of
 
 ASK = [{"role": "user", "content": "a"}]
-NAMES = frozenset({"weather", "clock"})
+NAMES = {"weather": {}, "clock": {}}
 ROME = '{"city": "rome"}'
 BRACES = '{"city": "} ] \\" {", "n": 1.5}'
 
@@ -211,7 +211,7 @@ def test_a_wanted_call_is_valid_whatever_the_model(tmp_path, family, control):
         assert answer.sequence.request.calls is not None
         # The same tokens, read as a free answer, are the same call.
         rules = answer.sequence.request.calls
-        free = CallRules(rules.form, rules.names, shown=rules.shown, schemas=rules.schemas)
+        free = CallRules(rules.form, rules.schemas, shown=rules.shown)
         text = "".join(
             rules.shown.get(token, model.tokenizer.token_bytes(token).decode())
             for token in answer.ids

@@ -18,7 +18,7 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.runtime.language_model import LanguageModel
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.vectors import round_vectors
+from bitnet.runtime.sequence import round_vectors
 
 TEXTS = ["abc", "zyxwvutsr", "a"]
 END = TOKENS.index("</s>")

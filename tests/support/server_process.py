@@ -60,7 +60,7 @@ def serving_all(slots, *, app_options=None, lines=None, loaded=True, **options):
     lines = [] if lines is None else lines
     metrics, narrate = Metrics(), narrator(lines.append, worker_id="w1")
     options = {"max_output_tokens": 48} | options
-    with Models(slots, metrics, narrate, **options) as models:
+    with contextlib.closing(Models(slots, metrics, narrate, **options)) as models:
         if loaded:
             models.pin(models.default, slots[0].load(slots[0].open()))
         app_options = {"worker_id": "w1"} | (app_options or {})
