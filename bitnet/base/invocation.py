@@ -95,6 +95,9 @@ def extra_command(extra: str) -> str:
     packages = " ".join(map(shlex.quote, required or [f"{PACKAGE}[{extra}]"]))
     if _has("pipx_metadata.json"):
         return f"pipx inject {PACKAGE} {packages}"
+    if _has("uv-receipt.toml"):
+        more = " ".join(f"--with {package}" for package in [*_packages_of_uv(), *packages.split()])
+        return f"uv tool install {more} {_source()}"
     return f"{_pip_install()} {packages}"
 
 
@@ -119,6 +122,21 @@ def direct_url() -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
+def _packages_of_uv() -> list[str]:
+    """Packages that ``uv tool install --with`` added before: it removes those it is not given."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    receipt = tomllib.loads((Path(sys.prefix) / "uv-receipt.toml").read_text(encoding="utf-8"))
+    packages = []
+    for entry in receipt.get("tool", {}).get("requirements", []):
+        extras = f"[{','.join(entry['extras'])}]" if entry.get("extras") else ""
+        if entry["name"] != PACKAGE:
+            packages.append(shlex.quote(f"{entry['name']}{extras}{entry.get('specifier', '')}"))
+    return packages
+
+
 def _has(name: str) -> bool:
     """True if the environment has the file *name*, with which its tool marks it."""
     return (Path(sys.prefix) / name).exists()
@@ -126,7 +144,7 @@ def _has(name: str) -> bool:
 
 def _pip_install() -> str:
     python = as_typed(sys.executable)
-    if _has("uv-receipt.toml") or importlib.util.find_spec("pip") is None:
+    if importlib.util.find_spec("pip") is None:
         return f"uv pip install --python {python}"
     return f"{python} -m pip install"
 

@@ -1,8 +1,8 @@
 """Cores and memory of this machine that this process may use, as the system counts them.
 
 A container started with ``--cpus=2`` sees all cores of its host but may use the time of two: more
-threads would stall each other when the quota of a period is used up. Limits are those of control
-groups (Linux, version 2), from the process's group to the root.
+threads would stall each other when the quota of a period is used up. Limits are read from both
+versions of control groups (Linux), from the process's group to the root.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 # Activations, logits and the interpreter, besides weights and cache.
 OVERHEAD_BYTES = 200_000_000
-_LIMITED = ("max", "current")  # files of a group: limit and use
 
 
 def thread_count() -> int:
@@ -44,11 +43,28 @@ def usable_cores(root: Path = Path("/")) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    for folder in _groups(root):
-        with suppress(OSError, ValueError, ZeroDivisionError):  # "max": no quota
-            quota, period = map(int, (folder / "cpu.max").read_text().split())
-            cores = min(cores, max(1, math.ceil(quota / period)))
-    return cores
+    return min([cores, *(max(1, math.ceil(quota)) for quota in _quotas(root))])
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Quotas, in cores, of the control groups of this process; "max" and -1 mean none."""
+    for folder, version_2 in group_folders("cpu", root):
+        names = ["cpu.max"] if version_2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        with suppress(OSError, ValueError, ZeroDivisionError):
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if int(quota) > 0:
+                yield int(quota) / int(period)
+
+
+_NO_LIMIT = 1 << 60  # from here on, as version 1 writes it
+# By "is it version 2": limit, use, limit and use of swap, prefix of names in memory.stat.
+_FILES = {
+    False: (
+        *("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        *("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "total_"),
+    ),
+    True: ("memory.max", "memory.current", "memory.swap.max", "memory.swap.current", ""),
+}
 
 
 class PageReads(NamedTuple):
@@ -61,19 +77,21 @@ class PageReads(NamedTuple):
 def total_memory(root: Path = Path("/")) -> int | None:
     """Bytes that this process may use: the machine's or its container's; ``None``: unknown."""
     try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # pragma: no cover - Windows
         return None
-    for folder in _groups(root):
-        with suppress(OSError, ValueError):
-            total = min(total, int((folder / "memory.max").read_text()))
-    return total
+    return min([machine, *(group.limit for group in _groups(root))])
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes available without swapping, here and in the container; ``None``: unknown."""
+    """Bytes available without swapping, here and in the container; ``None``: unknown.
+
+    *root* is the parent of the system's ``proc`` and ``sys``.
+    """
     available = _meminfo(root, "MemAvailable")
-    return None if available is None else max(0, min([available, *_headroom(root, "memory")]))
+    if available is None:
+        return None
+    return max(0, min([available, *(group.free for group in _groups(root))]))
 
 
 def fits_in_memory(size: int) -> bool | None:
@@ -84,17 +102,37 @@ def fits_in_memory(size: int) -> bool | None:
 
 def free_swap(root: Path = Path("/")) -> int:
     """Bytes of memory that can still be swapped out; 0 if the system does not say."""
-    return max(0, min([_meminfo(root, "SwapFree") or 0, *_headroom(root, "memory.swap")]))
+    left = [group.swap for group in _groups(root) if group.swap is not None]
+    return max(0, min([_meminfo(root, "SwapFree") or 0, *left]))
 
 
-def _headroom(root: Path, what: str) -> Iterator[int]:
-    """Bytes of memory or swap that each control group with a limit leaves this process."""
-    for folder in _groups(root):
-        with suppress(OSError, ValueError, KeyError):  # "max": no limit
-            limit, used = (int((folder / f"{what}.{name}").read_text()) for name in _LIMITED)
+class _Group(NamedTuple):
+    """Bytes of a control group; pages of files make room, so they are free."""
+
+    limit: int
+    free: int
+    swap: int | None  # left; None: no limit
+
+
+def _groups(root: Path) -> Iterator[_Group]:
+    """Control groups of this process whose memory has a limit."""
+    for folder, version_2 in group_folders("memory", root):
+        limit_file, used_file, swap_limit, swap_used, prefix = _FILES[version_2]
+        try:
+            limit = int((folder / limit_file).read_text())
+            used = int((folder / used_file).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            files = int(stat["active_file"]) + int(stat["inactive_file"])  # they make room
-            yield limit - used + (files if what == "memory" else 0)
+            files = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+        except (OSError, ValueError, KeyError):  # "max", or another controller's group
+            continue
+        if limit >= _NO_LIMIT:
+            continue
+        try:
+            swap = int((folder / swap_limit).read_text()) - int((folder / swap_used).read_text())
+        except (OSError, ValueError):
+            yield _Group(limit, limit - used + files, None)
+        else:  # version 1 counts memory and swap together
+            yield _Group(limit, limit - used + files, swap if version_2 else swap - limit + used)
 
 
 def peak_memory() -> int:
@@ -153,13 +191,34 @@ def _meminfo(root: Path, name: str) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """Folders of the control groups of this process, from its own to the top.
+def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
+    """Folders of the groups with *controller*, from the process's own to the top; true: version 2.
 
-    In a container its own may be what is mounted: then the folders below are not there.
+    *root* is the parent of the system's ``proc`` and ``sys``.
     """
-    with suppress(OSError, UnicodeDecodeError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::/"):
-                group = PurePosixPath(line.removeprefix("0::/"))
-                yield from (root / "sys/fs/cgroup" / part for part in (group, *group.parents))
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/mountinfo").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    mounts = []
+    for line in lines:
+        place, _, source = line.partition(" - ")
+        fields, about = place.split(" "), source.split(" ")
+        if len(fields) >= 5 and len(about) >= 3 and about[0] in ("cgroup", "cgroup2"):
+            mounts.append((about[0], about[2].split(","), fields[3], fields[4]))
+    for line in memberships:
+        _, controllers, group = line.split(":", 2)
+        version_2 = not controllers
+        if not version_2 and controller not in controllers.split(","):
+            continue
+        for kind, options, mounted_group, mount_point in mounts:
+            is_ours = kind == ("cgroup2" if version_2 else "cgroup")
+            if not (is_ours and (version_2 or controller in options)):
+                continue
+            try:
+                inside = PurePosixPath(group).relative_to(mounted_group)
+            except ValueError:  # a container whose own group is mounted
+                inside = PurePosixPath()
+            for part in (inside, *inside.parents):
+                yield root / mount_point.lstrip("/") / part, version_2

@@ -319,7 +319,7 @@ class Words:
 
     def __init__(self, command: Task, words: list[str]) -> None:
         self.values: dict[str, Any] = {}
-        self._command, self._rest = command, deque(words)
+        self._command, self._rest, self._typed = command, deque(words), words
         self._flags = {flag: option for option in command.options for flag in option.flags}
         self._off = {option.off_flag: option for option in command.options if option.off_flag}
         self._spelled: dict[str, str] = {}  # the flag of each value
@@ -387,19 +387,24 @@ class Words:
             fitting = [o for o in free if _fits(word, o, self._flags)]
             option = next(iter(fitting or [o for o in free if o.required]), None)
             if option is None:
-                raise self._refuse_word(before, word)
+                raise self._refuse_word(before, word, [] if free else positional)
             self._set(option, word)
 
-    def _refuse_word(self, before: str, word: str) -> UsageError:
+    def _refuse_word(self, before: str, word: str, named: list[Option]) -> UsageError:
+        command = self._command.command_words
         if before in self._flags and not self._flags[before].takes_value:
             return _takes_no_value(self._flags[before], before, word)
+        if named and named[0].name in self._spelled:
+            text = f"{command} got {word!r} and --{named[0].long_names[0]} "
+            return UsageError(text + self.values[named[0].name], hint="leave one of them out")
         likely = ["--input"] if word.endswith((".jsonl", ".txt")) else []
         likely += ["--prompt", "--model-dir", "--output"]
         flags = [f for f in likely if f in self._flags and self._flags[f].name not in self.values]
         hint = f"a value with spaces needs quotes; see: {self._command.usage}"
         if flags:
-            hint = f"did you mean {flags[0]} {shlex.quote(word)}?"
-        return UsageError(f"{self._command.command_words}: unexpected argument {word!r}", hint=hint)
+            at, quoted = self._typed.index(word), [shlex.quote(each) for each in self._typed]
+            hint = " ".join(["bitnet", command, *quoted[:at], flags[0], *quoted[at:]])
+        return UsageError(f"{command}: unexpected argument {word!r}", hint=hint)
 
     def _unknown(self, flag: str) -> UsageError:
         flags = [*self._flags, *self._off]

@@ -105,20 +105,20 @@ class ConversionPlan:
         hint = "choose another disk, or a smaller --type"
         require_space(output.parent, self.size_bytes, output.name, hint)
         results: list[tuple[Converted, bytes]] = []
-        read = [view for one in self.jobs for view in one.weight.views]
+        views = [view for it in self.jobs for view in it.weight.views]
 
         def check(path: Path) -> None:
             written = open_checkpoint(path).weights
-            for one, (tensor, digest) in zip(self.jobs, results, strict=True):
-                raw = written[tensor.name].data[: one.size_bytes].data
+            for planned, (tensor, digest) in zip(self.jobs, results, strict=True):
+                raw = written[tensor.name].data[: planned.size_bytes].data
                 if hashlib.sha256(raw).digest() != digest:
                     text = f"{tensor.name}: what was read back differs"
                     raise VerificationFailed(text, hint="check the disk")
-            for file in files_behind(read):
+            for file in files_behind(views):
                 file.check()
 
-        tensors = [_new(one, partial(_convert, one, results)) for one in self.jobs]
-        with expect_unchanged(read):
+        tensors = [_new(it, partial(_convert, it, results)) for it in self.jobs]
+        with expect_unchanged(views):
             write_new(output, self.metadata, tensors, check=check, on_progress=on_progress)
         converted, ignored = tuple(it for it, _ in results), tuple(sorted(self.checkpoint.ignored))
         return Conversion(output, output.stat().st_size, converted, self.warnings, ignored)

@@ -35,7 +35,7 @@ _ALLOW = "to accept that: --allow-lossy"
 
 
 @dataclass(frozen=True)
-class Piece:
+class Encoded:
     """A part of a new tensor."""
 
     data: bytes | memoryview
@@ -79,7 +79,7 @@ class Job:
         """True if the source has codes and scales."""
         return self.weight.quant.is_ternary or self.weight.quant in _UNNUMBERED
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[Encoded]:
         """The new tensor, some million weights or one ternary matrix at a time."""
         if self.matrices:
             for matrix in self.matrices:
@@ -87,12 +87,12 @@ class Job:
         elif self.is_copy:
             raw = self.weight.data[: self.target.size_bytes(self.weight.shape)].data
             for start in range(0, len(raw), _COPY_BYTES):
-                yield Piece(raw[start : start + _COPY_BYTES])
+                yield Encoded(raw[start : start + _COPY_BYTES])
         else:
             for values in self.values():
                 yield self._encode(values)
 
-    def _encode(self, values: NDArray[np.float32]) -> Piece:
+    def _encode(self, values: NDArray[np.float32]) -> Encoded:
         """*values* in the new type, decoded again; a loss beyond the rounding of floats is refused.
 
         A ternary type has all values of the tensor at once.
@@ -124,7 +124,7 @@ class Job:
                 f"{error:.2g} of the largest weight)",
                 hint=f"choose F32, or, {_ALLOW}",
             )
-        return Piece(encoded.data.data, exact, error)
+        return Encoded(encoded.data.data, exact, error)
 
     @property
     def keeps_rounding(self) -> bool:

@@ -215,9 +215,9 @@ def texts_for(
     if not reference.independent:
         return ()
     probes = ((text, special) for special in (False, True) for text in probe_texts())
-    every = (*((text, True) for text in texts), *probes)
+    candidates = (*((text, True) for text in texts), *probes)
     tokens = {tokenizer.token_bytes(id): id for id in reversed(range(len(tokenizer)))}
-    return tuple(one for one in every if _is_judged(tokenizer, tokens, *one))
+    return tuple(it for it in candidates if _is_judged(tokenizer, tokens, *it))
 
 
 def tokenizer_parity(

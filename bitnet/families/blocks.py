@@ -450,9 +450,9 @@ def _faults(its: Mixer) -> Iterator[tuple[bool, str]]:
             yield _outside(its.softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"
             yield from _rope_faults(its.rope, its.head_dim) if its.rope else ()
         case LatentAttention():
-            sizes = its.heads, its.latent, its.key_dim, its.value_dim
-            yield min(sizes) < 1 or its.query_rank < 0, f"attention without heads {sizes}"
-            yield max(*sizes, its.query_rank) > LARGEST_HEAD, f"latents of {max(sizes):,}"
+            latents = its.heads, its.latent, its.key_dim, its.value_dim
+            yield min(latents) < 1 or its.query_rank < 0, f"attention without heads {latents}"
+            yield max(*latents, its.query_rank) > LARGEST_HEAD, f"latents of {max(latents):,}"
             yield from _rope_faults(its.rope, its.rope.dims)
 
 

@@ -171,7 +171,7 @@ _NO_TURN = 1e30  # a factor that leaves nothing of a frequency, as llama.cpp's c
 
 
 class Scaling(NamedTuple):
-    """What the formula of a kind of scaling reads."""
+    """Parameters of the formula of a kind of scaling."""
 
     config: Config
     parameters: Config

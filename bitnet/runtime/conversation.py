@@ -186,23 +186,25 @@ class ReasoningReader:
             self._is_decided, self.is_inside = True, begin.startswith(opening)
             self._held = begin[len(opening) :] if self.is_inside else self._held
             self._fresh = self.is_inside  # an answer without reasoning keeps its first spaces
-        parts, found = {True: "", False: ""}, "more"
-        while found:
+        parts, mark_found = {True: "", False: ""}, "more"
+        while mark_found:
             inside = self.is_inside
             # gpt-oss's channel may come again.
             mark = self._rules.closing if inside else opening if opening == _CHANNEL else ""
-            before, found, after = self._held.partition(mark) if mark else (self._held, "", "")
+            before, mark_found, after = (
+                self._held.partition(mark) if mark else (self._held, "", "")
+            )
             # The possible beginning of a mark is held back, with the space before its end.
-            keep = 0 if found or final or not mark else overlap(before, mark)
+            keep = 0 if mark_found or final or not mark else overlap(before, mark)
             part = before[: len(before) - keep]
             part = part.rstrip() if inside else part
-            self._held = after if found else before[len(part) :]
+            self._held = after if mark_found else before[len(part) :]
             part = part.lstrip() if self._fresh else part
             if part:
                 parts[inside] += (self._between if inside else "") + part
                 self._between = "" if inside else self._between
             self._fresh = self._fresh and not part
-            if found:
+            if mark_found:
                 self.is_inside, self._fresh = not inside, True
                 self._between = self._between if inside else "\n\n"
         return parts[True], parts[False]

@@ -66,7 +66,7 @@ class SideFiles:
         self, role: str, special: dict[str, int], default: int | None = None
     ) -> int | None:
         """Id of the token *role*, ``bos`` or ``eos``: configured, *default*, or by a usual name."""
-        named = _named_text(self.config.get(f"{role}_token"))
+        named = _content_of(self.config.get(f"{role}_token"))
         if named is not None:
             return special.get(named, default)
         if default is not None or f"{role}_token" in self.config:
@@ -136,12 +136,12 @@ def _read_added(config: dict[str, Any], more: dict[str, Any]) -> tuple[AddedToke
     tokens = {id: AddedToken(id, text, special=text.startswith("<|")) for text, id in ids}
     if isinstance(decoder, dict):
         for key, entry in decoder.items():
-            if str(key).isdigit() and isinstance(entry, dict) and _named_text(entry):
+            if str(key).isdigit() and isinstance(entry, dict) and _content_of(entry):
                 tokens[int(key)] = parse_added_token(int(key), entry)
     return tuple(tokens[id] for id in sorted(tokens))
 
 
-def _named_text(value: Any) -> str | None:
+def _content_of(value: Any) -> str | None:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None

@@ -7,9 +7,10 @@ import pytest
 def system(tmp_path):
     """Writes the files of a system below a folder of its own."""
 
-    def write(membership, files):
+    def write(membership, mounts, files):
         for name, text in {
             "proc/self/cgroup": membership,
+            "proc/self/mountinfo": "22 1 8:1 / / rw - ext4 /dev/root rw\n" + mounts,
             **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
         }.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,10 @@ import pytest
 from bitnet.base import machine
 from bitnet.base.machine import thread_count, usable_cores
 
+V2 = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = "33 25 0:29 {root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+V1_CPUSET = "34 25 0:30 {root} /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n"
+
 
 @pytest.fixture(autouse=True)
 def big_host(monkeypatch):
@@ -27,7 +31,7 @@ def big_host(monkeypatch):
     ],
 )
 def test_a_container_has_the_cores_of_its_quota(system, quota, expected):
-    root = system("0::/\n", {"cpu.max": quota})
+    root = system("0::/\n", V2.format(root="/"), {"cpu.max": quota})
     assert usable_cores(root) == expected
 
 
@@ -38,11 +42,40 @@ def test_the_smallest_quota_of_all_groups_above_holds(system):
         "jobs.slice/mine.scope/cpu.max": "max 100000\n",
         "other.slice/cpu.max": "100000 100000\n",
     }
-    assert usable_cores(system("0::/jobs.slice/mine.scope\n", files)) == 3
+    assert usable_cores(system("0::/jobs.slice/mine.scope\n", V2.format(root="/"), files)) == 3
 
 
-def test_a_container_whose_own_group_is_mounted_has_its_quota(system):
-    assert usable_cores(system("0::/docker/abc\n", {"cpu.max": "200000 100000\n"})) == 2
+@pytest.mark.parametrize(("quota", "expected"), [("250000", 3), ("-1", 64), ("0", 64)])
+def test_version_1_says_it_in_two_files(system, quota, expected):
+    files = {
+        "cpu,cpuacct/docker/abc/cpu.cfs_quota_us": quota + "\n",
+        "cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000\n",
+        "cpuset/docker/abc/cpu.cfs_quota_us": "100000\n",
+        "cpuset/docker/abc/cpu.cfs_period_us": "100000\n",
+    }
+    membership = "5:cpuset:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/x:y\n0::/\n"
+    root = system(membership, V1.format(root="/") + V1_CPUSET.format(root="/"), files)
+    assert usable_cores(root) == expected
+
+
+@pytest.mark.parametrize("group_of_mount", ["/docker/abc", "/"])
+def test_a_container_of_version_1_finds_its_group_where_it_is_mounted(system, group_of_mount):
+    inside = "" if group_of_mount != "/" else "docker/abc/"
+    files = {
+        f"cpu,cpuacct/{inside}cpu.cfs_quota_us": "200000\n",
+        f"cpu,cpuacct/{inside}cpu.cfs_period_us": "100000\n",
+    }
+    root = system("4:cpu,cpuacct:/docker/abc\n", V1.format(root=group_of_mount), files)
+    assert usable_cores(root) == 2
+
+
+def test_a_group_outside_of_what_is_mounted_counts_as_the_mounted_one(system):
+    files = {
+        "cpu,cpuacct/cpu.cfs_quota_us": "200000\n",
+        "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+    }
+    root = system("4:cpu,cpuacct:/elsewhere\n", V1.format(root="/docker/abc"), files)
+    assert usable_cores(root) == 2
 
 
 def test_a_system_without_control_groups_has_the_cores_of_its_affinity(tmp_path, monkeypatch):
@@ -53,7 +86,7 @@ def test_a_system_without_control_groups_has_the_cores_of_its_affinity(tmp_path,
 
 
 def test_compute_threads_follow_the_quota(system, monkeypatch):
-    root = system("0::/\n", {"cpu.max": "200000 100000\n"})
+    root = system("0::/\n", V2.format(root="/"), {"cpu.max": "200000 100000\n"})
     monkeypatch.setattr(machine.usable_cores, "__defaults__", (root,))
     monkeypatch.delenv("BITNET_THREADS", raising=False)
     assert thread_count() == 2

@@ -34,8 +34,17 @@ def test_an_environment_of_pipx_is_changed_by_pipx(prefix):
 
 def test_an_environment_of_uv_tool_is_changed_by_uv(prefix):
     (prefix / "uv-receipt.toml").touch()
-    assert extra_command("structured").startswith("uv pip install --python ")
+    assert extra_command("structured").startswith("uv tool install --with 'llguidance>=1.9' ")
     assert reinstall_command().startswith("uv tool install --reinstall ")
+
+
+def test_uv_is_given_again_what_it_added_before(prefix):
+    (prefix / "uv-receipt.toml").write_text(
+        "[tool]\nrequirements = [{ name = 'bitnet-xtask' }, "
+        "{ name = 'ray', extras = ['data'], specifier = '>=2.40' }]\n"
+    )
+    command = "uv tool install --with 'ray[data]>=2.40' --with 'llguidance>=1.9' "
+    assert extra_command("structured").startswith(command)
 
 
 def test_an_environment_without_pip_is_changed_by_uv(monkeypatch):

@@ -29,6 +29,8 @@ def test_linux_counts_memory_and_swap():
     assert free_swap() >= 0
 
 
+V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = "33 25 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 MEGABYTE = 1 << 20
 
 
@@ -36,31 +38,41 @@ MEGABYTE = 1 << 20
 def container(system):
     """Makes a system with 900 MB free, 50 MB of swap, and one group, from numbers in MB."""
 
-    def make(limit, used, files, swap=None):
-        texts = {"max": limit, "current": used}
-        if swap is not None:
-            texts |= {"swap.max": swap, "swap.current": 10}
+    def make(version, limit, used, files, swap=None):
         stat = f"anon 1\nactive_file {files * MEGABYTE}\ninactive_file 0\n"
+        if version == 2:
+            texts = {"max": limit, "current": used}
+            if swap is not None:
+                texts |= {"swap.max": swap, "swap.current": 10}
+            group, mounts, folder = "0::/job\n", V2, "job"
+        else:
+            stat = stat.replace("active", "total_active").replace("intotal_", "total_in")
+            texts = {"limit_in_bytes": limit, "usage_in_bytes": used}
+            if swap is not None:
+                texts |= {"memsw.limit_in_bytes": limit + swap, "memsw.usage_in_bytes": used + 10}
+            group, mounts, folder = "4:memory:/job\n0::/\n", V1, "memory/job"
         files = {
-            f"job/memory.{name}": f"{value * MEGABYTE if isinstance(value, int) else value}\n"
+            f"{folder}/memory.{name}": f"{value * MEGABYTE if isinstance(value, int) else value}\n"
             for name, value in texts.items()
         }
-        root = system("0::/job\n", {"job/memory.stat": stat, **files})
+        root = system(group, mounts, {f"{folder}/memory.stat": stat, **files})
         (root / "proc/meminfo").write_text("MemAvailable: 921600 kB\nSwapFree: 51200 kB\n")
         return root
 
     return make
 
 
-def test_a_container_has_what_its_group_leaves_and_its_files_make_room(container):
-    root = container(400, 300, 120, swap=30)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_container_has_what_its_group_leaves_and_its_files_make_room(container, version):
+    root = container(version, 400, 300, 120, swap=30)
     assert total_memory(root) == 400 * MEGABYTE
     assert free_memory(root) == 220 * MEGABYTE
     assert free_swap(root) == 20 * MEGABYTE
 
 
-def test_a_machine_has_no_more_than_is_free_however_large_the_limit(container):
-    root = container(4_000_000_000, 300, 0)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_machine_has_no_more_than_is_free_however_large_the_limit(container, version):
+    root = container(version, 4_000_000_000, 300, 0)
     assert total_memory(root) == total_memory(root / "nothing")
     assert free_memory(root) == 900 * MEGABYTE
     assert free_swap(root) == 50 * MEGABYTE
@@ -68,11 +80,11 @@ def test_a_machine_has_no_more_than_is_free_however_large_the_limit(container):
 
 @pytest.mark.parametrize(("limit", "used"), [("max", 300), ("nonsense", 300), (400, "")])
 def test_a_group_without_numbers_limits_nothing(container, limit, used):
-    assert free_memory(container(limit, used, 0)) == 900 * MEGABYTE
+    assert free_memory(container(2, limit, used, 0)) == 900 * MEGABYTE
 
 
 def test_a_full_container_has_nothing_free(container):
-    root = container(400, 500, 0, swap=0)
+    root = container(2, 400, 500, 0, swap=0)
     assert free_memory(root) == 0
     assert free_swap(root) == 0
 

@@ -82,7 +82,7 @@ def test_a_model_given_twice_is_refused(bitnet, model):
     done = bitnet("verify", model, "--model", "b.gguf")
     assert (done.code, done.err.splitlines()[0]) == (
         2,
-        f"Error: verify: unexpected argument '{model}'",
+        f"Error: verify got '{model}' and --model b.gguf",
     )
 
 
