@@ -191,9 +191,7 @@ class ReasoningReader:
             inside = self.is_inside
             # gpt-oss's channel may come again.
             mark = self._rules.closing if inside else opening if opening == _CHANNEL else ""
-            before, mark_found, after = (
-                self._held.partition(mark) if mark else (self._held, "", "")
-            )
+            before, mark_found, after = self._held.partition(mark) if mark else (self._held, "", "")
             # The possible beginning of a mark is held back, with the space before its end.
             keep = 0 if mark_found or final or not mark else overlap(before, mark)
             part = before[: len(before) - keep]

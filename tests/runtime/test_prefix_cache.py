@@ -32,7 +32,7 @@ def stored(cache):
     """The ids that the keys of *cache* say they belong to."""
     copy = KVCache(CONFIG, 500)
     copy.copy_prefix(cache, cache.length)
-    keys = copy.append(0, np.zeros((1, 2, 64), np.float32), np.zeros((1, 2, 64), np.float32)).keys
+    keys = copy.append(0, np.zeros((1, 2, 64), np.float32), np.zeros((1, 2, 64), np.float32))[0]
     return np.rint(keys[0, :-1, 0]).astype(int).tolist()
 
 
