@@ -56,6 +56,20 @@ def _hf_name(name, architecture):
     return f"model.layers.{layer}.{part}.{kind}"
 
 
+# Keys that published files of a family have, besides those of all.
+STATED = {
+    "bitnet-b1.58": {"rope_theta": 5e5},
+    # The width of a head, with which GGUF's engines scale scores whatever a file says.
+    "gemma2": {
+        "query_pre_attn_scalar": 64,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3": {"query_pre_attn_scalar": 64},
+    "phi3": {"original_max_position_embeddings": KEYS["context_length"]},
+}
+
+
 def config(architecture, **more):
     """A config.json for :func:`tiny_models.tiny`'s shape."""
     kind, activation = MODEL_TYPES[architecture]
@@ -81,8 +95,7 @@ def config(architecture, **more):
             "tie_word_embeddings": True,
             "sliding_window": 4 if architecture in ("gemma2", "gemma3") else None,
         }
-        # The width of a head, with which GGUF's engines scale scores whatever a file says.
-        | ({"query_pre_attn_scalar": 64} if architecture in ("gemma2", "gemma3") else {})
+        | STATED.get(architecture, {})
         | ternary
         | more
     )
