@@ -120,6 +120,9 @@ def infer(c, prompt=PromptOptions(), request=Request(), model=ModelOptions(), co
                 running.config.vocab_size,
             )
         answer_once(running, replace(prompt, prompt=text, prompt_file=""), request, common.output)
+        quiet = common.output.json or common.output.no_warnings or not sys.stdout.isatty()
+        if running.tokenizer.chat_template and not prompt.chat and not quiet:
+            say("Note: this model answers messages; --chat takes the text as one")
 
 
 def answer_once(running, prompt, request, output):
