@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,13 +72,12 @@ def _check(target, options, model):
         raise UsageError(
             f"--output {options.output} is a folder", hint="name a file in it for the answers"
         )
-    known = replace(ModelOptions(), model=model.model, threads=model.threads)
-    known = replace(known, features=model.features, no_default_features=model.no_default_features)
-    if options.engine == "ray" and model != known:
-        raise UsageError(
-            "the processes of --engine ray load a model as it is",
-            hint="leave the options of the model out, except for --threads",
-        )
+    known = ("model", "threads", "features", "no_default_features")
+    for entry in fields(model) if options.engine == "ray" else ():
+        name, flag = entry.name, f"--{entry.name.replace('_', '-')}"
+        if name not in known and getattr(model, name) != getattr(ModelOptions(), name):
+            text = f"{flag} is not known to the processes of --engine ray"
+            raise UsageError(text, hint=f"leave {flag} out: they load the model as it is")
 
 
 def _answer(files, options, model, common):

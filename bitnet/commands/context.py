@@ -183,10 +183,8 @@ def _without_newline(text: str) -> str:
 
 def open_model(options: ModelOptions, common: Context) -> LanguageModel:
     """The model and tokenizer that *options* name, fetched first where that is allowed."""
-    from bitnet.models.adapted import split_adapters
-
     checkpoint = open_file(options, common)
-    for name in split_adapters(options.lora)[1]:
+    for name in _adapters_of(options)[1]:
         raise UsageError(
             f"--lora {name}=...: requests to `serve` choose an adapter by its name",
             hint="leave the name out to run the model with it",
@@ -197,28 +195,42 @@ def open_model(options: ModelOptions, common: Context) -> LanguageModel:
 def open_file(options: ModelOptions, common: Context) -> Checkpoint:
     """The file or folder that *options* name, open; the packaged one when they name none."""
     from bitnet.formats.containers import open_checkpoint
-    from bitnet.models.adapted import split_adapters, with_adapters
 
     layout, aside = options.i2_s_layout, options.ignore_key
     checkpoint = open_checkpoint(model_path(options, common), i2_s_layout=layout, ignore_keys=aside)
     checkpoint = replace(checkpoint, kv_type=options.kv_type)
-    always, _ = split_adapters(options.lora)
-    return with_adapters(checkpoint, always) if always else checkpoint
+    return _adapt(checkpoint, _adapters_of(options)[0])
+
+
+def _adapters_of(options: ModelOptions) -> tuple[list[Any], dict[str, Any]]:
+    """Adapters of every answer, and those by name; loaded are adapters only where there are any."""
+    if not options.lora:
+        return [], {}
+    from bitnet.models.adapted import split_adapters
+
+    return split_adapters(options.lora)
+
+
+def _adapt(checkpoint: Checkpoint, adapters: list[Any]) -> Checkpoint:
+    if not adapters:
+        return checkpoint
+    from bitnet.models.adapted import with_adapters
+
+    return with_adapters(checkpoint, adapters)
 
 
 def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:
     """The open *checkpoint* with its tokenizer, which is fetched where that is allowed."""
-    from bitnet.models.adapted import split_adapters, with_adapters
     from bitnet.runtime.language_model import load_checkpoint
 
     if options.features or options.no_default_features:
         features = options.features or "none"
         say(f"Note: --features chooses nothing here (asked for: {features}); the device is the CPU")
-    draft, (always, by_name), plain = None, split_adapters(options.lora), replace(options, lora=[])
+    draft, (always, by_name), plain = None, _adapters_of(options), replace(options, lora=[])
     if options.draft_model:
         draft = open_file(replace(plain, model=options.draft_model), common)
     bare = open_file(plain, common) if by_name else checkpoint
-    adapted = {name: with_adapters(bare, [*always, its]) for name, its in by_name.items()}
+    adapted = {name: _adapt(bare, [*always, its]) for name, its in by_name.items()}
 
     def attempt(tokenizer: Path | None) -> LanguageModel:
         return load_checkpoint(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
@@ -172,6 +171,8 @@ class Answer:
 
     def _repr_html_(self) -> str:
         """The text and one line about it, for notebooks."""
+        from html import escape
+
         rate = self.decode_tokens_per_s
         speed = f", {rate:.0f} tokens per second" if rate else ""
         state = f"{len(self.ids)} tokens, {self.finish_reason or 'running'}{speed}"

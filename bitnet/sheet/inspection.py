@@ -58,6 +58,7 @@ class Memory:
     # cache of a whole context, in pages; layers with a window keep little more than that
     kv_at_context: int | None = None
     total: int | None = None  # weights and a full cache
+    states: int = 0  # of layers whose cache does not grow, with a sequence's copies; part of both
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,8 @@ class Inspection:
             yield "  KV cache: unknown, the metadata does not describe the attention"
             return
         yield f"  KV cache: {human_size(memory.kv_per_token)} per token (16 bits)"
+        if memory.states:
+            yield f"  states of layers without keys and values: {human_size(memory.states)}"
         if memory.kv_at_context is not None and memory.total is not None:
             yield (
                 f"  at {memory.context_length:,} tokens: KV cache "
@@ -348,8 +351,8 @@ def memory(gguf: GGUF) -> Memory:
     context = config.context_length
     kinds = [its for its in config.caches if isinstance(its, KeysValues)]
     words = sum(2 * its.kv_heads * kv_codes.page_words(its.head_dim, its.kv_type) for its in kinds)
-    cache = KVCache(config, context).cost(context, PREFILL_CHUNK)
-    return Memory(weights, context, words * 2 // kv_codes.PAGE, cache, weights + cache)
+    cache, states = (it := KVCache(config, context)).cost(context, PREFILL_CHUNK), it.state_bytes
+    return Memory(weights, context, words * 2 // kv_codes.PAGE, cache, weights + cache, states)
 
 
 def config_of_header(gguf: GGUF) -> ModelConfig | None:

@@ -344,7 +344,8 @@ def not_found(failed: Search) -> TokenizerNotFound:
         hint = failed.refusal[1].hint
     elif info is not None:
         logger.info("Can download compatible tokenizer from: %s", info.repo)
-        command = f"bitnet pre-download-tokenizers --model-dir {word(model.folder)}"
+        folder = model.folder
+        command = f"bitnet pre-download-tokenizers --model-dir {word(folder)}"
         hint = f"fetch {info.repo}: add --auto-download, or {command}"
     return TokenizerNotFound(
         f"No compatible tokenizer found for {model.family} model with vocab_size "

@@ -37,12 +37,6 @@ def test_the_network_is_looked_at_when_asked_for(bitnet, monkeypatch, words):
     assert "nothing was opened" in done.out
 
 
-def test_another_command_may_follow(bitnet):
-    done = bitnet("doctor", "exit-codes")
-    assert done.code == 0
-    assert "interrupted" in done.out
-
-
 def test_the_model_is_the_one_given_else_that_of_the_environment(bitnet, monkeypatch, tmp_path):
     monkeypatch.setenv("BITNET_GGUF", str(tmp_path / "a.gguf"))
     assert f"✗ Model: no such file or folder: {tmp_path / 'a.gguf'}" in bitnet("doctor").out

@@ -78,11 +78,11 @@ def test_a_tokenizer_that_cannot_be_is_refused_with_its_reason(values, why, tmp_
 @pytest.mark.parametrize(
     ("count", "why"),
     [
-        (Typed(10, 2**64 - 1), "split.count is 18446744073709551615, expected a whole number"),
-        (Typed(5, -1), "split.count is -1, expected"),
-        (Typed(6, float("nan")), "split.count is nan, expected"),
-        ("many", "split.count is a str, expected"),
-        (Typed(2, 65535), "one of 65535 parts, and is not named like one"),
+        (Typed(10, 2**64 - 1), "part 0 (from 0) of 18446744073709551615, its name says 0 of 1"),
+        (Typed(5, -1), "part 0 (from 0) of -1, its name says 0 of 1"),
+        (Typed(6, float("nan")), "part 0 (from 0) of nan, its name says 0 of 1"),
+        ("many", "part 0 (from 0) of 'many', its name says 0 of 1"),
+        (Typed(2, 65535), "part 0 (from 0) of 65535, its name says 0 of 1"),
     ],
     ids=["huge", "negative", "nan", "text", "most"],
 )  # fmt: skip

@@ -61,10 +61,6 @@ def test_names_are_never_cut_at_60_columns(hub, place):
     assert {f"hf:{name}@{revision}", file} <= {word for line in kept for word in line.split()}
 
 
-def test_a_model_that_chats_says_how_to_chat_with_it(place):
-    assert "--chat" in shown(place, "infer", "chats.gguf", "--prompt", "a", "--max-tokens", "1")
-
-
 @pytest.mark.parametrize("words", [("models",), ("cache", "list")])
 def test_a_heading_is_bold_unless_the_environment_says_no(place, words):
     assert "\x1b[1m" in shown(place, *words)

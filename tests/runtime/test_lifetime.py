@@ -66,8 +66,7 @@ def a_scheduler(model):
 def a_worker(model):
     slot = Slot("tiny", model.path, None, None)
     slot.fill(model, max_batch=8)
-    slot.start()
-    slot.stop()
+    slot.close()
 
 
 USES = (

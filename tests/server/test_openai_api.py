@@ -237,7 +237,7 @@ def test_text_to_ids_and_back(worker):
         ("/v1/completions", {"prompt": "a", "stream_options": {}}, "stream_options is for stream"),
         ("/v1/chat/completions", {"messages": [TEXT], "top_logprobs": 1}, "top_logprobs is for"),
         ("/v1/chat/completions", {"messages": [TEXT], "tool_choice": "required"},
-         "wants a call, and there are no tools"),
+         "tool_choice: there are no tools"),
         ("/v1/chat/completions", {"messages": [TEXT], "functions": [{"name": "f"}]},
          "functions is not served"),
         ("/detokenize", {"tokens": [12345]}, "not in the vocabulary"),
