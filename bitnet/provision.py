@@ -151,9 +151,15 @@ def embed(
     texts: str | Sequence[str | Sequence[int]],
     **options: Any,
 ) -> NDArray[np.float32]:
-    """Vectors of *texts*, as :meth:`LanguageModel.embed` makes them with *options*.
+    """Vectors of *texts*, ``(len(texts), dim)``; one row for a single text.
 
-    *model* is one that is loaded, or what :func:`load` takes, which is loaded for these texts.
+    Args:
+        model: one that is loaded, or what :func:`load` takes, which is loaded for these texts.
+        texts: as of :meth:`LanguageModel.embed`.
+        **options: as of that method.
+
+    Raises:
+        BitnetError: as :func:`load` and :meth:`LanguageModel.embed`.
     """
     from bitnet.runtime.language_model import LanguageModel
 
@@ -227,8 +233,13 @@ class SmartTokenizerDownload:
     def download_tokenizer_sync(self, info: TokenizerDownloadInfo) -> Path:
         """The tokenizer that *info* describes, in the cache; no connection when it is there.
 
-        Its first file must be in the repository; further ones are fetched if they are. Raises
-        :class:`Offline`, :class:`VocabMismatch`, or why it cannot be fetched.
+        Args:
+            info: its first file must be in the repository; further ones are fetched if they are.
+
+        Raises:
+            Offline: it is not in the cache, and the network is switched off.
+            VocabMismatch: the file has not ``info.expected_vocab`` ids.
+            BitnetError: it cannot be fetched; see :func:`bitnet.hub.download.fetch`.
         """
         from bitnet.hub.provision import provide
 

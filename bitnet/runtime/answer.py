@@ -36,6 +36,28 @@ class Answer:
     """One answer: :meth:`take` its pieces, or iterate over it once for its text.
 
     The attributes are updated with each piece and keep their values when iteration stops early.
+
+    Attributes:
+        sequence: the sequence that generates it.
+        prompt_ids: token ids of the prompt.
+        ids: ids generated, without the stop id; those of a stop string are included.
+        logprobs: one entry for each of *ids*; empty unless requested.
+        text: the text so far, without function calls and separate reasoning.
+        reasoning: the reasoning part so far, if the request separates it.
+        calls: the functions it calls, if the request offered any.
+        finish_reason: why it ended, as in :class:`Piece`; ``None`` while it runs.
+        error: what went wrong if the reason is ``error``.
+        stop_text: the stop string that ended it; empty if none did.
+        backend: compute backend, with its instruction set.
+        load_s: seconds to load tokenizer and model.
+        tokenize_s: seconds spent encoding and decoding.
+        prefill_s: seconds from the prompt's ids to the first token.
+        decode_s: seconds for the tokens after the first.
+        tokens: ids generated, including the one that ended the answer.
+        reasoning_tokens: those of its reasoning part, where the request separates it.
+        peak_memory_bytes: peak resident memory of the process; 0 if the system does not report it.
+        page_faults: times that the process waited for a page of a file meanwhile.
+        read_bytes: bytes that were read from disks for it meanwhile.
     """
 
     def __init__(
@@ -49,25 +71,22 @@ class Answer:
 
         *run* yields the pieces of *sequence* to the caller that iterates.
         """
-        self.sequence = sequence  # that generates it
-        self.prompt_ids: tuple[int, ...] = tuple(sequence.ids)  # token ids of the prompt
-        self.ids: list[int] = []  # generated, without the stop id, with those of a stop string
-        self.logprobs: list[TokenLogprob] = []  # one for each of the ids, if requested
-        self.text: str = ""  # so far, without function calls and separate reasoning
-        self.reasoning: str = ""  # so far, if the request separates it
-        self.finish_reason: FinishReason | None = None  # as in Piece; None while it runs
-        self.error: Exception | None = None  # what went wrong if that is the reason
-        self.backend: str = ""  # with its instruction set
-        # Seconds to load tokenizer and model, to encode and decode, from the prompt's ids to the
-        # first token, and for the tokens after it.
+        self.sequence = sequence
+        self.prompt_ids: tuple[int, ...] = tuple(sequence.ids)
+        self.ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.text: str = ""
+        self.reasoning: str = ""
+        self.finish_reason: FinishReason | None = None
+        self.error: Exception | None = None
+        self.backend: str = ""
         self.load_s = self.tokenize_s = self.prefill_s = self.decode_s = 0.0
-        self.tokens = self.reasoning_tokens = 0  # with the one that ended the answer
-        # Of the process: peak resident memory, waits for pages of a file, bytes read from disks.
+        self.tokens = self.reasoning_tokens = 0
         self.peak_memory_bytes = self.page_faults = self.read_bytes = 0
-        self.stop_text: str = ""  # the stop string that ended it
+        self.stop_text: str = ""
         self._tokenizer = tokenizer
         self._run = run
-        self.calls: list[ToolCall] = []  # the functions it calls
+        self.calls: list[ToolCall] = []
         self._stops = [stop for stop in sequence.request.stop if stop]
         self._held = ""  # text that may begin one of them
         rules = sequence.request.calls

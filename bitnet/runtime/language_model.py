@@ -62,9 +62,19 @@ VECTORS_AT_ONCE = 16  # texts per forward pass; they are packed without padding
 class LanguageModel:
     """A model ready to generate; :func:`bitnet.load` creates it.
 
-    Answers are generated one at a time, from any thread, and together by a :meth:`scheduler`; the
-    prefix that a prompt shares with the previous one is not computed again. A closed model raises
-    :class:`InferenceError`.
+    :meth:`scheduler` runs several answers together. Answers of :meth:`answer`, :meth:`stream` and
+    similar methods are generated one at a time, from any thread; the prefix that a prompt shares
+    with the previous one is not computed again. A closed model raises :class:`InferenceError`.
+
+    Attributes:
+        path: of the model file.
+        tokenizer: text to ids and back.
+        context: positions a sequence may reach.
+        config: configuration of the transformer.
+        backend: compute backend, with its instruction set.
+        load_s: seconds it took to load.
+        ignored_keys: keys of the model file that were ignored on request.
+        prompts: prefixes that the model expects before texts it embeds, by name.
     """
 
     def __init__(
@@ -80,14 +90,14 @@ class LanguageModel:
         self._engine: Scheduler | None = Scheduler(
             model, context=context, max_batch=1, draft_model=draft_model
         )
-        self.path = path  # of the model file
-        self.tokenizer = tokenizer  # text to ids and back
-        self.context: int = self._engine.context  # positions a sequence may reach
-        self.config: ModelConfig = model.config  # of the transformer
-        self.backend: str = model.ops.name  # with its instruction set
-        self.load_s = 0.0  # seconds it took to load
-        self.ignored_keys: tuple[str, ...] = ()  # of the model file, on request
-        self.prompts: Prompts = Prompts()  # prefixes of texts that it embeds, by name
+        self.path = path
+        self.tokenizer = tokenizer
+        self.context: int = self._engine.context
+        self.config: ModelConfig = model.config
+        self.backend: str = model.ops.name
+        self.load_s = 0.0
+        self.ignored_keys: tuple[str, ...] = ()
+        self.prompts: Prompts = Prompts()
 
     @property
     def engine(self) -> Scheduler:
@@ -115,9 +125,10 @@ class LanguageModel:
         """Prompt ids of *request*, and the request with this model's stop ids and grammar.
 
         Raises:
-            UsageError: a field is wrong, or the template does not accept the conversation.
-            Unsupported: an embedding model is asked for an answer, it has no chat template, or
-                llguidance, which a schema or a regular expression needs, is not installed.
+            UsageError: the prompt is empty, the template does not accept the conversation, the
+                schema or the regular expression is wrong, or the prompt name is unknown.
+            Unsupported: an embedding model is asked for an answer; it has no chat template; or
+                a schema or regular expression is given and llguidance is not installed.
         """
         request.check()
         if request.embed:
@@ -159,7 +170,10 @@ class LanguageModel:
     def answer(self, request: Request) -> Answer:
         """The answer to *request*; iterate over it for the text as it is generated.
 
-        It raises what :meth:`prepare` does, and if the prompt does not fit the context.
+        Raises:
+            UsageError: as :meth:`prepare`.
+            InferenceError: the prompt does not fit the context.
+            Unsupported: as :meth:`prepare`.
         """
         started = time.perf_counter()
         ids, request = self.prepare(request)
@@ -173,8 +187,12 @@ class LanguageModel:
     def stream(self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]) -> Answer:
         """The continuation of *prompt*; iterate over it for the text as it is generated.
 
-        *prompt* is text, or ids from the tokenizer or :meth:`encode_chat`, *options* are keywords
-        of :class:`bitnet.AnswerOptions`. It raises what :meth:`answer` does.
+        Args:
+            prompt: text, or ids from the tokenizer or :meth:`encode_chat`.
+            options: keywords of :class:`bitnet.AnswerOptions`.
+
+        Raises:
+            BitnetError: as :meth:`answer`; a value out of its range is a ``UsageError``.
         """
         return self.answer(request_of(prompt, options))
 
@@ -220,17 +238,19 @@ class LanguageModel:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Grammars that constrain an answer."""
+        """Grammars that constrain an answer; :class:`Unsupported` without llguidance."""
         return Grammars(self.tokenizer)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, up to the beginning of the assistant's answer.
 
-        *messages* are ``{"role": ..., "content": ...}``, oldest first.
+        Args:
+            messages: ``{"role": ..., "content": ...}``, oldest first.
 
         Raises:
             Unsupported: the model has no chat template.
             UsageError: its template does not accept this conversation.
+            WrongType: *messages* is not a list.
         """
         check_type("messages", messages, "a list of messages, each a mapping", list, tuple)
         text, *_ = conversation_text(self.tokenizer, Request(messages=messages))
@@ -244,7 +264,7 @@ class LanguageModel:
         normalize: bool = True,
         dimensions: int | None = None,
     ) -> NDArray[np.float32]:
-        """Embeddings of *texts*, ``(N, dimensions)``, pooled as the model says, else by the mean.
+        """Embeddings of *texts*, pooled as the model says; by the mean if it does not.
 
         Args:
             texts: texts, or ids. Ids are used unchanged; texts get the prompt and the tokenizer's
@@ -252,6 +272,9 @@ class LanguageModel:
             prompt_name: one of :attr:`prompts`; the model's default when not given.
             normalize: scale each vector to length one.
             dimensions: number of leading dimensions to keep; all when not given.
+
+        Returns:
+            ``(len(texts), dimensions)``; one row for a single text.
 
         Raises:
             UsageError: the prompt name is unknown, *dimensions* is out of its range, or a text
@@ -285,6 +308,9 @@ class LanguageModel:
 
         With *truncate*, the end of a text that the context cannot hold is left out; an end token
         that the tokenizer adds, which last-token pooling reads, still follows.
+
+        Raises:
+            UsageError: the prompt name is unknown, or *text* is not a text.
         """
         name = self.prompts.default if prompt_name is None else prompt_name
         if name and name not in self.prompts.texts:
@@ -299,7 +325,12 @@ class LanguageModel:
         return self._encode("input", text, self.context if truncate else None)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
-        """Logits at every position of *ids*, ``(len(ids), vocab_size)``."""
+        """Logits at every position of *ids*, ``(len(ids), vocab_size)``.
+
+        Raises:
+            UsageError: *ids* is empty, or holds an id outside the vocabulary.
+            InferenceError: *ids* is longer than the context.
+        """
         return self.engine.logits(check_ids("ids", ids))
 
     def close(self) -> None:

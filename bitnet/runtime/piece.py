@@ -10,7 +10,15 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "deadline", "er
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token and its log-probability."""
+    """A token and its log-probability.
+
+    Attributes:
+        id: of the token.
+        text: its text; U+FFFD where its bytes are only part of a character.
+        bytes: its exact bytes.
+        logprob: natural logarithm of its probability, before penalties, bias and filters.
+        top: the likeliest tokens at its position, likeliest first; empty for entries of this list.
+    """
 
     id: int  # of the token
     text: str  # U+FFFD where its bytes are only part of a character

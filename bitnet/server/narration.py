@@ -119,8 +119,15 @@ def narrate(
 ) -> None:
     """Write one event to stderr, in the form of a worker's own.
 
-    *human* describes it plainly and *cute* kindly; *fields* are further facts, such as
-    ``request_id``, of which those that are ``None`` are left out.
+    Args:
+        actor: who acts.
+        action: what happens, in snake case.
+        human: plain description.
+        cute: kind description.
+        level: severity.
+        worker_id: the worker that the event is about; left out when empty.
+        as_json: a JSON line instead of the console form.
+        fields: further facts, such as ``request_id``; ``None`` is left out.
 
     Raises:
         UsageError: *level* is not one of those there are.

@@ -368,6 +368,10 @@ def resolve_tokenizer(
         explicit: tokenizer file or folder; then nothing else is searched.
         pre: pre-tokenizer name to use instead of the GGUF file's.
         allow_mock: fall back to bytes, with a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
+
+    Raises:
+        TokenizerNotFound: no place has one that fits; the message lists every place.
+        VocabMismatch: the explicit one does not fit.
     """
     outcome = search(model_facts(model), explicit=Path(explicit) if explicit else None, pre=pre)
     if outcome.tokenizer is not None:

@@ -55,10 +55,14 @@ def load_tokenizer(
     verify: bool = False,
     files: Inventory | None = None,
 ) -> Tokenizer:
-    """The tokenizer in *path*, ready to use; arguments are those of :func:`load_spec`.
+    """The tokenizer in *path*, ready to use; see :func:`load_spec`.
 
     The compiled form of files is found by a hash of their content, which is trusted while size,
     inode and both times of a file are unchanged, and computed again with *verify*.
+
+    Raises:
+        WrongType: *path* is not a path.
+        BitnetError: as :func:`load_spec`, whose arguments it takes.
     """
     check_type("path", path, "a path", str, os.PathLike)
     key = _content_key(Path(path), pre, verify=verify)
@@ -109,7 +113,17 @@ def load_spec(
 def extract_tokenizer_from_gguf(
     model: str | os.PathLike[str] | GGUF, *, pre: str | None = None
 ) -> Tokenizer:
-    """The tokenizer in a GGUF file, open or not; *pre* overrides ``tokenizer.ggml.pre``."""
+    """The tokenizer embedded in a GGUF file.
+
+    Args:
+        model: the file, or the first part of a split one, or either when it is open.
+        pre: overrides ``tokenizer.ggml.pre``.
+
+    Raises:
+        TokenizerNotFound: none is embedded, or its pre-tokenizer is unknown.
+        InvalidFormat: the file is damaged.
+        Unsupported: the kind of tokenizer is unknown.
+    """
     return Tokenizer.from_spec(_spec_in_gguf(model, pre))
 
 

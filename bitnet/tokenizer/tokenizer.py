@@ -28,10 +28,17 @@ class Tokenizer:
     source, which is fast.
 
     Attributes:
+        source: its name in messages.
         engine: ``native`` or ``portable``; both give the same ids.
+        vocab_size: number of ids.
+        bos_id: the id that begins a text, ``None`` when there is none.
+        eos_id: the id that ends a text, ``None`` when there is none.
         stop_ids: every id that ends a generation.
         special_ids: ids that ``decode(skip_special=True)`` leaves out.
+        chat_template: Jinja source, ``None`` when there is none.
+        chat_template_source: origin of the template, for messages.
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
+        model: algorithm: ``bpe``, ``spm``, ``unigram``, ``wordpiece`` or ``wordlevel``.
         fingerprint: SHA-256 of its source.
     """
 
@@ -62,7 +69,15 @@ class Tokenizer:
 
     @classmethod
     def from_spec(cls, spec: TokenizerSpec) -> Tokenizer:
-        """The tokenizer of *spec*, whose sequences are not read if its compiled form is cached."""
+        """The tokenizer of a specification, native if that is exact, else run by a library.
+
+        With a fingerprint whose compiled form is in the cache, only that and the source of
+        *spec* are read.
+
+        Raises:
+            InvalidFormat: the specification's steps or vocabulary are unusable.
+            Unsupported: neither the compiled module nor a library runs it exactly.
+        """
         engine, meta = open_engine(spec)
         # Cheap facts come from the specification, not from the cache.
         prefix, suffix = map(list, spec.affixes)
@@ -95,6 +110,10 @@ class Tokenizer:
                 BOS, or ends with EOS, gets no second one.
             parse_special: read text that spells a special token as that token.
             at_most: ids to return; those of the end of *text* are left out, before EOS is added.
+
+        Raises:
+            UsageError: *text* contains half of a surrogate pair.
+            WrongType: *text* is not a text.
         """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a text")
@@ -105,7 +124,14 @@ class Tokenizer:
     def encode_batch(
         self, texts: Iterable[str], *, add_special: bool = True, parse_special: bool = True
     ) -> list[list[int]]:
-        """Ids of each of *texts*, as of :meth:`encode`, found on ``BITNET_THREADS`` threads."""
+        """Ids of each of *texts*, equal to those of :meth:`encode`.
+
+        The native engine uses ``BITNET_THREADS`` threads.
+
+        Raises:
+            UsageError: a text contains half of a surrogate pair.
+            WrongType: *texts* is one text, or holds something else.
+        """
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise wrong_type("texts", texts, "a list of texts")
         batch = list(texts)
@@ -127,6 +153,11 @@ class Tokenizer:
 
         The offsets are those of the ``tokenizers`` library before a post-processor trims them, or
         those of ``sentencepiece``; bytes of a character have the whole of it, BOS and EOS nothing.
+        Slower than :meth:`encode`, with the same ids.
+
+        Raises:
+            UsageError: *text* contains half of a surrogate pair.
+            WrongType: *text* is not a text.
         """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a text")
@@ -161,6 +192,10 @@ class Tokenizer:
         Args:
             ids: token ids; a space that encoding adds at the start is removed if the original does.
             skip_special: leave special tokens out.
+
+        Raises:
+            UsageError: an id is not in the vocabulary.
+            WrongType: *ids* is not iterable, or holds something else.
         """
         if not isinstance(ids, Iterable):
             raise wrong_type("ids", ids, "token ids")
@@ -168,15 +203,28 @@ class Tokenizer:
         return "".join(map(stream.push, ids)) + stream.finish()
 
     def token_bytes(self, id: int) -> bytes:
-        """Text of *id* inside a text."""
+        """Text of *id* inside a text.
+
+        Raises:
+            UsageError: it is not in the vocabulary.
+        """
         return self._pieces.piece(self.check_id(id))
 
     def spelling(self, id: int) -> bytes:
-        """*id* as in the vocabulary, with spaces as spaces, independent of the file format."""
+        """*id* as in the vocabulary, with spaces as spaces, independent of the file format.
+
+        Raises:
+            UsageError: it is not in the vocabulary.
+        """
         return self._engine.spelling(self.check_id(id)).replace(SPACE_SYMBOL.encode(), b" ")
 
     def check_id(self, id: int) -> int:
-        """*id* as an ``int``, if it is in the vocabulary; NumPy integers are accepted."""
+        """*id* as an ``int``; NumPy integers are accepted.
+
+        Raises:
+            UsageError: it is not in the vocabulary.
+            WrongType: it is not an integer.
+        """
         try:
             id = operator.index(id)
         except TypeError:
@@ -233,7 +281,11 @@ class TokenStream:
         self._due = 0  # characters of the text before
 
     def push(self, id: int) -> str:
-        """Text that becomes certain with *id*, often empty inside a character."""
+        """Text that becomes certain with *id*, often empty inside a character.
+
+        Raises:
+            UsageError: *id* is not in the vocabulary.
+        """
         id = self._tokenizer.check_id(id)
         hidden = id in self._skipped
         return self._after(self._chain.leave_out() if hidden else self._chain.take(id))
@@ -243,7 +295,11 @@ class TokenStream:
         return self._after(self._chain.finish())
 
     def skip(self, ids: Sequence[int]) -> None:
-        """Take *ids* as context without returning their text: what follows continues it."""
+        """Take *ids* as context without returning their text: what follows continues it.
+
+        Raises:
+            UsageError: an id is not in the vocabulary.
+        """
         given = "".join(map(self.push, ids))
         whole = self._tokenizer.decode(ids, skip_special=bool(self._skipped))
         # Bytes at the end of an incomplete character belong to what follows.
