@@ -32,17 +32,17 @@ inline float sum_over(int64_t n, F value) {
 inline float max_abs(const float* x, int64_t n) {
     uint32_t lane[kLanes] = {};  // magnitudes of floats order like integers, NaN on top
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes)
-        for (int j = 0; j < kLanes; ++j) {
-            const uint32_t m = float_to_bits(x[i + j]) & 0x7fffffff;
-            lane[j] = lane[j] > m ? lane[j] : m;
-        }
-    for (int j = 0; i < n; ++i, ++j) {
-        const uint32_t m = float_to_bits(x[i]) & 0x7fffffff;
+    const auto take = [&](int j, float f) {
+        const uint32_t m = float_to_bits(f) & 0x7fffffff;
         lane[j] = lane[j] > m ? lane[j] : m;
-    }
-    for (int n = kLanes / 2; n > 0; n /= 2)
+    };
+    for (; i + kLanes <= n; i += kLanes)
+        for (int j = 0; j < kLanes; ++j) take(j, x[i + j]);
+    for (int j = 0; i < n; ++i, ++j) take(j, x[i]);
+    const auto fold = [&](int n) {  // of a constant: GCC does not unroll a loop over halves
         for (int j = 0; j < n; ++j) lane[j] = lane[j] > lane[j + n] ? lane[j] : lane[j + n];
+    };
+    fold(8), fold(4), fold(2), fold(1);
     return bits_to_float(lane[0]);
 }
 

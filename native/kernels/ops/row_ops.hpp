@@ -53,11 +53,12 @@ inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
         alignas(64) int16_t code[32];
         round_32(x, {by[0].scale, by[1].scale}, out->q, code);
         for (int i = 0; i < 2; ++i) {
-            int16_t* its = code + 16 * i;
-            if (!by[i].finite) std::memset(out->q + 16 * i, 0, 16), std::fill_n(its, 16, int16_t(0));
-            for (int n = 8; n >= 4; n /= 2)
-                for (int j = 0; j < n; ++j) its[j] = int16_t(its[j] + its[j + n]);
-            for (int j = 0; j < 2; ++j) out->minus_pairs[i][j] = int16_t(-its[2 * j] - its[2 * j + 1]);
+            if (!by[i].finite) std::memset(out->q + 16 * i, 0, 16);
+            uint64_t words[2], sums = 0;  // of bytes that are 128 larger and have no sign: none runs over into the next
+            std::memcpy(words, out->q + 16 * i, 16);
+            for (uint64_t w : words) w ^= 0x8080808080808080, sums += (w & 0xff00ff00ff00ff) + (w >> 8 & 0xff00ff00ff00ff);
+            sums += sums >> 32;
+            for (int j = 0; j < 2; ++j) out->minus_pairs[i][j] = int16_t(8 * 128 - int(sums >> 16 * j & 0xffff));
             out->minus_q[i] = out->minus_pairs[i][0] + out->minus_pairs[i][1];
             out->step[i] = by[i].step;
         }
