@@ -7,12 +7,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from make_tokenizer_corpora import SEEDS
 from targets import CORPUS, TARGETS, corpus
 
+from bitnet.tokenizer import chat_child
+
 TOKENIZERS = [name for name in TARGETS if name in SEEDS]
 INPUTS = [(name, path) for name in TOKENIZERS for path in corpus(name)]
 
 
 @pytest.mark.parametrize(("name", "path"), INPUTS, ids=lambda part: getattr(part, "name", part))
-def test_every_input_of_the_corpora_is_run_or_refused(name, path):
+def test_every_input_of_the_corpora_is_run_or_refused(name, path, monkeypatch):
+    monkeypatch.setattr(chat_child, "CPU_MS", 150)  # until a template is refused
     TARGETS[name].load()(path.read_bytes())
 
 
