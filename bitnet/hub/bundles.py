@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import tarfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -206,36 +206,36 @@ def write_bundle(
         path.parent.mkdir(parents=True, exist_ok=True)
         require_space(path.parent, total, str(path), "choose another disk with --output FILE")
         guard = fresh.with_suffix(".lock")
-        with locks.hold(guard, timeout_s=0, leave=False), fresh.open("wb") as out:
+        with locks.hold(guard, timeout_s=0, leave=False), ExitStack() as stack:
+            stack.callback(fresh.unlink, missing_ok=True)
+            with fresh.open("wb") as out:
 
-            def put(data: bytes) -> None:
-                out.write(data)
-                digest.update(data)
-                report(out.tell(), total)
+                def put(data: bytes) -> None:
+                    out.write(data)
+                    digest.update(data)
+                    report(out.tell(), total)
 
-            put(_member(MANIFEST, len(bundle.manifest)) + bundle.manifest)
-            put(bytes(-len(bundle.manifest) % _BLOCK))
-            for sha256, blob in bundle.blobs.items():
-                put(_member(f"sha256/{sha256}", blob.size))
-                content, begin = hashlib.sha256(), out.tell()
-                with blob.path.open("rb") as file:
-                    for chunk in _chunks(file, blob.size):
-                        put(chunk)
-                        content.update(chunk)
-                if (out.tell() - begin, content.hexdigest()) != (blob.size, sha256):
-                    raise HashMismatch(
-                        f"{blob.path} is not the file with sha256 {sha256} any more",
-                        hint="fetch it again; `bitnet cache verify` finds others like it",
-                    )
-                put(bytes(-blob.size % _BLOCK))
-            put(bytes(total - out.tell()))
-            out.flush()
-            os.fsync(out.fileno())
-            fresh.replace(path)
+                put(_member(MANIFEST, len(bundle.manifest)) + bundle.manifest)
+                put(bytes(-len(bundle.manifest) % _BLOCK))
+                for sha256, blob in bundle.blobs.items():
+                    put(_member(f"sha256/{sha256}", blob.size))
+                    content, begin = hashlib.sha256(), out.tell()
+                    with blob.path.open("rb") as file:
+                        for chunk in _chunks(file, blob.size):
+                            put(chunk)
+                            content.update(chunk)
+                    if (out.tell() - begin, content.hexdigest()) != (blob.size, sha256):
+                        raise HashMismatch(
+                            f"{blob.path} is not the file with sha256 {sha256} any more",
+                            hint="fetch it again; `bitnet cache verify` finds others like it",
+                        )
+                    put(bytes(-blob.size % _BLOCK))
+                put(bytes(total - out.tell()))
+                out.flush()
+                os.fsync(out.fileno())
+            fresh.replace(path)  # when it is closed: Windows replaces no open file
     except OSError as error:
         raise from_os_error(error, error.filename or path) from error
-    finally:
-        fresh.unlink(missing_ok=True)
     return digest.hexdigest()
 
 

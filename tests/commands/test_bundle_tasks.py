@@ -14,6 +14,7 @@ from tiny_models import TOKENS, tiny_gguf
 
 from bitnet import sources
 from bitnet.base import files, settings
+from bitnet.base.locks import hold
 from bitnet.hub.bundles import MANIFEST
 from bitnet.store import Store
 
@@ -200,6 +201,17 @@ def test_a_bundle_that_is_there_is_replaced_only_when_forced(bundle, machine, bi
     bundle.write_bytes(b"mine")
     assert bitnet("bundle.export", "--output", bundle, "--force").code == 0
     assert bundle.read_bytes() == before
+
+
+def test_an_export_leaves_what_another_one_writes_to_the_same_file(bundle, machine, bitnet):
+    machine("here")
+    partial = bundle.with_name(f".{bundle.name}.partial")
+    partial.write_bytes(b"half of it")
+    with hold(partial.with_suffix(".lock"), timeout_s=0, leave=False):
+        done = bitnet("bundle.export", "--output", bundle, "--force")
+    assert (done.code, partial.read_bytes()) == (21, b"half of it")
+    assert bitnet("bundle.export", "--output", bundle, "--force").code == 0
+    assert not partial.exists()
 
 
 def test_a_file_that_was_changed_does_not_get_into_a_bundle(bundle, machine, bitnet, tmp_path):
