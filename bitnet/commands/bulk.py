@@ -146,9 +146,9 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
     facts |= {"precision": options.precision, "pooling": pooling}
     if target is not None:
         content = io.BytesIO()
-        np.save(content, vectors)
-        is_npy = target.suffix.lower() == ".npy"
-        write_bytes(target, content.getvalue() if is_npy else _lines(vectors).encode())
+        if target.suffix.lower() == ".npy":
+            np.save(content, vectors)
+        write_bytes(target, content.getvalue() or _lines(vectors).encode())
     if common.output.json:
         result = {"output": str(target)} if target else {"embeddings": vectors.tolist()}
         print(as_json(facts | result), flush=True)

@@ -203,7 +203,7 @@ def open_file(options: ModelOptions, common: Context) -> Checkpoint:
 
 
 def _adapters_of(options: ModelOptions) -> tuple[list[Any], dict[str, Any]]:
-    """Adapters of every answer, and those by name; loaded are adapters only where there are any."""
+    """Adapters of every answer, and those by name; without any, their module is not loaded."""
     if not options.lora:
         return [], {}
     from bitnet.models.adapted import split_adapters

@@ -269,6 +269,7 @@ class _Fields:
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
         self._metadata = metadata
         self.source = source
+        self._digests: dict[str, str] = {}  # of arrays, by name
 
     def has(self, name: str) -> bool:
         """True if the file has the key."""
@@ -326,10 +327,11 @@ class _Fields:
         return text
 
     def digest(self, name: str) -> str:
-        """SHA-256 of an array of strings as GGUF stores it."""
-        array = self._array(name)
-        raw = getattr(array, "raw", None)
-        return vocabularies.fingerprint(array if raw is None else raw)
+        """SHA-256 of an array of strings as GGUF stores it, computed once."""
+        if name not in self._digests:
+            array = self._array(name)
+            self._digests[name] = vocabularies.fingerprint(getattr(array, "raw", None) or array)
+        return self._digests[name]
 
     def strings(self, name: str) -> list[str]:
         """An array of strings."""
