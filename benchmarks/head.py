@@ -19,7 +19,8 @@ import numpy as np
 
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
-from bitnet.models.exact_head.copy import HeadCopy, Needed
+from bitnet.models.exact_head import Needed
+from bitnet.models.exact_head.copy import HeadCopy
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
 

@@ -39,21 +39,15 @@ def usable_cores(root: Path = Path("/")) -> int:
 
     *root* is the parent of the system's ``proc`` and ``sys``.
     """
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    return min([cores, *(max(1, math.ceil(quota)) for quota in _quotas(root))])
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    """Quotas, in cores, of the control groups of this process; "max" and -1 mean none."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     for folder, version_2 in group_folders("cpu", root):
         names = ["cpu.max"] if version_2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         with suppress(OSError, ValueError, ZeroDivisionError):
             quota, period = " ".join((folder / name).read_text() for name in names).split()
-            if int(quota) > 0:
-                yield int(quota) / int(period)
+            if int(quota) > 0:  # "max" and -1 mean none
+                cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+    return cores
 
 
 _NO_LIMIT = 1 << 60  # from here on, as version 1 writes it

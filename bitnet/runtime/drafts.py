@@ -14,13 +14,13 @@ import numpy as np
 
 from bitnet.base.errors import Unsupported, VocabMismatch
 from bitnet.kernels.program import Segment
-from bitnet.models.exact_head.copy import Needed
+from bitnet.models.exact_head import Needed
 
 if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.kv_codes import Array
-    from bitnet.models.exact_head.copy import Logits
+    from bitnet.models.exact_head import Logits
     from bitnet.models.transformer import Model
     from bitnet.tokenizer import Tokenizer
 

@@ -146,9 +146,8 @@ class Request:
     #: with the last two the answer is a call that follows the schema.
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True  # an answer may call several functions
-    template_variables: Mapping[str, Any] | None = field(
-        default=None, metadata=_INNER
-    )  # more for the chat template
+    #: More for the chat template.
+    template_variables: Mapping[str, Any] | None = field(default=None, metadata=_INNER)
     json_schema: str | bool | Mapping[str, Any] | None = None  # the answer is JSON that follows it
     regex: str | None = None  # the whole answer matches it
     #: Number of alternatives to report for each token; ``None``: no log-probabilities.
@@ -156,9 +155,8 @@ class Request:
     #: Tokens before the first stop id is allowed.
     min_tokens: int = field(default=0, metadata={"bounds": (0, None)})
     ignore_eos: bool = False  # continue the answer where the model would end it
-    lora: str = field(
-        default="", metadata=_INNER
-    )  # name of the model's adapter that the answer is run with
+    #: Name of the model's adapter that the answer is run with.
+    lora: str = field(default="", metadata=_INNER)
     #: A vector instead of an answer, pooled as the model says, else by the mean.
     embed: bool = field(default=False, metadata=_INNER)
     #: Of the model's prompt before a text to embed; ``None``: its own.
@@ -166,9 +164,8 @@ class Request:
     thinking: bool | None = None  # reason first, for templates that can say so; None: as they do
     #: Most tokens of reasoning; ``None``: no limit of its own.
     thinking_budget: int | None = field(default=None, metadata={"bounds": (0, None)})
-    separate_reasoning: bool = field(
-        default=False, metadata=_INNER
-    )  # the reasoning part is not in the answer's text
+    #: The reasoning part is not in the answer's text.
+    separate_reasoning: bool = field(default=False, metadata=_INNER)
     #: The last of *messages* is the beginning of the answer, with its ``content`` and
     #: ``reasoning_content``; the answer is what follows it.
     continue_final_message: bool = False

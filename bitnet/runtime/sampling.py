@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InferenceError
-from bitnet.models.exact_head.copy import Found, Logits, Needed
+from bitnet.models.exact_head import Found, Logits, Needed
 from bitnet.runtime.drafts import MOST_LOST
 from bitnet.runtime.piece import Piece
 

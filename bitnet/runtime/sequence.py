@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.kv_codes import Array
-    from bitnet.models.exact_head.copy import Logits, Needed
+    from bitnet.models.exact_head import Logits, Needed
     from bitnet.models.transformer import Model
     from bitnet.runtime.drafts import Drafter, Foresight
     from bitnet.runtime.request import Request

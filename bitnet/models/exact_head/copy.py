@@ -18,7 +18,6 @@ import random
 import struct
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,10 +26,11 @@ from bitnet.base import settings
 from bitnet.base.errors import Unsupported
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import give_back_pages, open_again
+from bitnet.models.exact_head import Found, Needed
 from bitnet.store.blobs import keep_in_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -46,48 +46,6 @@ ENCODINGS = ("F16", "BF16", "F32")  # their kernels take the activations as they
 SAMPLED_ROWS = 2048  # rows that tell how large the weights of a column are
 SLICE_BYTES = 32 << 20  # of the head that are in memory beside the copy
 SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
-
-
-@dataclass(frozen=True, eq=False)
-class Needed:
-    """The logits of one position that are needed."""
-
-    count: int = 1  # how many of the highest, besides those of *ids*
-    # also those down to this far below the highest, natural logarithms; ``None``: no
-    margin: float | None = None
-    # token ids, rising, whose logits are needed whatever they are
-    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """The logits of one position that can be among the needed ones."""
-
-    ids: NDArray[np.int64]  # token ids, rising
-    logits: NDArray[np.float32]  # theirs, the same bits as in the full product
-    bound: float  # the logits of all other ids are below it; minus infinity if there are none
-    # with a margin, the sum of ``exp(logit - bound)`` over the other ids is at most this
-    tail: float
-    vocab_size: int  # how many ids there are in all
-    refined: int = 0  # rows whose sixth bits were read to find these
-
-
-class Logits:
-    """The logits of one position: all of them, or those that can decide the token."""
-
-    def __init__(self, known: Array | Found, compute: Callable[[], Array] | None = None) -> None:
-        """All logits, ``(vocab_size,)``; or those that are found, and *compute* gives all."""
-        # those that can decide it; ``None`` once all are computed
-        self.found = known if isinstance(known, Found) else None
-        self._all = None if isinstance(known, Found) else known
-        self._compute = compute
-
-    def all(self) -> Array:
-        """All logits, ``(vocab_size,)``, computed if they are not yet."""
-        if self._all is None:
-            assert self._compute is not None, "found logits come with a way to compute the others"
-            self._all, self.found = self._compute(), None
-        return self._all
 
 
 class HeadCopy:

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from bitnet.base.errors import Unsupported
 from bitnet.formats.mapped_file import files_behind
-from bitnet.models.exact_head.copy import (
-    HeadCopy,
-    Logits,
-    reason_against,
-    refusal,
-    saves_time,
-)
+from bitnet.models.exact_head import Logits
+from bitnet.models.exact_head.copy import HeadCopy, reason_against, refusal, saves_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +19,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.program import Ops, Prepared
-    from bitnet.models.exact_head.copy import Found, Needed
+    from bitnet.models.exact_head import Found, Needed
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,10 @@ from bitnet.base.errors import Unsupported
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.exact_head import Found, Needed
 from bitnet.models.exact_head.copy import (
     BLOCK,
-    Found,
     HeadCopy,
-    Needed,
     reason_against,
     saves_time,
     unpack_copy,

@@ -18,7 +18,8 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.models.exact_head.copy import Found, HeadCopy, Logits, Needed
+from bitnet.models.exact_head import Found, Logits, Needed
+from bitnet.models.exact_head.copy import HeadCopy
 from bitnet.models.exact_head.head import MOST_AT_ONCE, PASSES, Costs
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types

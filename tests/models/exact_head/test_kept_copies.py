@@ -13,6 +13,7 @@ from bitnet.base import native
 from bitnet.cache.entries import entries
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
+from bitnet.models.exact_head import Needed
 from bitnet.models.exact_head import copy as head_copy
 from bitnet.models.exact_head.copy import (
     _PIECE_BYTES as PIECE,
@@ -20,7 +21,6 @@ from bitnet.models.exact_head.copy import (
 from bitnet.models.exact_head.copy import (
     TILE_ROWS,
     HeadCopy,
-    Needed,
     broken_premise,
     content_digest,
     copy_path,
