@@ -91,6 +91,16 @@ def types(c):
 
 
 @task()
+def plainness(c):
+    """Print how plain the code reads: tokens per line, docstrings, packed statements."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    from plainness import measure
+
+    for row in measure(ROOT / "bitnet").rows():
+        print(row)
+
+
+@task()
 def native(c):
     """Build the compiled module into this checkout's environment."""
     # Only here a folder is kept from one build to the next: two installations must not share one.
@@ -260,8 +270,8 @@ def test_data(c, into=option("test-data", "folder to fill; point BITNET_TEST_DAT
 
 namespace = load()
 for developer_task in (
-    bench_peers, check, test, lint, types, native, sanitize, race, fuzz, same_bits, neon, docs,
-    screenshots, test_data,
+    bench_peers, check, test, lint, types, plainness, native, sanitize, race, fuzz, same_bits, neon,
+    docs, screenshots, test_data,
 ):  # fmt: skip
     namespace.add_task(developer_task)
 
