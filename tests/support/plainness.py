@@ -1,4 +1,4 @@
-"""Figures of how plain the code reads. They are printed, and never fail a test."""
+"""Numbers that show how plain the code reads. They are printed, and never fail a test."""
 
 import ast
 import io
@@ -25,7 +25,7 @@ class Plainness:
     conditional_loops: int = 0
 
     def rows(self):
-        """Lines to print: a figure and its meaning."""
+        """Lines to print: a number and its meaning."""
         yield f"{self.tokens / max(1, self.lines_of_code):.2f} tokens per line of code"
         yield f"{self.documented} of {self.public} public names have a docstring"
         yield f"{self.docstring_lines} lines of docstrings"
@@ -34,7 +34,7 @@ class Plainness:
 
 
 def measure(package: Path) -> Plainness:
-    """Figures of all Python files below *package*."""
+    """Numbers of all Python files below *package*."""
     total = Plainness()
     for path in sorted(package.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
