@@ -1,13 +1,15 @@
 """tiktoken's rank files and Mistral's ``tekken.json``.
 
-The regex and the special tokens of a rank file follow from its number of ranks, which is unique
-among published vocabularies.
+A rank file does not say how text is cut into words, nor which special tokens follow the ranks. Both
+are known for the published files of ``rank_files.json``, which are recognised by a hash of their
+ranks: other vocabularies have the same number of ranks and cut text differently.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import re
 from functools import cache
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import TokenizerSpec
 
 RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
+_NO_BYTES = b"="  # how Whisper's file writes its last token, which is empty
 
 
 @cache
-def _read_published() -> dict[int, dict[str, Any]]:
-    """The published rank files by their number of ranks, with special tokens by id."""
+def _read_published() -> dict[str, dict[str, Any]]:
+    """The published rank files by the hash of their ranks, with special tokens by id."""
     rows = json.loads(Path(__file__).with_name("rank_files.json").read_text("utf-8"))
     for row in rows:
         row["special"] = {
@@ -37,7 +40,7 @@ def _read_published() -> dict[int, dict[str, Any]]:
             for first, texts in row["special"].items()
             for id, text in enumerate(chain.from_iterable(map(_expand, texts)), int(first))
         }
-    return {row["n_ranks"]: row for row in rows}
+    return {row["sha256"]: row for row in rows}
 
 
 def _expand(text: str) -> list[str]:
@@ -52,27 +55,25 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a tiktoken rank file; a named pre-tokenizer overrides a known one's."""
     path, side = file.path, file.side
     ranks = _ranks(file.data, path)
-    published = _read_published().get(len(ranks), {})
+    published = _read_published().get(_digest_of_ranks(ranks), {})
     name = file.pre or published.get("pre")
     if name is None:
-        raise TokenizerNotFound(
-            f"{path} holds {len(ranks):,} tiktoken ranks: no known vocabulary has as many, and"
-            " the file does not say how text is cut into words",
-            hint="say which with --pre NAME, or name the model's own tokenizer.json",
-        )
+        raise _unknown_ranks(path, len(ranks))
+    spelled = {rank: byte_spelling(token) for rank, token in ranks.items()}
     special = dict(published.get("special", {}))
     special.update((token.id, token.text) for token in side.added if token.id not in ranks)
     size = max([*ranks, *special], default=-1) + 1
     last = max(ranks, default=-1)
     if min(ranks, default=0) < 0 or len(ranks) + sum(id < last for id in special) != last + 1:
         raise damage_error(f"{path} has {len(ranks):,} ranks up to {last:,}: some are missing")
-    tokens = [ranks.get(id) or special.get(id, "") for id in range(size)]
+    tokens = [spelled.get(id) or special.get(id, "") for id in range(size)]
+    own_ids = sorted(rank for rank, token in ranks.items() if token)
     flags = {token.id: token for token in side.added}
     by_text = {text: id for id, text in sorted(special.items())}
     spec = bpe_spec(
         name,
         tokens=tokens,
-        merges=LazySequence(None, lambda: merges_from_ranks(tokens, sorted(ranks), str(path))),
+        merges=LazySequence(None, lambda: merges_from_ranks(tokens, own_ids, str(path))),
         added=tuple(flags.get(id, AddedToken(id, text)) for id, text in sorted(special.items())),
         outside=frozenset(special),
         byte_level=True,
@@ -87,16 +88,40 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     return side.complete(spec, file.data)
 
 
-def _ranks(data: bytes, path: Path) -> dict[int, str]:
-    """Tokens by rank, in GPT-2's byte spelling."""
-    tokens: dict[int, str] = {}
+def _unknown_ranks(path: Path, count: int) -> TokenizerNotFound:
+    """Error for a rank file that is not a published one, with those it may be derived from."""
+    same_size = [row for row in _read_published().values() if row["n_ranks"] == count]
+    if same_size:
+        names = " and ".join(row["name"] for row in same_size)
+        reason = f"as many as {names}, whose ranks are others"
+    else:
+        known = ", ".join(f"{row['name']} {row['n_ranks']:,}" for row in _read_published().values())
+        reason = f"none of the known files has as many ({known})"
+    usual = sorted({row["pre"] for row in _read_published().values()})
+    return TokenizerNotFound(
+        f"{path} holds {count:,} tiktoken ranks, {reason}: the file does not say how text is cut"
+        " into words",
+        hint=f"say which with --pre NAME (such as {', '.join(usual)}), or name the model's own"
+        " tokenizer.json with --tokenizer FILE",
+    )
+
+
+def _digest_of_ranks(ranks: dict[int, bytes]) -> str:
+    """SHA-256 of the *ranks* as lines in ascending order, as the published files have them."""
+    lines = (b"%b %d\n" % (base64.b64encode(ranks[rank]), rank) for rank in sorted(ranks))
+    return hashlib.sha256(b"".join(lines)).hexdigest()
+
+
+def _ranks(data: bytes, path: Path) -> dict[int, bytes]:
+    """Tokens by rank."""
+    tokens: dict[int, bytes] = {}
     for number, line in enumerate(data.splitlines(), 1):
         if not line:
             continue
         try:
             text, rank = line.split()
-            token = base64.b64decode(text, validate=True)
-            tokens[int(rank)] = byte_spelling(token)
+            token = b"" if text == _NO_BYTES else base64.b64decode(text, validate=True)
+            tokens[int(rank)] = token
         except (ValueError, binascii.Error):
             expected = "expected a token in base64 and its rank"
             raise damage_error(f"{path}, line {number}: {expected}, found {line[:40]!r}") from None

@@ -44,6 +44,56 @@ PACKAGES = (
                 "tokenizers/llama3/tokenizer.model",
                 "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
             ),
+            "models/llama3/tokenizer.model": (
+                "ranks/llama3.tiktoken",
+                "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
+            ),
+            "llama_models/llama4/tokenizer.model": (
+                "ranks/llama4.tiktoken",
+                "d0bdbaf59b0762c8c807617e2d8ea51420eb1b1de266df2495be755c8e0ed6ed",
+            ),
+        },
+    ),
+    Package(
+        "openai-whisper 20250625",
+        [*PIP, "openai-whisper==20250625"],
+        {
+            "whisper/assets/gpt2.tiktoken": (
+                "ranks/r50k.tiktoken",
+                "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
+            ),
+            "whisper/assets/multilingual.tiktoken": (
+                "ranks/whisper.tiktoken",
+                "b34b360dbb493e781e479794586d661700670d65564001f23024971d1f2fa126",
+            ),
+        },
+    ),
+    Package(
+        "litellm 1.110.2",
+        [*PIP, "litellm==1.110.2"],
+        {
+            "litellm/litellm_core_utils/tokenizers/ec7223a39ce59f226a68acc30dc1af2788490e15": (
+                "ranks/p50k.tiktoken",
+                "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069",
+            ),
+            "litellm/litellm_core_utils/tokenizers/9b5ad71b2ce5302211f9c61530b329a4922fc6a4": (
+                "ranks/cl100k.tiktoken",
+                "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+            ),
+            "litellm/litellm_core_utils/tokenizers/fb374d419588a4632f3f557e76b4b70aebbca790": (
+                "ranks/o200k.tiktoken",
+                "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+            ),
+        },
+    ),
+    Package(
+        "dashscope 2.0.2",
+        [*PIP, "dashscope==2.0.2"],
+        {
+            "dashscope/resources/qwen.tiktoken": (
+                "ranks/qwen.tiktoken",
+                "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186",
+            ),
         },
     ),
     Package(

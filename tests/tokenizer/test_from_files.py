@@ -1,8 +1,8 @@
-import base64
 import gzip
 import json
 
 import pytest
+from rank_files import write_ranks
 from tokenizers import AddedToken as LibraryToken
 from tokenizers import (
     Tokenizer,
@@ -20,7 +20,6 @@ from bitnet.tokenizer.from_files import (
     spec_from_folder,
 )
 from bitnet.tokenizer.library import open_engine
-from bitnet.tokenizer.spec import BYTE_TO_CHARACTER
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, 123 times!",
@@ -271,59 +270,6 @@ def test_a_missing_file_is_not_a_traceback(tmp_path):
         spec_from_file(tmp_path / "tokenizer.json")
 
 
-def rank_file(path, count):
-    lines = [f"{base64.b64encode(bytes([rank])).decode()} {rank}\n" for rank in range(count)]
-    path.write_text("".join(lines))
-    return path
-
-
-def test_unknown_ranks_are_refused_unless_the_pre_tokenizer_is_named(tmp_path):
-    path = rank_file(tmp_path / "tokenizer.model", 256)
-    with pytest.raises(TokenizerNotFound) as caught:
-        spec_from_file(path)
-    assert "--pre NAME" in caught.value.hint
-    spec = spec_from_file(path, pre="qwen2")
-    assert list(spec.tokens) == BYTE_TO_CHARACTER
-    assert open_engine(spec)[0].encode("hi") == [104, 105]
-
-
-def test_a_special_token_may_sit_between_the_ranks(tmp_path):
-    # The layout of p50k: 50,256 ranks, <|endoftext|>, 24 more ranks. Made-up tokens of two bytes.
-    texts = [bytes([n]) for n in range(256)] + [divmod(n, 256) for n in range(50_000)]
-    lines = [
-        b"%s %d\n" % (base64.b64encode(bytes(text)), n if n < 50_256 else n + 1)
-        for n, text in enumerate([*texts, *(b"   %c" % n for n in range(24))])
-    ]
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(b"".join(lines))
-    spec = spec_from_file(path)
-    assert (spec.vocab_size, spec.pre, spec.eos_id) == (50_281, "gpt-2", 50_256)
-    assert open_engine(spec)[0].encode("A<|endoftext|>") == [65, 50_256]
-    path.write_bytes(b"".join(lines[:100] + lines[101:]))
-    with pytest.raises(InvalidFormat, match="some are missing"):
-        spec_from_file(path, pre="gpt-2")
-
-
-def test_whispers_ranks_have_the_tokens_that_all_its_versions_share(tmp_path):
-    texts = [bytes([n]) for n in range(256)] + [bytes(divmod(n, 256)) for n in range(50_001)]
-    lines = [b"%s %d\n" % (base64.b64encode(text), n) for n, text in enumerate(texts)]
-    path = tmp_path / "multilingual.tiktoken"
-    path.write_bytes(b"".join(lines))
-    spec = spec_from_file(path)
-    assert (spec.pre, spec.eos_id, spec.vocab_size) == ("gpt-2", 50_257, 50_358)
-    assert [spec.tokens.index(text) for text in ("<|startoftranscript|>", "<|en|>", "<|su|>")] == [
-        50_258, 50_259, 50_357,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", [b"!!!! 256\n", b"AAA 256\n", b"IQ== 300\n", b"IQ==\n"])
-def test_damaged_ranks_are_refused(damage, tmp_path):
-    path = rank_file(tmp_path / "tokenizer.model", 256)
-    path.write_bytes(path.read_bytes() + damage)
-    with pytest.raises(InvalidFormat):
-        spec_from_file(path, pre="qwen2")
-
-
 def test_a_file_that_is_neither_is_refused_by_its_first_bytes(tmp_path):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
@@ -334,4 +280,4 @@ def test_a_file_that_is_neither_is_refused_by_its_first_bytes(tmp_path):
 def test_a_file_is_told_by_its_content(tmp_path):
     save(byte_level(), tmp_path / "renamed.bin")
     assert spec_from_file(tmp_path / "renamed.bin").model == "bpe"
-    assert spec_from_file(rank_file(tmp_path / "x.txt", 256), pre="gpt-2").byte_level
+    assert spec_from_file(write_ranks(tmp_path / "x.txt", 256), pre="gpt-2").byte_level
