@@ -86,8 +86,10 @@ def lint(c, fix=option(False, "repair what can be repaired, and format")):
 
 @task()
 def types(c):
-    """Check types with mypy."""
+    """Check types with mypy, and that users get those of every public name."""
     c.run(f"{sys.executable} -m mypy")
+    with c.cd(str(ROOT)):
+        c.run(f"{sys.executable} .ci/public_types.py")
 
 
 @task()

@@ -3,14 +3,41 @@
 Public names are imported on first use, so that ``import bitnet`` stays fast.
 """
 
-# ruff: noqa: F403, F405
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bitnet.base.errors import *
+    from bitnet.base.errors import (
+        AuthError,
+        BenchmarkError,
+        BitnetError,
+        CacheBusy,
+        HashMismatch,
+        InferenceError,
+        IntegrityError,
+        Interrupted,
+        InvalidFormat,
+        LicenceNotAccepted,
+        NetworkError,
+        NoSpace,
+        NotFound,
+        Offline,
+        PermissionDenied,
+        RateLimited,
+        ReferenceUnavailable,
+        RowsFailed,
+        TokenInvalid,
+        TokenizerNotFound,
+        TokenMissing,
+        Unsupported,
+        UpstreamChanged,
+        UsageError,
+        VerificationFailed,
+        VocabMismatch,
+        WrongType,
+    )
     from bitnet.provision import SmartTokenizerDownload, embed, load
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel

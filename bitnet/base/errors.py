@@ -19,7 +19,7 @@ class BitnetError(Exception):
     *hint* is the command or step that helps; the text of the exception ends with it.
     """
 
-    exit_code = 1
+    exit_code: int = 1
 
     def __init_subclass__(cls, *, exit_code: int | None = None) -> None:
         super().__init_subclass__()

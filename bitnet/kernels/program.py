@@ -167,7 +167,7 @@ class Pass:
         self.ops = ops
         self.segments = segments
         self.registers: dict[Register, Array] = {}  # their values, ``(T, width)`` each
-        self.states = [segment.cache.begin() for segment in segments]
+        self.states: list[Array] = [segment.cache.begin() for segment in segments]
         self._angles: dict[int, tuple[Array, float]] = {}
         self._selected = False
 

@@ -80,9 +80,15 @@ class Answer:
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.backend: str = ""
-        self.load_s = self.tokenize_s = self.prefill_s = self.decode_s = 0.0
-        self.tokens = self.reasoning_tokens = 0
-        self.peak_memory_bytes = self.page_faults = self.read_bytes = 0
+        self.load_s: float = 0.0
+        self.tokenize_s: float = 0.0
+        self.prefill_s: float = 0.0
+        self.decode_s: float = 0.0
+        self.tokens: int = 0
+        self.reasoning_tokens: int = 0
+        self.peak_memory_bytes: int = 0
+        self.page_faults: int = 0
+        self.read_bytes: int = 0
         self.stop_text: str = ""
         self._tokenizer = tokenizer
         self._run = run

@@ -95,7 +95,7 @@ class LanguageModel:
         self.context: int = self._engine.context
         self.config: ModelConfig = model.config
         self.backend: str = model.ops.name
-        self.load_s = 0.0
+        self.load_s: float = 0.0
         self.ignored_keys: tuple[str, ...] = ()
         self.prompts: Prompts = Prompts()
 

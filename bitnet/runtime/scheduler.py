@@ -120,7 +120,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # with a cache
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self.caches = PrefixCache(
+        self.caches: PrefixCache = PrefixCache(
             self.new_cache,
             slots=self.max_batch,
             budget_bytes=self._kv_budget_bytes,

@@ -69,7 +69,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.prompt_tokens: int = len(self.ids)
-        self.sampler = Sampler(self.request, self.ids)
+        self.sampler: Sampler = Sampler(self.request, self.ids)
         self._matcher = self.request.grammar.start() if self.request.grammar else None
 
     @property

@@ -1,0 +1,93 @@
+"""The jobs of ``.ci/run`` and the workflows run what they name: no path, marker or name is gone."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bitnet
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = [
+    *(path for path in sorted((ROOT / ".ci").iterdir()) if path.is_file()),
+    *sorted((ROOT / ".github/workflows").glob("*.yml")),
+    ROOT / "tasks.py",
+]
+
+
+def pytest_calls():
+    """The arguments of each call of pytest in a script, that Python code composes left out."""
+    for script in SCRIPTS:
+        if script.suffix == ".py":
+            continue
+        text = script.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in text.splitlines():
+            if call := re.search(r"(?:^|[\s/])pytest (-q .*|-m .*|tests/.*)", line):
+                yield shlex.split(call[1], comments=True)
+
+
+CALLS = list(pytest_calls())
+
+
+def chosen(words, option):
+    """Value of *option* in *words*, or nothing."""
+    return words[words.index(option) + 1] if option in words else ""
+
+
+EXPRESSIONS = [words for words in CALLS if chosen(words, "-k") or chosen(words, "-m")]
+
+
+def test_the_calls_of_pytest_are_read():
+    assert len(CALLS) >= 12
+    assert {chosen(words, "-m") for words in CALLS} >= {"hypothesis and not slow", "not slow"}
+    assert any(chosen(words, "-k") for words in CALLS)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_every_path_below_tests_that_a_job_names_is_there(script):
+    named = re.findall(r"(?<![\w/.-])tests/[\w./-]*\w(?![\w{])", script.read_text(encoding="utf-8"))
+    absent = [path for path in named if not (ROOT / path).exists()]
+    assert absent == []
+
+
+def collected(words):
+    """Number of tests that pytest collects with *words*."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return sum("::" in line for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("words", EXPRESSIONS, ids=" ".join)
+def test_every_expression_of_a_job_selects_tests(words):
+    paths = [word for word in words if word.startswith("tests/")]
+    paths = paths or ["tests/formats"]  # of the whole suite, a folder that has such tests
+    for alternative in chosen(words, "-k").split(" or "):
+        names = ["-k", alternative] if alternative else []
+        markers = ["-m", chosen(words, "-m")] if "-m" in words else []
+        assert collected([*paths, *names, *markers]) > 0, alternative
+
+
+def test_every_job_that_a_workflow_names_is_one_of_the_script():
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    every = re.search(r"(?m)^every=\((.*)\)$", script)[1].split()
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    assert re.search(r"job: \[(.*)\]", workflow)[1].split(", ") == every
+    for job in every:
+        assert f"\n{job}() {{" in script
+
+
+def test_type_checkers_see_every_public_name_by_its_name():
+    """A star import hides its names from them; ``inv types`` asks a type checker."""
+    tree = ast.parse(Path(bitnet.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = [alias.name for statement in block.body for alias in statement.names]
+    assert sorted(seen) == sorted(set(bitnet.__all__) - {"__version__"})
