@@ -355,7 +355,7 @@ class LanguageModel:
             if request.json_schema is None:
                 return None
             schema = read_schema(request.json_schema)
-        return self.grammars.lark("schema of tools", tools.grammar(form, self.tokenizer, schema))
+        return self.grammars.tools(tools.grammar(form, self.tokenizer, schema))
 
     def _grammar(self, request: Request) -> Grammar | None:
         if request.json_schema is not None:

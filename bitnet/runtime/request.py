@@ -130,7 +130,7 @@ class Request:
     )
     seed: int | None = option(
         None, "random seed; default: BITNET_SEED, otherwise random",
-        bounds=(0, 2**64),
+        bounds=(0, 2**64 - 1),
     )  # fmt: skip
     logit_bias: Mapping[int, float] = option(
         [],
@@ -224,6 +224,11 @@ class Request:
         ):
             if len(entries or ()) > most:
                 raise UsageError(f"{name} has more than {most:,} entries", field=name)
+        if self.min_tokens > self.max_tokens:
+            raise UsageError(
+                f"min_tokens is {self.min_tokens:,}, max_tokens is {self.max_tokens:,}",
+                field="min_tokens",
+            )
         for name in ("messages", "tool_choice", "template_variables"):
             check_value(name, getattr(self, name))
         check_value("stop", self.stop, nul=True)  # a model may write one

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
@@ -101,40 +102,39 @@ class Grammars:
     def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
         """Grammar of JSON that follows *schema*."""
         compile_schema = self._library.LLMatcher.grammar_from_json_schema
-        text = json.dumps(schema)
+        # The library reads options from this key, and a client's would lift the guarantee.
+        text = json.dumps({**schema, "x-guidance": JSON_STYLE})
         try:
-            return self._grammar_of("JSON schema", compile_schema(text, JSON_STYLE))
+            return self._grammar_of("json_schema", compile_schema(text, JSON_STYLE))
         except ValueError as error:
-            raise UsageError(f"the JSON schema cannot be used: {_first_line(str(error))}") from None
+            raise _refusal("json_schema", str(error)) from None
 
-    def lark(self, kind: str, text: str) -> Grammar:
-        """Grammar *text* in the library's Lark form; *kind* names it in errors."""
-        return self._grammar_of(kind, self._library.LLMatcher.grammar_from_lark(text))
+    def tools(self, text: str) -> Grammar:
+        """Grammar *text* of calls of tools, in the library's Lark form."""
+        return self._grammar_of("tools", self._library.LLMatcher.grammar_from_lark(text))
 
     def regex(self, pattern: str) -> Grammar:
-        """Grammar of text that *pattern* matches as a whole."""
-        return self._grammar_of("regex", self._library.LLMatcher.grammar_from_regex(pattern))
+        r"""Grammar of text that *pattern* matches as a whole; ``\d`` and ``\w`` are ASCII."""
+        compile_regex = self._library.LLMatcher.grammar_from_regex
+        return self._grammar_of("regex", compile_regex(with_ascii_classes(pattern)))
 
-    def _grammar_of(self, kind: str, text: str) -> Grammar:
+    def _grammar_of(self, field: str, text: str) -> Grammar:
         """Grammar *text*, compiled on first use and cached; thread-safe."""
         digest = hashlib.sha256(text.encode()).digest()
-        grammar = self._kept.pop(digest, None) or _on_deep_stack(lambda: self._compile(kind, text))
+        grammar = self._kept.pop(digest, None) or _on_deep_stack(lambda: self._compile(field, text))
         self._kept[digest] = grammar
         with suppress(KeyError):  # another thread was faster
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
         return grammar
 
-    def _compile(self, kind: str, text: str) -> Grammar:
+    def _compile(self, field: str, text: str) -> Grammar:
         check = self._library.LLMatcher.validate_grammar_with_warnings
         wrong, messages = check(text, self._vocabulary)
         if wrong:
-            raise UsageError(
-                f"the {kind} cannot be used: {_first_line(messages[0])}",
-                hint="correct it, or leave out what is not supported",
-            )
+            raise _refusal(field, messages[0])
         for message in messages:
-            logger.warning("%s: %s", kind, message)
+            logger.warning("%s: %s", field, message)
         matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)
         matcher.compute_bitmask()  # the slowest one, here and not in a forward pass
         return Grammar(matcher, self._tokenizer.vocab_size)
@@ -206,6 +206,57 @@ def _on_deep_stack(work: Callable[[], T]) -> T:
         finally:
             threading.stack_size(before)
     return ended.result()
+
+
+#: The classes of a regular expression that the library would match in every script.
+_ASCII_CLASSES = {
+    r"\d": "[:digit:]",
+    r"\D": "[:^digit:]",
+    r"\w": "[:word:]",
+    r"\W": "[:^word:]",
+}
+
+
+def with_ascii_classes(pattern: str) -> str:
+    r"""*pattern* in which ``\d`` and ``\w`` match ASCII alone, as in JSON Schema's expressions."""
+    parts: list[str] = []
+    depth = 0  # of brackets: a class may contain another one
+    for part in _REGEX_PARTS.findall(pattern):
+        if part in _ASCII_CLASSES:
+            ascii_class = _ASCII_CLASSES[part]
+            parts.append(ascii_class if depth else f"[{ascii_class}]")
+            continue
+        if part[0] == "[" and not part.startswith("[:"):
+            depth += 1
+        elif part == "]" and depth:
+            depth -= 1
+        parts.append(part)
+    return "".join(parts)
+
+
+# An escaped character, a named class, the beginning of a class with a bracket in it, or any other.
+_REGEX_PARTS = re.compile(r"\\.|\[:\^?\w+:\]|\[\^?\]?|.", re.DOTALL)
+
+#: What the library says of a grammar that it cannot compile: words for users of that field.
+_KINDS = {"json_schema": "JSON schema", "regex": "regex", "tools": "schema of tools"}
+
+
+def _refusal(field: str, message: str) -> UsageError:
+    """The error about a grammar of *field*, of which the library says *message*."""
+    return UsageError(
+        f"the {_KINDS[field]} cannot be used: {_reason(message)}",
+        hint="correct it, or leave out what is not supported",
+        field=field,
+    )
+
+
+def _reason(message: str) -> str:
+    """The reason in a *message* of the library about a grammar."""
+    if "WordUnicode" in message or "WordAscii" in message:
+        return r"word boundaries (\b) are not supported"
+    # An error of a regular expression ends with its reason, below a drawing of the position.
+    _, drawn, reason = message.partition("\nerror: ")
+    return _first_line(reason if drawn else message)
 
 
 def _first_line(message: str) -> str:

@@ -11,7 +11,7 @@ from tiny_models import VOCAB, letters, tiny_gguf
 import bitnet
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.invocation import extra_command
-from bitnet.runtime.structured import Grammars
+from bitnet.runtime.structured import Grammars, with_ascii_classes
 
 pytest.importorskip("llguidance")
 
@@ -219,7 +219,7 @@ def test_a_grammar_without_any_token_for_it_is_an_error(model):
         ("{", "the JSON schema is not JSON: "),
         ("[1]", r"a JSON schema is an object or true, not \[1\]"),
         ({"type": "foo"}, "the JSON schema cannot be used: Invalid type: foo"),
-        ({"type": "string", "pattern": "(["}, "regex parse error"),
+        ({"type": "string", "pattern": "(["}, "unclosed character class"),
         ({"$ref": "http://example.com/x"}, "http://example.com/x"),
         ({"not": {}}, "Unimplemented keys"),
         (False, "is an object or true, not false"),
@@ -280,3 +280,50 @@ def test_a_sentencepiece_model_writes_what_the_regex_says(test_models):
     with bitnet.load(test_models / "gemma-3-270m-q4_k_m.gguf") as model:
         text = model.generate("The capital of France is", regex=" [A-Z][a-z]{2,8}\\.")
         assert re.fullmatch(" [A-Z][a-z]{2,8}\\.", text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"\d\D\w\W", r"[[:digit:]][[:^digit:]][[:word:]][[:^word:]]"),
+        (r"[\d_]+\\d", r"[[:digit:]_]+\\d"),
+        (r"[^\w]\[\d", r"[^[:word:]]\[[[:digit:]]"),
+        (r"[]\d]\d", r"[][:digit:]][[:digit:]]"),
+        (r"[a&&[\d]]\d", r"[a&&[[:digit:]]][[:digit:]]"),
+        (r"[[:alpha:]\d]\d", r"[[:alpha:][:digit:]][[:digit:]]"),
+    ],
+)
+def test_classes_of_a_regex_are_ascii(pattern, expected, model):
+    assert with_ascii_classes(pattern) == expected
+    model.grammars.regex(pattern)
+
+
+def test_digits_of_other_scripts_do_not_match_a_regex():
+    with bitnet.load("bitnet-tiny") as model:
+        arabic = model.tokenizer.encode("\u0663", add_special=False)
+        assert model.grammars.regex(r"\D+").start().valid(arabic) == len(arabic)
+        assert model.grammars.regex(r"\d+").start().valid(arabic) == 0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(?=a)b", "look-around, including look-ahead and look-behind, is not supported"),
+        (r"(a)\1", "backreferences are not supported"),
+        (r"\bfoo", r"word boundaries (\b) are not supported"),
+    ],
+)
+def test_a_regex_that_is_not_supported_is_refused_with_the_reason(pattern, reason, model):
+    with pytest.raises(UsageError, match=re.escape(reason)):
+        model.grammars.regex(pattern)
+
+
+def test_a_clients_schema_cannot_lift_the_guarantee(model):
+    """The grammar library reads options from a key of the schema."""
+    strict = {"type": "object", "unevaluatedProperties": False}
+    for options in ({"lenient": True}, {"coerce_one_of": True, "lenient": True}):
+        with pytest.raises(UsageError, match="unevaluatedProperties"):
+            model.grammars.json_schema(strict | {"x-guidance": options})
+    spaced = {"const": [1, 2], "x-guidance": {"item_separator": "    ,"}}
+    (ids,) = {tuple(model.tokenizer.encode("[1    ,2]", add_special=False))}
+    assert model.grammars.json_schema(spaced).start().valid(ids) < len(ids)
