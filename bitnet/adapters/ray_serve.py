@@ -145,7 +145,7 @@ async def forward(scope: Scope, receive: Receive, send: Send) -> None:
 class Door:
     """Sends each request to a replica, and again to another one if that is lost."""
 
-    def __init__(self, replicas: Any, max_body: int = 1 << 20) -> None:
+    def __init__(self, replicas: Any, max_body: int = 16 << 20) -> None:
         """A door to *replicas*, a handle of Ray Serve's, for bodies up to *max_body* bytes."""
         self._replicas = replicas.options(stream=True)
         self._max_body = max_body
@@ -159,7 +159,9 @@ class Door:
                 return
             body += event.get("body", b"")
             if len(body) > self._max_body:
-                await _refuse(send, 413, f"the body has more than {self._max_body:,} bytes")
+                await _refuse(
+                    send, scope["path"], 413, f"the body has more than {self._max_body:,} bytes"
+                )
                 return
             if not event.get("more_body"):
                 break
@@ -193,7 +195,7 @@ class Door:
                 if attempt + 1 == TRIES:
                     busy = isinstance(error, BackPressureError)
                     message = "every replica is busy" if busy else "the replicas were lost"
-                    await _refuse(send, 429 if busy else 503, message)
+                    await _refuse(send, scope["path"], 429 if busy else 503, message)
                     return
                 await asyncio.sleep(0.1 * 2**attempt)
 
@@ -260,10 +262,10 @@ def app(args: Mapping[str, str]) -> Any:
     )
 
 
-async def _refuse(send: Send, status: int, message: str) -> None:
-    from bitnet.wire.openai import error_reply
-
-    body = json.dumps(error_reply(message, status, "server_error")).encode()
+async def _refuse(send: Send, path: str, status: int, message: str) -> None:
+    """Refuse a request of *path*, in the form of its dialect."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    body = json.dumps(Refused(status, message, kind=kind).body(path)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(b"retry-after", b"1")] if status in (429, 503) else []
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -8,7 +8,6 @@ that the worker gives it.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,8 +17,10 @@ from bitnet.base.errors import BitnetError, UsageError
 from bitnet.formats.model_files import model_name
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import Request, check_messages
-from bitnet.wire.fields import OBJECT, ROW, Form
-from bitnet.wire.openai import completion_requests, embedding_requests, schema_of, token_facts
+from bitnet.wire.embeddings import MAX_TEXTS
+from bitnet.wire.fields import OBJECT, ROW, Form, read_json
+from bitnet.wire.logprobs import token_facts
+from bitnet.wire.openai import completion_requests, schema_of
 from bitnet.wire.routes import ROUTES
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.piece import TokenLogprob
     from bitnet.runtime.sequence import Sequence
 
-MAX_TEXTS = 2048  # of a row, as OpenAI has it
 #: A row of this package's own form: a request by the names of its fields.
 PLAIN = Form("BatchRow", {**ROW, "response_format": OBJECT})
 
@@ -48,9 +48,10 @@ class BatchRow:
         """The row on line *number*; an error in it becomes its problem."""
         digest = hashlib.sha256(line.encode()).hexdigest()[:16]
         try:
-            facts = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also numbers with thousands of digits
-            return cls(str(number), digest, problem=f"line {number} is not JSON: {error}")
+            facts = read_json(line)
+        except UsageError as error:
+            problem = error.message.replace("the body", f"line {number}")
+            return cls(str(number), digest, problem=problem)
         if not isinstance(facts, dict):
             return cls(str(number), digest, problem=f"line {number} is not a JSON object")
         name = "custom_id" if "custom_id" in facts else "id"
@@ -147,7 +148,7 @@ class BatchRow:
             for request in requests:
                 request.check()
         except UsageError as error:
-            its = form.rename(error)
+            its = form.rename(error, facts["body"])
             if not its.field:
                 raise
             begins = its.message.startswith(its.field)
@@ -164,11 +165,9 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
 
 #: The forms of the addresses that a line may name.
 URLS: dict[str, Form] = {path: form for path, form in ROUTES.items() if form.tag == "OpenAI"}
-for _path, _requests in {
-    "/v1/completions": partial(completion_requests, at_most=MAX_TEXTS),
-    "/v1/embeddings": partial(embedding_requests, at_most=MAX_TEXTS),
-}.items():
-    URLS[_path] = replace(URLS[_path], requests=_requests)
+URLS["/v1/completions"] = replace(
+    URLS["/v1/completions"], requests=partial(completion_requests, at_most=MAX_TEXTS)
+)
 
 
 def answers(

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+TOO_LONG = "context_length_exceeded"
+_PROMPTS = ("messages", "prompt", "input", "content", "input_prefix")  # fields with the prompt
+
 
 def taking(form: Form) -> dict[str, Any]:
     """Description of a route whose body is *form*, for its decorator."""
@@ -73,7 +76,7 @@ async def compute(request: Request, form: Form) -> JSONResponse:
     """The response to *request*, whose body is of *form*, without an answer of the model."""
     body = await body_of(request, form)
     slot, models = await open_slot(request, body["model"]), request.app.state.models
-    with slot.place(), _as_clients_say(form):
+    with slot.place(), _as_clients_say(form, body):
         return JSONResponse(await models.run_in_thread(partial(form.compute, body, slot.model)))
 
 
@@ -152,19 +155,33 @@ async def generate(
     Each comes with the number of its answer and with the answer itself, which may be further.
     """
     state = request.scope["state"]
+    models: Models = request.app.state.models
     pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
-    answers = await _submit(request, slot, form, body, pieces)
-    left = len(answers)
+    asked = await _requests_of(request, slot, form, body)
+    # Texts to embed take only the places that they use at a time: others can be answered as well.
+    at_once = models.max_batch if asked[0].embed else len(asked)
+    parts = [asked[at : at + at_once] for at in range(0, len(asked), at_once)]
+    submit = partial(_submit, request, slot, form, body, pieces)
+    answers = await submit(parts[0], 0)
+    total = len(asked) * (body.get("n") or 1)
     narrate = partial(slot.narrate, request_id=state["request_id"])
-    text, cute = f"Writing {left} answer{'s'[: left > 1]}", "Here we go! Thinking of something! 💭"
-    prompt_tokens = sum(each.prompt_tokens for each in answers)
+    text, cute = (
+        f"Writing {total} answer{'s'[: total > 1]}",
+        "Here we go! Thinking of something! 💭",
+    )
+    prompt_tokens = sum(each.prompt_tokens for each in answers) if len(parts) == 1 else None
     narrate("inference_start", text, cute, prompt_tokens=prompt_tokens)
     try:
-        while left:
-            index, piece = await pieces.get()
-            _check(answers[index], piece, request)
-            left -= piece.finish_reason is not None
-            yield index, piece, answers[index]
+        for number, part in enumerate(parts):
+            begun = len(answers) if number else 0
+            if number:
+                answers += await submit(part, begun)
+            left = len(answers) - begun
+            while left:
+                index, piece = await pieces.get()
+                _check(answers[index], piece, request)
+                left -= piece.finish_reason is not None
+                yield index, piece, answers[index]
         tokens = sum(each.tokens for each in answers)
         finish = ",".join(sorted({str(each.finish_reason) for each in answers}))
         text, cute = f"Wrote {tokens} tokens", "All done! Hope you like it! 🎀"
@@ -183,38 +200,52 @@ async def generate(
         describe_span(answers, slot.adapter(body["model"]) or slot.name)
 
 
-async def _submit(
-    request: Request, slot: Slot, form: Form, body: Body, pieces: asyncio.Queue[tuple[int, Piece]]
-) -> list[Answer]:
-    """Submit the answers to *body*, all or none; *pieces* gets theirs."""
+async def _requests_of(request: Request, slot: Slot, form: Form, body: Body) -> list[ModelRequest]:
+    """The requests that *body* is, one for each prompt."""
     models: Models = request.app.state.models
-    choices, lora = body.get("n") or 1, slot.adapter(body["model"])
-    loop, limit = asyncio.get_running_loop(), models.max_output_tokens
+    is_open = form.tokens == EVERYTHING
+    longest = EVERYTHING if is_open else min(form.tokens, models.max_output_tokens)
+    make = partial(form.requests, body, ModelRequest(max_tokens=longest), slot.model)
+    lora = slot.adapter(body["model"])
+    with _as_clients_say(form, body):
+        return [replace(each, lora=lora) for each in await models.run_in_thread(make)]
+
+
+async def _submit(
+    request: Request,
+    slot: Slot,
+    form: Form,
+    body: Body,
+    pieces: asyncio.Queue[tuple[int, Piece]],
+    asked: list[ModelRequest],
+    first: int,
+) -> list[Answer]:
+    """Submit the answers to *asked*, all or none; *pieces* gets theirs, numbered from *first*.
+
+    The later parts of a request, after answer 0, were admitted with it, also by a full queue.
+    """
+    models: Models = request.app.state.models
+    choices = body.get("n") or 1
+    loop = asyncio.get_running_loop()
 
     def put(index: int, piece: Piece) -> None:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(pieces.put_nowait, (index, piece))
 
-    is_open = form.tokens == EVERYTHING
-    default = ModelRequest(max_tokens=EVERYTHING if is_open else min(form.tokens, limit))
-    make = partial(form.requests, body, default, slot.model)
-    with _as_clients_say(form):
-        asked = [replace(its, lora=lora) for its in await models.run_in_thread(make)]
+    def prepare_answers() -> list[Answer]:
+        sequences: list[Sequence] = []
+        for each in asked:
+            sequences += prepare_sequences(each, slot, choices, models.max_output_tokens)
+        for sequence in sequences:
+            sequence.deadline = request.state.deadline
+        return [Answer(slot.model.tokenizer, sequence) for sequence in sequences]
 
-        def prepare_answers() -> list[Answer]:
-            sequences: list[Sequence] = []
-            for its in asked:
-                sequences += prepare_sequences(its, slot, choices, limit)
-            for sequence in sequences:
-                sequence.deadline = request.state.deadline
-            return [Answer(slot.model.tokenizer, sequence) for sequence in sequences]
-
-        with slot.place(len(asked) * choices) as reservation:
-            answers = await models.run_in_thread(
-                prepare_answers, compiles=any(its.needs_grammar for its in asked)
-            )
-            slot.submit(answers, [partial(put, index) for index in range(len(answers))])
-            reservation.clear()  # the answers have them now
+    compiles = any(each.needs_grammar for each in asked)
+    count = len(asked) * choices
+    with _as_clients_say(form, body), slot.place(count, admitted=first > 0) as reservation:
+        answers = await models.run_in_thread(prepare_answers, compiles=compiles)
+        slot.submit(answers, [partial(put, first + index) for index in range(count)])
+        reservation.clear()  # the answers have them now
     return answers
 
 
@@ -232,12 +263,16 @@ async def _event_texts(path: str, events: AsyncIterator[Any]) -> AsyncIterator[s
 
 
 @contextmanager
-def _as_clients_say(form: Form) -> Iterator[None]:
-    """Errors about a field name it as clients of *form* do."""
+def _as_clients_say(form: Form, body: Body) -> Iterator[None]:
+    """Errors about a field name it as *body*, of *form*, does."""
     try:
         yield
     except UsageError as error:
-        raise form.rename(error) from error
+        raise form.rename(error, body) from error
+    except Refused as refusal:
+        if refusal.code == TOO_LONG:
+            refusal.param = next((name for name in _PROMPTS if body.get(name) is not None), None)
+        raise
     except InvalidFormat as error:  # caused by the client's input: the template itself was parsed
         raise Refused(400, error.message, param="messages") from error
 
@@ -262,7 +297,7 @@ def prepare_sequences(
     try:
         return [slot.prepare(ids, ready.choice(number)) for number in range(choices)]
     except InferenceError as error:  # it would never fit the context or the memory
-        raise Refused(400, error.message, code="context_length_exceeded") from error
+        raise Refused(400, error.message, code=TOO_LONG, param="prompt") from error
 
 
 def _check(its: Answer, piece: Piece, request: Request) -> None:

@@ -65,7 +65,7 @@ class ServeOptions:
         bounds=(0, None),
     )
     max_output_tokens: int = option(4096, "most tokens of one answer", bounds=(1, None))
-    max_body: int = option(1 << 20, "largest request body in bytes", bounds=(1, None))
+    max_body: int = option(16 << 20, "largest request body in bytes", bounds=(1, None))
     deadline: float = option(600.0, "seconds an answer may take")
     drain: float = option(30.0, "seconds that running answers have to finish at shutdown")
     allow_origin: list[str] = option(

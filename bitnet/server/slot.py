@@ -170,14 +170,18 @@ class Slot:
         return self.queued + self._open
 
     @contextmanager
-    def place(self, count: int = 1) -> Iterator[list[int]]:
-        """Reserve places in the queue; those left in the list are returned at the end."""
+    def place(self, count: int = 1, *, admitted: bool = False) -> Iterator[list[int]]:
+        """Reserve places in the queue; those left in the list are returned at the end.
+
+        The next part of an *admitted* request gets its places from a full queue as well.
+        """
         with self._changed:
             if self.draining or self.failure is not None:
                 raise stopping()
-            if count > (most := self.places):
+            most = self.places
+            if count > most:
                 raise Refused(400, f"{count} answers in one request, {most} are taken at a time")
-            if self._open + count > most:
+            if self._open + count > most and not admitted:
                 raise self.full(f"{self._open} answers wait or are being written, {most} may")
             self._open += count
         reservation = [count]

@@ -7,7 +7,7 @@ up to its first error, which it names as the client wrote the field, and writes 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -174,6 +174,32 @@ ROW: dict[str, Schema] = {
 }
 
 
+def read_json(raw: bytes | str) -> Any:
+    """The JSON value *raw*; an object that has a key twice is refused, since one would be lost."""
+    try:
+        return json.loads(raw, object_pairs_hook=_object_of)
+    except RecursionError:
+        raise UsageError("the body is nested too deep") from None
+    except ValueError as error:
+        reason = getattr(error, "msg", str(error)).removesuffix(" at")
+        place = getattr(error, "pos", None)
+        at = "" if place is None else f" at character {place:,}"
+        raise UsageError(f"the body is not JSON: {reason}{at}") from None
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with *pairs* of keys and values."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                label = name[:80].encode(errors="replace").decode()
+                raise UsageError(f"{label}: the body has this key twice", field=label)
+            names.add(name)
+    return entries
+
+
 def _refuse_to_answer(*_: Any) -> Any:
     """Of a form whose address does not answer so."""
     raise AssertionError
@@ -199,6 +225,8 @@ class Form:
     loads: str = ""  # field without which the model is only loaded, or unloaded
     head: tuple[str, ...] = ("id", "created", "model")  # fields with which a reply begins
     id_prefix: str = ""  # that the id of a reply begins with
+    #: Other fields that set a field of a request, by the name of that one.
+    setters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     tokens: int = EVERYTHING  # most tokens of an answer whose body does not say it
     tag: str = ""  # API that the address belongs to
     summary: str = ""  # what comes back, for the OpenAPI page
@@ -208,15 +236,7 @@ class Form:
         """The fields of the body *raw*."""
         if not raw:
             raise UsageError("the request has no body")
-        try:
-            body = json.loads(raw)
-        except RecursionError:
-            raise UsageError("the body is nested too deep") from None
-        except ValueError as error:
-            reason, place = getattr(error, "msg", str(error)), getattr(error, "pos", None)
-            at = "" if place is None else f" at character {place:,}"
-            raise UsageError(f"the body is not JSON: {reason}{at}") from None
-        return self.read(body)
+        return self.read(read_json(raw))
 
     def read(self, body: Any) -> dict[str, Any]:
         """All fields of *body*, those that it leaves out as ``None``."""
@@ -235,9 +255,9 @@ class Form:
             check_value(name, value, nul=True)  # where there may be none, the request says so
             if problem := _problem(schema, value, (name,)):
                 place, reason = problem
-                field = ".".join(map(str, place))[:200]
+                where = ".".join(map(str, place))[:200]
                 colon = "" if reason.startswith("is ") else ":"
-                raise UsageError(f"{field}{colon} {reason}", field=field)
+                raise UsageError(f"{where}{colon} {reason}", field=where)
         return {name: body.get(name) for name in self._schemas}
 
     @cached_property
@@ -272,14 +292,25 @@ class Form:
             "additionalProperties": False,
         }
 
-    def rename(self, error: UsageError) -> UsageError:
-        """*error* about a field of a request, with the name that clients of this form gave it."""
+    def rename(self, error: UsageError, body: Body | None = None) -> UsageError:
+        """*error* about a field of a request, with the name that clients of this form gave it.
+
+        A *body* says by which one of several fields it was set.
+        """
         own = error.field
+        if body is not None and body.get(own) is None:
+            for setter in self.setters.get(own, ()):
+                if body.get(setter) is not None:
+                    return _with_name(error, setter)
         if own in NAMES and (there := NAMES[own][DIALECTS.index(self.dialect)]):
             own = there if there in self._schemas else f"{self.prefix}{there}"
-        if own == error.field:
-            return error
-        return UsageError(error.message.replace(error.field, own, 1), hint=error.hint, field=own)
+        return error if own == error.field else _with_name(error, own)
+
+
+def _with_name(error: UsageError, name: str) -> UsageError:
+    """*error* about the field that a client calls *name*."""
+    message = error.message.replace(error.field, name, 1)
+    return UsageError(message, hint=error.hint, field=name)
 
 
 _Place = tuple[str | int, ...]
@@ -289,17 +320,34 @@ _Problem = tuple[_Place, str]
 def _problem(schema: Schema, value: Any, place: _Place) -> _Problem | None:
     """The first place where *value*, which is at *place*, does not follow *schema*, and why."""
     if "anyOf" in schema:
-        problems = [_problem(each, value, place) for each in schema["anyOf"]]
-        if None in problems:
-            return None
-        # That of the form which the value matches most closely.
-        return max(filter(None, problems), key=lambda each: (len(each[0]), each[1][:3] == "is "))
-    kind = schema["type"]
-    types, words = _KINDS[kind]
-    if not isinstance(value, types) or (isinstance(value, bool) and kind != "boolean"):
-        return place, f"expected {words}"
-    check = _CHECKS.get(kind)
+        return _problem_of_all(schema["anyOf"], value, place)
+    if not _has_type(schema, value):
+        return place, f"expected {_KINDS[schema['type']][1]}"
+    check = _CHECKS.get(schema["type"])
     return check(schema, value, place) if check else None
+
+
+def _problem_of_all(schemas: Sequence[Schema], value: Any, place: _Place) -> _Problem | None:
+    """The problem of *value* with the one of *schemas* that it follows furthest."""
+    problems = []
+    for schema in schemas:
+        if _has_type(schema, value):
+            problem = _problem(schema, value, place)
+            if problem is None:
+                return None
+            problems.append(problem)
+    if problems:
+        # A number out of its bounds says more than a type that another schema expects there.
+        return max(problems, key=lambda problem: (len(problem[0]), problem[1][:3] == "is "))
+    kinds = dict.fromkeys(schema["type"] for schema in schemas)
+    words = [_KINDS[kind][1] for kind in kinds if kind != "null"]
+    return place, f"expected {' or '.join(words)}"
+
+
+def _has_type(schema: Schema, value: Any) -> bool:
+    """True if *value* has the type of *schema*."""
+    kind = schema["type"]
+    return isinstance(value, _KINDS[kind][0]) and (kind == "boolean" or type(value) is not bool)
 
 
 def _text_problem(schema: Schema, value: str, place: _Place) -> _Problem | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import Unsupported
 from bitnet.runtime.conversation import conversation_text
 from bitnet.runtime.request import Request
+from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
 from bitnet.wire.fields import (
     DIALECTS,
     FLAG,
@@ -28,7 +29,6 @@ from bitnet.wire.fields import (
     schemas_by_name,
     without_nulls,
 )
-from bitnet.wire.openai import texts_of, to_embed, vectors_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ _FILE = ("<|file_sep|>", "<file_sep>")
 
 def embedding_requests(body: Body, *_: object) -> list[Request]:
     """The requests of *body*, as :data:`EMBED` reads it: one for each text."""
-    return [to_embed(text) for text in texts_of(body["content"], "content")]
+    return [to_embed(text) for text in texts_of(body["content"], "content", at_most=MAX_TEXTS)]
 
 
 def embedding_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import check_vectors
+from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
 from bitnet.wire.fields import (
     DIALECTS,
     FLAG,
@@ -31,7 +32,7 @@ from bitnet.wire.fields import (
     schemas_by_name,
     without_nulls,
 )
-from bitnet.wire.openai import finish_of, texts_of, to_embed, vectors_of
+from bitnet.wire.openai import finish_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +98,7 @@ def embedding_requests(body: Body, _: object = None, model: Served = None) -> li
         check_vectors(model.config.dim, body.get("dimensions"))
     _check_options(body, model)
     field = "input" if "input" in body else "prompt"
-    texts: list[Any] = texts_of(body[field], field)
+    texts: list[Any] = texts_of(body[field], field, at_most=MAX_TEXTS)
     if model is not None and body.get("truncate") is not False:
         texts = [model.embedding_ids(text, truncate=True) for text in texts]
     return [to_embed(text) for text in texts]

@@ -1,4 +1,4 @@
-"""OpenAI's chats, completions and embeddings, with extensions of vLLM and llama.cpp.
+"""OpenAI's chats and completions, with extensions of vLLM and llama.cpp.
 
 Names are those of OpenAI's API, and of vLLM and llama.cpp's server where it has none. A field that
 would change the answer is either supported or refused by name, as is every unknown one.
@@ -6,15 +6,13 @@ would change the answer is either supported or refused by name, as is every unkn
 
 from __future__ import annotations
 
-import base64
 import re
 from dataclasses import replace
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import SAMPLING, Request, check_messages, check_schema
-from bitnet.runtime.sequence import check_vectors, round_vectors
+from bitnet.wire.embeddings import texts_of
 from bitnet.wire.fields import (
     FLAG,
     INPUTS,
@@ -30,16 +28,13 @@ from bitnet.wire.fields import (
     schemas_by_name,
     without_nulls,
 )
+from bitnet.wire.logprobs import TextLogprobs, chat_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.options import Precision
-    from bitnet.runtime.piece import FinishReason, TokenLogprob
+    from bitnet.runtime.piece import FinishReason
     from bitnet.wire.fields import Body, Events, Pieces
 
 MAX_CHOICES = 8
@@ -61,6 +56,13 @@ ANSWER: dict[str, Schema] = {
     **schemas_by_name("openai", without=_CHAT_ONLY),
     "repeat_penalty": {"type": "number", "description": "another name of repetition_penalty"},
     "structured_outputs": OBJECT | {"description": "json, regex or choice; json_object"},
+}
+#: Fields that set one of a request by another name.
+SETTERS = {
+    "json_schema": ("response_format", "structured_outputs"),
+    "regex": ("structured_outputs",),
+    "max_tokens": ("max_completion_tokens",),
+    "repetition_penalty": ("repeat_penalty",),
 }
 UNSERVED = ("grammar", "reasoning_effort")
 _STREAMED: dict[str, Schema] = {
@@ -116,34 +118,6 @@ def completion_requests(
     return [replace(request, prompt=prompt) for prompt in prompts]
 
 
-def embedding_requests(
-    body: Body,
-    _: Request | None = None,
-    model: LanguageModel | None = None,
-    *,
-    at_most: int = MAX_PROMPTS,
-) -> list[Request]:
-    """The requests of *body*, as :data:`EMBEDDING` reads it: one for each text.
-
-    A known *model* is asked whether its vectors can have the form.
-    """
-    if model is not None:
-        check_vectors(model.config.dim, body["dimensions"], vector_precision(body))
-    texts = texts_of(body["input"], "input", at_most=at_most)
-    return [to_embed(text, body["prompt_name"]) for text in texts]
-
-
-def to_embed(text: str | list[int], prompt_name: str | None = None) -> Request:
-    """The request for the vector of *text*."""
-    return Request(prompt=text, embed=True, prompt_name=prompt_name, max_tokens=1)
-
-
-def vector_precision(body: Body) -> Precision:
-    """The precision of the vectors that *body* asks for."""
-    dtype = body.get("output_dtype") or "float"
-    return cast("Precision", "float32" if dtype == "float" else dtype)
-
-
 def continuation(body: Body, default: Request) -> Request:
     """The request of *body*, which has fields of :data:`ANSWER`, without its prompt."""
     names = (*SAMPLING, "max_tokens", "min_tokens", "ignore_eos", "stop")
@@ -161,17 +135,6 @@ def continuation(body: Body, default: Request) -> Request:
 def _check_stream(body: Body) -> None:
     if body["stream_options"] is not None and not body["stream"]:
         raise UsageError("stream_options is for stream: true")
-
-
-def texts_of(given: Any, field: str, *, at_most: int = MAX_PROMPTS) -> list[str | list[int]]:
-    """Texts of *field* in any of the four forms that OpenAI accepts."""
-    if isinstance(given, str):
-        return [given]
-    if given and isinstance(given[0], int):
-        return [list(given)]
-    if not 0 < len(given) <= at_most:
-        raise UsageError(f"{len(given)} texts, expected 1 to {at_most}", field=field)
-    return list(given)
 
 
 def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
@@ -201,20 +164,51 @@ def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
 
 
 def schema_of(form: Any, field: str = "response_format") -> dict[str, Any] | None:
-    """Schema of the answer that *form* asks for, as in chats or responses; ``None``: any text."""
-    kind = "text" if form is None else form.get("type") if isinstance(form, dict) else None
+    """Schema of the answer that *form* asks for, as in chats or responses; ``None``: any text.
+
+    Responses have the schema beside the type, chats below ``json_schema``. llama.cpp's clients
+    send one with ``json_object``, which the answer then follows.
+    """
+    if form is None:
+        return None
+    kind = form.get("type") if isinstance(form, dict) else None
+    is_flat = field == "text.format"
     if kind == "text":
+        _check_names(form, (), field)
         return None
     if kind == "json_object":
-        return {"type": "object"}
+        _check_names(form, ("schema",), field)
+        if form.get("schema") is None:
+            return {"type": "object"}
+        return _schema_in(form, field)
+    if kind == "json_schema" and is_flat:
+        _check_names(form, _DESCRIBED, field)
+        return _schema_in(form, field)
     if kind == "json_schema":
-        inside = "schema" if field == "text.format" else "json_schema.schema"
-        holder = form if field == "text.format" else form.get("json_schema")
-        schema = holder.get("schema") if isinstance(holder, dict) else None
-        if isinstance(schema, dict):
-            return schema
-        raise UsageError(f"{field}.{inside} is not an object", field=f"{field}.{inside}")
+        _check_names(form, ("json_schema",), field)
+        inner = form.get("json_schema")
+        _check_names(inner, _DESCRIBED, f"{field}.json_schema")
+        return _schema_in(inner, f"{field}.json_schema")
     raise UsageError(f"{field} is none of text, json_object and json_schema", field=field)
+
+
+#: What describes a schema. It is followed strictly in any case.
+_DESCRIBED = ("schema", "name", "description", "strict")
+
+
+def _schema_in(holder: Any, field: str) -> dict[str, Any]:
+    schema = holder.get("schema") if isinstance(holder, dict) else None
+    if isinstance(schema, dict):
+        return schema
+    raise UsageError(f"{field}.schema is not an object", field=f"{field}.schema")
+
+
+def _check_names(form: Any, names: Iterable[str], field: str) -> None:
+    """Refuse what *form* has besides its type and *names*."""
+    for name, value in form.items() if isinstance(form, dict) else ():
+        if name != "type" and name not in names and value is not None:
+            where = f"{field}.{name[:80]}"
+            raise UsageError(f"{where}: this field is not known here", field=where)
 
 
 # --- replies -------------------------------------------------------------------------------------
@@ -274,7 +268,7 @@ def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[
         {
             "index": index,
             "text": answer.text,
-            "logprobs": None if body["logprobs"] is None else text_logprobs(answer.logprobs),
+            "logprobs": text_logprobs(answer) if body["logprobs"] is not None else None,
             "finish_reason": finish_of(answer.finish_reason),
         }
         for index, answer in enumerate(answers)
@@ -283,12 +277,21 @@ def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[
     return {**head, "object": "text_completion", "choices": choices, "usage": counts}
 
 
+def text_logprobs(answer: Answer) -> dict[str, Any]:
+    """Log-probabilities of the tokens of *answer*, as completions have them."""
+    return TextLogprobs().next_part(answer.logprobs)
+
+
 async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/v1/completions`` as events."""
-    head, answers = {**head, "object": "text_completion"}, {}
+    head = {**head, "object": "text_completion"}
+    answers: dict[int, Answer] = {}
+    parts: dict[int, TextLogprobs] = {}
     async for index, piece, answer in pieces:
-        logprobs = text_logprobs([piece.described]) if piece.described else None
         answers[index] = answer
+        logprobs = None
+        if piece.described:
+            logprobs = parts.setdefault(index, TextLogprobs()).next_part([piece.described])
         if piece.text or logprobs or piece.finish_reason:
             choice = {"index": index, "text": piece.text, "logprobs": logprobs}
             finish = finish_of(piece.finish_reason)
@@ -342,57 +345,6 @@ def message_of(answer: Answer) -> dict[str, Any]:
     return message
 
 
-def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """Log-probabilities of *tokens*, each with its alternatives."""
-    content = [
-        token_facts(token) | {"top_logprobs": [token_facts(other) for other in token.top]}
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def token_facts(token: TokenLogprob) -> dict[str, Any]:
-    """A token without its alternatives."""
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
-
-
-def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Log-probabilities of *tokens*, each with its alternatives."""
-    lengths = [len(token.text) for token in tokens]
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{one.text: one.logprob for one in token.top} for token in tokens],
-        "text_offset": list(accumulate(lengths, initial=0))[:-1],
-    }
-
-
-def vectors_of(body: Body, answers: Sequence[Answer]) -> list[NDArray[Any]]:
-    """The vectors that *answers* are, as *body* wants them."""
-    normalize, dimensions = body.get("normalize") is not False, body.get("dimensions")
-    vectors = (
-        answer.sequence.vector(normalize=normalize, dimensions=dimensions) for answer in answers
-    )
-    return [round_vectors(vector, vector_precision(body)) for vector in vectors]
-
-
-def embeddings_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The reply of ``/v1/embeddings``."""
-    rows = vectors_of(body, answers)
-    if body["encoding_format"] == "base64":
-        raw = [row.astype(row.dtype.newbyteorder("<")).tobytes() for row in rows]
-        vectors: list[Any] = [base64.b64encode(each).decode() for each in raw]
-    else:
-        vectors = [row.tolist() for row in rows]
-    data = [
-        {"object": "embedding", "index": index, "embedding": vector}
-        for index, vector in enumerate(vectors)
-    ]
-    tokens = sum(answer.prompt_tokens for answer in answers)
-    counts = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": head["model"], "usage": counts}
-
-
 def error_reply(
     message: str, _status: int, kind: str, code: str | None = None, field: str | None = None
 ) -> dict[str, Any]:
@@ -421,7 +373,7 @@ CHAT = Form(
         *UNSERVED, "functions", "function_call", "audio", "prediction", "verbosity",
         "web_search_options",
     ),
-    tag="OpenAI", summary="The next message of a conversation",
+    setters=SETTERS, tag="OpenAI", summary="The next message of a conversation",
     id_prefix="chatcmpl-", requests=chat_requests, reply=chat_reply, events=chat_events,
     aliases=("/chat/completions",),  # as llama.cpp's server has it
 )  # fmt: skip
@@ -431,28 +383,7 @@ COMPLETION = Form(
     required=("prompt",),
     idle=IDLE,
     unserved=(*UNSERVED, "suffix", "best_of", "echo"),
-    tag="OpenAI", summary="The continuation of texts",
+    setters=SETTERS, tag="OpenAI", summary="The continuation of texts",
     id_prefix="cmpl-", requests=completion_requests, reply=completion_reply,
     events=completion_events, tokens=DEFAULT_COMPLETION_TOKENS, aliases=("/completions",),
-)  # fmt: skip
-EMBEDDING = Form(
-    "EmbeddingRequest",
-    {
-        "input": INPUTS,
-        "model": TEXT,
-        "encoding_format": {"type": "string", "enum": ["float", "base64"]},
-        "dimensions": {"type": "integer", "minimum": 1},
-        "output_dtype": {
-            "type": "string",
-            "enum": ["float", "int8", "uint8", "binary", "ubinary"],
-            "description": "bits of a vector's numbers; binary packs 8 signs into a byte",
-        },
-        "prompt_name": TEXT
-        | {"description": "the model's prompt that stands before texts, such as query"},
-        "normalize": FLAG | {"description": "scale vectors to length one"},
-    },
-    required=("input",),
-    idle={"user": TEXT},
-    tag="OpenAI", summary="Vectors of texts",
-    requests=embedding_requests, reply=embeddings_reply, aliases=("/embeddings",),
 )  # fmt: skip

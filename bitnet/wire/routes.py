@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.wire import anthropic, llama_server, ollama, openai, responses, worker
+from bitnet.wire import anthropic, embeddings, llama_server, ollama, openai, responses, worker
 
 if TYPE_CHECKING:
     from bitnet.wire.fields import Form
@@ -17,7 +17,7 @@ ROUTES: dict[str, Form] = {
     "/v1/chat/completions": openai.CHAT,
     "/v1/completions": openai.COMPLETION,
     "/v1/responses": responses.RESPONSE,
-    "/v1/embeddings": openai.EMBEDDING,
+    "/v1/embeddings": embeddings.EMBEDDING,
     "/v1/inference": worker.INFERENCE,
     "/v1/messages": anthropic.MESSAGE,
     "/completion": llama_server.COMPLETION,

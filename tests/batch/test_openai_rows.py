@@ -165,7 +165,7 @@ WRONG = [
     (line("", CHAT, messages=ASK, response_format={"type": "xml"}), "body.response_format is none"),
     (line("", CHAT, input="a"), "body.messages: this field is required"),
     (line("", TEXT, messages=ASK), "body.prompt: this field is required"),
-    (line("", TEXT, prompt=[]), "body.prompt: 0 texts, expected 1 to 2048"),
+    (line("", TEXT, prompt=[]), "body.prompt: the list is empty"),
     (line("", TEXT, prompt=["a", 1]), "body.prompt.1: expected a text"),
     (line("", TEXT, prompt=["a", ""]), "the prompt is empty"),
     (line("", TEXT, prompt="a", logprobs=True), "body.logprobs: expected a whole number"),

@@ -226,7 +226,7 @@ def test_text_to_ids_and_back(worker):
         ("/v1/completions", {"prompt": [999]}, "ids outside"),
         ("/v1/completions", {"prompt": "a", "temperature": -1}, "temperature"),
         ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, "expected a token id"),
-        ("/v1/completions", {"prompt": []}, "0 texts"),
+        ("/v1/completions", {"prompt": []}, "the list is empty"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
         ("/v1/chat/completions", {"messages": [IMAGE]}, "only text"),
         ("/v1/chat/completions", {"messages": [TEXT], "chat_template_kwargs": {"messages": []}},
@@ -261,7 +261,7 @@ def test_a_wrong_request_is_told_what_is_wrong(worker, path, body, words):
     ("path", "body", "field", "message"),
     [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]},
-         "messages.0.content", "messages.0.content: expected a text"),
+         "messages.0.content", "messages.0.content: expected a text or a list"),
         ("/v1/chat/completions", {"messages": [TEXT, {"role": "user"}]}, "messages.1",
          "messages.1: content is missing; only an assistant's message may be without"),
         ("/v1/chat/completions", {"messages": [{}]}, "messages.0.role",
@@ -269,14 +269,15 @@ def test_a_wrong_request_is_told_what_is_wrong(worker, path, body, words):
         ("/v1/chat/completions", {"messages": [1]}, "messages.0",
          "messages.0: expected a JSON object"),
         ("/v1/chat/completions", {"messages": [TEXT], "stop": {"a": 1}}, "stop",
-         "stop: expected a text"),
+         "stop: expected a text or a list"),
         ("/v1/completions", {"prompt": ["a", 1]}, "prompt.1",
          "prompt.1: expected a text"),
         ("/v1/completions", {"prompt": [-1]}, "prompt.0",
          "prompt.0 is -1, expected 0 to 2,147,483,647"),
         ("/v1/completions", {"prompt": "a", "best_of": 2}, "best_of",
          "best_of is not served"),
-        ("/v1/embeddings", {"input": []}, "input", "0 texts, expected 1 to 64"),
+        ("/v1/embeddings", {"input": []}, "input",
+         "input: the list is empty, expected at least one text"),
         ("/v1/completions", ["a"], None, "expected a JSON object"),
     ],
 )  # fmt: skip
@@ -403,3 +404,39 @@ def test_an_answer_follows_a_json_schema(test_models):
         reply = worker.post("/v1/chat/completions", wanted | {"response_format": form})
         assert reply.status_code == 400
         assert "schema" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a" * 900}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 900}]},
+         "messages"),
+        ("/v1/responses", {"input": "a" * 900}, "input"),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_does_not_fit_the_context_is_named(worker, path, body, param):
+    reply = worker.post(path, body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/v1/embeddings", "input"), ("/api/embed", "input"), ("/embedding", "content")],
+)
+def test_2048_texts_are_embedded_in_one_request_and_leave_room_for_others(serving, path, field):
+    worker = serving(app_options={}, max_batch=4, queue=2)
+    texts = ["abcdefgh"[number % 8] for number in range(2048)]
+    reply = worker.post(path, {"model": "tiny", field: texts})
+    assert reply.status_code == 200, reply.text
+    facts = reply.json()
+    rows = facts if isinstance(facts, list) else facts.get("data") or facts["embeddings"]
+    assert len(rows) == 2048
+    vectors = [row["embedding"] if isinstance(row, dict) else row for row in rows]
+    assert vectors[:10] == vectors[2000:2010]
+    assert vectors[0] != vectors[1]
+    too_many = worker.post(path, {"model": "tiny", field: [*texts, "a"]})
+    assert too_many.status_code == 400
+    assert "2,049 texts, expected at most 2,048" in too_many.text

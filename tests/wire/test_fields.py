@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -156,3 +157,100 @@ def test_an_error_has_the_clients_name_of_the_field(path, values, field, model):
     error = _try(path, _minimal(FORMS[path]) | values, model)
     assert error.field == field
     assert field in error.message
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"prompt": "a", "prompt": "b"}',
+        b'{"prompt": "a", "logit_bias": {"1": 1, "1": 2}}',
+        b'{"prompt": "a", "stream_options": {"include_usage": true, "include_usage": false}}',
+    ],
+)
+def test_a_key_that_an_object_has_twice_is_refused(raw):
+    with pytest.raises(UsageError, match="has this key twice"):
+        openai.COMPLETION.parse(raw)
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "message"),
+    [
+        ("/v1/completions", {"stop": ["a"] * 17}, "stop: 17 entries, expected at most 16"),
+        ("/v1/completions", {"stop": 5}, "stop: expected a text or a list"),
+        ("/v1/embeddings", {"input": []}, "input: the list is empty, expected at least one text"),
+        ("/v1/responses", {"input": []}, "input: expected at least 1"),
+        ("/v1/embeddings", {"input": ["a", 5]}, "input.1: expected a text"),
+        ("/v1/completions", {"seed": 2**64}, "seed is 18446744073709551616, expected 0 to"),
+        ("/v1/completions", {"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9, max_tokens is 8"),
+    ],
+)
+def test_a_refusal_says_what_was_expected_of_this_value(path, values, message, model):
+    error = _try(path, _minimal(FORMS[path]) | values, model)
+    assert error.message.startswith(message)
+
+
+def test_a_body_that_is_cut_off_is_told_apart_without_stammering():
+    with pytest.raises(UsageError, match=r"starting at character 11$"):
+        openai.COMPLETION.parse(b'{"prompt": "a')
+
+
+FLAT = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("/v1/chat/completions", {"response_format": {"type": "json_object", "schema": FLAT}}),
+        ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {
+            "name": "n", "strict": True, "description": "d", "schema": FLAT}}}),
+        ("/v1/responses", {"text": {"format": {
+            "type": "json_schema", "name": "n", "strict": True, "schema": FLAT}}}),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": FLAT}}}),
+        ("/api/chat", {"format": FLAT}),
+        ("/completion", {"json_schema": FLAT}),
+    ],
+)  # fmt: skip
+def test_a_schema_reaches_the_request_in_every_place_that_clients_put_it(path, values):
+    form = FORMS[path]
+    body = form.read(_minimal(form) | values)
+    (request,) = form.requests(body, Request(max_tokens=EVERYTHING), None)
+    assert request.json_schema == FLAT
+
+
+@pytest.mark.parametrize(
+    ("response_format", "field"),
+    [
+        ({"type": "text", "schema": FLAT}, "response_format.schema"),
+        ({"type": "json_object", "json_schema": {"schema": FLAT}}, "response_format.json_schema"),
+        ({"type": "json_schema", "schema": FLAT}, "response_format.schema"),
+        ({"type": "json_schema", "json_schema": {"schema": FLAT, "strikt": True}},
+         "response_format.json_schema.strikt"),
+        ({"type": "json_object", "schema": []}, "response_format.schema"),
+    ],
+)  # fmt: skip
+def test_nothing_below_the_response_format_is_dropped(response_format, field, model):
+    path = "/v1/chat/completions"
+    error = _try(path, _minimal(FORMS[path]) | {"response_format": response_format}, model)
+    assert error.field == field
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "field"),
+    [
+        ("/v1/chat/completions", {"response_format": {
+            "type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}}},
+         "response_format"),
+        ("/v1/completions", {"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs"),
+        ("/v1/messages", {"output_config": {"format": {
+            "type": "json_schema", "schema": {"type": "wrong"}}}}, "output_config.format"),
+        ("/api/chat", {"format": {"type": "wrong"}}, "format"),
+    ],
+)  # fmt: skip
+def test_a_grammar_that_cannot_be_compiled_is_named_as_the_client_gave_it(path, values, field):
+    pytest.importorskip("llguidance")
+    form = FORMS[path]
+    body = form.read(_minimal(form) | values)
+    (request,) = form.requests(body, Request(max_tokens=EVERYTHING), None)
+    with bitnet.load("bitnet-tiny") as model, pytest.raises(UsageError) as raised:
+        model.prepare(replace(request, messages=None, prompt="a"))
+    assert form.rename(raised.value, body).field == field

@@ -1,0 +1,115 @@
+"""OpenAI's embeddings, and what the other dialects' embeddings share with them."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any, cast
+
+from bitnet.base.errors import UsageError
+from bitnet.runtime.request import Request
+from bitnet.runtime.sequence import check_vectors, round_vectors
+from bitnet.wire.fields import FLAG, INPUTS, TEXT, Form
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.options import Precision
+    from bitnet.wire.fields import Body
+
+#: Texts of one request, as OpenAI has it; clients send batches of 70 to 2,048.
+MAX_TEXTS = 2048
+
+
+def embedding_requests(
+    body: Body, _: Request | None = None, model: LanguageModel | None = None
+) -> list[Request]:
+    """The requests of *body*, as :data:`EMBEDDING` reads it: one for each text.
+
+    A known *model* is asked whether its vectors can have the form.
+    """
+    if model is not None:
+        check_vectors(model.config.dim, body["dimensions"], vector_precision(body))
+    texts = texts_of(body["input"], "input", at_most=MAX_TEXTS)
+    return [to_embed(text, body["prompt_name"]) for text in texts]
+
+
+def to_embed(text: str | list[int], prompt_name: str | None = None) -> Request:
+    """The request for the vector of *text*."""
+    return Request(prompt=text, embed=True, prompt_name=prompt_name, max_tokens=1)
+
+
+def vector_precision(body: Body) -> Precision:
+    """The precision of the vectors that *body* asks for."""
+    dtype = body.get("output_dtype") or "float"
+    return cast("Precision", "float32" if dtype == "float" else dtype)
+
+
+def texts_of(given: Any, field: str, *, at_most: int) -> list[str | list[int]]:
+    """Texts of *field* in any of the four forms that OpenAI accepts."""
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [list(given)]
+    if not given:
+        raise UsageError(f"{field}: the list is empty, expected at least one text", field=field)
+    if len(given) > at_most:
+        raise UsageError(
+            f"{field}: {len(given):,} texts, expected at most {at_most:,}", field=field
+        )
+    return list(given)
+
+
+def vectors_of(body: Body, answers: Sequence[Answer]) -> list[NDArray[Any]]:
+    """The vectors that *answers* are, as *body* wants them."""
+    normalize = body.get("normalize") is not False
+    dimensions = body.get("dimensions")
+    precision = vector_precision(body)
+    vectors = []
+    for answer in answers:
+        vector = answer.sequence.vector(normalize=normalize, dimensions=dimensions)
+        vectors.append(round_vectors(vector, precision))
+    return vectors
+
+
+def embeddings_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The reply of ``/v1/embeddings``."""
+    rows = vectors_of(body, answers)
+    if body["encoding_format"] == "base64":
+        raw = [row.astype(row.dtype.newbyteorder("<")).tobytes() for row in rows]
+        vectors: list[Any] = [base64.b64encode(each).decode() for each in raw]
+    else:
+        vectors = [row.tolist() for row in rows]
+    data = [
+        {"object": "embedding", "index": index, "embedding": vector}
+        for index, vector in enumerate(vectors)
+    ]
+    tokens = sum(answer.prompt_tokens for answer in answers)
+    counts = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": head["model"], "usage": counts}
+
+
+EMBEDDING = Form(
+    "EmbeddingRequest",
+    {
+        "input": INPUTS,
+        "model": TEXT,
+        "encoding_format": {"type": "string", "enum": ["float", "base64"]},
+        "dimensions": {"type": "integer", "minimum": 1},
+        "output_dtype": {
+            "type": "string",
+            "enum": ["float", "int8", "uint8", "binary", "ubinary"],
+            "description": "bits of a vector's numbers; binary packs 8 signs into a byte",
+        },
+        "prompt_name": TEXT
+        | {"description": "the model's prompt that stands before texts, such as query"},
+        "normalize": FLAG | {"description": "scale vectors to length one"},
+    },
+    required=("input",),
+    idle={"user": TEXT},
+    tag="OpenAI", summary="Vectors of texts",
+    requests=embedding_requests, reply=embeddings_reply, aliases=("/embeddings",),
+)  # fmt: skip
