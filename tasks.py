@@ -44,7 +44,7 @@ def test(
 
 @task()
 def check(c, since=option("origin/main", "commit from which on files count as changed")):
-    """Do what CI does, for what changed: lint, types, docs, and the tests beside it."""
+    """Check what changed as CI does: lint, types, docs, and the tests that import it."""
     lint(c)
     types(c)
     docs(c, check=True)
@@ -54,27 +54,10 @@ def check(c, since=option("origin/main", "commit from which on files count as ch
             "git ls-files --others --exclude-standard",
             hide=True,
         ).stdout
-    test(c, args=" ".join(_tests_beside(listed.splitlines())))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    from affected import affected_tests
 
-
-def _tests_beside(changed):
-    """The tests of the files *changed*: of their package or module, and of the house's rules."""
-    found = {
-        "tests/commands/test_program.py",
-        "tests/test_english.py",
-        "tests/test_imports.py",
-        "tests/commands/test_hints.py",
-    }
-    for path in map(Path, changed):
-        if path.parts[0] == "bitnet":
-            found |= {f"tests/{path.parts[1]}", f"tests/test_{path.parts[1]}"}
-        elif path.parts[0] == "tests" and path.name.startswith("test_"):
-            found.add(str(path))
-        elif path.parts[0] in ("ci", ".github"):
-            found.add("tests/ci")
-        elif path.parts[0] in ("docs", "benchmarks") or path.suffix == ".md":
-            found |= {"tests/docs/test_pages.py", "tests/docs/test_commands_in_prose.py"}
-    return sorted(path for path in found if (ROOT / path).exists())
+    test(c, args=" ".join(affected_tests(listed.splitlines())))
 
 
 @task()
