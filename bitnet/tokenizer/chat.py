@@ -14,15 +14,16 @@ import sys
 import threading
 from contextlib import suppress
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported, UsageError
+from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.base.locks import renew_in_child
 from bitnet.tokenizer import chat_child
 from bitnet.tokenizer.limits import TEMPLATE_CHARS
+from bitnet.tokenizer.template_facts import TemplateFacts, probe, reasoning_as_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ Message = dict[str, Any]
 _WALL_S = 30  # of one rendering, where the system does not count processor time
 _HINT = "name another template with --chat-template FILE"
 
-_PROBE = "p\u2063r\u2063o\u2063b\u2063e"  # invisible separators, which no template contains
+_PROBED_DAY = "2026-01-01T00:00:00"
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
@@ -96,8 +97,52 @@ class ChatTemplate:
         schemas, *documents* ``{"title": ..., "text": ...}``, *variables* what the template sees
         besides, such as ``enable_thinking``.
         """
+        if tools is None and self.facts.needs_list:
+            tools = []
         own = {"tools": tools, "documents": documents, **(variables or {})}
-        return self._render([*map(self._adapt, messages)], add_generation_prompt, **own)
+        return self._render([*map(self.adapt, messages)], add_generation_prompt, **own)
+
+    @cached_property
+    def facts(self) -> TemplateFacts:
+        """Parts of a conversation that the template writes, and the form in which it takes them."""
+        tokens = tuple(sorted(self._tokens.items()))
+        return _facts_of(self._template, tokens)
+
+    def adapt(self, message: Message) -> Message:
+        """*message* with its content, calls and reasoning in the form that the template takes."""
+        facts = self.facts
+        suited = dict(message)
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            change = _with_object if facts.arguments == "object" else _with_text
+            suited["tool_calls"] = [change(call) for call in calls]
+        content = message.get("content")
+        if content is None and message.get("role") == "assistant":
+            content = ""
+        if isinstance(content, list):
+            flat = flatten(content)  # refuses content other than text
+            content = content if facts.takes_parts else flat
+        elif isinstance(content, str) and not facts.takes_text:
+            content = [{"type": "text", "text": content}]
+        if "content" in message or content is not None:
+            suited["content"] = content
+        reasoning = message.get("reasoning_content")
+        if facts.reasoning and isinstance(reasoning, str) and reasoning:
+            self._add_reasoning(suited, reasoning)
+        return suited
+
+    def _add_reasoning(self, suited: Message, reasoning: str) -> None:
+        """Put *reasoning* where the template looks for it in *suited*."""
+        facts, content = self.facts, suited["content"]
+        text = content if isinstance(content, str) else flatten(content)
+        if facts.reasoning == "parts":
+            suited["content"] = reasoning_as_parts(reasoning, text)
+            return
+        is_either = facts.text_beside_calls and not facts.reasoning_beside_text
+        if is_either and suited.get("tool_calls") and text:
+            # gpt-oss: "Put the analysis message in one or the other, but not both."
+            reasoning, suited["content"] = f"{reasoning}\n\n{text}", ""
+        suited[facts.reasoning] = reasoning
 
     def _render(self, messages: Sequence[Message], is_open: bool, /, **variables: Any) -> str:
         seen = {"tools": None, "documents": None, **self._tokens, **variables}
@@ -105,56 +150,17 @@ class ChatTemplate:
         now = self._now().isoformat()
         return template_process().render(self._template, seen, now=now, source=self.source)
 
-    def _adapt(self, message: Message) -> Message:
-        """*message* with content and calls in the form that the template understands."""
-        suited = dict(message)
-        if isinstance(calls := message.get("tool_calls"), list) and self._takes_objects:
-            suited["tool_calls"] = [_with_object(call) for call in calls]
-        content = message.get("content")
-        if content is None and message.get("role") == "assistant":
-            content = suited["content"] = ""
-        # gpt-oss's name, which its template takes where a message has no other text.
-        if not content and "message.thinking" in self._template and "reasoning_content" in message:
-            suited.setdefault("thinking", message["reasoning_content"])
-        if isinstance(content, list):
-            flat = _flatten(content)  # refuses content other than text
-            suited["content"] = content if self._takes_parts else flat
-        elif isinstance(content, str) and not self._takes_text:
-            suited["content"] = [{"type": "text", "text": content}]
-        return suited
 
-    @cached_property
-    def _takes_text(self) -> bool:
-        """True if content given as a text reaches the output, or if neither form does."""
-        return self._shows(_PROBE) or not self._takes_parts
+@lru_cache(maxsize=64)
+def _facts_of(template: str, tokens: tuple[tuple[str, str], ...]) -> TemplateFacts:
+    """Facts about *template*, which is run once for each of its probes."""
 
-    @cached_property
-    def _takes_parts(self) -> bool:
-        """True if content given as a list of parts reaches the output as text."""
-        return self._shows([{"type": "text", "text": _PROBE}])
+    def attempt(messages: Sequence[Message], is_open: bool, **variables: Any) -> str | None:
+        seen = {"tools": None, "documents": None, **dict(tokens), **variables}
+        seen |= {"messages": messages, "add_generation_prompt": is_open}
+        return template_process().attempt(template, seen, now=_PROBED_DAY)
 
-    @cached_property
-    def _takes_objects(self) -> bool:
-        """True if arguments of a call must be an object to be written as JSON."""
-        text = json.dumps({_PROBE: 1}, ensure_ascii=False)
-        return not self._writes(text, text) and self._writes({_PROBE: 1}, text)
-
-    def _writes(self, arguments: object, text: str) -> bool:
-        function = {"name": "probe", "arguments": arguments}
-        calls = [{"id": "call00001", "type": "function", "function": function}]
-        answer = {"role": "assistant", "content": "", "tool_calls": calls}
-        return text in self._attempt({"role": "user", "content": "probe"}, answer)
-
-    def _shows(self, content: object) -> bool:
-        text = self._attempt({"role": "user", "content": content})
-        return _PROBE in text and "'type'" not in text and '"type"' not in text
-
-    def _attempt(self, *messages: Message) -> str:
-        """Text of *messages*; empty if the template fails."""
-        try:
-            return self._render([*messages], messages[-1]["role"] == "user")
-        except BitnetError:
-            return ""
+    return probe(attempt)
 
 
 def _with_object(call: Any) -> Any:
@@ -168,7 +174,18 @@ def _with_object(call: Any) -> Any:
     return changed if isinstance(arguments, dict) else call
 
 
-def _flatten(parts: Sequence[Any]) -> str:
+def _with_text(call: Any) -> Any:
+    """*call* of a tool with the object of its arguments as a JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(arguments, dict):
+        return call
+    text = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}  # type: ignore[dict-item]
+
+
+def flatten(parts: Sequence[Any]) -> str:
+    """The text of *parts* of a message."""
     texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
     for part, text in zip(parts, texts, strict=True):
         if not isinstance(text, str):
@@ -203,16 +220,7 @@ class TemplateProcess:
 
         *now* is the time in ISO 8601, *source* the name of the tokenizer in messages.
         """
-        try:
-            job = marshal.dumps((chat_child.CPU_MS, template, variables, now))
-        except ValueError:
-            raise UsageError(
-                "the messages or variables hold something that is not a JSON value",
-                hint="use texts, numbers, true, false, null, lists and objects",
-            ) from None
-        with self._lock:
-            content = self._answer(job)
-        kind, text = content[0], content[1:].decode("utf-8", "surrogatepass")
+        kind, text = self._run(template, variables, now)
         if kind == chat_child.TEXT:
             return text
         if kind == chat_child.REFUSED:
@@ -225,6 +233,26 @@ class TemplateProcess:
             f"the chat template of {source} {what.get(kind, 'failed')}: {text}",
             hint=_HINT if kind in what else f"check the messages, or {_HINT}",
         )
+
+    def attempt(self, template: str, variables: dict[str, Any], *, now: str) -> str | None:
+        """As :meth:`render`, but None if the template fails or refuses; it still raises if stopped."""
+        kind, text = self._run(template, variables, now)
+        if kind == chat_child.STOPPED:
+            raise InvalidFormat(f"the chat template was stopped: {text}", hint=_HINT)
+        return text if kind == chat_child.TEXT else None
+
+    def _run(self, template: str, variables: dict[str, Any] | None, now: str) -> tuple[int, str]:
+        """The kind of the answer and its text."""
+        try:
+            job = marshal.dumps((chat_child.CPU_MS, template, variables, now))
+        except ValueError:
+            raise UsageError(
+                "the messages or variables hold something that is not a JSON value",
+                hint="use texts, numbers, true, false, null, lists and objects",
+            ) from None
+        with self._lock:
+            content = self._answer(job)
+        return content[0], content[1:].decode("utf-8", "surrogatepass")
 
     def _answer(self, job: bytes) -> bytes:
         process = self._start()
