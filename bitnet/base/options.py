@@ -60,13 +60,14 @@ def option(
     short: str = "",  # a one-letter name
     count: bool = False,  # the option has no value; its occurrences are counted
     metavar: str = "",  # placeholder of the value in help
+    writes: bool = False,  # its value names a file or folder that the command writes
     bounds: tuple[float, float | None] | None = None,  # lowest and highest: `check_bounds`
 ) -> Any:
     """A dataclass field that is a command-line option; read by :mod:`bitnet.commands.declare`."""
     lists = {"choices": choices, "synonyms": synonyms, "formerly": formerly}
     metadata: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
     metadata |= {"help": help, "positional": positional, "short": short, "count": count}
-    metadata |= {"metavar": metavar, "bounds": bounds}
+    metadata |= {"metavar": metavar, "bounds": bounds, "writes": writes}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError, from_os_error
 from bitnet.base.files import write_text
+from bitnet.base.outputs import begins_with
 from bitnet.batch.rows import BatchRow
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STDIN = "-"  # not the name of a file
+_BEGINNING = b'{"id": '  # of every answer
 
 
 class BatchFiles:
@@ -96,6 +98,10 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         return {}, {}
+    if not (begins_with(target, b"{", b"\0") or target.stat().st_size == 0):
+        raise UsageError(
+            f"{target} contains something other than answers", hint="choose another --output"
+        )
     content = target.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     lines: dict[str, bytes] = {}
@@ -117,6 +123,10 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
         errors.pop(row_id, None)
         if error is not None:
             errors[row_id] = str(error.get("message") if isinstance(error, dict) else error)
+    if not whole and not _is_incomplete_answer(content):
+        raise UsageError(
+            f"{target} contains something other than answers", hint="choose another --output"
+        )
     fresh = b"".join(lines.values())
     if content.startswith(fresh):  # no second file that a killed run could leave
         if len(fresh) < len(content):
@@ -124,3 +134,19 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
     else:
         write_text(target, fresh.decode())
     return answered, errors
+
+
+def _is_incomplete_answer(content: bytes) -> bool:
+    """True if *content*, a file without a whole answer, is the beginning of one.
+
+    A crash of the machine may leave zeros in its place.
+    """
+    if not content.strip(b"\0"):
+        return True
+    if not (content.startswith(_BEGINNING) or _BEGINNING.startswith(content)):
+        return False
+    try:
+        json.loads(content)
+    except ValueError:
+        return True
+    return False  # a whole document of another program, without a newline at its end

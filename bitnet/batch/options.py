@@ -16,7 +16,10 @@ class BatchOptions:
         "", "file with one JSON object per line, with prompt or messages; -: stdin", metavar="FILE"
     )
     output: str = option(
-        "", "file for the answers; rows that it already answers are skipped", metavar="FILE"
+        "",
+        "file for the answers; rows that it already answers are skipped",
+        metavar="FILE",
+        writes=True,
     )
     max_tokens: int = option(
         128, "most tokens of an answer, unless its row sets it", bounds=(1, None)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import RowsFailed, UsageError
-from bitnet.base.files import write_bytes
 from bitnet.base.options import option
+from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.tables import LiveLine, table
 from bitnet.base.terminal import as_json
 from bitnet.batch.options import BatchOptions
-from bitnet.commands.context import Context, model_path, open_model, read_text, say
+from bitnet.commands.context import FORCE, Context, model_path, open_model, read_text, say
 from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions, VectorOptions
 
@@ -43,7 +43,7 @@ def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
     _check(target, options, model)
     target.parent.mkdir(parents=True, exist_ok=True)
     whole = target.resolve()  # two names of one file have one lock
-    lock = whole.with_name(f"{whole.name}.lock")
+    lock = whole.with_name(f".{whole.name}.bitnet-lock")  # not the name of a user's file
     hint = "wait for that run to end, or choose another --output"
     with (
         locks.hold(lock, timeout_s=0, what=options.output, hint=hint, leave=False),
@@ -103,7 +103,12 @@ def _answer(files, options, model, common):
         return running.ignored_keys
 
 
-_FORMS = (".npy", ".jsonl")
+VECTORS = {
+    ".npy": OutputKind("a NumPy array", lambda path: begins_with(path, b"\x93NUMPY")),
+    ".jsonl": OutputKind(
+        "a file of vectors", lambda path: begins_with(path, b'{"index": 0, "embedding": [')
+    ),
+}
 
 
 @task(
@@ -111,7 +116,7 @@ _FORMS = (".npy", ".jsonl")
     example="echo 'Why is the sky blue?' > texts.txt\n"
     "bitnet embed smollm2-135m --input texts.txt --dimensions 8",
 )
-def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
+def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=Context()):
     """Embed texts as vectors.
 
     They are pooled as the model says, and behind its prompt where it has one; a model that says
@@ -122,13 +127,20 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
     from bitnet.runtime.sequence import check_vectors, round_vectors
 
     target = Path(options.output) if options.output else None
-    if target and (target.is_dir() or target.suffix.lower() not in _FORMS):
+    if target and (target.is_dir() or target.suffix.lower() not in VECTORS):
         raise UsageError(
             f"--output {options.output}: expected the name of a .npy or .jsonl file",
             hint="--output vectors.npy",
         )
+    output = None
+    if target is not None:
+        output = OutputFile(target, VECTORS[target.suffix.lower()], force=force)
+        output.check()
     texts = _texts(options.input)
     with open_model(replace(model, exact_head="off"), common) as running:
+        if output is not None:
+            output = replace(output, inputs=(running.path,))
+            output.check()
         dimensions = options.dimensions
         check_vectors(running.config.dim, dimensions, options.precision)
         started = time.perf_counter()
@@ -144,11 +156,11 @@ def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
         pooling = running.config.pooling.replace("none", "mean")
     facts = {"vectors": len(texts), "dimensions": embeddings.shape[1]}
     facts |= {"precision": options.precision, "pooling": pooling}
-    if target is not None:
+    if output is not None:
         content = io.BytesIO()
-        if target.suffix.lower() == ".npy":
+        if output.path.suffix.lower() == ".npy":
             np.save(content, vectors)
-        write_bytes(target, content.getvalue() or _lines(vectors).encode())
+        output.write(content.getvalue() or _lines(vectors).encode())
     if common.output.json:
         result = {"output": str(target)} if target else {"embeddings": vectors.tolist()}
         print(as_json(facts | result), flush=True)

@@ -9,6 +9,7 @@ from bitnet.base.errors import IntegrityError, NotFound, UsageError, Verificatio
 from bitnet.base.findings import render
 from bitnet.base.invocation import as_started, word
 from bitnet.base.options import CacheOptions, option
+from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.progress import Progress, human_size, human_time
 from bitnet.base.tables import brief, quantity, short, show, table
 from bitnet.cache import Selection
@@ -208,7 +209,7 @@ def clean_cache(
 )
 def bundle_export(
     c,
-    output=option("", "the file to write", metavar="FILE"),
+    output=option("", "the file to write", metavar="FILE", writes=True),
     model=option(
         [],
         "name of a model, as `models` lists it; may be repeated",
@@ -250,6 +251,10 @@ def bundle_export(
         attestations |= _attestation_for(path, project.store)
         files += _tokenizer_of(path, project)
     target, contents = Path(output), bundles.collect(files, attestations, project)
+    inputs = (*paths, *(file.path for file in contents.files), project.lock_path)
+    inputs += tuple(project.store.path_of(sha256) for sha256 in contents.blobs)
+    archive = OutputKind("a bundle", lambda path: begins_with(path, bundles.MANIFEST.encode()))
+    OutputFile(target, archive, inputs=inputs, force=force).check()
     with Progress(target.name, mode=console.progress) as bar:
         digest = bundles.write_bundle(contents, target, force=force, report=bar.reach)
     size, count = target.stat().st_size, len(contents.blobs)

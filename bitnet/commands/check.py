@@ -17,12 +17,13 @@ from bitnet.base.errors import (
     UsageError,
     VerificationFailed,
 )
-from bitnet.base.files import path_of, write_text
+from bitnet.base.files import path_of
 from bitnet.base.findings import SEVERITIES, Finding, render, status_of
 from bitnet.base.invocation import extra_command, program, word
 from bitnet.base.options import CacheOptions, option
+from bitnet.base.outputs import OutputFile
 from bitnet.base.tables import show, table
-from bitnet.commands.context import IGNORE_KEY, PRE, TO_CHECK, Context, model_option
+from bitnet.commands.context import FORCE, IGNORE_KEY, PRE, TO_CHECK, Context, model_option
 from bitnet.commands.declare import Output, task
 
 MODEL = model_option(
@@ -241,14 +242,22 @@ def _line(report):
 def attest(
     c,
     model=MODEL,
-    output=option("", "file to write; without it the attestation is printed", metavar="FILE"),
-    bundle=option("", "file for the in-toto statement in model-signing's format", metavar="FILE"),
+    output=option(
+        "", "file to write; without it the attestation is printed", metavar="FILE", writes=True
+    ),
+    bundle=option(
+        "",
+        "file for the in-toto statement in model-signing's format",
+        metavar="FILE",
+        writes=True,
+    ),
     key=option("", "private key (PEM, elliptic curve) to sign the bundle with", metavar="FILE"),
     name=option("", "name of the model; default: its file name", metavar="NAME"),
     tokenizer=option(
         "", "tokenizer file or folder for the trace; default: the model's own", metavar="PATH"
     ),
     trace=option(True, "run both backends over a few tokens and record what they compute"),
+    force=FORCE,
     show=Output(),
 ):
     """Write down what a model is, by content.
@@ -260,26 +269,37 @@ def attest(
     from bitnet.formats.containers import open_checkpoint
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.verify import attest as attesting
-    from bitnet.verify.bundle import sign, statement_of
+    from bitnet.verify.attest import ATTESTATION
+    from bitnet.verify.bundle import BUNDLE, sign, statement_of
 
     hint = "bitnet attest bitnet-tiny, or set BITNET_GGUF"
     path = _find_model(model, "attest needs MODEL", hint, Context())
+    if key and not bundle:
+        raise UsageError("--key signs a bundle", hint="name it: --bundle FILE --key FILE")
+
+    # The outputs are checked before the tensors are read, which takes minutes.
     checkpoint = open_checkpoint(path)
+    inputs = (path, *checkpoint.inventory.paths)
+    document = OutputFile(Path(output), ATTESTATION, inputs=inputs, force=force)
+    signed = OutputFile(Path(bundle), BUNDLE, "--bundle", inputs=inputs, force=force)
+    if output and output != bundle:
+        document.check()
+    if bundle:
+        signed.check()
+
     try:
         trace_tokenizer = resolve_tokenizer(checkpoint, tokenizer or None) if trace else None
     except TokenizerNotFound:
         if tokenizer:
             raise
         trace_tokenizer = None  # the first ids of the vocabulary are traced
-    if key and not bundle:
-        raise UsageError("--key signs a bundle", hint="name it: --bundle FILE --key FILE")
     attestation = attesting.attest(checkpoint, name=name, tokenizer=trace_tokenizer, trace=trace)
     if bundle:
         statement = statement_of(checkpoint, attestation)
-        write_text(Path(bundle), json.dumps(sign(statement, Path(key)) if key else statement))
+        signed.write_text(json.dumps(sign(statement, Path(key)) if key else statement))
         output = output or bundle
     if output and output != bundle:
-        attestation.write(Path(output))
+        document.write_text(attestation.text())
     if output:
         facts = {"model": str(path), "output": output, "digest": attestation.digest}
         show.finish(facts, [f"{attestation.digest}  {output}"])

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # Options of several commands.
 PRE = option("", "pre-tokenizer name to use instead of the GGUF file's", metavar="NAME")
 VERIFY = option(False, "read existing files again instead of trusting size, time and inode")
+FORCE = option(False, "replace a file of another kind that is there")
 IGNORE_KEY = option(
     [], "key of the model to treat as if it were not there; may be repeated", metavar="KEY"
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bitnet.base.errors import UsageError
 from bitnet.base.options import option
+from bitnet.base.outputs import OutputFile
 from bitnet.base.progress import Progress
 from bitnet.commands.context import Context, model_option, say
 from bitnet.commands.declare import Output, task
@@ -37,7 +38,7 @@ def inspect_gguf(
 def convert(
     c,
     model=model_option("GGUF file, folder with safetensors, or name of a model", ""),
-    output=option("", "the new GGUF file; must not exist", metavar="FILE"),
+    output=option("", "the new GGUF file; must not exist", metavar="FILE", writes=True),
     options=ConvertOptions(),
     console=Output(),
 ):
@@ -48,10 +49,9 @@ def convert(
     refused, except for rounding floats to F16, BF16 and blocks, which is what they are for.
     """
     from bitnet.convert.run import plan_conversion
-    from bitnet.formats.gguf_write import refuse_existing
 
     target = Path(output)
-    refuse_existing(target)
+    OutputFile(target).check()
     plan = plan_conversion(Context().model(model), options)
     if not console.json:
         say(f"{output}: " + "\n".join(plan.lines()))
@@ -74,7 +74,7 @@ def fix_gguf(
     model=model_option(
         "GGUF file, or name of a model, to copy; it is not changed", formerly=("path",)
     ),
-    output=option("", "the corrected copy; must not exist", metavar="FILE"),
+    output=option("", "the corrected copy; must not exist", metavar="FILE", writes=True),
     set_pre=option(
         "", "name of the pre-tokenizer (tokenizer.ggml.pre), such as llama-bpe", metavar="NAME"
     ),

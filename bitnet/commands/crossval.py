@@ -19,11 +19,20 @@ from bitnet.base.errors import (
     VerificationFailed,
     from_os_error,
 )
-from bitnet.base.files import check_writable, write_text
+from bitnet.base.files import check_writable
 from bitnet.base.findings import render
 from bitnet.base.invocation import word
+from bitnet.base.outputs import OutputFile
 from bitnet.base.tables import LiveLine, brief
-from bitnet.commands.context import Context, load_model, open_file, open_tokenizer, read_text, say
+from bitnet.commands.context import (
+    FORCE,
+    Context,
+    load_model,
+    open_file,
+    open_tokenizer,
+    read_text,
+    say,
+)
 from bitnet.commands.declare import task
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.runtime.options import ModelOptions
@@ -32,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 @task(group="Check", example="bitnet crossval smollm2-135m --against float64 --report-dir reports")
-def crossval(c, requested=CrossvalOptions(), model=ModelOptions(), common=Context()):
+def crossval(c, requested=CrossvalOptions(), force=FORCE, model=ModelOptions(), common=Context()):
     """Compare a model's logits and tokens with another engine.
 
     The summary goes to stdout. Exit code 15: they differ, or the engine failed; 22: there is
@@ -42,13 +51,32 @@ def crossval(c, requested=CrossvalOptions(), model=ModelOptions(), common=Contex
         _check(requested, model, common)
         return
     texts = _texts(requested.prompts)
-    if requested.report_dir:  # before minutes are spent on computing
-        check_writable(Path(requested.report_dir))
-    if requested.record:
-        check_writable(Path(requested.record).parent)
-    evidence = _compare(requested, texts, model, common)
-    _show(evidence, requested, common.output)
+
+    # The outputs are checked before minutes are spent on computing.
+    record, report = _outputs(requested, model, force=force)
+    for output in (*record, *report):
+        output.check()
+        check_writable(output.path.parent)
+
+    evidence = _compare(requested, texts, model, common, record=record, report=report)
+    _show(evidence, report, common.output)
     _end(evidence, requested, model.model, quiet=common.output.json)
+
+
+def _outputs(requested, model, *, force):
+    """The trace and the report to write: two lists of files."""
+    from bitnet.crossval.report import report_files
+    from bitnet.crossval.trace import TRACE
+
+    named = (model.model, model.tokenizer, model.chat_template)
+    texts = (requested.prompts, requested.recording, *named)
+    inputs = tuple(Path(text) for text in texts if text)
+    record, report = [], []
+    if requested.record:
+        record = [OutputFile(Path(requested.record), TRACE, "--record", inputs, force)]
+    if requested.report_dir:
+        report = report_files(Path(requested.report_dir), inputs, force=force)
+    return record, report
 
 
 def _texts(file):
@@ -63,8 +91,11 @@ def _texts(file):
     return texts
 
 
-def _compare(requested, texts, options, common):
-    """The evidence of the comparison that was *requested*."""
+def _compare(requested, texts, options, common, *, record=(), report=()):
+    """The evidence of the comparison that was *requested*; *record* receives the trace.
+
+    No file of the model may be one of *record* and *report*.
+    """
     from bitnet.crossval.references import choose
     from bitnet.crossval.run import cross_validate, recordable
     from bitnet.store.blobs import make_cache
@@ -75,6 +106,8 @@ def _compare(requested, texts, options, common):
         )
     _, tokenizer = open_tokenizer(options, common) if requested.tokenizer_only else (None, None)
     checkpoint = open_file(options, common)
+    for output in (*record, *report):
+        replace(output, inputs=tuple(checkpoint.inventory.paths)).check()
     recording = Path(requested.recording) if requested.recording else None
     reference = choose(requested.against, checkpoint, recording=recording)
     inputs = {"texts": texts, "facts": _facts(checkpoint)}
@@ -86,9 +119,9 @@ def _compare(requested, texts, options, common):
         evidence, theirs = cross_validate(
             model, checkpoint, reference, requested, **inputs, notify=notify
         )
-        if requested.record and theirs:
+        if record and theirs:
             trace = recordable(theirs, model.tokenizer)
-            write_text(Path(requested.record), json.dumps(trace.as_json()) + "\n")
+            record[0].write_text(json.dumps(trace.as_json()) + "\n")
     return evidence
 
 
@@ -143,14 +176,15 @@ def _origin(sha256):
     return f"{record.repo} {record.file} {record.commit or record.revision}"
 
 
-def _show(evidence, requested, output):
-    """The result on stdout, the report files, and the summary of the CI job."""
+def _show(evidence, files, output):
+    """Show the result on stdout, in the report *files*, and in the summary of the CI job."""
     from bitnet.crossval import report
 
     output.finish(report.as_json(evidence), brief(report.as_markdown(evidence)).splitlines())
-    if requested.report_dir:
-        for path in report.write(evidence, Path(requested.report_dir)):
-            logger.info("wrote %s", path)
+    if files:
+        report.write(evidence, files)
+        for file in files:
+            logger.info("wrote %s", file.path)
     summary = settings.step_summary()
     if summary is None:
         return

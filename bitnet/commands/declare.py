@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import shlex
 from collections import deque
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -32,6 +33,7 @@ from invoke.tasks import Task as InvokeTask
 from bitnet.base import settings, terminal
 from bitnet.base.errors import BitnetError, UsageError
 from bitnet.base.options import option
+from bitnet.base.outputs import refuse_inputs
 from bitnet.base.tables import show
 
 if TYPE_CHECKING:
@@ -53,8 +55,10 @@ _TYPES: dict[str, type] = {
 }
 _METAVARS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"}
 _PATHS = ("DIR", "FILE", "PATH")  # metavars of what stays the bytes that the file system has
+_OF_A_FILE = re.compile("DIR|FILE|PATH|SOURCE")  # in metavars of what may be a path
 # Short options of other engines' programs.
 _LETTERS = {"-m": "--model", "-p": "--prompt", "-n": "--max-tokens", "-o": "--output"}
+_ADAPTER = re.compile(r"^(?:[^=]*=)?(.+?)(?::[-+.\d]+)?$")  # the path in [NAME=]PATH[:SCALE]
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number"}
 
 
@@ -103,6 +107,7 @@ class Option:
     metavar: str = ""
     positional: bool = False
     required: bool = False
+    writes: bool = False  # its value names a file that the command writes
     section: str = "Options"
 
     @property
@@ -229,6 +234,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         for entry in self.options:
             if entry.name in self.required and kwargs.get(entry.name) in (None, "", []):
                 raise UsageError(f"{self.command_words} needs {entry.label()}", hint=self.usage)
+        self._refuse_inputs_as_outputs(kwargs)
         for name, parameter in self.argspec(self.body).parameters.items():
             default = _default_of(parameter.default)
             kwargs[name] = (
@@ -241,6 +247,22 @@ class Task(InvokeTask):  # type: ignore[type-arg]
             settings.check()
         terminal.configure(output.verbose, warnings=not output.no_warnings)
         return super().__call__(*args, **kwargs)
+
+    def _refuse_inputs_as_outputs(self, values: dict[str, Any]) -> None:
+        """Refuse *values* in which a file to write is a file to read, under any of its names."""
+        outputs: list[tuple[str, Path]] = []
+        inputs: list[Path] = []
+        for entry in self.options:
+            value = values.get(entry.name)
+            if not value or not (entry.positional or _OF_A_FILE.search(entry.placeholder)):
+                continue
+            if entry.writes:
+                outputs.append((entry.label(), Path(value)))
+                continue
+            for text in value if isinstance(value, list) else [value]:
+                inputs += [Path(text), *map(Path, _ADAPTER.findall(text))]
+        if outputs:
+            refuse_inputs(outputs, inputs)
 
 
 def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:

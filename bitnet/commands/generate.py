@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InferenceError, NotFound, UsageError
-from bitnet.base.files import write_text
 from bitnet.base.invocation import word
 from bitnet.base.options import option
+from bitnet.base.outputs import OutputFile, OutputKind, json_in
 from bitnet.base.progress import human_size
 from bitnet.base.terminal import as_json
 from bitnet.commands.context import (
@@ -369,8 +369,19 @@ def _load(talk, path):
     say(f"loaded {len(talk.messages)} messages from {path}")
 
 
+def _is_conversation(path):
+    messages = json_in(path)
+    return isinstance(messages, list) and all(
+        isinstance(message, dict) and {"role", "content"} <= set(message) for message in messages
+    )
+
+
+CONVERSATION = OutputKind("a saved conversation", _is_conversation)
+
+
 def _save(talk, path):
     if not path.parent.is_dir():
         raise NotFound(f"no such folder: {path.parent}", hint="make it, or choose another")
-    write_text(path, json.dumps(talk.messages, ensure_ascii=False, indent=2) + "\n")
+    output = OutputFile(path, CONVERSATION, "/save", inputs=(talk.model.path,))
+    output.write_text(json.dumps(talk.messages, ensure_ascii=False, indent=2) + "\n")
     say(f"saved {len(talk.messages)} messages to {path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -16,9 +17,10 @@ from bitnet.base.errors import (
     UsageError,
     VerificationFailed,
 )
-from bitnet.base.files import digest_of, path_of, write_text
+from bitnet.base.files import digest_of, path_of
 from bitnet.base.findings import Finding, render, status_of
 from bitnet.base.options import CacheOptions, option
+from bitnet.base.outputs import OutputFile, OutputKind
 from bitnet.base.progress import human_size
 from bitnet.base.tables import show, table
 from bitnet.base.trust import REPOSITORY
@@ -260,6 +262,15 @@ def _download(refs, select, output, sha256, common, **options):
     common.output.finish(facts[0] if len(facts) == 1 else facts, paths)
 
 
+def _is_list_of_files(path):
+    """True if each line of the file *path* is ORG/REPO/FILE."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return all(re.fullmatch(r"[^/\s]+/[^/\s]+/\S+", line) for line in lines)
+
+
+NAMES = OutputKind("a list of files", _is_list_of_files)
+
+
 @task(group="Models", example="bitnet sync")
 def sync(
     c,
@@ -268,7 +279,10 @@ def sync(
     check=option(False, "download nothing; fail if a pinned file is missing or differs"),
     skip_gated=option(False, "skip gated files without an access token"),
     skipped_to=option(
-        "", "with --skip-gated: write the names of files left out to this file", metavar="FILE"
+        "",
+        "with --skip-gated: write the names of files left out to this file",
+        metavar="FILE",
+        writes=True,
     ),
     common=Context(),
 ):
@@ -283,6 +297,9 @@ def sync(
     if check and (update or skip_gated):
         raise UsageError("--check fetches nothing", hint="leave --update and --skip-gated out")
     project = common.project(update=update, verify=verify)
+    listing = OutputFile(Path(skipped_to), NAMES, "--skipped-to")
+    if skipped_to:
+        listing.check()
     entries = project.pins()
     if not entries:
         raise NotFound(
@@ -307,7 +324,7 @@ def sync(
         attest_fetched(artifact.path, fresh=not artifact.cached)
         results.append({"repo": entry.repo, "file": entry.file, **artifact.facts()})
     if skipped_to:
-        write_text(Path(skipped_to), "".join(f"{name}\n" for name in skipped))
+        listing.write_text("".join(f"{name}\n" for name in skipped))
     common.output.finish(results, [str(artifact["path"]) for artifact in results])
 
 

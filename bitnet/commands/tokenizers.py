@@ -181,7 +181,9 @@ def explain_tokenizer(
 def export_tokenizer(
     c,
     model=TOKENIZER,
-    output=option("", "folder that receives the files", formerly=("into",), metavar="DIR"),
+    output=option(
+        "", "folder that receives the files", formerly=("into",), metavar="DIR", writes=True
+    ),
     pre=PRE,
     force=option(False, "replace files that are there"),
     console=Output(),
@@ -190,7 +192,11 @@ def export_tokenizer(
     from bitnet.tokenizer.export import export_tokenizer as export
     from bitnet.tokenizer.load import load_spec
 
-    files = export(load_spec(Context().model(model), pre=pre or None), Path(output), force=force)
+    path = Context().model(model)
+    inputs = [path]
+    if path.is_dir():
+        inputs = sorted(file for file in path.iterdir() if file.is_file())
+    files = export(load_spec(path, pre=pre or None), Path(output), force=force, inputs=inputs)
     paths = [str(path) for path in files]
     console.finish({"files": paths}, paths)
 

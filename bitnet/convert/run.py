@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import InvalidFormat, VerificationFailed
 from bitnet.base.files import require_space
 from bitnet.base.findings import Finding
+from bitnet.base.outputs import OutputFile
 from bitnet.base.progress import human_size
 from bitnet.convert.engines import differences
 from bitnet.convert.metadata import metadata
@@ -23,7 +24,7 @@ from bitnet.convert.mixtures import mixture_types, read_importance
 from bitnet.convert.options import BLOCKS, MIXTURES
 from bitnet.convert.tensors import Job, job
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf_write import NewTensor, file_size, refuse_existing, write_new
+from bitnet.formats.gguf_write import NewTensor, file_size, write_new
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
@@ -101,7 +102,7 @@ class ConversionPlan:
         self, output: Path, on_progress: Callable[[int, int], None] = lambda *_: None
     ) -> Conversion:
         """Write the file *output*, which must not exist."""
-        refuse_existing(output)
+        OutputFile(output).check()
         hint = "choose another disk, or a smaller --type"
         require_space(output.parent, self.size_bytes, output.name, hint)
         results: list[tuple[Converted, bytes]] = []

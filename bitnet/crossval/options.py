@@ -33,9 +33,11 @@ class CrossvalOptions:
     max_positions: int = option(256, "positions to compare at most, spread over all prompts")
     greedy: int = option(24, "tokens that each engine generates after each prompt, on its own")
     record: str = option(
-        "", "write the reference's trace to this file, for --recording", metavar="FILE"
+        "", "write the reference's trace to this file, for --recording", metavar="FILE", writes=True
     )
-    report_dir: str = option("", "folder for report.json, report.md and report.html", metavar="DIR")
+    report_dir: str = option(
+        "", "folder for report.json, report.md and report.html", metavar="DIR", writes=True
+    )
     allow_missing: bool = option(
         False,
         "exit with 0 if the reference is not installed; the report still says `not run`",

@@ -19,8 +19,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.base.files import read_json, write_text
+from bitnet.base.files import read_json
 from bitnet.base.findings import Finding
+from bitnet.base.outputs import OutputFile, OutputKind, begins_with, json_in
 from bitnet.crossval.evidence import SCHEMA_VERSION, Evidence, mean
 from bitnet.crossval.judge import judge, kind_of, near_tie, rows_to_judge
 from bitnet.crossval.operations import describe
@@ -29,7 +30,7 @@ from bitnet.crossval.references import REFERENCES
 from bitnet.crossval.trace import from_json, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 _OUTCOMES = {"ok": "passed", "failed": "failed", "skipped": "not run"}
@@ -62,16 +63,43 @@ def read_report(path: Path) -> tuple[Evidence, dict[str, Any]]:
     return from_json(Evidence, values, path.name), claimed
 
 
-def write(evidence: Evidence, folder: Path) -> list[Path]:
-    """Write the three files to *folder*, which is created; return their paths."""
-    texts = {
-        "report.json": json.dumps(as_json(evidence), indent=1) + "\n",
-        "report.md": as_markdown(evidence),
-        "report.html": as_html(evidence),
-    }
-    for name, text in texts.items():
-        write_text(folder / name, text)
-    return [folder / name for name in texts]
+def _is_report(path: Path) -> bool:
+    values = json_in(path)
+    return isinstance(values, dict) and set(DERIVED) <= set(values)
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"\n<title>Cross-validation: " in file.read(1000)
+
+
+_KINDS = {
+    "report.json": OutputKind("a report", _is_report),
+    "report.md": OutputKind("a report", lambda path: begins_with(path, b"# Cross-validation: ")),
+    "report.html": OutputKind("a report", _is_page),
+}
+
+
+def report_files(folder: Path, inputs: Iterable[Path], *, force: bool) -> list[OutputFile]:
+    """The three files of a report in *folder*; *force* replaces other files of these names."""
+    inputs = tuple(inputs)
+    return [
+        OutputFile(folder / name, kind, "--report-dir", inputs, force)
+        for name, kind in _KINDS.items()
+    ]
+
+
+def write(evidence: Evidence, files: Sequence[OutputFile]) -> None:
+    """Write the report on *evidence* to *files*, in the order of :func:`report_files`."""
+    texts = [
+        json.dumps(as_json(evidence), indent=1) + "\n",
+        as_markdown(evidence),
+        as_html(evidence),
+    ]
+    for file in files:
+        file.check()  # each before the first is written
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
 
 
 def as_markdown(evidence: Evidence) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, VerificationFailed
 from bitnet.base.files import read_json
+from bitnet.base.outputs import OutputKind, json_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -118,6 +119,14 @@ class Trace:
     def as_json(self) -> dict[str, Any]:
         """The trace as JSON values."""
         return cast("dict[str, Any]", to_json(self, _DIGITS))
+
+
+def _is_trace(path: Path) -> bool:
+    values = json_in(path)
+    return isinstance(values, dict) and {"engine", "prompts", "model_sha256"} <= set(values)
+
+
+TRACE = OutputKind("a recorded trace", _is_trace)
 
 
 def positions_from(logits: NDArray[np.floating[Any]], *, count: int = KEPT) -> list[Position]:

@@ -102,6 +102,11 @@ class Inventory:
         """Names of the files that were read, sorted."""
         return sorted(self._opened)
 
+    @property
+    def paths(self) -> list[Path]:
+        """Paths of the files that were read, sorted."""
+        return [self.root / name for name in self.names]
+
     def path(self, name: str) -> Path:
         """Path of the file *name*."""
         parts = name.replace("\\", "/").split("/")

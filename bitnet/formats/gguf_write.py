@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import re
 import struct
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import IntegrityError, Unsupported, UsageError, from_os_error
+from bitnet.base.errors import IntegrityError, Unsupported, UsageError
+from bitnet.base.outputs import OutputFile
 from bitnet.formats import gguf_header
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.formats.gguf_header import ARRAY, STRING, VALUE_TYPES, Index, TensorEntry
@@ -102,7 +103,7 @@ def write_copy(
     The copy gets its name only when it is complete, on disk and verified: metadata as requested,
     tensor data with the same bytes. *source* is not split, *output* must not exist.
     """
-    refuse_existing(output)
+    OutputFile(output).check()
     with GGUF.open(source) as gguf:
         if len(gguf.paths) > 1:
             raise Unsupported(
@@ -125,7 +126,7 @@ def write_copy(
         header = _header(values, index.tensors, version=gguf.version, alignment=gguf.alignment)
         data = view[gguf.data_offset :]
         chunks = (data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES))
-        with new_file(output) as draft:
+        with OutputFile(output).draft() as draft:
             _write(draft, [header, *chunks], len(header) + len(data), on_progress)
             _verify(draft, header, values, gguf)
     return parsed
@@ -163,30 +164,6 @@ def raw_values(gguf: GGUF) -> dict[str, bytes]:
             head += struct.pack("<IQ", key.item_type, key.length)
         values[key.name.decode()] = head + bytes(view[key.at : key.end])
     return values
-
-
-@contextmanager
-def new_file(output: Path) -> Iterator[Path]:
-    """A file to write and check that becomes *output* when the block ends without an error."""
-    draft = output.with_name(f".{output.name}.{os.getpid()}.partial")
-    try:
-        yield draft
-        try:
-            os.link(draft, output)
-        except OSError:  # it was created meanwhile, or a file system without hard links
-            refuse_existing(output)
-            draft.rename(output)
-    except OSError as error:
-        raise from_os_error(error, output) from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-
-
-def refuse_existing(output: Path) -> None:
-    """Refuse to replace *output*."""
-    if os.path.lexists(output):
-        raise UsageError(f"{output} exists and is not overwritten", hint="name another --output")
 
 
 def _write(
@@ -259,7 +236,7 @@ def write_new(
     *metadata* are values from :func:`encode_value`, *on_progress* gets the bytes written so far and
     in total.
     """
-    refuse_existing(output)
+    OutputFile(output).check()
 
     def pieces() -> Iterator[bytes | memoryview]:
         yield _header(metadata, _entries(tensors))
@@ -271,8 +248,8 @@ def write_new(
             assert size == tensor.size_bytes, tensor.name
             yield bytes(-size % ALIGNMENT)
 
-    with new_file(output) as draft:
-        output.parent.mkdir(parents=True, exist_ok=True)
+    with OutputFile(output).draft() as draft:
+        draft.parent.mkdir(parents=True, exist_ok=True)
         _write(draft, pieces(), file_size(metadata, tensors), on_progress)
         check(draft)
 

@@ -30,7 +30,10 @@ class VectorOptions:
         metavar="FILE",
     )
     output: str = option(
-        "", "file for the vectors, .npy or .jsonl; default: JSON lines on stdout", metavar="FILE"
+        "",
+        "file for the vectors, .npy or .jsonl; default: JSON lines on stdout",
+        metavar="FILE",
+        writes=True,
     )
     prompt_name: str = option(
         "", "the model's prompt to put before each text, such as query; default: its own",

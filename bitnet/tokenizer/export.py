@@ -10,7 +10,8 @@ import json
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import BitnetError, Unsupported, UsageError, VocabMismatch, from_os_error
+from bitnet.base.errors import BitnetError, Unsupported, UsageError, VocabMismatch
+from bitnet.base.outputs import OutputFile, OutputKind, json_in
 from bitnet.tokenizer.comparison import as_sentencepiece, probe_texts, significant
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.library import load_library, open_engine, tokenizer_json
@@ -18,18 +19,24 @@ from bitnet.tokenizer.spec import BYTE_NAMES, TokenType
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from bitnet.tokenizer.spec import TokenizerSpec
 
 _GGML = "tokenizer.ggml."
 _ADDED_PROBED = 300
+_JSON = OutputKind("a JSON file", lambda path: isinstance(json_in(path), dict))
 _HINT = "convert with another --tokenizer, or without one: --no-tokenizer"
 
 
-def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) -> list[Path]:
-    """Write *spec* into *folder*, created if it is missing; *force* replaces files there."""
+def export_tokenizer(
+    spec: TokenizerSpec, folder: Path, *, force: bool = False, inputs: Iterable[Path] = ()
+) -> list[Path]:
+    """Write *spec* into *folder*, created if it is missing; *force* replaces files there.
+
+    *inputs* are files that *spec* comes from, which are never replaced.
+    """
     document = tokenizer_json(spec)
     library = load_library(spec.source, **document)
     engine, _ = open_engine(spec)
@@ -57,14 +64,12 @@ def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) 
     there = [folder / name for name in files if (folder / name).exists()]
     if there and not force:
         raise UsageError(f"{there[0]} exists already", hint="choose another folder, or add --force")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            draft = folder / f"{name}.partial"
-            draft.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", "utf-8")
-            draft.replace(folder / name)
-    except OSError as error:
-        raise from_os_error(error, error.filename or folder) from error
+    inputs = tuple(inputs)
+    outputs = [OutputFile(folder / name, _JSON, inputs=inputs, force=force) for name in files]
+    for output in outputs:
+        output.check()  # each before the first is written
+    for output, content in zip(outputs, files.values(), strict=True):
+        output.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
     return [folder / name for name in files]
 
 

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Unsupported
 from bitnet.base.files import read_bytes, write_text
+from bitnet.base.outputs import OutputKind, json_in
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import part_number
 from bitnet.tokenizer.load import read_files
@@ -56,6 +57,14 @@ HINT = (
     "fetch it again; a change of yours: bitnet attest F --output FILE, "
     "then bitnet verify F --against FILE"
 )
+
+
+def _is_attestation(path: Path) -> bool:
+    facts = json_in(path)
+    return isinstance(facts, dict) and {"schema", "sections", "digest"} <= set(facts)
+
+
+ATTESTATION = OutputKind("an attestation", _is_attestation)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import IntegrityError, InvalidFormat, Unsupported, UsageError
 from bitnet.base.files import read_bytes
 from bitnet.base.invocation import extra_command
+from bitnet.base.outputs import OutputKind, json_in
 from bitnet.base.trust import SHA256, is_plain_text
 from bitnet.formats.checkpoint import parse_json
 from bitnet.tokenizer.load import read_files
@@ -94,6 +95,14 @@ def sign(statement: dict[str, Any], key: Path) -> dict[str, Any]:
 def is_bundle(text: bytes) -> bool:
     """True if *text* is a statement or a bundle, and not a plain attestation."""
     return b'"dsseEnvelope"' in text or _STATEMENT.encode() in text
+
+
+def _is_statement(path: Path) -> bool:
+    document = json_in(path)
+    return isinstance(document, dict) and is_bundle(json.dumps(document).encode())
+
+
+BUNDLE = OutputKind("a bundle", _is_statement)
 
 
 def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, dict[str, str]]:

@@ -224,7 +224,7 @@ def test_two_runs_do_not_write_the_same_file_and_leave_no_other(
         [sys.executable, "-m", "bitnet", *words, str(target), "--input", "-"],
         stdin=subprocess.PIPE,
     )
-    lock = folder / "out.jsonl.lock"
+    lock = folder / ".out.jsonl.bitnet-lock"
     until(lambda: locks.is_held(lock), first)  # written once it is held
     for name in (target, link):
         done = bitnet(*words, name, "--input", source)
@@ -245,7 +245,7 @@ def test_what_a_killed_run_leaves_goes_with_the_next_one(bitnet, model_path, sou
     words = ["batch", "--model", str(model_path), "--output", str(target), "--input"]
     target.write_text('{"id": "half')
     killed = subprocess.Popen([sys.executable, "-m", "bitnet", *words, "-"], stdin=subprocess.PIPE)
-    lock = folder / "out.jsonl.lock"
+    lock = folder / ".out.jsonl.bitnet-lock"
     until(lambda: locks.is_held(lock), killed)  # written once it is held
     killed.kill()
     killed.communicate()

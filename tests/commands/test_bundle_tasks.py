@@ -203,6 +203,17 @@ def test_a_bundle_that_is_there_is_replaced_only_when_forced(bundle, machine, bi
     assert bundle.read_bytes() == before
 
 
+def test_a_bundle_never_replaces_a_file_that_it_is_made_of(bundle, machine, bitnet):
+    folder = machine("here")
+    (blob,) = Store(settings.cache_dir()).blobs()
+    (model,) = folder.rglob("tiny.gguf")
+    before = {path: path.read_bytes() for path in (blob.path, model, folder / "bitnet.lock.json")}
+    for path in before:
+        done = bitnet("bundle.export", "--output", path, "--force")
+        assert (done.code, "is an input of this command" in done.err) == (2, True), done.err
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_an_export_leaves_what_another_one_writes_to_the_same_file(bundle, machine, bitnet):
     machine("here")
     partial = bundle.with_name(f".{bundle.name}.partial")

@@ -1,0 +1,211 @@
+"""Files that a user names for a command to write.
+
+Every such file is an :class:`OutputFile`. It is checked before the work begins, so that minutes of
+computing do not end in a refusal, and again when it is written. It never replaces
+
+- an input of the same command, however either is spelled: files are compared by device and inode;
+- a file that this command could not have written itself, unless the user adds ``--force``.
+
+The content is written beside the output, synced and renamed, so the output is complete or
+unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import UsageError, from_os_error
+from bitnet.base.files import write_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+_LONGEST_JSON = 1 << 26  # bytes; no command writes a larger document
+_LONGEST_NAME = 99  # bytes of a name that its draft repeats
+
+
+@dataclass(frozen=True)
+class OutputKind:
+    """A kind of file that a command writes."""
+
+    noun: str  # with its article, for messages: "an attestation"
+    recognises: Callable[[Path], bool]  # True if the file at this path is one
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """A file to write, and what it may replace."""
+
+    path: Path
+    kind: OutputKind | None = None  # what it may replace; None: no existing file
+    option: str = "--output"  # the option that names it, for messages
+    inputs: tuple[Path, ...] = ()  # files and folders that the command reads
+    force: bool | None = None  # replace a file of another kind; None: the command has no --force
+
+    def check(self) -> None:
+        """Refuse the output if it would replace a file that it must not.
+
+        Devices and pipes are accepted. An empty file is replaced: nothing of it is lost.
+        """
+        status = _status(self.path)
+        if status is None:
+            if self.kind is None and os.path.lexists(self.path):  # a link to nothing
+                raise self._exists()
+            return
+        if stat.S_ISDIR(status.st_mode):
+            raise UsageError(
+                f"{self.option} {self.path} is a folder", hint="name a file in this folder"
+            )
+        if not stat.S_ISREG(status.st_mode):
+            return
+        self._refuse_input(status)
+        if self.kind is None:
+            raise self._exists()
+        is_own = status.st_size == 0 or _recognises(self.kind, self.path)
+        if not (is_own or self.force):
+            hint = f"name another {self.option}, or move the file away"
+            if self.force is not None:
+                hint = f"name another {self.option}, or replace the file with --force"
+            raise UsageError(
+                f"{self.path} exists and is not {self.kind.noun}: it is not overwritten", hint=hint
+            )
+
+    def write(self, *parts: bytes | memoryview) -> None:
+        """Check the output and write *parts* to it, completely or not at all."""
+        self.check()
+        status = _status(self.path)
+        if status is not None:  # a file of the same kind, a device or a pipe
+            write_bytes(self.path, *parts)
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise from_os_error(error, self.path.parent) from error
+        with self.draft() as draft, draft.open("xb") as out:
+            out.writelines(parts)
+            out.flush()
+            os.fsync(out.fileno())
+
+    def write_text(self, text: str) -> None:
+        """As :meth:`write`, with *text* as UTF-8."""
+        self.write(text.encode())
+
+    @contextmanager
+    def draft(self) -> Iterator[Path]:
+        """A path to write and sync, which becomes the output if the block ends without an error.
+
+        The output must not exist. One that another process creates meanwhile is left alone.
+        """
+        target = self.path.resolve()
+        draft = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}.partial")
+        try:
+            yield draft
+            try:
+                os.link(draft, target)
+            except OSError:  # created meanwhile, or a file system without hard links
+                if os.path.lexists(target):
+                    raise self._exists() from None
+                draft.rename(target)
+        except OSError as error:
+            raise from_os_error(error, self.path) from error
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+    def _exists(self) -> UsageError:
+        return UsageError(
+            f"{self.path} exists and is not overwritten", hint=f"name another {self.option}"
+        )
+
+    def _refuse_input(self, status: os.stat_result) -> None:
+        """Refuse to replace an input of the command, or a foreign file in an input folder."""
+        for path in self.inputs:
+            place = _status(path)
+            if place is None:
+                continue
+            if os.path.samestat(place, status):
+                raise _is_input(self.option, self.path, path)
+            if not stat.S_ISDIR(place.st_mode):
+                continue
+            is_own = self.kind is not None and _recognises(self.kind, self.path)
+            if not is_own and _contains(path, status):
+                raise _is_input(self.option, self.path, path)
+
+
+def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> None:
+    """Refuse *outputs*, options with their paths, that are one of the files *inputs*."""
+    statuses: list[tuple[Path, os.stat_result]] = []
+    for path in inputs:
+        with suppress(OSError, ValueError):  # it is not the path of a file
+            statuses.append((path, path.stat()))
+    for option, output in outputs:
+        written = _status(output)
+        if written is None or not stat.S_ISREG(written.st_mode):
+            continue
+        for path, status in statuses:
+            if os.path.samestat(status, written):
+                raise _is_input(option, output, path)
+
+
+def json_in(path: Path) -> Any:
+    """The JSON document in the file *path*, or None if it does not contain one."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_LONGEST_JSON + 1)
+        return json.loads(raw) if len(raw) <= _LONGEST_JSON else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def begins_with(path: Path, *beginnings: bytes) -> bool:
+    """True if the file *path* begins with one of *beginnings*."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(max(map(len, beginnings)))
+    except OSError:
+        return False
+    return head.startswith(beginnings)
+
+
+def _recognises(kind: OutputKind, path: Path) -> bool:
+    """True if the file *path* is certainly of this *kind*."""
+    try:
+        return kind.recognises(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_input(option: str, output: Path, source: Path) -> UsageError:
+    same = "" if output == source else f", which is {source}"
+    return UsageError(
+        f"{option} {output} is an input of this command{same}: it is not overwritten",
+        hint=f"name another {option}",
+    )
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Status of the file behind *path*, or None if there is none."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError):  # a null byte
+            return None
+        raise from_os_error(error, path) from error
+
+
+def _contains(folder: Path, status: os.stat_result) -> bool:
+    """True if a file below *folder* is the one with this *status*."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                if os.path.samestat(os.stat(os.path.join(place, name)), status):  # noqa: PTH116, PTH118
+                    return True
+    return False

@@ -1,0 +1,104 @@
+"""A file to write replaces only what the same command wrote."""
+
+import os
+
+import pytest
+
+from bitnet.base.errors import NoSpace, UsageError
+from bitnet.base.outputs import OutputFile, OutputKind, begins_with
+
+LETTER = OutputKind("a letter", lambda path: begins_with(path, b"Dear "))
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"Dear model")  # recognised, and an input all the same
+    return path
+
+
+def names(source):
+    """Other names of the file *source*: itself, a hard link, a symbolic link, a link to that."""
+    hard, soft, second = (source.with_name(name) for name in ("hard", "soft", "second"))
+    os.link(source, hard)
+    soft.symlink_to(source.name)
+    second.symlink_to(soft)
+    return [source, source.parent / "." / source.name, hard, soft, second]
+
+
+def test_an_input_is_never_replaced_under_any_of_its_names(source):
+    for name in names(source):
+        for force in (None, False, True):
+            with pytest.raises(UsageError, match="is an input of this command"):
+                OutputFile(name, LETTER, inputs=(source,), force=force).write(b"Dear")
+    assert source.read_bytes() == b"Dear model"
+
+
+def test_a_foreign_file_in_an_input_folder_is_not_replaced_even_with_force(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "letter").write_text("Dear old")
+    with pytest.raises(UsageError, match="is an input"):
+        OutputFile(tmp_path / "config.json", LETTER, inputs=(tmp_path,), force=True).check()
+    OutputFile(tmp_path / "letter", LETTER, inputs=(tmp_path,)).write(b"Dear new")
+    assert (tmp_path / "letter").read_text() == "Dear new"
+
+
+def test_a_foreign_file_is_replaced_with_force_only(tmp_path):
+    target = tmp_path / "notes"
+    target.write_text("mine")
+    for force in (None, False):
+        with pytest.raises(UsageError, match="is not a letter: it is not overwritten") as caught:
+            OutputFile(target, LETTER, force=force).write(b"Dear")
+        assert ("--force" in caught.value.hint) is (force is False)
+    assert target.read_text() == "mine"
+    OutputFile(target, LETTER, force=True).write(b"Dear")
+    assert target.read_text() == "Dear"
+
+
+def test_an_output_without_a_kind_replaces_nothing_not_even_a_link_to_nothing(tmp_path):
+    (tmp_path / "there").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("there", "link"):
+        with pytest.raises(UsageError, match="exists and is not overwritten"):
+            OutputFile(tmp_path / name).write(b"x")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_file_that_appears_while_the_draft_is_written_stays(tmp_path):
+    target = tmp_path / "out"
+
+    def write():
+        with OutputFile(target).draft() as draft:
+            draft.write_text("late")
+            target.write_text("early")
+
+    with pytest.raises(UsageError, match="exists"):
+        write()
+    assert target.read_text() == "early"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_nothing_is_left_when_writing_fails(tmp_path):
+    def parts():
+        yield b"half"
+        raise OSError(28, "No space left on device")
+
+    with (
+        pytest.raises(NoSpace, match="os error 28"),
+        OutputFile(tmp_path / "out").draft() as draft,
+        draft.open("wb") as out,
+    ):
+        out.writelines(parts())
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_empty_file_and_a_device_are_written_to(tmp_path):
+    (tmp_path / "made-by-mktemp").touch()
+    OutputFile(tmp_path / "made-by-mktemp", LETTER).write(b"Dear")
+    OutputFile(type(tmp_path)("/dev/null"), LETTER).write(b"Dear")
+    assert (tmp_path / "made-by-mktemp").read_text() == "Dear"
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="is a folder"):
+        OutputFile(tmp_path, LETTER, force=True).check()

@@ -1,0 +1,220 @@
+"""Every option that names an output: it replaces neither a model nor a file of the user's."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_gguf
+
+import bitnet as package
+from bitnet.commands import load
+from bitnet.commands.generate import _save
+from bitnet.runtime.language_model import Conversation
+from bitnet.runtime.request import Request
+
+COMMANDS = Path(package.__file__).parent / "commands"
+
+# Options that name a file to write, with a command line that reaches the writer. {output} is what
+# the test tries; {model}, {texts}, {rows} and {key} are inputs.
+FILES = {
+    ("attest", "output"): "attest {model} --no-trace --output {output}",
+    ("attest", "bundle"): "attest {model} --no-trace --bundle {output}",
+    ("batch", "output"): "batch {model} --input {rows} --output {output} --max-tokens 1",
+    ("bundle export", "output"): "bundle export --output {output}",
+    ("convert", "output"): "convert {model} --output {output} --type F16 --allow-lossy",
+    ("crossval", "record"): "crossval {model} --against float64 --greedy 1 --max-positions 2 "
+    "--record {output}",
+    ("embed", "output"): "embed {model} --input {texts} --output {output}",
+    ("fix-gguf", "output"): "fix-gguf {model} --set general.name=x --output {output}",
+    ("sync", "skipped_to"): "sync --skip-gated --skipped-to {output}",
+}
+# Options that name a folder to write into, and the files that the command puts there.
+FOLDERS = {
+    ("crossval", "report_dir"): ("report.json", "report.md", "report.html"),
+    ("export-tokenizer", "output"): ("tokenizer.json", "tokenizer_config.json"),
+}
+# What writes into a folder through the store, which places only files that it has verified.
+PLACES = {
+    ("ci-init", "project"), ("bundle import", "project"), ("download", "output"),
+    ("download-model", "output"), ("tokenizer", "output"),
+}  # fmt: skip
+# Options that name something to read.
+INPUTS = {
+    "adapters", "against", "cache_dir", "chat_template", "check", "compare", "corpus",
+    "draft_model", "file", "imatrix", "input", "json_schema", "key", "lora", "model", "model_dir",
+    "models", "prompt_file", "prompts", "recording", "tls_cert", "tls_key", "tokenizer",
+}  # fmt: skip
+FORCED = {("attest", "output"), ("attest", "bundle"), ("embed", "output"), ("crossval", "record")}
+
+
+def path_options():
+    """Every option of every command whose value may be a path: command, name, whether it writes."""
+    commands = load()
+    for name in commands.task_names:
+        command = commands[name]
+        for option in command.options:
+            if any(kind in option.placeholder for kind in ("FILE", "DIR", "PATH")):
+                yield command.command_words, option.name, option.writes
+
+
+def test_every_option_that_names_a_path_is_known_as_input_or_output():
+    for command, name, writes in path_options():
+        is_output = (command, name) in {*FILES, *FOLDERS}
+        assert writes == is_output, (command, name)
+        is_known = is_output or (command, name) in PLACES or name in INPUTS
+        is_known = is_known or (command, name) == ("ci-lint", "project")
+        assert is_known, f"is `{command} --{name}` read or written? add it here"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working folder with a model, a lock file that pins nothing, and inputs."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    tiny_gguf(folder / "model.gguf", **{"tokenizer.chat_template": "{{ messages[0].content }}"})
+    (folder / "rows.jsonl").write_text('{"prompt": "ab"}\n')
+    (folder / "texts.txt").write_text("ab\n")
+    return folder
+
+
+def words(case, output):
+    names = {"model": "model.gguf", "texts": "texts.txt", "rows": "rows.jsonl", "output": output}
+    return FILES[case].format(**names).split()
+
+
+def suffix(case):
+    return ".npy" if case[0] == "embed" else ""
+
+
+@pytest.mark.parametrize("case", FILES, ids=" --".join)
+@pytest.mark.parametrize("way", ["itself", "hard link", "symbolic link"])
+def test_the_model_is_never_replaced(case, way, place, bitnet):
+    model, output = place / "model.gguf", place / "model.gguf"
+    before = model.read_bytes()
+    if way != "itself":
+        output = place / f"other{suffix(case)}"
+        (os.link if way == "hard link" else os.symlink)(model, output)
+    force = ["--force"] if case in FORCED else []
+    for more in ([], force):
+        done = bitnet(*words(case, output.name), *more)
+        assert done.code != 0, done.out
+        assert "Traceback" not in done.err
+        assert model.read_bytes() == before
+        assert output.samefile(model)
+
+
+@pytest.mark.parametrize("case", FILES, ids=" --".join)
+@pytest.mark.parametrize(
+    "content",
+    [b"my notes\n", b'{"name": "a document of mine"}\n', b'{"a": 1}', b"no newline", b"\n", b"[1]"],
+)
+def test_a_file_of_the_users_is_never_replaced(case, content, place, bitnet):
+    output = place / f"mine{suffix(case)}"
+    output.write_bytes(content)
+    done = bitnet(*words(case, output.name))
+    assert done.code == 2 or case[0] in ("sync", "bundle export"), done.err
+    assert done.code != 0
+    assert output.read_bytes() == content
+    assert sorted(path.name for path in place.iterdir()) == sorted(
+        ["model.gguf", "rows.jsonl", "texts.txt", output.name]
+    )
+
+
+@pytest.mark.parametrize("case", sorted(FORCED), ids=" --".join)
+def test_force_replaces_it_and_a_second_run_needs_none(case, place, bitnet):
+    output = place / f"mine{suffix(case)}"
+    output.write_text("my notes\n")
+    assert bitnet(*words(case, output.name), "--force").code in (0, 15)
+    first = output.read_bytes()
+    assert first != b"my notes\n"
+    assert bitnet(*words(case, output.name)).code in (0, 15)
+
+
+def test_a_report_replaces_a_report_and_no_other_page(place, bitnet):
+    line = "crossval model.gguf --against float64 --greedy 1 --max-positions 2 --report-dir"
+    folder = place / "reports"
+    assert bitnet(*line.split(), folder).code in (0, 15)
+    assert bitnet(*line.split(), folder).code in (0, 15)
+    for name in FOLDERS["crossval", "report_dir"]:
+        was = (folder / name).read_bytes()
+        (folder / name).write_text("<html>mine</html>")
+        others = {path.name: path.read_bytes() for path in folder.iterdir()}
+        done = bitnet(*line.split(), folder)
+        assert (done.code, {path.name: path.read_bytes() for path in folder.iterdir()}) == (
+            2,
+            others,
+        )
+        (folder / name).write_bytes(was)
+
+
+def test_a_model_with_the_name_of_a_report_stays(place, bitnet):
+    (place / "reports").mkdir()
+    for name in FOLDERS["crossval", "report_dir"]:
+        os.link(place / "model.gguf", place / "reports" / name)
+        done = bitnet("crossval", "model.gguf", "--report-dir", "reports", "--force")
+        assert (done.code, "is an input" in done.err) == (2, True), done.err
+        (place / "reports" / name).unlink()
+
+
+def test_a_tokenizer_is_not_exported_over_itself(place, bitnet):
+    assert bitnet("export-tokenizer", "model.gguf", "--output", "out").code == 0
+    before = {path.name: path.read_bytes() for path in (place / "out").iterdir()}
+    for source in ("out", "out/tokenizer.json"):
+        done = bitnet("export-tokenizer", source, "--output", "out", "--force")
+        assert (done.code, "is an input" in done.err) == (2, True), done.err
+    assert {path.name: path.read_bytes() for path in (place / "out").iterdir()} == before
+
+
+def test_an_input_file_is_not_the_output(place, bitnet):
+    os.link(place / "rows.jsonl", place / "same.jsonl")
+    for name in ("rows.jsonl", "same.jsonl"):
+        done = bitnet("batch", "model.gguf", "--input", "rows.jsonl", "--output", name)
+        assert (done.code, "is an input of this command" in done.err) == (2, True)
+    line = "crossval model.gguf --against float64 --greedy 1 --max-positions 2 --record trace.json"
+    assert bitnet(*line.split()).code in (0, 15)
+    before = (place / "trace.json").read_bytes()
+    again = "crossval model.gguf --recording trace.json --record trace.json"
+    assert bitnet(*again.split()).code == 2
+    assert (place / "trace.json").read_bytes() == before
+
+
+def test_a_conversation_is_saved_over_a_conversation_only(place):
+    model = package.load("model.gguf")
+    with model:
+        talk = Conversation(model, Request())
+        _save(talk, place / "talk.json")
+        _save(talk, place / "talk.json")
+        (place / "notes.json").write_text('{"mine": 1}')
+        for name in ("model.gguf", "notes.json"):
+            before = (place / name).read_bytes()
+            with pytest.raises(package.UsageError, match="is not overwritten"):
+                _save(talk, place / name)
+            assert (place / name).read_bytes() == before
+
+
+def test_no_command_writes_a_file_otherwise():
+    """Calls that open or write files, by what is called; the rest goes through OutputFile."""
+    allowed = {
+        # the summary of a job of GitHub Actions, which is appended to; a message in an editor's
+        # temporary file, and the history of typed lines
+        ("crossval.py", "open"), ("context.py", "touch"),
+        # not files: a stream, a document for OutputFile, the result of a plan, answers of a batch
+        ("bulk.py", "save"), ("bulk.py", "write"), ("convert.py", "write"),
+        ("crossval.py", "write"), ("cache.py", "write"),
+    }  # fmt: skip
+    writers = {
+        "open", "write", "write_bytes", "touch", "rename", "replace_file", "copyfile", "copy",
+        "move", "symlink_to", "hardlink_to", "save", "savez", "dump", "link", "symlink",
+    }  # fmt: skip
+    for path in sorted(COMMANDS.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                name = node.func.attr
+                modes = [part.value for part in node.args if isinstance(part, ast.Constant)]
+                if name == "open" and not any(set("wax+") & set(mode) for mode in modes):
+                    continue
+                assert name not in writers or (path.name, name) in allowed, (path.name, name)
+            if isinstance(node, ast.ImportFrom) and node.module == "bitnet.base.files":
+                assert not {alias.name for alias in node.names} & {"write_text", "write_bytes"}
