@@ -277,7 +277,7 @@ def import_bundle(
         obtain=lambda: fresh.extend(_unpack(bundle, project.store, report)),
     )
     for file in files:
-        project.store.index.write(file, *file.index_name)
+        project.store.record_name(file, *file.index_name)
     if into is not None and lock is not None:
         write_text(into / LOCK_FILE, lock)
     paths = {}

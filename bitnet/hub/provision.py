@@ -178,6 +178,8 @@ def provide_all(
         for order, artifact in here:
             if artifact.cached and order.check is not None and not order.is_known:
                 order.check(artifact.path)
+        for order, artifact in here:
+            _record_name(order, artifact, project)
         place_all([(a, o.target) for o, a in here if o.target and a.checked], project, root)
         for order, artifact in here:
             _place_beside(order, artifact, project)
@@ -280,10 +282,36 @@ def _fetch(order: FileOrder, project: Project) -> Artifact:
     if source.url:  # the ETag distinguishes versions behind one address
         etag = blob.revision or "unknown"
         artifact = replace(artifact, repo=redact_url(source.url), revision=etag)
+    _record_name(order, artifact, project)
+    return artifact
+
+
+def _record_name(order: FileOrder, artifact: Artifact, project: Project) -> None:
+    """Record in the store that the name of *order* means *artifact*.
+
+    This does not depend on a transfer: the bytes may be here already, under another name. A name
+    without it is missing from lists, and its bytes would go with the other name.
+    """
+    source, store = order.source, project.store
+    if not artifact.checked or not store.path_of(artifact.sha256).is_file():
+        return
+    name = source.index_name
+    commit = artifact.commit or source.commit
+    record = store.index.find(*name)
+    if source.url and not artifact.repo:
+        etag = record.revision if record is not None else "unknown"
+        artifact = replace(artifact, repo=redact_url(source.url), revision=etag)
+
+    is_other = record is not None and record.sha256 != artifact.sha256
+    is_here = record is not None and store.path_of(record.sha256).is_file()
+    if is_other and is_here and order.pinned is not None and commit and not source.url:
+        # A pinned file is that of its commit; the branch stays what it was when last asked for.
+        artifact = replace(artifact, revision=commit)
+        name = artifact.index_name
+
     in_cache = order.entry or order.target
     place = relative(in_cache, project.cache) if in_cache is not None else None
-    project.store.index.write(replace(artifact, place=place), *source.index_name)
-    return artifact
+    store.record_name(replace(artifact, commit=commit, place=place), *name)
 
 
 def _place_beside(order: FileOrder, artifact: Artifact, project: Project) -> None:

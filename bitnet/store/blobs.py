@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -244,6 +244,18 @@ class Store:
         with suppress(OSError):
             links.remove(path)
         return None
+
+    def record_name(self, artifact: Artifact, *name: str) -> None:
+        """Record that *name* means *artifact*, with what is known of the same file already."""
+        old = self.index.find(*name)
+        if old is not None and old.sha256 == artifact.sha256:
+            artifact = replace(
+                artifact,
+                commit=artifact.commit or old.commit,
+                licence=artifact.licence or old.licence,
+                place=artifact.place or old.place,
+            )
+        self.index.write(artifact, *name)
 
     @property
     def in_use(self) -> Path:

@@ -1,0 +1,96 @@
+"""Bytes have as many owners as names: a file that several names mean stays for each of them."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_models import tiny_gguf
+
+from bitnet.base import settings
+from bitnet.hub import models
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.project import Project
+from bitnet.hub.provision import provide
+from bitnet.hub.ref import parse
+from bitnet.sources import Source
+from bitnet.store import Store
+
+NAMES = ("hf:org/one", "hf:org/two", "hf:org/one@v2", "ADDRESS")
+
+
+@pytest.fixture
+def world(tmp_path, hub, monkeypatch):
+    """A project, and one file under each of the NAMES: two repositories, a tag, an address."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    content = tiny_gguf(tmp_path / "made.gguf").read_bytes()
+    (tmp_path / "made.gguf").unlink()
+    hub.add("org/one", "tiny.gguf", content)
+    hub.repos["org/one"].revisions["v2"] = hub.repos["org/one"].revisions["main"]
+    stored = hub.add("org/two", "tiny.gguf", content)
+    cache = settings.cache_dir()
+    project = Project(tmp_path, cache, FetchOptions(base_url=hub.url, retries=1), "none")
+    return project, f"{hub.cdn_url}/{stored.sha256}"
+
+
+def fetched(name, project, address, how):
+    """*name* provided by command *how*: by its name into the cache, or into the project."""
+    ref = parse(address if name == "ADDRESS" else name)
+    if how == "project" and ref.repo:
+        source = Source(ref.repo, ref.repo, "tiny.gguf", ref.revision)
+        return provide(source, project, target=project.folder / name[-3:] / "tiny.gguf").path
+    return models.provide(ref, project, fetch=True, announce=lambda line: None)
+
+
+def listed(project):
+    return {row.name for row in models.list_models(project.store) if row.path is not None}
+
+
+@pytest.mark.parametrize("how", ["name", "project"])
+@pytest.mark.parametrize(("first", "second"), [*itertools.permutations(NAMES[:3], 2)])
+def test_the_second_name_of_a_file_is_a_name_like_the_first(world, hub, first, second, how):
+    project, address = world
+    offline = replace(project, options=replace(project.options, offline=True))
+    for name in (first, second):
+        fetched(name, project, address, how)
+    assert hub.sent("cdn") == next(project.store.blobs()).size or "ADDRESS" in (first, second)
+    assert len(listed(project)) == 3, "the program's own model, and the two names"
+
+    for name, left in ((first, 2), (second, 1)):
+        ref = parse(address if name == "ADDRESS" else name)
+        models.remove_model(ref, project, dry_run=False)
+        assert len(listed(project)) == left
+        if left == 2:
+            still = parse(address if second == "ADDRESS" else second)
+            assert models.provide(still, offline, fetch=False).is_file()
+    blobs = list(project.store.blobs())
+    assert blobs == [], "without a name no byte stays"
+
+
+def test_a_name_found_by_the_digest_of_the_hubs_list_works_offline_checked(world, hub, bitnet):
+    for name in ("org/one", "org/two"):
+        assert bitnet("pull", name).code == 0
+    names = {row["name"] for row in json.loads(bitnet("models", "--json").out)}
+    assert {"hf:org/one:tiny.gguf", "hf:org/two:tiny.gguf"} <= names
+    hub.close()
+    for name in ("org/one", "org/two"):
+        done = bitnet("infer", f"hf:{name}", "--prompt", "a", "--max-tokens", 1, "--offline")
+        assert done.code == 0, done.err
+        assert "unchecked" not in done.err
+        named = ("download-model", name, "--file", "tiny.gguf", "--offline")
+        done = bitnet(*named)
+        assert (done.code, "unchecked" in done.err) == (0, False), done.err
+
+
+def test_a_pinned_version_does_not_take_the_name_of_a_branch_that_moved_on(world, hub, tmp_path):
+    project, _ = world
+    old = provide(Source("m", "org/one", "tiny.gguf"), project)
+    new = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(5000))
+    other = replace(project, folder=tmp_path / "second")
+    other.folder.mkdir()
+    assert provide(Source("m", "org/one", "tiny.gguf"), other).sha256 == new.sha256
+    assert provide(Source("m", "org/one", "tiny.gguf"), project).sha256 == old.sha256
+    store = Store(project.cache)
+    assert store.index.find("org/one", "main", "tiny.gguf").sha256 == new.sha256
+    assert store.index.find("org/one", old.commit, "tiny.gguf").sha256 == old.sha256
