@@ -7,14 +7,27 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError, InvalidFormat, NoSpace, from_os_error
 from bitnet.base.progress import human_size
 
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+_OPEN_FLAGS = (
+    getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+)
+_SPECIAL = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 _READ_BYTES = 1 << 18  # fits into a core's cache
 CACHE_HINT = (
     "free space there (`bitnet cache clean --models --dry-run` lists what the cache can free), or "
@@ -22,11 +35,41 @@ CACHE_HINT = (
 )
 
 
+def open_file(path: Path) -> BufferedReader:
+    """Open the file *path*, which a user or a checkout names, for reading.
+
+    Everything that reads such a file opens it here. A pipe, a socket or a device, which git carries
+    as a link, could block or never end; it is refused.
+    """
+    name = os.fspath(path)
+    refuse_special(path.stat(), path)
+    # The file may be another one by now: a pipe is opened without waiting for its writer.
+    descriptor = os.open(name, os.O_RDONLY | _OPEN_FLAGS)
+    try:
+        refuse_special(os.fstat(descriptor), path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def refuse_special(status: os.stat_result, path: Path) -> None:
+    """Refuse the file *path* with *status* unless it is a regular file."""
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(status.st_mode):
+        kinds = (kind for is_kind, kind in _SPECIAL if is_kind(status.st_mode))
+        raise InvalidFormat(
+            f"{path} is not a regular file but {next(kinds, 'something else')}",
+            hint="write the content to a file, and name that file",
+        )
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of the file *path*, hexadecimal."""
     digest = hashlib.sha256()
     buffer = bytearray(_READ_BYTES)
-    with open(path, "rb", buffering=0) as file:
+    with open_file(path).detach() as file:
         while count := file.readinto(buffer):
             digest.update(memoryview(buffer)[:count])
     return digest.hexdigest()
@@ -34,7 +77,7 @@ def sha256_of(path: Path) -> str:
 
 def git_oid(path: Path) -> str:
     """Name that git gives to the content of the file *path*."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         while chunk := file.read(_READ_BYTES):
@@ -53,7 +96,8 @@ def digest_of(path: Path) -> str:
 def read_bytes(path: Path) -> bytes:
     """The content of the file *path*, with errors that name it."""
     try:
-        return path.read_bytes()
+        with open_file(path) as file:
+            return file.read()
     except OSError as error:
         raise from_os_error(error, path) from error
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bitnet.base.errors import CacheBusy, from_os_error
+from bitnet.base.errors import BitnetError, CacheBusy, from_os_error
+from bitnet.base.files import read_bytes
 from bitnet.base.trust import printable
 
 if TYPE_CHECKING:
@@ -183,8 +184,9 @@ def is_held(path: Path) -> bool:
 def holder_of(path: Path) -> str:
     """Last holder of the lock file *path* in words; it need not hold the lock any more."""
     try:
-        return printable(path.read_text("utf-8", "replace")) or "another process"
-    except OSError:
+        text = read_bytes(path).decode("utf-8", "replace")
+        return printable(text) or "another process"
+    except BitnetError:
         return "another process"
 
 

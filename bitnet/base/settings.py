@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from bitnet.base.errors import UsageError
+from bitnet.base.files import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -386,7 +387,8 @@ def access_token() -> str | None:
         return token
     try:
         path = hf_token_path() or hf_home() / "token"
-        text = expand_home(path).read_text(encoding="ascii").strip()
+        with open_file(expand_home(path)) as file:
+            text = file.read().decode("ascii").strip()
     except (OSError, ValueError):
         return None
     return text if text and text.isprintable() and " " not in text else None

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError, from_os_error
-from bitnet.base.files import write_text
+from bitnet.base.files import read_bytes, write_text
 from bitnet.base.outputs import begins_with
 from bitnet.batch.rows import BatchRow
 
@@ -83,7 +83,7 @@ class BatchFiles:
 
 
 def _rows(source: Path) -> Iterator[BatchRow]:
-    raw = sys.stdin.buffer.read() if str(source) == STDIN else source.read_bytes()
+    raw = sys.stdin.buffer.read() if str(source) == STDIN else read_bytes(source)
     # Not splitlines: texts may contain U+2028 and similar characters.
     for number, line in enumerate(raw.decode("utf-8-sig").split("\n"), 1):
         if line.strip():
@@ -102,7 +102,7 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
         raise UsageError(
             f"{target} contains something other than answers", hint="choose another --output"
         )
-    content = target.read_bytes()
+    content = read_bytes(target)
     whole = content[: content.rfind(b"\n") + 1]
     lines: dict[str, bytes] = {}
     answered: dict[str, str] = {}

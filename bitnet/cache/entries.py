@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base import locks
-from bitnet.base.errors import BitnetError, from_os_error
-from bitnet.base.files import sha256_of
+from bitnet.base.errors import BitnetError, InvalidFormat, from_os_error
+from bitnet.base.files import open_file, sha256_of
 from bitnet.store import Store
 from bitnet.store.blobs import AREAS
 
@@ -220,12 +220,15 @@ def verify(
             problem = _gguf_problem(path, read_gguf)
     except OSError as error:
         return EntryCheck(entry, check, from_os_error(error, path).message)
+    except InvalidFormat as error:  # not a regular file
+        return EntryCheck(entry, check, error.message)
     return EntryCheck(entry, check, problem)
 
 
 def _json_problem(path: Path) -> str:
     try:
-        value = json.loads(path.read_bytes())
+        with open_file(path) as file:
+            value = json.load(file)
     except json.JSONDecodeError as error:
         return f"{error.msg} at line {error.lineno} column {error.colno}"
     except (ValueError, RecursionError) as error:  # not UTF-8; thousands of digits; too deep
@@ -236,7 +239,7 @@ def _json_problem(path: Path) -> str:
 
 
 def _gguf_problem(path: Path, read_gguf: Callable[[Path], object] | None) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         magic = file.read(4)
     if magic != b"GGUF":
         return f"starts with {magic!r} instead of b'GGUF'"

@@ -18,7 +18,7 @@ from typing import Literal
 
 from bitnet.base import settings
 from bitnet.base.errors import NotFound, UsageError, from_os_error
-from bitnet.base.files import write_text
+from bitnet.base.files import open_file, read_bytes, write_text
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import direct_url
 
@@ -90,7 +90,7 @@ def plan_files(
     if any(name not in _ALONE for name in chosen):
         files += _common_files()
         path = project / _SOURCE
-        own = path.read_text(encoding="utf-8") if path.exists() and not source else ""
+        own = read_bytes(path).decode() if path.exists() and not source else ""
         source = _find_source(project, source or own.strip().rpartition("\n")[2])
         text = own or f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
         records = [Planned(Path(_SOURCE), text, _state(path, text))]
@@ -146,7 +146,8 @@ def _common_files() -> list[tuple[str, str]]:
 
 def _state(path: Path, text: str) -> State:
     try:
-        present = path.read_text(encoding="utf-8")
+        with open_file(path) as file:
+            present = file.read().decode()
     except FileNotFoundError:
         return "new"
     except NotADirectoryError as error:
@@ -161,7 +162,7 @@ def _with_image(path: Path, text: str, image: str) -> str:
     tag = _IMAGE.search(text)
     if tag is None:
         return text
-    own = _IMAGE.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+    own = _IMAGE.search(read_bytes(path).decode()) if path.is_file() else None
     image = image or (own[2] if own else "")
     if not _BY_DIGEST.fullmatch(image):
         raise UsageError(

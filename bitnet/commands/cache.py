@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from bitnet.base.errors import IntegrityError, NotFound, UsageError, VerificationFailed
+from bitnet.base.files import read_bytes
 from bitnet.base.findings import render
 from bitnet.base.invocation import as_started, word
 from bitnet.base.options import CacheOptions, option
@@ -278,7 +279,7 @@ def _attestation_for(path, store):
     written = beside(path)
     if path.is_dir() or not written.is_file():
         return {}
-    return {store.digest_of(path): written.read_text(encoding="utf-8")}
+    return {store.digest_of(path): read_bytes(written).decode()}
 
 
 def _tokenizer_of(path, project):

@@ -17,7 +17,7 @@ from bitnet.base.errors import (
     UsageError,
     VerificationFailed,
 )
-from bitnet.base.files import path_of
+from bitnet.base.files import path_of, read_bytes
 from bitnet.base.findings import SEVERITIES, Finding, render, status_of
 from bitnet.base.invocation import extra_command, program, word
 from bitnet.base.options import CacheOptions, option
@@ -134,7 +134,7 @@ def _read_expectations(against, model, key):
     if not against:
         raise UsageError("--against names nothing", hint="name one: --against FILE")
     path = Path(against)
-    if path.is_file() and path.suffix != ".gguf" and is_bundle(path.read_bytes()):
+    if path.is_file() and path.suffix != ".gguf" and is_bundle(read_bytes(path)):
         attestation, files = open_bundle(path, Path(key) if key else None)
     elif key:
         raise UsageError(f"{against} is not a bundle", hint="leave --key out")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from bitnet.base import settings, terminal
 from bitnet.base.errors import TokenizerNotFound, UsageError, from_os_error
+from bitnet.base.files import read_bytes
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.progress import human_size
 from bitnet.base.tables import show
@@ -148,7 +149,7 @@ def read_text(file: str, *, whole: bool = False, errors: str = "strict") -> str:
     """The text in *file*, or on stdin when it is ``-``; unless *whole*, without a last newline."""
     name = "stdin" if file == "-" else file
     try:
-        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        raw = sys.stdin.buffer.read() if file == "-" else read_bytes(Path(file))
     except OSError as error:
         raise from_os_error(error, name) from error
     if whole:

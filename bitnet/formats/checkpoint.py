@@ -14,14 +14,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import IntegrityError, InvalidFormat, from_os_error
-from bitnet.base.files import digest_of
+from bitnet.base.files import digest_of, open_file
 from bitnet.families.keys import Keys, contradiction
 from bitnet.formats.mapped_file import MappedFile
 from bitnet.quants import registry
@@ -129,13 +128,12 @@ class Inventory:
         if name not in self._opened:
             path = self.path(name)
             try:
-                status = path.stat()
-                if not stat.S_ISREG(status.st_mode):  # a pipe would block
-                    raise InvalidFormat(f"{path} is not a regular file")
-                if status.st_size > _LARGE:
-                    return bytes(self.map(name))
-                with path.open("rb") as file:
-                    self._opened[name] = file.read(), os.fstat(file.fileno())
+                with open_file(path) as file:
+                    status = os.fstat(file.fileno())
+                    if status.st_size <= _LARGE:
+                        self._opened[name] = file.read(), status
+                        return bytes(self._opened[name][0])
+                return bytes(self.map(name))
             except OSError as error:
                 raise from_os_error(error, path) from error
         return bytes(self._opened[name][0])

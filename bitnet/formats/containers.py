@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bitnet.base.errors import Unsupported, UsageError, from_os_error
+from bitnet.base.files import open_file
 from bitnet.families.family import WINDOWS, Family, of_gguf
 from bitnet.families.keys import RopeStyle, without
 from bitnet.formats import mapped_file, safetensors
@@ -146,7 +147,7 @@ def container_of(path: Path) -> Callable[[Path, Collection[str]], Checkpoint]:
             raise mapped_file.missing(path)
         head = b""
         if path.is_file():
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 head = file.read(32)
             if not head:
                 raise mapped_file.empty(path.name)

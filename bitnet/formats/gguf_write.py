@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import IntegrityError, Unsupported, UsageError
+from bitnet.base.files import open_file
 from bitnet.base.outputs import OutputFile
 from bitnet.formats import gguf_header
 from bitnet.formats.gguf import GGUF, MAGIC
@@ -134,7 +135,7 @@ def write_copy(
 
 def _verify(path: Path, header: bytes, values: Mapping[str, bytes], source: GGUF) -> None:
     """Read the copy back and compare it."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if file.read(len(header)) != header:
             raise IntegrityError(f"{path.name}: the header read back differs")
     with GGUF.open(path) as copy:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base import native
 from bitnet.base.errors import IntegrityError, InvalidFormat, NotFound, from_os_error
+from bitnet.base.files import refuse_special
 from bitnet.base.invocation import word
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ class MappedFile(mmap.mmap):
             status = path.stat()  # before opening: a pipe would block
             if stat.S_ISDIR(status.st_mode):
                 raise folder_without_model(path)
-            if not stat.S_ISREG(status.st_mode):
-                raise InvalidFormat(f"{path} is not a regular file")
+            refuse_special(status, path)
             if not status.st_size:
                 raise empty(path.name)
             file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))

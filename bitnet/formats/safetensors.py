@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, NotFound
+from bitnet.base.files import open_file
 from bitnet.formats.checkpoint import damage_error, parse_json
 from bitnet.quants.types import QuantType, by_name
 from bitnet.quants.weight import Weight
@@ -42,7 +43,7 @@ def recognises(path: Path) -> bool:
     """True if *path* is a safetensors file, or a folder that contains some."""
     if path.is_dir():
         return any(path.glob("*.safetensors")) or (path / INDEX).exists()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         head = file.read(9)
     return len(head) == 9 and head[8:] == b"{" and head[4:8] == b"\0\0\0\0"
 

@@ -35,7 +35,7 @@ from bitnet.base.errors import (
     UsageError,
     from_os_error,
 )
-from bitnet.base.files import path_of, require_space, write_text
+from bitnet.base.files import open_file, path_of, require_space, write_text
 from bitnet.base.trust import SHA256
 from bitnet.hub.models import list_models, provide, provide_here
 from bitnet.hub.orders import FileOrder, tokenizer_command, tokenizer_entry
@@ -220,7 +220,7 @@ def write_bundle(
                 for sha256, blob in bundle.blobs.items():
                     put(_member(f"sha256/{sha256}", blob.size))
                     content, begin = hashlib.sha256(), out.tell()
-                    with blob.path.open("rb") as file:
+                    with open_file(blob.path) as file:
                         for chunk in _chunks(file, blob.size):
                             put(chunk)
                             content.update(chunk)
@@ -291,7 +291,7 @@ def import_bundle(
 def read_bundle(path: Path) -> Bundle:
     """The bundle at *path*, with its manifest checked; its files are not read yet."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             block = file.read(_BLOCK)
             try:
                 size = tarfile.TarInfo.frombuf(block, "ascii", "strict").size
@@ -404,7 +404,7 @@ def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
     fresh: list[str] = []
     done, total = 0, sum(blob.size for blob in blobs)
     try:
-        with bundle.path.open("rb") as file:
+        with open_file(bundle.path) as file:
             file.seek(_BLOCK + len(bundle.manifest) + -len(bundle.manifest) % _BLOCK)
             for blob in blobs:
                 name = f"sha256/{blob.sha256}"

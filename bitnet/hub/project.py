@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base import locks, settings, trust
 from bitnet.base.errors import Offline, PermissionDenied, UsageError, from_os_error
+from bitnet.base.files import open_file
 from bitnet.hub.http import Limits
 from bitnet.store import Store, records
 from bitnet.store.records import LOCK_FILE
@@ -121,7 +122,8 @@ def mirrors(folder: Path) -> dict[str, str]:
     """The table in *folder*'s ``bitnet.toml``, several addresses with commas between them."""
     path = folder / MIRRORS
     try:
-        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        with open_file(path) as file:
+            document: dict[str, Any] = tomllib.load(file)
     except FileNotFoundError:
         return {}
     except OSError as error:

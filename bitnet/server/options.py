@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, from_os_error
+from bitnet.base.files import read_bytes
 from bitnet.base.machine import total_memory
 from bitnet.base.options import check_bounds, option, parse_duration
 from bitnet.base.trust import is_loopback
@@ -135,6 +137,8 @@ class ServeOptions:
             )
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        for file in filter(None, (self.tls_cert, self.tls_key)):
+            read_bytes(Path(file))  # refuses a pipe, for which the library would wait
         try:
             context.load_cert_chain(self.tls_cert, self.tls_key or None, passphrase)
         except ssl.SSLError as error:

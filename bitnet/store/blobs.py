@@ -25,7 +25,7 @@ from bitnet.base.errors import (
     PermissionDenied,
     from_os_error,
 )
-from bitnet.base.files import digest_of, git_oid, keep, sha256_of
+from bitnet.base.files import digest_of, git_oid, keep, open_file, read_bytes, sha256_of
 from bitnet.base.trust import COMMIT, SHA256, open_folder
 from bitnet.store import links
 from bitnet.store.partial import Partial, Version
@@ -76,7 +76,8 @@ def keep_in_cache(path: Path, *parts: bytes | memoryview) -> str:
 def has_tag(folder: Path) -> bool:
     """True if *folder* carries this program's tag, and not only some cache's."""
     try:
-        content = (folder / TAG).read_bytes()
+        with open_file(folder / TAG) as file:
+            content = file.read()
     except OSError:
         return False
     return content.startswith(SIGNATURE) and b"bitnet" in content
@@ -135,7 +136,8 @@ class RecordFolder(Generic[T]):
 
     def _open(self, path: Path) -> T | None:
         try:
-            return self._read(json.loads(path.read_text(encoding="utf-8")))
+            with open_file(path) as file:
+                return self._read(json.load(file))
         except (OSError, ValueError, TypeError, RecursionError, InvalidFormat):
             return None
 
@@ -441,7 +443,7 @@ def hugging_face_files(repo: str, revision: str) -> tuple[str | None, dict[str, 
     try:
         root = _hugging_face_cache() / f"models--{repo.replace('/', '--')}"
         named = root / "refs" / revision
-        commit = named.read_text("ascii").strip() if named.is_file() else revision
+        commit = read_bytes(named).decode("ascii").strip() if named.is_file() else revision
         if not COMMIT.fullmatch(commit):
             return None, {}
         folder = root / "snapshots" / commit

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
+from bitnet.base.files import open_file
+
 _FICLONE = 0x40049409  # linux/fs.h
 _ROOM_BYTES = 180  # of a name that gets a suffix; a folder takes 255
 
@@ -68,7 +70,7 @@ class Prepared:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            with source.open("rb") as old, open(self._open(), "wb") as new:
+            with open_file(source) as old, open(self._open(), "wb") as new:
                 shutil.copyfileobj(old, new, 1 << 20)
                 new.flush()
                 os.fsync(new.fileno())
@@ -81,7 +83,7 @@ class Prepared:
         if platform.system() == "Linux":
             import fcntl
 
-            with source.open("rb") as old, open(self._open(), "wb") as new:
+            with open_file(source) as old, open(self._open(), "wb") as new:
                 try:
                     fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
                 except OSError:

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError, from_os_error
-from bitnet.base.files import text_of, write_text
+from bitnet.base.files import open_file, text_of, write_text
 from bitnet.base.trust import SHA256, is_plain_text, path_problem, place_problem, printable
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def relative(path: Path, folder: Path) -> str | None:
 def read_lock(path: Path) -> list[Artifact]:
     """Entries of the lock file at *path*; empty if the file does not exist."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             raw = file.read(_LARGEST_FILE + 1)
     except FileNotFoundError:
         return []

@@ -22,6 +22,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.base import native, settings
+from bitnet.base.files import open_file
 from bitnet.base.machine import thread_count
 from bitnet.store.blobs import keep_in_cache
 from bitnet.tokenizer.limits import check_spec, damage_error, over_budget
@@ -211,7 +212,7 @@ def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | 
         return None
     path = path_of_compiled(fingerprint)
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         engine: TokenizerEngine = module.TokenizerEngine(mapped)
         meta = read_meta(engine)

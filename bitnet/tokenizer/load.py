@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from bitnet import __version__
 from bitnet.base import settings
 from bitnet.base.errors import TokenizerNotFound
+from bitnet.base.files import open_file
 from bitnet.base.invocation import word
 from bitnet.base.options import check_type
 from bitnet.formats import mapped_file
@@ -103,7 +104,7 @@ def load_spec(
         if len(models) == 1 and not any((path / name).exists() for name in TOKENIZER_FILES):
             return _spec_in_gguf(models[0], pre)
         return spec_from_folder(path, pre=pre, files=files)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         is_gguf = file.read(len(MAGIC)) == MAGIC
     if is_gguf:
         return _spec_in_gguf(path, pre)
@@ -181,7 +182,7 @@ def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
     digest = hashlib.sha256(f"{__version__}\n{pre}".encode())
     try:
         for part in (path, *map(path.with_name, ("merges.txt", *SIDE_FILES))):
-            with suppress(FileNotFoundError), part.open("rb") as file:
+            with suppress(FileNotFoundError), open_file(part) as file:
                 if part is path and file.read(len(MAGIC)) in (MAGIC, b""):
                     return ""
                 sha256 = _digest(part, file, verify=verify)

@@ -7,7 +7,8 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat, Unsupported, VocabMismatch, from_os_error
+from bitnet.base.errors import InvalidFormat, Unsupported, VocabMismatch
+from bitnet.base.files import read_bytes
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.library import load_library, translate_errors
@@ -284,10 +285,8 @@ def _odd_template(what: str) -> Unsupported:
 def check_vocabulary(path: Path, vocab_size: int) -> None:
     """Check that *path* is a ``tokenizer.json`` whose ids are exactly 0 to ``vocab_size - 1``."""
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path)
         document = json.loads(raw) if raw.strip() else None
-    except OSError as error:
-        raise from_os_error(error, path) from error
     except (ValueError, RecursionError) as error:
         text = f"Invalid JSON in downloaded tokenizer: {json_fault(error)} ({path})"
         raise InvalidFormat(text, hint=_REFETCH) from error

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import BitnetError, InvalidFormat, NotFound, Unsupported
-from bitnet.base.files import read_bytes, write_text
+from bitnet.base.files import open_file, read_bytes, write_text
 from bitnet.base.outputs import OutputKind, json_in
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import part_number
@@ -344,7 +344,7 @@ def attestation_of(against: str) -> Attestation:
     """Attestation that *against* means: a file, an original model, or the name of a known model."""
     path = Path(against)
     if path.is_file():
-        with path.open("rb") as file:
+        with open_file(path) as file:
             text = file.read(1)
         if text == b"{":
             return Attestation.read(path)

@@ -24,6 +24,7 @@ import numpy as np
 
 from bitnet.base import settings
 from bitnet.base.errors import Unsupported
+from bitnet.base.files import open_file
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import give_back_pages, open_again
 from bitnet.models.exact_head import Found, Needed
@@ -391,7 +392,7 @@ def write_copy(path: Path, content: NDArray[np.uint8]) -> None:
 
 def problem_of(path: Path, out: NDArray[np.uint8] | None = None) -> str:
     """The problem of the file at *path*; empty if it is valid, and now in *out*."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         header = file.read(_HEADER.size)
     size = path.stat().st_size - _HEADER.size
     if size <= 0 or (out is not None and size != out.nbytes):
