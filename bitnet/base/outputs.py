@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError, from_os_error
-from bitnet.base.files import write_bytes
+from bitnet.base.files import open_file, write_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -156,7 +156,7 @@ def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -
 def json_in(path: Path) -> Any:
     """The JSON document in the file *path*, or None if it does not contain one."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             raw = file.read(_LONGEST_JSON + 1)
         return json.loads(raw) if len(raw) <= _LONGEST_JSON else None
     except (OSError, ValueError, RecursionError):
@@ -166,7 +166,7 @@ def json_in(path: Path) -> Any:
 def begins_with(path: Path, *beginnings: bytes) -> bool:
     """True if the file *path* begins with one of *beginnings*."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(max(map(len, beginnings)))
     except OSError:
         return False

@@ -17,7 +17,7 @@ from bitnet.base.errors import (
     UsageError,
     VerificationFailed,
 )
-from bitnet.base.files import digest_of, path_of
+from bitnet.base.files import digest_of, path_of, read_bytes
 from bitnet.base.findings import Finding, render, status_of
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.outputs import OutputFile, OutputKind
@@ -264,7 +264,7 @@ def _download(refs, select, output, sha256, common, **options):
 
 def _is_list_of_files(path):
     """True if each line of the file *path* is ORG/REPO/FILE."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_bytes(path).decode(errors="replace").splitlines()
     return all(re.fullmatch(r"[^/\s]+/[^/\s]+/\S+", line) for line in lines)
 
 

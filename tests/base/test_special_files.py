@@ -60,6 +60,7 @@ OTHER_CALLS = {
     "base/machine.py": "files of the system",
     "base/native.py": "files of this package, and of the system",
     "base/invocation.py": "files of the installation",
+    "base/outputs.py write": "writes a new file",
     "base/terminal.py": "/dev/null",
     "base/trust.py open_folder": "folders",
     "batch/files.py __init__": "appends to the file of answers, which was read by then",
