@@ -7,24 +7,18 @@ Some templates write the opening one at the end of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.runtime.request import ReasoningRules, check_messages
 from bitnet.runtime.tool_calls import overlap
-from bitnet.runtime.tool_formats import (
-    HARMONY,
-    explain_tools,
-    format_of,
-    render_calls_as_text,
-    without_branch,
-)
+from bitnet.runtime.tool_formats import HARMONY, format_of
 from bitnet.runtime.tools import read_tools
+from bitnet.runtime.turns import Turns
 from bitnet.tokenizer.chat import chat_template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Mapping, Sequence
 
     from bitnet.runtime.request import Request
     from bitnet.runtime.tool_formats import CallFormat
@@ -68,53 +62,17 @@ def _text(
     if request.tools:
         parallel = request.parallel_tool_calls
         tools = read_tools(request.tools, request.tool_choice, parallel=parallel)
+    offered = None if tools is None else tools.given
+    variables = request.template_variables
+    if offered is not None and not template.facts.tools:
+        turns = Turns(template, messages, explained=offered, variables=variables)
+        return template.render(turns.messages, variables=variables), tools, turns.format
 
-    def render(messages: Iterable[Mapping[str, Any]], given: Any = None) -> str:
-        turns = [dict(message) for message in messages]
-        return template.render(turns, tools=given, variables=request.template_variables)
-
-    source = tokenizer.chat_template or ""
-    if "<|channel|>" in source:
-        messages = tuple(_one_call_each(messages))
-    spoken = any(one["role"] == "tool" or one.get("tool_calls") for one in messages)
-    if tools is None:
-        if spoken and "tool" not in source:
-            form = without_branch(source)
-            return render(render_calls_as_text(form, messages, "")), None, None
-        return render(messages), None, HARMONY if "<|channel|>" in source else None
-    if "tool" in source:
-        text = render(messages, tools.given)
-        if text != render(messages):
-            return text, tools, format_of(source)
-    form = without_branch(source)
-    prompt = explain_tools(form, tools.given)
-    try:
-        return render(render_calls_as_text(form, messages, prompt)), tools, form
-    except UsageError:  # some templates do not accept a system message either
-        return render(render_calls_as_text(form, messages, prompt, system=False)), tools, form
-
-
-def _one_call_each(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """*messages* in which a message has one call, followed by its result, as templates write it."""
-    results = {
-        str(message.get("tool_call_id")): message
-        for message in messages
-        if message["role"] == "tool"
-    }
-    moved = set()
-    for message in messages:
-        calls = message.get("tool_calls")
-        if not isinstance(calls, list) or len(calls) < 2:
-            if message["role"] != "tool" or str(message.get("tool_call_id")) not in moved:
-                yield message
-            continue
-        for number, call in enumerate(calls):
-            name = str(call.get("id")) if isinstance(call, Mapping) else ""
-            begin = {"role": "assistant", "content": ""} if number else message
-            yield {**begin, "tool_calls": [call]}
-            if name in results:
-                moved.add(name)
-                yield results[name]
+    turns = Turns(template, messages, tools=offered, variables=variables)
+    text = template.render(turns.messages, tools=offered, variables=variables)
+    if tools is not None:
+        return text, tools, format_of(template.text)
+    return text, None, HARMONY if "<|channel|>" in template.text else None
 
 
 def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import Unsupported, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 NAME = "\0"  # stands for the function's name in a head
 ESCAPE = "<escape>"  # around texts in FunctionGemma's notation
@@ -167,7 +167,7 @@ def explain_tools(form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> str:
     """Instructions about *tools* for a model whose template has none."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     call = {"function": {"name": "NAME", "arguments": '{"ARGUMENT": VALUE}'}}
-    example = _write_call(form, call)
+    example = write_call(form, call)
     return (
         "You may call functions. Each line describes one, as JSON:\n"
         + "\n".join(lines)
@@ -175,48 +175,8 @@ def explain_tools(form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def render_calls_as_text(
-    form: CallFormat, messages: Sequence[Mapping[str, Any]], prompt: str, *, system: bool = True
-) -> list[dict[str, Any]]:
-    """*messages* for a template that does not support tools: calls and results become text.
-
-    Instructions, the *prompt*, come first: in a *system* message, otherwise in the user's.
-    """
-    conversation = list(_spell_calls(form, messages))
-    if not prompt:
-        return conversation
-    role = "system" if system else "user"
-    if not conversation or conversation[0]["role"] != role:
-        return [{"role": role, "content": prompt}, *conversation]
-    own = _text(conversation[0].get("content"))
-    parts = (own, prompt) if system else (prompt, own)
-    return [conversation[0] | {"content": "\n\n".join(filter(None, parts))}, *conversation[1:]]
-
-
-def _spell_calls(
-    form: CallFormat, messages: Sequence[Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    results: list[str] = []
-    for message in messages:
-        if message["role"] == "tool":
-            results.append(f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>")
-            continue
-        if results:
-            yield {"role": "user", "content": "\n".join(results)}
-            results = []
-        calls = message.get("tool_calls")
-        if calls is not None and not isinstance(calls, list):
-            raise UsageError("messages: tool_calls is not a list", field="messages")
-        plain = {name: value for name, value in message.items() if name != "tool_calls"}
-        if calls:
-            parts = (_text(message.get("content")), *(_write_call(form, call) for call in calls))
-            plain["content"] = "\n".join(filter(None, parts))
-        yield plain
-    if results:
-        yield {"role": "user", "content": "\n".join(results)}
-
-
-def _write_call(form: CallFormat, call: Any) -> str:
+def write_call(form: CallFormat, call: Any) -> str:
+    """The text of *call*, which is one of a message, in the format *form*."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise UsageError("messages: a call in tool_calls has no function name", field="messages")
@@ -225,9 +185,3 @@ def _write_call(form: CallFormat, call: Any) -> str:
         arguments = json.dumps(arguments, ensure_ascii=False)
     head = form.head.replace(NAME, function["name"])
     return f"{form.opening}{head}{arguments}{form.tail}{form.closing}"
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "\n".join(str(one.get("text", "")) for one in content if isinstance(one, dict))
-    return content or ""

@@ -58,7 +58,8 @@ def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
 class ChatTemplate:
     """A *template*, Jinja source, which was compiled once and sees the texts of BOS and EOS.
 
-    *source* is the tokenizer's name in messages, *now* the clock behind ``strftime_now``.
+    *text* is its source, *source* the tokenizer's name in messages, *now* the clock behind
+    ``strftime_now``.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ChatTemplate:
         source: str = "the model",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self.source, self._now, self._template = source, now, template
+        self.source, self.text, self._now = source, template, now
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: text for name, text in tokens.items() if text}
         if len(template) > TEMPLATE_CHARS:
@@ -106,7 +107,7 @@ class ChatTemplate:
     def facts(self) -> TemplateFacts:
         """Parts of a conversation that the template writes, and the form in which it takes them."""
         tokens = tuple(sorted(self._tokens.items()))
-        return _facts_of(self._template, tokens)
+        return _facts_of(self.text, tokens)
 
     def adapt(self, message: Message) -> Message:
         """*message* with its content, calls and reasoning in the form that the template takes."""
@@ -148,7 +149,7 @@ class ChatTemplate:
         seen = {"tools": None, "documents": None, **self._tokens, **variables}
         seen |= {"messages": messages, "add_generation_prompt": is_open}
         now = self._now().isoformat()
-        return template_process().render(self._template, seen, now=now, source=self.source)
+        return template_process().render(self.text, seen, now=now, source=self.source)
 
 
 @lru_cache(maxsize=64)
@@ -235,7 +236,7 @@ class TemplateProcess:
         )
 
     def attempt(self, template: str, variables: dict[str, Any], *, now: str) -> str | None:
-        """As :meth:`render`, but None if the template fails or refuses; it still raises if stopped."""
+        """As :meth:`render`, but None if the template fails or refuses."""
         kind, text = self._run(template, variables, now)
         if kind == chat_child.STOPPED:
             raise InvalidFormat(f"the chat template was stopped: {text}", hint=_HINT)

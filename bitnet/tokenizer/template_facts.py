@@ -130,7 +130,7 @@ class _Probes:
             tools=tools,
             needs_list=needs_list,
             calls=calls,
-            results=self._shows([_RESULT], self._user(), self._call(), self._result()),
+            results=self._writes_results(knows_tools=tools or calls),
             several_calls=calls and self._writes_several_calls(),
             text_beside_calls=calls and self._shows([_ANSWER], *self._loop(content=_ANSWER)),
             arguments=self._arguments,
@@ -155,8 +155,12 @@ class _Probes:
         if not has_marks(text, [_SYSTEM]):
             return False
         # A template that copies every role has not been trained on this one.
-        unknown = self._render(self._message(_LATER, _SYSTEM), self._user())
-        return unknown is None or text != unknown.replace(_LATER, "developer")
+        return not self._is_copy(text, "developer", self._message(_LATER, _SYSTEM), self._user())
+
+    def _is_copy(self, text: str | None, role: str, *messages: Message) -> bool:
+        """True if *messages* with an unknown role are *text* but for the name of the *role*."""
+        unknown = self._render(*messages)
+        return unknown is not None and text == unknown.replace(_LATER, role)
 
     def _writes_later_system(self) -> bool:
         first, second = self._message("system", _SYSTEM), self._message("system", _LATER)
@@ -187,6 +191,13 @@ class _Probes:
         if str({_KEY: _VALUE}) not in written["object"] and written["text"] != written["object"]:
             self._arguments = "object"
         return True
+
+    def _writes_results(self, *, knows_tools: bool) -> bool:
+        user, call, result = self._loop()
+        text = self._render(user, call, result)
+        if not has_marks(text, [_RESULT]):
+            return False
+        return knows_tools or not self._is_copy(text, "tool", user, call, result | {"role": _LATER})
 
     def _writes_several_calls(self) -> bool:
         message = self._call()

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reasoning_models import MARKS, TOKENS, reasoning_gguf
+from reasoning_models import MARKS, OPEN, TOKENS, reasoning_gguf
 from tool_models import tool_gguf
 
 import bitnet
@@ -94,7 +94,7 @@ def test_reasoning_stays_in_the_text_unless_it_is_to_be_separate(model):
 
 def test_a_budget_needs_marks_that_are_tokens(tmp_path):
     tokens = [token for token in TOKENS if token not in MARKS] + ["Q98", "Q99"]
-    with bitnet.load(reasoning_gguf(tmp_path / "m.gguf", "</think>", tokens)) as model:
+    with bitnet.load(reasoning_gguf(tmp_path / "m.gguf", OPEN + "</think>", tokens)) as model:
         request = Request(messages=ASK, separate_reasoning=True, thinking_budget=3)
         with pytest.raises(UsageError, match="no limit") as caught:
             model.prepare(request)

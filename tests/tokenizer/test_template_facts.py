@@ -88,7 +88,7 @@ def test_calls_results_and_text_beside_calls_are_three_facts():
     assert (whole.calls, whole.results, whole.text_beside_calls) == (True, True, True)
     assert whole.several_calls
     silent = facts(EACH + END)
-    assert (silent.calls, silent.results, silent.tools) == (False, True, False)
+    assert (silent.calls, silent.results, silent.tools) == (False, False, False)
     either = (
         "{% for m in messages %}{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments }}"
         "{% elif m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"

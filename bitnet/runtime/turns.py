@@ -1,0 +1,386 @@
+"""Messages of a request as turns that the model's chat template writes completely.
+
+Templates drop what they do not expect: a second system message, the text beside a call, calls of
+earlier turns. What a template does not take is moved to where it does, as its facts say. Then the
+turns are rendered with a mark in place of each content, and what is still missing is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from bitnet.base.errors import BitnetError, Unsupported, UsageError
+from bitnet.runtime.tool_formats import explain_tools, format_of, without_branch, write_call
+from bitnet.tokenizer.chat import flatten
+from bitnet.tokenizer.template_facts import mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from bitnet.runtime.tool_formats import CallFormat
+    from bitnet.tokenizer.chat import ChatTemplate, Message
+
+_INSTRUCTIONS = ("system", "developer")
+_ROLES = (*_INSTRUCTIONS, "user", "assistant", "tool")
+#: Names under which clients send the reasoning of a message, ours first.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_ID_LENGTH = 9
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message for the template, and the number of the request's message that it is made of."""
+
+    number: int
+    message: Message
+
+    @property
+    def role(self) -> str:
+        """Role of the message."""
+        return str(self.message["role"])
+
+    @property
+    def text(self) -> str:
+        """The text of the message."""
+        content = self.message.get("content") or ""
+        return content if isinstance(content, str) else flatten(content)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls of functions in the message."""
+        return self.message.get("tool_calls") or []
+
+    def change(self, **entries: Any) -> Turn:
+        """This turn with other *entries* of its message; None removes one."""
+        message = {**self.message, **entries}
+        return replace(
+            self, message={name: value for name, value in message.items() if value is not None}
+        )
+
+
+class Turns:
+    """Turns of *messages* for a *template*, which are completely in the text that it renders.
+
+    *tools* are functions that the template lists, *variables* more that it sees. *explained* are
+    functions that it cannot list, which a system message then describes.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        explained: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._template, self._facts = template, template.facts
+        self._tools, self._variables = tools, variables
+        facts = self._facts
+        turns = [Turn(number, _tidy(number, message)) for number, message in enumerate(messages)]
+        turns = _link_results(turns, short=facts.short_ids)
+        if explained or not (facts.calls and facts.results):
+            turns = self._spell(turns, results=bool(explained) or not facts.results)
+        if explained:
+            prompt = explain_tools(self.format, explained)
+            turns = _add_instructions(turns, prompt)
+        turns = self._place_instructions(turns)
+        if not facts.several_calls:
+            turns = list(_call_one_by_one(turns))
+        if not facts.text_beside_calls:
+            turns = list(_part_from_calls(turns, {turn.number for turn in turns}))
+        if not facts.repeated_user:
+            turns = _join_users(turns)
+        self._turns = self._complete(turns)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages for the template."""
+        return [turn.message for turn in self._turns]
+
+    @property
+    def format(self) -> CallFormat:
+        """Format in which calls are spelled where the template does not write them."""
+        source = self._template.text
+        if not self._facts.tools:
+            return without_branch(source)
+        try:
+            return format_of(source)
+        except Unsupported:
+            return without_branch(source)
+
+    def _spell(self, turns: Sequence[Turn], *, results: bool) -> list[Turn]:
+        return list(_spell_calls(turns, self.format, results=results))
+
+    # --- instructions -----------------------------------------------------------------------------
+
+    def _place_instructions(self, turns: Sequence[Turn]) -> list[Turn]:
+        """*turns* whose system messages are where the template writes them."""
+        facts = self._facts
+        if not facts.developer:
+            turns = [
+                turn.change(role="system") if turn.role == "developer" else turn for turn in turns
+            ]
+        instructions = [turn for turn in turns if turn.role in _INSTRUCTIONS]
+        if not instructions or (facts.later_system and facts.system):
+            return list(turns)
+        if not facts.system and not (facts.developer and instructions[0].role == "developer"):
+            return _give_to_user(turns)
+        if len(instructions) == 1 and turns[0] is instructions[0]:
+            return list(turns)
+        return _join_instructions(turns)
+
+    # --- proof ------------------------------------------------------------------------------------
+
+    def _complete(self, turns: Sequence[Turn]) -> list[Turn]:
+        """*turns*, changed until the template writes all of them; else refused."""
+        lost = self._find_lost(turns)
+        repairs: tuple[Callable[[Sequence[Turn], set[int]], list[Turn]], ...] = (
+            lambda turns, _: _join_instructions(turns),
+            lambda turns, _: _give_to_user(turns),
+            lambda turns, numbers: list(_part_from_calls(turns, numbers)),
+            lambda turns, _: self._spell(turns, results=True),
+        )
+        for repair in repairs:
+            if not lost:
+                break
+            changed = repair(turns, {turn.number for turn, _ in lost})
+            if not self._facts.repeated_user:
+                changed = _join_users(changed)
+            try:
+                rest = self._find_lost(changed)
+            except BitnetError:  # the template does not take them so
+                continue
+            if len(rest) < len(lost):
+                turns, lost = changed, rest
+        if lost:
+            self._refuse(*lost[0])
+        return list(turns)
+
+    def _refuse(self, turn: Turn, part: str) -> NoReturn:
+        where = f"messages.{turn.number}"
+        hint = "leave it out, or name another template with --chat-template FILE"
+        if turn.role not in _ROLES:
+            hint = f"use one of the roles {', '.join(_ROLES)}"
+        raise UsageError(
+            f"{where}: the chat template of {self._template.source} leaves out {part} of a message"
+            f" with the role {turn.role[:40]!r}",
+            hint=hint,
+            field=where,
+        )
+
+    def _find_lost(self, turns: Sequence[Turn]) -> list[tuple[Turn, str]]:
+        """Turns of which the template does not write a part, and that part."""
+        marks: list[tuple[str, Turn, str]] = []
+        messages = []
+        for turn in turns:
+            message, own = _mark_contents(turn, len(marks))
+            messages.append(message)
+            marks += own
+        text = self._template.render(messages, tools=self._tools, variables=self._variables)
+        return [(turn, part) for word, turn, part in marks if word not in text]
+
+
+def _mark_contents(turn: Turn, count: int) -> tuple[Message, list[tuple[str, Turn, str]]]:
+    """The message of *turn* with marks as its contents, from number *count* on, and those marks."""
+    message = dict(turn.message)
+    marks: list[tuple[str, Turn, str]] = []
+
+    def add(part: str) -> str:
+        word = mark(1000 + count + len(marks))
+        marks.append((word, turn, part))
+        return word
+
+    if turn.text.strip():
+        word = add("the text")
+        is_text = isinstance(message["content"], str)
+        message["content"] = word if is_text else [{"type": "text", "text": word}]
+    if turn.calls:
+        message["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": {"mark": add("a call")}}}
+            for call in turn.calls
+        ]
+    return message, marks
+
+
+# --- messages as clients send them --------------------------------------------------------------
+
+
+def _tidy(number: int, message: Mapping[str, Any]) -> Message:
+    """*message* of a request without what is empty, its calls checked, its reasoning named once."""
+    tidy = {name: value for name, value in message.items() if value is not None}
+    reasoning = [tidy.pop(name) for name in _REASONING if name in tidy]
+    texts = [text for text in reasoning if isinstance(text, str) and text]
+    if texts:
+        tidy["reasoning_content"] = texts[0]
+    if "content" not in tidy:
+        tidy["content"] = ""
+    calls = tidy.pop("tool_calls", None)
+    if calls is not None and not isinstance(calls, list):
+        raise UsageError(f"messages.{number}: tool_calls is not a list", field="messages")
+    if calls:
+        tidy["tool_calls"] = [
+            _tidy_call(call, f"messages.{number}.tool_calls.{place}")
+            for place, call in enumerate(calls)
+        ]
+    return tidy
+
+
+def _tidy_call(call: Any, where: str) -> dict[str, Any]:
+    """*call* with the type and the arguments that every template expects."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UsageError(f"{where}: a call has no function name", field=where)
+    arguments = function.get("arguments") or "{}"
+    field = f"{where}.function.arguments"
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise UsageError(f"{field}: not JSON", field=field) from None
+    else:
+        parsed = arguments
+    if not isinstance(parsed, Mapping):
+        raise UsageError(f"{field}: not a JSON object", field=field)
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _link_results(turns: Sequence[Turn], *, short: bool) -> list[Turn]:
+    """*turns* whose calls all have an id, and whose results have the id and name of their call.
+
+    A *short* id has nine letters and digits.
+    """
+    linked: list[Turn] = []
+    names: dict[str, str] = {}
+    open_ids: list[str] = []  # of calls without a result, the oldest first
+    for turn in turns:
+        if turn.calls:
+            calls = []
+            for place, call in enumerate(turn.calls):
+                name = _id_of(call.get("id"), f"call{turn.number}.{place}", short=short)
+                calls.append({**call, "id": name})
+                names[name] = call["function"]["name"]
+                open_ids.append(name)
+            linked.append(turn.change(tool_calls=calls))
+        elif turn.role == "tool":
+            given = turn.message.get("tool_call_id")
+            name = _id_of(given, open_ids[0] if open_ids else "call", short=short and bool(given))
+            if name in open_ids:
+                open_ids.remove(name)
+            function = turn.message.get("name") or names.get(name)
+            linked.append(turn.change(tool_call_id=name, name=function))
+        else:
+            linked.append(turn)
+    return linked
+
+
+def _id_of(given: Any, missing: str, *, short: bool) -> str:
+    """The id *given* by a client, or that of a *missing* one, in the form that templates take."""
+    name = str(given) if given else missing
+    is_short = len(name) == _ID_LENGTH and name.isascii() and name.isalnum()
+    if not short or is_short:
+        return name
+    return hashlib.sha256(name.encode()).hexdigest()[:_ID_LENGTH]
+
+
+# --- instructions -------------------------------------------------------------------------------
+
+
+def _add_instructions(turns: Sequence[Turn], prompt: str) -> list[Turn]:
+    """*turns* whose first system message ends with *prompt*."""
+    if turns and turns[0].role in _INSTRUCTIONS:
+        text = "\n\n".join(filter(None, (turns[0].text, prompt)))
+        return [turns[0].change(content=text), *turns[1:]]
+    return [Turn(0, {"role": "system", "content": prompt}), *turns]
+
+
+def _join_instructions(turns: Sequence[Turn]) -> list[Turn]:
+    """*turns* with all system messages in one, at the beginning."""
+    instructions = [turn for turn in turns if turn.role in _INSTRUCTIONS]
+    if not instructions:
+        return list(turns)
+    text = "\n\n".join(turn.text for turn in instructions if turn.text)
+    rest = [turn for turn in turns if turn.role not in _INSTRUCTIONS]
+    return [instructions[0].change(content=text), *rest]
+
+
+def _give_to_user(turns: Sequence[Turn]) -> list[Turn]:
+    """*turns* with all system messages at the beginning of the user's first one."""
+    joined = _join_instructions(turns)
+    if not joined or joined[0].role not in _INSTRUCTIONS:
+        return joined
+    text, rest = joined[0].text, joined[1:]
+    place = next((at for at, turn in enumerate(rest) if turn.role == "user"), None)
+    if place is None:
+        return [joined[0].change(role="user"), *rest]
+    whole = "\n\n".join(filter(None, (text, rest[place].text)))
+    return [*rest[:place], rest[place].change(content=whole), *rest[place + 1 :]]
+
+
+def _join_users(turns: Sequence[Turn]) -> list[Turn]:
+    """*turns* in which two messages of the user that follow each other are one."""
+    joined: list[Turn] = []
+    for turn in turns:
+        if joined and turn.role == joined[-1].role == "user":
+            texts = filter(None, (joined[-1].text, turn.text))
+            joined[-1] = joined[-1].change(content="\n\n".join(texts))
+        else:
+            joined.append(turn)
+    return joined
+
+
+# --- calls and results --------------------------------------------------------------------------
+
+
+def _call_one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """*turns* in which a message has one call, followed by its result."""
+    results = {turn.message.get("tool_call_id"): turn for turn in turns if turn.role == "tool"}
+    moved = set()
+    for turn in turns:
+        if len(turn.calls) < 2:
+            if turn.role != "tool" or turn.message.get("tool_call_id") not in moved:
+                yield turn
+            continue
+        for place, call in enumerate(turn.calls):
+            first = turn if place == 0 else turn.change(content="", reasoning_content=None)
+            yield first.change(tool_calls=[call])
+            if call["id"] in results:
+                moved.add(call["id"])
+                yield results[call["id"]]
+
+
+def _part_from_calls(turns: Iterable[Turn], numbers: set[int]) -> Iterator[Turn]:
+    """*turns*; the text of those with *numbers* that have calls becomes a message before them."""
+    for turn in turns:
+        if turn.number in numbers and turn.calls and turn.text.strip():
+            yield turn.change(tool_calls=None, reasoning_content=None)
+            yield turn.change(content="")
+        else:
+            yield turn
+
+
+def _spell_calls(turns: Iterable[Turn], form: CallFormat, *, results: bool) -> Iterator[Turn]:
+    """*turns* with their calls, and *results* if the template has no role for them, as text."""
+    held: list[Turn] = []
+
+    def join_held() -> Turn:
+        texts = [f"<tool_response>\n{turn.text}\n</tool_response>" for turn in held]
+        return Turn(held[0].number, {"role": "user", "content": "\n".join(texts)})
+
+    for turn in turns:
+        if results and turn.role == "tool":
+            held.append(turn)
+            continue
+        if held:
+            yield join_held()
+            held = []
+        if turn.calls:
+            texts = (turn.text, *(write_call(form, call) for call in turn.calls))
+            turn = turn.change(content="\n".join(filter(None, texts)), tool_calls=None)
+        yield turn
+    if held:
+        yield join_held()

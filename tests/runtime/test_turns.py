@@ -1,0 +1,188 @@
+"""Conversations for chat templates that drop or refuse a part of them."""
+
+import pytest
+from conversations import ANSWER, CALLED, CONVERSATIONS, SYSTEM, THANKS, TOLD, TOOL, USER, call
+
+from bitnet.base.errors import UsageError
+from bitnet.runtime.turns import Turns
+from bitnet.tokenizer.chat import ChatTemplate
+
+EACH = "{% for m in messages %}"
+COPIED = "[{{ m.role }}]{{ m.content }}"
+CALLS = (
+    "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments | tojson }}>"
+    "{% endfor %}"
+)
+END = "{% endfor %}[assistant]"
+TOOLS = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+WHOLE = TOOLS + EACH + COPIED + CALLS + END
+ALTERNATE = (
+    "{% for m in messages if m.role in ('user', 'assistant') and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def only(*roles):
+    """The beginning of a template that writes messages of *roles* alone."""
+    return f"{EACH}{{% if m.role in {roles} %}}{COPIED}{{% endif %}}"
+
+
+def text(template, messages, tools=None):
+    template = ChatTemplate(template)
+    if tools and not template.facts.tools:
+        return template.render(Turns(template, messages, explained=tools).messages)
+    return template.render(Turns(template, messages, tools=tools).messages, tools=tools)
+
+
+@pytest.mark.parametrize("messages", [[SYSTEM | {"role": "developer"}, USER]])
+def test_a_developer_is_the_system_for_templates_without_one(messages):
+    expected = "[system]Be brief.[user]Is it warm in Paris?[assistant]"
+    assert text(WHOLE, messages) == expected
+    assert text(only("system", "user") + END, messages) == expected
+
+
+def test_a_developer_that_the_template_knows_keeps_its_role():
+    template = EACH + "{% if m.role == 'developer' %}(D){% endif %}" + COPIED + END
+    assert text(template, [SYSTEM | {"role": "developer"}, USER]).startswith("(D)[developer]Be")
+
+
+FIRST = (
+    "{% if messages[0].role == 'system' %}[system]{{ messages[0].content }}{% endif %}"
+    "{% for m in messages if m.role != 'system' %}" + COPIED + END
+)
+
+
+def test_later_system_messages_join_the_first_where_only_that_is_written():
+    messages, _ = CONVERSATIONS["later system"]
+    told = text(FIRST, messages)
+    assert told.startswith("[system]Be brief.\n\nBe kind.[user]Is it warm")
+    assert text(FIRST, messages[1:]).startswith("[system]Be kind.[user]Is it warm")
+    # A template that writes them where they are keeps their places.
+    assert "Paris.[system]Be kind.[user]And" in text(WHOLE, messages)
+
+
+def test_instructions_begin_the_users_message_where_no_system_is_written():
+    messages, _ = CONVERSATIONS["later system"]
+    expected = "[user]Be brief.\n\nBe kind.\n\nIs it warm in Paris?[assistant]It is"
+    assert text(only("user", "assistant") + "{% endfor %}", messages).startswith(expected)
+    refuses = EACH + "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    assert text(refuses + COPIED + END, messages).startswith(expected)
+    assert text(refuses + COPIED + END, [SYSTEM]) == "[user]Be brief.[assistant]"
+
+
+def test_a_system_message_that_is_written_at_times_is_never_lost():
+    # As Mistral Nemo's template: beside the last message, if that is the user's.
+    template = (
+        "{% for m in messages if m.role != 'system' %}"
+        "{% if loop.last and m.role == 'user' and messages[0].role == 'system' %}"
+        "{{ messages[0].content }} {% endif %}" + COPIED + CALLS + END
+    )
+    assert "[user]Is it warm" in text(template, [SYSTEM, USER])
+    told = text(template, [SYSTEM, USER, CALLED, TOLD], [TOOL])
+    assert "Be brief." in told
+    assert "21 degrees" in told
+
+
+def test_users_that_may_not_follow_each_other_are_joined():
+    messages, _ = CONVERSATIONS["two users"]
+    joined = "[user]Is it warm in Paris?\n\nIn degrees, please.[assistant]"
+    assert text(ALTERNATE + WHOLE, messages) == joined
+    assert text(WHOLE, messages).count("[user]") == 2
+
+
+def test_the_text_beside_a_call_becomes_a_message_where_it_is_dropped():
+    either = EACH + "{% if m.tool_calls %}" + CALLS + "{% else %}" + COPIED + "{% endif %}" + END
+    messages, tools = CONVERSATIONS["text and call"]
+    expected = '[assistant]I will look.<get_weather {"city": "Paris"}>[tool]21 degrees'
+    assert expected in text(TOOLS + either, messages, tools)
+
+
+def test_the_text_beside_a_call_that_has_no_other_place_is_refused():
+    either = EACH + "{% if m.tool_calls %}" + CALLS + "{% else %}" + COPIED + "{% endif %}" + END
+    once = "{% if (messages | selectattr('role', 'equalto', 'assistant') | list | length) > 1 %}"
+    once += "{{ raise_exception('one answer') }}{% endif %}"
+    messages, tools = CONVERSATIONS["text and call"]
+    with pytest.raises(UsageError, match=r"one answer|messages\.1.*the text"):
+        text(TOOLS + once + either, messages, tools)
+
+
+def test_calls_that_the_template_drops_are_text():
+    messages, tools = CONVERSATIONS["call"]
+    told = text(TOOLS + EACH + COPIED + END + "<tool_call>", messages, tools)
+    called = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    assert f"[assistant]{called}[tool]21 degrees" in told
+    without = text(EACH + COPIED + END, messages)
+    assert f"[assistant]{called}[user]<tool_response>\n21 degrees\n</tool_response>" in without
+
+
+def test_several_calls_become_one_each_where_only_the_first_is_written():
+    written = "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}"
+    messages, tools = CONVERSATIONS["two calls"]
+    told = text(TOOLS + EACH + COPIED + written + END, messages, tools)
+    places = [told.index(each) for each in ('Paris"', "21 degrees", 'Rome"', "25 degrees")]
+    assert places == sorted(places)
+
+
+def test_ids_are_shortened_for_templates_that_demand_nine_characters():
+    demands = (
+        "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('9') }}"
+        "{% endif %}({{ c.id }}){{ c.function.arguments }}{% endfor %}"
+        "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}"
+    )
+    messages, tools = CONVERSATIONS["call"]
+    told = text(TOOLS + EACH + COPIED + demands + END, messages, tools)
+    ids = [part.partition(")")[0] for part in told.split("(")[1:]]
+    assert len(ids) == 2
+    assert len(set(ids)) == 1
+    as_sent = text(TOOLS + EACH + COPIED + demands.replace("!= 9", "< 9") + END, messages, tools)
+    assert as_sent.count(f"({call(1, 'Paris')['id']})") == 2
+
+
+def test_results_without_ids_belong_to_the_calls_in_their_order():
+    template = TOOLS + EACH + COPIED + CALLS + "{{ m.name }}/{{ m.tool_call_id }}" + END
+    named = [{"type": "function", "function": {"name": n, "arguments": ""}} for n in ("a", "b")]
+    messages = [
+        USER,
+        {"role": "assistant", "tool_calls": named},
+        {"role": "tool", "content": "1"},
+        {"role": "tool", "content": None},
+    ]
+    told = text(template, messages)
+    assert "<a {}><b {}>" in told
+    assert "[tool]1a/call1.0[tool]b/call1.1" in told  # and never the word None
+
+
+def test_an_empty_list_of_calls_is_none():
+    template = EACH + COPIED + "{% if m.tool_calls is defined %}CALLS{% endif %}" + END
+    assert "CALLS" not in text(template, [USER, ANSWER | {"tool_calls": []}, THANKS])
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_has_many_names(name):
+    shown = "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
+    template = TOOLS + EACH + COPIED + shown + CALLS + END
+    assert "(Hm.)<get" in text(template, [USER, CALLED | {name: "Hm."}, TOLD], [TOOL])
+
+
+def test_a_role_that_the_template_drops_is_refused_by_name():
+    with pytest.raises(UsageError, match=r"messages\.0: .* the text .* 'sytem'") as caught:
+        text(only("system", "user") + END, [{"role": "sytem", "content": "x"}, USER])
+    assert caught.value.field == "messages.0"
+    assert "system, developer, user" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("calls", "where"),
+    [
+        ("x", "messages.1: tool_calls is not a list"),
+        ([{}], r"messages\.1\.tool_calls\.0: a call has no function name"),
+        ([{"function": {"name": 1}}], r"messages\.1\.tool_calls\.0: a call has no function name"),
+        ([{"function": {"name": "f", "arguments": "{"}}], r"function\.arguments: not JSON"),
+        ([{"function": {"name": "f", "arguments": [1]}}], r"arguments: not a JSON object"),
+        ([{"function": {"name": "f", "arguments": "1"}}], r"arguments: not a JSON object"),
+    ],
+)
+def test_calls_that_are_not_calls_are_refused_where_they_are(calls, where):
+    with pytest.raises(UsageError, match=where):
+        text(WHOLE, [USER, {"role": "assistant", "tool_calls": calls}])
