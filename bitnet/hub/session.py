@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import threading
 import time
+from base64 import b64encode
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from bitnet import __version__
 from bitnet.base import settings, trust
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DRILL_ATTEMPTS = 3  # an injected fault is meant to fail
+SIGNED_ATTEMPTS = 3  # at a storage address that refuses its own signature
 UNREACHED_ATTEMPTS = 3  # a server where no connection was ever possible is unlikely to appear soon
 LONGEST_DOCUMENT = 64 << 20  # bytes of a JSON document, or of all pages of a listing
 BACKOFF_S = 0.2  # doubles with every failure ...
@@ -62,6 +64,9 @@ MAX_REDIRECTS = 8
 
 _UNKNOWN_HOST = "the host name cannot be resolved"
 _REFUSED = "connection refused"
+_REFUSALS = (400, 401, 403)  # of storage, for a signature that has expired
+# Text of http.client about a proxy that answers itself, instead of connecting to the server.
+_REFUSED_TUNNEL = re.compile(r"Tunnel connection failed: (401|403|407)")
 
 
 class HubSession:
@@ -125,6 +130,10 @@ class HubSession:
         if response.is_redirect or response.status_code in accept:
             return response
         response.close()
+        if response.status_code == 407:
+            raise self._proxy_refusal(address, 407)
+        if response.status_code in _REFUSALS and self._is_elsewhere(address, url):
+            raise _storage_refusal(response.status_code, url, address)
         if response.status_code == 401 and with_token:
             # An expired token must not prevent access to a public file.
             with suppress(BitnetError, Transient):
@@ -138,6 +147,13 @@ class HubSession:
                     )
                     return without
                 without.close()
+        if response.status_code in (401, 403) and self._login_for(address, url):
+            raise AuthError(
+                f"HTTP error {response.status_code}: {redact_url(url)}: the server refuses the "
+                "login in its address",
+                hint="correct it: export HF_ENDPOINT=https://USER:PASSWORD@HOST; write other "
+                "characters than letters and digits as %XX",
+            )
         elsewhere = address if secret is not None and not with_token else ""
         raise self._refusal(response, url, with_token or self._token_refused, elsewhere)
 
@@ -145,6 +161,38 @@ class HubSession:
         """True if *url* is on the hub that the user named, under any of its names."""
         options = self.options
         return trust.is_token_host(url, options.user_endpoint or options.endpoint)
+
+    def _is_elsewhere(self, address: str, url: str) -> bool:
+        """True if redirects led from *url* to *address*, on another host than the hub's."""
+        return origin(address) != origin(url) and not self._is_the_hub(address)
+
+    def _login_for(self, address: str, url: str) -> str:
+        """``USER:PASSWORD`` that the user put into the address of this server; empty if none.
+
+        It is sent to the server in whose address it is, never to one that a redirect names.
+        """
+        options = self.options
+        for named in (url, *options.addresses, options.user_endpoint):
+            login = urlsplit(named).netloc.rpartition("@")[0]
+            if login and origin(named) == origin(address):
+                return unquote(login)
+        return ""
+
+    def _proxy_refusal(self, url: str, status: int) -> NetworkError:
+        """The error for a proxy that answers *status* itself; asking again does not help."""
+        found = self._requests.merge_environment_settings(url, {}, None, None, None)["proxies"]
+        proxy = redact_url(requests.utils.select_proxy(url, found) or "") or "the proxy"
+        if status != 407:
+            host = urlsplit(url).hostname
+            return NetworkError(
+                f"{proxy} refuses to connect to {host} (HTTP status {status})",
+                hint=f"ask who runs the proxy, or reach {host} without it: export NO_PROXY={host}",
+            )
+        return NetworkError(
+            f"{proxy} refuses its user name or password (HTTP status 407); it was asked once",
+            hint="correct them: export HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT; write other "
+            "characters than letters and digits as %XX",
+        )
 
     def _follow(
         self,
@@ -168,6 +216,10 @@ class HubSession:
                         hint="copy the token again: export HF_TOKEN=hf_...",
                     )
                 sent["Authorization"] = f"Bearer {text}"
+            if login := self._login_for(address, url):
+                # As huggingface_hub 2.4 does: the login of an address replaces the token.
+                with_token = False
+                sent["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
             response = self._send(method, address, sent)
             if not response.is_redirect:
                 return response, address, with_token
@@ -207,6 +259,8 @@ class HubSession:
         except (ValueError, urllib3.exceptions.HTTPError):  # also a host that no resolver accepts
             raise UsageError(f"not an address to fetch from: {redact_url(url)}") from None
         except requests.exceptions.RequestException as error:
+            if match := _REFUSED_TUNNEL.search(str(error)):
+                raise self._proxy_refusal(url, int(match[1])) from None
             reason = _reason(error)
             is_absent = reason in (_UNKNOWN_HOST, _REFUSED) and origin(url) not in self._reached
             limit = UNREACHED_ATTEMPTS if is_absent else None
@@ -236,11 +290,7 @@ class HubSession:
             )
         if response.status_code not in (408, 429) and not 500 <= response.status_code < 600:
             return error
-        wait_s, value = None, response.headers.get("Retry-After", "").strip()
-        with suppress(ValueError, OverflowError):  # it is seconds, or a date
-            moment = 0.0 if value.isdecimal() else parsedate_to_datetime(value).timestamp()
-            wait_s = float(value) if value.isdecimal() else max(0.0, moment - self.now())
-        return Transient(error, retry_after_s=wait_s)
+        return Transient(error, retry_after_s=http.read_wait(response.headers, self.now()))
 
     def retrying(self, what: str, attempt: Callable[[], T], *, attempts: int | None = None) -> T:
         """Result of *attempt*, retried up to *attempts* times where that may help."""
@@ -342,6 +392,26 @@ class Patience:
         if broken.retry_after_s is not None:
             with self._lock:
                 self._last_gain = session.clock()
+
+
+def _storage_refusal(status: int, url: str, address: str) -> AuthError | Transient:
+    """The error for *status* from the host of *address*, to which redirects led from *url*.
+
+    The host neither got the token nor shall get it: any host that answers could ask for it. A
+    signed address is used up after a while, so the hub is asked for another one.
+    """
+    host = urlsplit(address).netloc.rpartition("@")[2]
+    text = f"HTTP error {status}: {redact_url(url)}: {host}, to which it redirects,"
+    if urlsplit(address).query:
+        error = NetworkError(
+            f"{text} does not accept the signed address",
+            hint="check the clock of this machine, and try again; or use a mirror: --base-url=URL",
+        )
+        return Transient(error, attempts=SIGNED_ATTEMPTS)
+    return AuthError(
+        f"{text} refuses access; it did not get the access token, which is for the hub only",
+        hint="use another server: --base-url=URL",
+    )
 
 
 def _target(here: str, redirect: requests.Response) -> str:

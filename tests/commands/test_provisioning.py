@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hub_server import HubServer
+from hub_server import HubServer, Rule
 from tiny_models import tiny_gguf
 
 from bitnet.base import files, settings
@@ -174,6 +174,16 @@ def test_what_cannot_be_fetched_is_one_error_with_its_exit_code(hub, bitnet, wor
     assert said in done.err
     assert "Traceback" not in done.err
     assert done.out == ""
+
+
+@pytest.mark.parametrize("digest", ["", "0" * 64])
+def test_a_digest_is_blamed_only_where_one_was_given(hub, bitnet, digest):
+    hub.add("org/large", "large.gguf", b"GGUF" + bytes(4000))
+    hub.rules.append(Rule(where="cdn", flip_at=2000))
+    more = ("--sha256", digest) if digest else ()
+    done = bitnet("download-model", "org/large", "--file", "large.gguf", *more)
+    assert done.code == 13, done.err
+    assert ("--sha256" in done.err) is bool(digest)
 
 
 def test_a_revision_is_fetched_by_any_of_its_names(hub, bitnet, tmp_path):

@@ -1,13 +1,16 @@
 import logging
+from base64 import b64encode
 
 import pytest
 import responses
 from downloading import download
 from hub_server import PAGE, SECRET_QUERY, Rule
+from proxies import Proxy
 
 from bitnet.base import settings
 from bitnet.base.errors import (
     AuthError,
+    BitnetError,
     LicenceNotAccepted,
     NetworkError,
     NotFound,
@@ -137,12 +140,15 @@ def test_a_password_in_the_hubs_address_is_in_no_error(hub, tmp_path, monkeypatc
         monkeypatch.setenv("HF_TOKEN", token)
     hub.add("org/model", "model.gguf", BIG)
     hub.repo("org/model", gated=True)
-    options = FetchOptions(base_url=hub.url.replace("//", "//me:password@"))
-    with HubSession(options) as one, pytest.raises(AuthError) as caught:
+    options = FetchOptions(base_url=hub.url.replace("//", "//me:sesame@"))
+    with (
+        HubSession(options) as one,
+        pytest.raises(AuthError, match="the login in its add") as caught,
+    ):
         fetch(lambda: one, tmp_path)
     said = f"{caught.value} {caught.value.hint} {caplog.text}"
     assert f"{hub.url}/" in said
-    assert "password" not in said
+    assert "sesame" not in said
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -323,7 +329,8 @@ def test_any_other_host_does_not_and_the_error_says_so(hub, session, tmp_path, m
     redirected(hub, "localhost")
     with pytest.raises(AuthError, match="did not get the access token") as caught:
         fetch(session, tmp_path)
-    assert "BITNET_HUB_HOSTS=localhost" in caught.value.hint
+    # Any host that answers would get the token.
+    assert "HUB_HOSTS" not in f"{caught.value} {caught.value.hint}"
     assert "HF_TOKEN is not set" not in str(caught.value)
     elsewhere = [s for s in hub.requests("hub") if s.headers["Host"].startswith("localhost")]
     assert elsewhere
@@ -461,3 +468,107 @@ def test_a_socks_proxy_is_what_is_blamed_for_it(monkeypatch):
         pytest.raises((UsageError, NetworkError), match="proxy"),
     ):
         one.open("http://hub.example.org/f")
+
+
+# --- refusals by others than the hub -------------------------------------------------------------
+
+
+def test_an_expired_signature_is_asked_again_at_the_hub(hub, session, tmp_path, monkeypatch, clock):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.tokens[TOKEN] = {"org/model"}
+    hub.add("org/model", "model.gguf", BIG)
+    hub.rules.append(Rule(where="cdn", status=403, body=b"Request has expired", times=2))
+    fetch(session, tmp_path)
+    assert (tmp_path / "model.gguf").read_bytes() == BIG
+    assert len(hub.requests("hub", "GET")) == 3  # a new address each time
+
+
+@pytest.mark.parametrize("status", [400, 401, 403])
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_storage_that_refuses_is_never_to_get_the_token(
+    hub, session, tmp_path, monkeypatch, status, token
+):
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+        hub.tokens[token] = {"org/model"}
+    hub.add("org/model", "model.gguf", BIG)
+    codes = {"X-Error-Code": "GatedRepo", "X-Error-Message": "export BITNET_HUB_HOSTS=localhost"}
+    hub.rules.append(Rule(where="cdn", status=status, headers=codes))
+    with pytest.raises(NetworkError, match="does not accept the signed address") as caught:
+        fetch(session, tmp_path)
+    said = f"{caught.value} {caught.value.hint}"
+    for word in ("HUB_HOSTS", "HF_TOKEN", "terms"):
+        assert word not in said
+    assert "(3 attempts)" in said
+    assert not any("Authorization" in seen.headers for seen in hub.requests("cdn"))
+
+
+def test_the_login_in_the_hubs_address_is_sent_there_and_nowhere_else(
+    hub, session, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)  # as in huggingface_hub, the login replaces it
+    hub.add("org/model", "model.gguf", BIG)
+    login = f"Basic {b64encode(b'me:s/same').decode()}"
+    hub.tokens[login] = set()
+    with HubSession(FetchOptions(base_url=hub.url.replace("//", "//me:s%2Fsame@"))) as one:
+        fetch(lambda: one, tmp_path)
+    assert (tmp_path / "model.gguf").read_bytes() == BIG
+    assert {seen.headers.get("Authorization") for seen in hub.requests("hub")} == {login}
+    assert {seen.headers.get("Authorization") for seen in hub.requests("cdn")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("headers", "waited"),
+    [
+        ({"RateLimit": '"api";r=0;t=55'}, 55.0),
+        ({"ratelimit": '"resolvers";r=0; t=7', "Retry-After": ""}, 7.0),
+        ({"RateLimit": '"api";r=0;t=55', "Retry-After": "3"}, 3.0),
+        ({"RateLimit": '"api";r=12;t=55'}, 0.2),
+        ({"RateLimit": "nonsense"}, 0.2),
+    ],
+)
+def test_the_wait_of_a_rate_limit_is_honoured(hub, session, tmp_path, clock, headers, waited):
+    hub.add("org/model", "model.gguf", b"small")
+    hub.rules.append(Rule(where="hub", status=429, headers=headers, times=1))
+    fetch(session, tmp_path)
+    assert clock.waits == [waited]
+
+
+@pytest.fixture
+def proxy():
+    with Proxy("me", "sesame") as server:
+        yield server
+
+
+@pytest.mark.parametrize("address", ["http://hub.invalid/f", "https://hub.invalid/f"])
+def test_a_proxy_that_refuses_the_password_is_named_and_asked_once(
+    proxy, address, monkeypatch, clock
+):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, proxy.url.replace("//", "//me:wrong-sesame@"))
+    monkeypatch.setenv("NO_PROXY", "")
+    with (
+        HubSession(FetchOptions(), clock=clock, sleep=clock.sleep) as one,
+        pytest.raises(NetworkError, match="refuses its user name or password") as caught,
+    ):
+        one.retrying("f", lambda: one.open(address))
+    assert proxy.url in caught.value.message
+    assert "sesame" not in caught.value.message
+    assert proxy.refused == 1
+    assert clock.waits == []
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/f", "https://127.0.0.1:9/f"])
+def test_a_proxy_that_forbids_a_host_is_named(proxy, address, monkeypatch, clock):
+    proxy.forbids = True
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, proxy.url.replace("//", "//me:sesame@"))
+    monkeypatch.setenv("NO_PROXY", "")
+    with (
+        HubSession(FetchOptions(), clock=clock, sleep=clock.sleep) as one,
+        pytest.raises(BitnetError) as caught,
+    ):
+        one.retrying("f", lambda: one.open(address))
+    if address.startswith("https"):
+        assert f"{proxy.url} refuses to connect to 127.0.0.1" in str(caught.value)
+    assert clock.waits == []

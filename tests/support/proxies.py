@@ -1,0 +1,113 @@
+"""A proxy on loopback that demands a login, for plain requests and for tunnels (CONNECT).
+
+It records what it carried. Host names that end in ``.invalid`` lead to this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+
+class Proxy:
+    """A proxy; a context manager. Without *user* it demands no login."""
+
+    def __init__(self, user: str = "", password: str = "") -> None:
+        self.login = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""
+        self.forbids = False  # answers 403 to every request with the right login
+        self.refused = 0  # requests without the right login
+        self.carried: list[str] = []  # hosts with ports of tunnels, addresses of requests
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server.daemon_threads = True
+        self._server.proxy = self
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> Proxy:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def _is_refused(self):
+        proxy = self.server.proxy
+        status = 0
+        if proxy.login and self.headers.get("Proxy-Authorization") != proxy.login:
+            proxy.refused += 1
+            status = 407
+        elif proxy.forbids:
+            status = 403
+        if status:
+            self.send_response(status)
+            if status == 407:
+                self.send_header("Proxy-Authenticate", 'Basic realm="office"')
+            self.send_header("Content-Length", "0")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.close_connection = True
+        return bool(status)
+
+    def do_CONNECT(self):
+        if self._is_refused():
+            return
+        self.server.proxy.carried.append(self.path)
+        host, _, port = self.path.rpartition(":")
+        with _connect(host, int(port)) as upstream:
+            self.send_response(200)
+            self.end_headers()
+            _pump(self.connection, upstream)
+        self.close_connection = True
+
+    def do_GET(self):
+        self._forward()
+
+    def do_HEAD(self):
+        self._forward()
+
+    def _forward(self):
+        if self._is_refused():
+            return
+        self.server.proxy.carried.append(self.path)
+        parts = urlsplit(self.path)
+        place = parts.path + (f"?{parts.query}" if parts.query else "")
+        lines = [f"{self.command} {place} HTTP/1.1"]
+        for name, value in self.headers.items():
+            if name.lower() not in ("proxy-authorization", "proxy-connection", "connection"):
+                lines.append(f"{name}: {value}")
+        lines += ["Connection: close", "", ""]
+        with _connect(parts.hostname, parts.port or 80) as upstream:
+            upstream.sendall("\r\n".join(lines).encode())
+            while chunk := upstream.recv(1 << 16):
+                self.connection.sendall(chunk)
+        self.close_connection = True
+
+
+def _connect(host, port):
+    place = "127.0.0.1" if host.endswith(".invalid") else host
+    return socket.create_connection((place, port))
+
+
+def _pump(one, other):
+    """Carry bytes both ways until a side closes."""
+    ends = {one: other, other: one}
+    with contextlib.suppress(OSError):
+        while True:
+            readable, _, _ = select.select([*ends], [], [])
+            for end in readable:
+                chunk = end.recv(1 << 16)
+                if not chunk:
+                    return
+                ends[end].sendall(chunk)
