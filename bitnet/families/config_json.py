@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.families.config_values import check_values
 from bitnet.families.experts import expert_count
 from bitnet.families.family import Family, Values, architecture_refusal, families, of_model_type
 from bitnet.families.keys import (
@@ -142,9 +143,9 @@ def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Desc
     config, quantization, ignored = _without_ignored(outer, ignore)
     try:
         return _describe(config, quantization, ignored)
-    except Unsupported as error:
-        raise Unsupported(f"{model}: {error.message}", hint=error.hint) from None
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+    except (InvalidFormat, Unsupported) as error:
+        raise type(error)(f"{model}: {error.message}", hint=error.hint) from None
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise InvalidFormat(
             f"{model}: config.json: missing or wrong: {error}", hint="fetch config.json again"
         ) from error
@@ -159,6 +160,8 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
     config = {**family.defaults, **config}
     config |= {name: config[alias] for alias, name in family.aliases.items() if alias in config}
     quantization = quantization or family.quantization
+    rules = {**READ, **family.config_rules}
+    check_values(config, {name for name, rule in rules.items() if rule.is_read})
     _check(config, family)
     if family.transposed_experts and quantization.get("quant_method") == "mxfp4":
         check(quantization, MXFP4, below=_BELOW)
@@ -300,6 +303,10 @@ def _check_quantization(quantization: Config, config: Config) -> None:
     if quantization.get("use_rms_norm") and eps != config["rms_norm_eps"]:
         why = f"only the model's own, {config['rms_norm_eps']}, is computed"
         raise refusal(f"{_BELOW}rms_norm_eps", eps, why)
+    kept = quantization.get("modules_to_not_convert")
+    are_texts = isinstance(kept, list) and all(isinstance(name, str) for name in kept)
+    if kept is not None and not are_texts:
+        raise ValueError(f"modules_to_not_convert is {kept!r:.80}, expected a list of texts")
     linear = quantization.get("linear_class", "bitlinear")
     mode = quantization.get("quantization_mode", "offline")
     if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):

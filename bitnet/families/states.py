@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from bitnet.families.family import (
     register_variant,
 )
 from bitnet.families.keys import Config, Keys, Rule, contradiction, neutral, read, reads, refusal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: Rules of its keys in GGUF files.
 MAMBA2_KEYS = {
@@ -126,14 +129,21 @@ def _falcon_factors(config: Config) -> dict[str, float]:
 def _falcon_values(config: Config) -> Values:
     width, states = _width(config), config["mamba_n_groups"] * config["mamba_d_state"]
     parts = (width, width, states, states, config["mamba_n_heads"])
-    factors = np.array(config["ssm_multipliers"] or [1.0] * 5, dtype=np.float32)
-    rows = np.repeat(factors, parts)
+    factors = config["ssm_multipliers"] or [1.0] * len(parts)
+    if len(factors) != len(parts):
+        raise ValueError(f"ssm_multipliers has {len(factors)} entries, expected {len(parts)}")
+
+    def multiply(rows: NDArray[Any], factor: float = 1.0) -> NDArray[Any]:
+        if rows.shape[0] != sum(parts):  # before a wrong size allocates anything
+            raise ValueError(f"{rows.shape[0]:,} rows, expected {sum(parts):,}")
+        of_rows = np.repeat(np.array(factors, dtype=np.float32), parts)
+        of_rows = of_rows.reshape(-1, *[1] * (rows.ndim - 1))
+        return np.multiply(rows, of_rows * np.float32(factor))
+
     return {
         **mamba2_values(config["mamba_n_groups"]),
-        "ssm_in.weight": partial(
-            np.multiply, rows[:, None] * np.float32(config["ssm_in_multiplier"])
-        ),
-        "ssm_in.bias": partial(np.multiply, rows),
+        "ssm_in.weight": partial(multiply, factor=config["ssm_in_multiplier"]),
+        "ssm_in.bias": multiply,
     }
 
 

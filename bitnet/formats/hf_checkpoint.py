@@ -193,7 +193,14 @@ def _weight(
     weight = replace(tensors[name], name=name)
     function = description.values.get(_end(name))
     if function is not None:
-        return _floats(name, function(registry.dequantize(weight)))
+        try:
+            values = function(registry.dequantize(weight))
+        except (ValueError, IndexError) as error:
+            raise InvalidFormat(
+                f"{name} of shape {weight.shape} does not fit the sizes in config.json: {error}",
+                hint=_AGAIN,
+            ) from error
+        return _floats(name, values)
     if description.family.norms_from_zero and name.endswith("norm.weight"):
         # The checkpoint stores the factor minus one; GGUF stores the factor.
         return _floats(name, registry.dequantize(weight) + np.float32(1))
@@ -309,7 +316,8 @@ def _mlx_bits(config: Mapping[str, Any], model: str) -> int | None:
     bits = packing.get("bits")
     expected = {"bits": bits, "group_size": _GROUP, "mode": "affine"}
     again = config.get("quantization_config", packing)
-    if bits not in _MLX_TYPES or again != packing or {"mode": "affine"} | packing != expected:
+    is_known = isinstance(bits, int) and bits in _MLX_TYPES
+    if not is_known or again != packing or {"mode": "affine"} | packing != expected:
         raise Unsupported(
             f"{model}: quantization in config.json is {packing!r}; of MLX, 1 and 2 bits in "
             f"groups of {_GROUP} are read, the same for every matrix",

@@ -1,0 +1,228 @@
+"""Kinds of the values in ``config.json``: each is checked when it is read, before it is used.
+
+transformers 5 refuses an integer written as ``2.0``, a flag written as ``1`` and ``null`` where its
+class has no such value; so do these checks, by the key's name. Sizes have bounds, so that nothing
+is counted or allocated by a wrong number.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import InvalidFormat
+from bitnet.families.dense import MAX_LAYERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from bitnet.families.keys import Config
+
+MAX_WIDTH = 2**24  # of a matrix, far above every published one
+MAX_POSITIONS = 2**31 - 1
+_TABLES = ("rope_parameters", "rope_scaling")
+_HINT = "compare config.json with the file that the model's author publishes"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value."""
+
+    expected: str  # its description, for messages
+    fits: Callable[[Any], bool]
+    may_be_null: bool = False
+
+    def accepts(self, value: Any) -> bool:
+        """True if *value* is of this kind."""
+        return self.may_be_null if value is None else self.fits(value)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> bool:
+    """True if *value* is a number that a double can store."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # also false for NaN
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _integer(least: int, most: int, *, may_be_null: bool = False) -> Kind:
+    def fits(value: Any) -> bool:
+        return _is_integer(value) and least <= value <= most
+
+    return Kind(f"an integer from {least:,} to {most:,}", fits, may_be_null)
+
+
+def _number(
+    condition: str = "", *, least: float = -sys.float_info.max, above: bool = False
+) -> Kind:
+    def fits(value: Any) -> bool:
+        return is_finite(value) and (value > least if above else value >= least)
+
+    return Kind(f"a finite number{condition}", fits)
+
+
+def _list_of(what: str, fits: Callable[[Any], bool], most: int = MAX_LAYERS) -> Kind:
+    def are_all(values: Any) -> bool:
+        return isinstance(values, list) and len(values) <= most and all(map(fits, values))
+
+    return Kind(f"a list of at most {most:,} {what}", are_all, may_be_null=True)
+
+
+def _or_null(kind: Kind) -> Kind:
+    return Kind(f"{kind.expected}, or null", kind.fits, may_be_null=True)
+
+
+def _are_shapes(value: Any) -> bool:
+    """True for Gemma 4's ``per_layer_config``: integers by name, by the number of a layer."""
+    return isinstance(value, dict) and all(
+        isinstance(shape, dict) and all(map(_SIZE.accepts, shape.values()))
+        for shape in value.values()
+    )
+
+
+_SIZE = _integer(1, MAX_WIDTH)
+_COUNT = _integer(0, MAX_WIDTH)
+_POSITIVE = _number(" above 0", least=0.0, above=True)
+_NOT_NEGATIVE = _number(" of at least 0", least=0.0)
+_FLAG = Kind("true or false", lambda value: isinstance(value, bool), may_be_null=True)
+_NUMBERS = _list_of("finite numbers", is_finite, MAX_WIDTH)
+_INTEGERS = _list_of("integers", lambda value: isinstance(value, int) and abs(value) <= MAX_WIDTH)
+_TEXTS = _list_of("texts", _is_text)
+_TABLE = Kind("an object", lambda value: isinstance(value, dict), may_be_null=True)
+_SHARE = Kind("a number above 0, at most 1", lambda value: is_finite(value) and 0 < value <= 1)
+
+
+def _of(kind: Kind, names: str) -> dict[str, Kind]:
+    return dict.fromkeys(names.split(), kind)
+
+
+#: Kinds of the keys that a family reads.
+KINDS: dict[str, Kind] = {
+    "num_hidden_layers": _integer(1, MAX_LAYERS),
+    **_of(_integer(1, MAX_POSITIONS), "max_position_embeddings original_max_position_embeddings"),
+    "vocab_size": _integer(1, MAX_POSITIONS, may_be_null=True),
+    **_of(
+        _SIZE,
+        "attention_head_dim block_multiple_of conv_L_cache conv_kernel hidden_size kv_lora_rank "
+        "linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads "
+        "linear_value_head_dim mamba_d_conv mamba_d_state mamba_expand mamba_head_dim "
+        "mamba_n_groups mamba_n_heads mamba_num_heads n_group n_groups no_rope_layer_interval "
+        "num_attention_heads qk_nope_head_dim qk_rope_head_dim ssm_state_size topk_group "
+        "v_head_dim dim_model_base full_attention_interval block_ff_dim",
+    ),
+    **_of(
+        _COUNT,
+        "first_k_dense_replace max_window_layers moe_k moe_layer_start_index "
+        "moe_num_shared_experts n_shared_experts num_dense_layers "
+        "moe_shared_expert_intermediate_size shared_expert_intermediate_size",
+    ),
+    **_of(
+        _or_null(_COUNT),
+        "global_head_dim head_dim hidden_size_per_layer_input intermediate_size mamba_d_ssm "
+        "moe_intermediate_size moe_latent_size moe_num_experts n_routed_experts num_experts "
+        "num_experts_per_tok num_global_key_value_heads num_key_value_heads num_kv_shared_layers "
+        "num_local_experts num_nextn_predict_layers q_lora_rank shared_intermediate_size "
+        "top_k_experts",
+    ),
+    "moe_layer_end_index": _integer(-1, MAX_LAYERS),
+    "sliding_window": _integer(1, MAX_POSITIONS, may_be_null=True),
+    **_of(_NOT_NEGATIVE, "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps"),
+    **_of(
+        _number(),
+        "attention_in_multiplier attention_multiplier attention_out_multiplier "
+        "embedding_multiplier key_multiplier lm_head_multiplier logit_scale residual_multiplier "
+        "routed_scaling_factor scale_depth scale_emb ssm_in_multiplier ssm_out_multiplier",
+    ),
+    **_of(_POSITIVE, "logits_scaling query_pre_attn_scalar"),
+    "block_ffn_dim_multiplier": _or_null(_POSITIVE),
+    **_of(_or_null(_NOT_NEGATIVE), "attn_logit_softcapping final_logit_softcapping"),
+    **_of(_or_null(_POSITIVE), "rope_local_base_freq rope_theta"),
+    "partial_rotary_factor": _or_null(_SHARE),
+    **_of(
+        _FLAG,
+        "attention_bias attention_k_eq_v attention_out_bias block_auto_adjust_ff_dim conv_bias "
+        "enable_moe_block is_causal mamba_conv_bias mamba_norm_before_gate mamba_proj_bias "
+        "mlp_bias norm_topk_prob projectors_bias tie_embedding tie_word_embeddings use_bias "
+        "use_bidirectional_attention use_conv_bias use_double_wide_mlp use_qk_norm "
+        "use_sliding_window",
+    ),
+    **_of(_TEXTS, "architectures layer_types layers_block_type mlp_layer_types"),
+    **_of(_NUMBERS, "mlp_multipliers ssm_multipliers"),
+    **_of(_INTEGERS, "full_attn_idxs no_rope_layers"),
+    **_of(_TABLE, "rope_parameters rope_scaling"),
+    "auto_map": Kind("an object or a text", lambda value: isinstance(value, dict | str), True),
+    "hybrid_override_pattern": Kind(
+        "a letter for each layer",
+        lambda value: _is_text(value) and len(value) <= MAX_LAYERS,
+        may_be_null=True,
+    ),
+    "mamba_d_head": Kind('an integer or "auto"', lambda it: it == "auto" or _SIZE.accepts(it)),
+    "per_layer_config": Kind("sizes of the heads of layers", _are_shapes, may_be_null=True),
+    "position_embedding_type": Kind("a text", _is_text, may_be_null=True),
+    "quantization_config": Kind(
+        "an object or a text", lambda value: isinstance(value, dict | str), may_be_null=True
+    ),
+    "sliding_window_pattern": Kind(
+        "an integer or a text", lambda value: _is_text(value) or _COUNT.accepts(value), True
+    ),
+}
+#: Kinds of the values below ``rope_parameters``; null is as if a key were not there.
+ROPE_KINDS: dict[str, Kind] = {
+    **_of(
+        _POSITIVE,
+        "alpha attention_factor beta_fast beta_slow factor high_freq_factor low_freq_factor "
+        "rope_theta",
+    ),
+    **_of(_number(), "llama_4_scaling_beta mscale mscale_all_dim"),
+    **_of(_integer(1, MAX_POSITIONS), "max_position_embeddings original_max_position_embeddings"),
+    "partial_rotary_factor": _SHARE,
+    **_of(_list_of("numbers above 0", _POSITIVE.accepts, MAX_WIDTH), "long_factor short_factor"),
+    **_of(_FLAG, "mrope_interleaved truncate"),
+    "mrope_section": _INTEGERS,
+    **_of(Kind("a text", _is_text), "rope_type type"),
+}
+
+
+def check_values(config: Config, read: set[str]) -> None:
+    """Check the values in *config* of the keys that are *read*.
+
+    Raises:
+        InvalidFormat: a value is of another kind than its key has; the message names both.
+    """
+    for key in sorted(read & config.keys()):
+        _check_value(key, config[key], KINDS[key])
+    for name in _TABLES:
+        for key, value, kind in _rope_values(config.get(name), name):
+            _check_value(key, value, kind)
+
+
+def _rope_values(table: Any, name: str) -> Iterator[tuple[str, Any, Kind]]:
+    """Keys, values and kinds of the *table* of a position embedding, and of tables in it."""
+    for key, value in (table or {}).items():
+        if isinstance(value, dict):
+            yield from _rope_values(value, f"{name}.{key}")
+        elif value is not None and key in ROPE_KINDS:
+            yield f"{name}.{key}", value, ROPE_KINDS[key]
+
+
+def _check_value(key: str, value: Any, kind: Kind) -> None:
+    if not kind.accepts(value):
+        raise InvalidFormat(
+            f"config.json: {key} is {_show(value)}, expected {kind.expected}", hint=_HINT
+        )
+
+
+def _show(value: Any) -> str:
+    """*value* as JSON has it, cut where it is long."""
+    if _is_integer(value) and abs(value) >= 10**30:
+        return "an integer of more than 30 digits"  # Python refuses to write thousands of them
+    words = {None: "null", True: "true", False: "false"}
+    text = words[value] if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,96 @@
+"""One wrong value in ``config.json``: a model, or a refusal that names the problem; soon."""
+
+import random
+import time
+
+import pytest
+from config_mutants import MODELS, changed, mutants_of, open_model
+
+from bitnet.base.errors import BitnetError, InvalidFormat
+from bitnet.families.config_json import READ, describe
+from bitnet.families.config_values import KINDS
+from bitnet.families.family import families
+
+SLICE = 500
+MOST_S = 10.0  # a model opens in 10 ms; counting to a wrong number takes minutes
+FOUND = (
+    ("llama", ("num_hidden_layers",), None),
+    ("llama", ("num_hidden_layers",), 10**12),
+    ("llama", ("num_hidden_layers",), 3 * 10**9),
+    ("smollm3", ("num_hidden_layers",), 10**400),
+    ("glm4moe", ("num_hidden_layers",), {}),
+    ("mistral-head-dim", ("head_dim",), float("inf")),
+    ("ministral3", ("head_dim",), 3 * 10**9),
+    ("qwen3.5", ("head_dim",), 10**400),
+    ("gemma3", ("query_pre_attn_scalar",), -1),
+    ("granite", ("embedding_multiplier",), 10**400),
+    ("falcon-h1", ("attention_out_multiplier",), None),
+    ("falcon-h1", ("mlp_multipliers", 1), 10**400),
+    ("falcon-h1", ("mamba_d_state",), 3 * 10**9),
+    ("falcon-h1", ("mamba_d_state",), 2),
+    ("falcon-h1-norm", ("mamba_n_groups",), 2.0),
+    ("granitehybrid", ("mamba_n_groups",), 7),
+    ("deepseek3", ("qk_nope_head_dim",), float("inf")),
+    ("lfm2", ("intermediate_size",), float("-inf")),
+    ("llama-yarn-rope", ("rope_parameters", "factor"), 10**400),
+    ("llama-yarn-rope", ("rope_parameters", "original_max_position_embeddings"), float("inf")),
+    ("gemma4-e2b", ("rope_parameters", "sliding_attention", "rope_theta"), 10**400),
+    ("phi3-longrope", ("rope_parameters", "long_factor", 0), 10**400),
+    ("ministral3", ("rope_parameters", "llama_4_scaling_beta"), 10**400),
+    ("bitnet", ("quantization_config", "modules_to_not_convert"), -0.5),
+)
+
+
+def opens(name, path, value, folder, monkeypatch):
+    """True if the model opens, False if it is refused by an error of ours."""
+    start = time.monotonic()
+    try:
+        open_model(name, changed(name, path, value), folder, monkeypatch)
+    except BitnetError:
+        return False
+    finally:
+        assert time.monotonic() - start < MOST_S, (name, path, value)
+    return True
+
+
+def test_every_key_that_a_family_reads_has_a_kind():
+    rules = [READ, *(family.config_rules for family in families())]
+    read = {name for table in rules for name, rule in table.items() if rule.is_read}
+    assert len(read) > 100
+    assert read == KINDS.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_configuration_as_transformers_writes_it_opens(name, tmp_path, monkeypatch):
+    open_model(name, MODELS[name]["config"], tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("name", "path", "value"), FOUND)
+def test_a_wrong_value_is_refused_by_the_name_of_its_key(name, path, value, tmp_path, monkeypatch):
+    with pytest.raises(BitnetError) as raised:
+        open_model(name, changed(name, path, value), tmp_path, monkeypatch)
+    keys = [str(part) for part in path if isinstance(part, str)]
+    sizes = ("ssm_in", "ssm_norm")  # a number of the right kind that no tensor fits
+    assert any(word in str(raised.value) for word in (keys[-1], *sizes))
+
+
+def test_a_drawn_slice_of_the_mutations_opens_or_is_refused(tmp_path, monkeypatch):
+    mutants = [(name, *mutant) for name in MODELS for mutant in mutants_of(name)]
+    assert len(mutants) > 50_000
+    drawn = random.Random(8).sample(mutants, SLICE)
+    results = [opens(*mutant, tmp_path, monkeypatch) for mutant in drawn]
+    assert SLICE // 5 < sum(results) < SLICE  # many keys are not read by a family
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_mutation_opens_or_is_refused(name, tmp_path, monkeypatch):
+    results = [opens(name, *mutant, tmp_path, monkeypatch) for mutant in mutants_of(name)]
+    assert any(results)
+    assert not all(results)
+
+
+def test_an_integer_written_as_a_float_is_refused_as_by_transformers():
+    config = MODELS["llama"]["config"] | {"hidden_size": 64.0}
+    with pytest.raises(InvalidFormat, match=r"hidden_size is 64\.0, expected an integer"):
+        describe(config, model="m")
