@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from invoke.exceptions import Exit
@@ -21,7 +20,7 @@ from bitnet.base.files import path_of, read_bytes
 from bitnet.base.findings import SEVERITIES, Finding, render, status_of
 from bitnet.base.invocation import extra_command, program, word
 from bitnet.base.options import CacheOptions, option
-from bitnet.base.outputs import OutputFile
+from bitnet.base.outputs import OutputFile, begins_with
 from bitnet.base.tables import show, table
 from bitnet.commands.context import FORCE, IGNORE_KEY, PRE, TO_CHECK, Context, model_option
 from bitnet.commands.declare import Output, task
@@ -125,30 +124,21 @@ def report_of(path, checks, ignored=()):
 def _read_expectations(against, model, key):
     """Expectations of --against, a file or a name, for :func:`bitnet.verify.verify_model`.
 
-    An empty one, as of an unset variable, is refused. A bundle by others has a pin for each file.
+    An empty one, as of an unset variable, is refused.
     """
-    from bitnet.verify import Pin
     from bitnet.verify.attest import attestation_of
     from bitnet.verify.bundle import is_bundle, open_bundle
 
     if not against:
         raise UsageError("--against names nothing", hint="name one: --against FILE")
     path = Path(against)
-    if path.is_file() and path.suffix != ".gguf" and is_bundle(read_bytes(path)):
-        attestation, files = open_bundle(path, Path(key) if key else None)
-    elif key:
+    is_document = path.is_file() and begins_with(path, b"{")
+    if is_document and is_bundle(read_bytes(path)):
+        attestation, manifest = open_bundle(path, Path(key) if key else None)
+        return {"against": attestation, "manifest": manifest, "proof": path}
+    if key:
         raise UsageError(f"{against} is not a bundle", hint="leave --key out")
-    else:
-        attestation, files = attestation_of(against), {}
-    if attestation is not None:
-        return {"against": attestation, "proof": path}
-    root = model if model.is_dir() else model.parent
-
-    def find_pin(file):
-        name = Path(os.path.relpath(file, root)).as_posix()
-        return Pin(files.get("." if list(files) == ["."] else name, "nothing of it"), path.name)
-
-    return {"find_pin": find_pin, "proof": path}
+    return {"against": attestation_of(against), "proof": path}
 
 
 def _expectations_here(model, cache, *, beside_it=True):
@@ -160,7 +150,8 @@ def _expectations_here(model, cache, *, beside_it=True):
     """
     from bitnet.verify.attest import Attestation, beside
 
-    expected = {"find_pin": _pins_for(model, cache)}
+    pins, named = _pins_for(model, cache)
+    expected = {"find_pin": lambda file: pins.get(file.resolve()), "named": named}
     for written in (beside(model), beside(model.resolve())) if beside_it else ():
         if written.exists() or written.is_symlink():
             proof = beside(model) if model.is_dir() else None
@@ -169,21 +160,35 @@ def _expectations_here(model, cache, *, beside_it=True):
 
 
 def _pins_for(model, cache):
+    """Pins by real path, and the places in the folder *model* that a lock file names."""
     from bitnet.shipped import SHIPPED
     from bitnet.store import Store
-    from bitnet.store.records import LOCK_FILE, read_lock
+    from bitnet.store.records import LOCK_FILE
     from bitnet.verify import Pin
 
     digests = Store(cache).digests().items()
     pins = {Path(path).resolve(): Pin(sha256, "the cache's record") for path, sha256 in digests}
-    places = (Path.cwd() / "x", Path.cwd() / model, model.resolve())
+    named = {}
+    for place, entry in _locked_files(model):
+        pins[place.resolve()] = Pin(entry.sha256, LOCK_FILE)
+        if model.resolve() in place.parents:
+            named[place] = LOCK_FILE
+    pins |= {it.path.resolve(): Pin(it.sha256, "this package") for it in SHIPPED.values()}
+    return pins, named
+
+
+def _locked_files(path):
+    """Places and entries of the lock files in the working folder and above *path*.
+
+    A place is below the real folder of its lock file; the file there may be a link, or gone.
+    """
+    from bitnet.store.records import LOCK_FILE, read_lock
+
+    places = (Path.cwd() / "x", Path.cwd() / path, path.resolve())
     for folder in dict.fromkeys(folder for place in places for folder in reversed(place.parents)):
         for entry in read_lock(folder / LOCK_FILE):
             if entry.place is not None:
-                place = (folder / path_of(entry.place)).resolve()
-                pins[place] = Pin(entry.sha256, LOCK_FILE)
-    pins |= {it.path.resolve(): Pin(it.sha256, "this package") for it in SHIPPED.values()}
-    return lambda file: pins.get(file.resolve())
+                yield folder.resolve() / path_of(entry.place), entry
 
 
 @task(group="Check", example="bitnet health --model-dir models")
@@ -211,6 +216,10 @@ def health(
         reports.append(report)
         if not output.json:
             show(f"Validating: {model}: {_line(report)}")
+    for report in _missing_models(Path(model_dir)):
+        reports.append(report)
+        if not output.json:
+            show(f"Validating: {report['model']}: {_line(report)}")
     failed = [one["model"] for one in reports if not _is_accepted(one, allow_mock=allow_mock)]
     if not failed:
         output.finish(reports, [_verdict(reports)])
@@ -218,6 +227,15 @@ def health(
     text = f"❌ Health check failed: {', '.join(failed)}"
     failure = VerificationFailed(text, hint=f"bitnet verify {word(failed[0])}")
     output.finish(reports, [f"❌ Failed: {model}" for model in failed], failure)
+
+
+def _missing_models(folder):
+    """Reports about model files below *folder* that a lock file names and that are gone."""
+    for place, entry in _locked_files(folder / "x"):
+        is_below = folder.resolve() in place.parents
+        if entry.kind == "model" and is_below and not place.exists():
+            error = NotFound(f"{place} is gone, bitnet.lock.json names it", hint="bitnet sync")
+            yield report_of(place, [Finding.of("file", error)])
 
 
 def _verdict(reports):

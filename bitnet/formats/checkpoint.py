@@ -26,7 +26,7 @@ from bitnet.formats.mapped_file import MappedFile
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -76,6 +76,7 @@ def damage_error(path: Path, why: str) -> InvalidFormat:
     return InvalidFormat(f"{where}: {why}", hint="the file is damaged: fetch it again")
 
 
+_MOST_FILES = 10_000  # in the folder of a model, with those that links lead to
 _LARGE = 1 << 20  # bytes: larger files stay mapped and take no memory of their own
 
 
@@ -170,17 +171,16 @@ class Inventory:
 
     @property
     def unread(self) -> list[str]:
-        """Files below the folder that no reader asked for, hidden ones left out, sorted."""
-        paths = (
-            Path(place, file).relative_to(self.root)
-            for place, _, files in os.walk(self.root)
-            for file in files
-        )
+        """Files below the folder that no reader asked for, hidden ones left out, sorted.
+
+        Folders that links lead to are part of it, as they are for readers.
+        """
+        names = (path.relative_to(self.root) for path in _files_below(self.root))
         return sorted(
-            path.as_posix()
-            for path in paths
-            if path.as_posix() not in self._opened
-            and not any(part.startswith(".") for part in path.parts)
+            name.as_posix()
+            for name in names
+            if name.as_posix() not in self._opened
+            and not any(part.startswith(".") for part in name.parts)
         )
 
     def unread_sha256(self, names: Iterable[str]) -> dict[str, str]:
@@ -202,6 +202,26 @@ class Inventory:
                     f"{path} is not the file any more that was read: it was replaced",
                     hint="run the same command again",
                 )
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Everything below *folder* that is not a folder; a link back to a folder above is one too."""
+
+    def fail(error: OSError) -> None:
+        raise from_os_error(error, error.filename or folder) from error
+
+    count = 0
+    for place, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        count += len(folders) + len(files)
+        if count > _MOST_FILES:
+            raise InvalidFormat(
+                f"{folder} has more than {_MOST_FILES:,} files and folders",
+                hint="a model is a folder of its own: move it, or the links to other folders",
+            )
+        above = {parent.resolve() for parent in (Path(place), *Path(place).parents)}
+        loops = [name for name in folders if (Path(place) / name).resolve() in above]
+        folders[:] = [name for name in folders if name not in loops]
+        yield from (Path(place) / name for name in (*files, *loops))
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

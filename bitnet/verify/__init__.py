@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint, Inventory
     from bitnet.tokenizer.tokenizer import Tokenizer
     from bitnet.verify.attest import Attestation
+    from bitnet.verify.manifest import Manifest
 
     _Method = Callable[["_Examination"], Finding | str]
 
@@ -122,6 +123,9 @@ class _Examination:
     allow_mock: bool = False
     find_pin: Callable[[Path], Pin | None] = lambda _: None  # expected digest of a file, if known
     against: Attestation | None = None  # every byte must agree with it
+    manifest: Manifest | None = None  # every file must agree with it, and no file may be missing
+    # files of the model that a lock file names, with its name; each must exist
+    named: Mapping[Path, str] = field(default_factory=dict)
     # file that the expectations come from: every other file of the folder must be covered by them,
     # also one that no reader opens, and so must the tokenizer
     proof: Path | None = None
@@ -166,6 +170,11 @@ class _Examination:
         """Compare with everything known about the expected bytes."""
         checkpoint = self._require_checkpoint()
         right, wrong = self._compare_pins(read_files(checkpoint))
+        gone = [path.name for path in self.named if not path.exists()]
+        if gone:
+            source = " and ".join(sorted(set(self.named.values())))
+            wrong.append(f"{summarize(gone)}: not here any more, {source} names it")
+        rewritten: list[str] = []  # files whose content is compared, and not their bytes
         if self.against is not None:
             name = self.against.name
             if texts := compare(self.against, checkpoint):
@@ -173,9 +182,17 @@ class _Examination:
             else:
                 right.append(f"as {name} is attested ({self.against.digest[:16]})")
                 self.trace = self.against.trace
-        elif (known := recognise(checkpoint)) is not None:
+                rewritten = [it for it in checkpoint.inventory.names if it.endswith(".json")]
+        elif self.manifest is None and (known := recognise(checkpoint)) is not None:
             (wrong if known.differences else right).append(known.text)
             self.trace = None if known.differences else known.attestation.trace
+        if self.manifest is not None:
+            manifest, files = self.manifest, checkpoint.inventory
+            texts = manifest.differences(checkpoint.path, files, rewritten=rewritten)
+            if texts:
+                wrong.append(summarize(texts))
+            else:
+                right.append(f"{manifest.titles} as {manifest.source} says")
         texts, unread = right or [UNPINNED], unread_files(checkpoint)
         beside: list[str] = []
         if self.proof is not None:
@@ -200,6 +217,8 @@ class _Examination:
     ) -> Iterator[str]:
         """Files that no reader opens and that have no attested or pinned digest, or another."""
         for name, sha256 in files.unread_sha256(unread).items():
+            if self.manifest is not None and self.manifest.covers(name, files.root):
+                continue  # its bytes were compared with it
             pin = self.find_pin(files.path(name))
             expected = pin.sha256 if pin is not None else attested.get(name)
             if expected is None:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import IntegrityError, InvalidFormat, Unsupported, UsageError
 from bitnet.base.files import read_bytes
-from bitnet.base.invocation import extra_command
+from bitnet.base.invocation import extra_command, word
 from bitnet.base.outputs import OutputKind, json_in
-from bitnet.base.trust import SHA256, is_plain_text
+from bitnet.base.trust import printable
 from bitnet.formats.checkpoint import parse_json
 from bitnet.tokenizer.load import read_files
 from bitnet.verify.attest import Attestation
+from bitnet.verify.manifest import Manifest, refuse_names
 
 if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://model_signing/signature/v1.0"
 _PAYLOAD = "application/vnd.in-toto+json"
+_ISSUER = "1.3.6.1.4.1.57264.1.1"  # of a certificate by Sigstore: who identified its holder
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 
@@ -47,6 +49,7 @@ def statement_of(checkpoint: Checkpoint, attestation: Attestation) -> dict[str, 
         names = {name: "." if len(files.names) == 1 else name for name in files.names}
         hidden = []
     digests = {names[n]: sha256 for n, sha256 in (files.sha256 | dict(attestation.unread)).items()}
+    refuse_names(digests)
     resources = [
         {"name": name, "algorithm": "sha256", "digest": digests[name]}
         for name in sorted(digests, key=PurePosixPath)
@@ -94,7 +97,13 @@ def sign(statement: dict[str, Any], key: Path) -> dict[str, Any]:
 
 def is_bundle(text: bytes) -> bool:
     """True if *text* is a statement or a bundle, and not a plain attestation."""
-    return b'"dsseEnvelope"' in text or _STATEMENT.encode() in text
+    try:
+        document = json.loads(text) if text.lstrip()[:1] == b"{" else None
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(document, dict):
+        return False
+    return "dsseEnvelope" in document or document.get("_type") == _STATEMENT
 
 
 def _is_statement(path: Path) -> bool:
@@ -105,39 +114,85 @@ def _is_statement(path: Path) -> bool:
 BUNDLE = OutputKind("a bundle", _is_statement)
 
 
-def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, dict[str, str]]:
-    """Attestation by content in the file *path*, ``None`` if it has none, and SHA-256 of files.
+def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, Manifest]:
+    """Attestation by content in the file *path*, ``None`` if it has none, and the files it names.
 
     *key* is the public key (PEM) of the signature.
     """
     document = parse_json(read_bytes(path), path, dict)
-    signed = "dsseEnvelope" in document
-    if signed and key is None:
-        raise UsageError(f"{path} is signed, and no key says by whom", hint="--key PUBLIC.pem")
-    if key is not None and not signed:
+    is_signed = "dsseEnvelope" in document
+    if is_signed:
+        _refuse_other_signers(document.get("verificationMaterial"), path, key)
+    elif key is not None:
         raise UsageError(f"{path} is not signed", hint="leave --key out, or sign it")
     try:
         if key is not None:
             document = parse_json(_check_signature(document, key, path), path, dict)
-        if (document["_type"], document["predicateType"]) != (_STATEMENT, _PREDICATE):
-            raise ValueError("another kind of statement")
+        statement_type = document["_type"], document["predicateType"]
+        if statement_type != (_STATEMENT, _PREDICATE):
+            raise ValueError(f"it is a statement of the type {document['predicateType']!r}")
         predicate = document["predicate"]
-        resources = predicate["resources"]
-        files = {one["name"]: one["digest"] for one in resources}
-        are_sound = all(is_plain_text(n) and SHA256.fullmatch(d) for n, d in files.items())
-        is_sha256 = {one["algorithm"] for one in resources} == {"sha256"}
-        if not (are_sound and is_sha256 and len(files) == len(resources)):
-            raise ValueError("its files are not named by SHA-256")
+        manifest = Manifest.parse(predicate, path.name)
         (subject,) = document["subject"]
-        if subject["digest"]["sha256"] != _root_digest(resources):
+        if subject["digest"]["sha256"] != _root_digest(predicate["resources"]):
             raise ValueError("its digests do not fit")
-    except (KeyError, TypeError, ValueError) as error:
+        content = predicate.get("content")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise InvalidFormat(
-            f"{path.name} is not a statement of model-signing: {error}",
+            f"{path.name} is not a statement of model-signing: {why}",
             hint="make it again: bitnet attest ORIGINAL --bundle FILE",
         ) from error
-    content = predicate.get("content")
-    return Attestation.parse(json.dumps(content), path.name) if content else None, files
+    attestation = Attestation.parse(json.dumps(content), path.name) if content else None
+    return attestation, manifest
+
+
+def _refuse_other_signers(material: Any, path: Path, key: Path | None) -> None:
+    """Refuse signatures that no key of the user's can verify, and those whose key is missing.
+
+    Sigstore's keyless signatures are made with a key that exists for minutes and has a certificate
+    for an identity; those of a company's certificates have a chain.
+    """
+    material = material if isinstance(material, dict) else {}
+    verifying = f"model_signing verify {{}} MODEL --signature {word(path)}"
+    has_chain = "x509CertificateChain" in material
+    if "certificate" in material or (has_chain and material.get("tlogEntries")):
+        identity, issuer = _identity_in(material.get("certificate"))
+        command = f"{verifying.format('sigstore')} --identity NAME --identity_provider URL"
+        raise Unsupported(
+            f"{path} is a keyless signature of Sigstore: its certificate is for {identity}, by "
+            f"{issuer}, and no key of yours verifies it",
+            hint=f"verify it with the package model-signing: {command}",
+        )
+    if key is not None:
+        return
+    if has_chain:
+        command = f"{verifying.format('certificate')} --certificate_chain ROOT.pem"
+        raise UsageError(
+            f"{path} is signed with a certificate, and no key says by whom",
+            hint="name the public key of the certificate: --key PUBLIC.pem; or follow its chain "
+            f"with the package model-signing: {command}",
+        )
+    raise UsageError(f"{path} is signed, and no key says by whom", hint="--key PUBLIC.pem")
+
+
+def _identity_in(certificate: Any) -> tuple[str, str]:
+    """Identity and issuer in Sigstore's *certificate* of a bundle, as far as they can be read."""
+    unknown = "an identity", "an issuer"
+    try:
+        from cryptography import x509
+
+        raw = base64.b64decode(certificate["rawBytes"], validate=True)
+        extensions = x509.load_der_x509_certificate(raw).extensions
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        issuer = extensions.get_extension_for_oid(x509.ObjectIdentifier(_ISSUER)).value
+        text = getattr(issuer, "value", b"").decode("utf-8", "replace")
+        first = next(iter(names)).value
+    except ModuleNotFoundError:
+        return unknown
+    except (x509.ExtensionNotFound, KeyError, TypeError, ValueError, StopIteration):
+        return unknown
+    return printable(str(first)), printable(text)
 
 
 def _root_digest(resources: list[dict[str, str]]) -> str:
@@ -149,7 +204,10 @@ def _check_signature(bundle: dict[str, Any], key: Path, path: Path) -> bytes:
     crypto = _crypto()
     envelope = bundle["dsseEnvelope"]
     payload = base64.b64decode(envelope["payload"], validate=True)
-    signature = base64.b64decode(envelope["signatures"][0]["sig"], validate=True)
+    signatures = envelope["signatures"]
+    if len(signatures) != 1:
+        raise ValueError(f"it has {len(signatures)} signatures, expected one")
+    signature = base64.b64decode(signatures[0]["sig"], validate=True)
     if envelope["payloadType"] != _PAYLOAD:
         raise ValueError("another kind of payload")
     try:

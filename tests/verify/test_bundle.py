@@ -3,14 +3,19 @@
 import base64
 import json
 import shutil
+from datetime import datetime, timedelta, timezone
 from importlib.util import find_spec
 
 import pytest
 from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, tiny_gguf
 
+from bitnet.base.errors import IntegrityError, Unsupported
+from bitnet.verify.bundle import open_bundle, sign
+
 pytest.importorskip("cryptography", reason="pip install 'bitnet-xtask[signing]'")
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 needs_package = pytest.mark.skipif(
@@ -172,3 +177,100 @@ def test_a_copy_has_the_same_digests(bitnet, model, tmp_path, bundle, keys):
     copy = tmp_path / f"copy{model.suffix}"
     (shutil.copytree if model.is_dir() else shutil.copy)(model, copy)
     assert "is attested" in bitnet("verify", copy, "--against", bundle, "--key", keys[1]).out
+
+
+def material(bundle, **fields):
+    document = json.loads(bundle.read_text())
+    document["verificationMaterial"] = fields
+    bundle.write_text(json.dumps(document))
+
+
+def sigstore_certificate(extensions=True):
+    """A certificate as Sigstore makes them: for an address, with who identified its holder."""
+    now = datetime.now(timezone.utc)
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name)
+    builder = builder.public_key(private.public_key()).serial_number(7)
+    builder = builder.not_valid_before(now).not_valid_after(now + timedelta(minutes=10))
+    if extensions:
+        address = x509.SubjectAlternativeName([x509.RFC822Name("ann@example.org")])
+        issuer = x509.ObjectIdentifier("1.3.6.1.4.1.57264.1.1")
+        builder = builder.add_extension(address, critical=True)
+        unknown = x509.UnrecognizedExtension(issuer, b"https://id.example.org")
+        builder = builder.add_extension(unknown, critical=False)
+    der = builder.sign(private, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+    return {"rawBytes": base64.b64encode(der).decode()}
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+@pytest.mark.parametrize(
+    ("certificate", "who"),
+    [
+        (sigstore_certificate(), "for ann@example.org, by https://id.example.org"),
+        (sigstore_certificate(extensions=False), "for an identity, by an issuer"),
+        ({"rawBytes": "AAAA"}, "for an identity, by an issuer"),
+        ({}, "for an identity, by an issuer"),
+        ("x", "for an identity, by an issuer"),
+    ],
+)
+def test_a_keyless_bundle_is_named_with_what_verifies_it(
+    bitnet, model, bundle, keys, with_key, certificate, who
+):
+    material(bundle, certificate=certificate, tlogEntries=[{}])
+    key = ("--key", keys[1]) if with_key else ()
+    done = bitnet("verify", model, "--against", bundle, *key)
+    assert done.code == 20
+    assert "is a keyless signature of Sigstore" in done.err
+    assert who in done.err
+    assert "model_signing verify sigstore MODEL --signature" in done.err
+
+
+def test_a_bundle_with_a_chain_of_certificates_is_verified_by_its_key(bitnet, model, bundle, keys):
+    material(bundle, x509CertificateChain={"certificates": [sigstore_certificate()]})
+    done = bitnet("verify", model, "--against", bundle)
+    assert done.code == 2
+    assert "is signed with a certificate" in done.err
+    assert "model_signing verify certificate MODEL --signature" in done.err
+    done = bitnet("verify", model, "--against", bundle, "--key", keys[1])
+    assert "is attested" in done.out
+    assert bitnet("verify", model, "--against", bundle, "--key", keys[2]).code == 13
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_bundle_has_one_signature(bitnet, model, bundle, keys, count):
+    document = json.loads(bundle.read_text())
+    document["dsseEnvelope"]["signatures"] *= count
+    bundle.write_text(json.dumps(document))
+    done = bitnet("verify", model, "--against", bundle, "--key", keys[1])
+    assert done.code == 13
+    assert f"it has {count} signatures, expected one" in done.err
+
+
+ODD = (None, 0, 1.5, "", "x", [], {}, [0], {"a": 1}, True)
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("dsseEnvelope",),
+        ("dsseEnvelope", "payload"),
+        ("dsseEnvelope", "payloadType"),
+        ("dsseEnvelope", "signatures"),
+        ("dsseEnvelope", "signatures", 0),
+        ("dsseEnvelope", "signatures", 0, "sig"),
+        ("verificationMaterial", "certificate"),
+    ],
+    ids=str,
+)
+def test_a_bundle_with_odd_values_is_refused(keys, tmp_path, path, value):
+    document = sign({"_type": "x"}, keys[0])
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    file = tmp_path / "bundle.sig"
+    file.write_text(json.dumps(document))
+    with pytest.raises((IntegrityError, Unsupported)):
+        open_bundle(file, keys[1])

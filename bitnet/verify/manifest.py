@@ -1,0 +1,191 @@
+"""The files that a signed statement names, compared with those of a model, in both directions.
+
+The package model-signing names files in two ways: each file with its digest, or each part of it, a
+shard, with that of its bytes. Its digests are SHA-256, BLAKE2b or BLAKE3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import InvalidFormat, Unsupported, from_os_error
+from bitnet.base.files import open_file
+from bitnet.base.trust import is_plain_text, path_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from io import BufferedReader
+
+    from bitnet.formats.checkpoint import Inventory
+
+_TITLES = {"sha256": "SHA-256", "blake2b": "BLAKE2b"}
+_DIGEST_BYTES = {"sha256": 32, "blake2b": 64}
+_CHUNK_BYTES = 1 << 20
+ALONE = "."  # name of the only file of a model
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a file."""
+
+    start: int
+    stop: int | None  # None: the end of the file
+    algorithm: str  # a key of _TITLES
+    digest: str  # lower-case hexadecimal
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Files of a model with the digests of their parts."""
+
+    source: str  # name of the statement's file, for messages
+    files: Mapping[str, Sequence[Part]]  # by name relative to the folder; ALONE for a single file
+    left_out: frozenset[str] = frozenset()  # files and folders that the signer left out
+    is_sharded: bool = False  # named by shards, of which an empty file has none
+
+    @classmethod
+    def parse(cls, predicate: Mapping[str, Any], source: str) -> Manifest:
+        """The manifest in the *predicate* of a statement of model-signing.
+
+        A ``ValueError`` says what is wrong; so do ``TypeError`` and ``KeyError``.
+        """
+        serialization = predicate["serialization"]
+        method = serialization["method"]
+        if method not in ("files", "shards"):
+            raise ValueError(f"its files are named by the method {method!r}")
+        files: dict[str, list[Part]] = {}
+        for resource in predicate["resources"]:
+            name, part = _parse_resource(resource, is_shard=method == "shards")
+            files.setdefault(name, []).append(part)
+        if not files:
+            raise ValueError("it names no file")
+        for name, parts in files.items():
+            _check_parts(name, parts, is_shards=method == "shards")
+        left_out = frozenset(str(path) for path in serialization.get("ignore_paths", ()))
+        return cls(source, files, left_out, is_sharded=method == "shards")
+
+    @property
+    def titles(self) -> str:
+        """Names of the digests."""
+        algorithms = {part.algorithm for parts in self.files.values() for part in parts}
+        return " and ".join(_TITLES[name] for name in sorted(algorithms))
+
+    def covers(self, name: str, folder: Path) -> bool:
+        """True if the file *name* in *folder* is named, or was left out by the signer."""
+        path = Path(name)
+        places = {path.as_posix(), *(parent.as_posix() for parent in path.parents)}
+        if name in self.files or not places.isdisjoint(self.left_out):
+            return True
+        return self.is_sharded and (folder / name).stat().st_size == 0
+
+    def differences(
+        self, model: Path, files: Inventory, *, rewritten: Collection[str] = ()
+    ) -> list[str]:
+        """Texts about files of *model* that are not as named, or are not named; empty if all are.
+
+        Each of *files*, which were read, must be named. In a folder each file that is named must
+        exist; of a model that is a file, others may be named. The bytes of *rewritten* files, whose
+        content was compared in another way, may differ.
+        """
+        names = {name: name for name in files.names}
+        if not model.is_dir() and len(names) == 1 and set(self.files) == {ALONE}:
+            names = {ALONE: model.name}
+        elif model.is_dir():
+            names |= {name: name for name in self.files}
+        texts = []
+        for name, file in sorted(names.items()):
+            if name not in self.files:
+                texts.append(f"{file}: {self.source} says nothing of it")
+            elif name == ALONE and model.is_dir():
+                texts.append(f"{self.source} is of a single file, not of a folder")
+            elif file not in rewritten or file not in files:
+                texts += self._difference(file, self.files[name], files)
+        return texts
+
+    def _difference(self, name: str, parts: Sequence[Part], files: Inventory) -> Iterator[str]:
+        """A text about the file *name*, if it is not as *parts* say."""
+        path = files.path(name)
+        try:
+            size = path.stat().st_size
+            if parts[-1].stop not in (None, size):
+                yield f"{name} has {size:,} bytes, {self.source} says {parts[-1].stop:,}"
+                return
+            with open_file(path) as file:
+                digests = [_digest(file, part) for part in parts]
+        except (FileNotFoundError, NotADirectoryError):
+            yield f"{name} is gone, {self.source} names it"
+            return
+        except OSError as error:
+            raise from_os_error(error, path) from error
+        for part, digest in zip(parts, digests, strict=True):
+            if digest != part.digest:
+                title = _TITLES[part.algorithm]
+                yield f"{title} of {name} is {digest}, {self.source} says {part.digest}"
+                return
+
+
+def name_problem(name: object) -> str:
+    """Reason why a statement cannot name a file *name*; empty if it can."""
+    if not is_plain_text(name):
+        return "it is not a text of one line in UTF-8"
+    return path_problem(str(name))
+
+
+def _parse_resource(resource: Mapping[str, Any], *, is_shard: bool) -> tuple[str, Part]:
+    """Name of the file of *resource*, and the part that it describes."""
+    name, algorithm, digest = resource["name"], resource["algorithm"], resource["digest"]
+    start, stop = 0, None
+    if is_shard:
+        algorithm = algorithm.partition("-sharded-")[0]  # the size of the shards follows
+        name, first, last = ["", "", *name.rsplit(":", 2)][-3:]
+        if not (first.isdecimal() and last.isdecimal()):
+            raise ValueError(f"{resource['name']!r} is not a part of a file")
+        start, stop = int(first), int(last)
+    if name != ALONE and (problem := name_problem(name)):
+        raise ValueError(f"it names a file {name!r}: {problem}")
+    if algorithm not in _TITLES:
+        raise Unsupported(
+            f"the digests are {algorithm!r}, this version computes {', '.join(_TITLES)}",
+            hint="verify it with the tool that wrote it: model_signing verify --help",
+        )
+    if len(bytes.fromhex(digest)) != _DIGEST_BYTES[algorithm]:
+        raise ValueError(f"{digest!r} is not a digest {algorithm}")
+    return name, Part(start, stop, algorithm, digest.lower())
+
+
+def _check_parts(name: str, parts: list[Part], *, is_shards: bool) -> None:
+    """Check that *parts* are the whole file *name*, once, and sort them."""
+    parts.sort(key=lambda part: part.start)
+    if not is_shards:
+        if len(parts) != 1:
+            raise ValueError(f"it names {name!r} twice")
+        return
+    at = 0
+    for part in parts:
+        if part.start != at or part.stop is None or part.stop <= at:
+            raise ValueError(f"the parts of {name!r} are not the whole file")
+        at = part.stop
+
+
+def _digest(file: BufferedReader, part: Part) -> str:
+    """Digest of *part* of *file*, hexadecimal."""
+    digest = hashlib.new(part.algorithm)
+    file.seek(part.start)
+    left = part.stop - part.start if part.stop is not None else None
+    while chunk := file.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES)):
+        digest.update(chunk)
+        if left is not None:
+            left -= len(chunk)
+    return digest.hexdigest()
+
+
+def refuse_names(names: Collection[str]) -> None:
+    """Refuse files that no statement can name, before one is written."""
+    for name in names:
+        if name != ALONE and (problem := name_problem(name)):
+            raise InvalidFormat(
+                f"a bundle cannot name the file {name!r}: {problem}", hint="rename it, or move it"
+            )
