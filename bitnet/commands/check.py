@@ -169,7 +169,7 @@ def _pins_for(model, cache):
     digests = Store(cache).digests().items()
     pins = {Path(path).resolve(): Pin(sha256, "the cache's record") for path, sha256 in digests}
     named = {}
-    for place, entry in _locked_files(model):
+    for place, entry in _list_locked(model):
         pins[place.resolve()] = Pin(entry.sha256, LOCK_FILE)
         if model.resolve() in place.parents:
             named[place] = LOCK_FILE
@@ -177,7 +177,7 @@ def _pins_for(model, cache):
     return pins, named
 
 
-def _locked_files(path):
+def _list_locked(path):
     """Places and entries of the lock files in the working folder and above *path*.
 
     A place is below the real folder of its lock file; the file there may be a link, or gone.
@@ -216,7 +216,7 @@ def health(
         reports.append(report)
         if not output.json:
             show(f"Validating: {model}: {_line(report)}")
-    for report in _missing_models(Path(model_dir)):
+    for report in _report_missing(Path(model_dir)):
         reports.append(report)
         if not output.json:
             show(f"Validating: {report['model']}: {_line(report)}")
@@ -229,9 +229,9 @@ def health(
     output.finish(reports, [f"❌ Failed: {model}" for model in failed], failure)
 
 
-def _missing_models(folder):
+def _report_missing(folder):
     """Reports about model files below *folder* that a lock file names and that are gone."""
-    for place, entry in _locked_files(folder / "x"):
+    for place, entry in _list_locked(folder / "x"):
         is_below = folder.resolve() in place.parents
         if entry.kind == "model" and is_below and not place.exists():
             error = NotFound(f"{place} is gone, bitnet.lock.json names it", hint="bitnet sync")

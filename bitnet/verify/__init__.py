@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint, Inventory
     from bitnet.tokenizer.tokenizer import Tokenizer
     from bitnet.verify.attest import Attestation
-    from bitnet.verify.manifest import Manifest
+    from bitnet.verify.manifest import FileManifest
 
     _Method = Callable[["_Examination"], Finding | str]
 
@@ -123,7 +123,9 @@ class _Examination:
     allow_mock: bool = False
     find_pin: Callable[[Path], Pin | None] = lambda _: None  # expected digest of a file, if known
     against: Attestation | None = None  # every byte must agree with it
-    manifest: Manifest | None = None  # every file must agree with it, and no file may be missing
+    manifest: FileManifest | None = (
+        None  # every file must agree with it, and no file may be missing
+    )
     # files of the model that a lock file names, with its name; each must exist
     named: Mapping[Path, str] = field(default_factory=dict)
     # file that the expectations come from: every other file of the folder must be covered by them,

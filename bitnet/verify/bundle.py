@@ -24,7 +24,7 @@ from bitnet.base.trust import printable
 from bitnet.formats.checkpoint import parse_json
 from bitnet.tokenizer.load import read_files
 from bitnet.verify.attest import Attestation
-from bitnet.verify.manifest import Manifest, refuse_names
+from bitnet.verify.manifest import FileManifest, refuse_names
 
 if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
@@ -114,7 +114,7 @@ def _is_statement(path: Path) -> bool:
 BUNDLE = OutputKind("a bundle", _is_statement)
 
 
-def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, Manifest]:
+def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, FileManifest]:
     """Attestation by content in the file *path*, ``None`` if it has none, and the files it names.
 
     *key* is the public key (PEM) of the signature.
@@ -132,7 +132,7 @@ def open_bundle(path: Path, key: Path | None) -> tuple[Attestation | None, Manif
         if statement_type != (_STATEMENT, _PREDICATE):
             raise ValueError(f"it is a statement of the type {document['predicateType']!r}")
         predicate = document["predicate"]
-        manifest = Manifest.parse(predicate, path.name)
+        manifest = FileManifest.parse(predicate, path.name)
         (subject,) = document["subject"]
         if subject["digest"]["sha256"] != _root_digest(predicate["resources"]):
             raise ValueError("its digests do not fit")

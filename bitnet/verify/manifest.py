@@ -28,7 +28,7 @@ ALONE = "."  # name of the only file of a model
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """A part of a file."""
 
     start: int
@@ -38,16 +38,16 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class FileManifest:
     """Files of a model with the digests of their parts."""
 
     source: str  # name of the statement's file, for messages
-    files: Mapping[str, Sequence[Part]]  # by name relative to the folder; ALONE for a single file
+    files: Mapping[str, Sequence[FilePart]]  # by name in the folder; ALONE for a single file
     left_out: frozenset[str] = frozenset()  # files and folders that the signer left out
     is_sharded: bool = False  # named by shards, of which an empty file has none
 
     @classmethod
-    def parse(cls, predicate: Mapping[str, Any], source: str) -> Manifest:
+    def parse(cls, predicate: Mapping[str, Any], source: str) -> FileManifest:
         """The manifest in the *predicate* of a statement of model-signing.
 
         A ``ValueError`` says what is wrong; so do ``TypeError`` and ``KeyError``.
@@ -56,7 +56,7 @@ class Manifest:
         method = serialization["method"]
         if method not in ("files", "shards"):
             raise ValueError(f"its files are named by the method {method!r}")
-        files: dict[str, list[Part]] = {}
+        files: dict[str, list[FilePart]] = {}
         for resource in predicate["resources"]:
             name, part = _parse_resource(resource, is_shard=method == "shards")
             files.setdefault(name, []).append(part)
@@ -105,7 +105,7 @@ class Manifest:
                 texts += self._difference(file, self.files[name], files)
         return texts
 
-    def _difference(self, name: str, parts: Sequence[Part], files: Inventory) -> Iterator[str]:
+    def _difference(self, name: str, parts: Sequence[FilePart], files: Inventory) -> Iterator[str]:
         """A text about the file *name*, if it is not as *parts* say."""
         path = files.path(name)
         try:
@@ -134,7 +134,7 @@ def name_problem(name: object) -> str:
     return path_problem(str(name))
 
 
-def _parse_resource(resource: Mapping[str, Any], *, is_shard: bool) -> tuple[str, Part]:
+def _parse_resource(resource: Mapping[str, Any], *, is_shard: bool) -> tuple[str, FilePart]:
     """Name of the file of *resource*, and the part that it describes."""
     name, algorithm, digest = resource["name"], resource["algorithm"], resource["digest"]
     start, stop = 0, None
@@ -153,10 +153,10 @@ def _parse_resource(resource: Mapping[str, Any], *, is_shard: bool) -> tuple[str
         )
     if len(bytes.fromhex(digest)) != _DIGEST_BYTES[algorithm]:
         raise ValueError(f"{digest!r} is not a digest {algorithm}")
-    return name, Part(start, stop, algorithm, digest.lower())
+    return name, FilePart(start, stop, algorithm, digest.lower())
 
 
-def _check_parts(name: str, parts: list[Part], *, is_shards: bool) -> None:
+def _check_parts(name: str, parts: list[FilePart], *, is_shards: bool) -> None:
     """Check that *parts* are the whole file *name*, once, and sort them."""
     parts.sort(key=lambda part: part.start)
     if not is_shards:
@@ -170,7 +170,7 @@ def _check_parts(name: str, parts: list[Part], *, is_shards: bool) -> None:
         at = part.stop
 
 
-def _digest(file: BufferedReader, part: Part) -> str:
+def _digest(file: BufferedReader, part: FilePart) -> str:
     """Digest of *part* of *file*, hexadecimal."""
     digest = hashlib.new(part.algorithm)
     file.seek(part.start)
