@@ -131,21 +131,25 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Turns for chat templates from one of Anthropic's; tool results become turns of their own."""
-    if message["role"] not in ("user", "assistant"):
-        raise UsageError(f"{where}.role is neither user nor assistant", field=f"{where}.role")
+    if message["role"] not in ("user", "assistant", "system"):
+        problem = "role is not user, assistant or system"
+        raise UsageError(f"{where}.{problem}", field=f"{where}.role")
     content = message.get("content")
     if not isinstance(content, list):
         return [{"role": message["role"], "content": content}]
     turns: list[dict[str, Any]] = []
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
+    reasoning: list[str] = []
     for number, block in enumerate(content):
         at = f"{where}.content.{number}"
         kind = block.get("type")
         if kind == "text" and isinstance(block.get("text"), str):
             texts.append(block["text"])
-        elif kind in ("thinking", "redacted_thinking"):
-            continue  # templates leave out the reasoning of earlier turns
+        elif kind == "thinking" and isinstance(block.get("thinking"), str):
+            reasoning.append(block["thinking"])  # templates write that before the latest calls
+        elif kind == "redacted_thinking":
+            continue  # only Anthropic can read it
         elif kind == "tool_use" and isinstance(block.get("name"), str):
             arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
             function = {"name": block["name"], "arguments": arguments}
@@ -159,7 +163,11 @@ def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
             raise UsageError(f"{at}: a block of type {str(kind)[:40]!r} is not served", field=at)
     if texts or calls or not turns:
         turn: dict[str, Any] = {"role": message["role"], "content": "\n".join(texts)}
-        turns.append(turn | {"tool_calls": calls} if calls else turn)
+        if calls:
+            turn["tool_calls"] = calls
+        if any(reasoning):
+            turn["reasoning_content"] = "\n\n".join(filter(None, reasoning))
+        turns.append(turn)
     return turns
 
 

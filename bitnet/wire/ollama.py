@@ -73,6 +73,8 @@ def chat_requests(body: Body, default: Default = None, model: Served = None) -> 
     """The request of *body*, as :data:`CHAT` reads it; a known *model* has what it asks for."""
     messages = without_nulls(body["messages"])
     for number, message in enumerate(messages):
+        if message.get("role") == "tool" and "tool_name" in message:
+            message.setdefault("name", message.pop("tool_name"))
         if message.pop("images", None):
             name = f"messages.{number}.images"
             raise UsageError(f"{name}: only text is served", field=name)

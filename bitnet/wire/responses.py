@@ -87,25 +87,45 @@ def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     turns: list[dict[str, Any]] = []
+    reasoning: list[str] = []  # that belongs to the next message or call of the assistant
     for number, item in enumerate(given):
         where = f"input.{number}"
         kind = item.get("type", "message")
         if kind == "message" and item.get("role") in ("user", "assistant", "system", "developer"):
-            role = "system" if item["role"] == "developer" else item["role"]
-            turns.append({"role": role, "content": _text(item.get("content"), where)})
+            turn = {"role": item["role"], "content": _text(item.get("content"), where)}
+            turns.append(_add_reasoning(turn, reasoning))
         elif kind == "function_call" and isinstance(item.get("name"), str):
             function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
-            if not turns or turns[-1]["role"] != "assistant":
-                turns.append({"role": "assistant", "content": ""})
+            if reasoning or not turns or turns[-1]["role"] != "assistant":
+                turns.append(_add_reasoning({"role": "assistant", "content": ""}, reasoning))
             turns[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             result = _text(item.get("output"), where)
             turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": result})
-        elif kind != "reasoning":  # templates leave out that of earlier turns
+        elif kind == "reasoning":
+            reasoning += _reasoning_texts(item, where)
+        else:
             raise UsageError(f"{where}: an item of type {str(kind)[:40]!r} and role "
                           f"{str(item.get('role'))[:40]!r} is not served", field=where)  # fmt: skip
     return turns
+
+
+def _add_reasoning(turn: dict[str, Any], reasoning: list[str]) -> dict[str, Any]:
+    """*turn*, with *reasoning* if it is the assistant's; then none is left."""
+    if turn["role"] == "assistant" and reasoning:
+        turn["reasoning_content"] = "\n\n".join(reasoning)
+    reasoning.clear()
+    return turn
+
+
+def _reasoning_texts(item: Mapping[str, Any], where: str) -> list[str]:
+    """Texts of an *item* of reasoning: the reasoning itself, else its summary."""
+    parts = item.get("content") or item.get("summary") or []
+    texts = [part.get("text") for part in parts] if isinstance(parts, list) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{where}: expected texts of reasoning", field=where)
+    return [text for text in texts if text]
 
 
 def _text(content: Any, where: str) -> str:

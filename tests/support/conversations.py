@@ -1,4 +1,6 @@
-"""Conversations as clients send them, in OpenAI's form, for every chat template."""
+"""Conversations as clients send them, for every chat template, in the form of each dialect."""
+
+import json
 
 TOOL = {
     "type": "function",
@@ -75,4 +77,105 @@ CONVERSATIONS = {
         [TOOL],
     ),
     "result without call": ([USER, TOLD], [TOOL]),
+}
+
+
+def in_openai(messages, tools):
+    """Body of a chat of OpenAI's."""
+    return {"messages": messages, "tools": tools}
+
+
+def in_ollama(messages, tools):
+    """Body of a chat of Ollama's: arguments are objects, results name their function."""
+    turns = []
+    for message in messages:
+        turn = dict(message)
+        if "reasoning_content" in turn:
+            turn["thinking"] = turn.pop("reasoning_content")
+        if turn.get("tool_calls"):
+            turn["tool_calls"] = [_with_object(each) for each in turn["tool_calls"]]
+        if turn["role"] == "tool":
+            turn["tool_name"] = "get_weather"
+        turns.append(turn)
+    return {"model": "m", "messages": turns, "tools": tools}
+
+
+def _with_object(call):
+    function = call["function"]
+    return call | {"function": function | {"arguments": json.loads(function["arguments"])}}
+
+
+def in_anthropic(messages, tools):
+    """Body of Anthropic's: blocks, and results in a message of the user."""
+    turns, system = [], None
+    for number, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if role == "system" and number == 0:
+            system = content
+        elif role == "tool":
+            block = {"type": "tool_result", "tool_use_id": message["tool_call_id"]}
+            if not isinstance(turns[-1]["content"], list) or turns[-1]["role"] != "user":
+                turns.append({"role": "user", "content": []})
+            turns[-1]["content"].append(block | {"content": content})
+        elif role == "assistant":
+            turns.append({"role": "assistant", "content": _blocks(message)})
+        else:
+            turns.append({"role": role, "content": content})
+    functions = [each["function"] for each in tools or ()]
+    offered = [
+        {
+            "name": each["name"],
+            "description": each["description"],
+            "input_schema": each["parameters"],
+        }
+        for each in functions
+    ]
+    return {"messages": turns, "system": system, "tools": offered or None, "max_tokens": 9}
+
+
+def _blocks(message):
+    blocks = []
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if reasoning:
+        blocks.append({"type": "thinking", "thinking": reasoning, "signature": ""})
+    if message["content"]:
+        blocks.append({"type": "text", "text": message["content"]})
+    for each in message.get("tool_calls", ()):
+        arguments = json.loads(each["function"]["arguments"])
+        name = each["function"]["name"]
+        blocks.append({"type": "tool_use", "id": each["id"], "name": name, "input": arguments})
+    return blocks
+
+
+def in_responses(messages, tools):
+    """Body of OpenAI's responses: items."""
+    items = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        if role == "tool":
+            output = {"type": "function_call_output", "call_id": message["tool_call_id"]}
+            items.append(output | {"output": content})
+            continue
+        if reasoning:
+            part = {"type": "reasoning_text", "text": reasoning}
+            items.append({"type": "reasoning", "id": "rs_1", "summary": [], "content": [part]})
+        if content:
+            kind = "output_text" if role == "assistant" else "input_text"
+            part = {"type": kind, "text": content}
+            items.append({"type": "message", "role": role, "content": [part]})
+        items += [
+            {"type": "function_call", "call_id": each["id"], **each["function"]}
+            for each in message.get("tool_calls", ())
+        ]
+    offered = [{"type": "function", **each["function"]} for each in tools or ()]
+    return {"input": items, "tools": offered or None}
+
+
+#: Bodies of a conversation by dialect; a dialect's own checks refuse the conversations beside it.
+DIALECTS = {
+    "openai": (in_openai, ()),
+    "ollama": (in_ollama, ("result without call",)),  # its results name their function
+    "anthropic": (in_anthropic, ("developer", "unknown role", "result without call")),
+    "responses": (in_responses, ("unknown role",)),
 }

@@ -118,7 +118,7 @@ IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0: tools of Anthropic's"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type is not"),
         ({"messages": [IMAGE]}, "messages.0.content.0: a block of type 'image'"),
-        ({"messages": [{"role": "system", "content": "a"}]}, "messages.0.role is neither"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role is not"),
         ({"messages": [*ASK, {"role": "assistant", "content": "a"}]}, "which is not continued"),
         ({"top_p": 3.0}, "top_p is 3.0"),
         ({"max_tokens": 0}, "max_tokens is 0"),
