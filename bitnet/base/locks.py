@@ -78,8 +78,15 @@ class Lock:
                     os.close(fd)
 
     def delete(self) -> None:
-        """Delete the file while it is held, unless another one is in its place."""
+        """Delete the file while it is held alone, unless another one is in its place."""
         with suppress(OSError):
+            if self._is_shared:
+                if not self.is_kernel:
+                    return
+                import fcntl
+
+                # This fails while others share the lock; the last of them deletes the file.
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(self.path.lstat(), os.fstat(self._fd)):
                 self.path.unlink()
 

@@ -15,6 +15,8 @@ from bitnet.base.errors import BitnetError, InvalidFormat, from_os_error
 from bitnet.base.files import open_file, sha256_of
 from bitnet.store import Store
 from bitnet.store.blobs import AREAS
+from bitnet.store.claims import claim_path
+from bitnet.store.partial import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["tokenizer", "model", "compiled", "exact-head", "partial", "leftover"]
 
-_LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress")
+_LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress", ".superseded")
+_LEFTOVER_PREFIXES = (".lock-", "placing-")  # trials of locks, and notes of placements
 _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 
 
@@ -43,11 +46,22 @@ class Entry:
     inode: tuple[int, int] = (0, 0)  # device and number of the file; names of one file share them
     links: int = 1  # number of names of the file
     origin: Artifact | None = None  # where a file of the store is from, if that is recorded
+    names: tuple[Artifact, ...] = ()  # every recorded name of a file of the store
+    # what a partial file is fetched for: repository, revision and file, or an address
+    wanted: tuple[str, ...] = ()
 
     @property
     def is_stored(self) -> bool:
         """True if it is a file of the store, to which others are links."""
         return self.path.parent.parent.name == "sha256"
+
+    @property
+    def keys(self) -> set[str]:
+        """Every key that means this entry: that of the listing, of each name, and its digest."""
+        keys = {self.key, *(name.key for name in self.names)}
+        if self.is_stored:
+            keys.add(self.path.name)
+        return keys - {""}
 
     def facts(self) -> dict[str, Any]:
         """The entry as JSON values."""
@@ -108,6 +122,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
     whole = [path, *(path.with_name(name) for name in companions)]
     sizes = [file.lstat() for file in whole]
     kind = _kind(area, inner)
+    wanted = name_of(path) if kind == "partial" else ()
     return Entry(
         kind=kind,
         key=path.stem if kind in ("compiled", "exact-head") else _key(area, inner),
@@ -118,6 +133,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
         companions=tuple(whole[1:]),
         inode=(sizes[0].st_dev, sizes[0].st_ino),
         links=sizes[0].st_nlink,
+        wanted=tuple(wanted),
     )
 
 
@@ -140,6 +156,7 @@ def _store_entries(root: Path) -> list[Entry]:
                 companions=(store.verified.file_for(blob.path),),
                 users=tuple(users.get(blob.sha256, ())),
                 origin=record,
+                names=tuple(name for name in ours if name.kind != "version"),
             )
             blob_entries.append(entry)
     return blob_entries
@@ -147,7 +164,7 @@ def _store_entries(root: Path) -> list[Entry]:
 
 def _kind(area: str, inner: list[str]) -> Kind:
     name = inner[-1]
-    if name.endswith((".lock", *_LEFTOVER_SUFFIXES)):
+    if name.endswith((".lock", *_LEFTOVER_SUFFIXES)) or name.startswith(_LEFTOVER_PREFIXES):
         return "leftover"
     if _PARTIAL.fullmatch(name):
         return "partial"
@@ -165,14 +182,14 @@ def _key(area: str, inner: list[str]) -> str:
 
 
 def locks_for(path: Path) -> list[Path]:
-    """Lock files of *path*: of its transfer, and of those whose files wait in the store."""
+    """Lock files of *path*: of its transfer, and of the commands that need it."""
     if path.name.endswith(".lock"):
         return [path]
     store = path.parents[2]
     if path.parents[1].name == "partial":
         return [path.parent.with_name(f"{path.parent.name}.lock")]
     if path.parents[1].name == "sha256":
-        return [store / "partial" / f"{path.name}.lock", Store(store.parent).in_use]
+        return [store / "partial" / f"{path.name}.lock", claim_path(store, path.name)]
     return []
 
 

@@ -153,14 +153,24 @@ def rm(
     from bitnet.hub.models import remove_model
     from bitnet.hub.ref import parse
 
-    held = remove_model(parse(model), common.project(), dry_run=dry_run)
+    done = remove_model(parse(model), common.project(), dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
-    size = sum(entry.size_bytes for entry, holders in held if not holders)
-    lines = [f"{verb} {entry.path} ({human_size(entry.size_bytes)})" for entry, _ in held]
-    lines += [f"still on the disk: {', '.join(holders)}" for _, holders in held if holders]
-    lines.append(f"{verb} {quantity(len(held), 'file')}, {human_size(size)} freed")
-    files = [{**entry.facts(), "held_by": holders} for entry, holders in held]
-    common.output.finish({"size_bytes": size, "files": files}, map(brief, lines))
+    lines = [f"{verb} {entry.path} ({human_size(entry.size_bytes)})" for entry in done.removed]
+    for path, holders in done.holders.items():
+        if holders:
+            lines.append(f"still on the disk: {path.name}: {', '.join(holders)}")
+    lines += [f"kept {entry.path}: it is also {', '.join(names)}" for entry, names in done.kept]
+    lines.append(
+        f"{verb} {quantity(len(done.removed), 'file')}, {human_size(done.size_bytes)} freed"
+    )
+    files = [
+        {**entry.facts(), "removed": True, "held_by": done.holders.get(entry.path, [])}
+        for entry in done.removed
+    ]
+    files += [
+        {**entry.facts(), "removed": False, "held_by": list(names)} for entry, names in done.kept
+    ]
+    common.output.finish({"size_bytes": done.size_bytes, "files": files}, map(brief, lines))
 
 
 @task(

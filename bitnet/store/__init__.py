@@ -6,6 +6,9 @@
     <cache>/store/partial/<digest>/model.gguf.partial         partial download, resumable
     <cache>/store/partial/<digest>/model.gguf.partial.json    its version and finished parts
     <cache>/store/partial/<digest>.lock                       held by the process that fetches it
+    <cache>/store/partial/<digest>.in-use.lock                held by those that need it
+    <cache>/store/partial/placing-<name>.json                 files that are being placed now
+    <cache>/store/partial/<digest>.superseded                 a version that its name left
 
 While size, modification time and inode of a file are unchanged, it is not read again
 (docs/adr/0007). Deleting anything here costs only time.

@@ -29,6 +29,7 @@ from bitnet.base.files import digest_of, git_oid, keep, open_file, read_bytes, s
 from bitnet.base.trust import COMMIT, SHA256, open_folder
 from bitnet.store import links
 from bitnet.store.partial import Partial, Version
+from bitnet.store.placing import placing
 from bitnet.store.records import Artifact, from_record, to_record
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ _BESIDE = {*AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
 # Two changes within one tick of a file system's clock leave the same time; FAT counts in steps of
 # two seconds. A file changed less than this ago may change again without showing it.
 SETTLED_S = 3.0
+_SUPERSEDED = ".superseded"
 
 
 def make_cache(root: Path) -> None:
@@ -128,6 +130,15 @@ class RecordFolder(Generic[T]):
         """Drop the record of *name*."""
         with suppress(OSError):
             self.file_for(*name).unlink()
+
+    def forget_if(self, is_gone: Callable[[T], bool]) -> None:
+        """Drop every record for which *is_gone* returns true."""
+        with suppress(OSError):
+            for path in sorted(self._folder.iterdir()):
+                record = self._open(path)
+                if record is not None and is_gone(record):
+                    with suppress(OSError):
+                        path.unlink()
 
     def file_for(self, *name: str | Path) -> Path:
         """Path of the record of *name*."""
@@ -257,12 +268,19 @@ class Store:
                 licence=artifact.licence or old.licence,
                 place=artifact.place or old.place,
             )
+        elif old is not None and self.path_of(old.sha256).is_file():
+            # The mark comes first: a process that is killed now leaves it for the next one.
+            keep_in_cache(self._mark_of(old.sha256))
         self.index.write(artifact, *name)
 
-    @property
-    def in_use(self) -> Path:
-        """Lock file of the commands whose files wait in the store to be placed."""
-        return self.folder / "in-use.lock"
+    def list_superseded(self) -> dict[str, Path]:
+        """Marks of versions that their name left, by digest."""
+        marks = (self.folder / "partial").glob(f"*{_SUPERSEDED}")
+        by_digest = {mark.name.removesuffix(_SUPERSEDED): mark for mark in marks}
+        return {digest: mark for digest, mark in by_digest.items() if SHA256.fullmatch(digest)}
+
+    def _mark_of(self, sha256: str) -> Path:
+        return self.folder / "partial" / f"{sha256}{_SUPERSEDED}"
 
     def blobs(self) -> Iterator[Artifact]:
         """Every file of the store, by its name; nothing is read, and links are left out."""
@@ -390,8 +408,11 @@ class Store:
         removed first if it exists, and appears last: it stands for all.
         """
         prepared: list[links.Prepared] = []
-        target = items[0][1] if items else self.folder
+        if not items:
+            return []
+        target = items[0][1]
         with ExitStack() as stack:
+            stack.enter_context(placing(self.folder, [target for _, target in items]))
             folders = {
                 folder: stack.enter_context(open_folder(root or folder, folder))
                 for folder in {target.parent for _, target in items}

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -29,7 +29,7 @@ from bitnet.base.locks import boot_id
 from bitnet.store.links import fresh_name, remove, replace_file, sync_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -118,12 +118,14 @@ class Sidecar:
     done: list[list[int]] | None  # parts already written; ``None``: all up to the file's end
     inode: int  # of the partial file, so that a sidecar is never applied to another file
     boot: str  # of the machine whose process wrote it
+    # repository, revision and file that are fetched; or an address; so that a removal finds it
+    name: list[str] = field(default_factory=list)
 
 
 class Partial:
     """A file that only this process writes; :meth:`begin` creates one."""
 
-    def __init__(self, path: Path, version: Version, fd: int) -> None:
+    def __init__(self, path: Path, version: Version, fd: int, of: Sequence[str] = ()) -> None:
         self.path = path  # at present
         self.fd = fd
         self.done = Ranges()  # parts already written
@@ -133,33 +135,44 @@ class Partial:
         self.is_contiguous = True
         self.server_etag: str | None = None  # strong ETag of the server that sends the bytes
         self._version = version
+        self._of = list(of)
         self._seeking = threading.Lock()
         self._flushed = 0
 
     @classmethod
     def begin(
-        cls, folder: Path, name: str, version: Version, *, alone: bool, fresh: bool = False
+        cls,
+        folder: Path,
+        name: str,
+        version: Version,
+        *,
+        alone: bool,
+        fresh: bool = False,
+        of: Sequence[str] = (),
     ) -> Partial:
         """A file in *folder* for *version*, resuming what earlier processes left.
 
-        Other leftovers are deleted; with *fresh* all, since they proved wrong.
+        Other leftovers are deleted; with *fresh* all, since they proved wrong. *of* is the name
+        that is fetched, without secrets: repository, revision and file, or an address.
         """
         own = folder / fresh_name(name)
         left = [path for path in _partials(folder) if _is_free(path, alone=alone)]
         taken = None
         for path, sidecar in () if fresh else _usable(left, version):
-            taken = cls._take(path, sidecar, own, version)
+            taken = cls._take(path, sidecar, own, version, of)
             if taken is not None:
                 break
         for path in left:
             _delete(path)
         if taken is None:
-            taken = cls(own, version, _create(own))
+            taken = cls(own, version, _create(own), of)
             taken.note()
         return taken
 
     @classmethod
-    def _take(cls, path: Path, sidecar: Sidecar, own: Path, version: Version) -> Partial | None:
+    def _take(
+        cls, path: Path, sidecar: Sidecar, own: Path, version: Version, of: Sequence[str]
+    ) -> Partial | None:
         """Rename *path* to *own*; ``None`` if another process was faster.
 
         The sidecar exists under both names before the file is renamed, so whenever this process is
@@ -170,7 +183,7 @@ class Partial:
         except FileNotFoundError:
             return None
         try:
-            partial = cls(own, version, fd)
+            partial = cls(own, version, fd, of)
             for start, stop in _parts(sidecar, os.fstat(fd).st_size):
                 partial.done.add(start, stop)
             partial.resumed = partial.done.total
@@ -229,6 +242,7 @@ class Partial:
             done=None if self.is_contiguous else [list(part) for part in self.done],
             inode=os.fstat(self.fd).st_ino,
             boot=boot_id(),
+            name=self._of,
         )
         fresh = Path(f"{self.path}.json.new")
         fresh.write_text(json.dumps(asdict(sidecar), indent=1), encoding="utf-8")
@@ -277,6 +291,12 @@ class Partial:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def name_of(path: Path) -> list[str]:
+    """Name that the partial file *path* is fetched for, as :meth:`Partial.begin`, or nothing."""
+    sidecar = _read_sidecar(path)
+    return sidecar.name if sidecar is not None else []
 
 
 def sweep(folder: Path) -> None:
@@ -361,6 +381,7 @@ def _read_sidecar(path: Path) -> Sidecar | None:
         sidecar = Sidecar(**fields)
         parts = sidecar.done if sidecar.done is not None else []
         sound = all(0 <= start <= stop for start, stop in parts)
+        sound = sound and all(isinstance(part, str) for part in sidecar.name)
         return sidecar if sound and sidecar.inode == path.stat().st_ino else None
     except (OSError, ValueError, TypeError, RecursionError):
         return None

@@ -128,8 +128,9 @@ def test_an_entry_that_another_process_holds_names_its_owner(root, stored, holdi
 
 
 def test_what_waits_in_the_store_is_busy(root, stored, holding):
-    holding(put(root / "store/in-use.lock", b""))
-    assert {entry.path for entry in entries(root) if entry.owner} == {stored[0]}
+    claim = root / "store/partial" / f"{stored[0].name}.in-use.lock"
+    holding(put(claim, b""))
+    assert {entry.path for entry in entries(root) if entry.owner} == {stored[0], claim}
 
 
 def test_a_partial_file_is_busy_while_its_file_is_locked(root, stored, holding):

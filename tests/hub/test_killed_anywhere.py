@@ -32,6 +32,10 @@ FOLDER = {
     "model.safetensors.index.json": b"{}",
     "tokenizer.json": b'{"model": {}}' * 9,
 }
+SCENARIOS = (
+    "hub", "url", "wheel", "folder", "bundle", "export",
+    "copies", "name", "update", "rm", "clean",
+)  # fmt: skip
 DRIVER = r"""
 import errno, hashlib, io, json, os, shutil, signal, socket, sys, threading
 from dataclasses import replace
@@ -46,7 +50,11 @@ from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
 from bitnet.hub.orders import FileOrder, order_of
 from bitnet.sources import Source
-from bitnet.store import Store
+from bitnet.base.errors import NotFound
+from bitnet.cache import Selection
+from bitnet.cache.prune import plan, prune
+from bitnet.hub import models
+from bitnet.store import Artifact, Store
 from tiny_packages import TINY
 
 root, fault, scenario = Path(facts["root"]), facts["fault"], facts["scenario"]
@@ -120,6 +128,46 @@ def folder():
     ]
     provision.provide_all([order_of(s, offline, target=t) for s, t in wanted], offline)
 
+def copies():
+    "As folder, on a file system where a second name is a copy."
+    folder()
+
+def name():
+    models.provide(parse("hf:org/model:model.gguf"), project(), fetch=True,
+                   announce=lambda line: None)
+
+def update():
+    "The project has the version before, and gets the one that the hub has now."
+    provision.provide(Source("m", "org/model", "model.gguf"), replace(project(), update=True),
+                      target=work / "model.gguf")
+
+def rm():
+    try:
+        models.remove_model(parse("hf:org/model"), project(), dry_run=False)
+    except NotFound:
+        pass
+
+def clean():
+    try:
+        prune(plan(cache, Selection(key="org/model", models=True)))
+    except NotFound:
+        pass
+
+def prepare():
+    "The cache before: models as they were fetched, by name."
+    for repo, file, zeros in facts["before"]:
+        (root / "one").write_bytes(b"GGUF" + bytes(zeros))
+        digest_now = digest(root / "one")
+        assert Store(cache).adopt(root / "one", digest_now)
+        (root / "one").unlink()
+        record = Artifact("model", repo, "main", file, "c" * 40, digest_now, zeros + 4)
+        Store(cache).index.write(record, *record.index_name)
+        offline = replace(project(), options=FetchOptions(offline=True))
+        models.provide(parse(f"hf:{repo}:{file}"), offline, fetch=False)
+        if scenario == "update":
+            source = Source("m", repo, file)
+            provision.provide(source, offline, target=work / file)
+
 def bundle():
     bundles.import_bundle(
         Path(facts["bundle"]), Project(work, cache, FetchOptions(offline=True), "none"),
@@ -131,13 +179,22 @@ def export():
     files = bundles.model_files("hf:org/model:model.gguf", full)
     bundles.write_bundle(bundles.collect(files, {}, full), work / "out.tar", force=True)
 
-SCENARIOS = dict(hub=hub_file, url=url, wheel=packaged, folder=folder, bundle=bundle, export=export)
+SCENARIOS = dict(
+    hub=hub_file, url=url, wheel=packaged, folder=folder, bundle=bundle, export=export,
+    copies=copies, name=name, update=update, rm=rm, clean=clean,
+)
+if scenario == "copies":
+    def no_link(*args, **options):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+    os.link = no_link
 
 def run(number):
     "How a child ended that met its fault at call *number*; 0: it needed fewer calls."
     work.mkdir(exist_ok=True)
     if "warm" in facts and not cache.exists():
         shutil.copytree(facts["warm"], cache)
+    if "before" in facts and number < 10**9 and not cache.exists():
+        prepare()
     child = os.fork()
     if child == 0:
         code = 0
@@ -167,7 +224,10 @@ def digest(path):
 def wrong_files():
     "What is wrong with the files that can be seen; all of them or none may be there."
     found = {name: work / name for name in facts["files"] if (work / name).exists()}
-    bad = [name for name, path in found.items() if digest(path) != facts["files"][name]]
+    bad = [
+        name for name, path in found.items()
+        if digest(path) not in (facts["files"][name], facts.get("old"))
+    ]
     if bad:
         return f"wrong bytes: {bad}"
     if found and len(found) < len(facts["files"]):
@@ -179,6 +239,24 @@ def wrong_files():
     missing = [n for n in Store(cache).index if not Store(cache).path_of(n.sha256).is_file()]
     if scenario == "bundle" and missing:
         return f"names without files: {missing}"
+    return ""
+
+def mended():
+    "What is wrong with the state after a run that went through."
+    seen = [*work.rglob("*.partial*"), *(cache / "models").rglob("*.partial*")]
+    kept = [path.name for path in (*seen, *root.rglob("placing-*.json"))]
+    if kept:
+        return f"left: {kept}"
+    if scenario in ("rm", "clean", "update"):
+        here = {blob.sha256 for blob in Store(cache).blobs()}
+        if here != set(facts["blobs"]):
+            return f"in the store: {here}"
+        names = {name.sha256 for name in Store(cache).index if name.kind != "version"}
+        if names != here:
+            return f"names: {names}"
+        links = {digest(path) for path in (cache / "models").rglob("*.gguf")}
+        if not links <= here:
+            return f"links: {links}"
     return ""
 
 def whole():
@@ -201,8 +279,8 @@ while True:
         wrong.append([number, f"{used()} bytes after the fault"])
     finished = end == 0
     end = run(10**9)
-    if end != 0 or wrong_files() or not whole():
-        wrong.append([number, f"the next run ended with {end}: {wrong_files()}"])
+    if end != 0 or wrong_files() or not whole() or mended():
+        wrong.append([number, f"the next run ended with {end}: {wrong_files() or mended()}"])
     if used() > facts["kept"] + 30000:
         wrong.append([number, f"{used()} bytes after the next run"])
     left = (cache / "store/partial").glob("*/*")
@@ -240,7 +318,7 @@ def prepared(scenario, hub, tmp_path):
         kept = len(WHOLE) + 10
         files = {"tiny.gguf": TINY.sha256}
         facts = {"wheels": found, "size": kept, "kept": kept, "files": files}
-    if scenario == "folder":
+    if scenario in ("folder", "copies"):
         files = {f"got/{name}": sha256(content) for name, content in FOLDER.items()}
         warm = Store(tmp_path / "warm")
         for content in FOLDER.values():
@@ -248,7 +326,21 @@ def prepared(scenario, hub, tmp_path):
             assert warm.adopt(tmp_path / "one", sha256(content)) is not None
             (tmp_path / "one").unlink()
         size = sum(map(len, FOLDER.values()))
-        facts = {"files": files, "size": size, "kept": size, "warm": str(warm.root)}
+        copies = 2 * size if scenario == "copies" else size
+        facts = {"files": files, "size": copies, "kept": copies, "warm": str(warm.root)}
+    if scenario == "name":
+        facts["files"] = {}
+    if scenario in ("rm", "clean", "update"):
+        old, shared = b"GGUF" + bytes(70_000), b"GGUF" + bytes(80_000)
+        before = [("org/model", "model.gguf", old), ("org/model", "two.gguf", shared)]
+        before += [("org/other", "model.gguf", shared)]
+        facts |= {"files": {}, "blobs": [sha256(shared)], "size": 240_000, "kept": 240_000}
+        if scenario == "update":
+            before = before[:1]
+            facts |= {"old": sha256(old), "blobs": [sha256(CONTENT)]}
+            facts |= {"size": len(CONTENT) + len(old), "kept": len(CONTENT)}
+            facts["files"] = {"model.gguf": sha256(CONTENT)}
+        facts["before"] = [(repo, file, len(content) - 4) for repo, file, content in before]
     if scenario in ("bundle", "export"):
         project = Project(
             tmp_path, tmp_path / "full", FetchOptions(base_url=hub.url, retries=1), "none"
@@ -269,7 +361,7 @@ def prepared(scenario, hub, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "full disk"])
-@pytest.mark.parametrize("scenario", ["hub", "url", "wheel", "folder", "bundle", "export"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_whatever_call_it_ends_at_bytes_and_disk_use_are_right(tmp_path, scenario, fault):
     with HubServer() as hub:
         facts = prepared(scenario, hub, tmp_path)
@@ -285,4 +377,5 @@ def test_whatever_call_it_ends_at_bytes_and_disk_use_are_right(tmp_path, scenari
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["wrong"] == [], done.stderr[-3000:]
-    assert found["calls"] > (15 if fault == "kill" else 3)
+    few_writes = scenario in ("rm", "clean")
+    assert found["calls"] > (15 if fault == "kill" else 0 if few_writes else 3)

@@ -15,6 +15,7 @@ from bitnet.hub.provision import provide
 from bitnet.hub.ref import parse
 from bitnet.sources import Source
 from bitnet.store import Store
+from bitnet.store.claims import Claims
 
 NAMES = ("hf:org/one", "hf:org/two", "hf:org/one@v2", "ADDRESS")
 
@@ -31,7 +32,8 @@ def world(tmp_path, hub, monkeypatch):
     stored = hub.add("org/two", "tiny.gguf", content)
     cache = settings.cache_dir()
     project = Project(tmp_path, cache, FetchOptions(base_url=hub.url, retries=1), "none")
-    return project, f"{hub.cdn_url}/{stored.sha256}"
+    hub.blobs["files/tiny.gguf"] = hub.blobs[stored.sha256]
+    return project, f"{hub.cdn_url}/files/tiny.gguf"
 
 
 def fetched(name, project, address, how):
@@ -48,7 +50,7 @@ def listed(project):
 
 
 @pytest.mark.parametrize("how", ["name", "project"])
-@pytest.mark.parametrize(("first", "second"), [*itertools.permutations(NAMES[:3], 2)])
+@pytest.mark.parametrize(("first", "second"), [*itertools.permutations(NAMES, 2)])
 def test_the_second_name_of_a_file_is_a_name_like_the_first(world, hub, first, second, how):
     project, address = world
     offline = replace(project, options=replace(project.options, offline=True))
@@ -94,3 +96,39 @@ def test_a_pinned_version_does_not_take_the_name_of_a_branch_that_moved_on(world
     store = Store(project.cache)
     assert store.index.find("org/one", "main", "tiny.gguf").sha256 == new.sha256
     assert store.index.find("org/one", old.commit, "tiny.gguf").sha256 == old.sha256
+
+
+def test_after_an_update_the_old_bytes_are_gone_unless_a_project_has_them(world, hub, tmp_path):
+    project, _ = world
+    ref = parse("hf:org/one")
+    models.provide(ref, project, fetch=True, announce=lambda line: None)
+    (old,) = project.store.blobs()
+    new = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(5000))
+    source = Source("m", "org/one", "tiny.gguf")
+    moved = replace(project, update=True)
+    provide(source, moved)
+    assert [blob.sha256 for blob in project.store.blobs()] == [new.sha256]
+    assert hub.repos["org/two"]
+    assert not project.store.list_superseded()
+    assert not [path for path in project.cache.rglob("*.gguf") if path.stat().st_size == old.size]
+
+    # A project keeps the version that its lock file pins.
+    newest = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(6000))
+    assert provide(source, replace(moved, folder=tmp_path / "elsewhere")).sha256 == newest.sha256
+    assert {blob.sha256 for blob in project.store.blobs()} == {new.sha256, newest.sha256}
+    assert provide(source, project).sha256 == new.sha256, "the lock file still has its version"
+
+
+def test_a_version_that_a_running_command_needs_goes_with_the_next(world, hub):
+    project, _ = world
+    ref = parse("hf:org/one")
+    models.provide(ref, project, fetch=True, announce=lambda line: None)
+    (old,) = project.store.blobs()
+    hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(5000))
+    source = Source("m", "org/one", "tiny.gguf")
+    with Claims(project.store.folder) as claims:
+        claims.add(old.sha256)
+        provide(source, replace(project, update=True))
+        assert len(list(project.store.blobs())) == 2
+    provide(source, project)
+    assert len(list(project.store.blobs())) == 1

@@ -5,9 +5,11 @@ import json
 import os
 
 import pytest
+from hub_server import Rule
 from tiny_models import tiny_gguf
 
 from bitnet.store import Store
+from bitnet.store.claims import Claims
 
 
 @pytest.fixture
@@ -46,6 +48,66 @@ def test_what_a_project_holds_is_named_and_frees_nothing(bitnet, content, tmp_pa
     assert facts["size_bytes"] == 0
     assert facts["files"][0]["held_by"]
     assert (tmp_path / "models/org-one/tiny.gguf").read_bytes() == content
+
+
+def test_a_model_is_removed_while_another_one_is_fetched(bitnet, content):
+    """Only a command that needs this model's bytes holds it; and then everything stays."""
+    from bitnet.base import settings
+
+    for repo in ("org/one", "org/two"):
+        bitnet("run", f"hf:{repo}", "a", "--max-tokens", 1)
+    store = Store(settings.cache_dir())
+    digest = hashlib.sha256(content).hexdigest()
+    with Claims(store.folder) as claims:
+        claims.add(digest)
+        before = sorted(path for path in store.root.rglob("*") if path.suffix != ".lock")
+        done = bitnet("rm", "hf:org/one")
+        assert done.code != 0
+        assert "in use by process" in done.err
+        assert sorted(path for path in store.root.rglob("*") if path.suffix != ".lock") == before
+        assert bitnet("rm", "hf:org/two").code == 0
+    assert bitnet("rm", "hf:org/one").code == 0
+    assert list(store.blobs()) == []
+
+
+def test_what_an_interrupted_download_left_is_removed_by_the_models_name(bitnet, content, hub):
+    from bitnet.base import settings
+
+    hub.rules.append(Rule(where="cdn", truncate_at=1000))
+    assert bitnet("pull", "org/one", "--retries", 1).code != 0
+    store = Store(settings.cache_dir())
+    assert [path.stat().st_size for path in store.folder.rglob("*.partial")] == [1000]
+    assert bitnet("rm", "org/two").code == 19
+    done = bitnet("rm", "org/one")
+    assert done.code == 0, done.err
+    assert "tiny.gguf.partial" in done.out
+    assert not [*store.folder.rglob("*.partial*")]
+
+
+def test_a_cleaned_key_frees_what_is_announced(bitnet, content):
+    from bitnet.base import settings
+
+    bitnet("run", "hf:org/one", "a", "--max-tokens", 1)
+    root = settings.cache_dir()
+    for key in ("org/one", hashlib.sha256(content).hexdigest(), "hf/org/one@main/tiny.gguf"):
+        words = ("cache", "clean", "--key", key, "--models", "--json")
+        plan = json.loads(bitnet(*words, "--dry-run").out)
+        assert plan["size_bytes"] >= len(content), key
+    json.loads(bitnet(*words, "--yes").out)
+    assert not [path for path in root.rglob("*") if path.is_file() and path.stat().st_size > 9000]
+    names = {row["name"] for row in json.loads(bitnet("models", "--json").out)}
+    assert "hf:org/one:tiny.gguf" not in names
+
+
+def test_cleaning_the_key_of_one_name_leaves_the_bytes_for_the_other(bitnet, content, hub):
+    hub.add("org/two", "tiny.gguf", content)
+    for repo in ("org/one", "org/two"):
+        bitnet("run", f"hf:{repo}", "a", "--max-tokens", 1)
+    bitnet("cache", "clean", "--key", "org/two", "--models", "--yes")
+    hub.close()
+    words = ("--prompt", "a", "--max-tokens", 1, "--offline")
+    assert bitnet("infer", "hf:org/one", *words).code == 0
+    assert bitnet("infer", "hf:org/two", *words).code != 0
 
 
 @pytest.mark.parametrize("name", ["bitnet-tiny", "x.gguf"])
