@@ -16,6 +16,7 @@ from bitnet.runtime.tool_formats import HARMONY, format_of
 from bitnet.runtime.tools import read_tools
 from bitnet.runtime.turns import Turns
 from bitnet.tokenizer.chat import chat_template
+from bitnet.tokenizer.template_facts import THINKING_SWITCHES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,6 +74,12 @@ def _text(
     if tools is not None:
         return text, tools, format_of(template.text)
     return text, None, HARMONY if "<|channel|>" in template.text else None
+
+
+def thinking_variables(tokenizer: Tokenizer, thinking: bool) -> dict[str, Any]:
+    """Variables by which the model's chat template lets it reason, or not."""
+    switches = chat_template(tokenizer).facts.thinking_switches or THINKING_SWITCHES[:1]
+    return dict.fromkeys(switches, thinking)
 
 
 def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, Any]) -> str:

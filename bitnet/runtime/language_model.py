@@ -22,7 +22,11 @@ from bitnet.formats.checkpoint import Prompts
 from bitnet.kernels.native import select
 from bitnet.models.load import config_from, load_model
 from bitnet.runtime.answer import Answer
-from bitnet.runtime.conversation import conversation_text, reasoning_rules
+from bitnet.runtime.conversation import (
+    conversation_text,
+    reasoning_rules,
+    thinking_variables,
+)
 from bitnet.runtime.drafts import check_draft_model
 from bitnet.runtime.request import (
     AnswerOptions,
@@ -143,10 +147,8 @@ class LanguageModel:
             ids = self._encode("prompt", request.prompt)
         else:
             if request.thinking is not None:
-                variables = {
-                    "enable_thinking": request.thinking,
-                    **(request.template_variables or {}),
-                }
+                switches = thinking_variables(self.tokenizer, request.thinking)
+                variables = {**switches, **(request.template_variables or {})}
                 request = replace(request, template_variables=variables)
             text, tools, form = conversation_text(self.tokenizer, request)
             # The template writes BOS itself if the model needs it.

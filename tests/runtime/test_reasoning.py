@@ -87,6 +87,16 @@ def test_a_template_can_be_told_not_to_reason(model):
     assert written.prompt_ids[-1] == TOKENS.index("</think>")
 
 
+def test_a_template_is_told_by_the_name_that_it_reads(tmp_path):
+    template = OPEN + "{% if not thinking %}</think>{% endif %}"  # as DeepSeek V3.1's
+    with bitnet.load(reasoning_gguf(tmp_path / "m.gguf", template)) as model:
+        begins = []
+        for thinking in (True, False, None):
+            ids, _ = model.prepare(Request(messages=ASK, thinking=thinking))
+            begins.append(model.tokenizer.decode(ids).endswith("</think>"))
+    assert begins == [False, True, True]
+
+
 def test_reasoning_stays_in_the_text_unless_it_is_to_be_separate(model):
     written, text = answer(model)
     assert (written.reasoning, len(text) > 8) == ("", True)
