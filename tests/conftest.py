@@ -136,12 +136,30 @@ def hub():
 
 
 @pytest.fixture(scope="session")
-def test_data():
-    """Folder with real tokenizers and vocabularies; ``inv test-data`` fetches it."""
+def test_data(tmp_path_factory):
+    """Folder with real tokenizers and vocabularies; ``inv test-data`` fetches it.
+
+    Phi-3's files get the ``model_type`` of their repository's ``config.json``, without which
+    transformers opens them with another class.
+    """
     folder = os.environ.get("BITNET_TEST_DATA")
     if not folder:
         pytest.skip("BITNET_TEST_DATA is not set; `inv test-data` fetches the files it points at")
-    return Path(folder)
+    source, view = Path(folder).absolute(), tmp_path_factory.mktemp("data")
+    tokenizers = view / "tokenizers"
+    tokenizers.mkdir()
+    for path in source.iterdir():
+        if path.name != "tokenizers":
+            (view / path.name).symlink_to(path)
+    for path in (source / "tokenizers").iterdir():
+        if path.name != "phi3":
+            (tokenizers / path.name).symlink_to(path)
+            continue
+        (tokenizers / "phi3").mkdir()
+        for file in path.iterdir():
+            (tokenizers / "phi3" / file.name).symlink_to(file)
+        (tokenizers / "phi3" / "config.json").write_text('{"model_type": "phi3"}')
+    return view
 
 
 @dataclass(frozen=True)

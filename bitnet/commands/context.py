@@ -251,6 +251,7 @@ def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -
     model = _with_tokenizer(attempt, checkpoint, options, common)
     if options.chat_template:
         model.tokenizer.chat_template = read_text(options.chat_template)
+        model.tokenizer.named_templates = {}
         model.tokenizer.chat_template_source = options.chat_template
     return model
 

@@ -58,7 +58,7 @@ def conversation_text(
 def _text(
     tokenizer: Tokenizer, request: Request, messages: Sequence[Mapping[str, Any]]
 ) -> tuple[str, Tools | None, CallFormat | None]:
-    template = chat_template(tokenizer)
+    template = chat_template(tokenizer, tools=bool(request.tools))
     tools = None
     if request.tools:
         parallel = request.parallel_tool_calls

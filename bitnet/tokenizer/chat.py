@@ -38,19 +38,27 @@ _HINT = "name another template with --chat-template FILE"
 _PROBED_DAY = "2026-01-01T00:00:00"
 
 
-def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
-    """The chat template of a tokenizer."""
-    if not tokenizer.chat_template:
+def chat_template(tokenizer: Tokenizer, *, tools: bool = False) -> ChatTemplate:
+    """The chat template of a tokenizer, for conversations with *tools* or without."""
+    source = tokenizer.template_for(tools=tools)
+    if not source:
+        problem = "has no chat template"
+        if tokenizer.named_templates:
+            names = ", ".join(tokenizer.named_templates)
+            problem = f"has no chat template named default, only {names}"
         hint = "send a plain prompt, or name a template with --chat-template FILE"
-        raise Unsupported(f"the tokenizer {tokenizer.source} has no chat template", hint=hint)
+        raise Unsupported(f"the tokenizer {tokenizer.source} {problem}", hint=hint)
 
-    def text(id: int | None) -> str:
+    def text(role: str, id: int | None) -> str:
+        if role in tokenizer.template_tokens:
+            return tokenizer.template_tokens[role]
         return "" if id is None else tokenizer.token_bytes(id).decode("utf-8", "replace")
 
     return ChatTemplate(
-        tokenizer.chat_template,
-        bos_token=text(tokenizer.bos_id),
-        eos_token=text(tokenizer.eos_id),
+        source,
+        bos_token=text("bos_token", tokenizer.bos_id),
+        eos_token=text("eos_token", tokenizer.eos_id),
+        tokens=tokenizer.template_tokens,
         source=tokenizer.chat_template_source,
     )
 
@@ -58,7 +66,8 @@ def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
 class ChatTemplate:
     """A *template*, Jinja source, which was compiled once and sees the texts of BOS and EOS.
 
-    *text* is its source, *source* the tokenizer's name in messages, *now* the clock behind
+    *tokens* are the texts of other special tokens by the name that it sees (``pad_token``). *text*
+    is its source, *source* the tokenizer's name in messages, *now* the clock behind
     ``strftime_now``.
     """
 
@@ -68,12 +77,13 @@ class ChatTemplate:
         *,
         bos_token: str = "",
         eos_token: str = "",
+        tokens: Mapping[str, str] | None = None,
         source: str = "the model",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.source, self.text, self._now = source, template, now
-        tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._tokens = {name: text for name, text in tokens.items() if text}
+        seen = {**(tokens or {}), "bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = {name: text for name, text in seen.items() if text}
         if len(template) > TEMPLATE_CHARS:
             raise InvalidFormat(
                 f"the chat template of {source} has {len(template):,} characters, at most"

@@ -51,7 +51,8 @@ _NO_ID = 0xFFFFFFFF
 NORMAL, CONTROL = int(TokenType.NORMAL), int(TokenType.CONTROL)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
 _META = (
-    *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "model", "byte_level"),
+    *("bos_id", "eos_id", "chat_template", "named_templates", "template_tokens", "pre", "source"),
+    *("fingerprint", "model", "byte_level"),
 )
 _VERBATIM, _BYTE = 2, 4  # token flags of the compiled file
 _LONG = 1 << 17  # characters: a text this long is encoded on several threads
@@ -143,6 +144,8 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
         raise NotNative("the native module is not in use")
     if spec.model == "bpe" and spec.byte_fallback and (spec.continuing_prefix or spec.word_suffix):
         raise NotNative("bytes of characters with a prefix or suffix")
+    if spec.model == "bpe" and spec.ignore_merges and not spec.byte_level:
+        raise NotNative("a text that is looked up as a whole, which this engine cuts")
     # Merges that are still texts become valid ids, or are refused, in _merges.
     check_spec(spec, merges=getattr(spec.merges, "raw", None) is None)
     bits = [(name, bit) for bit, name in enumerate(ADDED_FLAGS)]

@@ -362,6 +362,17 @@ _CLEANUP = (
 )  # fmt: skip
 
 
+# transformers' ``clean_up_tokenization``, which lacks one of them.
+_CLEANUP_OF_TEXTS = tuple(pair for pair in _CLEANUP if pair[0] != " do not")
+
+
+def clean_up(text: str) -> str:
+    """*text* without the spaces that joining tokens put before punctuation."""
+    for cut, joined in _CLEANUP_OF_TEXTS:
+        text = text.replace(cut, joined)
+    return text
+
+
 def _clean(text: str) -> str:
     for cut, joined in _CLEANUP:
         text = text.replace(cut, joined)
@@ -376,6 +387,23 @@ class _WordPiece(DecodingStep):
 
     def at_start(self, text: str) -> str:
         return _clean(text) if self.options.get("cleanup", True) else text
+
+
+class _CleanUp(DecodingStep):
+    """``clean_up_tokenization_spaces``: the whole text, which is known at its end."""
+
+    fuses = True
+
+    def take(self, part: Part) -> Iterable[Part]:
+        self._held += part.text
+        return ()
+
+    def inside(self, text: str) -> str:
+        return clean_up(text)
+
+    def finish(self) -> Iterable[Part]:
+        text, self._held = self._held, ""
+        yield Part(clean_up(text))
 
 
 class _Ctc(DecodingStep):
@@ -454,4 +482,5 @@ _STEPS: dict[str, type[DecodingStep]] = {
     "CTC": _Ctc,
     "ByteLevel": _ByteLevel,
     "Join": _Join,
+    "CleanUp": _CleanUp,
 }

@@ -20,11 +20,12 @@ from bitnet.base.files import open_file
 from bitnet.base.invocation import word
 from bitnet.base.options import check_type
 from bitnet.formats import mapped_file
+from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.store import blobs
 from bitnet.tokenizer.from_files import TOKENIZER_FILES, spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
-from bitnet.tokenizer.side_files import SIDE_FILES
+from bitnet.tokenizer.side_files import SIDE_FILES, template_files
 from bitnet.tokenizer.spec import BYTE_NAMES, TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
 from bitnet.tokenizer.vocabularies import split_merge
@@ -32,7 +33,7 @@ from bitnet.tokenizer.vocabularies import split_merge
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from bitnet.formats.checkpoint import Checkpoint, Inventory
+    from bitnet.formats.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +182,8 @@ def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
     # Results may change with our version.
     digest = hashlib.sha256(f"{__version__}\n{pre}".encode())
     try:
-        for part in (path, *map(path.with_name, ("merges.txt", *SIDE_FILES))):
+        named = template_files(Inventory(path.parent))
+        for part in (path, *map(path.parent.joinpath, ("merges.txt", *SIDE_FILES, *named))):
             with suppress(FileNotFoundError), open_file(part) as file:
                 if part is path and file.read(len(MAGIC)) in (MAGIC, b""):
                     return ""

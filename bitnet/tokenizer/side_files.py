@@ -16,11 +16,14 @@ from bitnet.tokenizer.vocabularies import spec_key
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Files beside a tokenizer's that may be read.
+# Files beside a tokenizer's that may be read, and the folder of templates with names.
 SIDE_FILES = (
     *("special_tokens_map.json", "tokenizer_config.json", "added_tokens.json"),
     *("generation_config.json", "config.json", "chat_template.jinja", "chat_template.json"),
 )
+TEMPLATE_FOLDER = "additional_chat_templates"
+# Special tokens that a file can name.
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # Roles in Hugging Face's files; usual names in vocabularies if no file names them.
 _USUAL = {
@@ -56,17 +59,40 @@ class TokenizerFile:
 class SideFiles:
     """Facts from ``tokenizer_config.json`` and its siblings; empty if they do not exist."""
 
-    config: dict[str, Any]  # ``tokenizer_config.json`` over ``special_tokens_map.json``
-    added: tuple[AddedToken, ...]  # ``added_tokens_decoder`` or ``added_tokens.json``
+    tokenizer_config: dict[str, Any]  # ``tokenizer_config.json``
+    special_map: dict[str, Any]  # ``special_tokens_map.json``, if transformers would read it
+    added_file: dict[str, Any]  # ``added_tokens.json``
+    added: tuple[AddedToken, ...]  # of ``added_tokens_decoder`` or that file, by the ids they name
+    model_config: dict[str, Any]  # ``config.json``
     declared_ends: tuple[int, ...]  # of ``generation_config.json`` and ``config.json``
-    chat_template: str | None  # of the configuration, or of ``chat_template.jinja``
+    templates: dict[str, str]  # chat templates by name; the usual one is called ``default``
     raw: bytes  # all content that was read, for fingerprints
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """``tokenizer_config.json`` with the values of ``special_tokens_map.json``.
+
+        As in transformers, the latter count more, and only where the former has no
+        ``added_tokens_decoder``.
+        """
+        return self.tokenizer_config | self.special_map
+
+    @property
+    def name_roles(self) -> bool:
+        """True if there are files that would name a special token, had it a role."""
+        return bool(self.tokenizer_config or self.special_map or self.templates)
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Texts of the special tokens that the files name, by role (``bos_token``)."""
+        texts = {role: read_token_text(self.config.get(role)) for role in ROLES}
+        return {role: text for role, text in texts.items() if text is not None}
 
     def special_id(
         self, role: str, special: dict[str, int], default: int | None = None
     ) -> int | None:
         """Id of the token *role*, ``bos`` or ``eos``: configured, *default*, or by a usual name."""
-        named = _content_of(self.config.get(f"{role}_token"))
+        named = read_token_text(self.config.get(f"{role}_token"))
         if named is not None:
             return special.get(named, default)
         if default is not None or f"{role}_token" in self.config:
@@ -95,39 +121,70 @@ class SideFiles:
         special = {spec.tokens[token.id]: token.id for token in spec.added}
         eos = None if spec.model == "wordpiece" else spec.eos_id
         declared = (id for id in self.declared_ends if 0 <= id < spec.vocab_size)
-        ends = stop_ids(special, (eos, *declared))
-        spec = replace(spec, stop_ids=ends, chat_template=self.chat_template)
+        named = {name: text for name, text in self.templates.items() if name != "default"}
+        spec = replace(
+            spec,
+            stop_ids=stop_ids(special, (eos, *declared)),
+            chat_template=self.templates.get("default"),
+            named_templates=tuple(sorted(named.items())),
+            template_tokens=spec.template_tokens or tuple(self.roles.items()),
+        )
         return replace(spec, fingerprint=spec_key(spec, *content, self.raw))
 
 
 def _read_side_files(files: Inventory) -> SideFiles:
-    raw = {name: files.read(name) for name in SIDE_FILES if name in files}
+    named = template_files(files)
+    raw = {name: files.read(name) for name in (*SIDE_FILES, *named) if name in files}
 
     def load(name: str) -> dict[str, Any]:
         value = read_json(files, name) if name in raw else {}
         return value if isinstance(value, dict) else {}
 
-    config = load("special_tokens_map.json") | load("tokenizer_config.json")
+    config = load("tokenizer_config.json")
+    has_decoder = "added_tokens_decoder" in config
     ends: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = load(name).get("eos_token_id")
         ends += [id for id in (value if isinstance(value, list) else [value]) if type(id) is int]
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several by name
-        entries = [entry for entry in template if isinstance(entry, dict)]
-        named = {entry.get("name"): entry.get("template") for entry in entries}
-        template = named.get("default", next(iter(named.values()), None))
-    if not isinstance(template, str) and "chat_template.jinja" in raw:
-        template = raw["chat_template.jinja"].decode("utf-8", "replace")
-    elif not isinstance(template, str):
-        template = load("chat_template.json").get("chat_template")
+    sources = {
+        name.rsplit("/", 1)[-1].removesuffix(".jinja"): raw[name].decode("utf-8", "replace")
+        for name in named
+    }
+    if "chat_template.jinja" in raw:
+        sources["default"] = raw["chat_template.jinja"].decode("utf-8", "replace")
     return SideFiles(
-        config=config,
+        tokenizer_config=config,
+        special_map={} if has_decoder else load("special_tokens_map.json"),
+        added_file=load("added_tokens.json"),
         added=_read_added(config, load("added_tokens.json")),
+        model_config=load("config.json"),
         declared_ends=tuple(dict.fromkeys(ends)),
-        chat_template=template if isinstance(template, str) else None,
+        templates=sources or _templates_in(config, load("chat_template.json")),
         raw=b"".join(name.encode() + content for name, content in raw.items()),
     )
+
+
+def template_files(files: Inventory) -> list[str]:
+    """Names of the templates in ``additional_chat_templates``, in order."""
+    folder = files.root / TEMPLATE_FOLDER
+    if not folder.is_dir():
+        return []
+    return sorted(f"{TEMPLATE_FOLDER}/{path.name}" for path in folder.glob("*.jinja"))
+
+
+def _templates_in(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, str]:
+    """Templates of ``tokenizer_config.json``, by name; else that of ``chat_template.json``."""
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        template = {entry.get("name"): entry.get("template") for entry in entries}
+    if isinstance(template, dict):
+        named = {str(name): text for name, text in template.items() if isinstance(text, str)}
+        if named:
+            return named
+    if not isinstance(template, str):
+        template = processor.get("chat_template")
+    return {"default": template} if isinstance(template, str) else {}
 
 
 def _read_added(config: dict[str, Any], more: dict[str, Any]) -> tuple[AddedToken, ...]:
@@ -136,12 +193,13 @@ def _read_added(config: dict[str, Any], more: dict[str, Any]) -> tuple[AddedToke
     tokens = {id: AddedToken(id, text, special=text.startswith("<|")) for text, id in ids}
     if isinstance(decoder, dict):
         for key, entry in decoder.items():
-            if str(key).isdigit() and isinstance(entry, dict) and _content_of(entry):
+            if str(key).isdigit() and isinstance(entry, dict) and read_token_text(entry):
                 tokens[int(key)] = parse_added_token(int(key), entry)
     return tuple(tokens[id] for id in sorted(tokens))
 
 
-def _content_of(value: Any) -> str | None:
+def read_token_text(value: Any) -> str | None:
+    """Text of a special token as a side file writes it, a text or an object with flags."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None

@@ -124,6 +124,9 @@ class TokenizerSpec:
     suffix_ids: tuple[int, ...] | None = None  # put last instead of *eos_id*
     stop_ids: frozenset[int] = frozenset()  # every id that ends a generation
     chat_template: str | None = None  # Jinja source
+    named_templates: tuple[tuple[str, str], ...] = ()  # further ones, by name (``tool_use``)
+    # Texts that templates see besides those of BOS and EOS, by name (``pad_token``).
+    template_tokens: tuple[tuple[str, str], ...] = ()
     pre: str = ""  # name of the pre-tokenizer in GGUF (``llama-bpe``), or empty
     source: str = ""  # its name in messages: ``embedded in model.gguf``
     document: bytes = b""  # content of the ``tokenizer.json`` it was read from, or empty

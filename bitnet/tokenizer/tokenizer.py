@@ -36,6 +36,8 @@ class Tokenizer:
         stop_ids: every id that ends a generation.
         special_ids: ids that ``decode(skip_special=True)`` leaves out.
         chat_template: Jinja source, ``None`` when there is none.
+        named_templates: further templates by name; ``tool_use`` is for requests with tools.
+        template_tokens: texts that templates see besides BOS and EOS, by name (``pad_token``).
         chat_template_source: origin of the template, for messages.
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
         model: algorithm: ``bpe``, ``spm``, ``unigram``, ``wordpiece`` or ``wordlevel``.
@@ -52,6 +54,8 @@ class Tokenizer:
         self.stop_ids: frozenset[int] = frozenset(meta["stop_ids"])
         self.special_ids: frozenset[int] = frozenset(meta["special_ids"])
         self.chat_template: str | None = meta["chat_template"]
+        self.named_templates: dict[str, str] = dict(meta["named_templates"])
+        self.template_tokens: dict[str, str] = dict(meta["template_tokens"])
         self.chat_template_source: str = f"the tokenizer {self.source}"
         self.pre: str = meta["pre"]
         self.model: str = meta["model"]
@@ -82,7 +86,8 @@ class Tokenizer:
         # Cheap facts come from the specification, not from the cache.
         prefix, suffix = map(list, spec.affixes)
         meta |= {"prefix": prefix, "suffix": suffix}
-        meta |= {name: getattr(spec, name) for name in ("source", "chat_template", "pre")}
+        cheap = ("source", "chat_template", "named_templates", "template_tokens", "pre")
+        meta |= {name: getattr(spec, name) for name in cheap}
         return cls(engine, meta)
 
     @classmethod
@@ -93,6 +98,15 @@ class Tokenizer:
             return None
         meta = compiled[1] | {"source": source}
         return cls(NativeEngine(compiled[0], meta), meta)
+
+    def template_for(self, *, tools: bool) -> str | None:
+        """Jinja source for a conversation, with tools or without; ``None`` when there is none.
+
+        As in transformers, a template named ``tool_use`` is for conversations with tools.
+        """
+        if tools and "tool_use" in self.named_templates:
+            return self.named_templates["tool_use"]
+        return self.chat_template
 
     def encode(
         self,

@@ -13,7 +13,8 @@ from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.library import load_library, translate_errors
 from bitnet.tokenizer.limits import AFFIX_IDS, damage_error, json_fault, reading, refusal
-from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, parse_added_token, read_steps
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, parse_added_token, read_steps
+from bitnet.tokenizer.tokenizer_class import apply_side_files
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, LazySequence, pair_merges
 
 if TYPE_CHECKING:
@@ -31,16 +32,59 @@ def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a ``tokenizer.json`` and its side files."""
     source = str(file.path)
     with reading(source, "tokenizer.json"):
-        spec = _spec(file.document, file.side, source)
-    return file.side.complete(replace(spec, source=source, document=file.data), file.data)
+        _check_model(file.document, source)
+        document, roles = apply_side_files(
+            file.document, file.side, source=source, is_byte_level=b'"ByteLevel"' in file.data
+        )
+        if document is not file.document:
+            _check_shown(document, source)
+        spec = _spec(document, file.side, source, roles)
+        spec = _clean_up(spec, file.side)
+    data = file.data if document is file.document else json.dumps(document).encode()
+    if file.side.name_roles:  # a role that it does not name has no text
+        roles = {"bos_token": "", "eos_token": ""} | roles
+    spec = replace(spec, source=source, document=data, template_tokens=tuple(roles.items()))
+    return file.side.complete(spec, file.data)
 
 
-def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
-    model = data["model"]
-    kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
-    build = _MODELS.get(kind)
-    if build is None:
+def _check_model(data: dict[str, Any], source: str) -> None:
+    """Refuse a kind of model that is not supported."""
+    kind = _kind(data["model"])
+    if kind not in _MODELS:
         raise refusal(f"{source} holds a {kind!r} model; supported: {', '.join(_MODELS)}")
+
+
+def _check_shown(document: dict[str, Any], source: str) -> None:
+    """Refuse tokens that the library shows in their normalized form after it added them again."""
+    normalizer = document.get("normalizer")
+    names = [entry["content"] for entry in document["added_tokens"] if entry["normalized"]]
+    if not normalizer or not names or _kind(document["model"]) != "WordPiece":
+        return
+    run = load_library(source, normalizer=normalizer).normalizer
+    for name in names:
+        if run.normalize_str(name) != name:
+            raise refusal(
+                f"{source}: the files beside it add {name!r:.60} again with normalized: true, and"
+                " its normalizer changes this text"
+            )
+
+
+def _kind(model: dict[str, Any]) -> Any:
+    return model.get("type") or ("BPE" if "merges" in model else "WordPiece")
+
+
+def _clean_up(spec: TokenizerSpec, side: SideFiles) -> TokenizerSpec:
+    """*spec* with ``clean_up_tokenization_spaces``, which transformers applies except to BPE."""
+    if spec.model == "bpe" or side.config.get("clean_up_tokenization_spaces") is not True:
+        return spec
+    return replace(spec, decoder=(*spec.decoder, Step("Fuse"), Step("CleanUp")))
+
+
+def _spec(
+    data: dict[str, Any], side: SideFiles, source: str, roles: dict[str, str]
+) -> TokenizerSpec:
+    model = data["model"]
+    build = _MODELS[_kind(model)]
     _check_outline(data, source)
     added = tuple(parse_added_token(entry["id"], entry) for entry in data.get("added_tokens") or ())
     vocabulary = _ids(model["vocab"], source)
@@ -63,7 +107,7 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
     for section in filter(data.get, ("truncation", "padding")):
         text = "%s has a %s section, which is not applied: texts keep their length"
         logger.warning(text, source, section)
-    return _with_special(spec, data.get("post_processor"), side)
+    return _with_special(spec, data.get("post_processor"), side, roles)
 
 
 def _check_outline(data: dict[str, Any], source: str) -> None:
@@ -210,27 +254,24 @@ def _normalize_added(
 
 
 def _with_special(
-    spec: TokenizerSpec, processor: dict[str, Any] | None, side: SideFiles
+    spec: TokenizerSpec, processor: dict[str, Any] | None, side: SideFiles, roles: dict[str, str]
 ) -> TokenizerSpec:
-    """BOS, EOS, prefix and suffix ids."""
+    """BOS, EOS, prefix and suffix ids. *roles* are the texts of the special tokens by role."""
     special = {spec.tokens[token.id]: token.id for token in spec.added}
     around = _template(processor, special)
-    bos, eos = side.special_id("bos", special), side.special_id("eos", special)
+    bos, eos = (_role_id(role, special, side, roles) for role in ("bos", "eos"))
     pre = ""
     if spec.byte_level and spec.model == "bpe":
         known = vocabularies.identify(vocabularies.fingerprint(spec.tokens), len(spec.merges))
         pre = known.pre if known else ""
-    adds_bos = pre and PRE_TOKENIZERS[pre].add_bos and bos is not None
-    first, last = around or ((bos,) if adds_bos else (), ())
-    if len(first) == 1:
+    adds_bos = bool(pre) and PRE_TOKENIZERS[pre].add_bos
+    first: tuple[int, ...] = (bos,) if adds_bos and bos is not None else ()
+    last: tuple[int, ...] = ()
+    if around is not None:
+        first, last = around
+    if len(first) == 1 and (spec.model == "wordpiece" or not side.name_roles):
         bos = first[0]
-    if len(last) == 1 and spec.model == "wordpiece":
-        eos = last[0]
-    if (add_bos := side.adds("bos")) is not None:
-        first = (bos,) if add_bos and bos is not None else ()
-    if (add_eos := side.adds("eos")) is not None:
-        last = (eos,) if add_eos and eos is not None else ()
-    elif len(last) == 1:
+    if len(last) == 1 and (spec.model == "wordpiece" or not side.name_roles):
         eos = last[0]
     return replace(
         spec,
@@ -238,10 +279,25 @@ def _with_special(
         eos_id=eos,
         add_bos=bool(first),
         add_eos=bool(last),
-        prefix_ids=first if len(first) > 1 else None,
-        suffix_ids=last if len(last) > 1 else None,
+        prefix_ids=_unless_usual(first, bos),
+        suffix_ids=_unless_usual(last, eos),
         pre=pre,
     )
+
+
+def _unless_usual(ids: tuple[int, ...], usual: int | None) -> tuple[int, ...] | None:
+    """*ids*, or ``None`` if they are the *usual* one, or none at all."""
+    return None if not ids or ids == (usual,) else ids
+
+
+def _role_id(
+    role: str, special: dict[str, int], side: SideFiles, roles: dict[str, str]
+) -> int | None:
+    """Id of the special token *role*; a usual name counts if no file says which one it is."""
+    text = roles.get(f"{role}_token")
+    if text is not None:
+        return special.get(text)
+    return None if side.name_roles else side.special_id(role, special)
 
 
 def _template(

@@ -1,0 +1,459 @@
+"""The ``tokenizer.json`` of a folder as transformers reads it, with the files beside it.
+
+transformers opens a folder with the class that its files name. Some classes keep the steps of
+``tokenizer.json``; most build steps of their own, with options of ``tokenizer_config.json``, and
+take the vocabulary alone. Both then add the special tokens that the side files declare. The rules
+are those of transformers 5.24: ``AutoTokenizer.from_pretrained`` chooses the class,
+``PreTrainedTokenizerBase._from_pretrained`` reads the files, ``TokenizersBackend.__init__`` adds
+tokens. ``tests/support/tokenizer_classes.py`` runs the classes and writes what they build into
+``tokenizer_classes.json``. What these rules leave open is refused with the name of the key.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet.tokenizer.limits import refusal
+from bitnet.tokenizer.side_files import ROLES, read_token_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from bitnet.base.errors import Unsupported
+    from bitnet.tokenizer.side_files import SideFiles
+
+Token = dict[str, Any]  # an added token without its id, as ``tokenizer.json`` writes it
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_CONFIG = "tokenizer_config.json"
+# Keys that are arguments of transformers' constructors and stand for a tokenizer of their own.
+_ARGUMENTS = (
+    *("vocab", "merges", "tokenizer_object", "gguf_file", "post_processor", "init_inputs"),
+    *("tokenizer_truncation", "tokenizer_padding", "model_specific_special_tokens"),
+)
+# Registered classes in whose place AutoTokenizer takes TokenizersBackend.
+_GENERIC = (*("TokenizersBackend", "PythonBackend", "PreTrainedTokenizer", "MistralCommonBackend"),)
+_KEEPS: dict[str, Any] = {"keeps": True}  # the row of a class that keeps the steps of the file
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = Path(__file__).with_name("tokenizer_classes.json").read_text("utf-8")
+    table: dict[str, Any] = json.loads(text)
+    return table
+
+
+def prefers_tekken(model_config: dict[str, Any]) -> bool:
+    """True if transformers reads ``tekken.json`` rather than ``tokenizer.json`` for this model."""
+    registered = _table()["model_types"].get(model_config.get("model_type"))
+    return bool(registered == "MistralCommonBackend")
+
+
+def apply_side_files(
+    document: dict[str, Any], side: SideFiles, *, source: str, is_byte_level: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The ``tokenizer.json`` that transformers makes of *document* and the files beside it.
+
+    *is_byte_level* is true if the file names ``ByteLevel`` anywhere, which is what transformers
+    looks for.
+
+    The texts of the special tokens by their role (``bos_token``) are the second result. A key whose
+    effect is not known, or that transformers refuses, is refused with its name.
+    """
+    reading = _Reading(document, side, source, is_byte_level=is_byte_level)
+    return reading.document(), reading.roles
+
+
+class _Reading:
+    """One reading of a ``tokenizer.json`` with its side files."""
+
+    def __init__(
+        self, document: dict[str, Any], side: SideFiles, source: str, *, is_byte_level: bool
+    ) -> None:
+        self._file, self._side, self._source = document, side, source
+        self._is_byte_level = is_byte_level
+        self._named_extra: dict[str, Any] = {}  # ``extra_special_tokens`` as an object
+        self._config: dict[str, Any] = {}
+        self._move_additional_tokens()
+        self._class, self._row = self._choose_class()
+        self._check_keys()
+        self._declared = self._read_declared()
+        self._special = self._special_tokens()
+        self._extra = self._extra_tokens()
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Text of each special token by its role."""
+        return {role: str(token["content"]) for role, token in self._special.items()}
+
+    @property
+    def keeps_steps(self) -> bool:
+        """True if the class takes the steps of the file."""
+        return "keeps" in self._row
+
+    def document(self) -> dict[str, Any]:
+        """The changed document."""
+        built = self._file if self.keeps_steps else self._rebuild()
+        vocabulary = _Vocabulary.of(built, self._file if self.keeps_steps else None)
+        named = {token["content"] for token in self._special.values()}
+        for token in [*self._missing(vocabulary)]:
+            is_named = token["content"] in named
+            vocabulary.add({**token, "special": token["special"] or is_named})
+        added = vocabulary.entries()
+        if self.keeps_steps and added == (self._file.get("added_tokens") or []):
+            return self._file
+        changed = {**built, "added_tokens": added}
+        if not self.keeps_steps:
+            changed["post_processor"] = self._post_processor(built["post_processor"], vocabulary)
+        return changed
+
+    def _missing(self, vocabulary: _Vocabulary) -> Iterator[Token]:
+        """Tokens that transformers adds to *vocabulary*, in its order.
+
+        It adds every declared token again, also known ones: it compares them with ids.
+        """
+        declared = [token for _, token in sorted(self._declared.items())]
+        known = [*vocabulary.tokens.values(), *declared]
+        texts = {token["content"] for token in known}
+        yield from declared
+        special = [*self._special.values(), *self._extra]
+        yield from (token for token in special if token["content"] not in texts)
+        again = self._row.get("adds_again")
+        if again == "plain":
+            yield from (_token(token["content"], special=True) for token in special)
+        elif again == "special":
+            yield from ({**token, "special": True} for token in special)
+
+    # The class.
+
+    def _choose_class(self) -> tuple[str, dict[str, Any]]:
+        """Name and row of the class that AutoTokenizer takes."""
+        table = _table()
+        model = self._side.model_config
+        model_type = model.get("model_type")
+        registered = table["model_types"].get(model_type) if isinstance(model_type, str) else None
+        named = self._config.get("tokenizer_class") or model.get("tokenizer_class")
+        if named is not None and not isinstance(named, str):
+            raise self._refuse("tokenizer_class", named, "is not the name of a class")
+        self._check_auto_map(named, model_type)
+        name = named.removesuffix("Fast") if named else None
+        wrong = model_type in table["wrong_in_files"]
+        is_llama = name == "LlamaTokenizer" and registered != "MistralCommonBackend"
+        if is_llama and not wrong and self._is_byte_level:
+            return "TokenizersBackend", _KEEPS
+        if name is not None and registered not in (None, name):
+            if registered in _GENERIC:
+                return "TokenizersBackend", _KEEPS
+            name = registered if wrong else name
+        elif name is None:
+            name = registered
+        return self._row_of(name or "TokenizersBackend")
+
+    def _row_of(self, name: str) -> tuple[str, dict[str, Any]]:
+        classes = _table()["classes"]
+        row = classes.get(name, _KEEPS)
+        name = row.get("same_as", name)
+        row = classes.get(name, _KEEPS)
+        if "refused" in row:
+            raise self._refuse("tokenizer_class", name, f"cannot be followed: {row['refused']}")
+        return name, row
+
+    def _check_auto_map(self, named: str | None, model_type: Any) -> None:
+        mapped = self._config.get("auto_map")
+        if isinstance(mapped, dict):
+            mapped = mapped.get("AutoTokenizer")
+        if not mapped or model_type in _table()["wrong_in_files"]:
+            return
+        local = named is not None and named.removesuffix("Fast") in _table()["classes"]
+        if not local:
+            raise self._refuse("auto_map", mapped, "names code of the folder's author")
+
+    # Keys.
+
+    def _move_additional_tokens(self) -> None:
+        """Rename the former name of ``extra_special_tokens`` as transformers does.
+
+        It renames the key of ``tokenizer_config.json`` if the new one is empty, then reads
+        ``special_tokens_map.json``, and renames again if the new one is absent.
+        """
+        former, name = "additional_special_tokens", "extra_special_tokens"
+        own = dict(self._side.tokenizer_config)
+        if former in own and not own.get(name):
+            own[name] = own.pop(former)
+        extra = own.get(name)
+        if isinstance(extra, dict):
+            self._named_extra = own.pop(name)
+        config = own | self._side.special_map
+        if former in config and name not in config:
+            config[name] = config.pop(former)
+        self._config = config
+
+    def _check_keys(self) -> None:
+        config = self._config
+        for key in _ARGUMENTS:
+            if config.get(key):
+                raise self._refuse(key, config[key], "stands for a part of the tokenizer")
+        if config.get("split_special_tokens"):
+            raise self._refuse("split_special_tokens", True, "would cut special tokens in texts")
+        if config.get("fix_mistral_regex"):
+            raise self._refuse("fix_mistral_regex", True, "would replace the pre-tokenizer")
+        versions = config.get("fast_tokenizer_files")
+        if versions not in (None, [], ["tokenizer.json"]):
+            raise self._refuse("fast_tokenizer_files", versions, "may choose another file")
+        if config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"):
+            key = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+            raise self._refuse(key, True, "would change decoded texts")
+        for key in self._row.get("unclear", ()):
+            if config.get(key) is not None:
+                text = f"is an option of {self._class} whose effect is not known"
+                raise self._refuse(key, config[key], text)
+
+    def _refuse(self, key: str, value: Any, why: str) -> Unsupported:
+        shown = json.dumps(value, ensure_ascii=False)
+        return refusal(f"{self._source}: {_CONFIG} has {key}: {shown:.80}, which {why}")
+
+    # Tokens.
+
+    def _read_declared(self) -> dict[int, Token]:
+        """Tokens of ``added_tokens_decoder``, or else of the other files, by the id they name."""
+        decoder = self._config.get("added_tokens_decoder")
+        if "added_tokens_decoder" in self._config:
+            if not isinstance(decoder, dict):
+                raise self._refuse("added_tokens_decoder", decoder, "is not an object")
+            return dict(self._decoder_entry(key, value) for key, value in decoder.items())
+        names = (self._config.get(role) for role in ROLES)
+        extra = self._config.get("extra_special_tokens")
+        special = {*map(read_token_text, names), *map(read_token_text, extra if extra else ())}
+        tokens: dict[int, Token] = {}
+        for text, id in self._side.added_file.items():
+            if type(id) is not int:
+                raise refusal(
+                    f"{self._source}: added_tokens.json has the id {id!r:.40} of {text!r}"
+                )
+            tokens[id] = _token(text, special=text in special)
+        for entry in self._file.get("added_tokens") or ():
+            tokens[entry["id"]] = _token(entry["content"], **_flags(entry))
+        return tokens
+
+    def _decoder_entry(self, key: str, value: Any) -> tuple[int, Token]:
+        known = {"content", *_FLAGS}
+        right = isinstance(value, dict) and value.keys() <= known and key.isdecimal()
+        if not right or not isinstance(value.get("content"), str):
+            raise self._refuse("added_tokens_decoder", {key: value}, "is not an added token")
+        return int(key), _token(value["content"], **_flags(value))
+
+    def _special_tokens(self) -> dict[str, Token]:
+        """Special tokens by role, those of the class where the files name none."""
+        by_text = {token["content"]: token for token in self._declared.values()}
+        tokens: dict[str, Token] = {}
+        for role, value in self._row.get("special", {}).items():
+            if role not in self._config:
+                tokens[role] = _plain(value)
+        names = [key for key in self._config if key.endswith("_token") and key not in ROLES]
+        for role in [*ROLES, *names]:
+            value = self._config.get(role)
+            if value is None or (role not in ROLES and not isinstance(value, (str, dict))):
+                continue
+            token = self._parse_token(role, value)
+            if role in ROLES:
+                token = by_text.get(token["content"], token)
+            if isinstance(value, str) and token["content"] not in by_text:
+                flags = self._row.get("named", {}).get(role)
+                token = {**flags, "content": value} if flags else token
+            tokens[role] = token
+        named = dict(self._named_extra)
+        extra = self._config.get("extra_special_tokens")
+        if isinstance(extra, dict):
+            named |= extra
+        tokens |= {role: self._parse_token(role, value) for role, value in named.items()}
+        order = [*ROLES, *(role for role in tokens if role not in ROLES)]
+        return {role: tokens[role] for role in order if role in tokens}
+
+    def _extra_tokens(self) -> list[Token]:
+        """Tokens of ``extra_special_tokens``, or those of the class."""
+        extra = self._config.get("extra_special_tokens")
+        if isinstance(extra, dict):
+            return []
+        if extra is None:
+            return [_plain(value) for value in self._row.get("extra", ())]
+        if not isinstance(extra, list):
+            raise self._refuse("extra_special_tokens", extra, "is not a list")
+        return [self._parse_token("extra_special_tokens", value) for value in extra]
+
+    def _parse_token(self, key: str, value: Any) -> Token:
+        if isinstance(value, str):
+            return _token(value, special=True)
+        from_map = key in self._side.special_map and key != "extra_special_tokens"
+        if not isinstance(value, dict) or not isinstance(value.get("content"), str):
+            raise self._refuse(key, value, "is not a token")
+        flags = {**_flags(value), **({"special": True} if from_map else {})}
+        return _token(value["content"], **flags)
+
+    # Steps of a class.
+
+    def _rebuild(self) -> dict[str, Any]:
+        """The document with the steps of the class and the vocabulary of the file."""
+        model = self._file["model"]
+        kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
+        if kind != self._row["model"]:
+            text = f"builds a {self._row['model']} model, and tokenizer.json has a {kind} model"
+            raise self._refuse("tokenizer_class", self._class, text)
+        charsmap = _charsmap(self._file.get("normalizer"))
+        sections = self._fill(self._variant(charsmap is not None), charsmap)
+        made = {**sections["model"], "vocab": model["vocab"]}
+        if kind == "BPE":
+            made["merges"] = model["merges"]
+        if made.get("unk_token") is not None and "unk_id" in made:
+            made["unk_id"] = None
+        if isinstance(made.get("unk_id"), str):
+            texts = [entry[0] for entry in model["vocab"]]
+            if made["unk_id"] not in texts:
+                raise self._refuse("unk_token", made["unk_id"], "is not in the vocabulary")
+            made["unk_id"] = texts.index(made["unk_id"])
+        return {**self._file, **sections, "model": made}
+
+    def _variant(self, charsmap: bool) -> dict[str, Any]:
+        values = []
+        for key in self._row["options"]:
+            value = self._config.get(key, "absent")
+            if value != "absent" and value is not None and not isinstance(value, bool):
+                raise self._refuse(key, value, "is not true, false or null")
+            values.append("absent" if value == "absent" else json.dumps(value))
+        variants = self._row["variants"]
+        with_map = " ".join([*values, *["charsmap"] * charsmap])
+        at = variants.get(with_map, variants.get(" ".join(values)))
+        sections = self._row["sections"][at]
+        if isinstance(sections, str):
+            keys = ", ".join(self._row["options"])
+            raise self._refuse(keys, values, f"{self._class} does not accept ({sections})")
+        return dict(sections)
+
+    def _fill(self, sections: Any, charsmap: str | None) -> Any:
+        """*sections* with the texts of special tokens in the places of their roles."""
+        if isinstance(sections, dict):
+            return {key: self._fill(value, charsmap) for key, value in sections.items()}
+        if isinstance(sections, list):
+            return [self._fill(value, charsmap) for value in sections]
+        if sections == "{charsmap}":
+            return charsmap
+        if isinstance(sections, str) and sections[:1] == "{" and sections[1:-1] in ROLES:
+            role = sections[1:-1]
+            if role not in self._special:
+                raise self._refuse(role, None, f"is needed by {self._class}")
+            return self._special[role]["content"]
+        return sections
+
+    def _post_processor(self, processor: Any, vocabulary: _Vocabulary) -> Any:
+        """The post-processor of the class, with the ids of its tokens."""
+        if processor == "that of the file":
+            return self._file.get("post_processor")
+        processor = dict(processor)
+        if "special_tokens" in processor:
+            texts = processor["special_tokens"]
+            processor["special_tokens"] = {
+                text: {"id": text, "ids": [self._id_of(text, vocabulary)], "tokens": [text]}
+                for text in texts
+            }
+        for role in ("cls", "sep"):
+            if role in processor:
+                text = processor[role]
+                processor[role] = [text, self._id_of(text, vocabulary)]
+        return processor
+
+    def _id_of(self, text: str, vocabulary: _Vocabulary) -> int:
+        id = vocabulary.id_of(text)
+        if id is None:
+            raise self._refuse("tokenizer_class", self._class, f"needs the token {text!r:.40}")
+        return id
+
+
+@dataclass
+class _Vocabulary:
+    """Ids of a model's vocabulary and of the tokens added to it, as ``tokenizers`` counts them."""
+
+    ids: dict[str, int]  # of the model
+    size: int  # entries of the model
+    tokens: dict[int, Token] = field(default_factory=dict)  # added ones by id
+    added_ids: dict[str, int] = field(default_factory=dict)  # ids of *tokens* by text
+    special: set[str] = field(default_factory=set)  # texts once added as special
+
+    @classmethod
+    def of(cls, document: dict[str, Any], file: dict[str, Any] | None) -> _Vocabulary:
+        """The vocabulary of *document*, with the added tokens of *file* if there is one."""
+        entries = document["model"]["vocab"]
+        if isinstance(entries, dict):
+            ids = dict(entries)
+        else:
+            ids = {entry[0]: id for id, entry in enumerate(entries)}
+        made = cls(ids, len(entries))
+        for entry in (file or {}).get("added_tokens") or ():
+            made.tokens[entry["id"]] = _token(entry["content"], **_flags(entry))
+            made.added_ids[entry["content"]] = entry["id"]
+            if entry.get("special"):
+                made.special.add(entry["content"])
+        return made
+
+    def id_of(self, text: str) -> int | None:
+        """Id of *text*, ``None`` if it is not a token."""
+        return self.added_ids.get(text, self.ids.get(text))
+
+    def add(self, token: Token) -> None:
+        """Add *token*, or change the flags of the one with its text."""
+        text = token["content"]
+        if not text:
+            return
+        if token["special"]:
+            self.special.add(text)
+        id = self.id_of(text)
+        if id is None:
+            id = max(self.size, max(self.tokens, default=-1) + 1)
+        self.tokens[id] = token
+        self.added_ids[text] = id
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The ``added_tokens`` of a ``tokenizer.json``."""
+        entries = []
+        for id in sorted(self.tokens):
+            token = self.tokens[id]
+            special = token["special"] or token["content"] in self.special
+            entries.append({"id": id, **token, "special": special})
+        return entries
+
+
+def _token(text: str, **flags: bool) -> Token:
+    """An added token with the defaults of the library for flags that are not given."""
+    special = flags.get("special", False)
+    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
+    return {"content": text, **usual, "special": special, **flags}
+
+
+def _flags(entry: dict[str, Any]) -> dict[str, bool]:
+    return {name: bool(entry[name]) for name in _FLAGS if name in entry}
+
+
+def _plain(value: str | Token) -> Token:
+    return _token(value, special=True) if isinstance(value, str) else dict(value)
+
+
+def _charsmap(normalizer: Any) -> str | None:
+    """The first precompiled character map of a normalizer."""
+    for step in _steps((normalizer,)):
+        if step.get("type") == "Precompiled" and "precompiled_charsmap" in step:
+            return str(step["precompiled_charsmap"])
+    return None
+
+
+def _steps(sections: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """The steps of *sections*, and those inside of sequences."""
+    for section in sections:
+        if not isinstance(section, dict):
+            continue
+        yield section
+        for key in ("normalizers", "pretokenizers", "decoders"):
+            inner = section.get(key)
+            if isinstance(inner, list):
+                yield from _steps(inner)

@@ -1,0 +1,275 @@
+"""Writes ``bitnet/tokenizer/tokenizer_classes.json`` from the installed transformers.
+
+    python tests/support/tokenizer_classes.py
+
+A tokenizer class of transformers 5 either keeps the steps of a ``tokenizer.json``, or replaces
+them with steps of its own, which depend on keys of ``tokenizer_config.json``. Every class is run
+with a small vocabulary and every combination of these keys, and its steps are recorded. Special
+tokens are named ``{bos_token}`` and so on while it runs, so that the places where a class uses them
+can be seen.
+"""
+
+import base64
+import inspect
+import io
+import itertools
+import json
+import os
+from functools import cache
+from pathlib import Path
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+
+import tokenizers
+import transformers
+from transformers import TokenizersBackend
+from transformers.models.auto import tokenization_auto as auto
+
+TABLE = Path(__file__).parents[2] / "bitnet" / "tokenizer" / "tokenizer_classes.json"
+ROLES = ("bos_token", "eos_token", "sep_token", "pad_token", "cls_token", "mask_token", "unk_token")
+# Keys of tokenizer_config.json that may change a class's steps, with every value they may have.
+OPTIONS = ("add_prefix_space", "do_lower_case", "legacy", "strip_accents", "tokenize_chinese_chars")
+VALUES = (True, False, None)
+CHARSMAP = "_spm_precompiled_charsmap"  # the table of a ``Precompiled`` normalizer of the file
+# Parameters that have no effect on ids or texts, or that no file sets.
+_WITHOUT_EFFECT = {
+    *("self", "args", "kwargs", "vocab", "merges", "vocab_file", "merges_file", "errors"),
+    *("use_default_system_prompt", "clean_up_tokenization_spaces", "trim_offsets", "unk_id"),
+    *("model_max_length", "add_bos_token", "return_token_type_ids", CHARSMAP, *ROLES, *OPTIONS),
+}
+# Classes that do more than build steps: they encode or decode in Python.
+_OWN_CODE = (
+    "_encode_plus",
+    "_decode",
+    "__call__",
+    "_post_init",
+    "build_inputs_with_special_tokens",
+)
+# Names of transformers 4 that transformers 5 knows as other classes.
+_EARLIER = ("BloomTokenizer", "ElectraTokenizer", "LayoutLMTokenizer", "LongformerTokenizer")
+# Names for which AutoTokenizer takes TokenizersBackend, and those of other libraries' files.
+_OF_NO_MODEL = {
+    *("AutoTokenizer", "PreTrainedTokenizer", "MistralCommonBackend", "MistralCommonTokenizer"),
+    *("PythonBackend", "SentencePieceBackend"),
+}
+# Classes whose template depends on more than the texts of special tokens.
+_OF_TRANSLATION = ("T5Tokenizer", "VideoPrismTokenizer", "MBartTokenizer", "NllbTokenizer")
+_SECTIONS = ("normalizer", "pre_tokenizer", "decoder")
+
+
+def class_names() -> list[str]:
+    """Names of every tokenizer class of transformers, without the suffix ``Fast``."""
+    names = {*auto.TOKENIZER_MAPPING_NAMES.values(), *dir(transformers), *_EARLIER}
+    ends = ("Tokenizer", "TokenizerFast", "Backend")
+    names = {name.removesuffix("Fast") for name in names if name and name.endswith(ends)}
+    return sorted(names - _OF_NO_MODEL)
+
+
+def describe(name: str) -> dict[str, object]:
+    """The row of the class *name*."""
+    found = auto.tokenizer_class_from_name(name)
+    if found is TokenizersBackend or found is None:
+        return {"keeps": True}
+    if not (inspect.isclass(found) and issubclass(found, TokenizersBackend)):
+        return {"refused": "it runs in Python"}
+    if found.__name__ != name:
+        return {"same_as": found.__name__}
+    # CodeLlama's only differs for texts with its fill token.
+    if name != "CodeLlamaTokenizer" and any(method in found.__dict__ for method in _OWN_CODE):
+        return {"refused": "it encodes or decodes in Python"}
+    if name in _OF_TRANSLATION:
+        return {"refused": "it writes a template of its own"}
+    if "__init__" not in found.__dict__:
+        return {"keeps": True}
+    try:
+        return build(found)
+    except Exception as error:  # noqa: BLE001 - what such a class needs is not known
+        return {"refused": f"it cannot be built from a vocabulary alone ({type(error).__name__})"}
+
+
+def build(found: type) -> dict[str, object]:
+    """The row of a class that builds its own steps."""
+    parameters = parameters_of(found)
+    keys = [key for key in OPTIONS if key in parameters]
+    charsmaps = (False, True) if CHARSMAP in parameters else (False,)
+    results = {
+        (values, charsmap): run(found, dict(zip(keys, values, strict=True)), charsmap=charsmap)
+        for values in itertools.product(*(("absent", *VALUES) for key in keys))
+        for charsmap in charsmaps
+    }
+    effective = [at for at in range(len(keys)) if _changes(results, at)]
+    rows: list[object] = []
+    variants: dict[str, int] = {}
+    for (values, charsmap), sections in results.items():
+        if any(value != "absent" for at, value in enumerate(values) if at not in effective):
+            continue
+        if sections not in rows:
+            rows.append(sections)
+        names = [json.dumps(values[at]).strip('"') for at in effective]
+        variants[" ".join([*names, *["charsmap"] * charsmap])] = rows.index(sections)
+    plain = make(found, {}, vocabulary(found, roles=()))
+    special = plain._special_tokens_map.items()
+    return {
+        "model": found.model.__name__ if found.model else "Unigram",
+        "options": [keys[at] for at in effective],
+        "variants": variants,
+        "sections": rows,
+        "special": {role: token(value) for role, value in special if value is not None},
+        "named": named_tokens(found),
+        "extra": [token(value) for value in plain._extra_special_tokens],
+        "adds_again": added_again(found),
+        "unclear": sorted(parameters.keys() - _WITHOUT_EFFECT),
+    }
+
+
+def parameters_of(found: type) -> dict[str, inspect.Parameter]:
+    """Parameters of a class, and of the classes to which it passes what it does not know."""
+    parameters: dict[str, inspect.Parameter] = {}
+    for base in found.__mro__:
+        if issubclass(base, TokenizersBackend) and base is not TokenizersBackend:
+            own = base.__dict__.get("__init__")
+            parameters = dict(inspect.signature(own).parameters if own else {}) | parameters
+    return parameters
+
+
+def _changes(results: dict, at: int) -> bool:
+    """True if the option at the place *at* changes a result."""
+    rest: dict[object, list[object]] = {}
+    for (values, charsmap), sections in results.items():
+        rest.setdefault((*values[:at], *values[at + 1 :], charsmap), []).append(sections)
+    return any(sections.count(sections[0]) != len(sections) for sections in rest.values())
+
+
+def make(found: type, arguments: dict[str, object], vocab: object) -> TokenizersBackend:
+    """An instance of the class *found*."""
+    if found.model is not None and found.model.__name__ == "BPE":
+        arguments = {"merges": [], **arguments}
+    return found(vocab=vocab, **arguments)
+
+
+def vocabulary(found: type, *, roles: tuple[str, ...] = ROLES, first: tuple[str, ...] = ()):
+    """A vocabulary with the special tokens of *roles*, and those that the class names itself."""
+    texts = [*first, *(f"{{{role}}}" for role in roles), "a", "b", "\u2581"]
+    for parameter in parameters_of(found).values():
+        if parameter.name.endswith("_token") and parameter.default:
+            texts += [str(parameter.default)] * (parameter.default is not parameter.empty)
+    texts = list(dict.fromkeys(texts))
+    if found.model is None or found.model.__name__ == "Unigram":
+        return [(text, -float(at)) for at, text in enumerate(texts)]
+    return {text: at for at, text in enumerate(texts)}
+
+
+def run(found: type, options: dict[str, object], *, charsmap: bool) -> object:
+    """Sections of the class with *options*, or the name of the error that it raises."""
+    arguments: dict[str, object] = {role: f"{{{role}}}" for role in ROLES}
+    arguments |= {key: value for key, value in options.items() if value != "absent"}
+    if charsmap:
+        arguments[CHARSMAP] = trained_charsmap()
+    marker = tokenizers.processors.ByteLevel(trim_offsets=True)
+    results = []
+    for first in ((), ("c", "d")):
+        vocab = vocabulary(found, first=first)
+        try:
+            made = make(found, {**arguments, "post_processor": marker}, vocab)
+        except Exception as error:  # noqa: BLE001 - recorded: transformers does not accept the options
+            return type(error).__name__
+        results.append(sections_of(made, ROLES.index("unk_token") + len(first)))
+    if results[0] != results[1]:
+        raise ValueError("its steps depend on the vocabulary")
+    return results[0]
+
+
+def sections_of(made: TokenizersBackend, unknown: int) -> dict[str, object]:
+    """Sections of an instance; *unknown* is the id of the unknown token in its vocabulary."""
+    document = json.loads(made._tokenizer.to_str())
+    model = {k: v for k, v in document["model"].items() if k not in ("vocab", "merges")}
+    if model.get("unk_id") == unknown:
+        model["unk_id"] = "{unk_token}"
+    processor = document["post_processor"]
+    if processor["type"] == "ByteLevel":
+        processor = "that of the file"
+    elif "special_tokens" in processor:
+        processor["special_tokens"] = sorted(processor["special_tokens"])
+    for role in ("cls", "sep"):  # text and id, which depends on the vocabulary
+        if isinstance(processor, dict) and role in processor:
+            processor[role] = processor[role][0]
+    sections = {name: document[name] for name in _SECTIONS}
+    text = json.dumps({**sections, "model": model, "post_processor": processor})
+    table_text = base64.b64encode(trained_charsmap()).decode()
+    return json.loads(text.replace(table_text, "{charsmap}"))
+
+
+@cache
+def trained_charsmap() -> bytes:
+    """The character map of SentencePiece's usual normalization."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b c d e f g h"] * 50),
+        model_writer=model,
+        vocab_size=20,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
+    return proto.normalizer_spec.precompiled_charsmap
+
+
+def named_tokens(found: type) -> dict[str, object]:
+    """Special tokens that a class makes of names, if it gives them flags."""
+    arguments = {role: f"{{{role}}}" for role in ROLES}
+    made = make(found, arguments, vocabulary(found))
+    values = made._special_tokens_map.items()
+    tokens = {role: token(value) for role, value in values if role in ROLES and value is not None}
+    return {role: value for role, value in tokens.items() if isinstance(value, dict)}
+
+
+def added_again(found: type) -> str:
+    """Way in which a class adds known special tokens again: ``plain``, ``special`` or ``no``."""
+    arguments: dict[str, object] = {role: f"{{{role}}}" for role in ROLES}
+    arguments["eos_token"] = tokenizers.AddedToken("{eos_token}", lstrip=True, special=False)
+    arguments["added_tokens_decoder"] = {1: arguments["eos_token"]}
+    made = make(found, arguments, vocabulary(found))
+    tokens = {str(token): token for token in made.added_tokens_decoder.values()}
+    again = tokens["{eos_token}"]
+    if not again.lstrip:
+        return "plain"
+    # Named tokens become special; one that is added again is not normalized either.
+    extra = tokenizers.AddedToken("{extra}", lstrip=True, special=False)
+    arguments |= {"extra_special_tokens": [extra], "added_tokens_decoder": {1: extra}}
+    made = make(found, arguments, vocabulary(found, first=("{extra}",)))
+    tokens = {str(token): token for token in made.added_tokens_decoder.values()}
+    return "special" if tokens["{extra}"].special else "no"
+
+
+def token(value):
+    """A special token as JSON: its text, or its fields if it has flags."""
+    if isinstance(value, str):
+        return value
+    names = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    return {name: getattr(value, name) for name in names}
+
+
+def table() -> dict[str, object]:
+    """The whole table."""
+    return {
+        "transformers": transformers.__version__,
+        "classes": {name: describe(name) for name in class_names()},
+        "model_types": {
+            model_type: name.removesuffix("Fast")
+            for model_type, name in sorted(auto.TOKENIZER_MAPPING_NAMES.items())
+            if name
+        },
+        "wrong_in_files": sorted(auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS),
+    }
+
+
+def main() -> None:
+    """Write the table."""
+    TABLE.write_text(json.dumps(table(), ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
