@@ -26,6 +26,7 @@ from bitnet.base.errors import (
     AuthError,
     BitnetError,
     NotFound,
+    PermissionDenied,
     UsageError,
     from_os_error,
 )
@@ -192,7 +193,12 @@ def provide_all(
                 order.check(artifact.path)
         for order, artifact in here:
             _record_name(order, artifact, project)
-        place_all([(a, o.target) for o, a in here if o.target and a.checked], project, root)
+        try:
+            place_all([(a, o.target) for o, a in here if o.target and a.checked], project, root)
+        except PermissionDenied:
+            here = [(_without_link(order, project), artifact) for order, artifact in here]
+            if len(here) != 1 or here[0][0].target is not None:
+                raise
         for order, artifact in here:
             _place_beside(order, artifact, project, claims)
     licence = cache(partial(_licence, project))
@@ -203,6 +209,13 @@ def provide_all(
     except BitnetError as error:
         logger.warning("what the update replaced stays in the cache: %s", error)
     return [artifact for _, artifact in provided]
+
+
+def _without_link(order: FileOrder, project: Project) -> FileOrder:
+    """*order* without its place in the cache, which may only be read: its bytes are used there."""
+    if order.kind == "model" and relative(order.target or Path(), project.cache) is not None:
+        return replace(order, target=None)
+    return order
 
 
 def _may_be_pinned(order: FileOrder, project: Project) -> bool:

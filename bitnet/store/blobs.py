@@ -270,7 +270,10 @@ class Store:
             )
         elif old is not None and self.path_of(old.sha256).is_file():
             # The mark comes first: a process that is killed now leaves it for the next one.
-            keep_in_cache(self._mark_of(old.sha256))
+            problem = keep_in_cache(self._mark_of(old.sha256))
+            if problem:
+                logger.warning("%s keeps its name for the version before: %s", name[-1], problem)
+                return
         self.index.write(artifact, *name)
 
     def list_superseded(self) -> dict[str, Path]:

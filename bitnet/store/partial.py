@@ -73,6 +73,7 @@ class Ranges:
 
 
 _FLUSH_BYTES = 16 << 20
+_COPY_BYTES = 1 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _FORGOTTEN_S = 14 * 24 * 3600.0
 _ABANDONED_S = 900.0  # silence after which a process on another machine counts as gone
@@ -164,6 +165,8 @@ class Partial:
                 break
         for path in left:
             _delete(path)
+        if taken is None and not alone and not fresh and version.sha256 is not None:
+            taken = cls._copy(folder, own, version, of)
         if taken is None:
             taken = cls(own, version, _create(own), of)
             taken.note()
@@ -203,6 +206,32 @@ class Partial:
                 return None
             raise
         _unlink(_sidecar_of(path))
+        return partial
+
+    @classmethod
+    def _copy(cls, folder: Path, own: Path, version: Version, of: Sequence[str]) -> Partial | None:
+        """Continue a copy of what a process has that may still be writing; None without one.
+
+        Without working locks this cannot be known. What it has written from the beginning does not
+        change, and the digest of the whole file decides in the end.
+        """
+        usable = _usable(_partials(folder), version)
+        path = next((path for path, sidecar in usable if sidecar.done is None), None)
+        if path is None:
+            return None
+        partial = cls(own, version, _create(own), of)
+        try:
+            with path.open("rb") as source:
+                while chunk := source.read(_COPY_BYTES):
+                    at = partial.done.total
+                    partial.write(at, chunk)
+                    partial.done.add(at, at + len(chunk))
+        except OSError as error:
+            logger.debug("%s is not continued: %s", path, error)
+            os.ftruncate(partial.fd, 0)
+            partial.done = Ranges()
+        partial.resumed = partial.done.total
+        partial.note()
         return partial
 
     def bind(self, sent_etag: str | None) -> None:

@@ -164,6 +164,8 @@ def _problem(record: Mapping[str, Any]) -> str:
 def relative(path: Path, folder: Path) -> str | None:
     """*path* relative to *folder* with forward slashes; ``None`` if it is outside."""
     try:
+        if ".." in path.parts or ".." in folder.parts:
+            path, folder = path.resolve(), folder.resolve()
         return text_of(path.absolute().relative_to(folder.absolute()).as_posix())
     except ValueError:
         return None

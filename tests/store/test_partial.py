@@ -91,6 +91,17 @@ def test_a_file_whose_writer_may_live_is_left_alone_while_it_grows(tmp_path, alo
     assert begin(tmp_path, alone=alone).resumed == 30
 
 
+def test_without_locks_a_known_digest_is_continued_in_a_copy(tmp_path):
+    version = replace(ONE, sha256="0" * 64)
+    first = begin(tmp_path, version)
+    write(first, 30)
+    second = begin(tmp_path, version, alone=False)
+    assert (second.resumed, second.path.stat().st_size) == (30, 30)
+    assert first.path.exists(), "it may still be written"
+    write(first, 10)
+    assert second.path.stat().st_size == 30
+
+
 def test_with_a_lock_of_this_kernel_a_killed_process_leaves_its_file(tmp_path):
     first = begin(tmp_path)
     write(first, 30)

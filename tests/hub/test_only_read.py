@@ -1,0 +1,144 @@
+"""A cache that may only be read, as in containers and of other users, serves what it has."""
+
+import builtins
+import errno
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_gguf
+
+from bitnet.base.errors import PermissionDenied
+from bitnet.base.files import sha256_of
+from bitnet.cache.entries import entries, verify
+from bitnet.hub import models
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.orders import order_of
+from bitnet.hub.project import Project
+from bitnet.hub.provision import provide, provide_all
+from bitnet.hub.ref import parse
+from bitnet.sources import Source
+from bitnet.store import Artifact, Store
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="asks Linux what a descriptor is"
+)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project, with a cache that has one file under two names, one of them with a link."""
+    path = tiny_gguf(tmp_path / "made.gguf")
+    digest = sha256_of(path)
+    store = Store(tmp_path / "cache")
+    blob = store.adopt(path, digest)
+    path.unlink()
+    for repo in ("org/one", "org/two"):
+        record = Artifact("model", repo, "main", "tiny.gguf", None, digest, blob.size)
+        store.index.write(record, *record.index_name)
+    (tmp_path / "work").mkdir()
+    project = Project(tmp_path / "work", store.root, FetchOptions(offline=True), "none")
+    models.provide(parse("hf:org/one:tiny.gguf"), project, fetch=False)
+    return project
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """Refuses every call that would change something below a folder, as a mount does."""
+
+    def protect(root):
+        def refuse_inside(path, folder=None):
+            base = Path(f"/proc/self/fd/{folder}").readlink() if folder is not None else ""
+            whole = os.path.realpath(os.path.join(base, os.fspath(path)))  # noqa: PTH118
+            if Path(root) in Path(whole).parents:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), os.fspath(path))
+
+        def wrap(name, number=0):
+            real = getattr(os, name)
+
+            def call(*args, **options):
+                folder = options.get("dst_dir_fd", options.get("dir_fd"))
+                if name == "mkdir" and os.path.isdir(args[0]) and folder is None:  # noqa: PTH112
+                    return real(*args, **options)  # EEXIST comes first
+                refuse_inside(args[number], folder)
+                return real(*args, **options)
+
+            monkeypatch.setattr(os, name, call)
+
+        for name in ("mkdir", "unlink", "rmdir", "chmod", "utime"):
+            wrap(name)
+        for name in ("rename", "replace", "link", "symlink"):
+            wrap(name, 1)
+        real_open, real_io = os.open, io.open
+
+        def opening(path, flags, *args, dir_fd=None, **options):
+            if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                refuse_inside(path, dir_fd)
+            return real_open(path, flags, *args, dir_fd=dir_fd, **options)
+
+        def opening_file(file, mode="r", *args, **options):
+            if set(mode) & set("wax+") and not isinstance(file, int):
+                refuse_inside(file)
+            return real_io(file, mode, *args, **options)
+
+        monkeypatch.setattr(os, "open", opening)
+        monkeypatch.setattr(io, "open", opening_file)
+        monkeypatch.setattr(builtins, "open", opening_file)
+
+    return protect
+
+
+def test_a_model_in_a_cache_that_is_only_read_is_used_by_name(project, read_only):
+    read_only(project.cache)
+    with pytest.raises(OSError, match="Read-only"):
+        (project.cache / "store/x").write_bytes(b"")
+    for name in ("org/one", "org/two"):  # the second has no link, and gets none
+        path = models.provide(parse(f"hf:{name}:tiny.gguf"), project, fetch=False)
+        assert path.read_bytes()[:4] == b"GGUF"
+
+
+def test_a_project_gets_its_file_from_a_cache_that_is_only_read(project, read_only):
+    read_only(project.cache)
+    got = provide(Source("m", "org/two", "tiny.gguf"), project)
+    assert got.path == project.folder / "models/org-two/tiny.gguf"
+    assert got.path.read_bytes()[:4] == b"GGUF"
+    assert project.lock_path.is_file()
+
+
+def test_a_file_goes_elsewhere_from_a_folder_that_is_only_read(project, read_only, tmp_path):
+    read_only(project.folder)
+    source = Source("m", "org/two", "tiny.gguf")
+    for folder in (tmp_path / "out", project.folder / "../dotted"):
+        order = order_of(source, project, target=folder / "tiny.gguf")
+        (got,) = provide_all([order], project, root=folder)
+        assert got.path.is_file()
+    assert not project.lock_path.exists()
+
+
+def test_nothing_is_removed_from_a_cache_that_is_only_read(project, read_only):
+    before = sorted(project.cache.rglob("*"))
+    read_only(project.cache)
+    with pytest.raises(PermissionDenied):
+        models.remove_model(parse("hf:org/one"), project, dry_run=False)
+    assert sorted(project.cache.rglob("*")) == before
+
+
+def test_a_trial_of_locks_that_was_killed_is_not_damage(project):
+    (project.cache / "store/partial").mkdir(exist_ok=True)
+    (project.cache / "store/partial/.lock-k3j4h5").touch()
+    found = [entry for entry in entries(project.cache) if entry.path.name.startswith(".lock-")]
+    assert [entry.kind for entry in found] == ["leftover"]
+    checked = [entry for entry in entries(project.cache) if entry.kind != "leftover"]
+    assert checked
+    assert not [verify(entry).problem for entry in checked if verify(entry).problem]
+
+
+def test_a_disk_without_permission_still_refuses_a_download(project, read_only, hub):
+    hub.add("org/new", "tiny.gguf", b"GGUF" + bytes(100))
+    read_only(project.cache)
+    online = replace(project, options=FetchOptions(base_url=hub.url, retries=1))
+    with pytest.raises(PermissionDenied):
+        provide(Source("m", "org/new", "tiny.gguf"), online)
+    assert hub.sent("cdn") == 0
