@@ -11,11 +11,11 @@ report=reports/$reference/$(echo "$model" | tr / -)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 if [ -d "$model" ]; then
-    bitnet convert "$model" --output "$work/model.gguf" --type F32 --no-progress
+    bitnet convert --model="$model" --output "$work/model.gguf" --type F32 --no-progress
     model=$work/model.gguf
 fi
 code=0
-bitnet crossval "$model" --against "$reference" --report-dir "$report" --no-progress \
+bitnet crossval --model="$model" --against "$reference" --report-dir "$report" --no-progress \
     2> "$work/said" || code=$?
 cat "$work/said" >&2
 if [ "$code" -eq 2 ] && grep -q 'cannot be asked about' "$work/said"; then

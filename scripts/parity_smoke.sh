@@ -19,11 +19,11 @@ else
     set --
 fi
 
-bitnet verify "$model" "$@"
-bitnet infer "$model" "$@" --prompt "The capital of France is" --max-tokens 4 --no-progress
+bitnet verify --model="$model" "$@"
+bitnet infer --model="$model" "$@" --prompt "The capital of France is" --max-tokens 4 --no-progress
 report=$(mktemp -d)
 trap 'rm -rf "$report"' EXIT
-bitnet crossval "$model" "$@" --max-positions 64 --greedy 8 --allow-missing \
+bitnet crossval --model="$model" "$@" --max-positions 64 --greedy 8 --allow-missing \
     --report-dir "$report"
 if grep -q '^NOT CHECKED' "$report/report.md"; then
     echo "CHECKED: the file, its tokenizer, a run of it"

@@ -11,6 +11,7 @@ from bitnet.base import settings, tables
 from bitnet.base.errors import (
     EXIT_CODES,
     BitnetError,
+    InvalidFormat,
     NotFound,
     TokenizerNotFound,
     UsageError,
@@ -195,6 +196,7 @@ def _list_locked(path):
 def health(
     c,
     model_dir=option("models", "folder with models, searched recursively", metavar="DIR"),
+    list_=option(False, "print the path of each model that would be verified, and verify none"),
     ignore_key=IGNORE_KEY,
     allow_mock=ALLOW_MOCK,
     cache=CacheOptions(),
@@ -206,8 +208,13 @@ def health(
     """
     from bitnet.formats.model_files import find_models
 
+    models = find_models(Path(model_dir), broken=True)
+    if list_:
+        paths = [_as_argument(model) for model in models]
+        output.finish(paths, paths)
+        return
     reports, options = [], {"allow_mock": allow_mock, "ignore_keys": ignore_key}
-    for model in find_models(Path(model_dir), broken=True):
+    for model in models:
         try:
             expected = _expectations_here(model, cache.root)
             report = examine(model, output, show=False, **options, **expected)
@@ -227,6 +234,14 @@ def health(
     text = f"❌ Health check failed: {', '.join(failed)}"
     failure = VerificationFailed(text, hint=f"bitnet verify {word(failed[0])}")
     output.finish(reports, [f"❌ Failed: {model}" for model in failed], failure)
+
+
+def _as_argument(path):
+    """*path* as a script can pass it to any program: no option begins like it."""
+    text = str(path)
+    if "\n" in text:
+        raise InvalidFormat(f"a line cannot list {text!r}", hint="rename it")
+    return f"./{text}" if text.startswith("-") else text
 
 
 def _report_missing(folder):

@@ -4,5 +4,5 @@
 # Ends with exit code 15 when a model fails, 13 when a file in the cache is damaged.
 set -eu
 
-bitnet health --model-dir "${1:-${MODEL_DIR:-models}}"
+bitnet health --model-dir="${1:-${MODEL_DIR:-models}}"
 bitnet cache.verify

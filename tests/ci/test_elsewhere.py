@@ -100,11 +100,14 @@ def hooks(project):
 def test_a_hook_verifies_committed_models(project, hooks, tmp_path):
     hook = hooks["bitnet-verify"]
     assert re.search(hook["files"], "models/a.gguf")
+    assert re.search(hook["files"], "models/A.GGUF")
     shutil.copy(tmp_path / "tiny.gguf", project / "good one.gguf")
     assert run(hook["entry"] + " 'good one.gguf'", project).returncode == 0
     (project / "bad.gguf").write_bytes(b"GGUF" + bytes(50))
     done = run(hook["entry"] + " 'good one.gguf' bad.gguf", project)
     assert done.returncode == 15, done.stdout + done.stderr
+    (project / "bad.gguf").rename(project / "--help.gguf")
+    assert run(hook["entry"] + " --help.gguf", project).returncode == 15
 
 
 def test_a_hook_holds_files_to_their_pins(project, hooks):

@@ -254,7 +254,41 @@ def test_a_model_is_left_out_for_its_missing_tokenizer_and_never_for_its_damage(
 
 def test_without_a_model_the_scripts_do_not_pass(tmp_path):
     done = script("each-model.sh", "true")
-    assert (done.returncode, done.stdout) == (19, "NOT CHECKED: no model below models\n")
+    assert (done.returncode, done.stdout) == (
+        19,
+        "NOT CHECKED: no list of the models below models\n",
+    )
+
+
+UNREADABLE = {
+    "a cut file in capitals": lambda models: _write(models / "x.GGUF", b"GGUF\3\0"),
+    "an index without its shards": lambda models: _write(
+        models / "m/model.safetensors.index.json", b'{"weight_map": {"a": "b.safetensors"}}'
+    ),
+    "a link to nothing": lambda models: (models / "lost.gguf").symlink_to("nowhere.gguf"),
+    "only a configuration": lambda models: _write(models / "m/config.json", b"{}"),
+    "like an option": lambda models: _write(models / "--help.gguf"),
+}
+
+
+@pytest.mark.parametrize("skipped", ["", "org/gated/tokenizer.json"])
+@pytest.mark.parametrize("spoil", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_script_passes_no_model_that_the_health_check_fails(
+    bitnet, model, monkeypatch, spoil, skipped
+):
+    spoil(model.parent)
+    monkeypatch.setenv("SKIPPED", skipped)
+    assert bitnet("health").code == 15
+    assert script("each-model.sh", "bitnet", "verify").returncode != 0
+
+
+def test_models_are_listed_as_arguments_for_any_program(bitnet, model, monkeypatch):
+    _write(model.parent / "--help.gguf")
+    monkeypatch.chdir(model.parent)
+    done = bitnet("health", "--list", "--model-dir", ".")
+    assert (done.code, done.out) == (0, f"./--help.gguf\n{model.name}\n")
+    monkeypatch.setenv("MODEL_DIR", ".")
+    assert script("each-model.sh", "bitnet", "verify").returncode == 15
 
 
 def test_a_folder_inside_of_a_model_is_not_another_one(tmp_path):
