@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -330,6 +331,66 @@ def tokenize(
         facts = {"count": len(ids)} | ({} if count else {"ids": ids})
         text = len(ids) if count else " ".join(map(str, ids))
     print(as_json({"tokenizer": loaded.source} | facts) if output.json else text)
+
+
+@task(group="Tokenizers", example="bitnet render smollm2-135m --messages conversation.json")
+def render(
+    c,
+    model=model_option("GGUF file, tokenizer file or folder, or name of a model"),
+    messages=option(
+        "-",
+        "JSON file with the messages, or with a whole request; - for stdin",
+        metavar="FILE",
+    ),
+    tools=option("", "JSON file with the functions that may be called", metavar="FILE"),
+    chat_template=option("", "Jinja file instead of the model's template", metavar="FILE"),
+    output=Output(),
+):
+    """Show the text that a model gets for a conversation.
+
+    It is the prompt of a chat, with the messages where the model's template writes them. --json
+    adds its ids and what the template takes.
+    """
+    from bitnet.runtime.conversation import conversation_text
+    from bitnet.runtime.request import Request, check_messages
+    from bitnet.tokenizer.chat import chat_template as template_of
+    from bitnet.tokenizer.load import load_tokenizer
+
+    if messages == "-" and sys.stdin.isatty():
+        raise UsageError(
+            "there is no conversation: none was given, and nothing is piped in",
+            hint=f"bitnet render {word(model)} --messages conversation.json",
+        )
+    loaded = load_tokenizer(Context().model(model))
+    if chat_template:
+        loaded.chat_template = read_text(chat_template)
+        loaded.chat_template_source = chat_template
+
+    conversation = _read_json(messages)
+    entries = conversation if isinstance(conversation, dict) else {"messages": conversation}
+    functions = _read_json(tools) if tools else entries.get("tools")
+    check_messages(entries.get("messages"))
+    request = Request(messages=entries["messages"], tools=functions)
+    request.check()
+    text, *_ = conversation_text(loaded, request)
+    if output.json:
+        ids = loaded.encode(text, add_special=False)
+        takes = asdict(template_of(loaded).facts)
+        print(as_json({"text": text, "ids": ids, "template": takes}))
+    else:
+        print(text)
+
+
+def _read_json(file: str) -> Any:
+    """The JSON value in *file*."""
+    try:
+        return json.loads(read_text(file))
+    except (ValueError, RecursionError) as error:
+        name = "stdin" if file == "-" else file
+        raise UsageError(
+            f"{name} is not JSON: {error}",
+            hint="""write [{"role": "user", "content": "Hello"}] into it""",
+        ) from None
 
 
 def _piece(tokenizer: Tokenizer, text: str, span: TokenSpan) -> dict[str, Any]:

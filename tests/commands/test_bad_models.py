@@ -21,6 +21,7 @@ MODEL = {
     "infer": ("infer", "--prompt", "a", "--model"),
     "inspect-gguf": ("inspect-gguf",),
     "plan": ("plan", "--model"),
+    "render": ("render", "--messages", "rows.jsonl"),
     "run": ("run", "--prompt", "a"),
     "serve": ("serve", "--model"),
     "tokenize": ("tokenize", "--file", "rows.jsonl"),
@@ -30,7 +31,7 @@ MODEL = {
 # A finding among others, below; names of what is in the cache; what is removed is not read.
 OTHERWISE = {"doctor", "bundle.export", "cache.verify", "download", "download-model", "rm"}
 TAKES_A_MODEL = {"model", "path", "tokenizer"}  # options, and the words without one
-TAKE_A_TOKENIZER = ("export-tokenizer", "tokenize", "verify-tokenizer")
+TAKE_A_TOKENIZER = ("export-tokenizer", "render", "tokenize", "verify-tokenizer")
 
 CHECK = "check the path, or fetch a model: bitnet download-model smollm2-135m"
 PASS = "fetch it again, or pass a .gguf file or a folder with config.json and *.safetensors"

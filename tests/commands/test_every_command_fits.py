@@ -35,6 +35,7 @@ COMMANDS = {
     "inspect-gguf": "tiny.gguf",
     "fix-gguf": "tiny.gguf --set general.name=Mine --output fixed-{columns}.gguf",
     "convert": "tiny.gguf --output converted-{columns}.gguf --type F16 --allow-lossy",
+    "render": "tiny.gguf --messages conversation.json",
     "tokenize": "tiny.gguf abc --pieces",
     "export-tokenizer": "tiny.gguf --output exported-{columns}",
     "verify-tokenizer": "exported-{columns}/tokenizer.json --against tiny.gguf",
@@ -75,6 +76,7 @@ def shown(request, tmp_path_factory):
     tiny_gguf(place / "tiny.gguf", **{"tokenizer.chat_template": "{{ messages[0].content }}"})
     (place / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
     (place / "texts.txt").write_text("ab\n")
+    (place / "conversation.json").write_text('[{"role": "user", "content": "ab"}]')
     found = {}
     with HubServer() as hub:
         hub.add("org/a-model-with-a-long-name", "tiny.gguf", (place / "tiny.gguf").read_bytes())

@@ -37,6 +37,7 @@ WORDS = {
     "infer": "{model} --prompt ab --max-tokens 1",
     "inspect-gguf": "{model}",
     "plan": "{model}",
+    "render": "{model} --messages {conversation}",
     "run": "{model} ab --max-tokens 1",
     "serve": "{model} --port 0",
     "show": "{model}",
@@ -105,6 +106,7 @@ def files(tmp_path, monkeypatch):
     texts = {
         "rows": '{"id": "1", "prompt": "ab"}\n',
         "texts": "ab\n",
+        "conversation": '[{"role": "user", "content": "ab"}]',
         "bundle": '{"dsseEnvelope": 1}',
     }
     for name, text in texts.items():
