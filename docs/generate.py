@@ -22,13 +22,16 @@ from bitnet.families.keys import COMMON
 from bitnet.families.rope import PARAMETERS
 from bitnet.runtime import request
 from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name
+from bitnet.wire.routes import COMPUTED, ROUTES
+from bitnet.wire.schemas import IGNORED, REFUSED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from invoke.collection import Collection
 
     from bitnet.families.keys import Rule
+    from bitnet.wire.schemas import Schema
 
 FOLDER = Path(__file__).parent / "reference"
 # Examples that are not run as blocks of the page, and what runs them.
@@ -118,6 +121,12 @@ def requests() -> str:
         "command. A dialect without a name for a field does not have it; a field that a door does "
         "not know is refused.",
         _table(["field", "type", "bounds", *DIALECTS], rows),
+        "## Fields of each address",
+        "A field is done, refused by its name unless it is empty, or cannot change an answer: then "
+        "it is accepted, and named in the header `bitnet-ignored` of the reply and once in the "
+        "events of the server. Some depend on the model: an effort or a budget of reasoning is "
+        "done by models that reason and named for the others.",
+        _table(["address", "done", "refused", "cannot change an answer"], _addresses()),
         f"Everywhere a request has at most {request.MAX_MESSAGES:,} messages, {request.MAX_STOPS} "
         f"stop texts and {request.MAX_BIASES:,} biases; a schema or a regular expression at most "
         f"{request.MAX_GRAMMAR:,} characters, {request.MAX_PROPERTIES:,} properties, "
@@ -126,6 +135,28 @@ def requests() -> str:
         "NUL.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _addresses() -> list[list[str]]:
+    """A row for each address that takes a body: its fields by what becomes of them."""
+    rows = []
+    for path, form in (ROUTES | COMPUTED).items():
+        refused = [name for name, schema in form.fields.items() if REFUSED in schema]
+        idle = [*_ignored_names(form.fields)]
+        done = [name for name in form.fields if name not in {*refused, *idle}]
+        rows.append([f"`{path}`", *map(_names, (done, refused, idle))])
+    return rows
+
+
+def _ignored_names(fields: Mapping[str, Schema], before: str = "") -> Iterator[str]:
+    """Names of those of *fields*, and of the fields in them, that cannot change an answer."""
+    for name, schema in fields.items():
+        if schema.get(IGNORED):
+            yield before + name
+            continue
+        for each in (schema, *schema.get("anyOf", ())):
+            inner = each.get("items", each)
+            yield from _ignored_names(inner.get("properties", {}), f"{before}{name}.")
 
 
 def models() -> str:

@@ -8,6 +8,7 @@ that the worker gives it.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,10 +19,13 @@ from bitnet.formats.model_files import model_name
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import Request, check_messages
 from bitnet.wire.embeddings import MAX_TEXTS
-from bitnet.wire.fields import OBJECT, ROW, Form, read_json
+from bitnet.wire.fields import ROW
+from bitnet.wire.forms import Form, read_json
 from bitnet.wire.logprobs import token_facts
+from bitnet.wire.messages import read_messages
 from bitnet.wire.openai import completion_requests, schema_of
 from bitnet.wire.routes import ROUTES
+from bitnet.wire.schemas import OBJECT
 
 if TYPE_CHECKING:
     from collections import abc
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import TokenLogprob
     from bitnet.runtime.sequence import Sequence
+
+logger = logging.getLogger(__name__)
 
 #: A row of this package's own form: a request by the names of its fields.
 PLAIN = Form("BatchRow", {**ROW, "response_format": OBJECT})
@@ -89,8 +95,21 @@ class BatchRow:
             raise UsageError("expected either prompt or messages", field="prompt")
         if facts["messages"] is not None:
             check_messages(facts["messages"])
+            facts["messages"] = read_messages(facts["messages"], model)
         facts["json_schema"] = facts["json_schema"] if schema is None else schema
         return [Request.from_mapping(facts, default)]
+
+    def list_ignored(self, model: LanguageModel) -> list[str]:
+        """Names of its fields that cannot change the answer of *model*, also another's name."""
+        if self.problem or not self.is_openais:
+            return []
+        form = URLS[self.facts["url"]]
+        body = form.read(self.facts["body"])
+        names = form.list_ignored(body, model)
+        wanted, name = body["model"], model_name(model.path)
+        if wanted is not None and wanted != name:
+            names.append(f"model {wanted[:100]!r}: {name} answers")
+        return names
 
     def reply(self, answers: abc.Sequence[Answer], model: LanguageModel) -> dict[str, Any]:
         """Fields for :meth:`output`: the ``body`` of a reply, or those of the answer."""
@@ -180,6 +199,7 @@ def answers(
     """
     scheduler = model.scheduler(max_batch=max_batch)
     waiting, default = iter(rows), Request(max_tokens=max_tokens)
+    ignored: set[str] = set()  # fields that the log has named
     running: dict[Sequence, tuple[BatchRow, Answer, list[Answer]]] = {}
     while True:
         while len(running) < max_batch and (row := next(waiting, None)) is not None:
@@ -188,6 +208,10 @@ def answers(
                     raise UsageError(row.problem)
                 requests = row.requests(default, model)
                 sequences = [scheduler.prepare(*model.prepare(request)) for request in requests]
+                for name in row.list_ignored(model):
+                    if name not in ignored:
+                        ignored.add(name)
+                        logger.warning("rows have a field that changes nothing: %s", name)
             except BitnetError as error:
                 yield row, {"error": error.message}
                 continue

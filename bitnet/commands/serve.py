@@ -73,7 +73,10 @@ def _prepare_models(options, model, common, narrate):
     limits = ["max_batch", "queue", "max_output_tokens", "kv_budget_bytes"]
     limits += ["idle_s", "memory_bytes"] if options.models else []
     bounds = {name: getattr(options, name) for name in limits}
-    models = Models(slots, metrics, narrate, deadline_s=options.deadline, **bounds)
+    strict = options.strict_model_name
+    models = Models(
+        slots, metrics, narrate, deadline_s=options.deadline, strict_names=strict, **bounds
+    )
     if options.models:
         names, count = ", ".join(models.slots), len(models.slots)
         text = f"Serving {names}; each is loaded when a request names it"

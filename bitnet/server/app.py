@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bitnet.server.narration import Narrate
     from bitnet.server.options import ServeOptions
     from bitnet.server.slot import Slot
-    from bitnet.wire.fields import Form
+    from bitnet.wire.forms import Form
 
 _llama_server = APIRouter(tags=["llama-server"])
 _ollama = APIRouter(prefix="/api", tags=["Ollama"])
@@ -154,7 +154,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
 
     @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="A model, by its name")
     async def model(name: str) -> dict[str, Any]:
-        slot = models.find(name)
+        slot = models.find(name, exactly=True)
         return await facts_of(slot, name if name in slot.adapters else "")
 
 
@@ -247,7 +247,7 @@ async def running(request: Request) -> dict[str, Any]:
 async def show(request: Request) -> dict[str, Any]:
     """Its chat template, its kind and what it can; it is not loaded for that."""
     body = await body_of(request, SHOW)
-    slot: Slot = request.app.state.models.find(body["model"] or body["name"] or "")
+    slot: Slot = request.app.state.models.find(body["model"] or body["name"] or "", exactly=True)
     facts, listed = await slot.header(), await _describe_model(slot)
     name = facts["architecture"]
     can = ["completion", *(["tools"] if facts["template"] else [])] if facts["writes"] else []

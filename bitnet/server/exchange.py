@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.models import Models
     from bitnet.server.slot import Slot
-    from bitnet.wire.fields import Form
+    from bitnet.wire.forms import Form
 
     Body = dict[str, Any]
 
 T = TypeVar("T")
 
+MOST_HEADER = 2000  # characters
 TOO_LONG = "context_length_exceeded"
 _PROMPTS = ("messages", "prompt", "input", "content", "input_prefix")  # fields with the prompt
 
@@ -77,7 +78,8 @@ async def compute(request: Request, form: Form) -> JSONResponse:
     body = await body_of(request, form)
     slot, models = await open_slot(request, body["model"]), request.app.state.models
     with slot.place(), _as_clients_say(form, body):
-        return JSONResponse(await models.run_in_thread(partial(form.compute, body, slot.model)))
+        facts = await models.run_in_thread(partial(form.compute, body, slot.model))
+    return JSONResponse(facts, headers=name_ignored(request, slot, form, body))
 
 
 async def answer(request: Request, form: Form) -> JSONResponse | StreamingResponse:
@@ -89,12 +91,13 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
     idle_s = ollama.seconds_of(body.get("keep_alive"))
     is_empty = form.loads and not body[form.loads]
     if is_empty and idle_s == 0:  # Ollama's way to unload a model
-        models.keep(models.find(body["model"]), 0)
+        _unload(models, body["model"])
         return JSONResponse(ollama.empty_reply(body, "unload"))
     slot = await open_slot(request, body["model"])
     models.keep(slot, idle_s)
+    headers = name_ignored(request, slot, form, body)
     if is_empty:  # and to load one
-        return JSONResponse(ollama.empty_reply(body, "load"))
+        return JSONResponse(ollama.empty_reply(body, "load"), headers=headers)
     state = request.scope["state"]
     facts = {
         "id": f"{form.id_prefix}{secrets.token_hex(12)}",
@@ -106,7 +109,8 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
     head = {name: facts[name] for name in form.head}
     is_lines, streams = dialect_of(path) is ollama, body.get("stream")
     if form.events is None or streams is False or (streams is None and not is_lines):
-        return JSONResponse(form.reply(body, head, await _collect(request, slot, form, body)))
+        reply = form.reply(body, head, await _collect(request, slot, form, body))
+        return JSONResponse(reply, headers=headers)
     pieces = generate(request, slot, form, body)
     state["ends"].push_async_callback(pieces.aclose)  # also if nothing of it is sent
     # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
@@ -116,8 +120,40 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
     return StreamingResponse(
         _event_texts(path, form.events(body, head, _with_first(first, pieces))),
         media_type="application/x-ndjson" if is_lines else "text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers},
     )
+
+
+def _unload(models: Models, name: str) -> None:
+    """Have the model *name* unloaded once no request uses it."""
+    slot = models.find(name)
+    if slot.pinned:
+        raise Refused(
+            400,
+            f"keep_alive: {slot.name!r} was loaded when the worker started, and stays loaded; "
+            "models of --models can be unloaded",
+            param="keep_alive",
+        )
+    models.keep(slot, 0)
+
+
+def name_ignored(request: Request, slot: Slot, form: Form, body: Body) -> dict[str, str]:
+    """Headers that name the fields in *body* which cannot change the answer of *slot*.
+
+    Each is also told once in the events of the worker.
+    """
+    models: Models = request.app.state.models
+    names = form.list_ignored(body, slot.model)
+    if body["model"] is not None and not models.has(body["model"]):
+        names.append("model")
+    if slot.pinned and body.get("keep_alive") is not None:
+        names.append("keep_alive")
+    for name in names:
+        if (form.name, name) not in models.ignored:
+            models.ignored.add((form.name, name))
+            text = f"{request.url.path}: the field {name} cannot change the answer"
+            slot.narrate("field_ignored", text, "I read it, and it is all the same to me! 🙂")
+    return {"bitnet-ignored": ", ".join(names)[:MOST_HEADER]} if names else {}
 
 
 async def _collect(request: Request, slot: Slot, form: Form, body: Body) -> list[Answer]:
@@ -171,6 +207,7 @@ async def generate(
     )
     prompt_tokens = sum(each.prompt_tokens for each in answers) if len(parts) == 1 else None
     narrate("inference_start", text, cute, prompt_tokens=prompt_tokens)
+    limit_s = (body.get("t_max_predict_ms") or 0) / 1000
     try:
         for number, part in enumerate(parts):
             begun = len(answers) if number else 0
@@ -181,6 +218,8 @@ async def generate(
                 index, piece = await pieces.get()
                 _check(answers[index], piece, request)
                 left -= piece.finish_reason is not None
+                if limit_s and _is_late(answers[index], limit_s):
+                    slot.cancel(answers)
                 yield index, piece, answers[index]
         tokens = sum(each.tokens for each in answers)
         finish = ",".join(sorted({str(each.finish_reason) for each in answers}))
@@ -198,6 +237,11 @@ async def generate(
     finally:
         slot.cancel(answers)
         describe_span(answers, slot.adapter(body["model"]) or slot.name)
+
+
+def _is_late(answer: Answer, limit_s: float) -> bool:
+    """True if *answer* has a line and has been decoded for longer than *limit_s*."""
+    return answer.decode_s > limit_s and "\n" in answer.text
 
 
 async def _requests_of(request: Request, slot: Slot, form: Form, body: Body) -> list[ModelRequest]:
@@ -235,7 +279,8 @@ async def _submit(
     def prepare_answers() -> list[Answer]:
         sequences: list[Sequence] = []
         for each in asked:
-            sequences += prepare_sequences(each, slot, choices, models.max_output_tokens)
+            limit = models.max_output_tokens
+            sequences += prepare_sequences(each, slot, choices, limit, clamps=form.clamps)
         for sequence in sequences:
             sequence.deadline = request.state.deadline
         return [Answer(slot.model.tokenizer, sequence) for sequence in sequences]
@@ -278,21 +323,28 @@ def _as_clients_say(form: Form, body: Body) -> Iterator[None]:
 
 
 def prepare_sequences(
-    request: ModelRequest, slot: Slot, choices: int, limit: int
+    request: ModelRequest, slot: Slot, choices: int, limit: int, *, clamps: bool = False
 ) -> list[Sequence]:
     """Sequences for the prompt or the messages of *request*, one for each choice.
 
     Each choice has its own seed, and *limit* tokens at most. An answer without a length limit
-    reserves at most its share of the memory, so that others fit as well.
+    reserves at most its share of the memory, so that others fit as well. With *clamps*, one that
+    asks for more than there is room for gets as many as there is room for.
     """
     ids, ready = slot.model.prepare(request)
     tokens = request.max_tokens
     if tokens == EVERYTHING:
         share = max(DEFAULT_TOKENS, slot.fair_positions - len(ids))
         tokens = min(max(1, slot.model.context - len(ids)), limit, share)
+    room = slot.model.context - len(ids)
+    if clamps and room > 0:
+        tokens = min(tokens, limit, room)
     if tokens > limit:
         message = f"{tokens:,} tokens asked for, this worker writes at most {limit:,}"
         raise Refused(400, message, param="max_tokens")
+    if ready.min_tokens > tokens:
+        message = f"min_tokens is {ready.min_tokens:,}, there is room for {tokens:,}"
+        raise Refused(400, message, param="min_tokens")
     ready = replace(ready, max_tokens=tokens)
     try:
         return [slot.prepare(ids, ready.choice(number)) for number in range(choices)]

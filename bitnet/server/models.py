@@ -53,11 +53,13 @@ class Models:
         kv_budget_bytes: int | None = None,
         idle_s: float = FOREVER,
         memory_bytes: int | None = None,
+        strict_names: bool = False,
     ) -> None:
         """None of *slots* is loaded; the first one answers requests that name none.
 
         Of each model, *queue* answers may wait, and keys and values take *kv_budget_bytes*. It is
         unloaded after *idle_s* without a request; loaded ones may take *memory_bytes* together.
+        A single model answers to any name, unless *strict_names*.
         """
         self.slots = {slot.name: slot for slot in slots}
         self.default = slots[0]
@@ -67,6 +69,9 @@ class Models:
             slot.narrate = partial(narrate, model_name=name) if many else narrate
             slot.idle_s, slot.places = idle_s, max_batch + queue
             slot.watch(metrics.of(name))
+        is_single = len(slots) == 1 and not slots[0].adapters
+        self._takes_any_name = is_single and not strict_names
+        self.ignored: set[tuple[str, str]] = set()  # forms and fields that events have named
         self.created = int(time.time())
         self.max_batch = max_batch  # answers that one model generates at the same time
         self.deadline_s = deadline_s  # of a request, including waiting
@@ -95,16 +100,29 @@ class Models:
         """A model whose thread ended where it should not have; ``None`` while all is well."""
         return next((slot for slot in self.slots.values() if slot.failure is not None), None)
 
-    def find(self, name: str | None) -> Slot:
-        """The model, or its adapter, that clients call *name*; the first one if they name none."""
+    def has(self, name: str) -> bool:
+        """True if a model, or an adapter of one, is called *name*."""
+        return self._slot_of(name) is not None
+
+    def find(self, name: str | None, *, exactly: bool = False) -> Slot:
+        """The model, or its adapter, that clients call *name*; the first one if they name none.
+
+        A single model is found by any name: programs send the name of the model that they were
+        written for. With *exactly*, its own names are the only ones.
+        """
         if name is None:
             return self.default
-        # Ollama's clients add a tag.
-        slot = self._named.get(name) or self._named.get(name.removesuffix(":latest"))
+        slot = self._slot_of(name)
+        if slot is None and self._takes_any_name and not exactly:
+            return self.default
         if slot is None:
             message = f"there is no model {name[:100]!r}, only {', '.join(map(repr, self.slots))}"
             raise Refused(404, message, code="model_not_found", param="model")
         return slot
+
+    def _slot_of(self, name: str) -> Slot | None:
+        # Ollama's clients add a tag.
+        return self._named.get(name) or self._named.get(name.removesuffix(":latest"))
 
     def drain(self, within_s: float | None = None) -> None:
         """Take no more requests, as :meth:`Slot.drain`, also none that waits for a model."""

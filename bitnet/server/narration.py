@@ -48,7 +48,8 @@ ACTIONS: dict[str, str] = {
         "tokenizer-loader": "gguf_tokenizer_extract_start gguf_tokenizer_metadata_extracted "
         "gguf_tokenizer_extracted",
         "http-server": "server_start inference_start inference_complete inference_cancelled "
-        "inference_failed request_refused http_request draining server_stop plain open",
+        "inference_failed request_refused field_ignored http_request draining server_stop plain "
+        "open",
     }.items()
     for action in actions.split()
 }

@@ -39,7 +39,9 @@ class ServeOptions:
             *("max_batch", "queue", "kv_memory", "max_output_tokens"),
             *("max_body", "deadline", "drain"),
         ),
-        "Several models": ("models", "alias", "models_idle", "memory_budget"),
+        "Several models": (
+            *("models", "alias", "models_idle", "memory_budget", "strict_model_name"),
+        ),
         "Events": ("narration", "access_log", "worker_id", "callback_url"),
     }
 
@@ -91,6 +93,9 @@ class ServeOptions:
         0, "megabytes for all loaded models; 0: three quarters of the machine's memory",
         bounds=(0, None),
     )  # fmt: skip
+    strict_model_name: bool = option(
+        False, "refuse other names than the model's own, also if only one model is served"
+    )
     access_log: bool = option(False, "write an event for each request, with status and duration")
     narration: str = option(
         "auto", "format of the events on stderr; auto: the address on a terminal, else console",

@@ -10,18 +10,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.request import Request
-from bitnet.wire.fields import (
+from bitnet.runtime.request import MAX_MESSAGES, Request
+from bitnet.wire.fields import STOPS, random, schemas_by_name
+from bitnet.wire.forms import Form, check_entries
+from bitnet.wire.messages import ONLY_TEXT
+from bitnet.wire.reasoning import EFFORT, can_reason, effort_variables, takes_effort
+from bitnet.wire.schemas import (
     FLAG,
-    MESSAGES,
     OBJECT,
     OBJECTS,
-    STOPS,
     TEXT,
-    Form,
+    TEXTS,
+    WHOLE,
+    Schema,
+    find_ignored,
+    mark_ignored,
+    mark_refused,
     optional,
-    random,
-    schemas_by_name,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
-    from bitnet.wire.fields import Body, Events, Pieces
+    from bitnet.wire.forms import Body, Events, Pieces, Served
 
 PREFIX = "/v1/messages"  # of the addresses
 STREAM = "named"  # events
@@ -42,39 +47,106 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_UNSERVED = ("container", "context_management", "mcp_servers")
 _STOPS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
-_FIELDS = {
+_HINTS = mark_ignored(cache_control=OBJECT)
+#: What a block of a content may have, by its type.
+_BLOCKS: dict[str, dict[str, Schema]] = {
+    "text": {"type": TEXT, "text": TEXT, **_HINTS, **mark_ignored(citations=OBJECTS)},
+    "thinking": {"type": TEXT, "thinking": TEXT, **mark_ignored(signature=TEXT)},
+    "redacted_thinking": {"type": TEXT, "data": TEXT},
+    "tool_use": {
+        "type": TEXT, "id": TEXT, "name": TEXT, "input": OBJECT, **_HINTS,
+        **mark_ignored(caller=OBJECT),
+    },
+    "tool_result": {
+        "type": TEXT, "tool_use_id": TEXT, "content": optional(TEXT, OBJECTS), "is_error": FLAG,
+        **_HINTS,
+    },
+    "tool_reference": {"type": TEXT, "tool_name": TEXT, **_HINTS},
+}  # fmt: skip
+_MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "enum": ["user", "assistant", "system"]},
+        "content": optional(TEXT, OBJECTS),
+        **_HINTS,
+    },
+    "required": ["role", "content"],
+}
+#: A tool of the client's own. Those of Anthropic have a type, and are refused.
+_TOOL: Schema = {
+    "type": "object",
+    "properties": {
+        "type": TEXT,
+        "name": TEXT,
+        "description": TEXT,
+        "input_schema": OBJECT,
+        "input_examples": OBJECTS,
+        **_HINTS,
+        **mark_ignored(
+            strict=FLAG, defer_loading=FLAG, eager_input_streaming=FLAG, allowed_callers=TEXTS
+        ),
+    },
+}
+_FIELDS: dict[str, Schema] = {
     "model": TEXT,
-    "messages": MESSAGES,
+    "messages": {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES},
     "system": optional(TEXT, OBJECTS),
     "tools": OBJECTS,
-    "tool_choice": OBJECT,
-    "thinking": OBJECT
-    | {"description": "disabled, enabled with budget_tokens, or adaptive: the model decides"},
-    "output_config": OBJECT | {"description": "only format, a JSON schema"},
-}
-_IDLE = {
-    "cache_control": OBJECT, "metadata": OBJECT, "service_tier": TEXT, "inference_geo": TEXT,
-    "speed": TEXT, "user_profile_id": TEXT,
+    "tool_choice": {
+        "type": "object",
+        "properties": {"type": TEXT, "name": TEXT, "disable_parallel_tool_use": FLAG},
+        "required": ["type"],
+    },
+    "thinking": {
+        "type": "object",
+        "properties": {"type": TEXT, "budget_tokens": WHOLE, **mark_ignored(display=TEXT)},
+        "description": "disabled, enabled with budget_tokens, or adaptive: the model decides",
+    },
+    "output_config": {
+        "type": "object",
+        "properties": {
+            "format": {
+                "type": "object",
+                "properties": {
+                    "type": {"type": "string", "enum": ["json_schema"]},
+                    "schema": OBJECT,
+                    **mark_ignored(name=TEXT),
+                },
+                "required": ["type", "schema"],
+            },
+            "effort": EFFORT,
+            **mark_ignored(task_budget=OBJECT),
+        },
+        "description": "format, a JSON schema; effort",
+    },
+    **mark_ignored(
+        cache_control=OBJECT, metadata=OBJECT, service_tier=TEXT, inference_geo=TEXT, speed=TEXT,
+        user_profile_id=TEXT, betas=TEXTS, context_management=OBJECT, diagnostics=OBJECT,
+    ),
+    **mark_refused("container", "mcp_servers"),
 }  # fmt: skip
 
 
-def message_requests(body: Body, default: Request | None = None, _: object = None) -> list[Request]:
+def message_requests(
+    body: Body, default: Request | None = None, model: Served = None
+) -> list[Request]:
     """The request of *body*, as :data:`MESSAGE` or :data:`COUNT` reads it.
 
     *default* has what it leaves out.
     """
     thinking = body["thinking"] or {}
     mode = thinking.get("type")
+    budget = thinking.get("budget_tokens")
     if mode not in (None, "disabled", "enabled", "adaptive"):
         raise UsageError("thinking.type is not disabled, enabled or adaptive", field="thinking")
     if body["messages"][-1]["role"] == "assistant":
         raise UsageError(
             "messages: the last one is the assistant's, which is not continued", field="messages"
         )
-    system = [{"role": "system", "content": _texts(body["system"], "system")}]
-    turns = system if body["system"] else []
+    turns = []
+    if body["system"]:
+        turns.append({"role": "system", "content": _texts(body["system"], "system")})
     for number, message in enumerate(body["messages"]):
         turns += _turns(message, f"messages.{number}")
     choice = body["tool_choice"] or {}
@@ -95,34 +167,53 @@ def message_requests(body: Body, default: Request | None = None, _: object = Non
         "json_schema": _schema(body),
         "stop": body.get("stop_sequences"),
         "thinking": {"disabled": False, "enabled": True}.get(str(mode)),
-        "thinking_budget": thinking.get("budget_tokens") if mode == "enabled" else None,
+        "thinking_budget": budget if mode == "enabled" and can_reason(model) else None,
         **{name: body.get(name) for name in ("max_tokens", "temperature", "top_k", "top_p")},
     }
     request = Request.from_mapping(fields, random(default, temperature=1.0))
-    return [replace(request, separate_reasoning=True)]
+    variables = effort_variables((body["output_config"] or {}).get("effort"), model)
+    return [replace(request, separate_reasoning=True, template_variables=variables or None)]
+
+
+def message_ignores(body: Body, model: Served) -> Iterator[str]:
+    """Names of fields in *body* that cannot change the answer of *model*, as it is."""
+    for tool in body["tools"] or ():
+        yield from find_ignored(_TOOL, tool, "tools")
+    contents = [message["content"] for message in body["messages"]]
+    for content in (body["system"], *contents):
+        yield from _find_ignored_in_blocks(content)
+    if (body["output_config"] or {}).get("effort") and not takes_effort(model):
+        yield "output_config.effort"
+    mode = (body["thinking"] or {}).get("type")
+    if mode not in (None, "disabled") and not can_reason(model):
+        yield "thinking"
+
+
+def _find_ignored_in_blocks(content: Any) -> Iterator[str]:
+    """Names of fields without effect in the blocks of *content*."""
+    for block in content if isinstance(content, list) else ():
+        schema = {"type": "object", "properties": _BLOCKS.get(str(block.get("type")), {})}
+        yield from find_ignored(schema, block, "content")
+        if block.get("type") == "tool_result":
+            yield from _find_ignored_in_blocks(block.get("content"))
 
 
 def _schema(body: Mapping[str, Any]) -> Any:
     """Schema of the answer; ``None``: none."""
-    config = body["output_config"] or {}
-    if unknown := next((name for name in config if name != "format"), None):
-        name = f"output_config.{unknown[:80]}"
-        raise UsageError(f"{name} is not served", field=name)
-    form = config.get("format")
-    if form is None:
-        return None
-    is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
-    if not is_schema or not isinstance(form.get("schema"), dict):
-        name = "output_config.format"
-        raise UsageError(f"{name}: expected a json_schema", field=name)
-    return form["schema"]
+    form = (body["output_config"] or {}).get("format")
+    return None if form is None else form["schema"]
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     """A tool in OpenAI's form."""
     if tool.get("type", "custom") != "custom":
         raise UsageError(f"{where}: tools of Anthropic's own are not served", field=where)
+    check_entries(tool, _TOOL["properties"], where)
     function = {name: tool[name] for name in ("name", "description") if name in tool}
+    if examples := tool.get("input_examples"):
+        lines = "\n".join(json.dumps(example, ensure_ascii=False) for example in examples)
+        description = f"{function.get('description') or ''}\n\nExamples of its input:\n{lines}"
+        function["description"] = description.strip()
     return {
         "type": "function",
         "function": {**function, "parameters": tool.get("input_schema")},
@@ -131,9 +222,6 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Turns for chat templates from one of Anthropic's; tool results become turns of their own."""
-    if message["role"] not in ("user", "assistant", "system"):
-        problem = "role is not user, assistant or system"
-        raise UsageError(f"{where}.{problem}", field=f"{where}.role")
     content = message.get("content")
     if not isinstance(content, list):
         return [{"role": message["role"], "content": content}]
@@ -144,6 +232,8 @@ def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     for number, block in enumerate(content):
         at = f"{where}.content.{number}"
         kind = block.get("type")
+        if kind in _BLOCKS:
+            check_entries(block, _BLOCKS[kind], at)
         if kind == "text" and isinstance(block.get("text"), str):
             texts.append(block["text"])
         elif kind == "thinking" and isinstance(block.get("thinking"), str):
@@ -156,11 +246,14 @@ def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
             result = _texts(block.get("content"), at)
+            if block.get("is_error"):
+                result = f"Error: {result}"
             turns.append(
                 {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
             )
         else:
-            raise UsageError(f"{at}: a block of type {str(kind)[:40]!r} is not served", field=at)
+            shown = str(kind)[:40].encode(errors="replace").decode()
+            raise UsageError(f"{at}: a block of type {shown!r} is refused: {ONLY_TEXT}", field=at)
     if texts or calls or not turns:
         turn: dict[str, Any] = {"role": message["role"], "content": "\n".join(texts)}
         if calls:
@@ -172,14 +265,23 @@ def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def _texts(content: Any, where: str) -> str:
-    """The text of *content*, a text or a list of blocks of text."""
+    """The text of *content*, a text or a list of blocks of text and references to tools."""
     if isinstance(content, str) or content is None:
         return content or ""
-    if isinstance(content, list):
-        texts = [block.get("text") if isinstance(block, dict) else None for block in content]
-        if all(isinstance(text, str) for text in texts):
-            return "\n".join(map(str, texts))
-    raise UsageError(f"{where}: only text is served", field=where)
+    texts = []
+    for number, block in enumerate(content):
+        at = f"{where}.{number}"
+        kind = block.get("type", "text")
+        if kind not in ("text", "tool_reference"):
+            shown = str(kind)[:40].encode(errors="replace").decode()
+            raise UsageError(f"{at}: a block of type {shown!r} is refused: {ONLY_TEXT}", field=at)
+        check_entries(block, _BLOCKS[kind], at)
+        name = "text" if kind == "text" else "tool_name"
+        if not isinstance(block.get(name), str):
+            raise UsageError(f"{at}.{name}: expected a text", field=f"{at}.{name}")
+        # All tools are described to the model already: the reference is the name of one.
+        texts.append(block[name])
+    return "\n".join(texts)
 
 
 def _stop_facts(answer: Answer) -> dict[str, Any]:
@@ -263,9 +365,11 @@ def error_reply(message: str, status: int, *_: object) -> dict[str, Any]:
 
 
 COUNT = Form(
-    "CountRequest", _FIELDS, required=("messages",), idle=_IDLE, unserved=_UNSERVED,
+    "CountRequest", _FIELDS, required=("messages",), ignores=message_ignores,
     dialect="anthropic", tag="Anthropic", summary="The tokens of a conversation",
-    compute=lambda body, model: {"input_tokens": len(model.prepare(*message_requests(body))[0])},
+    compute=lambda body, model: {
+        "input_tokens": len(model.prepare(*message_requests(body, None, model))[0])
+    },
 )  # fmt: skip
 MESSAGE = Form(
     "MessagesRequest",
@@ -275,7 +379,7 @@ MESSAGE = Form(
         "stop_sequences": STOPS,
         "stream": FLAG,
     },
-    required=("messages", "max_tokens"), idle=_IDLE, unserved=_UNSERVED,
+    required=("messages", "max_tokens"), ignores=message_ignores, clamps=True,
     dialect="anthropic", tag="Anthropic", id_prefix="msg_",
     summary="The next message of a conversation, as Anthropic has it",
     requests=message_requests, reply=message_reply, events=message_events,

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import check_vectors, round_vectors
-from bitnet.wire.fields import FLAG, INPUTS, TEXT, Form
+from bitnet.wire.fields import INPUTS
+from bitnet.wire.forms import Form
+from bitnet.wire.schemas import FLAG, TEXT, mark_ignored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import Precision
-    from bitnet.wire.fields import Body
+    from bitnet.wire.forms import Body
 
 #: Texts of one request, as OpenAI has it; clients send batches of 70 to 2,048.
 MAX_TEXTS = 2048
@@ -107,9 +109,9 @@ EMBEDDING = Form(
         "prompt_name": TEXT
         | {"description": "the model's prompt that stands before texts, such as query"},
         "normalize": FLAG | {"description": "scale vectors to length one"},
+        **mark_ignored(user=TEXT),
     },
     required=("input",),
-    idle={"user": TEXT},
     tag="OpenAI", summary="Vectors of texts",
     requests=embedding_requests, reply=embeddings_reply, aliases=("/embeddings",),
 )  # fmt: skip

@@ -13,29 +13,28 @@ from bitnet.base.errors import Unsupported
 from bitnet.runtime.conversation import conversation_text
 from bitnet.runtime.request import Request
 from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
-from bitnet.wire.fields import (
-    DIALECTS,
+from bitnet.wire.fields import DIALECTS, NAMES, random, schemas_by_name
+from bitnet.wire.forms import Form
+from bitnet.wire.openai import CHAT, chat_requests
+from bitnet.wire.schemas import (
     FLAG,
-    MESSAGES,
-    NAMES,
-    OBJECTS,
+    IGNORED,
+    NUMBER,
+    REFUSED,
     TEXT,
     TEXTS,
     TOKEN_ID,
     WHOLE,
-    Form,
+    mark_ignored,
     optional,
-    random,
-    schemas_by_name,
-    without_nulls,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.wire.fields import Body, Default, Events, Pieces, Served
+    from bitnet.wire.forms import Body, Default, Events, Pieces, Served
 
 #: Addresses whose errors have this form.
 PATHS = {"/completion", "/props", "/slots", "/apply-template", "/health", "/infill", "/embedding"}
@@ -52,6 +51,13 @@ _GAPS = (
     (" <PRE>", " <SUF>", " <MID>"),
     ("<PRE>", "<SUF>", "<MID>"),
 )
+#: The samplers that a body may choose: the field of each, and its value without the sampler.
+_SAMPLERS = {
+    "top_k": ("top_k", 0),
+    "top_p": ("top_p", 1.0),
+    "min_p": ("min_p", 0.0),
+    "temperature": ("temperature", 1.0),
+}
 _FILE = ("<|file_sep|>", "<file_sep>")
 
 
@@ -68,16 +74,30 @@ def embedding_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> list[
 
 def prompt_of(body: Body, model: LanguageModel) -> dict[str, str]:
     """The reply of ``/apply-template``: the prompt of a chat, which is not answered."""
-    asked = Request(messages=without_nulls(body["messages"]), tools=body["tools"])
-    asked.check()
-    return {"prompt": conversation_text(model.tokenizer, asked)[0]}
+    (request,) = chat_requests({**dict.fromkeys(CHAT.fields), **body}, None, model)
+    request.check()
+    return {"prompt": conversation_text(model.tokenizer, request)[0]}
 
 
 def completion_requests(body: Body, default: Default = None, _: object = None) -> list[Request]:
     """The request of *body*, as :data:`COMPLETION` reads it; *default* for what it leaves out."""
     at = DIALECTS.index(_DIALECT)
-    given = {name: body[names[at]] for name, names in NAMES.items() if names[at]}
-    return [Request.from_mapping(given, random(default, **DEFAULTS))]
+    fields = {name: body[names[at]] for name, names in NAMES.items() if names[at]}
+    if fields["max_tokens"] == 0:  # only the prompt is run, so that a later request finds it
+        fields["max_tokens"] = 1
+    samplers = body["samplers"]
+    if samplers is not None:
+        for sampler, (name, neutral) in _SAMPLERS.items():
+            if sampler not in samplers:
+                fields[name] = neutral
+    return [Request.from_mapping(fields, random(default, **DEFAULTS))]
+
+
+def completion_ignores(body: Body, _: Served) -> Iterator[str]:
+    """Names of the samplers of *body* that are not known here."""
+    for name in body["samplers"] or ():
+        if name not in _SAMPLERS:
+            yield "samplers"
 
 
 def infill_requests(body: Body, default: Request, model: Served) -> list[Request]:
@@ -125,10 +145,10 @@ def infill_requests(body: Body, default: Request, model: Served) -> list[Request
 async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/completion`` as events."""
     async for _, piece, answer in pieces:  # noqa: B007 - used behind it
-        if piece.text:
+        if piece.text and body["n_predict"] != 0:
             ids = _ids(body, [piece.token])
-            yield {"content": piece.text, "tokens": ids, "stop": False}
-    yield _end_facts(body, head, answer) | {"content": "", "tokens": []}
+            yield _only_wanted(body, {"content": piece.text, "tokens": ids, "stop": False})
+    yield _only_wanted(body, _end_facts(body, head, answer) | {"content": "", "tokens": []})
 
 
 def _ids(body: Body, ids: list[int | None]) -> list[int]:
@@ -137,23 +157,39 @@ def _ids(body: Body, ids: list[int | None]) -> list[int]:
 
 def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
     """The reply of ``/completion``."""
-    return _end_facts(body, head, answers[0])
+    return _only_wanted(body, _end_facts(body, head, answers[0]))
+
+
+def _only_wanted(body: Body, facts: dict[str, Any]) -> dict[str, Any]:
+    """Those of *facts* that ``response_fields`` names, ``timings/prompt_n`` by its last part."""
+    if not body["response_fields"]:
+        return facts
+    wanted = {}
+    for path in body["response_fields"]:
+        *outer, name = path.split("/")
+        value: Any = facts
+        for part in outer:
+            value = value.get(part) if isinstance(value, dict) else None
+        if isinstance(value, dict) and name in value:
+            wanted[name] = value[name]
+    return wanted
 
 
 def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
     """The reply at the end of *answer*, with its text and tokens."""
     reason = answer.finish_reason
     stopped = "word" if answer.stop_text else "eos"
-    kind = {"stop": stopped, "length": "limit", "context": "limit"}.get(str(reason), str(reason))
+    kind = stopped if reason == "stop" else "limit"
+    is_empty = body["n_predict"] == 0
     run = answer.prompt_tokens - answer.sequence.reused_tokens
     return {
-        "content": answer.text,
-        "tokens": _ids(body, [*answer.ids]),
+        "content": "" if is_empty else answer.text,
+        "tokens": [] if is_empty else _ids(body, [*answer.ids]),
         "stop": True,
         "stop_type": kind,
         "stopping_word": answer.stop_text,
         "model": head["model"],
-        "tokens_predicted": answer.tokens,
+        "tokens_predicted": 0 if is_empty else answer.tokens,
         "tokens_evaluated": answer.prompt_tokens,
         "tokens_cached": answer.sequence.reused_tokens,
         "truncated": False,
@@ -179,12 +215,19 @@ COMPLETION = Form(
         **schemas_by_name(_DIALECT, without=("messages", "tools", "tool_choice")),
         "prompt": optional(TEXT, {"type": "array", "items": TOKEN_ID}),
         "model": TEXT,
-        "n_predict": WHOLE | {"description": "-1: as many as there is room for"},
+        "n_predict": WHOLE
+        | {"description": "-1: as many as there is room for; 0: only the prompt is run"},
+        "samplers": TEXTS | {"description": "of top_k, top_p, min_p and temperature, those to use"},
+        "t_max_predict_ms": WHOLE
+        | {"description": "end the answer after this time, if it has a line"},
+        "response_fields": TEXTS | {"description": "fields of the reply; default: all"},
         "stream": FLAG,
         "return_tokens": FLAG,
+        **mark_ignored(
+            cache_prompt=FLAG, id_slot=WHOLE, timings_per_token=FLAG, t_max_prompt_ms=WHOLE
+        ),
     },
-    required=("prompt",), idle={"cache_prompt": FLAG, "id_slot": WHOLE, "timings_per_token": FLAG},
-    dialect=_DIALECT, tag="llama-server",
+    required=("prompt",), ignores=completion_ignores, dialect=_DIALECT, tag="llama-server",
     summary="The continuation of a text, as llama.cpp's server has it",
     requests=completion_requests, reply=completion_reply, events=completion_events,
 )  # fmt: skip
@@ -200,14 +243,14 @@ INFILL = Form(
             "maxItems": MAX_FILES,
             "items": {
                 "type": "object",
-                "properties": {"filename": TEXT, "text": TEXT},
+                "properties": {"filename": TEXT, "text": TEXT, **mark_ignored(time=NUMBER)},
                 "required": ["text"],
             },
             "description": "other files of the project",
         },
+        **mark_ignored(n_indent=WHOLE),
     },
-    required=("input_prefix", "input_suffix"),
-    idle={**(COMPLETION.idle or {}), "n_indent": WHOLE, "samplers": TEXTS},
+    required=("input_prefix", "input_suffix"), ignores=completion_ignores,
     dialect=_DIALECT, tag="llama-server", summary="The text of a gap, by models that can fill it",
     requests=infill_requests, reply=completion_reply, events=completion_events,
 )  # fmt: skip
@@ -216,8 +259,17 @@ EMBED = Form(
     tag="llama-server", summary="Vectors of texts, as llama.cpp's server has it",
     requests=embedding_requests, reply=embedding_reply,
 )  # fmt: skip
+# Fields of a chat that its prompt depends on.
+_OF_PROMPT = (
+    "messages", "model", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
+    "reasoning_effort", "continue_final_message",
+)  # fmt: skip
 TEMPLATE = Form(
-    "TemplateRequest", {"messages": MESSAGES, "model": TEXT, "tools": OBJECTS},
-    required=("messages",), compute=prompt_of, tag="llama-server",
+    "TemplateRequest",
+    {
+        name: schema if name in _OF_PROMPT or REFUSED in schema else schema | {IGNORED: True}
+        for name, schema in CHAT.fields.items()
+    },
+    required=("messages",), ignores=CHAT.ignores, compute=prompt_of, tag="llama-server",
     summary="The text that the chat template makes of a conversation",
 )  # fmt: skip

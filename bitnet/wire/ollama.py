@@ -15,30 +15,18 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import check_vectors
 from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
-from bitnet.wire.fields import (
-    DIALECTS,
-    FLAG,
-    MESSAGES,
-    NAMES,
-    NUMBER,
-    OBJECT,
-    OBJECTS,
-    TEXT,
-    TEXTS,
-    WHOLE,
-    Form,
-    optional,
-    random,
-    schemas_by_name,
-    without_nulls,
-)
+from bitnet.wire.fields import DIALECTS, NAMES, random, schemas_by_name
+from bitnet.wire.forms import Form
+from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
 from bitnet.wire.openai import finish_of
+from bitnet.wire.reasoning import can_reason, effort_variables, takes_effort
+from bitnet.wire.schemas import FLAG, NUMBER, OBJECT, TEXT, TEXTS, WHOLE, mark_refused, optional
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from bitnet.runtime.answer import Answer
-    from bitnet.wire.fields import Body, Default, Events, Pieces, Served
+    from bitnet.wire.forms import Body, Default, Events, Pieces, Served
 
 PREFIX = "/api/"  # of the addresses
 STREAM = "lines"
@@ -63,7 +51,11 @@ _ASKED = {
     "format": optional(TEXT, OBJECT, about="json, or a JSON schema"),
     "options": OBJECT,
     "stream": FLAG | {"description": "true by default"},
-    "think": FLAG | {"description": "whether the model reasons first; by default as it does"},
+    "think": optional(
+        FLAG,
+        {"type": "string", "enum": ["low", "medium", "high"]},
+        about="whether the model reasons first, or how much; by default as it does",
+    ),
     "keep_alive": optional(NUMBER, TEXT),
 }
 SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialect="ollama")
@@ -71,15 +63,11 @@ SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialec
 
 def chat_requests(body: Body, default: Default = None, model: Served = None) -> list[Request]:
     """The request of *body*, as :data:`CHAT` reads it; a known *model* has what it asks for."""
-    messages = without_nulls(body["messages"])
-    for number, message in enumerate(messages):
+    messages = read_messages(body["messages"] or (), model)
+    for message in messages:
         if message.get("role") == "tool" and "tool_name" in message:
             message.setdefault("name", message.pop("tool_name"))
-        if message.pop("images", None):
-            name = f"messages.{number}.images"
-            raise UsageError(f"{name}: only text is served", field=name)
-    asked = {"messages": messages, "tools": body["tools"] or None}
-    return _requests(body, default, model, asked)
+    return _requests(body, default, model, {"messages": messages, "tools": body["tools"] or None})
 
 
 def generate_requests(body: Body, default: Default = None, model: Served = None) -> list[Request]:
@@ -108,6 +96,13 @@ def embedding_requests(body: Body, _: object = None, model: Served = None) -> li
 
 def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[Request]:
     options = _check_options(body, model)
+    think = body["think"]
+    if think and not can_reason(model):
+        raise UsageError(
+            "think: this model does not reason",
+            hint="leave think out, or choose a model that reasons",
+            field="think",
+        )
     at = DIALECTS.index("ollama")
     fields = {
         name: options[names[at]]
@@ -117,10 +112,31 @@ def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[
     if fields.get("max_tokens") == -2:  # Ollama's word for as many as fit
         fields["max_tokens"] = None
     request = Request.from_mapping(
-        {**fields, **asked, "json_schema": _schema(body["format"]), "thinking": body["think"]},
+        {
+            **fields,
+            **asked,
+            "json_schema": _schema(body["format"]),
+            "thinking": None if think is None else bool(think),
+        },
         random(default, **_DEFAULTS),
     )
-    return [replace(request, separate_reasoning=True)]
+    variables = effort_variables(think, model) if isinstance(think, str) else None
+    return [replace(request, separate_reasoning=True, template_variables=variables or None)]
+
+
+def answer_ignores(body: Body, model: Served) -> Iterator[str]:
+    """Names of fields in *body* that cannot change the answer of *model*, as it is."""
+    yield from find_unread_names(body.get("messages") or (), model)
+    if isinstance(body["think"], str) and not takes_effort(model):
+        yield "think"
+    yield from find_ignored_options(body)
+
+
+def find_ignored_options(body: Body, _: Served = None) -> Iterator[str]:
+    """Names of the options in *body* for running a model, which it does by itself."""
+    for name, value in (body["options"] or {}).items():
+        if name in _RUNNING and value is not None:
+            yield f"options.{name}"
 
 
 def _check_options(body: Body, model: Served) -> dict[str, Any]:
@@ -243,8 +259,14 @@ def error_reply(message: str, *_: object) -> dict[str, str]:
 
 
 CHAT = Form(
-    "OllamaChat", {**_ASKED, "messages": MESSAGES | {"minItems": 0}, "tools": OBJECTS},
-    required=("model",), dialect="ollama", tag="Ollama", prefix="options.", loads="messages",
+    "OllamaChat",
+    {
+        **_ASKED,
+        "messages": MESSAGES | {"minItems": 0},
+        **schemas_by_name("ollama", "tools"),
+    },
+    required=("model",), ignores=answer_ignores, dialect="ollama", tag="Ollama",
+    prefix="options.", loads="messages",
     summary="The next message of a conversation, as Ollama has it",
     requests=chat_requests, reply=answer_reply, events=answer_lines,
 )  # fmt: skip
@@ -255,8 +277,10 @@ GENERATE = Form(
         "prompt": TEXT,
         "system": TEXT,
         "raw": FLAG | {"description": "continue the prompt as it is"},
+        **mark_refused("suffix", hint="send it to /infill, as input_suffix"),
+        **mark_refused("template", "context", "images"),
     },
-    required=("model",), unserved=("suffix", "template", "context", "images"),
+    required=("model",), ignores=answer_ignores,
     dialect="ollama", tag="Ollama", prefix="options.", loads="prompt",
     summary="The answer to a prompt, as Ollama has it",
     requests=generate_requests, reply=answer_reply, events=answer_lines,
@@ -270,14 +294,15 @@ EMBED = Form(
         "truncate": FLAG | {"description": "true by default: cut what is too long"},
         "dimensions": WHOLE,
     },
-    required=("model", "input"), dialect="ollama", tag="Ollama",
+    required=("model", "input"), ignores=find_ignored_options, dialect="ollama", tag="Ollama",
     summary="Vectors of texts, as Ollama has it",
     requests=embedding_requests, reply=embedding_reply,
 )  # fmt: skip
 #: The older ``/api/embeddings``, of one text.
 EMBED_ONE = Form(
     "OllamaEmbeddings", {**_KEPT, "prompt": TEXT}, required=("model", "prompt"),
-    dialect="ollama", tag="Ollama", summary="The vector of a text, as Ollama had it",
+    ignores=find_ignored_options, dialect="ollama", tag="Ollama",
+    summary="The vector of a text, as Ollama had it",
     requests=embedding_requests,
     reply=lambda body, _, answers: {"embedding": vectors_of(body, answers)[0].tolist()},
 )  # fmt: skip

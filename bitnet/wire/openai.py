@@ -13,29 +13,19 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import SAMPLING, Request, check_messages, check_schema
 from bitnet.wire.embeddings import texts_of
-from bitnet.wire.fields import (
-    FLAG,
-    INPUTS,
-    MESSAGES,
-    NULL,
-    OBJECT,
-    TEXT,
-    TOP_LOGPROBS,
-    Form,
-    Schema,
-    optional,
-    random,
-    schemas_by_name,
-    without_nulls,
-)
+from bitnet.wire.fields import INPUTS, TOP_LOGPROBS, random, schemas_by_name
+from bitnet.wire.forms import Form
 from bitnet.wire.logprobs import TextLogprobs, chat_logprobs
+from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
+from bitnet.wire.reasoning import EFFORT, can_reason, effort_variables, takes_effort
+from bitnet.wire.schemas import FLAG, OBJECT, TEXT, Schema, mark_ignored, mark_refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import FinishReason
-    from bitnet.wire.fields import Body, Events, Pieces
+    from bitnet.wire.forms import Body, Events, Pieces, Served
 
 MAX_CHOICES = 8
 MAX_PROMPTS = 64
@@ -64,26 +54,33 @@ SETTERS = {
     "max_tokens": ("max_completion_tokens",),
     "repetition_penalty": ("repeat_penalty",),
 }
-UNSERVED = ("grammar", "reasoning_effort")
+#: Fields that are refused wherever an answer is asked for.
+UNSERVED = mark_refused(
+    "grammar", hint="use json_schema, or structured_outputs with regex or choice"
+)
 _STREAMED: dict[str, Schema] = {
     "n": {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES},
     "stream": FLAG,
     "stream_options": {
         "type": "object",
-        "properties": {"include_usage": FLAG, "include_obfuscation": optional(FLAG, NULL)},
+        "properties": {"include_usage": FLAG, "include_obfuscation": FLAG},
         "additionalProperties": False,
     },
 }
-#: Fields without effect on the answer.
-IDLE: dict[str, Schema] = {
-    "user": TEXT, "metadata": OBJECT, "store": FLAG, "service_tier": TEXT,
-    "safety_identifier": TEXT, "prompt_cache_key": TEXT, "prompt_cache_retention": TEXT,
-    "cache_prompt": FLAG,
-}  # fmt: skip
+#: Fields that cannot change an answer.
+IDLE: dict[str, Schema] = mark_ignored(
+    user=TEXT, metadata=OBJECT, store=FLAG, service_tier=TEXT, safety_identifier=TEXT,
+    prompt_cache_key=TEXT, prompt_cache_retention=TEXT, cache_prompt=FLAG, client_metadata=OBJECT,
+)  # fmt: skip
 
 
-def chat_requests(body: Body, default: Request | None = None, _: object = None) -> list[Request]:
-    """The request of *body*, a chat as :data:`CHAT` reads it; *default* for what it leaves out."""
+def chat_requests(
+    body: Body, default: Request | None = None, model: Served = None
+) -> list[Request]:
+    """The request of *body*, a chat as :data:`CHAT` reads it; *default* for what it leaves out.
+
+    A known *model* is asked which entries of messages its template reads.
+    """
     _check_stream(body)
     check_messages(body["messages"])
     if body["top_logprobs"] is not None and not body["logprobs"]:
@@ -91,19 +88,29 @@ def chat_requests(body: Body, default: Request | None = None, _: object = None) 
     variables = body["chat_template_kwargs"]
     if wrong := _OURS.intersection(variables or ()):
         raise UsageError(f"{', '.join(sorted(wrong))} cannot be set", field="chat_template_kwargs")
+    variables = effort_variables(body["reasoning_effort"], model) | (variables or {})
     request = replace(
         continuation(body, random(default, temperature=1.0)),
         logprobs=(body["top_logprobs"] or 0) if body["logprobs"] else None,
-        messages=without_nulls(body["messages"]),
+        messages=read_messages(body["messages"], model),
         tools=None if body["tool_choice"] == "none" else body["tools"],
         tool_choice=body["tool_choice"],
         parallel_tool_calls=body["parallel_tool_calls"] is not False,
-        template_variables=variables,
-        thinking_budget=body["thinking_token_budget"],
+        template_variables=variables or None,
+        thinking_budget=body["thinking_token_budget"] if can_reason(model) else None,
         separate_reasoning=True,
         continue_final_message=bool(body["continue_final_message"]),
     )
     return [request]
+
+
+def chat_ignores(body: Body, model: Served) -> Iterator[str]:
+    """Names of fields in *body* that cannot change the answer of *model*, as it is."""
+    yield from find_unread_names(body["messages"], model)
+    if body.get("reasoning_effort") and not takes_effort(model):
+        yield "reasoning_effort"
+    if body.get("thinking_token_budget") is not None and not can_reason(model):
+        yield "thinking_token_budget"
 
 
 def completion_requests(
@@ -365,24 +372,36 @@ CHAT = Form(
         "modalities": {"type": "array", "items": {"type": "string", "enum": ["text"]}},
         "response_format": OBJECT,
         "chat_template_kwargs": OBJECT,
+        "reasoning_effort": EFFORT,
         **schemas_by_name("openai", "thinking_budget", "continue_final_message"),
+        **IDLE,
+        **mark_ignored(verbosity=TEXT),
+        **UNSERVED,
+        **mark_refused("functions", hint="send them as tools"),
+        **mark_refused("function_call", hint="send it as tool_choice"),
+        **mark_refused("audio", "prediction", "web_search_options"),
     },
     required=("messages",),
-    idle=IDLE,
-    unserved=(
-        *UNSERVED, "functions", "function_call", "audio", "prediction", "verbosity",
-        "web_search_options",
-    ),
+    ignores=chat_ignores,
     setters=SETTERS, tag="OpenAI", summary="The next message of a conversation",
     id_prefix="chatcmpl-", requests=chat_requests, reply=chat_reply, events=chat_events,
     aliases=("/chat/completions",),  # as llama.cpp's server has it
 )  # fmt: skip
 COMPLETION = Form(
     "CompletionRequest",
-    {**ANSWER, **_STREAMED, "prompt": INPUTS, "logprobs": TOP_LOGPROBS},
+    {
+        **ANSWER,
+        **_STREAMED,
+        "prompt": INPUTS,
+        "logprobs": TOP_LOGPROBS,
+        **IDLE,
+        **UNSERVED,
+        **mark_refused("suffix", hint="send it to /infill, as input_suffix"),
+        **mark_refused("best_of", neutral=(1,)),
+        **mark_refused("echo"),
+        **mark_refused("reasoning_effort"),
+    },
     required=("prompt",),
-    idle=IDLE,
-    unserved=(*UNSERVED, "suffix", "best_of", "echo"),
     setters=SETTERS, tag="OpenAI", summary="The continuation of texts",
     id_prefix="cmpl-", requests=completion_requests, reply=completion_reply,
     events=completion_events, tokens=DEFAULT_COMPLETION_TOKENS, aliases=("/completions",),

@@ -12,38 +12,80 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import UsageError
 from bitnet.runtime.piece import CallDelta, Piece
 from bitnet.runtime.request import MAX_MESSAGES, Request
-from bitnet.wire.fields import (
+from bitnet.wire.fields import random, schemas_by_name
+from bitnet.wire.forms import Form, check_entries
+from bitnet.wire.messages import ONLY_TEXT
+from bitnet.wire.openai import IDLE, schema_of
+from bitnet.wire.openai import error_reply as error_reply
+from bitnet.wire.reasoning import EFFORT, effort_variables, takes_effort
+from bitnet.wire.schemas import (
     FLAG,
     OBJECT,
     OBJECTS,
     TEXT,
-    Form,
+    TEXTS,
+    Schema,
+    find_ignored,
+    mark_ignored,
+    mark_refused,
     optional,
-    random,
-    schemas_by_name,
 )
-from bitnet.wire.openai import IDLE, schema_of
-from bitnet.wire.openai import error_reply as error_reply
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
-    from bitnet.wire.fields import Body, Default, Events, Pieces
+    from bitnet.wire.forms import Body, Default, Events, Pieces, Served
 
 PATH = "/v1/responses"
 STREAM = "named"  # events
-_UNSERVED = (
-    "previous_response_id", "background", "max_tool_calls", "reasoning", "conversation", "prompt",
-    "context_management", "include", "top_logprobs",
-)  # fmt: skip
+#: Tools that clients offer beside functions: the model is not told of them.
+_SKIPPED_TOOLS = {
+    "custom", "namespace", "web_search", "web_search_preview", "local_shell", "shell",
+    "apply_patch", "image_generation", "tool_search", "file_search", "code_interpreter",
+}  # fmt: skip
+_FUNCTION: Schema = {
+    "type": "object",
+    "properties": {
+        "type": TEXT,
+        "name": TEXT,
+        "description": TEXT,
+        "parameters": OBJECT,
+        **mark_ignored(strict=FLAG, defer_loading=FLAG),
+    },
+}
+_CONTENT = optional(TEXT, OBJECTS)
+#: What a part of a content may have.
+_PART = {
+    "type": TEXT,
+    "text": TEXT,
+    "refusal": TEXT,
+    **mark_ignored(annotations=OBJECTS, logprobs=OBJECTS),
+}
+_ITEM_ID = mark_ignored(id=TEXT, status=TEXT, phase=TEXT)
+#: What an item of the input may have, by its type; a message may leave its type out.
+_ITEMS: dict[str, Any] = {
+    "message": {"type": TEXT, "role": TEXT, "content": _CONTENT, **_ITEM_ID},
+    "function_call": {
+        "type": TEXT, "name": TEXT, "arguments": TEXT, "call_id": TEXT, **_ITEM_ID,
+        **mark_refused("namespace"),
+    },
+    "function_call_output": {"type": TEXT, "call_id": TEXT, "output": _CONTENT, **_ITEM_ID},
+    "reasoning": {
+        "type": TEXT, "summary": OBJECTS, "content": OBJECTS, **_ITEM_ID,
+        **mark_ignored(encrypted_content=TEXT),
+    },
+}  # fmt: skip
 
 
-def response_requests(body: Body, default: Default = None, _: object = None) -> list[Request]:
+def response_requests(body: Body, default: Default = None, model: Served = None) -> list[Request]:
     """The request of *body*, as :data:`RESPONSE` reads it; *default* for what it leaves out."""
     instructions = body["instructions"]
     system = [{"role": "system", "content": instructions}] if instructions else []
-    tools = [_tool(tool, f"tools.{n}") for n, tool in enumerate(body["tools"] or ())]
+    tools = []
+    for number, tool in enumerate(body["tools"] or ()):
+        if tool.get("type") not in _SKIPPED_TOOLS:
+            tools.append(_tool(tool, f"tools.{number}"))
     fields = {
         "messages": system + _messages(body["input"]),
         "tools": tools or None,
@@ -55,23 +97,34 @@ def response_requests(body: Body, default: Default = None, _: object = None) -> 
         "top_p": body["top_p"],
     }
     request = Request.from_mapping(fields, random(default, temperature=1.0))
-    return [replace(request, separate_reasoning=True)]
+    variables = effort_variables((body["reasoning"] or {}).get("effort"), model)
+    return [replace(request, separate_reasoning=True, template_variables=variables or None)]
+
+
+def response_ignores(body: Body, model: Served) -> Iterator[str]:
+    """Names of fields in *body* that cannot change the answer of *model*, as it is."""
+    for tool in body["tools"] or ():
+        if tool.get("type") in _SKIPPED_TOOLS:
+            yield f"tools.{tool['type']}"
+        else:
+            yield from find_ignored(_FUNCTION, tool, "tools")
+    for item in body["input"] if isinstance(body["input"], list) else ():
+        schema = {"type": "object", "properties": _ITEMS.get(item.get("type", "message"), {})}
+        yield from find_ignored(schema, item, "input")
+    if (body["reasoning"] or {}).get("effort") and not takes_effort(model):
+        yield "reasoning.effort"
 
 
 def response_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """The schema that the answer to *body* follows; ``None``: none."""
-    given = {name: value for name, value in (body["text"] or {}).items() if value is not None}
-    form = given.pop("format", None)
-    for name in given:
-        name = f"text.{name[:80]}"
-        raise UsageError(f"{name} is not served", field=name)
-    return schema_of(form, "text.format")
+    return schema_of((body["text"] or {}).get("format"), "text.format")
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     """A tool as chats have it."""
     if tool.get("type") != "function":
         raise UsageError(f"{where}: only tools of the type function are served", field=where)
+    check_entries(tool, _FUNCTION["properties"], where)
     function = {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
     return {"type": "function", "function": function}
 
@@ -91,17 +144,19 @@ def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     for number, item in enumerate(given):
         where = f"input.{number}"
         kind = item.get("type", "message")
+        if str(kind) in _ITEMS:
+            check_entries(item, _ITEMS[str(kind)], where)
         if kind == "message" and item.get("role") in ("user", "assistant", "system", "developer"):
-            turn = {"role": item["role"], "content": _text(item.get("content"), where)}
+            turn = {"role": item["role"], "content": _text(item.get("content"), f"{where}.content")}
             turns.append(_add_reasoning(turn, reasoning))
         elif kind == "function_call" and isinstance(item.get("name"), str):
             function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            call = {"id": item.get("call_id") or "", "type": "function", "function": function}
             if reasoning or not turns or turns[-1]["role"] != "assistant":
                 turns.append(_add_reasoning({"role": "assistant", "content": ""}, reasoning))
             turns[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            result = _text(item.get("output"), where)
+            result = _text(item.get("output"), f"{where}.output")
             turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": result})
         elif kind == "reasoning":
             reasoning += _reasoning_texts(item, where)
@@ -129,15 +184,24 @@ def _reasoning_texts(item: Mapping[str, Any], where: str) -> list[str]:
 
 
 def _text(content: Any, where: str) -> str:
+    """The text of *content*, a text or a list of parts."""
     if isinstance(content, str):
         return content
-    kinds = ("input_text", "output_text", "text")
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)
-        for part in content
-    ):
-        return "\n".join(part["text"] for part in content)
-    raise UsageError(f"{where}: only text is served", field=where)
+    if not isinstance(content, list):
+        raise UsageError(f"{where}: expected a text or a list", field=where)
+    texts = []
+    for number, part in enumerate(content):
+        at = f"{where}.{number}"
+        kind = part.get("type")
+        if kind not in ("input_text", "output_text", "text", "refusal"):
+            shown = str(kind)[:40].encode(errors="replace").decode()
+            raise UsageError(f"{at}: a part of type {shown!r} is refused: {ONLY_TEXT}", field=at)
+        check_entries(part, _PART, at)
+        name = "refusal" if kind == "refusal" else "text"
+        if part.get(name) is None:
+            raise UsageError(f"{at}.{name}: this field is required", field=f"{at}.{name}")
+        texts.append(part[name])
+    return "\n".join(texts)
 
 
 def error_event(number: int, message: str, code: str, field: str | None = None) -> dict[str, Any]:
@@ -307,15 +371,31 @@ RESPONSE = Form(
         "input": optional(TEXT, OBJECTS | {"minItems": 1, "maxItems": MAX_MESSAGES}),
         "instructions": TEXT,
         **schemas_by_name("responses", "max_tokens", "temperature", "top_p"),
-        **schemas_by_name("responses", "tools", "tool_choice", "parallel_tool_calls"),
-        "text": OBJECT | {"description": "format: text or a JSON schema"},
+        **schemas_by_name("responses", "tool_choice", "parallel_tool_calls"),
+        "tools": OBJECTS | {"description": "functions; those of other types are skipped"},
+        "text": {
+            "type": "object",
+            "properties": {"format": OBJECT, **mark_ignored(verbosity=TEXT)},
+            "description": "format: text or a JSON schema",
+        },
+        "reasoning": {
+            "type": "object",
+            "properties": {
+                "effort": EFFORT,
+                **mark_ignored(summary=TEXT, generate_summary=TEXT, context=TEXT),
+            },
+        },
         "truncation": {"type": "string", "enum": ["disabled"]},
         "stream": FLAG,
+        # Nothing is stored, and the reply says so.
+        **{name: IDLE[name] for name in IDLE if name != "cache_prompt"},
+        **mark_ignored(stream_options=OBJECT, include=TEXTS, context_management=OBJECTS),
+        **mark_refused("previous_response_id", "conversation", hint="send the whole conversation"),
+        **mark_refused("background", "max_tool_calls", "prompt"),
+        **mark_refused("top_logprobs", neutral=(0,)),
     },
     required=("input",),
-    # Nothing is stored, and the reply says so.
-    idle={name: IDLE[name] for name in IDLE if name != "cache_prompt"} | {"stream_options": OBJECT},
-    unserved=_UNSERVED,
+    ignores=response_ignores,
     dialect="responses", tag="OpenAI", summary="The next items of a conversation",
     id_prefix="resp_", requests=response_requests, reply=response_reply, events=response_events,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.wire import anthropic, embeddings, llama_server, ollama, openai, responses, worker
 
 if TYPE_CHECKING:
-    from bitnet.wire.fields import Form
+    from bitnet.wire.forms import Form
 
 #: The form of each address that answers.
 ROUTES: dict[str, Form] = {

@@ -5,24 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.wire.fields import FLAG, TEXT, TOKEN_ID, Form
+from bitnet.wire.forms import Form
 from bitnet.wire.openai import ANSWER, UNSERVED, continuation, finish_of
+from bitnet.wire.schemas import FLAG, TEXT, TOKEN_ID, mark_refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.wire.fields import Body, Events, Pieces
+    from bitnet.wire.forms import Body, Events, Pieces
 
 DEFAULT_TOKENS = 128
 
 
 def tokenize(body: Body, model: LanguageModel) -> dict[str, Any]:
-    """Ids of ``content``."""
-    add_special = body["add_special"] is not False
-    ids = model.tokenizer.encode(body["content"], add_special=add_special, parse_special=True)
-    return {"tokens": list(ids)}
+    """Ids of ``content``, alone or with their pieces, as llama.cpp's server has them."""
+    ids = model.tokenizer.encode(
+        body["content"],
+        add_special=bool(body["add_special"]),
+        parse_special=body["parse_special"] is not False,
+    )
+    if not body["with_pieces"]:
+        return {"tokens": list(ids)}
+    pieces = [{"id": id, "piece": _piece(model.tokenizer.token_bytes(id))} for id in ids]
+    return {"tokens": pieces}
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    """The text *raw*, or its bytes if they are only part of a character."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
 
 
 def inference_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -48,14 +63,23 @@ async def inference_events(body: Body, head: Body, pieces: Pieces) -> Events:
 
 
 INFERENCE = Form(
-    "InferenceRequest", {**ANSWER, "prompt": TEXT, "stream": FLAG}, required=("prompt",),
-    unserved=UNSERVED, head=("request_id", "worker_id"), tokens=DEFAULT_TOKENS,
+    "InferenceRequest",
+    {**ANSWER, "prompt": TEXT, "stream": FLAG, **UNSERVED, **mark_refused("reasoning_effort")},
+    required=("prompt",),
+    head=("request_id", "worker_id"), tokens=DEFAULT_TOKENS,
     tag="worker", summary="The continuation of a text, greedily by default",
     requests=lambda body, default, _: [replace(continuation(body, default), prompt=body["prompt"])],
     reply=inference_reply, events=inference_events,
 )  # fmt: skip
 TOKENIZE = Form(
-    "TokenizeRequest", {"content": TEXT, "model": TEXT, "add_special": FLAG},
+    "TokenizeRequest",
+    {
+        "content": TEXT,
+        "model": TEXT,
+        "add_special": FLAG | {"description": "false by default: no BOS or EOS"},
+        "parse_special": FLAG | {"description": "true by default: control tokens are read"},
+        "with_pieces": FLAG | {"description": "each id with its text"},
+    },
     required=("content",), compute=tokenize, tag="worker", summary="The ids of a text",
 )  # fmt: skip
 DETOKENIZE = Form(

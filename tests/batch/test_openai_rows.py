@@ -156,7 +156,7 @@ WRONG = [
     (line("", CHAT, messages=ASK, n=0), "body.n is 0, expected 1 to 8"),
     (line("", CHAT, messages=ASK, n=True), "body.n: expected a whole number"),
     (line("", CHAT, messages=ASK, stream=True), "body.stream is not for a batch"),
-    (line("", CHAT, messages=ASK, reasoning_effort="low"), "body.reasoning_effort is not served"),
+    (line("", CHAT, messages=ASK, grammar="low"), "body.grammar is not served: use json_schema"),
     (line("", CHAT, messages=ASK, top_logprobs=1), "body.top_logprobs is for logprobs"),
     (line("", CHAT, messages=ASK, tools=[1]), "body.tools.0: expected a JSON object"),
     (line("", CHAT, messages=ASK, chat_template_kwargs={"tools": 1}),
@@ -184,8 +184,8 @@ WRONG = [
     (line("", ITEMS, input="a", text={"format": {"type": "xml"}}), "body.text.format is none of"),
     (line("", ITEMS, input=[3]), "body.input.0: expected a JSON object"),
     (line("", ITEMS, input=[{"type": "image"}]), "body.input.0: an item of type 'image'"),
-    (line("", ITEMS, input="a", tools=[{"type": "web_search"}]), "body.tools.0: only tools of"),
-    (line("", ITEMS, input="a", include=["reasoning"]), "body.include is not served"),
+    (line("", ITEMS, input="a", tools=[{"type": "mcp"}]), "body.tools.0: only tools of"),
+    (line("", ITEMS, input="a", background=True), "body.background is not served"),
     (line("", ITEMS, input="a", truncation="auto"), "body.truncation: expected one of disabled"),
 ]  # fmt: skip
 
@@ -220,3 +220,14 @@ def test_a_model_that_writes_nothing_answers_the_rows_that_want_vectors(answered
     assert done.code == 24
     assert "makes vectors of texts and does not write any" in text["error"]["message"]
     assert vector["error"] is None
+
+
+def test_what_changes_no_answer_is_named_once(model_path, caplog):
+    rows = [BatchRow.parse(json.dumps(line(str(at), CHAT, messages=ASK, user="u", model="gpt-4",
+                                           max_tokens=2)), at) for at in range(3)]  # fmt: skip
+    with load(model_path) as model:
+        assert all("body" in facts for _, facts in answers(rows, model))
+    assert [record.getMessage() for record in caplog.records] == [
+        "rows have a field that changes nothing: user",
+        "rows have a field that changes nothing: model 'gpt-4': tiny answers",
+    ]

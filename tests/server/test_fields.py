@@ -24,7 +24,7 @@ def answer(worker, path, body):
 
 @pytest.mark.parametrize(
     "field",
-    ["grammar", "guided_grammar", "reasoning_effort", "no_such_field", "functions", "mirostat",
+    ["grammar", "guided_grammar", "no_such_field", "functions", "mirostat",
      "typical_p", "dry_multiplier", "samplers", "prediction", "thinking", "best"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/inference"])
@@ -148,7 +148,72 @@ def test_tools_are_described_where_the_template_drops_them(tmp_path):
     [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT), ("/v1/inference", TEXT),
      ("/v1/embeddings", {"input": "a"})],
 )  # fmt: skip
-def test_another_models_name_is_not_found(worker, path, body):
-    reply = worker.post(path, body | {"model": "gpt-4"})
+def test_another_models_name_is_taken_and_named_unless_names_are_strict(serving, path, body):
+    reply = serving().post(path, body | {"model": "gpt-4"})
+    assert (reply.status_code, reply.headers["bitnet-ignored"]) == (200, "model")
+    assert reply.json().get("model", "tiny") == "tiny"
+    strict = serving(strict_names=True)
+    reply = strict.post(path, body | {"model": "gpt-4"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
-    assert worker.post(path, body | {"model": "tiny"}).status_code == 200
+    assert strict.post(path, body | {"model": "tiny"}).status_code == 200
+
+
+def test_what_cannot_change_an_answer_is_named_in_the_reply_and_once_in_the_events(serving):
+    lines = []
+    worker = serving({"llama.context_length": 1024}, lines=lines)
+    body = CHAT | {"user": "u", "store": False, "reasoning_effort": "high"}
+    body["tools"] = [{"type": "function", "function": {"name": "zz", "strict": True}}]
+    for _ in range(2):
+        reply = worker.post("/v1/chat/completions", body)
+        assert reply.status_code == 200, reply.text
+        named = reply.headers["bitnet-ignored"].split(", ")
+        assert named == ["tools.function.strict", "user", "reasoning_effort"]
+    assert sum("field_ignored" in line and " user " in line for line in lines) == 1
+    with worker.http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as stream:
+        assert stream.headers["bitnet-ignored"].split(", ") == named
+    assert "bitnet-ignored" not in worker.post("/v1/chat/completions", CHAT).headers
+
+
+def test_a_model_that_stays_is_not_said_to_be_unloaded(worker):
+    reply = worker.post("/api/generate", {"model": "tiny", "keep_alive": 0})
+    assert (reply.status_code, worker.slot.state) == (400, "loaded")
+    assert reply.json()["error"].startswith("keep_alive: 'tiny' was loaded when the worker started")
+    short = {"model": "tiny", "prompt": "a", "stream": False, "options": {"num_predict": 2}}
+    reply = worker.post("/api/generate", short | {"keep_alive": 0})
+    assert (reply.status_code, reply.headers["bitnet-ignored"]) == (200, "keep_alive")
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "named"),
+    [
+        ("/v1/chat/completions", {"thinking_token_budget": 5}, "thinking_token_budget"),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ("/v1/messages", {"thinking": {"type": "adaptive"}}, "thinking"),
+        ("/v1/messages", {"output_config": {"effort": "high"}}, "output_config.effort"),
+    ],
+)
+def test_reasoning_of_a_model_without_it_is_named(worker, path, more, named):
+    body = {name: value for name, value in CHAT.items() if name != "temperature"}
+    reply = worker.post(path, body | more)
+    assert (reply.status_code, reply.headers["bitnet-ignored"]) == (200, named), reply.text
+
+
+def test_ollama_is_told_that_a_model_does_not_reason(worker):
+    messages = CHAT["messages"]
+    for think in (True, "high"):
+        reply = worker.post("/api/chat", {"model": "tiny", "messages": messages, "think": think})
+        assert (reply.status_code, reply.json()) == (
+            400,
+            {"error": "think: this model does not reason"},
+        )
+    plain = {"model": "tiny", "messages": messages, "think": False, "options": {"num_predict": 2}}
+    assert worker.post("/api/chat", plain | {"stream": False}).status_code == 200
+
+
+def test_anthropics_clients_may_ask_for_more_tokens_than_there_is_room_for(worker):
+    body = {"messages": CHAT["messages"], "max_tokens": 64_000}
+    reply = worker.post("/v1/messages", body)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["usage"]["output_tokens"] <= 48
+    asked = worker.post("/v1/chat/completions", body)
+    assert (asked.status_code, asked.json()["error"]["param"]) == (400, "max_tokens")

@@ -66,13 +66,13 @@ def bodies(form, valid, seed, count):
     """*count* bodies of the form *form*: each of its fields first, then several together.
 
     Args:
-        form: a :class:`bitnet.wire.fields.Form`.
+        form: a :class:`bitnet.wire.forms.Form`.
         valid: a body that is answered.
         seed: of the choices.
         count: of bodies; at least one for each field.
     """
     draw = random.Random(f"{form.name} {seed}")
-    known = {**form.fields, **(form.idle or {}), **{name: {} for name in form.unserved}}
+    known = form.fields
     names = [*known, "unknown", "\ud800"]
     yield from (raw for raw in RAW if draw.random() < 0.3)
     for number in range(count):

@@ -118,13 +118,14 @@ IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0: tools of Anthropic's"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type is not"),
         ({"messages": [IMAGE]}, "messages.0.content.0: a block of type 'image'"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role is not"),
+        ({"messages": [{"role": "tool", "content": "a"}]},
+         "messages.0.role: expected one of user, assistant, system"),
         ({"messages": [*ASK, {"role": "assistant", "content": "a"}]}, "which is not continued"),
         ({"top_p": 3.0}, "top_p is 3.0"),
         ({"max_tokens": 0}, "max_tokens is 0"),
         ({"max_tokens": None}, "max_tokens: this field is required"),
         ({"stop_sequences": [1]}, "stop_sequences.0"),
-        ({"output_config": {"effort": "low"}}, "output_config.effort is not served"),
+        ({"output_config": {"efort": "low"}}, "output_config.efort: this field is not known"),
         ({"unknown": 1}, "unknown: this field is not known here"),
     ],
 )  # fmt: skip
@@ -137,9 +138,12 @@ def test_what_is_not_served_is_refused_in_anthropics_form(worker, fields, words)
 
 
 def test_errors_are_the_clients_own(path, worker, client, wanted, anthropic):
-    with pytest.raises(anthropic.NotFoundError, match="no model 'other'"):
-        client.messages.create(**wanted | {"model": "other"})
-    with listening(path, app_options={"api_key": "secret"}) as closed:
+    with listening(path, app_options={"api_key": "secret"}, strict_names=True) as closed:
+        with (
+            anthropic.Anthropic(base_url=closed.address, api_key="secret", max_retries=0) as strict,
+            pytest.raises(anthropic.NotFoundError, match="no model 'other'"),
+        ):
+            strict.messages.create(**wanted | {"model": "other"})
         for key, error in (("secret", None), ("wrong", anthropic.AuthenticationError)):
             with anthropic.Anthropic(base_url=closed.address, api_key=key, max_retries=0) as other:
                 if error is None:

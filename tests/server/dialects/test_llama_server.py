@@ -92,7 +92,7 @@ def test_vectors_come_as_lists_of_rows(worker):
     [
         ({"grammar": "root ::= x"}, "grammar: this field is not known"),
         ({"mirostat": 2}, "mirostat: this field is not known"),
-        ({"n_predict": 0}, "n_predict is 0"),
+        ({"n_predict": -3}, "n_predict is -3"),
         ({"top_p": 3.0}, "top_p is 3.0"),
         ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0"),
         ({"logit_bias": [[1, 2]]}, "logit_bias: expected a JSON object"),
@@ -132,3 +132,36 @@ def test_a_model_without_tokens_for_gaps_is_refused(worker):
     reply = worker.post("/infill", {"input_prefix": "a", "input_suffix": "b"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, 400)
     assert "no tokens for the text before and after a gap" in reply.json()["error"]["message"]
+
+
+def test_only_the_prompt_is_run_if_no_token_is_requested(worker):
+    """As editors do, so that the next completion finds the prompt's keys and values."""
+    reply = worker.post("/completion", GREEDY | {"prompt": "abcd", "n_predict": 0}).json()
+    assert (reply["content"], reply["tokens_predicted"]) == ("", 0)
+    after = worker.post("/completion", GREEDY | {"prompt": "abcd", "n_predict": 2}).json()
+    assert after["tokens_cached"] > 0
+
+
+def test_a_reply_has_only_the_requested_fields(worker):
+    wanted = {"response_fields": ["content", "timings/prompt_n", "no_such/field"]}
+    reply = worker.post("/completion", GREEDY | wanted).json()
+    assert set(reply) == {"content", "prompt_n"}
+
+
+def test_samplers_that_are_not_chosen_do_nothing(worker):
+    hot = GREEDY | {"temperature": 0.0, "seed": 5, "n_predict": 12}
+    greedy = worker.post("/completion", hot).json()["content"]
+    assert worker.post("/completion", hot | {"samplers": ["top_k"]}).json()["content"] != greedy
+    chosen = worker.post("/completion", hot | {"samplers": ["top_k", "temperature", "infill"]})
+    assert chosen.json()["content"] == greedy
+    assert chosen.headers["bitnet-ignored"] == "samplers"
+
+
+def test_ids_come_with_their_pieces(worker):
+    ids = worker.post("/tokenize", {"content": "ab"}).json()["tokens"]
+    pieces = worker.post("/tokenize", {"content": "ab", "with_pieces": True}).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == ids
+    assert "".join(piece["piece"] for piece in pieces) == "ab"
+    assert worker.post("/detokenize", {"tokens": ids}).json()["content"] == "ab"
+    longer = worker.post("/tokenize", {"content": "ab", "add_special": True}).json()["tokens"]
+    assert longer[-len(ids) :] == ids

@@ -154,7 +154,7 @@ def test_the_model_is_listed_and_described(client, worker, path):
 @pytest.mark.parametrize(
     ("route", "fields", "words"),
     [
-        ("/api/chat", {"think": "high"}, "think: expected true or false"),
+        ("/api/chat", {"think": "much"}, "think: expected one of low, medium, high"),
         ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat is not served"),
         ("/api/chat", {"options": {"repeat_last_n": 3}}, "options.repeat_last_n is not served"),
         ("/api/chat", {"options": {"num_ctx": 4096}}, "options.num_ctx is 4,096"),
@@ -164,7 +164,7 @@ def test_the_model_is_listed_and_described(client, worker, path):
         ("/api/chat", {"options": {"stop": ["a"] * 17}}, "options.stop has more than 16"),
         ("/api/chat", {"format": "yaml"}, "format is neither"),
         ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["x"]}]},
-         "messages.0.images: only text"),
+         "messages.0.images is not served: only text"),
         ("/api/chat", {"unknown": 1}, "unknown: this field is not known"),
         ("/api/chat", {"logprobs": True}, "logprobs: this field is not known"),
         ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix is not served"),
@@ -179,9 +179,9 @@ def test_what_is_not_served_is_refused_in_ollamas_form(worker, route, fields, wo
     assert reply.json()["error"].startswith(words)
 
 
-def test_another_model_is_not_found(client):
+def test_another_model_is_not_shown(client):
     with pytest.raises(ollama.ResponseError, match="no model 'other'") as error:
-        client.chat("other", ASK)
+        client.show("other")
     assert error.value.status_code == 404
 
 

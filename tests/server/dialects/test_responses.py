@@ -74,20 +74,40 @@ def test_an_answer_follows_a_schema(client, wanted):
     assert json.loads(reply.output_text) == {"a": 1}
 
 
+def test_what_cannot_change_the_answer_is_named(worker, wanted):
+    fields = {
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "text": {"verbosity": "low"},
+        "client_metadata": {"a": "b"},
+        "prompt_cache_key": "k",
+        "tools": [TOOL, {"type": "web_search"}, {"type": "custom", "name": "apply_patch"}],
+        "store": False,
+    }
+    reply = worker.post("/v1/responses", wanted | fields)
+    assert reply.status_code == 200, reply.text
+    assert set(reply.headers["bitnet-ignored"].split(", ")) == {
+        "reasoning.effort", "reasoning.summary", "include", "text.verbosity", "client_metadata",
+        "prompt_cache_key", "tools.web_search", "tools.custom",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
-        ({"include": ["file_search_call.results"]}, "include"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"reasoning": {"efort": "low"}}, "reasoning.efort"),
+        ({"tools": [{"type": "mcp"}]}, "tools.0"),
+        ({"tools": [TOOL | {"stricct": True}]}, "tools.0.stricct"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"verbose": "low"}}, "text.verbose"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input.0.content.0"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": [{"role": "user", "content": "a", "contents": "b"}]}, "input.0.contents"),
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"truncation": "auto"}, "truncation"),
         ({"unknown": 1}, "unknown"),

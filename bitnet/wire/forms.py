@@ -1,0 +1,186 @@
+"""Forms: the JSON object that an address takes, read up to its first error.
+
+A field of a form is done, refused by name, or cannot change an answer; its schema says which.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import UsageError
+from bitnet.runtime.request import EVERYTHING, Request, check_value
+from bitnet.wire.fields import DIALECTS, NAMES
+from bitnet.wire.schemas import IGNORED, REFUSED, Problem, Schema, find_ignored, find_problem
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.piece import Piece
+
+    #: Pieces of the answers to one body, each with the number of its answer, and that answer.
+    Pieces = AsyncIterator[tuple[int, Piece, Answer]]
+    Events = AsyncIterator[dict[str, Any]]
+    Body = Mapping[str, Any]
+    Default = Request | None  # what a body leaves out
+    Served = LanguageModel | None  # the model that answers, where it is known
+
+
+def read_json(raw: bytes | str) -> Any:
+    """The JSON value *raw*; an object that has a key twice is refused, since one would be lost."""
+    try:
+        return json.loads(raw, object_pairs_hook=_object_of)
+    except RecursionError:
+        raise UsageError("the body is nested too deep") from None
+    except ValueError as error:
+        reason = getattr(error, "msg", str(error)).removesuffix(" at")
+        place = getattr(error, "pos", None)
+        at = "" if place is None else f" at character {place:,}"
+        raise UsageError(f"the body is not JSON: {reason}{at}") from None
+
+
+def check_entries(value: Mapping[str, Any], known: Mapping[str, Schema], where: str) -> None:
+    """Check the entries of *value*, which is at *where*, and refuse those that are not *known*."""
+    schema = {"type": "object", "properties": known, "additionalProperties": False}
+    if problem := find_problem(schema, value, (where,)):
+        raise _refusal(problem)
+
+
+def _refusal(problem: Problem) -> UsageError:
+    place, reason = problem
+    field = ".".join(map(str, place))[:200].encode(errors="replace").decode()
+    colon = "" if reason.startswith("is ") else ":"
+    return UsageError(f"{field}{colon} {reason}", field=field)
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with *pairs* of keys and values."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                label = name[:80].encode(errors="replace").decode()
+                raise UsageError(f"{label}: the body has this key twice", field=label)
+            names.add(name)
+    return entries
+
+
+def _refuse_to_answer(*_: Any) -> Any:
+    """Of a form whose address does not answer so."""
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class Form:
+    """The JSON object that an address takes, and what it is answered."""
+
+    name: str  # on the OpenAPI page
+    fields: Mapping[str, Schema]  # one that is missing or null is None when it is read
+    required: tuple[str, ...] = ()
+    dialect: str = "openai"  # whose names its fields have
+    prefix: str = ""  # that stands before those names in errors
+    #: Names of further fields in a body that cannot change the answer of a model, if it is known.
+    ignores: Callable[[Body, LanguageModel | None], Iterable[str]] | None = None
+    #: The requests of a body to a model, one for each prompt; a default has what it leaves out.
+    requests: Callable[[Body, Request, LanguageModel | None], list[Request]] = _refuse_to_answer
+    #: The whole reply to a body by its answers, each part of which begins with given fields.
+    reply: Callable[[Body, Body, Sequence[Answer]], Any] = _refuse_to_answer
+    events: Callable[[Body, Body, Pieces], Events] | None = None  # the same as events
+    compute: Callable[[Body, LanguageModel], Any] = _refuse_to_answer  # a reply without answers
+    clamps: bool = False  # more tokens than there is room for are as many as there is room for
+    loads: str = ""  # field without which the model is only loaded, or unloaded
+    head: tuple[str, ...] = ("id", "created", "model")  # fields with which a reply begins
+    id_prefix: str = ""  # that the id of a reply begins with
+    #: Other fields that set a field of a request, by the name of that one.
+    setters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tokens: int = EVERYTHING  # most tokens of an answer whose body does not say it
+    tag: str = ""  # API that the address belongs to
+    summary: str = ""  # what comes back, for the OpenAPI page
+    aliases: tuple[str, ...] = ()  # other addresses for it
+
+    def parse(self, raw: bytes) -> dict[str, Any]:
+        """The fields of the body *raw*."""
+        if not raw:
+            raise UsageError("the request has no body")
+        return self.read(read_json(raw))
+
+    def read(self, body: Any) -> dict[str, Any]:
+        """All fields of *body*, those that it leaves out as ``None``."""
+        if not isinstance(body, dict):
+            raise UsageError("expected a JSON object")
+        for name in self.required:
+            if body.get(name) is None:
+                raise UsageError(f"{name}: this field is required", field=name)
+        for name, value in body.items():
+            if value is None:
+                continue  # clients send all fields that they know
+            schema = self.fields.get(name)
+            if schema is None:
+                self._refuse_unknown(name)
+                continue
+            check_value(name, value, nul=True)  # where there may be none, the request says so
+            if problem := find_problem(schema, value, (name,)):
+                raise _refusal(problem)
+        return {name: body.get(name) for name in self.fields}
+
+    def list_ignored(self, body: Body, model: LanguageModel | None = None) -> list[str]:
+        """Names of the fields in *body* that cannot change the answer of *model*, each once."""
+        names: dict[str, None] = {}
+        for name, schema in self.fields.items():
+            names |= dict.fromkeys(find_ignored(schema, body.get(name), name))
+        if self.ignores is not None:
+            names |= dict.fromkeys(self.ignores(body, model))
+        return [*names]
+
+    def _refuse_unknown(self, name: str) -> None:
+        label = name[:200].encode(errors="replace").decode()
+        near = get_close_matches(name[:200], self.fields, 1)
+        raise UsageError(
+            f"{label}: this field is not known here",
+            hint=f"did you mean {near[0]}?" if near else "leave it out",
+            field=label,
+        )
+
+    def openapi(self) -> Schema:
+        """This form as a JSON schema; fields that are refused are listed by themselves."""
+        properties = {
+            name: schema
+            if name in self.required
+            else {"anyOf": [*schema.get("anyOf", [schema]), {"type": "null"}]}
+            | {key: schema[key] for key in ("description", IGNORED) if key in schema}
+            for name, schema in self.fields.items()
+            if REFUSED not in schema
+        }
+        return {
+            "title": self.name,
+            "type": "object",
+            "properties": properties,
+            "required": [*self.required],
+            "additionalProperties": False,
+            REFUSED: [name for name, schema in self.fields.items() if REFUSED in schema],
+        }
+
+    def rename(self, error: UsageError, body: Body | None = None) -> UsageError:
+        """*error* about a field of a request, with the name that clients of this form gave it.
+
+        A *body* says by which one of several fields it was set.
+        """
+        own = error.field
+        if body is not None and body.get(own) is None:
+            for setter in self.setters.get(own, ()):
+                if body.get(setter) is not None:
+                    return _with_name(error, setter)
+        if own in NAMES and (there := NAMES[own][DIALECTS.index(self.dialect)]):
+            own = there if there in self.fields else f"{self.prefix}{there}"
+        return error if own == error.field else _with_name(error, own)
+
+
+def _with_name(error: UsageError, name: str) -> UsageError:
+    """*error* about the field that a client calls *name*."""
+    message = error.message.replace(error.field, name, 1)
+    return UsageError(message, hint=error.hint, field=name)

@@ -1,0 +1,161 @@
+"""Messages of a conversation as OpenAI's and Ollama's clients send them.
+
+Every entry of a message reaches the chat template, or is refused, or cannot change the text: an
+entry with an unknown name is refused unless the model's template reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import UsageError
+from bitnet.runtime.request import MAX_MESSAGES
+from bitnet.wire.schemas import (
+    IGNORED,
+    NULL,
+    OBJECT,
+    OBJECTS,
+    TEXT,
+    WHOLE,
+    Schema,
+    mark_ignored,
+    mark_refused,
+    optional,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from bitnet.runtime.language_model import LanguageModel
+
+ONLY_TEXT = "only text can be read"
+#: Part of a content. Its type decides which other entries it may have.
+PART: Schema = {
+    "type": "object",
+    "properties": {
+        "type": TEXT,
+        "text": TEXT,
+        "refusal": TEXT,
+        **mark_ignored(
+            cache_control=OBJECT, annotations=OBJECTS, citations=OBJECTS, logprobs=OBJECTS
+        ),
+    },
+    "additionalProperties": True,  # :func:`read_messages` names them
+}
+CALL: Schema = {
+    "type": "object",
+    "properties": {
+        "id": TEXT,
+        "type": TEXT,
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": TEXT,
+                "arguments": optional(TEXT, OBJECT),
+                **mark_ignored(index=WHOLE, description=TEXT),
+            },
+            "required": ["name"],
+        },
+        **mark_ignored(index=WHOLE, extra_content=OBJECT, cache_control=OBJECT),
+    },
+    "required": ["function"],
+}
+#: A message of OpenAI's and Ollama's; other entries are those of the model's template.
+MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "minLength": 1, "maxLength": 64},
+        "content": {"anyOf": [TEXT, {"type": "array", "items": PART}, NULL]},
+        "name": TEXT,
+        "tool_calls": {"type": "array", "items": CALL},
+        "tool_call_id": TEXT,
+        "tool_name": TEXT,
+        "reasoning_content": TEXT,
+        "reasoning": TEXT,
+        "thinking": TEXT,
+        "refusal": TEXT,
+        **mark_ignored(annotations=OBJECTS, cache_control=OBJECT),
+        **mark_refused("images", "audio", hint=ONLY_TEXT),
+        **mark_refused("function_call", hint="send it as tool_calls"),
+        **mark_refused("reasoning_details", hint="send it as reasoning_content"),
+    },
+    "required": ["role"],
+    "additionalProperties": True,  # :func:`read_messages` names them
+}
+MESSAGES: Schema = {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES}
+_OWN = frozenset(MESSAGE["properties"])
+#: Entries that stand for nothing if the template does not read them.
+_NAMES = ("name", "tool_name")
+
+
+def read_messages(
+    messages: Iterable[Mapping[str, Any]], model: LanguageModel | None
+) -> list[dict[str, Any]]:
+    """*messages*, which follow :data:`MESSAGES`, as chat templates know them.
+
+    Entries that are null are left out: some templates would write the word. A known *model* is
+    asked whether its template reads the entries that are not known here.
+    """
+    turns = []
+    for number, message in enumerate(messages):
+        where = f"messages.{number}"
+        turn = {name: value for name, value in message.items() if value is not None}
+        for name in [name for name in turn if IGNORED in MESSAGE["properties"].get(name, {})]:
+            del turn[name]
+        for name in ("images", "audio", "function_call", "reasoning_details"):
+            turn.pop(name, None)  # one that is empty
+        for name in set(turn) - _OWN:
+            _check_read(model, name, f"{where}.{name[:80]}")
+        if isinstance(turn.get("content"), list):
+            parts = enumerate(turn["content"])
+            turn["content"] = [_text_part(part, f"{where}.content.{at}") for at, part in parts]
+        refusal = turn.pop("refusal", "")
+        if refusal and not turn.get("content"):
+            turn["content"] = refusal
+        turns.append(turn)
+    return turns
+
+
+def find_unread_names(
+    messages: Iterable[Mapping[str, Any]], model: LanguageModel | None
+) -> Iterator[str]:
+    """Entries of *messages* with names that the template of *model* does not read."""
+    for message in messages:
+        for name in _NAMES:
+            if message.get(name) and model is not None and not reads(model, name):
+                yield f"messages.{name}"
+
+
+def reads(model: LanguageModel, name: str) -> bool:
+    """True if the chat template of *model* has the word *name*."""
+    template = model.tokenizer.chat_template or ""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def _check_read(model: LanguageModel | None, name: str, where: str) -> None:
+    """Refuse the entry *name* at *where* unless the template of *model* reads it."""
+    if model is not None and not reads(model, name):
+        where = where.encode(errors="replace").decode()
+        raise UsageError(
+            f"{where}: this field is not known here, and the model's template does not read it",
+            hint="leave it out",
+            field=where,
+        )
+
+
+def _text_part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A part of a content as templates know it; only text is one."""
+    kind = part.get("type", "text")
+    name = "refusal" if kind == "refusal" else "text"
+    if kind not in ("text", "refusal", "input_text", "output_text"):
+        shown = str(kind)[:40].encode(errors="replace").decode()
+        raise UsageError(f"{where}: a part of type {shown!r} is refused: {ONLY_TEXT}", field=where)
+    if not isinstance(part.get(name), str):
+        raise UsageError(f"{where}.{name}: expected a text", field=f"{where}.{name}")
+    for other, value in part.items():
+        is_own = other in ("type", name) or IGNORED in PART["properties"].get(other, {})
+        if not is_own and value is not None:
+            field = f"{where}.{other[:80]}".encode(errors="replace").decode()
+            raise UsageError(f"{field}: this field is not known here", field=field)
+    return {"type": "text", "text": part[name]}

@@ -1,0 +1,191 @@
+"""JSON schemas of the values that clients send, and whether a value follows one.
+
+A schema says of its field that it is refused, or that it cannot change an answer; without a word
+about that, the field is done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.options import range_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+Schema = dict[str, Any]
+Place = tuple[str | int, ...]
+Problem = tuple[Place, str]
+
+#: Key of a schema: the field cannot change an answer, and a reply names it.
+IGNORED = "x-bitnet-ignored"
+#: Key of a schema: the field would change the answer and cannot be done; the value is a hint.
+REFUSED = "x-bitnet-refused"
+_NEUTRAL = "x-bitnet-neutral"  # key of a schema that is refused: values that are taken
+DEFAULT = "x-default-as"  # key of a schema: the number that stands for the default
+
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+WHOLE: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+OBJECT: Schema = {"type": "object"}
+NULL: Schema = {"type": "null"}
+OBJECTS: Schema = {"type": "array", "items": OBJECT}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+
+#: The types of a schema: those of their values, and how an error calls them.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "string": ((str,), "a text"), "integer": ((int,), "a whole number"),
+    "number": ((int, float), "a number"), "boolean": ((bool,), "true or false"),
+    "object": ((dict,), "a JSON object"), "array": ((list,), "a list"),
+    "null": ((type(None),), "null"),
+}  # fmt: skip
+
+
+def optional(*schemas: Schema, about: str = "") -> Schema:
+    """A schema of values that follow one of *schemas*; a field may always be left out or null."""
+    whole = dict(schemas[0]) if len(schemas) == 1 else {"anyOf": [*schemas]}
+    return whole | ({"description": about} if about else {})
+
+
+def mark_ignored(**fields: Schema) -> dict[str, Schema]:
+    """*fields* that cannot change an answer: they are taken, and a reply names them."""
+    return {name: schema | {IGNORED: True} for name, schema in fields.items()}
+
+
+def mark_refused(*names: str, hint: str = "", neutral: Sequence[Any] = ()) -> dict[str, Schema]:
+    """Fields *names*, which are refused unless they are empty, or one of the *neutral* values."""
+    return {name: {REFUSED: hint, _NEUTRAL: [*neutral]} for name in names}
+
+
+def is_neutral(schema: Schema, value: Any) -> bool:
+    """True if *value* asks for nothing, in a field that *schema* refuses otherwise."""
+    if isinstance(value, dict):  # clients send objects without values
+        value = [entry for entry in value.values() if entry is not None]
+    return is_empty(value) or any(
+        value == neutral and type(value) is type(neutral) for neutral in schema.get(_NEUTRAL, ())
+    )
+
+
+def is_empty(value: Any) -> bool:
+    """True if *value* says no more than a field that was left out."""
+    return value is None or value is False or value == "" or value == [] or value == {}
+
+
+def find_ignored(schema: Schema, value: Any, place: str = "") -> Iterator[str]:
+    """Names of the fields in *value*, which follows *schema*, that cannot change an answer.
+
+    *place* is the name of the value itself. Numbers of list entries are left out of names.
+    """
+    if is_empty(value) or REFUSED in schema:
+        return
+    if schema.get(IGNORED):
+        yield place
+        return
+    for each in schema.get("anyOf", ()):
+        if find_problem(each, value, ()) is None:
+            yield from find_ignored(each, value, place)
+            return
+    if isinstance(value, list):
+        for entry in value if "items" in schema else ():
+            yield from find_ignored(schema["items"], entry, place)
+    elif isinstance(value, dict):
+        for name, inner in schema.get("properties", {}).items():
+            if name in value:
+                yield from find_ignored(inner, value[name], f"{place}.{name}".lstrip("."))
+
+
+def find_problem(schema: Schema, value: Any, place: Place) -> Problem | None:
+    """The first place where *value*, which is at *place*, does not follow *schema*, and why."""
+    if (hint := schema.get(REFUSED)) is not None:
+        if is_neutral(schema, value):
+            return None
+        return place, f"is not served: {hint}" if hint else "is not served"
+    if "anyOf" in schema:
+        return _problem_of_all(schema["anyOf"], value, place)
+    if not _has_type(schema, value):
+        return place, f"expected {_KINDS[schema['type']][1]}"
+    check = _CHECKS.get(schema["type"])
+    return check(schema, value, place) if check else None
+
+
+def _problem_of_all(schemas: Sequence[Schema], value: Any, place: Place) -> Problem | None:
+    """The problem of *value* with the one of *schemas* that it follows furthest."""
+    problems = []
+    for schema in schemas:
+        if _has_type(schema, value):
+            problem = find_problem(schema, value, place)
+            if problem is None:
+                return None
+            problems.append(problem)
+    if problems:
+        # A number out of its bounds says more than a type that another schema expects there.
+        return max(problems, key=lambda problem: (len(problem[0]), problem[1][:3] == "is "))
+    kinds = dict.fromkeys(schema["type"] for schema in schemas)
+    words = [_KINDS[kind][1] for kind in kinds if kind != "null"]
+    return place, f"expected {' or '.join(words)}"
+
+
+def _has_type(schema: Schema, value: Any) -> bool:
+    """True if *value* has the type of *schema*."""
+    kind = schema["type"]
+    return isinstance(value, _KINDS[kind][0]) and (kind == "boolean" or type(value) is not bool)
+
+
+def _text_problem(schema: Schema, value: str, place: Place) -> Problem | None:
+    if "enum" in schema and value not in schema["enum"]:
+        return place, f"expected one of {', '.join(schema['enum'])}"
+    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    if len(value) < low or (high is not None and len(value) > high):
+        return place, f"expected {low:,} to {high:,} characters"
+    return None
+
+
+def _bounds_problem(schema: Schema, value: float, place: Place) -> Problem | None:
+    if value == schema.get(DEFAULT):
+        return None
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        return place, f"is {str(value)[:40]}, expected {range_text(low or 0, high)}"
+    return None
+
+
+def _list_problem(schema: Schema, value: list[Any], place: Place) -> Problem | None:
+    low, high = schema.get("minItems", 0), schema.get("maxItems")
+    if len(value) < low:
+        return place, f"expected at least {low:,}"
+    if high is not None and len(value) > high:
+        return place, f"{len(value):,} entries, expected at most {high:,}"
+    items = schema["items"]
+    if items == TEXT and set(map(type, value)) <= {str}:
+        return None
+    if items == TOKEN_ID and set(map(type, value)) == {int}:
+        value = [token for token in (min(value), max(value)) if not 0 <= token < 2**31] and value
+    problems = (find_problem(items, entry, (*place, at)) for at, entry in enumerate(value))
+    return next((problem for problem in problems if problem), None)
+
+
+def _object_problem(schema: Schema, value: dict[str, Any], place: Place) -> Problem | None:
+    for name in schema.get("required", ()):
+        if name not in value:
+            return (*place, name), "this field is required"
+    own, others = schema.get("properties", {}), schema.get("additionalProperties")
+    for name, inner in value.items():
+        at = (*place, name[:80])
+        if inner is None and name not in schema.get("required", ()):
+            continue  # as if it were left out: clients send all entries that they know
+        if name in own:
+            if problem := find_problem(own[name], inner, at):
+                return problem
+        elif (others is None and own) or others is False:
+            return at, "this field is not known here"
+        elif isinstance(others, dict) and (problem := find_problem(others, inner, at)):
+            return problem
+    return None
+
+
+_CHECKS: dict[str, Callable[[Schema, Any, Place], Problem | None]] = {
+    "string": _text_problem, "integer": _bounds_problem, "number": _bounds_problem,
+    "array": _list_problem, "object": _object_problem,
+}  # fmt: skip

@@ -1,0 +1,232 @@
+"""Every field of every body is done, refused by its name, or named as one without effect.
+
+Bodies are generated from the forms: at every place of a body where a field may be, a field with an
+unknown name is refused, and one with a known name changes the request or is named.
+"""
+
+import copy
+import json
+from dataclasses import fields
+
+import pytest
+
+import bitnet
+from bitnet.base.errors import UsageError
+from bitnet.runtime.request import EVERYTHING, Request
+from bitnet.wire.routes import ROUTES
+from bitnet.wire.schemas import REFUSED
+
+CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
+CHAT = [
+    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    {"role": "assistant", "content": "b", "tool_calls": [CALL]},
+    {"role": "tool", "content": "c", "tool_call_id": "call00001"},
+]
+#: A body of each address with an object at every place where clients put one.
+BODIES = {
+    "/v1/chat/completions": {
+        "messages": CHAT,
+        "tools": [TOOL],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+    },
+    "/v1/completions": {"prompt": "a b", "structured_outputs": {"regex": "a"}},
+    "/v1/responses": {
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "summary": []},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1",
+             "output": [{"type": "output_text", "text": "a"}]},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}],
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+        "reasoning": {"effort": "low"},
+    },
+    "/v1/messages": {
+        "max_tokens": 8,
+        "system": [{"type": "text", "text": "s"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "t", "signature": ""},
+                {"type": "tool_use", "id": "c1", "name": "f", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "is_error": True,
+                 "content": [{"type": "text", "text": "r"}]}]},
+        ],
+        "tools": [{"name": "f", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+    },
+    "/api/chat": {"model": "m", "messages": CHAT, "tools": [TOOL], "options": {"top_k": 3}},
+    "/api/generate": {"model": "m", "prompt": "a", "options": {"top_k": 3}},
+    "/completion": {"prompt": "a"},
+    "/v1/embeddings": {"input": "a b"},
+    "/api/embed": {"model": "m", "input": "a b", "options": {"num_batch": 3}},
+}  # fmt: skip
+#: Objects whose names are the client's own: schemas, arguments of calls, variables, metadata.
+FREE = {"schema", "parameters", "input_schema", "input", "metadata", "chat_template_kwargs"}
+#: Fields that change the reply, and not the request for an answer.
+OF_REPLY = {
+    "model", "stream", "stream_options", "encoding_format", "output_dtype", "dimensions", "n",
+    "normalize", "return_tokens", "response_fields", "t_max_predict_ms", "keep_alive", "options",
+    "truncate", "modalities", "truncation",
+}  # fmt: skip
+#: Fields that are of use with another one, or with another model.
+TOGETHER = {
+    "top_logprobs": {"logprobs": True},
+    "continue_final_message": {
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    },
+}
+OF_OTHER_MODELS = {"think", "system", "raw"}  # one that reasons, one with a template
+
+
+@pytest.fixture(scope="module")
+def model():
+    with bitnet.load("bitnet-tiny") as loaded:
+        yield loaded
+
+
+def _objects(value, place=()):
+    """Places of all objects in *value* that are not the client's own."""
+    if isinstance(value, list):
+        for at, entry in enumerate(value):
+            yield from _objects(entry, (*place, at))
+    elif isinstance(value, dict) and not (place and place[-1] in FREE and isinstance(value, dict)):
+        yield place
+        for name, inner in value.items():
+            yield from _objects(inner, (*place, name))
+
+
+def _with(body, place, name, value):
+    """*body* with one more entry in the object at *place*."""
+    changed = copy.deepcopy(body)
+    target = changed
+    for part in place:
+        target = target[part]
+    target[name] = value
+    return changed
+
+
+def _requests(path, body, model):
+    form = ROUTES[path]
+    fields = form.read(body)
+    requests = form.requests(fields, Request(max_tokens=EVERYTHING), model)
+    for request in requests:
+        request.check()
+    return requests, form.list_ignored(fields, model)
+
+
+PLACES = [(path, place) for path, body in BODIES.items() for place in _objects(body)]
+
+
+@pytest.mark.parametrize(("path", "place"), PLACES, ids=lambda each: str(each))
+@pytest.mark.parametrize("name", ["no_such_field", "contents", "imges"])
+def test_an_unknown_field_is_refused_at_every_place(path, place, name, model):
+    _requests(path, BODIES[path], model)
+    with pytest.raises(UsageError) as raised:
+        _requests(path, _with(BODIES[path], place, name, "x"), model)
+    assert name in raised.value.field
+
+
+SAMPLES = (
+    "a", "low", "auto", "user", "json", "5m", 3, 0.5, False, True, ["a"], ["top_k"],
+    {"type": "json_object"}, {"type": "disabled"}, {"1": 2}, {"a": "b"}, [TOOL],
+    [{"role": "user", "content": "other"}], {"regex": "a"}, {"format": {"type": "json_object"}},
+    {"effort": "low"}, {"type": "none"}, [{"name": "g", "input_schema": SCHEMA}],
+    {"format": {"type": "json_schema", "schema": SCHEMA}}, {"verbosity": "low"},
+    [{"type": "function", "name": "g", "parameters": SCHEMA}],
+)  # fmt: skip
+
+
+def _known(path):
+    return [(path, name) for name, schema in ROUTES[path].fields.items() if REFUSED not in schema]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [each for path in BODIES for each in _known(path)], ids=str
+)
+def test_a_known_field_changes_the_request_or_is_named(path, name, model):
+    """Of the values that are taken, at least one has an effect on the request, or is named."""
+    plain = {key: BODIES[path][key] for key in ROUTES[path].required} | TOGETHER.get(name, {})
+    before, _ = _requests(path, plain, model)
+    outcomes = set()
+    for value in SAMPLES:
+        try:
+            after, named = _requests(path, plain | {name: value}, model)
+        except UsageError:
+            continue
+        is_named = any(each.split(".")[0] == name for each in named)
+        outcomes.add(is_named or _facts(after) != _facts(before))
+    assert True in outcomes or name in OF_REPLY | OF_OTHER_MODELS
+
+
+def _facts(requests):
+    names = [entry.name for entry in fields(Request)]
+    return json.dumps([[str(getattr(each, name)) for name in names] for each in requests])
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "field"),
+    [
+        ("/v1/chat/completions", {"images": ["x"]}, "messages.0.images"),
+        ("/v1/chat/completions", {"function_call": {"name": "f"}}, "messages.0.function_call"),
+        ("/v1/chat/completions", {"audio": {"id": "a"}}, "messages.0.audio"),
+        ("/v1/chat/completions", {"contents": "x"}, "messages.0.contents"),
+        ("/v1/chat/completions", {"content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+         "messages.0.content.0"),
+        ("/v1/chat/completions", {"content": [{"type": "text"}]}, "messages.0.content.0.text"),
+        ("/v1/chat/completions", {"content": [{"type": "text", "text": "a", "image_url": {}}]},
+         "messages.0.content.0.image_url"),
+        ("/api/chat", {"images": ["x"]}, "messages.0.images"),
+        ("/v1/messages", {"content": [{"type": "image", "source": {}}]}, "messages.0.content.0"),
+        ("/v1/messages", {"contents": "x"}, "messages.0.contents"),
+    ],
+)  # fmt: skip
+def test_what_a_message_has_besides_text_is_refused_by_its_place(path, message, field, model):
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"} | message]}
+    if path == "/v1/messages":
+        body["max_tokens"] = 8
+    with pytest.raises(UsageError) as raised:
+        _requests(path, body, model)
+    assert raised.value.field == field
+    assert "only text is" not in raised.value.message
+
+
+def test_what_a_message_says_in_other_fields_reaches_the_template(model):
+    refusal = {"role": "assistant", "content": None, "refusal": "I will not."}
+    body = {"messages": [*CHAT[:1], refusal, CHAT[0]]}
+    ((request,), _) = _requests("/v1/chat/completions", body, model)
+    assert request.messages[1] == {"role": "assistant", "content": "I will not."}
+    parts = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    ((request,), _) = _requests("/v1/chat/completions", {"messages": [*CHAT[:1], parts]}, model)
+    assert request.messages[1]["content"] == [{"type": "text", "text": "No."}]
+
+
+def test_a_failed_tool_and_references_to_tools_reach_the_model(model):
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "no such file"}
+    references = [{"type": "tool_reference", "tool_name": "read"}]
+    messages = [
+        {"role": "user", "content": [result | {"is_error": True}]},
+        {"role": "user", "content": [result | {"content": references}]},
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "go on"},
+    ]
+    body = {"max_tokens": 8, "messages": messages}
+    ((request,), _) = _requests("/v1/messages", body, model)
+    assert [turn["content"] for turn in request.messages] == [
+        "Error: no such file", "read", "be brief", "go on"
+    ]  # fmt: skip
+    assert request.messages[2]["role"] == "system"
+
+
+def test_entries_that_a_template_does_not_read_are_named(model):
+    messages = [{"role": "user", "content": "a", "name": "ada"}]
+    _, named = _requests("/v1/chat/completions", {"messages": messages}, model)
+    assert named == ["messages.name"]
