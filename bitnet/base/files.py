@@ -65,6 +65,9 @@ def refuse_special(status: os.stat_result, path: Path) -> None:
         )
 
 
+OUTPUT_HINT = "free space there, or choose a folder on another disk: --output DIR"
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of the file *path*, hexadecimal."""
     digest = hashlib.sha256()
@@ -117,10 +120,23 @@ def read_json(path: Path, *, hint: str) -> dict[str, Any]:
 def free_space(folder: Path) -> int:
     """Bytes free on the file system of *folder*, which need not exist yet."""
     try:
-        whole = folder.absolute()
-        return shutil.disk_usage(next(it for it in (whole, *whole.parents) if it.exists())).free
+        return shutil.disk_usage(_nearest_existing(folder)).free
     except OSError as error:
         raise from_os_error(error, folder) from error
+
+
+def device_of(folder: Path) -> int:
+    """Number of the file system that *folder* is on, or will be when it is created."""
+    try:
+        return _nearest_existing(folder).stat().st_dev
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+
+
+def _nearest_existing(folder: Path) -> Path:
+    """*folder*, or the nearest folder above it that exists."""
+    whole = folder.absolute()
+    return next(path for path in (whole, *whole.parents) if path.exists())
 
 
 def require_space(folder: Path, size: int, what: str, hint: str, *, spare: int = 0) -> None:

@@ -22,7 +22,7 @@ from bitnet.base.errors import (
     UpstreamChanged,
     from_os_error,
 )
-from bitnet.base.files import CACHE_HINT, git_oid, require_space
+from bitnet.base.files import CACHE_HINT, OUTPUT_HINT, device_of, git_oid, require_space
 from bitnet.base.progress import Mode, Progress, human_size
 from bitnet.base.trust import redact_url
 from bitnet.hub.repository import head
@@ -173,6 +173,7 @@ class _Fetch:
             if (missing := (facts.size or 0) - partial.done.total) > 0:
                 where = partial.path.parent
                 require_space(where, missing, name, CACHE_HINT, spare=HEADROOM_BYTES)
+            self._require_space_at_target(facts)
             if partial.resumed:
                 logger.info("%s: resuming at %s", name, human_size(partial.resumed))
                 bar.begin_at(partial.resumed, facts.size)
@@ -191,6 +192,14 @@ class _Fetch:
                 text = "%s: %s are kept, the same command continues there"
                 logger.warning(text, name, human_size(partial.done.total))
             raise
+
+    def _require_space_at_target(self, facts: Version) -> None:
+        """Refuse a file that its place on another disk has no space for, before it is fetched."""
+        target = self.order.target
+        if target is None or not facts.size:
+            return
+        if device_of(target.parent) != device_of(self.store.folder):
+            require_space(target.parent, facts.size, self.order.source.file, OUTPUT_HINT)
 
     def _publish(self, facts: Version, partial: Partial, digest: str) -> Artifact:
         """The file of *partial*, if it is the expected one, in the store."""

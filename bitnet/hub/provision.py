@@ -30,7 +30,7 @@ from bitnet.base.errors import (
     UsageError,
     from_os_error,
 )
-from bitnet.base.files import check_writable
+from bitnet.base.files import OUTPUT_HINT, check_writable, device_of, require_space
 from bitnet.base.trust import open_folder, place_problem, redact_url, refuse_links
 from bitnet.cache.prune import drop_superseded
 from bitnet.hub.download import fetch
@@ -175,6 +175,7 @@ def provide_all(
     except BitnetError as error:  # what is there is used all the same; a transfer reports it
         logger.debug("the cache is only read: %s", error.message)
     sweep_placings(project.store.folder)
+    _require_space(orders, project)
     with Claims(project.store.folder) as claims:
         for order in orders:
             if order.source.sha256 is not None:
@@ -209,6 +210,26 @@ def provide_all(
     except BitnetError as error:
         logger.warning("what the update replaced stays in the cache: %s", error)
     return [artifact for _, artifact in provided]
+
+
+def _require_space(orders: Sequence[FileOrder], project: Project) -> None:
+    """Refuse files of known size whose places lie on another disk that is too small for them.
+
+    On the disk of the store a place is a link and takes no space.
+    """
+    of_cache = device_of(project.cache)
+    sizes: dict[int, int] = {}
+    folders: dict[int, Path] = {}
+    for order in orders:
+        size, target = order.source.size, order.target
+        if not size or target is None or target.exists():
+            continue
+        device = device_of(target.parent)
+        if device != of_cache:
+            sizes[device] = sizes.get(device, 0) + size
+            folders[device] = target.parent
+    for device, size in sizes.items():
+        require_space(folders[device], size, "the copy of the model", OUTPUT_HINT)
 
 
 def _without_link(order: FileOrder, project: Project) -> FileOrder:

@@ -19,7 +19,7 @@ from bitnet.base.errors import (
     UpstreamChanged,
     UsageError,
 )
-from bitnet.hub import download
+from bitnet.hub import download, provision
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.orders import model_path, order_from_lock
 from bitnet.hub.project import Project
@@ -297,3 +297,25 @@ def test_offline_without_the_file_says_what_fetches_it(projects):
     with pytest.raises(Offline) as caught:
         provide(WEIGHTS, offline(projects[0]))
     assert "bitnet download-model org/model --file model.gguf" in caught.value.hint
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_projects_disk_that_is_too_small_is_found_before_the_download(
+    hub, projects, monkeypatch, is_listed
+):
+    """The size is that of the hub's list, or what the server says before it sends a byte."""
+
+    def is_cache(folder):
+        return projects[0].cache in (folder, *folder.parents)
+
+    for module in (download, provision):
+        monkeypatch.setattr(module, "device_of", is_cache)
+    space = {True: 10**12, False: len(CONTENT) - 1}
+    monkeypatch.setattr(files, "free_space", lambda folder: space[is_cache(folder)])
+    source = replace(WEIGHTS, size=len(CONTENT)) if is_listed else WEIGHTS
+    with pytest.raises(NoSpace) as caught:
+        provide(source, projects[0])
+    assert "--output" in caught.value.hint
+    assert hub.sent("cdn") == 0
+    space[False] += 1
+    assert provide(source, projects[0]).path.read_bytes() == CONTENT
