@@ -16,9 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+def has_gguf_name(path: Path) -> bool:
+    """True if the name of *path* is that of a GGUF file, in capitals or not."""
+    return path.name.lower().endswith(".gguf")
+
+
 def model_name(path: Path) -> str:
     """The name of the model at *path* for clients: a file's without ``.gguf``, a folder's whole."""
-    return path.name.removesuffix(".gguf") or path.resolve().name
+    name = path.name[: -len(".gguf")] if has_gguf_name(path) else path.name
+    return name or path.resolve().name
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -38,7 +44,7 @@ def models_below(folder: Path) -> Iterator[Path]:
     """
     for path in candidates_below(folder):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        is_gguf = path.name.endswith(".gguf") and part_number(path.name) == 1
+        is_gguf = has_gguf_name(path) and part_number(path.name) == 1
         if not is_hidden and ((is_gguf and _is_file(path)) or is_model_folder(path)):
             yield path
 
@@ -68,7 +74,7 @@ def candidates_below(folder: Path) -> Iterator[Path]:
             yield here
         elif "config.json" in files and here.parent not in models:
             yield here
-        ggufs = [name for name in files if name.lower().endswith(".gguf")]
+        ggufs = [name for name in files if has_gguf_name(Path(name))]
         by_model = {  # of a split file the first part there is
             name.replace(f"-{part_number(name):05d}-of-", "-of-", 1): name
             for name in sorted(ggufs, reverse=True)

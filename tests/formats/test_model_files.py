@@ -81,3 +81,10 @@ def test_a_model_in_this_folder_has_the_name_of_the_folder(tmp_path, monkeypatch
 )  # fmt: skip
 def test_the_name_of_a_file_has_its_number_in_a_split_model(name, number):
     assert part_number(name) == number
+
+
+def test_a_name_in_capitals_is_that_of_a_model_in_every_list(tmp_path):
+    (tmp_path / "A.GGUF").touch()
+    for broken in (False, True):
+        assert find_models(tmp_path, broken=broken) == [tmp_path / "A.GGUF"]
+    assert model_name(tmp_path / "A.GGUF") == "A"
