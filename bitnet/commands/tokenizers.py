@@ -220,8 +220,9 @@ def verify_tokenizer(
     output=Output(),
 ):
     """Compare two tokenizers: parts, texts and every id."""
-    from bitnet.tokenizer.comparison import compare, probe_texts
+    from bitnet.tokenizer.comparison import compare
     from bitnet.tokenizer.load import load_spec
+    from bitnet.tokenizer.probes import probe_texts
 
     common = Context()
     specs = load_spec(common.model(model), pre=pre or None), load_spec(common.model(against))

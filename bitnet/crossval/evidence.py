@@ -26,7 +26,7 @@ from bitnet.crossval.trace import EngineFacts, Prompt
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.transformer import Model
-from bitnet.tokenizer.comparison import probe_texts
+from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import SPACE_SYMBOL
 
 if TYPE_CHECKING:

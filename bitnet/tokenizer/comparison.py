@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.discover import MAX_PADDING, ModelFacts, different_ids, model_facts, search
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf
+from bitnet.tokenizer.probes import PROBES
 from bitnet.tokenizer.spec import ADDED_FLAGS, BYTE_NAMES, SPACE_SYMBOL, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
 from bitnet.tokenizer.vocabularies import halves_of, merges_by_score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer.spec import Step, TokenizerSpec
-
-# Texts on which tokenizers tend to disagree, always the same: real prose and odd cases.
-_TEXTS = json.loads(Path(__file__).with_name("probes.json").read_text("utf-8"))
-# Prose, code, numbers, scripts and white space, in about the proportions of real prompts.
-PROBES: tuple[str, ...] = tuple(_TEXTS["prose"])
-_PIECES = (*PROBES, *_TEXTS["odd"])
-_JOINS = ("", " ", "\n", "  ", "\u00a0", ".", "-")
-_MIXES = 400
-_SEED = 20260101
 
 
 @dataclass(frozen=True)
@@ -72,17 +63,6 @@ class Agreement:
         if not self.decoded:
             return f"{ids}; texts of ids not checked"
         return f"{ids}, {self.decoded_equal} of {self.decoded} lists of ids the same text"
-
-
-def probe_texts() -> list[str]:
-    """About 470 texts, the same in every run; the empty text is one of them."""
-    draw = random.Random(_SEED)
-    texts = ["", *_PIECES]
-    for _ in range(_MIXES):
-        parts = draw.choices(_PIECES, k=draw.randint(2, 4))
-        cut = [part[draw.randrange(len(part) or 1) :][: draw.randint(1, 40)] for part in parts]
-        texts.append(draw.choice(_JOINS).join(cut))
-    return texts
 
 
 def measure_agreement(

@@ -17,7 +17,9 @@ from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Checkpoint, Inventory
 from bitnet.formats.gguf import GGUF
 from bitnet.sources import TokenizerDownloadInfo, for_model
+from bitnet.tokenizer.from_files import tokenizer_names
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
+from bitnet.tokenizer.probes import probe_texts
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -253,6 +255,11 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
     if not path.exists():
         outcome.note(place, path, "absent", "no such file")
         return
+    refused = outcome.refusal
+    if place == "sibling" and refused is not None and refused[0].parent == model.path:
+        name = refused[0].name
+        outcome.note(place, path, "not needed", f"transformers reads {name}, which is refused")
+        return
     if place == "embedded" and model.token_count == 0:
         outcome.note(place, path, "absent", "Missing tokenizer.ggml.tokens")
         return
@@ -271,11 +278,37 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
         outcome.tokenizer, outcome.place, outcome.path = candidate, place, path
         outcome.note(place, path, "chosen", reason)
         return
-    same = not different_ids(outcome.tokenizer, candidate)
-    verdict = "same vocabulary" if same else "ANOTHER VOCABULARY than the one chosen"
+    difference = disagreement(outcome.tokenizer, candidate)
+    verdict = "the same tokenizer"
+    if difference:
+        verdict = f"ANOTHER TOKENIZER than the one chosen: {difference}"
+        logger.warning("%s is another tokenizer than %s: %s", path, outcome.path, difference)
     outcome.note(place, path, "not needed", f"{outcome.place} comes first; {verdict}")
-    if not same:
-        logger.warning("%s has another vocabulary than the %s one", path, outcome.place)
+
+
+def disagreement(chosen: Tokenizer, candidate: Tokenizer) -> str:
+    """The first thing in which two tokenizers differ, empty if there is nchosen.
+
+    Compared are the texts of all ids, special tokens, and ids and decoded texts of the probes.
+    """
+    if chosen.vocab_size != candidate.vocab_size:
+        return f"{candidate.vocab_size:,} tokens, not {chosen.vocab_size:,}"
+    different = different_ids(chosen, candidate)
+    if different:
+        return f"{len(different):,} ids have other texts, the first is {different[0]:,}"
+    for what, mine, theirs in (
+        ("special tokens", chosen.special_ids, candidate.special_ids),
+        ("tokens that end an answer", chosen.stop_ids, candidate.stop_ids),
+    ):
+        if mine != theirs:
+            return f"other {what}, the first is {min(mine ^ theirs):,}"
+    for text in probe_texts():
+        ids = chosen.encode(text)
+        if ids != candidate.encode(text):
+            return f"other ids for {text!r:.60}"
+        if chosen.decode(ids) != candidate.decode(ids):
+            return f"another text for the ids of {text!r:.60}"
+    return ""
 
 
 def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
@@ -308,8 +341,9 @@ def _places(model: ModelFacts) -> Iterator[tuple[str, Path]]:
     """Each place of the search with a file that may hold the tokenizer, in order."""
     folder, stem = model.folder, model.path.stem
     names = ["tokenizer.json", "tokenizer.model", "tekken.json", f"{stem}.tokenizer.json"]
-    if folder == model.path:  # the original is in tokenizer.model or tekken.json
-        names = ["tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json"]
+    if folder == model.path:
+        names = tokenizer_names(model.files or Inventory(folder))
+        names += [name for name in ("tokenizer.json", "tokenizer.model") if name not in names]
     else:
         yield "embedded", model.path
     for name in names:

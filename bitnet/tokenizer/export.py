@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError, Unsupported, UsageError, VocabMismatch
 from bitnet.base.outputs import OutputFile, OutputKind, json_in
-from bitnet.tokenizer.comparison import as_sentencepiece, probe_texts, significant
+from bitnet.tokenizer.comparison import as_sentencepiece, significant
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.library import load_library, open_engine, tokenizer_json
+from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import BYTE_NAMES, TokenType
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 

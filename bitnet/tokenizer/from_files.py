@@ -6,13 +6,14 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.base.errors import InvalidFormat, TokenizerNotFound
+from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
+from bitnet.base.invocation import word
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.limits import damage_error, refusal
 from bitnet.tokenizer.sentencepiece_model import spec_from_sentencepiece
-from bitnet.tokenizer.side_files import TokenizerFile
+from bitnet.tokenizer.side_files import TokenizerFile, read_json
 from bitnet.tokenizer.spec import (
     END_OF_GENERATION,
     AddedToken,
@@ -24,6 +25,7 @@ from bitnet.tokenizer.tiktoken_file import (
     spec_from_ranks,
     spec_from_tekken,
 )
+from bitnet.tokenizer.tokenizer_class import prefers_tekken
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 from bitnet.tokenizer.vocabularies import LazySequence, bpe_spec, pair_merges
 
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Originals take precedence over conversions.
-TOKENIZER_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json")
+# As transformers prefers them, with the exception in ``tokenizer_names``.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
 _GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "RobertaTokenizerFast")
 
@@ -60,15 +62,26 @@ def spec_from_file(
     return spec_from_sentencepiece(file)
 
 
-def spec_from_folder(
-    path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
-) -> TokenizerSpec:
-    """The tokenizer of a model folder: the first of :data:`TOKENIZER_FILES` that is complete."""
-    folder = Path(path)
-    files = files or Inventory(folder)
+def tokenizer_names(files: Inventory) -> list[str]:
+    """Names of the tokenizer files in a folder, the one that transformers reads first."""
     names = [name for name in TOKENIZER_FILES if name in files]
     if "vocab.json" in names and "merges.txt" not in files:  # as of CTC models of speech
         names.remove("vocab.json")
+    if "tekken.json" in names and len(names) > 1 and "config.json" in files:
+        config = read_json(files, "config.json")
+        if isinstance(config, dict) and prefers_tekken(config):
+            names.remove("tekken.json")
+            names.insert(0, "tekken.json")
+    return names
+
+
+def spec_from_folder(
+    path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
+) -> TokenizerSpec:
+    """The tokenizer of a model folder: the file that transformers reads."""
+    folder = Path(path)
+    files = files or Inventory(folder)
+    names = tokenizer_names(files)
     if not names:
         raise TokenizerNotFound(
             "No compatible tokenizer found. Looked for:\n"
@@ -77,6 +90,12 @@ def spec_from_folder(
             " - tekken.json (Mistral)\n"
             f"in {folder}",
             hint="put one of them there, or name a file with --tokenizer FILE",
+        )
+    if names[:2] == ["tokenizer.model", "tekken.json"]:
+        raise Unsupported(
+            f"{folder} has tokenizer.model and tekken.json, which are different tokenizers, and"
+            " nothing says which one the model was trained with",
+            hint=f"name the right one: --tokenizer {word(folder / 'tekken.json')}",
         )
     spec = spec_from_file(folder / names[0], pre=pre, files=files)
     logger.info("tokenizer found: %s (%s)", spec.source, spec.model)

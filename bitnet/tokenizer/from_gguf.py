@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
 _PREFIX = "tokenizer.ggml."
+_TEMPLATE = "tokenizer.chat_template."
 # Tokens of Phi-3 that do not include the white space after them; its other special tokens do.
 _PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
@@ -70,12 +71,32 @@ def spec_from_metadata(
         text = f"tokenizer.ggml.model {model!r}, {source}, is not supported"
         raise refusal(f"{text}. Supported: {supported}")
     template = fields.get("tokenizer.chat_template", str, "a string")
-    spec = replace(_finish(fields, build(fields, pre)), chat_template=template, source=source)
+    spec = replace(
+        _finish(fields, build(fields, pre)),
+        chat_template=template,
+        named_templates=_read_templates(fields, metadata),
+        template_tokens=_template_tokens(fields),
+        source=source,
+    )
     if not hasattr(metadata[f"{_PREFIX}tokens"], "raw"):
         return spec
     arrays = ("merges", "scores", "token_type", "precompiled_charsmap")
     content = (fields.digest("tokens").encode(), *(fields.raw(name) for name in arrays))
     return replace(spec, fingerprint=vocabularies.spec_key(spec, *content))
+
+
+def _read_templates(fields: _Fields, metadata: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Templates besides the usual one, by name: ``tokenizer.chat_template.NAME``."""
+    keys = sorted(key for key in metadata if key.startswith(_TEMPLATE))
+    texts = ((key, fields.get(key, str, "a string")) for key in keys)
+    return tuple((key.removeprefix(_TEMPLATE), text) for key, text in texts if text)
+
+
+def _template_tokens(fields: _Fields) -> tuple[tuple[str, str], ...]:
+    """Texts of the padding and unknown tokens, which templates may name."""
+    roles = {"pad_token": "padding", "unk_token": "unknown"}
+    ids = {role: fields.token_id(name, None) for role, name in roles.items()}
+    return tuple((role, fields.tokens_at(id)) for role, id in ids.items() if id is not None)
 
 
 def _bpe(fields: _Fields, pre: str | None) -> TokenizerSpec:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bitnet import __version__
 from bitnet.base import settings
-from bitnet.base.errors import TokenizerNotFound
+from bitnet.base.errors import BitnetError, TokenizerNotFound
 from bitnet.base.files import open_file
 from bitnet.base.invocation import word
 from bitnet.base.options import check_type
@@ -23,7 +23,12 @@ from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.store import blobs
-from bitnet.tokenizer.from_files import TOKENIZER_FILES, spec_from_file, spec_from_folder
+from bitnet.tokenizer.from_files import (
+    TOKENIZER_FILES,
+    spec_from_file,
+    spec_from_folder,
+    tokenizer_names,
+)
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.side_files import SIDE_FILES, template_files
 from bitnet.tokenizer.spec import BYTE_NAMES, TokenizerSpec
@@ -175,8 +180,11 @@ def mock_tokenizer() -> Tokenizer:
 def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
     """Hash of the content of a tokenizer file and its side files; empty for GGUF files."""
     if path.is_dir():
-        found = (path / name for name in TOKENIZER_FILES if (path / name).is_file())
-        path = next(found, path)
+        try:
+            names = tokenizer_names(Inventory(path))
+        except BitnetError:
+            return ""  # loading reports it
+        path = path / names[0] if len(names) == 1 or names[:1] == ["tokenizer.json"] else path
     if not path.is_file():
         return ""
     # Results may change with our version.

@@ -6,10 +6,11 @@ import pytest
 from tokenizers import Tokenizer as Library
 
 from bitnet.base.errors import UsageError
-from bitnet.tokenizer.comparison import compare, probe_texts
+from bitnet.tokenizer.comparison import compare
 from bitnet.tokenizer.export import export_tokenizer
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.load import load_spec, load_tokenizer
+from bitnet.tokenizer.probes import probe_texts
 
 VOCABULARIES = ["bert-bge", "deepseek-llm", "gpt-2", "llama-spm", "phi-3", "starcoder"]
 

@@ -18,10 +18,10 @@ from vocabularies import text as random_text
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.gguf import GGUF
-from bitnet.tokenizer.comparison import PROBES
 from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.library import library_engine, open_engine
+from bitnet.tokenizer.probes import PROBES
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, AddedToken, Step, TokenizerSpec
 
 PACKED = Path(__file__).parents[1] / "data" / "vocab" / "ggml-vocab-gpt-2.gguf.xz"

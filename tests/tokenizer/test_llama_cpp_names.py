@@ -19,7 +19,7 @@ from engine_ids import tokenize
 
 from bitnet.base.errors import Unsupported
 from bitnet.tokenizer import Tokenizer, from_gguf
-from bitnet.tokenizer.comparison import probe_texts
+from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import BYTE_NAMES, BYTE_TO_CHARACTER, byte_spelling
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 

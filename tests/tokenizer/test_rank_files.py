@@ -8,10 +8,10 @@ import tiktoken
 from rank_files import PUBLISHED, rank_line, read_ranks, write_ranks
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound
-from bitnet.tokenizer.comparison import probe_texts
 from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.library import open_engine
 from bitnet.tokenizer.load import load_tokenizer
+from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import BYTE_TO_CHARACTER
 
 

@@ -1,13 +1,20 @@
 """Keys of side files that change a tokenizer, each with what transformers 5.24 makes of it."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
+from tekken_files import write as write_tekken
 from tokenizer_folders import Folder
 
-from bitnet.base.errors import Unsupported
-from bitnet.tokenizer import load_tokenizer
+from bitnet.base.errors import TokenizerNotFound, Unsupported
+from bitnet.tokenizer import Tokenizer, load_tokenizer, resolve_tokenizer
 from bitnet.tokenizer.chat import chat_template
+from bitnet.tokenizer.discover import model_facts, search
+from bitnet.tokenizer.from_gguf import spec_from_metadata
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 WORDS = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "cafe": 3, "caf\u00e9": 4, "Cafe": 5, "\u4f60": 6}
 BERT = {
@@ -172,3 +179,55 @@ def test_templates_see_the_texts_of_all_special_tokens(tmp_path):
     config["chat_template"] = "{{ pad_token }}{{ unk_token }}{{ image_token }}{{ bos_token }}."
     tokenizer = load_tokenizer(write(tmp_path, byte_level(), tokenizer_config=config))
     assert chat_template(tokenizer).render([]) == "<pad><unk><image>."
+
+
+def test_a_folder_means_its_tokenizer_json_if_there_is_a_tokenizer_model(tmp_path):
+    shutil.copy(FIXTURES / "spm" / "tiny.model", tmp_path / "tokenizer.model")
+    path = write(tmp_path, byte_level(), tokenizer_config={"eos_token": "<|im_end|>"})
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.source.endswith("tokenizer.json")
+    assert len(tokenizer.encode("<|im_end|>", add_special=False)) == 1
+
+
+def test_explain_tokenizer_names_the_difference_between_two_files_of_a_folder(tmp_path):
+    shutil.copy(FIXTURES / "spm" / "tiny.model", tmp_path / "tokenizer.model")
+    document = byte_level()
+    write(tmp_path, document, config={"vocab_size": len(document["model"]["vocab"])})
+    outcome = search(model_facts(tmp_path), exhaustive=True)
+    verdicts = {row.path.name: (row.verdict, row.reason) for row in outcome.candidates[:2]}
+    assert verdicts["tokenizer.json"][0] == "chosen"
+    assert verdicts["tokenizer.model"][0] != "chosen"
+
+
+def test_a_file_that_transformers_does_not_read_never_replaces_one_that_is_refused(tmp_path):
+    shutil.copy(FIXTURES / "spm" / "tiny.model", tmp_path / "tokenizer.model")
+    size = load_tokenizer(tmp_path / "tokenizer.model").vocab_size
+    config = {"tokenizer_config": {"split_special_tokens": True}, "config": {"vocab_size": size}}
+    write(tmp_path, byte_level(), **config)
+    with pytest.raises(TokenizerNotFound, match=r"transformers reads tokenizer\.json"):
+        resolve_tokenizer(tmp_path)
+
+
+def test_tokenizer_model_beside_tekken_json_is_refused_if_nothing_chooses(tmp_path):
+    shutil.copy(FIXTURES / "spm" / "tiny.model", tmp_path / "tokenizer.model")
+    write_tekken(tmp_path / "tekken.json")
+    with pytest.raises(Unsupported, match=r"tokenizer.model and tekken.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    assert load_tokenizer(tmp_path).source.endswith("tekken.json")
+
+
+def test_gguf_has_templates_with_names_and_the_texts_of_padding_and_unknown():
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "<pad>", "a"],
+        "tokenizer.ggml.scores": [0.0] * 5,
+        "tokenizer.ggml.token_type": [2, 3, 3, 3, 1],
+        "tokenizer.ggml.padding_token_id": 3,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.chat_template": "{{ pad_token }}{{ unk_token }}{{ bos_token }}",
+        "tokenizer.chat_template.tool_use": "for tools",
+    }
+    tokenizer = Tokenizer.from_spec(spec_from_metadata(metadata))
+    assert chat_template(tokenizer).render([]) == "<pad><unk><s>"
+    assert chat_template(tokenizer, tools=True).render([], tools=[{}]) == "for tools"

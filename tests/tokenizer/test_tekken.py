@@ -11,10 +11,10 @@ from tekken_files import AUDIO, IMAGE, NAMES, document, special, write
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer, load_tokenizer, resolve_tokenizer
-from bitnet.tokenizer.comparison import PROBES
 from bitnet.tokenizer.compiled import meta_of
 from bitnet.tokenizer.library import library_engine
 from bitnet.tokenizer.load import load_spec
+from bitnet.tokenizer.probes import PROBES
 
 VERSIONS = {
     "v3": {},
