@@ -7,6 +7,7 @@ import logging
 import sys
 from contextlib import closing, suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from bitnet.base import settings
@@ -223,9 +224,14 @@ HELP = """\
 /stats        metrics of the last answer
 /help         this list
 /exit         leave, as Ctrl-D and /bye do; Ctrl-C stops an answer
-\"""           begins and ends a message of several lines"""
+\"""           begins and ends a message of several lines, which is not a command
+//TEXT        the message /TEXT, which is not a command"""
 BLOCK = '"""'
 EDIT = "!edit"
+ESCAPED = "//"  # begins a message whose first character is one of them
+COMMANDS = (
+    "/clear", "/system", "/set", "/show", "/save", "/load", "/stats", "/help", *LEAVE,
+)  # fmt: skip
 CUT_OFF = {
     "length": "(cut off: --max-tokens allows no more)",
     "context": "(cut off: the context is full; /clear forgets the conversation)",
@@ -268,7 +274,11 @@ def talk_on_terminal(talk):
 def _turn(talk):
     """One line and its answer; whether the talk goes on."""
     try:
-        line = decode_text(_read_message(), "the line").strip()
+        typed, is_verbatim = _read_message()
+        line = decode_text(typed, "the line").strip()
+        if line and is_verbatim:
+            _answer_message(talk, line)
+            return True
         if line and line not in LEAVE:
             _answer(talk, line)
     except KeyboardInterrupt:
@@ -283,16 +293,19 @@ def _turn(talk):
 
 
 def _read_message():
-    """A line from the terminal, or the lines between three quotation marks."""
+    """A line from the terminal, or the lines between three quotation marks.
+
+    With it comes True for a text that cannot be a command: that of an editor, or between marks.
+    """
     line = input("> ")
     if line.strip() == EDIT:
-        return edit_text()
+        return edit_text(), True
     if not line.startswith(BLOCK):
-        return line
+        return line, False
     lines = [line.removeprefix(BLOCK)]
     while not lines[-1].rstrip().endswith(BLOCK):
         lines.append(input(". "))
-    return "\n".join(lines).rstrip().removesuffix(BLOCK)
+    return "\n".join(lines).rstrip().removesuffix(BLOCK), True
 
 
 def _lines():
@@ -310,9 +323,19 @@ def _answer(talk, line, *, json_line=False):
     from bitnet.runtime.request import check_prompt
 
     check_prompt(line)
-    if line.startswith("/"):
+    if line.startswith("/") and not line.startswith(ESCAPED):
         _command(talk, line)
         return
+    if line.startswith(ESCAPED):
+        line = line[1:]
+    _answer_message(talk, line, json_line=json_line)
+
+
+def _answer_message(talk, line, *, json_line=False):
+    """Answer the message *line* on stdout."""
+    from bitnet.runtime.request import check_prompt
+
+    check_prompt(line)
     with closing(talk.ask(line)) as pieces:
         if json_line:
             print(as_json({"role": "assistant", "content": "".join(pieces)}), flush=True)
@@ -346,7 +369,10 @@ def _command(talk, line):
         for option_name in ("max_tokens", "stop", *SAMPLING):
             say(f"{option_name}: {json.dumps(getattr(talk.request, option_name))}")
     else:
-        raise UsageError(f"no command {line!r}", hint="/help lists them")
+        near = get_close_matches(name, COMMANDS, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        hint = f"{meant}/help lists them, and //{name[1:]} sends it as a message"
+        raise UsageError(f"no command {line!r}", hint=hint)
 
 
 def _set(talk, name, value):
@@ -357,7 +383,12 @@ def _set(talk, name, value):
         parsed = json.loads(value)
     except (ValueError, RecursionError):
         parsed = value.strip()
-    talk.set_option(name.replace("-", "_"), parsed)
+    option_name = name.replace("-", "_")
+    options = ("max_tokens", "stop", *SAMPLING)
+    near = get_close_matches(option_name, options, 1)
+    if near and option_name not in Request.__dataclass_fields__:
+        raise UsageError(f"no option {name!r}", hint=f"did you mean /set {near[0]} {value}?")
+    talk.set_option(option_name, parsed)
 
 
 def _load(talk, path):

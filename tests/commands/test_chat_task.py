@@ -129,6 +129,22 @@ def test_a_message_of_several_lines_stands_between_marks(typed, tmp_path):
     assert [one["content"] for one in messages if one["role"] == "user"] == ["a\nb\nc", "d"]
 
 
+def test_a_message_may_begin_like_a_command(typed, tmp_path):
+    saved = tmp_path / "talk.json"
+    lines = ('"""/exit"""', '"""', "/set x", '"""', "//help", f"/save {saved}")
+    assert typed(*lines).code == 0
+    messages = json.loads(saved.read_text())
+    said = [message["content"] for message in messages if message["role"] == "user"]
+    assert said == ["/exit", "/set x", "/help"]
+
+
+def test_a_near_name_is_proposed(typed):
+    done = typed("/set temprature 1", "/sett temperature 1", "/usr/bin is a folder")
+    assert "did you mean /set temperature 1?" in done.err
+    assert "did you mean /set? /help lists them" in done.err
+    assert "//usr/bin sends it as a message" in done.err
+
+
 def test_options_are_set_and_shown(typed):
     done = typed("/set max-tokens 2", "/set stop [\"zz\"]", "/set temperature hot", "b", "/show",
                  "/set messages 1", "/set", "/stats")  # fmt: skip

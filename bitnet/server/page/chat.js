@@ -76,6 +76,7 @@ async function openConversation(id) {
   isNew = !kept;
   history.replaceState(null, "", kept ? `#${id}` : location.pathname);
   show();
+  busy(Boolean(running));
   if (isOther) {
     problem(""); // that of another conversation
     talk.toEnd();
@@ -130,7 +131,7 @@ async function setSystem(text) {
 async function send() {
   const text = at("text").value.trim();
   const { files } = attachments;
-  if (!(text || files.length) || running) return;
+  if (!(text || files.length) || isAnswering()) return;
   setText("");
   attachments.set([]);
   const { leaf } = conversation;
@@ -143,8 +144,16 @@ async function send() {
   });
 }
 
+/** True while an answer is written; where it is another conversation's, the person is told. */
+function isAnswering() {
+  if (running && running.conversation !== conversation) {
+    problem("An answer is being written in another conversation: stop it there, or wait for it.");
+  }
+  return Boolean(running);
+}
+
 async function edit(before, text) {
-  if (running) return;
+  if (isAnswering()) return;
   const { leaf } = conversation;
   const asked = conversation;
   const node = add(asked, before.parent, { role: "user", content: text, ...(before.files ? { files: before.files } : {}) });
@@ -156,7 +165,7 @@ async function edit(before, text) {
 }
 
 async function regenerate(before) {
-  if (running) return;
+  if (isAnswering()) return;
   const { leaf } = conversation;
   const asked = conversation;
   const question = asked.nodes.find((node) => node.id === before.parent);
@@ -165,7 +174,7 @@ async function regenerate(before) {
 
 /** Have the answer *node*, which was cut off, written on. */
 async function proceed(node) {
-  if (running) return;
+  if (isAnswering()) return;
   node.end = node.detail = "";
   await answer(conversation.nodes.find((one) => one.id === node.parent), () => {}, node);
 }
@@ -271,12 +280,14 @@ async function forget(one) {
   await list.show(conversation.id);
 }
 
+/** Show that an answer is written; only the conversation that it belongs to can stop it. */
 function busy(on) {
+  const isHere = on && running?.conversation === conversation;
   document.body.toggleAttribute("data-busy", on);
   const hadFocus = [at("send"), at("stop")].includes(document.activeElement);
-  at("send").hidden = on;
-  at("stop").hidden = !on;
-  if (hadFocus) at(on ? "stop" : "text").focus();
+  at("send").hidden = isHere;
+  at("stop").hidden = !isHere;
+  if (hadFocus) at(isHere ? "stop" : "text").focus();
 }
 
 function setText(text) {
