@@ -2,8 +2,9 @@
 
 A block is the text from an opening mark to a closing one, or to the end of the answer. It holds
 calls as JSON, or for each call a head and its arguments: JSON (DeepSeek, Mistral),
-``<parameter=...>`` elements (Qwen3-Coder), or FunctionGemma's notation, in which ``<escape>``
-stands for the quotes of a text. The forms are those of the chat templates.
+``<parameter=...>`` elements (Qwen3-Coder), pairs of ``<arg_key>`` and ``<arg_value>`` (GLM), or
+FunctionGemma's notation, in which ``<escape>`` stands for the quotes of a text. The forms are those
+of the chat templates.
 
 gpt-oss writes messages (harmony); the prompt ends where the header of the first one begins::
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat, CallRules
 
 _ELEMENT = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _BARE = re.compile(r"[^,\[\]{}:]+")
 _JSON = json.JSONDecoder()
 _NEVER = re.compile(r"(?!)")
@@ -300,6 +302,18 @@ def _read_xml(text: str, schema: Mapping[str, Any]) -> str:
     return _write(values)
 
 
+def _read_keys(text: str, schema: Mapping[str, Any]) -> str:
+    values, at = {}, 0
+    properties = schema.get("properties") or {}
+    while match := _PAIR.match(text, at):
+        name, raw = match.groups()
+        values[name.strip()] = _of_type(raw, properties.get(name.strip()))
+        at = match.end()
+    if text[at:].strip():
+        raise ValueError("not pairs of keys and values alone")
+    return _write(values)
+
+
 def _of_type(raw: str, schema: Any) -> Any:
     """The value that *raw* spells: a text where the schema says so, else JSON if it is."""
     schema = schema if isinstance(schema, Mapping) else {}
@@ -351,4 +365,6 @@ _ARGUMENTS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
     "json": _read_json,
     "xml": _read_xml,
     "notation": _read_notation,
+    "keys": _read_keys,
+    "key-lines": _read_keys,
 }

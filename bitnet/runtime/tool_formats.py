@@ -3,7 +3,7 @@
 The formats come from the chat templates themselves: NousResearch's Hermes 2 Pro, Qwen 2.5 and 3
 (``<tool_call>``), SmolLM2 1.7B (a list in it), Llama 3.1 and 3.2 (an object with ``parameters``),
 Mistral 7B v0.3 and later (``[TOOL_CALLS]``), Phi-4 mini and Granite 3 (``<|tool_call|>``).
-Qwen3-Coder, FunctionGemma, DeepSeek V3 and V3.1 write blocks, and gpt-oss messages
+Qwen3-Coder, FunctionGemma, GLM 4.6 and 4.7, DeepSeek V3 and V3.1 write blocks, and gpt-oss messages
 (``tool_calls.py``).
 Gemma 3's template does not support tools; Google's guide has it write one with ``parameters``.
 """
@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import Unsupported, UsageError
+from bitnet.base.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class CallFormat:
     marker: str = ""  # text that announces a call; empty: an answer is a call from its beginning
     dressing: tuple[str, ...] = ()  # texts around calls that have no meaning
     block: str = ""  # expression of a call's head, for calls read as a block up to *closing*
-    arguments: str = "json"  # how such a call writes them: json, xml or notation
+    arguments: str = "json"  # how such a call writes them: json, xml, notation, keys, ...
     channels: bool = False  # an answer is messages, as in ``tool_calls.py``, each of one call
 
     @property
@@ -80,6 +80,14 @@ HARMONY = CallFormat(
 )  # fmt: skip
 GEMMA = CallFormat("gemma", head=_PARAMETERS, dressing=_FENCES)
 
+#: GLM 4.7 and Spark: all on one line. GLM 4.6, Ling and Laguna write a line for each mark.
+KEYS = CallFormat(
+    "keys", "<tool_call>", NAME, "", "</tool_call>", between="", marker="<tool_call>",
+    dressing=("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    block=r"\A\s*(?P<name>[\w.-]+)\s*(?=<arg_key>|\Z)", arguments="keys",
+)  # fmt: skip
+KEY_LINES = replace(KEYS, name="key-lines", head=f"{NAME}\n", between="\n", arguments="key-lines")
+
 #: Formats, each with a text of the template that identifies it; the most specific first.
 FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (
@@ -108,6 +116,9 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
         CallFormat("granite", "<|tool_call|>[", closing="]", between=", ", listed=True,
                    marker="<|tool_call|>"),
     ),
+    (("<arg_key>", "</arg_key>\n"), KEY_LINES),
+    (("<arg_key>", "</arg_key>\\n"), KEY_LINES),  # in a text of the template
+    (("<arg_key>",), KEYS),
     (
         ("<tool_call>[",),
         CallFormat("smollm", "<tool_call>[", closing="]</tool_call>", between=", ", listed=True,
@@ -150,11 +161,6 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
 
 def format_of(template: str) -> CallFormat:
     """The format of calls that the chat template *template*, which supports tools, asks for."""
-    if (sign := "<arg_key>") in template:
-        raise Unsupported(
-            f"tools: the model writes calls with {sign}, which is not read here",
-            hint="choose another model, or leave the tools out",
-        )
     return next(form for signs, form in FORMATS if all(sign in template for sign in signs))
 
 

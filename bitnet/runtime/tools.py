@@ -137,7 +137,12 @@ def _arguments(
     if notation == "json":
         return [f"{name}: {_json(schema)}"]
     arguments = _Arguments(name, schema, tokens)
-    start = arguments.xml() if notation == "xml" else arguments.notation()
+    if notation == "xml":
+        start = arguments.xml()
+    elif notation == "notation":
+        start = arguments.notation()
+    else:
+        start = arguments.keys("\n" if notation == "key-lines" else "")
     return [f"{name}: {start}", *arguments.rules]
 
 
@@ -167,12 +172,19 @@ class _Arguments:
 
     def xml(self) -> str:
         """Rule of ``<parameter=...>`` elements, in the order of the schema."""
+        return self._elements("<parameter=KEY>\n", _CLOSED)
+
+    def keys(self, line: str) -> str:
+        """Rule of pairs of ``<arg_key>`` and ``<arg_value>``, each of which ends with *line*."""
+        return self._elements(f"<arg_key>KEY</arg_key>{line}<arg_value>", f"</arg_value>{line}")
+
+    def _elements(self, begin: str, end: str) -> str:
+        """Rule of elements in the order of the schema; KEY in their *begin* is the key."""
         parts = []
         for number, (key, schema) in enumerate(self._properties.items()):
-            value = self._text(schema, _CLOSED) or f"{self._json(schema)} {self._literal(_CLOSED)}"
-            rule = self._add(
-                f"p{number}", f"{self._literal(f'<parameter={key}>{chr(10)}')} {value}"
-            )
+            value = self._text(schema, end) or f"{self._json(schema)} {self._literal(end)}"
+            opening = self._literal(begin.replace("KEY", key))
+            rule = self._add(f"p{number}", f"{opening} {value}")
             parts.append(rule if key in self._required else f"{rule}?")
         return self._add("all", " ".join(parts) or '""')
 

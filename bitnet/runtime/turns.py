@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bitnet.base.errors import BitnetError, Unsupported, UsageError
+from bitnet.base.errors import BitnetError, UsageError
 from bitnet.runtime.tool_formats import explain_tools, format_of, without_branch, write_call
 from bitnet.tokenizer.chat import flatten
 from bitnet.tokenizer.template_facts import mark
@@ -106,12 +106,7 @@ class Turns:
     def format(self) -> CallFormat:
         """Format in which calls are spelled where the template does not write them."""
         source = self._template.text
-        if not self._facts.tools:
-            return without_branch(source)
-        try:
-            return format_of(source)
-        except Unsupported:
-            return without_branch(source)
+        return format_of(source) if self._facts.tools else without_branch(source)
 
     def _spell(self, turns: Sequence[Turn], *, results: bool) -> list[Turn]:
         return list(_spell_calls(turns, self.format, results=results))

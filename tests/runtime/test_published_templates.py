@@ -42,7 +42,7 @@ def test_few_conversations_are_refused():
         for conversation in entry["refused"]
         if conversation not in ("unknown role", "result without call")
     }
-    assert len(refused) < len(TEMPLATES) * len(CONVERSATIONS) / 10
+    assert len(refused) < len(TEMPLATES) * len(CONVERSATIONS) / 20
 
 
 @needs_source

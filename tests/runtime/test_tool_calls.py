@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tool_models import CITIES, CLOCK, SIGNS, WEATHER, tool_gguf
 
 from bitnet import load
-from bitnet.base.errors import Unsupported, UsageError
+from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.runtime.tool_calls import call_reader
 from bitnet.runtime.tool_formats import GEMMA, HERMES, CallRules, format_of
@@ -51,6 +51,14 @@ TO = "<|channel|>commentary to=functions."
 def coder(name, **parameters):
     parts = [f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in parameters.items()]
     return f"<tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</tool_call>"
+
+
+def keys(name, line="", **values):
+    pairs = [
+        f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}"
+        for key, value in values.items()
+    ]
+    return f"<tool_call>{name}{line}{''.join(pairs)}</tool_call>"
 
 
 def gemma(call):
@@ -103,6 +111,13 @@ CASES = [
      [("clock", '{"n": [1, true], "t": "a\\nb <c>"}'), ("clock", "{}")]),
     ("qwen-coder", coder("other"), coder("other"), []),
     ("qwen-coder", "a <tool_call> b", "a <tool_call> b", []),
+    ("keys", f"I look.{keys('weather', city='rome')}", "I look.", [("weather", ROME)]),
+    ("keys", keys("clock") + keys("clock", n="[1, true]", t="a\nb <c>"), "",
+     [("clock", "{}"), ("clock", '{"n": [1, true], "t": "a\\nb <c>"}')]),
+    ("key-lines", keys("weather", "\n", city="rome"), "", [("weather", ROME)]),
+    ("keys", keys("other"), keys("other"), []),
+    ("keys", "<tool_call>weather<arg_key>a</tool_call>", "<tool_call>weather<arg_key>a</tool_call>",
+     []),
     ("functiongemma", gemma("weather{city:<escape>rome<escape>}"), "", [("weather", ROME)]),
     ("functiongemma", gemma("clock{a:[1,<escape>},{<escape>],b:{c:true},d:-1.5}"), "",
      [("clock", '{"a": [1, "},{"], "b": {"c": true}, "d": -1.5}')]),
@@ -161,18 +176,16 @@ def test_ids_of_calls_are_what_every_template_takes():
     assert all(len(one) == 9 and one.isalnum() for one in ids)
 
 
-@pytest.mark.parametrize("sign", ["<arg_key>"])
-def test_a_form_that_is_not_read_is_refused_by_name(sign):
-    with pytest.raises(Unsupported, match="is not read here"):
-        format_of(f"<tool_call> {sign}")
-
-
 CONTROL = {
     "hermes": ["<tool_call>", "</tool_call>"],
     "mistral": ["[TOOL_CALLS]"],
     "mistral-named": ["[TOOL_CALLS]", "[ARGS]"],
     "phi": ["<|tool_call|>", "<|/tool_call|>"],
     "qwen-coder": ["<tool_call>", "</tool_call>"],
+    "keys": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
+             "</arg_value>"],
+    "key-lines": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
+                  "</arg_value>"],
     "functiongemma": ["<start_function_call>", "<end_function_call>", "<escape>"],
     "deepseek": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
                  "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"],
@@ -235,7 +248,7 @@ def test_a_schema_with_references_guides_a_call(tmp_path):
         assert [call.arguments for call in answer.calls] == ['{"a": "x"}']
 
 
-@pytest.mark.parametrize("family", ["qwen-coder", "functiongemma"])
+@pytest.mark.parametrize("family", ["qwen-coder", "functiongemma", "keys"])
 @pytest.mark.parametrize(
     ("schema", "field"),
     [
@@ -254,7 +267,9 @@ def test_a_schema_that_a_form_cannot_guarantee_is_refused(tmp_path, family, sche
     assert error.value.field == field
 
 
-@pytest.mark.parametrize("family", ["qwen-coder", "functiongemma", "deepseek", "harmony"])
+@pytest.mark.parametrize(
+    "family", ["qwen-coder", "keys", "key-lines", "functiongemma", "deepseek", "harmony"]
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_arguments_of_every_type_are_valid_in_every_form(tmp_path, family, seed):
     pytest.importorskip("llguidance")

@@ -22,6 +22,8 @@ SIGNS = {
     "phi": "<|tool_call|> and <|/tool_call|>",
     "granite": "<|tool_call|>",
     "qwen-coder": "<tool_call> <function=",
+    "keys": "<tool_call> <arg_key></arg_key><arg_value>",
+    "key-lines": "<tool_call> <arg_key></arg_key>\n<arg_value>",
     "functiongemma": "<start_function_call>",
     "deepseek": "tool▁calls▁begin",
     "deepseek-v3": "tool▁calls▁begin ```json",
