@@ -1,14 +1,17 @@
 import hashlib
 
 import pytest
-from hub_server import Rule
+from hub_server import Blob, HubServer, Rule
 
-from bitnet.base.errors import NetworkError, NotFound, UsageError
+from bitnet.base.errors import HashMismatch, NetworkError, NotFound, UsageError
 from bitnet.hub.options import FetchOptions
+from bitnet.hub.project import Project
+from bitnet.hub.provision import provide
 from bitnet.hub.ref import Ref
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range
 from bitnet.hub.resolve import candidates, choose
 from bitnet.hub.session import HubSession
+from bitnet.sources import Source
 
 CONTENT = bytes(range(256)) * 40
 
@@ -39,6 +42,34 @@ def test_head_of_a_small_file_has_an_etag_and_no_digest(hub, options, session):
     facts = head(file_url("org/model", "main", "config.json", options), session)
     assert (facts.size, facts.sha256) == (2, None)
     assert facts.etag
+
+
+def test_a_digest_that_only_the_server_behind_a_redirect_names_is_used(hub, tmp_path):
+    """A mirror that sends on to a hub: altered bytes are refused, and never pinned."""
+    with HubServer() as behind:
+        behind.add("org/model", "model.gguf", CONTENT)
+        place = f"{behind.url}/org/model/resolve/main/model.gguf"
+        hub.rules.append(Rule(path="/resolve/", status=302, headers={"Location": place}))
+        options = FetchOptions(base_url=hub.url, retries=1)
+        with HubSession(options) as session:
+            facts = head(file_url("org/model", "main", "model.gguf", options), session)
+        digest = hashlib.sha256(CONTENT).hexdigest()
+        assert facts.sha256 == digest
+        behind.blobs[digest] = Blob(CONTENT[::-1])
+        project = Project(tmp_path, tmp_path / "cache", options, "none")
+        with pytest.raises(HashMismatch):
+            provide(Source("m", "org/model", "model.gguf"), project)
+        assert not project.lock_path.exists()
+        assert not list(project.store.blobs())
+
+
+def test_storage_that_refuses_to_be_asked_names_no_digest(hub):
+    hub.add("org/model", "model.gguf", CONTENT)
+    away = {"Location": f"{hub.cdn_url}/none"}
+    hub.rules.append(Rule(path="/resolve/", status=302, headers=away))
+    options = FetchOptions(base_url=hub.url, retries=1)
+    with HubSession(options) as session:
+        assert head(file_url("org/model", "main", "model.gguf", options), session).sha256 is None
 
 
 def test_a_weak_etag_binds_nothing(hub, options, session):
