@@ -11,25 +11,26 @@ prompt costs as little as a short one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from bitnet.crossval.prefix import fill_caches, inputs, list_cached, results
 from bitnet.kernels import instructions
 from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.mixer_instructions import Enumerate, ExpertLinear, Route
-from bitnet.kernels.program import Mark, Register
+from bitnet.kernels.mixer_instructions import ExpertLinear, Route
+from bitnet.kernels.program import Mark
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from bitnet.crossval.trace import Arithmetic
-    from bitnet.families.blocks import KeysValues
+    from bitnet.crossval.trace import Arithmetic, Question, Reference
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.program import Program, Register
     from bitnet.models.transformer import Model
 
 ROWS = 16  # positions whose operations are computed again; ik_llama.cpp computes as many at a time
@@ -50,12 +51,16 @@ BOUNDS: dict[Kind, float] = {
     "half product": 2e-2,  # weights, and in llama.cpp activations, of 16 bits
     "int8 product": 0.16,  # activations of 8 bits: 0.12, through a norm that follows
 }
+_STREAM = ("embed", "l_out-", "result_")  # names of the residual stream itself
 _HALF = ("F16", "BF16")
-_CACHED = ("Kcur", "Vcur")
+_CACHED = ("Kcur-", "Vcur-")
 
 # Largest accepted gain of a product: rounding scatters results and does not stretch them. The
 # largest measured one is 4.9e-3, through a norm that follows.
 GAIN = 1e-2
+
+# Error of an operation that an engine did not give; JSON has no infinity.
+NOT_GIVEN = 1e300
 
 
 @dataclass(frozen=True)
@@ -73,23 +78,71 @@ class Operation:
         return self.error <= BOUNDS[self.kind] and abs(self.gain) <= GAIN
 
 
+def list_planned(program: Program) -> tuple[tuple[str, ...], ...]:
+    """Names of the intermediates of *program*, those of each branch of a block together.
+
+    A branch ends where its result is added to the residual stream, whose value behind a block is a
+    group by itself.
+    """
+    groups: list[tuple[str, ...]] = []
+    branch: list[str] = []
+
+    def end_branch() -> None:
+        if branch:
+            groups.append(tuple(branch))
+            branch.clear()
+
+    for step in program.instructions:
+        if isinstance(step, Mark):
+            is_stream = step.name.startswith(_STREAM)
+            if is_stream:
+                end_branch()
+            branch.append(step.name)
+            if is_stream:
+                end_branch()
+        if isinstance(step, instructions.Add) and step.x == program.result:
+            end_branch()
+    end_branch()
+    return (*groups, ("result_output",))
+
+
+def missing_operations(
+    steps: Sequence[Operation], planned: Sequence[Sequence[str]], *, all_of_them: bool
+) -> tuple[Operation, ...]:
+    """An operation that was not given for each that is *planned* and not among *steps*.
+
+    If not *all_of_them* are expected, one of each group of :func:`list_planned` is enough.
+    """
+    compared = {step.name for step in steps}
+    missing: list[str] = []
+    for group in planned:
+        absent = [name for name in group if name not in compared]
+        if all_of_them:
+            missing += absent
+        elif len(absent) == len(group):
+            missing.append(" or ".join(absent))
+    return tuple(Operation(name, "sum", NOT_GIVEN, 0.0) for name in missing)
+
+
 def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool, str]:
     """True if the operations of *engine* are right, and the result in one sentence.
 
-    They are right if every layer has attention and a sum that were compared, and all are near.
+    They are right if all are near, and every layer has a sum that was compared.
     """
-    wrong = next((step for step in steps if not step.is_near), None)
+    real_steps = [step for step in steps if step.error != NOT_GIVEN]
+    wrong = next((step for step in real_steps if not step.is_near), None)
     if wrong is not None:
         return False, (
             f"{wrong.name} of {engine} differs from float64 on the same inputs: relative error "
             f"{wrong.error:.1e} (at most {BOUNDS[wrong.kind]:.0e} for {wrong.kind}), gain "
             f"{wrong.gain:+.1e} (at most {GAIN:.0e})"
         )
-    compared = {step.name for step in steps}
-    needed = (f"{name}-{at}" for at in range(layers) for name in ("Qcur", "l_out"))
+    compared = {step.name for step in real_steps}
+    needed = [step.name for step in steps if step.error == NOT_GIVEN]
+    needed += [f"l_out-{layer}" for layer in range(layers)]
     missing = next((name for name in needed if name not in compared), None)
     if missing is not None:
-        return False, f"{engine} gave {len(steps)} intermediates, and no {missing}"
+        return False, f"{engine} gave {len(real_steps)} intermediates, and no {missing}"
     worst = {step.kind: step.error for step in sorted(steps, key=lambda step: step.error)}
     errors = ", ".join(f"{kind} {worst[kind]:.1e}" for kind in get_args(Kind) if kind in worst)
     return True, f"all {len(steps)} of {engine} as in float64 (largest relative errors: {errors})"
@@ -101,10 +154,11 @@ def our_intermediates(model: Model, ids: Sequence[int]) -> dict[str, NDArray[Any
     cache = KVCache(model.config, len(ids))
     before: dict[str, NDArray[Any]] = {}
     if stop:
+        whole = list_cached(model.program, last=True)
         before = {
             name: np.array(values)
             for name, values in model.trace(ids[:stop], cache, head=False)
-            if name.startswith(_CACHED)
+            if name in whole
         }
     last = ((name, np.array(values)) for name, values in model.trace(ids[stop:], cache))
     return {
@@ -124,22 +178,16 @@ def check_operations(
 ) -> tuple[Operation, ...]:
     """The operations of an engine, each beside that of *exact*, in the order of computation.
 
-    *theirs* has intermediates by llama.cpp's names: keys and values with a row for each of *ids*,
+    *theirs* has intermediates by name: those of :func:`list_cached` with a row for each of *ids*,
     all others for the last :data:`ROWS`. With *half_cache* the engine stores keys and values as
-    float16.
+    float16. Empty if the values of earlier positions are not enough to fill the caches.
     """
     stop = max(len(ids) - ROWS, 0)
     cache = KVCache(exact.config, len(ids), dtype=np.float64)
     cache.reach = len(ids)
-    if stop:
-        for layer, number, kind, parts in _caches(exact):
-            shape = (len(ids), kind.kv_heads, kind.head_dim)
-            both = [theirs.get(f"{part}cur-{layer}") for part in parts]
-            whole = [it.reshape(shape) for it in both if it is not None and it.size == prod(shape)]
-            if len(whole) < len(both):
-                return ()
-            cache.append(number, *(_round_to_cache(it[:stop], half_cache) for it in whole))
-        cache.advance(stop)
+    stored = partial(_round_to_cache, half=half_cache)
+    if stop and not fill_caches(exact, cache, ids[:stop], theirs, stored=stored):
+        return ()
     is_q8 = checkpoint.kv_type == "q8" and not half_cache
     kinds = _kinds(exact, checkpoint, theirs, arithmetic, "q8 attention" if is_q8 else "attention")
     steps: list[Operation] = []
@@ -158,15 +206,27 @@ def check_operations(
             return tuple(steps)
 
 
-def _caches(exact: Model) -> Iterator[tuple[str, int, KeysValues, str]]:
-    """Layer, number and kind of every cache, in order, and letters of its keys and values."""
-    layer = ""
-    for step in exact.program.instructions:
-        match step:
-            case Mark(name=name) if name.startswith("Kcur-"):
-                layer = name.removeprefix("Kcur-")
-            case instructions.Attend(k=k) if k is not None:
-                yield layer, step.cache, step.kind, "KK" if step.v == k else "KV"
+def reference_operations(
+    reference: Reference, question: Question, exact: Model
+) -> tuple[Operation, ...] | None:
+    """The operations of *reference* on the only prompt of *question*; None if it gives none.
+
+    Where its values of earlier positions do not fill the caches of *exact*, because it has no name
+    for the inputs of a state, it is asked about the first :data:`ROWS` positions alone.
+    """
+    checkpoint, (prompt,) = question.checkpoint, question.prompts
+    for ids in (prompt.ids, prompt.ids[:ROWS]):
+        asked = replace(question, prompts=(replace(prompt, ids=ids),))
+        theirs = reference.intermediates(asked)
+        if theirs is None:
+            return None
+        arithmetic = reference.arithmetic(checkpoint)
+        steps = check_operations(
+            exact, checkpoint, ids, theirs, arithmetic=arithmetic, half_cache=True
+        )
+        if steps:
+            return steps
+    return ()
 
 
 def _round_to_cache(values: NDArray[Any], half: bool) -> NDArray[np.float64]:
@@ -182,17 +242,6 @@ def _distance(theirs: NDArray[np.float64], ours: NDArray[Any]) -> tuple[float, f
     squares = float((ours * ours).sum())
     gain = float((theirs * ours).sum()) / squares - 1 if squares else 0.0
     return float(relative.max()), gain
-
-
-# Fields of instructions with the registers whose rounding a result has.
-_READ = ("x", "y", "q", "k", "v", "gate", "up", "logits", "parts", "alpha", "beta")
-
-
-def _registers(step: object, *fields: str) -> list[Register]:
-    """Registers in *fields* of an instruction, of which each has one, several or none."""
-    values = [getattr(step, name, None) for name in fields]
-    each = [value if type(value) is tuple else (value,) for value in values]
-    return [it for some in each for it in some if isinstance(it, Register)]
 
 
 def _kinds(
@@ -219,20 +268,13 @@ def _kinds(
             if step.name in theirs:
                 kinds[step.register] = "sum"
             continue
-        rounds: list[Kind] = [kinds[it] for it in _registers(step, *_READ)]
+        rounds: list[Kind] = [kinds[it] for it in inputs(step) if it in kinds]
         if isinstance(step, (instructions.Linear, ExpertLinear)):
             rounds += map(product, step.weights)
         elif isinstance(step, instructions.Attend):
             rounds.append(attention)
         elif isinstance(step, (instructions.Gate, Route)):
             rounds.append("gate")
-        changed = _registers(step, "out", "outs")
-        if isinstance(step, Route):
-            changed = [step.experts, step.weights]
-        elif isinstance(step, Enumerate):
-            changed = [step.experts]
-        elif not changed:
-            changed = _registers(step, "x")
         worst: Kind = max(rounds, key=lambda kind: BOUNDS[kind], default="sum")
-        kinds |= dict.fromkeys(changed, worst)
+        kinds |= dict.fromkeys(results(step), worst)
     return mark_kinds | {"result_output": product("output.weight")}

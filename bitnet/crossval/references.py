@@ -29,6 +29,8 @@ from bitnet.base.errors import InvalidFormat, ReferenceUnavailable, UsageError
 from bitnet.base.files import read_json
 from bitnet.base.invocation import extra_command, isolate
 from bitnet.base.settings import bitnet_cpp_dir, expand_home
+from bitnet.crossval.names import names_for
+from bitnet.crossval.prefix import list_cached
 from bitnet.crossval.trace import (
     EngineFacts,
     EngineFailed,
@@ -41,7 +43,8 @@ from bitnet.crossval.trace import (
 )
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.models.load import load_model
+from bitnet.models.hidden_program import hidden_program
+from bitnet.models.load import config_from, load_model
 from bitnet.quants import registry
 from bitnet.quants.ternary import SHORTEST_ROW
 from bitnet.quants.weight import Weight
@@ -236,11 +239,11 @@ class LlamaCpp(_InProcess):
         return its_own and super().reads(checkpoint)
 
     def intermediates(self, question: Question) -> Mapping[str, NDArray[Any]] | None:
-        arrays = self._ask(question, whole=["Kcur", "Vcur"])[1]
-        names = _NAMES | self.names
-        if any(name.endswith("post_ffw_norm.weight") for name in question.checkpoint.weights):
-            names = names | _POST_NORMS
-        return _rename(arrays, names)
+        config = config_from(question.checkpoint)
+        program = hidden_program(config, question.checkpoint.weights)
+        names = names_for(config, self.names)
+        whole = names.whole(list_cached(program, last=False))
+        return names.translate(self._ask(question, whole=whole)[1])
 
 
 class IkLlamaCpp(LlamaCpp):
@@ -351,38 +354,6 @@ def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) 
             hint=f"choose one that reads it: --against {choose('', checkpoint).name}",
         )
     return chosen
-
-
-# Names in the graphs of llama.cpp of what :meth:`Model.trace` calls otherwise.
-_NAMES = {
-    "embd": "embed",
-    "inp_embd": "embed",
-    "ffn_swiglu": "ffn_act",
-    "ffn_geglu": "ffn_act",
-    "ffn_up_gate": "ffn_act",
-    "ffn_moe_logits_biased": "ffn_moe_logits",
-}
-# Where a norm follows, these are taken before it.
-_POST_NORMS = {
-    "attn_out": "",
-    "ffn_out": "",
-    "attn_post_norm": "attn_out",
-    "ffn_post_norm": "ffn_out",
-}
-
-
-def _rename(
-    arrays: Mapping[str, NDArray[Any]], names: Mapping[str, str]
-) -> dict[str, NDArray[Any]]:
-    """*arrays* by our names; an alias replaces others."""
-    by_our_name: dict[str, NDArray[Any]] = {}
-    for name in sorted(arrays, key=lambda name: name.rpartition("-")[0] in names):
-        operation, dash, layer = name.rpartition("-")
-        operation, layer = (operation, layer) if dash else (layer, "")
-        ours = names.get(operation, operation)
-        if ours:
-            by_our_name[f"{ours}{dash}{layer}"] = arrays[name]
-    return by_our_name
 
 
 def _run(

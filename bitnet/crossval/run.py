@@ -36,7 +36,10 @@ from bitnet.crossval.evidence import (
 from bitnet.crossval.judge import near_tie
 from bitnet.crossval.operations import (
     check_operations,
+    list_planned,
+    missing_operations,
     our_intermediates,
+    reference_operations,
 )
 from bitnet.crossval.references import Float64
 from bitnet.crossval.trace import (
@@ -394,14 +397,19 @@ class _Comparison:
             logits[len(logits) - count :] == list(longest.positions[-count:])
         )
         fault = "" if same and count else "other logits with intermediates than without them"
-        check = partial(check_operations, self.exact.model(checkpoint), checkpoint, ids)
-        arithmetic = ours.engine.arithmetic
-        operations = {"bitnet": check(traced, arithmetic=arithmetic, half_cache=False)}
+        exact, arithmetic = self.exact.model(checkpoint), ours.engine.arithmetic
+        planned = list_planned(exact.program)
+        steps = check_operations(
+            exact, checkpoint, ids, traced, arithmetic=arithmetic, half_cache=False
+        )
+        missing = missing_operations(steps, planned, all_of_them=True)
+        operations = {"bitnet": (*steps, *missing)}
         prompts = (Prompt(longest.prompt, ids),)
-        theirs = reference.intermediates(replace(self.question, prompts=prompts, texts=()))
+        question = replace(self.question, prompts=prompts, texts=())
+        theirs = reference_operations(reference, question, exact)
         if theirs is not None:
-            arithmetic = reference.arithmetic(checkpoint)
-            operations[reference.name] = check(theirs, arithmetic=arithmetic, half_cache=True)
+            missing = missing_operations(theirs, planned, all_of_them=False)
+            operations[reference.name] = (*theirs, *missing)
         return operations, fault
 
 

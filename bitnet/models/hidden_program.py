@@ -130,9 +130,11 @@ class _Writer(Layout):
         self.tables.add(table)
         self._do(Embed(rows, table, (its.width / 2) ** 0.5))
         self._linear((both,), self.x, (projection,))
+        self._do(Mark("per_layer_projection", both))
         self.scales[f"{projection}.weight"] = self.decoder.dim**-0.5
         self._norm(both, "per_layer_proj_norm", its.width)
         self.scales["per_layer_proj_norm.weight"] = half
+        self._do(Mark("per_layer_normed", both))
         self._do(Add(both, rows))
         parts = tuple(Register(f"part {layer}", its.width) for layer in range(blocks))
         self._do(Split(parts, both))
@@ -158,11 +160,17 @@ class _Writer(Layout):
                 name, y = "ffn_out", self._sum(mixer, branch.scale)
             else:
                 name, before = _NAMES.get(type(mixer), ("attn_out", "attn_norm"))
-                self._mark(before, h)
+                is_beside_attention = len(branch.mixers) > 1 and isinstance(mixer, Mamba2)
+                if is_beside_attention:  # its result is marked as mamba_out
+                    name = ""
+                else:
+                    self._mark(before, h)
                 y = self._mix(mixer, h, later, branch.scale)  # (T, dim)
             if branch.post_norm:
+                self._mark(f"{name}_product", y)
                 self._norm(y, branch.post_norm)
-            self._mark(name, y)
+            if name:
+                self._mark(name, y)
             self._do(Add(self.x, y))
 
     def _sum(self, its: Sum, scale: float) -> Register:
@@ -173,6 +181,7 @@ class _Writer(Layout):
             h = self._norm(self.x, branch.norm, out="h")
             self._mark(before, h)
             y = self._mix(mixer, h, () if total else (h,), scale)  # (T, dim)
+            self._mark(f"{name}_product", y)
             self._norm(y, branch.post_norm)
             self._mark(name, y)
             if total:
@@ -214,6 +223,7 @@ class _Writer(Layout):
         elif its.fused:
             qkv = Register("qkv", heads + 2 * kv)  # (T, (H + 2 KV) D)
             self._linear((qkv,), h, ("attn_qkv",), biased=its.biased)
+            self._mark("wqkv", qkv)
             self._do(Split((q, k, v), qkv))
         else:
             names = ("attn_q", "attn_k", "attn_v")
@@ -227,6 +237,7 @@ class _Writer(Layout):
             mixed = gated
         if its.sub_norm:
             self._norm(mixed, "attn_sub_norm")
+            self._mark("attn_sub_norm", mixed)
         self._linear((out,), mixed, ("attn_output",), scale=self._scale)  # (T, dim)
 
     def _attend(
@@ -234,15 +245,24 @@ class _Writer(Layout):
     ) -> Register:
         """Attention of products of the input; *live* are other registers that are read later."""
         own, mixed = its.shared_cache is None, Register("mixed", q.width)
+        changes = bool(its.qk_norm or its.rope or its.growth)
+        if changes:
+            self._mark_queries("product", q, k, own=own)
         if its.value_norm and own:
             source = k if its.keys_as_values else v
+            if not its.keys_as_values:
+                self._mark("Vcur_product", v)
             self._do(Norm(v, source, "", self.decoder.norm_eps, width=its.head_dim))
         turned = (("attn_q_norm", q), ("attn_k_norm", k))[: 1 + own]
         if its.qk_norm and its.qk_norm != "rotated":
             self._head_norms(its, turned)
+            if its.rope is not None or its.growth:
+                self._mark_queries("normed", q, k, own=own)
         if its.rope is not None:
             for _, register in turned:
                 self._do(Rotate(register, its.rope, its.head_dim))
+        if its.qk_norm == "rotated" or its.growth:
+            self._mark_queries("roped", q, k, own=own)
         if its.qk_norm == "rotated":
             self._head_norms(its, turned)
         if its.growth:
@@ -259,6 +279,12 @@ class _Writer(Layout):
             self._end_cache(mixed, *live)
         return mixed
 
+    def _mark_queries(self, state: str, q: Register, k: Register, *, own: bool) -> None:
+        """Mark queries, and keys of its *own*, before what comes next."""
+        self._mark(f"Qcur_{state}", q)
+        if own:
+            self._mark(f"Kcur_{state}", k)
+
     def _head_norms(self, its: Attention, turned: tuple[tuple[str, Register], ...]) -> None:
         for name, register in turned:
             self._norm(register, name, register.width if its.qk_norm == "whole" else its.head_dim)
@@ -270,15 +296,20 @@ class _Writer(Layout):
         if its.query_rank:
             low = Register("low", its.query_rank)
             self._linear((low, both), h, ("attn_q_a", "attn_kv_a_mqa"))
+            self._mark("q_cmpr", low)
             self._norm(low, "attn_q_a_norm", eps=its.eps)
+            self._mark("q_cmpr_normed", low)
             self._linear((q,), low, ("attn_q_b",))  # (T, H (D + R))
         else:
             self._linear((q, both), h, ("attn_q", "attn_kv_a_mqa"))
+        self._mark("q", q)
+        self._mark("kv_cmpr_pe", both)
         latent, k_turned = Register("v", its.latent), Register("k_turned", turning)
         plain, q_turned = Register("plain", heads * its.key_dim), Register("z", heads * turning)
         self._do(Split((plain, q_turned), q, heads))
         self._do(Split((latent, k_turned), both))  # (T, L), (T, R)
         self._norm(latent, "attn_kv_a_norm", eps=its.eps)
+        self._mark("kv_cmpr", latent)
         for register in (q_turned, k_turned):
             self._do(Rotate(register, its.rope, turning))
         every = Register("every", heads)
@@ -310,8 +341,10 @@ class _Writer(Layout):
         )
         names = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta")
         self._linear((qkv, z, alpha, beta), h, names)
-        self._mark("linear_attn_qkv_mixed", qkv)
+        for name, register in (("linear_attn_qkv_mixed", qkv), ("alpha", alpha), ("beta", beta)):
+            self._mark(name, register)
         self._convolve(mixed, qkv, "ssm_conv1d", its.kernel, silu=True)  # (T, 2 KH DK + H DV)
+        self._mark("conv_output_silu", mixed)
         q, k, v = Register("q", keys), Register("k", keys), Register("v", values)
         self._do(Split((q, k, v), mixed))
         for name, register in (("q_conv", q), ("k_conv", k), ("v_conv", v)):
@@ -353,9 +386,11 @@ class _Writer(Layout):
         both = Register("zvbcdt", width + columns + its.heads)
         z, vbc, dt = Register("z", width), Register("vbc", columns), Register("dt", its.heads)
         self._linear((both,), h, ("ssm_in",))
+        self._mark("mamba2_in", both)
         self._do(Split((z, vbc, dt), both))  # (T, H D), (T, H D + 2 G N), (T, H)
         mixed = Register("convolved", columns)
         self._convolve(mixed, vbc, "ssm_conv1d", its.kernel, silu=True)
+        self._mark("mamba2_conv", mixed)
         v, b, c = Register("v", width), Register("b", states), Register("c", states)
         self._do(Split((v, b, c), mixed))  # (T, H D), twice (T, G N)
         a, skip = (self._vector(name, (its.heads, 1)) for name in ("ssm_a", "ssm_d"))
@@ -367,9 +402,12 @@ class _Writer(Layout):
         gated = Register("v", width)  # the values are read
         if its.norm_groups and its.norm_first:
             self._norm(read, "ssm_norm", parts=its.norm_groups)
+            self._mark("mamba2_normed", read)
         self._do(Gate(gated, z, read, "silu"))
+        self._mark("mamba2_gated", gated)
         if its.norm_groups and not its.norm_first:
             self._norm(gated, "ssm_norm", parts=its.norm_groups)
+            self._mark("mamba2_normed", gated)
         self._linear((out,), gated, ("ssm_out",), scale=self._scale)  # (T, dim)
         self._mark("mamba_out", out)
 

@@ -152,6 +152,7 @@ class Layout:
         logits = Register("logits", its.routing.count)
         if its.normed:
             h = self._norm(Register("x", self.decoder.dim), "ffn_gate_inp.scale", out="normed")
+            self._mark("ffn_gate_normed", h)
             self.scales[f"{self._block}ffn_gate_inp.weight"] = self.decoder.dim**-0.5
         self._linear((logits,), h, ("ffn_gate_inp",), biased=its.biased)  # (T, experts)
         self._mark("ffn_moe_logits", logits)
@@ -214,6 +215,7 @@ class Layout:
         self._mark("ffn_act", act)
         if its.sub_norm:
             self._norm(act, "ffn_sub_norm")
+            self._mark(f"ffn_sub_norm{end}", act)
         self._linear((out,), act, (f"ffn_down{end}",), scale=self._scale)  # (T, dim)
 
     def _norm(

@@ -142,6 +142,11 @@ class Model:
         return self._weights[name]
 
     @property
+    def weights(self) -> Mapping[str, Prepared]:
+        """Its tensors, as its backend prepared them, by name."""
+        return self._weights
+
+    @property
     def program(self) -> Program:
         """The forward pass as a program, without the head."""
         return self._interpreter.program
@@ -155,7 +160,9 @@ class Model:
 
         The names are llama.cpp's: ``embed``, per layer ``attn_norm-0 Qcur-0 Kcur-0 Vcur-0``
         (rotated) ``kqv_out-0 attn_out-0 ffn_norm-0 ffn_gate-0 ffn_up-0 ffn_act-0 ffn_out-0
-        l_out-0``, then ``result_norm`` and, with *head*, ``result_output``.
+        l_out-0``, then ``result_norm`` and, with *head*, ``result_output``. Queries and keys before
+        their rotation or norm are ``Qcur_product-0`` and ``Kcur_product-0``, behind a norm and
+        before a rotation ``Qcur_normed-0`` and ``Kcur_normed-0``.
         """
         segments = [Segment(tokens, cache, "all")]
         self._check(segments)

@@ -4,157 +4,22 @@ import importlib.util
 
 import numpy as np
 import pytest
-from builders import Tensor, vocabulary, write_gguf
-from tiny_models import DIM, EXPERTS, MIXTURES, TOKENS, VOCAB, tiny
+from llama_cpp_models import CASES, IDS, OF_EXPERTS, written
 
 from bitnet.base.errors import Unsupported
-from bitnet.crossval.operations import check_operations, describe
 from bitnet.crossval.references import LlamaCpp
 from bitnet.crossval.trace import Prompt, Question
-from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.quants import types
-from bitnet.quants.registry import quantize
 from bitnet.runtime.scheduler import Scheduler
+
+# llama.cpp keeps keys and values in float16.
+MAX_RELATIVE_DIFFERENCE = 5e-3
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None,
     reason="xllamacpp is not installed: an extra of crossval",
 )
-
-IDS = tuple(np.random.default_rng(2).integers(3, 60, 40).tolist())
-# llama.cpp keeps keys and values in float16.
-MAX_RELATIVE_DIFFERENCE = 5e-3
-
-CASES = {
-    "ernie4_5": ("ernie4_5", {}),
-    "arcee": ("arcee", {}),
-    "deepseek2": ("deepseek2", {}),
-    "deepseek2-yarn": (
-        "deepseek2",
-        {
-            "attention.q_lora_rank": 0,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.yarn_log_multiplier": 0.0707,
-            "rope.scaling.original_context_length": 16,
-        },
-    ),
-    "exaone4": ("exaone4", {"block_count": 5, "attention.sliding_window": 0}),
-    "exaone4-windows": ("exaone4", {"block_count": 64, "attention.sliding_window": 6}),
-    "exaone4-windows-without-a-key": (
-        "exaone4",
-        {"block_count": 64, "attention.sliding_window": None},
-    ),
-    "gemma": ("gemma", {}),
-    "gemma2-attention-scale": ("gemma2", {"attention.scale": 0.4}),
-    "gemma3-attention-scale": ("gemma3", {"attention.scale": 0.4}),
-    "gemma4": ("gemma4", {}),
-    "gemma4-experts": ("gemma4", EXPERTS),
-    "granite": (
-        "granite",
-        {
-            "attention.scale": 0.2,
-            "embedding_scale": 3.0,
-            "residual_scale": 0.4,
-            "logit_scale": 5.0,
-        },
-    ),
-    "gpt-oss": ("gpt-oss", {"block_count": 3, "attention.sliding_window": 6}),
-    "gpt-oss-yarn": (
-        "gpt-oss",
-        {
-            "block_count": 2,
-            "rope.freq_base": 150000.0,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 16,
-        },
-    ),
-    "mistral3": ("mistral3", {}),
-    "mistral3-yarn": (
-        "mistral3",
-        {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.yarn_log_multiplier": 1.0,
-            "rope.scaling.original_context_length": 16,
-        },
-    ),
-    "olmo2": ("olmo2", {}),
-    "seed-oss": ("seed_oss", {}),
-    "smollm3": ("smollm3", {"block_count": 5}),
-    "linear-as-in-2023": ("llama", {"rope.scale_linear": 4.0}),
-    "linear-without-a-type": ("llama", {"rope.scaling.factor": 4.0}),
-    "yarn": (
-        "llama",
-        {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 16,
-        },
-    ),
-    "yarn-with-attention-factor": (
-        "llama",
-        {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 16,
-            "rope.scaling.attn_factor": 0.7,
-        },
-    ),
-    "attention-factor-alone": ("qwen3", {"rope.scaling.attn_factor": 1.3}),
-    "gemma3-final-soft-cap": ("gemma3", {"final_logit_softcapping": 3.0}),
-}
-DELTA_NET = {  # keys as wide as values, and the epsilon that llama.cpp has for them
-    "attention.layer_norm_rms_epsilon": 1e-6,
-    "rope.dimension_sections": [3, 3, 2, 0],
-    "ssm.inner_size": 4 * 32,
-}
-OF_EXPERTS = {
-    f"{name}-experts": (
-        name,
-        {"attention.head_count_kv": 4, "vocab_size": VOCAB}
-        | (DELTA_NET if name == "qwen35moe" else {}),
-    )
-    for name in MIXTURES
-}
-# llama.cpp never takes the embedding for the head of these.
-OWN_HEADS = ("olmo2", *MIXTURES)
-
-
-def quantized(weight, encoding):
-    """*weight*, in *encoding* if it is the matrices of experts."""
-    if len(weight.shape) != 3 or encoding == "F32":
-        return weight
-    values = weight.data.view("<f4").reshape(weight.shape)
-    return quantize(weight.name, values, types.by_name(encoding))
-
-
-def written(path, architecture, keys, experts="F32"):
-    """A tiny model as a file that llama.cpp loads, and that file opened."""
-    model = tiny(architecture, **({"vocab_size": VOCAB} | keys))
-    stored = {name: quantized(weight, experts) for name, weight in model.weights.items()}
-    more = vocabulary(
-        TOKENS,
-        merges=["a b"],
-        token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
-        pre="gpt-2",
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    metadata = {key: value for key, value in model.metadata.items() if value is not None}
-    tensors = [Tensor(w.name, w.shape, w.quant.ggml_id, w.data.tobytes()) for w in stored.values()]
-    if architecture in OWN_HEADS:
-        tensors.append(Tensor("output.weight", (VOCAB, DIM), 0, tensors[0].data))
-    if architecture == "gpt-oss":  # where these biases are not optional
-        tensors += [
-            Tensor(it.name.replace("weight", "bias"), it.shape[:1], 0, it.data[: 4 * it.shape[0]])
-            for it in tensors
-            if any(f"attn_{part}.weight" in it.name for part in ("q", "k", "v", "output"))
-        ]
-    return open_checkpoint(write_gguf(path, metadata | more, tensors))
 
 
 @pytest.mark.parametrize(
@@ -180,18 +45,6 @@ def test_experts_in_mxfp4_are_those_of_llama_cpp(tmp_path):
     for row, position in zip(ours, theirs.positions, strict=True):
         apart = np.abs(row[list(position.ids)] - position.logits).max() / np.ptp(ours)
         assert apart < 4 * MAX_RELATIVE_DIFFERENCE
-
-
-@pytest.mark.parametrize(
-    "case", ["deepseek2", "gemma3-attention-scale", "gemma4", "gemma4-experts"]
-)
-def test_every_operation_is_that_of_llama_cpp(case, tmp_path):
-    checkpoint = written(tmp_path / "tiny.gguf", *CASES[case])
-    theirs = LlamaCpp().intermediates(Question(checkpoint, prompts=(Prompt("", IDS),)))
-    exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
-    steps = check_operations(exact, checkpoint, IDS, theirs, arithmetic="float32", half_cache=True)
-    right, said = describe("llama.cpp", steps, exact.config.n_layers)
-    assert right, said
 
 
 @pytest.mark.parametrize(

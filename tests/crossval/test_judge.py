@@ -8,6 +8,7 @@ from crossval_evidence import PARTED, PASSED, ROW, STEPS, evidence
 from bitnet.base.findings import Finding
 from bitnet.crossval.evidence import TokenizerParity
 from bitnet.crossval.judge import checks_of, judge
+from bitnet.crossval.operations import NOT_GIVEN, Operation
 
 
 def outcome(found):
@@ -192,13 +193,20 @@ def test_a_product_that_stretches_fails_though_its_scatter_would_hide_it():
 
 
 @pytest.mark.parametrize(
-    "operations", [{}, {"bitnet": ()}, {"bitnet": STEPS[:1]}, {"llama.cpp": STEPS}]
+    "operations",
+    [
+        {},
+        {"bitnet": ()},
+        {"bitnet": STEPS[:1]},
+        {"llama.cpp": STEPS},
+        {"bitnet": (*STEPS, Operation("Kcur-0", "sum", NOT_GIVEN, 0.0))},
+    ],
 )
 def test_operations_that_were_not_compared_fail(operations):
     assert failed(replace(PASSED, operations=operations)) == {"operations"}
     deeper = replace(PASSED, model=replace(PASSED.model, layers=2))
     assert failed(deeper) == {"operations"}
-    assert "gave 2 intermediates, and no Qcur-1" in str(judge(deeper).reasons)
+    assert "gave 2 intermediates, and no l_out-1" in str(judge(deeper).reasons)
 
 
 def test_a_file_that_bears_the_name_of_another_fails():

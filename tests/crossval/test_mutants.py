@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hf_folders import tiny_folder, tokenizer_folder
-from mutants import mutated
+from mutants import attending, mutated, rotated
 from tiny_models import LAYERS, TOKENS, in_encoding, tiny, write_model
 
 from bitnet import load
@@ -15,7 +15,6 @@ from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import REFERENCES
 from bitnet.crossval.run import cross_validate
-from bitnet.families.blocks import Attention
 from bitnet.formats.containers import open_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -38,28 +37,6 @@ WINDOWS = {
     "float64": {"attention.sliding_window": 16},
 }
 MODULES = {"llama.cpp": "xllamacpp", "ik_llama.cpp": "ik_llama_cpp", "transformers": "torch"}
-
-
-def attending(config, change):
-    """*config* with every attention changed."""
-    blocks = tuple(
-        tuple(
-            replace(
-                branch,
-                mixers=tuple(
-                    change(mixer) if isinstance(mixer, Attention) else mixer
-                    for mixer in branch.mixers
-                ),
-            )
-            for branch in block
-        )
-        for block in config.blocks
-    )
-    return replace(config, blocks=blocks)
-
-
-def rotated(config, change):
-    return attending(config, lambda it: replace(it, rope=change(it.rope)))
 
 
 def seeing(config, more):

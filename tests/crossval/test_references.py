@@ -72,7 +72,8 @@ def test_llama_cpp_gives_intermediates(checkpoint):
     assert found["result_output"].shape == (ROWS, VOCAB)
     assert found["l_out-0"].shape == (ROWS, tiny_models.DIM)
     whole = {name for name, values in found.items() if len(values) == len(ids)}
-    assert whole == {"Kcur-0", "Kcur-1", "Vcur-0", "Vcur-1"}
+    assert {"Kcur-0", "Kcur-1", "Vcur-0", "Vcur-1"} <= whole
+    assert all(name.startswith(("Kcur", "Vcur")) for name in whole)
 
 
 class Unconverted(IkLlamaCpp):

@@ -80,8 +80,10 @@ def test_a_trace_names_every_step_and_ends_in_the_logits(architecture, ops):
     steps = [(name, value.copy()) for name, value in model.trace([5, 9], KVCache(model.config, 8))]
     marks = BLOCK_MARKS if architecture != "arcee" else BLOCK_MARKS.replace("ffn_gate ", "")
     blocks = [f"{name}-{layer}" for layer in range(LAYERS) for name in marks.split()]
-    assert [name for name, _ in steps] == ["embed", *blocks, "result_norm", "result_output"]
     values = dict(steps)
+    assert len(values) == len(steps)
+    named = ["embed", *blocks, "result_norm", "result_output"]
+    assert [name for name in values if name in named] == named
     assert all(len(value) == 2 and np.isfinite(value).all() for value in values.values())
     assert values["Kcur-0"].shape == (2, 128)
     np.testing.assert_array_equal(values["result_output"], alone(model, [5, 9]))

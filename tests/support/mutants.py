@@ -5,7 +5,33 @@ from dataclasses import replace
 
 import pytest
 
+from bitnet.families.blocks import Attention, LatentAttention
 from bitnet.models import load as loading
+
+
+def attending(config, change):
+    """*config* with every attention changed, whatever its kind."""
+    blocks = tuple(
+        tuple(
+            replace(
+                branch,
+                mixers=tuple(
+                    change(mixer) if isinstance(mixer, (Attention, LatentAttention)) else mixer
+                    for mixer in branch.mixers
+                ),
+            )
+            for branch in block
+        )
+        for block in config.blocks
+    )
+    return replace(config, blocks=blocks)
+
+
+def rotated(config, change):
+    """*config* with every rotation changed."""
+    return attending(
+        config, lambda it: it if it.rope is None else replace(it, rope=change(it.rope))
+    )
 
 
 @contextmanager

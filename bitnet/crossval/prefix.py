@@ -1,0 +1,154 @@
+"""Caches of the positions before those whose operations are compared, from an engine's values.
+
+An operation of a late position reads keys, values and states of all earlier ones. An engine gives
+the rows that these are made of: rotated keys and values, the input of a convolution, or one product
+that is split into several of them. From there on the float64 program fills its caches; whatever
+depends on other rows is left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.kernels.instructions import (
+    Attend,
+    Center,
+    Gate,
+    Join,
+    Norm,
+    Rotate,
+    Select,
+    Split,
+    Temper,
+)
+from bitnet.kernels.mixer_instructions import (
+    Convolve,
+    DeltaRule,
+    Enumerate,
+    Route,
+    SelectiveScan,
+)
+from bitnet.kernels.program import Mark, Pass, Register, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from bitnet.kernels.kv_cache import KVCache
+    from bitnet.kernels.program import Instruction, Program
+    from bitnet.models.transformer import Model
+
+# Cheap instructions between a product and a cache.
+_REPEATED = (
+    *(Center, Convolve, DeltaRule, Gate, Join, Norm),
+    *(Rotate, SelectiveScan, Split, Temper),
+)
+_WITH_STATE = (Convolve, DeltaRule, SelectiveScan)
+
+
+def results(step: Instruction) -> tuple[Register, ...]:
+    """Registers that *step* changes."""
+    if isinstance(step, Route):
+        return step.experts, step.weights
+    if isinstance(step, Enumerate):
+        return (step.experts,)
+    if isinstance(step, (Mark, Select)):
+        return ()
+    return tuple(_registers(step, "out", "outs")) or tuple(_registers(step, "x"))
+
+
+def inputs(step: Instruction) -> tuple[Register, ...]:
+    """Registers that *step* reads, also those that it changes in place."""
+    if isinstance(step, (Enumerate, Mark, Select)):
+        return ()
+    written = ("out", "outs")
+    if isinstance(step, Route):
+        written = ("experts", "weights")
+    return tuple(_registers(step, *(field for field in vars(step) if field not in written)))
+
+
+def _registers(step: object, *fields: str) -> Iterator[Register]:
+    """Registers in *fields* of an instruction, of which each has one, several or none."""
+    for field in fields:
+        value = getattr(step, field, None)
+        for part in value if type(value) is tuple else (value,):
+            if isinstance(part, Register):
+                yield part
+
+
+def list_cached(program: Program, *, last: bool) -> tuple[str, ...]:
+    """Names of the intermediates that the caches of *program* are made of, in order.
+
+    They are those between a product and a cache: all of them, or the *last* ones before a cache
+    alone, which suffice.
+    """
+    sources: dict[Register, frozenset[str]] = {}
+    names: dict[str, None] = {}
+    for step in program.instructions:
+        if isinstance(step, Mark):
+            before = frozenset() if last else sources.get(step.register, frozenset())
+            sources[step.register] = before | {step.name}
+            continue
+        read = frozenset[str]().union(*(sources.get(it, frozenset()) for it in _filling(step)))
+        if isinstance(step, (Attend, *_WITH_STATE)):
+            names |= dict.fromkeys(sorted(read))
+        sources |= dict.fromkeys(
+            results(step), read if isinstance(step, _REPEATED) else frozenset()
+        )
+    return tuple(names)
+
+
+def _filling(step: Instruction) -> tuple[Register, ...]:
+    """Registers that *step* puts into a cache; for one without a cache, those that it reads."""
+    if isinstance(step, Attend):
+        return tuple(it for it in (step.k, step.v) if it is not None)
+    return inputs(step)
+
+
+def fill_caches(
+    exact: Model,
+    cache: KVCache,
+    ids: Sequence[int],
+    theirs: Mapping[str, NDArray[Any]],
+    *,
+    stored: Callable[[NDArray[Any]], NDArray[np.float64]],
+) -> bool:
+    """Fill *cache* with *ids*, from the rows of an engine; False if it does not give enough.
+
+    Args:
+        exact: the float64 model.
+        cache: an empty one of that model.
+        ids: the earlier positions.
+        theirs: intermediates of the engine by name, whose first rows are of *ids*.
+        stored: keys or values as the engine's cache holds them.
+    """
+    segment = Segment(ids, cache, "all")
+    on = Pass(exact.program, exact.weights, exact.ops, [segment])
+    count = len(ids)
+    for step in exact.program.instructions:
+        if isinstance(step, Mark):
+            rows = theirs.get(step.name)
+            if rows is not None and len(rows) >= count and rows[0].size == step.register.width:
+                values = rows[:count].reshape(count, step.register.width)
+                on.registers[step.register] = values.astype(np.float64)
+        elif isinstance(step, Attend):
+            if step.k is not None and step.v is not None:
+                if not {step.k, step.v} <= on.registers.keys():
+                    return False
+                keys, values = (
+                    on.heads(register, step.kind.head_dim) for register in (step.k, step.v)
+                )
+                cache.append(step.cache, stored(keys), stored(values))
+            on.registers.pop(step.out, None)
+        elif isinstance(step, _REPEATED) and on.registers.keys() >= set(inputs(step)):
+            exact.ops.run(step, on)
+        elif isinstance(step, _WITH_STATE):
+            return False
+        else:
+            for register in results(step):
+                on.registers.pop(register, None)
+    cache.advance(count)
+    return True
