@@ -191,11 +191,7 @@ ROPE_KINDS: dict[str, Kind] = {
 
 
 def check_values(config: Config, read: set[str]) -> None:
-    """Check the values in *config* of the keys that are *read*.
-
-    Raises:
-        InvalidFormat: a value is of another kind than its key has; the message names both.
-    """
+    """Check the values in *config* of the keys that are *read*."""
     for key in sorted(read & config.keys()):
         _check_value(key, config[key], KINDS[key])
     for name in _TABLES:

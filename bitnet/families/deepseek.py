@@ -125,7 +125,7 @@ _LATENT = Family(
         **GROUPED_CONFIG,
         **reads("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"),
         "qk_head_dim": Rule("the sum of both widths"),
-        "rope_interleave": neutral(None, True),
+        "rope_interleave": neutral(True),
     },
     gguf_keys={
         **GROUPED_KEYS,

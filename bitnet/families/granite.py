@@ -94,7 +94,12 @@ _MOE = register_variant(
     title="Granite with experts",
     architecture="granitemoe",
     model_types=("granitemoe", "granitemoeshared"),
-    config_keys=EXPERT_CONFIG | reads("shared_intermediate_size"),
+    config_keys={
+        **EXPERT_CONFIG,
+        **reads("shared_intermediate_size"),
+        # transformers 4 follows it, transformers 5 always rotates.
+        "position_embedding_type": neutral("rope"),
+    },
     gguf_keys=SHARED_KEYS,
     llama_cpp=replace(_SUPPORT, nonzero=("logit_scale",)),
 )

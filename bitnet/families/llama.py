@@ -100,7 +100,8 @@ register(
 register(
     title="Phi-3, 3.5 and 4-mini",
     architecture="phi3",
-    stated="original_max_position_embeddings",
+    # The class's own value counts before that of the table, in every version of transformers.
+    defaults={"original_max_position_embeddings": 4096},
     config_keys=reads("sliding_window original_max_position_embeddings partial_rotary_factor"),
     partial_rotation=True,
     llama_cpp=LlamaCppSupport(

@@ -138,7 +138,8 @@ def _falcon_values(config: Config) -> Values:
             raise ValueError(f"{rows.shape[0]:,} rows, expected {sum(parts):,}")
         of_rows = np.repeat(np.array(factors, dtype=np.float32), parts)
         of_rows = of_rows.reshape(-1, *[1] * (rows.ndim - 1))
-        return np.multiply(rows, of_rows * np.float32(factor))
+        scaled: NDArray[Any] = np.multiply(rows, of_rows * np.float32(factor))
+        return scaled
 
     return {
         **mamba2_values(config["mamba_n_groups"]),

@@ -19,6 +19,7 @@ import numpy as np
 from bitnet.base.findings import Finding, worst
 from bitnet.formats.containers import find_ignored_keys
 from bitnet.formats.gguf_header import Array, layout_faults
+from bitnet.formats.outside_keys import find_not_followed, find_unknown_keys
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import split_digits
 
@@ -77,6 +78,12 @@ def _general(gguf: GGUF) -> Iterator[Finding]:
     for key, value in find_ignored_keys(gguf.metadata, gguf.architecture).items():
         text = f"{key} is {value!r:.80}: llama.cpp ignores it, and so do we"
         yield Finding("warning", "ignored-key", text)
+    for key in find_unknown_keys(gguf.metadata):
+        text = f"{key} is not a key of llama.cpp b11434 or of gguf-py: nothing reads it"
+        yield Finding("warning", "unknown-key", text)
+    for key in find_not_followed(gguf.metadata):
+        text = f"{key} is of a sampler that answers here do not have"
+        yield Finding("warning", "sampling-not-followed", text)
     original = gguf.metadata.get(f"{gguf.architecture}.rope.scaling.original_context_length")
     if "rope_factors_long.weight" in gguf.tensors and isinstance(original, int):
         text = (

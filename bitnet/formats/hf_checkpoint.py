@@ -316,14 +316,15 @@ def _mlx_bits(config: Mapping[str, Any], model: str) -> int | None:
     bits = packing.get("bits")
     expected = {"bits": bits, "group_size": _GROUP, "mode": "affine"}
     again = config.get("quantization_config", packing)
-    is_known = isinstance(bits, int) and bits in _MLX_TYPES
-    if not is_known or again != packing or {"mode": "affine"} | packing != expected:
+    if not isinstance(bits, int):
+        bits = 0  # of no type
+    if bits not in _MLX_TYPES or again != packing or {"mode": "affine"} | packing != expected:
         raise Unsupported(
             f"{model}: quantization in config.json is {packing!r}; of MLX, 1 and 2 bits in "
             f"groups of {_GROUP} are read, the same for every matrix",
             hint=_HINT,
         )
-    return int(bits)
+    return bits
 
 
 def _repack(tensors: Mapping[str, Weight], bits: int) -> dict[str, Weight]:

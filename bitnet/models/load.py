@@ -9,6 +9,7 @@ from bitnet.families.family import architecture_refusal, check_keys, families, f
 from bitnet.families.hadamard import hadamard_basis
 from bitnet.families.keys import refusal
 from bitnet.formats.checkpoint import has_input_norms
+from bitnet.formats.outside_keys import check_outside_keys
 from bitnet.formats.sentence_transformers import POOLINGS
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.transformer import Model
@@ -29,6 +30,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     if family is None:
         raise architecture_refusal(checkpoint.architecture, ARCHITECTURES, kind="quantized ")
     label, reads_no_scale = checkpoint.path.name, "attention.scale" not in family.gguf_keys
+    check_outside_keys(checkpoint.metadata, label)
     check_keys(checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=label)
     if checkpoint.gguf is not None and (zero := find_zero(checkpoint.metadata, family)):
         why = "llama.cpp computes no usable logits with 0, so no file can mean that"

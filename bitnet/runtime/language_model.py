@@ -19,6 +19,7 @@ from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.invocation import word
 from bitnet.base.options import check_ids, check_type
 from bitnet.formats.checkpoint import Prompts
+from bitnet.formats.generation import GenerationSettings, read_generation_settings
 from bitnet.kernels.native import select
 from bitnet.models.load import config_from, load_model
 from bitnet.runtime.answer import Answer
@@ -79,6 +80,7 @@ class LanguageModel:
         load_s: seconds it took to load.
         ignored_keys: keys of the model file that were ignored on request.
         prompts: prefixes that the model expects before texts it embeds, by name.
+        generation: sampling and suppressed ids of the model's files.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class LanguageModel:
         self.load_s: float = 0.0
         self.ignored_keys: tuple[str, ...] = ()
         self.prompts: Prompts = Prompts()
+        self.generation: GenerationSettings = GenerationSettings()
 
     @property
     def engine(self) -> Scheduler:
@@ -142,6 +145,7 @@ class LanguageModel:
                 f"{self.path.name} makes vectors of texts and does not write any",
                 hint=f"bitnet embed {word(self.path)} --input texts.txt",
             )
+        request = request.with_settings(self.generation)
         calls = reasoning = None
         if (messages := request.messages) is None:
             ids = self._encode("prompt", request.prompt)
@@ -415,6 +419,7 @@ def load_checkpoint(
     model.load_s = load_s
     model.ignored_keys = tuple(sorted(checkpoint.ignored))
     model.prompts = checkpoint.prompts
+    model.generation = read_generation_settings(checkpoint).within(model.config.vocab_size)
     return model
 
 

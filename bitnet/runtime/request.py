@@ -22,6 +22,7 @@ from bitnet.base.options import check_bounds, check_type, option, wrong_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from bitnet.formats.generation import GenerationSettings
     from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallRules
 
@@ -171,6 +172,8 @@ class Request:
     continue_final_message: bool = False
     # The rest is what a LanguageModel makes of these for its tokens.
     stop_ids: frozenset[int] = field(default=frozenset(), metadata=_INNER)
+    suppressed: frozenset[int] = field(default=frozenset(), metadata=_INNER)  # in no answer
+    suppressed_first: frozenset[int] = field(default=frozenset(), metadata=_INNER)  # not its first
     grammar: Grammar | None = field(default=None, metadata=_INNER)
     calls: CallRules | None = field(default=None, metadata=_INNER)
     reasoning: ReasoningRules | None = field(default=None, metadata=_INNER)
@@ -251,6 +254,14 @@ class Request:
         if problem:
             name = "continue_final_message"
             raise UsageError(f"{name}: {problem}", field=name)
+
+    def with_settings(self, settings_of_model: GenerationSettings) -> Request:
+        """This request without the ids that the files of its model suppress."""
+        return replace(
+            self,
+            suppressed=settings_of_model.suppressed,
+            suppressed_first=settings_of_model.suppressed_first,
+        )
 
     def actual_seed(self) -> int:
         """Effective seed: as given, ``BITNET_SEED``, 42 in reproducible runs, or a random one."""

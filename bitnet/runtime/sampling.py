@@ -55,7 +55,14 @@ class Sampler:
         self._counts = Counter(dict.fromkeys(prompt, 0) if request.repetition_penalty != 1 else ())
         self._seed = request.actual_seed()
         penalties = request.repetition_penalty - 1, request.frequency_penalty
-        self._adjusts = bool(request.logit_bias or any(penalties) or request.presence_penalty)
+        self._adjusts = bool(
+            request.logit_bias
+            or any(penalties)
+            or request.presence_penalty
+            or request.suppressed
+            or request.suppressed_first
+        )
+        self._is_first = True  # nothing was generated yet
         self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         self._indexed = SHORTEST  # positions before this one are in _ends
         self._draft_length = min(request.lookup, FIRST)
@@ -103,6 +110,7 @@ class Sampler:
         at = self._choose(values)
         token = at if allowed is None else int(allowed[at])
         self._counts[token] += 1
+        self._is_first = False
         return Piece(token) if top is None else _with_logprobs(token, logits, top)
 
     def needs(self, foreseen: Iterable[int] = ()) -> Needed | None:
@@ -122,7 +130,7 @@ class Sampler:
         touched = np.empty(0, dtype=np.int64)
         if self._adjusts:
             # Other tokens keep their logits; only these are needed whatever their values are.
-            ids = {*self._counts, *request.logit_bias, *foreseen}
+            ids = {*self._counts, *request.logit_bias, *foreseen, *self._find_suppressed()}
             touched = np.sort(np.fromiter(ids, dtype=np.int64))
         return Needed(count, margin, touched)
 
@@ -170,6 +178,7 @@ class Sampler:
             return None
         token = int(found.ids[at])
         self._counts[token] += 1
+        self._is_first = False
         return Piece(token)
 
     def _choose_among(self, values: NDArray[np.floating[Any]], found: Found) -> int | None:
@@ -230,7 +239,17 @@ class Sampler:
             out[at] -= request.frequency_penalty * counts + request.presence_penalty * (counts > 0)
         for token, bias in request.logit_bias.items():  # ids of the vocabulary, as was checked
             out[places(token)] += bias
+        suppressed = self._find_suppressed()
+        if suppressed:
+            out[places(np.fromiter(suppressed, dtype=np.intp))] = -math.inf
         return out
+
+    def _find_suppressed(self) -> frozenset[int]:
+        """Ids that the next token may not have."""
+        request = self.request
+        if self._is_first:
+            return request.suppressed | request.suppressed_first
+        return request.suppressed
 
     def _choose(self, values: NDArray[np.floating[Any]]) -> int:
         """Index of the chosen token in *values*."""

@@ -217,6 +217,9 @@ REFUSED = {
         {"mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
     "halves-that-rotate": (*MIXED["glm4.7-flash"], {"rope_interleave": False}),
+    "halves-by-null": (*MIXED["deepseek3"], {"rope_interleave": None}),
+    "no-positions": (*MIXED["granitemoe"], {"position_embedding_type": "nope"}),
+    "no-positions-by-null": (*MIXED["granitemoe"], {"position_embedding_type": None}),
     "networks-with-and-without-experts": (
         *MIXED["nemotron-h"],
         {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"]},
@@ -234,6 +237,20 @@ def test_what_is_not_computed_is_refused_by_name(case, tmp_path):
     key, value = next(iter(changes.items()))
     nested = value if isinstance(value, dict) else ()
     assert any(name in str(raised.value) for name in (key, *nested, "rope scaling", "activation"))
+
+
+def test_an_original_context_in_the_rope_table_alone_does_not_count_for_phi3(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    make("Phi3", PHI | {"max_position_embeddings": 8192}, tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["original_max_position_embeddings"]
+    config["rope_parameters"]["original_max_position_embeddings"] = 16
+    path.write_text(json.dumps(config))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).float().eval()
+    found = engine(tmp_path).logits(TOKENS)
+    assert relative_difference(found, expected_logits(model, TOKENS)) < MAX_RELATIVE_DIFFERENCE
 
 
 def test_an_ignored_key_is_as_if_it_were_not_there(tmp_path):

@@ -1,0 +1,130 @@
+"""Sampling that the files of a model recommend, and ids that no answer has.
+
+A folder has them in ``generation_config.json``, a GGUF file in ``general.sampling.*`` and
+``tokenizer.ggml.suppress_tokens``. Out-of-range ids are dropped where they are applied, as in
+llama.cpp and transformers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import InvalidFormat
+
+if TYPE_CHECKING:
+    from bitnet.formats.checkpoint import Checkpoint
+
+_FILE = "generation_config.json"
+_SUPPRESS = "tokenizer.ggml.suppress_tokens"
+_MOST_IDS = 1 << 20  # ids of a list, more than a vocabulary has
+
+
+@dataclass(frozen=True)
+class SamplingDefault:
+    """Value of a field of a request, and the key of a file that has it."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """Sampling that the files of a model recommend, and ids that no answer has."""
+
+    # fields of a request, such as ``temperature``
+    sampling: Mapping[str, SamplingDefault] = field(default_factory=dict)
+    suppressed: frozenset[int] = frozenset()  # ids that no answer has
+    suppressed_first: frozenset[int] = frozenset()  # ids that no answer begins with
+
+    def within(self, vocab_size: int) -> GenerationSettings:
+        """These without ids outside of a vocabulary of *vocab_size* tokens."""
+
+        def inside(ids: frozenset[int]) -> frozenset[int]:
+            return frozenset(token for token in ids if 0 <= token < vocab_size)
+
+        return replace(
+            self,
+            suppressed=inside(self.suppressed),
+            suppressed_first=inside(self.suppressed_first),
+        )
+
+
+# Fields of a request by their keys in both containers, with the bounds of their values.
+_FROM_FOLDER = {
+    "temperature": ("temperature", 0.0, 100.0),
+    "top_k": ("top_k", 0, 2**31),
+    "top_p": ("top_p", 0.0, 1.0),
+    "min_p": ("min_p", 0.0, 1.0),
+    "repetition_penalty": ("repetition_penalty", 1e-3, 100.0),
+}
+_FROM_GGUF = {
+    "general.sampling.temp": ("temperature", 0.0, 100.0),
+    "general.sampling.top_k": ("top_k", 0, 2**31),
+    "general.sampling.top_p": ("top_p", 0.0, 1.0),
+    "general.sampling.min_p": ("min_p", 0.0, 1.0),
+    "general.sampling.penalty_repeat": ("repetition_penalty", 1e-3, 100.0),
+}
+
+
+def read_generation_settings(checkpoint: Checkpoint) -> GenerationSettings:
+    """Sampling that the files of *checkpoint* recommend, and ids that no answer has."""
+    if checkpoint.gguf is not None:
+        metadata = checkpoint.metadata
+        suppressed = _check_ids(metadata.get(_SUPPRESS), _SUPPRESS, checkpoint.path.name)
+        sampling = _read_sampling(metadata, _FROM_GGUF, checkpoint.path.name, "")
+        return GenerationSettings(sampling, suppressed)
+    files = checkpoint.inventory
+    if _FILE not in files:
+        return GenerationSettings()
+    config = files.json(_FILE, dict)
+    model = f"{checkpoint.path.name}: {_FILE}"
+    samples = config.get("do_sample")
+    if not isinstance(samples, bool | None):
+        raise _wrong(model, "do_sample", samples, "true or false")
+    table = _FROM_FOLDER
+    if not samples:  # transformers' answers are greedy; the penalty applies to them as well
+        table = {"repetition_penalty": _FROM_FOLDER["repetition_penalty"]}
+    return GenerationSettings(
+        _read_sampling(config, table, model, f"{_FILE}: "),
+        _check_ids(config.get("suppress_tokens"), "suppress_tokens", model),
+        _check_ids(config.get("begin_suppress_tokens"), "begin_suppress_tokens", model),
+    )
+
+
+def _read_sampling(
+    keys: Mapping[str, Any], table: Mapping[str, tuple[str, float, float]], model: str, prefix: str
+) -> dict[str, SamplingDefault]:
+    settings: dict[str, SamplingDefault] = {}
+    for key, (name, least, most) in table.items():
+        value = keys.get(key)
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name == "top_k" and value == -1:
+            value = 0  # all tokens
+        if not is_number or not abs(value) <= sys.float_info.max or not least <= value <= most:
+            raise _wrong(model, key, value, f"a number from {least:g} to {most:g}")
+        if name == "top_k" and not isinstance(value, int):
+            raise _wrong(model, key, value, "an integer")
+        settings[name] = SamplingDefault(value, f"{prefix}{key}")
+    return settings
+
+
+def _check_ids(values: Any, key: str, model: str) -> frozenset[int]:
+    if values is None:
+        return frozenset()
+    is_list = isinstance(values, Iterable) and not isinstance(values, str | Mapping)
+    ids: list[Any] = list(values) if is_list and len(values) <= _MOST_IDS else [None]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise _wrong(model, key, values, "a list of token ids")
+    return frozenset(ids)
+
+
+def _wrong(model: str, key: str, value: Any, expected: str) -> InvalidFormat:
+    return InvalidFormat(
+        f"{model}: {key} is {value!r:.80}, expected {expected}",
+        hint="compare the file with the one that the model's author publishes",
+    )
