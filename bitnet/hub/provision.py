@@ -254,13 +254,13 @@ def _obtain(
         return artifact
     where = order.target or order.default or project.store.folder
     project.require_connection(where, order.command)
-    sources.require_token(order.source)
-    if order.check is not None:
-        logger.info("Can download compatible tokenizer from: %s", order.source.repo)
-        logger.info("Downloading tokenizer for repo: %s", order.source.repo)
-    if order.target is not None:
-        check_writable(folder)  # before anything is fetched
     try:
+        sources.require_token(order.source)
+        if order.check is not None:
+            logger.info("Can download compatible tokenizer from: %s", order.source.repo)
+            logger.info("Downloading tokenizer for repo: %s", order.source.repo)
+        if order.target is not None:
+            check_writable(folder)  # before anything is fetched
         return _fetch(order, project, claims)
     except AuthError:
         if skip_gated:
