@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 MOST_HEADER = 2000  # characters
 TOO_LONG = "context_length_exceeded"
 _PROMPTS = ("messages", "prompt", "input", "content", "input_prefix")  # fields with the prompt
@@ -148,6 +149,10 @@ def name_ignored(request: Request, slot: Slot, form: Form, body: Body) -> dict[s
         names.append("model")
     if slot.pinned and body.get("keep_alive") is not None:
         names.append("keep_alive")
+    most = min(models.max_output_tokens, slot.model.context)
+    for name in _LENGTHS if form.clamps else ():
+        if (body.get(name) or 0) > most:  # the answer ends at the limit, and says so
+            names.append(name)
     for name in names:
         if (form.name, name) not in models.ignored:
             models.ignored.add((form.name, name))

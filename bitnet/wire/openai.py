@@ -382,7 +382,7 @@ CHAT = Form(
         **mark_refused("audio", "prediction", "web_search_options"),
     },
     required=("messages",),
-    ignores=chat_ignores,
+    ignores=chat_ignores, clamps=True,
     setters=SETTERS, tag="OpenAI", summary="The next message of a conversation",
     id_prefix="chatcmpl-", requests=chat_requests, reply=chat_reply, events=chat_events,
     aliases=("/chat/completions",),  # as llama.cpp's server has it

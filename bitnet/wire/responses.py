@@ -395,7 +395,7 @@ RESPONSE = Form(
         **mark_refused("top_logprobs", neutral=(0,)),
     },
     required=("input",),
-    ignores=response_ignores,
+    ignores=response_ignores, clamps=True,
     dialect="responses", tag="OpenAI", summary="The next items of a conversation",
     id_prefix="resp_", requests=response_requests, reply=response_reply, events=response_events,
 )  # fmt: skip

@@ -1,0 +1,31 @@
+"""Bodies that agents send, recorded with their texts left out: every field of them is known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import bitnet
+from bitnet.runtime.request import EVERYTHING, Request
+from bitnet.wire.routes import ROUTES
+
+BODIES = json.loads((Path(__file__).parents[1] / "data" / "agent_bodies.json").read_text())
+#: Fields that cannot change the answer of a model without reasoning, by the agent.
+NAMED = {
+    "claude-code": {"context_management", "output_config.effort", "thinking"},
+    "codex": {"client_metadata", "include", "tools.namespace", "tools.web_search"},
+    "opencode": set(),
+}
+
+
+@pytest.mark.parametrize("agent", BODIES)
+def test_every_field_that_an_agent_sends_is_known(agent):
+    form, body = ROUTES[BODIES[agent]["path"]], BODIES[agent]["body"]
+    fields = form.read(body)
+    with bitnet.load("bitnet-tiny") as model:
+        (request,) = form.requests(fields, Request(max_tokens=EVERYTHING), model)
+        request.check()
+        named = form.list_ignored(fields, model)
+    assert request.tools
+    assert request.messages[-1]["content"]
+    assert set(named) >= NAMED[agent.split()[0]]
