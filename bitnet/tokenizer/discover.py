@@ -287,7 +287,7 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
 
 
 def disagreement(chosen: Tokenizer, candidate: Tokenizer) -> str:
-    """The first thing in which two tokenizers differ, empty if there is nchosen.
+    """The first thing in which two tokenizers differ, empty if there is none.
 
     Compared are the texts of all ids, special tokens, and ids and decoded texts of the probes.
     """

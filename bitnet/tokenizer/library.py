@@ -129,6 +129,11 @@ def _template(spec: TokenizerSpec) -> dict[str, Any] | None:
 
 
 def _decoder(spec: TokenizerSpec) -> dict[str, Any] | None:
+    own = [step for step in spec.decoder if step.type not in ("Bytes", "CleanUp")]
+    if [step.type for step in own] == ["Join"]:
+        return None
+    if own:
+        return _sequence(_steps(own), "decoders")
     if spec.byte_level:
         flags = ("add_prefix_space", "trim_offsets", "use_regex")
         return {"type": "ByteLevel", **dict.fromkeys(flags, True)}
