@@ -110,6 +110,11 @@ _FLOATS = (
     *("expert_weights_scale", "final_logit_softcapping"),
 )
 _PLAIN_LAYERS: dict[str, set[Any]] = {"layer_types": {"full_attention"}, "no_rope_layers": {1}}
+# Models around a known text model that give other logits than the text model alone.
+_OTHER_LOGITS = {
+    "paligemma": "its prompt attends in both directions, which is not computed",
+    "aya_vision": "it does not scale its logits as its text model does",
+}
 _HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
 
 
@@ -140,8 +145,8 @@ def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Desc
     In a multimodal model its ``text_config`` counts. Keys to *ignore* are named with or without the
     tables that contain them. Errors name *model*.
     """
-    config, quantization, ignored = _without_ignored(outer, ignore)
     try:
+        config, quantization, ignored = _without_ignored(outer, ignore)
         return _describe(config, quantization, ignored)
     except (InvalidFormat, Unsupported) as error:
         raise type(error)(f"{model}: {error.message}", hint=error.hint) from None
@@ -197,6 +202,11 @@ def _without_ignored(
     """The text model's keys and its quantization without ignored keys, and the ignored keys."""
     inner = outer.get("text_config")
     merged = {**outer, **inner} if isinstance(inner, dict) else dict(outer)
+    why = _OTHER_LOGITS.get(str(outer.get("model_type")))
+    if why is not None:
+        raise refusal("model_type", outer["model_type"], why)
+    if isinstance(inner, dict) and isinstance(outer.get("tie_word_embeddings"), bool):
+        merged["tie_word_embeddings"] = outer["tie_word_embeddings"]  # as in transformers 5
     merged.pop("text_config", None)
     ignored: dict[str, Any] = {}
 

@@ -138,11 +138,11 @@ _LAYER = re.compile(
     r"layers\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
 )
 _PREFIX = re.compile(
-    r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?(?:backbone\.)?"
+    r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
 )
 _NOT_TEXT = re.compile(
     r"^(?:model\.)?(?:vision_tower|audio_tower|embed_vision|embed_audio|visual"
-    r"|multi_modal_projector)\.|^mtp\.|rotary_emb\.inv_freq$"
+    r"|multi_modal_projector|vision_model|connector)\.|^(?:model\.)?image_newline$|^mtp\.|rotary_emb\.inv_freq$"
 )
 
 

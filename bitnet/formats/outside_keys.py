@@ -91,7 +91,7 @@ def find_not_followed(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def check_outside_keys(metadata: Mapping[str, Any], model: str) -> None:
-    """Refuse a *model* with a key by which llama.cpp computes other logits than are computed here."""
+    """Refuse a *model* with a key by which llama.cpp computes other logits."""
     for key, value in metadata.items():
         if RULES.get(key) is _COMPUTES:
             shown = value if isinstance(value, str | int | float) else list(value)

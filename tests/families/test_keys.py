@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bitnet import families as package
-from bitnet.base.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.config_json import describe
 from bitnet.families.family import families
 from bitnet.families.keys import BECOMES, COMMON
@@ -47,3 +47,16 @@ def test_a_folder_without_a_key_that_transformers_would_assume_is_refused(key):
     without = {name: value for name, value in MISTRAL.items() if name != key}
     with pytest.raises(InvalidFormat, match=f"missing or wrong: '{key}'"):
         describe(without, model="m")
+
+
+@pytest.mark.parametrize("outer", ["paligemma", "aya_vision"])
+def test_a_model_around_a_text_model_that_changes_its_logits_is_refused_by_name(outer):
+    with pytest.raises(Unsupported, match=outer):
+        describe({"model_type": outer, "text_config": MISTRAL}, model="m")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_outer_configuration_says_whether_the_head_is_the_embedding(tied):
+    text = MISTRAL | {"tie_word_embeddings": not tied}
+    outer = {"model_type": "llava", "tie_word_embeddings": tied, "text_config": text}
+    assert describe(outer, model="m").tied is tied
