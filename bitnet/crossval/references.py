@@ -16,6 +16,7 @@ import logging
 import math
 import subprocess
 import tempfile
+import zipfile
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -208,7 +209,11 @@ class _InProcess(Reference):
             except InvalidFormat as error:
                 raise EngineFailed(f"{self.name}: {error.message}", hint=_OTHER) from error
             tensors = target.with_suffix(".npz")
-            arrays = dict(np.load(tensors)) if tensors.exists() else {}
+            try:
+                arrays = dict(np.load(tensors)) if tensors.exists() else {}
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                text = f"{self.name} wrote intermediates that cannot be read: {error}"
+                raise EngineFailed(text, hint=_OTHER) from error
         if "error" in answer:
             file = question.checkpoint.path.name
             raise EngineFailed(f"{self.name} cannot run {file}: {answer['error']}", hint=_OTHER)

@@ -28,6 +28,7 @@ from bitnet.crossval.evidence import (
     TestedModel,
     compare,
     compute_path,
+    divergence,
     kernels_since,
     read_counters,
     texts_for,
@@ -75,6 +76,8 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.tokenizer import Tokenizer
 
+# Largest KL divergence between two float64 passes over one model, on any machine.
+_SAME_PASS = 1e-8
 _NO_TOKENS = "it has no tokens"
 
 # Of a longer prompt only the last positions are compared: they attend to all others.
@@ -329,7 +332,8 @@ class _Comparison:
     def run(self, evidence: Evidence, theirs: Trace) -> tuple[Evidence, Trace | None]:
         """*evidence* with all traces compared, and the float64 pass.
 
-        A recording brings its own pass: today's would run the very file in question.
+        A recording brings its own pass, from which today's, over the file in question, may not
+        differ.
         """
         model, reference, question = self.model, self.reference, self.question
         self.graph, self.exact = model.engine.model, Float64()
@@ -349,6 +353,8 @@ class _Comparison:
         faults = evidence.faults | {"ours": faults_of(ours, question.prompts, vocabulary=size)}
         if exact is not None:
             faults["float64"] = faults_of(exact, alone.prompts, vocabulary=size)
+        if exact is not None and not evidence.plan.live:
+            faults["float64"] += changes_of(self.exact.trace(alone), exact)
         rows, greedy = compare(ours, theirs, exact=exact)
         operations: dict[str, tuple[Operation, ...]] = {}
         if evidence.plan.live and question.prompts:
@@ -411,6 +417,21 @@ class _Comparison:
             missing = missing_operations(theirs, planned, all_of_them=False)
             operations[reference.name] = (*theirs, *missing)
         return operations, fault
+
+
+def changes_of(today: Trace, recorded: Trace) -> tuple[str, ...]:
+    """Faults of the float64 pass of *today* if it differs from the *recorded* one; else empty."""
+    for number, (answer, before) in enumerate(zip(today.prompts, recorded.prompts, strict=False)):
+        pairs = zip(answer.positions, before.positions, strict=False)
+        for at, (position, recorded_position) in enumerate(pairs, before.first):
+            kl = divergence(recorded_position, position)
+            if kl is None or kl > _SAME_PASS:
+                distance = "without numbers" if kl is None else f"KL {kl:.1e}"
+                return (
+                    f"today's pass is not the recorded one: {distance} at position {at} of prompt "
+                    f"{number}, at most {_SAME_PASS:.0e}",
+                )
+    return ()
 
 
 def recordable(trace: Trace, tokenizer: Tokenizer) -> Trace:

@@ -60,13 +60,13 @@ def test_one_flipped_scale_is_seen_in_the_logits(recording, tmp_path, encoding, 
     assert "logits" in recording(*files)
 
 
-def test_a_change_too_small_for_the_logits_is_seen_in_the_digest(recording, tmp_path):
+def test_a_change_too_small_for_the_logits_is_seen_in_digest_and_float64_pass(recording, tmp_path):
     good, bad = random_model("Q8_0"), random_model("Q8_0")
     data = bad.weights["blk.1.ffn_down.weight"].data.copy()
     data[2] ^= 1  # the last bit of one weight
     bad.weights["blk.1.ffn_down.weight"] = replace(bad.weights["blk.1.ffn_down.weight"], data=data)
     files = [write_model(tmp_path / f"{i}.gguf", one) for i, one in enumerate((good, bad))]
-    assert recording(*files, forget_file=False) == {"model"}
+    assert recording(*files, forget_file=False) == {"model", "answers"}
 
 
 def test_a_permuted_tensor_is_seen_in_the_logits(recording, tmp_path):
