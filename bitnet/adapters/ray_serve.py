@@ -74,8 +74,14 @@ class Replica:
         worker_id = ray.get_runtime_context().get_actor_id() or "worker"
         narrate = narrator(_write, worker_id=worker_id, form="json")
         metrics = Metrics()
-        limits = {name: options[name] for name in ("max_batch", "queue", "max_output_tokens")}
-        self._models = Models([slot], metrics, narrate, **limits)
+        self._models = Models(
+            [slot],
+            metrics,
+            narrate,
+            max_batch=options["max_batch"],
+            queue=options["queue"],
+            max_output_tokens=options["max_output_tokens"],
+        )
         self._models.load_first()
         # The doors of other nodes send here, with any name of the host.
         access = ServeOptions(
