@@ -129,7 +129,12 @@ def folder(path, kind, *, seed=0, pooling="lasttoken", **more):
         "pair": [_PIECE, _END, {"Sequence": {"id": "B", "type_id": 1}}, _END],
         "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}},
     }
-    settings = {"bos_token": None, "eos_token": "</s>", "add_bos_token": False}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # that of the family would add its own tokens
+        "bos_token": None,
+        "eos_token": "</s>",
+        "add_bos_token": False,
+    }
     (path / "1_Pooling").mkdir(exist_ok=True)
     for name, content in {
         "config.json": CONFIGS[kind] | more,
