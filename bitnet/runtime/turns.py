@@ -83,7 +83,8 @@ class Turns:
         facts = self._facts
         turns = [Turn(number, _tidy(number, message)) for number, message in enumerate(messages)]
         turns = _link_results(turns, short=facts.short_ids)
-        if explained or not (facts.calls and facts.results):
+        uses_tools = any(turn.calls or turn.role == "tool" for turn in turns)
+        if uses_tools and (explained or not (facts.calls and facts.results)):
             turns = self._spell(turns, results=bool(explained) or not facts.results)
         if explained:
             prompt = explain_tools(self.format, explained)

@@ -89,7 +89,8 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
     A failure before anything has been sent is raised.
     """
     body, models, path = await body_of(request, form), request.app.state.models, request.url.path
-    idle_s = ollama.seconds_of(body.get("keep_alive"))
+    keep_alive = body.get("keep_alive")
+    idle_s = None if keep_alive is None else ollama.seconds_of(keep_alive)
     is_empty = form.loads and not body[form.loads]
     if is_empty and idle_s == 0:  # Ollama's way to unload a model
         _unload(models, body["model"])

@@ -206,10 +206,8 @@ def _line(
     return head | {"message": message | ({"tool_calls": [*calls]} if calls else {})}
 
 
-def seconds_of(keep_alive: float | str | None) -> float | None:
+def seconds_of(keep_alive: float | str) -> float:
     """Seconds that *keep_alive* stands for: a number, or a text such as ``5m``; below 0: always."""
-    if keep_alive is None:
-        return None
     parts = _DURATION.fullmatch(str(keep_alive).strip())
     if parts is None:
         raise UsageError(

@@ -58,17 +58,28 @@ def worker(serving):
 
 
 @pytest.fixture
-def client(worker):
-    """OpenAI's client of the worker."""
+def openai_client():
+    """Make OpenAI's client of a worker; it is closed with the test."""
     import openai
 
-    with openai.OpenAI(
-        base_url=f"{worker.address}/v1",
-        api_key="none",
-        max_retries=0,
-        http_client=openai.DefaultHttpxClient(verify=False),  # plain HTTP
-    ) as client:
-        yield client
+    with contextlib.ExitStack() as stack:
+
+        def connect(worker):
+            client = openai.OpenAI(
+                base_url=f"{worker.address}/v1",
+                api_key="none",
+                max_retries=0,
+                http_client=openai.DefaultHttpxClient(verify=False),  # plain HTTP
+            )
+            return stack.enter_context(client)
+
+        yield connect
+
+
+@pytest.fixture
+def client(openai_client, worker):
+    """OpenAI's client of the worker."""
+    return openai_client(worker)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import threading
 import pytest
 from server_process import listening
 from tiny_models import tiny_gguf
+from tool_models import LISTING
 from waiting import PATIENCE_S, until
 
 from bitnet.base.errors import UsageError
@@ -114,14 +115,16 @@ def prompt_tokens(worker, message, **more):
 JINJA = "{{7*7}}{{cycler.__init__.__globals__.os.popen('id').read()}}{% for x in y %}"
 
 
-def test_templates_in_what_clients_send_are_text(worker):
+@pytest.mark.parametrize("keys", [{}, {"tokenizer.chat_template": LISTING}])
+def test_templates_in_what_clients_send_are_text(serving, keys):
+    worker = serving(keys | {"llama.context_length": 1024})  # described tools take about 200
     plain = prompt_tokens(worker, {"role": "user", "content": "a"})
     user = {"role": "user", "content": "a"}
     short = "{{7*7}}"
     count = len(worker.post("/tokenize", {"content": short, "add_special": False}).json()["tokens"])
     assert prompt_tokens(worker, {"role": "user", "content": "a" + short}) == plain + count
     assert prompt_tokens(worker, {"role": "user" + short, "content": "a"}) == plain + count
-    tool = {"type": "function", "function": {"name": "f"}}
+    tool = {"type": "function", "function": {"name": "f", "description": ""}}
     named = prompt_tokens(worker, user, tools=[tool])
     tool["function"]["description"] = short
     assert prompt_tokens(worker, user, tools=[tool]) == named + count

@@ -8,17 +8,27 @@ import openai
 import pytest
 from server_process import listening
 from tiny_models import TOKENS
+from tool_models import LISTING
 
 from bitnet import load
 
 TEXT = {"role": "user", "content": "a"}
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
+LONG = {"llama.context_length": 1024}  # described tools do not fit the tiny model's 64 positions
 
 
 def events(response):
     lines = [line for line in response.text.split("\n\n") if line]
     assert lines.pop() == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def _prompt_tokens(worker, body):
+    return worker.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens"]
+
+
+def _count(worker, prompt):
+    return len(worker.post("/tokenize", {"content": prompt}).json()["tokens"])
 
 
 def test_inference_continues_a_prompt(worker, model_path):
@@ -134,22 +144,39 @@ def test_a_bias_decides_and_penalties_change_the_answer(client):
     assert punished.choices[0].text.count("q") < 6
 
 
-def test_tools_reach_the_template(worker):
-    messages = [{"role": "user", "content": "a"}]
+def test_tools_reach_the_template(serving):
+    worker = serving(LONG | {"tokenizer.chat_template": LISTING})
     tool = {"type": "function", "function": {"name": "zz", "parameters": {"type": "object"}}}
-    body = {"messages": messages, "max_tokens": 1}
-    plain = worker.post("/v1/chat/completions", body).json()
-    told = body | {"tools": [tool]}
-    tools = worker.post("/v1/chat/completions", told).json()
-    assert tools["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] + 2
-    kept = worker.post("/v1/chat/completions", told | {"tool_choice": "none"}).json()
-    assert kept["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    plain = _prompt_tokens(worker, body)
+    with_tool = body | {"tools": [tool]}
+    text = worker.post("/apply-template", with_tool).json()["prompt"]
+    written = text.removeprefix("user.a.").removesuffix("assistant.")
+    assert json.loads(written) == [tool]
+    assert _prompt_tokens(worker, with_tool) == _count(worker, text) > plain
+    assert _prompt_tokens(worker, with_tool | {"tool_choice": "none"}) == plain
 
 
-def test_what_a_tool_gave_back_reaches_the_template(worker):
+def test_tools_that_a_template_does_not_write_are_explained_in_a_message(serving):
+    worker = serving(LONG)
+    tool = {"type": "function", "function": {"name": "zz", "parameters": {"type": "object"}}}
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    plain = _prompt_tokens(worker, body)
+    with_tool = body | {"tools": [tool]}
+    text = worker.post("/apply-template", with_tool).json()["prompt"]
+    assert text.startswith("system.")
+    assert text.count(json.dumps(tool["function"])) == 1
+    assert text.endswith("user.a.assistant.")
+    assert _prompt_tokens(worker, with_tool) == _count(worker, text) > plain
+    assert _prompt_tokens(worker, with_tool | {"tool_choice": "none"}) == plain
+
+
+def test_what_a_tool_gave_back_reaches_the_template(serving):
+    worker = serving(LONG | {"tokenizer.chat_template": LISTING})
+
     def prompt_tokens(*more):
         body = {"messages": [{"role": "user", "content": "a"}, *more], "max_tokens": 1}
-        return worker.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens"]
+        return _prompt_tokens(worker, body)
 
     call = {"id": "1", "type": "function", "function": {"name": "zz", "arguments": "{}"}}
     asked = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -302,7 +329,8 @@ def test_a_body_that_is_not_json_is_told_apart(worker, content, kind, status, me
     assert (reply.status_code, error["message"], error["param"]) == (status, message, None)
 
 
-def test_a_conversation_with_calls_of_tools_can_go_on(client):
+def test_a_conversation_with_calls_of_tools_can_go_on(serving, openai_client):
+    client = openai_client(serving(LONG))
     called = {"name": "f", "arguments": '{"a": 1}'}
     calls = [{"id": "c1", "type": "function", "function": called}]
     reply = client.chat.completions.create(

@@ -12,6 +12,11 @@ TOLD = (
     "{% endif %}{{ m.content }}.{% endfor %}{% if tools %}{{ tools | tojson }}EXAMPLE{% endif %}"
     "assistant."
 )
+#: Writes tools and results, and no calls.
+LISTING = (
+    "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}assistant."
+)
 #: What tells the form of a family in its template.
 SIGNS = {
     "hermes": "<tool_call>",
