@@ -35,7 +35,7 @@ KEPT = 64  # best tokens stored per position
 _DIGITS = 10  # significant ones of a logit: float32 has no more
 _CERTAIN = 1.001  # tolerance for the sum of rounded probabilities
 _MOST = 1e300  # JSON has no infinity: an unlimited difference becomes this number
-_RECORD = "record one: bitnet crossval MODEL --record FILE"
+_RECORD = "record one: bitnet crossval MODEL --record FILE --force"
 
 Record = TypeVar("Record")
 

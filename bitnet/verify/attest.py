@@ -150,7 +150,7 @@ class Attestation:
     @classmethod
     def parse(cls, text: bytes | str, label: str) -> Attestation:
         """Attestation in *text*; *label* is its name in errors."""
-        hint = "make it again: bitnet attest ORIGINAL --output FILE"
+        hint = "make it again: bitnet attest ORIGINAL --output FILE --force"
         try:
             facts = json.loads(text)
             schema = facts["schema"]

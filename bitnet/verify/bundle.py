@@ -154,11 +154,13 @@ def _refuse_other_signers(material: Any, path: Path, key: Path | None) -> None:
     for an identity; those of a company's certificates have a chain.
     """
     material = material if isinstance(material, dict) else {}
-    verifying = f"model_signing verify {{}} MODEL --signature {word(path)}"
     has_chain = "x509CertificateChain" in material
     if "certificate" in material or (has_chain and material.get("tlogEntries")):
         identity, issuer = _identity_in(material.get("certificate"))
-        command = f"{verifying.format('sigstore')} --identity NAME --identity_provider URL"
+        command = (
+            f"model_signing verify sigstore MODEL --signature {word(path)} --identity NAME "
+            "--identity_provider URL"
+        )
         raise Unsupported(
             f"{path} is a keyless signature of Sigstore: its certificate is for {identity}, by "
             f"{issuer}, and no key of yours verifies it",
@@ -167,7 +169,10 @@ def _refuse_other_signers(material: Any, path: Path, key: Path | None) -> None:
     if key is not None:
         return
     if has_chain:
-        command = f"{verifying.format('certificate')} --certificate_chain ROOT.pem"
+        command = (
+            f"model_signing verify certificate MODEL --signature {word(path)} "
+            "--certificate_chain ROOT.pem"
+        )
         raise UsageError(
             f"{path} is signed with a certificate, and no key says by whom",
             hint="name the public key of the certificate: --key PUBLIC.pem; or follow its chain "

@@ -116,7 +116,9 @@ def forward_verdict(
     outside = [id for id in (*inputs, *best) if not 0 <= id < config.vocab_size]
     if outside:
         problem = f"the recorded pass has the token {outside[0]}, the model {config.vocab_size:,}"
-        return _finding("failed", problem, "record it again: bitnet attest ORIGINAL --output FILE")
+        return _finding(
+            "failed", problem, "record it again: bitnet attest ORIGINAL --output FILE --force"
+        )
     prompts = [ids] if recorded is None else [ids, inputs]
     logits = logits_of(checkpoint, prompts, select(threads=0))
     judge_text = config.writes and tokenizer is not None

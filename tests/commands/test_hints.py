@@ -34,7 +34,9 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+(?![\w{-])")
 VARIABLE = re.compile(r"\b(?:BITNET|HF|HUGGING)_[A-Z_]*[A-Z]\b")
 # Options of Invoke itself, which have no command, and places for options.
 GENERAL = {"--help", "--list", "--list-format", "--config", "--options"}
-OTHER_PROGRAM = re.compile(r"\b(?:pip|uv|ensurepip|llama-gguf-split) .*|:root\{.*", re.DOTALL)
+OTHER_PROGRAM = re.compile(
+    r"\b(?:pip|uv|ensurepip|llama-gguf-split|model_signing) .*|:root\{.*", re.DOTALL
+)
 SENTENCES = [
     (place, OTHER_PROGRAM.sub("", text))
     for place, text in TEXTS
@@ -114,9 +116,11 @@ def hub(tmp_path, monkeypatch):
     """A working folder with a model that was fetched, on a hub that has what hints fetch."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    path = tiny_gguf(tmp_path / "models/model.gguf")
+    template = {"tokenizer.chat_template": "{{ messages[0].content }}"}
+    path = tiny_gguf(tmp_path / "models/model.gguf", **template)
     shutil.copyfile(path, tmp_path / "tiny.gguf")
     (tmp_path / "texts.txt").write_text("a\nb\n")
+    (tmp_path / "conversation.json").write_text('[{"role": "user", "content": "a"}]')
     with HubServer() as server:
         server.add("org/tiny", "tiny.gguf", path.read_bytes())
         vocab = ", ".join(f'"t{number}": {number}' for number in range(128_256))

@@ -74,7 +74,8 @@ ROOMS = {
 PARTS = {
     *("batch.options", "cache.exact_heads", "convert.options", "crossval.options", "hub.options"),
     *("server.narration", "server.options"),
-    *("store.blobs", "store.links", "store.partial", "store.records", "store.tag"),
+    *("store.blobs", "store.links", "store.partial", "store.placing", "store.records"),
+    "store.tag",
 }
 LATER = {
     *("formats.hf_checkpoint", "models.adapted"),

@@ -395,7 +395,7 @@ def test_a_bias_forbids_or_forces_a_token(bitnet, model):
         ("--logit-bias", f"{VOCAB}=1", f"logit bias for token id {VOCAB}, the vocabulary has 64"),
         ("--lookup", "16", "--lookup is 16, expected 0 to 15"),
         ("--logprobs", "101", "--logprobs is 101, expected 0 to 100"),
-        ("--regex", "(", "the regex cannot be used: "),
+        ("--regex", "(", "the --regex cannot be used: "),
     ],
 )
 def test_a_wrong_value_is_named(bitnet, model, option, value, text):

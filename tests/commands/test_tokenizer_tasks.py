@@ -58,15 +58,15 @@ def test_explain_names_a_second_tokenizer_that_differs(model, bitnet):
     sibling = verdicts[str(model.parent / "tokenizer.json")]
     assert (sibling["verdict"], sibling["reason"]) == (
         "not needed",
-        "embedded comes first; same vocabulary",
+        "embedded comes first; the same tokenizer",
     )
     assert facts["download"] is None
     other = Library.from_file(sibling["path"]).to_str().replace('"c"', '"d"')
     (model.parent / "tokenizer.json").write_text(other)
     done = bitnet("explain-tokenizer", model)
     assert done.code == 0
-    assert "ANOTHER VOCABULARY" in done.out
-    assert "has another vocabulary than the embedded one" in done.err
+    assert "ANOTHER TOKENIZER than the one chosen: 1 ids have other texts" in done.out
+    assert "is another tokenizer than" in done.err
 
 
 def test_explain_ends_with_the_exit_code_of_a_missing_tokenizer(nameless, bitnet):

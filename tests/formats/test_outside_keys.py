@@ -1,6 +1,7 @@
 """Keys outside of an architecture's: known by a table, named if they are not, or refused."""
 
 import pytest
+from gguf import constants
 from tiny_models import tiny_gguf
 
 from bitnet.base.errors import Unsupported
@@ -8,8 +9,6 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_audit import audit
 from bitnet.formats.outside_keys import PREFIXES, find_unknown_keys
 from bitnet.models.load import load_model
-
-constants = pytest.importorskip("gguf.constants", reason="gguf is not installed")
 
 
 def keys_of_gguf_py():

@@ -25,7 +25,7 @@ NOT_KEYWORDS = {
         "prompt_name",
         "ignore_eos",
     ),
-    *("stop_ids", "grammar", "calls", "reasoning", "lora"),
+    *("stop_ids", "grammar", "calls", "reasoning", "lora", "suppressed", "suppressed_first"),
 }
 
 

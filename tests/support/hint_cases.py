@@ -17,6 +17,7 @@ from hint_setups import (
     bundled,
     by_address,
     changed,
+    conversation,
     damaged_in_cache,
     damaged_model,
     disconnected,
@@ -115,6 +116,13 @@ CASES = (
         text_file("texts.txt", "a\nb\n"),
         terminal=True,
         env={"BITNET_GGUF": MODEL},
+    ),
+    Case(
+        "render {word(model)} --messages conversation.json",
+        f"bitnet render {MODEL}",
+        "itself",
+        conversation,
+        terminal=True,
     ),
     Case(
         "embed {word(self.path)} --input texts.txt",
@@ -372,7 +380,7 @@ CASES = (
         ends=(15,),
     ),
     Case(
-        "attest ORIGINAL --output FILE",
+        "attest ORIGINAL --output FILE --force",
         f"bitnet verify {MODEL} --against a.json",
         "works",
         text_file("a.json", "{}"),
@@ -428,7 +436,7 @@ CASES = (
         fill={"MODEL": f"bitnet-tiny {FLOAT64}", "DIR": "."},
     ),
     Case(
-        "crossval MODEL --record FILE",
+        "crossval MODEL --record FILE --force",
         "bitnet crossval bitnet-tiny --against recorded --recording trace.json",
         "works",
         text_file("trace.json", "{}"),

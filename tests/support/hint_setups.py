@@ -18,6 +18,13 @@ def model(place):
     tiny_gguf(place.work / MODEL)
 
 
+def conversation(place):
+    """A model with a chat template, and messages."""
+    tiny_gguf(place.work / MODEL, **{"tokenizer.chat_template": "{{ messages[0].content }}"})
+    messages = [{"role": "user", "content": "a"}]
+    (place.work / "conversation.json").write_text(json.dumps(messages))
+
+
 def shared(place):
     """A model on the hub."""
     model(place)
