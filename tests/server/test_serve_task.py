@@ -289,17 +289,38 @@ def test_json_narration_is_json_to_the_last_line(started, words, code):
         assert any(event["human"].startswith("Note: --features") for event in events)
 
 
-def test_the_name_of_a_model_is_not_cut_at_a_dot_and_has_aliases(started, model_path, tmp_path):
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_name_of_a_model_is_not_cut_at_a_dot_and_has_aliases(
+    started, model_path, tmp_path, strict
+):
     named = tmp_path / "bitnet-b1.58-2B.gguf"
     named.write_bytes(model_path.read_bytes())
-    worker = started("--alias", "small", "--alias", "gpt-4", path=named).listen()
+    words = ["--alias", "small", "--alias", "gpt-4"]
+    if strict:
+        words.append("--strict-model-name")
+    worker = started(*words, path=named).listen()
     base = f"http://127.0.0.1:{worker.port}/v1"
     (model,) = httpx.get(f"{base}/models", timeout=PATIENCE_S).json()["data"]
     assert model["id"] == "bitnet-b1.58-2B"
-    for name in ("bitnet-b1.58-2B", "small", "gpt-4", "other"):
+
+    def complete(name):
         body = {"model": name, "prompt": "a", "max_tokens": 1}
-        reply = httpx.post(f"{base}/completions", json=body, timeout=PATIENCE_S)
-        assert reply.status_code == (404 if name == "other" else 200)
+        return httpx.post(f"{base}/completions", json=body, timeout=PATIENCE_S)
+
+    for name in ("bitnet-b1.58-2B", "small", "gpt-4"):
+        reply = complete(name)
+        assert reply.status_code == 200
+        assert "bitnet-ignored" not in reply.headers
+
+    # A name cut at the dot is as unknown as any other name.
+    for name in ("bitnet-b1", "other"):
+        reply = complete(name)
+        if strict:
+            assert reply.status_code == 404
+            assert reply.json()["error"]["code"] == "model_not_found"
+        else:
+            assert reply.status_code == 200
+            assert reply.headers["bitnet-ignored"] == "model"
 
 
 def test_a_worker_that_drains_takes_connections_to_say_so(started, tmp_path):
