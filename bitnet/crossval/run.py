@@ -15,6 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from bitnet import __version__
 from bitnet.base import native
 from bitnet.base.errors import BitnetError, ReferenceUnavailable
@@ -204,7 +206,7 @@ def _faults(answer: PromptTrace, prompt: Prompt, least: int) -> Iterator[str]:
         yield f"{len(answer.positions)} distributions for {count} tokens"
     for at, position in enumerate(answer.positions):
         if not position.is_finite:
-            yield f"the logits of position {at} are not numbers"
+            yield f"the logits of position {at} are not finite"
             break
         if len(position.ids) < least:
             yield f"{len(position.ids)} tokens stored at position {at}, expected at least {least}"
@@ -216,6 +218,8 @@ def _faults(answer: PromptTrace, prompt: Prompt, least: int) -> Iterator[str]:
 logger = logging.getLogger(__name__)
 
 
+# What is not finite is named by the checks, not by NumPy's warnings.
+@np.errstate(invalid="ignore", over="ignore")
 def cross_validate(
     model: LanguageModel | None,
     checkpoint: Checkpoint,
@@ -382,7 +386,8 @@ class _Comparison:
         ids = (*answer.ids, *answer.greedy[: row.position])
         alone = replace(self.question, prompts=(Prompt(answer.prompt, ids, len(ids) - 1),))
         (truth,) = self.exact.trace(alone).prompts
-        return replace(row, exact=truth.positions[-1].ids[0])
+        last = truth.positions[-1]
+        return replace(row, exact=last.ids[0] if last.is_finite else None)
 
     def _operations(self, ours: Trace) -> tuple[dict[str, tuple[Operation, ...]], str]:
         """Operations of ours, and of a reference with intermediates, on the longest prompt.

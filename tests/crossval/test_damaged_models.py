@@ -4,6 +4,7 @@ import importlib.util
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tiny_models import TOKENS, in_encoding, tiny, write_model
 
@@ -127,3 +128,29 @@ def test_a_tokenizer_from_elsewhere_is_seen_by_llama_cpp(bitnet, tmp_path, monke
     parity = report["tokenizer_parity"]
     assert parity["text"].startswith("The capital")
     assert parity["ours"] != parity["theirs"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("greedy", [0, 6])
+@pytest.mark.parametrize(
+    "name", ["blk.0.attn_q.weight", "blk.1.ffn_norm.weight", "output_norm.weight"]
+)
+def test_weights_that_are_not_finite_fail_and_are_named(
+    bitnet, tmp_path, monkeypatch, name, greedy, value
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BITNET_BACKEND", "reference")
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    bad = random_model("F32")
+    values = bad.weights[name].data.view("<f4").copy()
+    values[:] = value
+    bad.weights[name] = replace(bad.weights[name], data=values.view(np.uint8))
+    model = write_model(tmp_path / "bad.gguf", bad)
+    words = ("--reference", "float64", "--prompts", "prompts.txt", "--greedy", greedy, "--json")
+
+    done = bitnet("crossval", "--model", model, *words)
+
+    assert done.code == 15, done.err
+    verdict = json.loads(done.out)["verdict"]
+    assert verdict["status"] == "failed"
+    assert "not finite" in json.dumps(verdict["findings"])

@@ -172,7 +172,7 @@ def test_our_own_logits_that_are_not_numbers_are_a_finding(run, monkeypatch):
     monkeypatch.setattr(crossval_run, "_our_prompt", no_numbers)
     code, report = run()
     assert (code, report["verdict"]["status"]) == (15, "failed")
-    assert "not numbers" in str(report["verdict"]["findings"])
+    assert "not finite" in str(report["verdict"]["findings"])
 
 
 def test_a_prompt_that_cannot_be_encoded_fails_and_shifts_none(run, monkeypatch):
