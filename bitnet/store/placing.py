@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.base import locks
 from bitnet.base.errors import BitnetError
-from bitnet.base.files import keep, path_of, text_of
+from bitnet.base.files import keep, path_of, read_bytes, text_of
 from bitnet.store.links import remove, short_name
 
 if TYPE_CHECKING:
@@ -90,11 +90,11 @@ def sweep_beside(target: Path) -> None:
 def _remove_left(note: Path) -> None:
     """Remove the unfinished files that *note* names; other files and final names stay."""
     try:
-        content = json.loads(note.read_text("utf-8"))
+        content = json.loads(read_bytes(note))
         process = str(int(content["process"]))
         targets = [path_of(str(target)) for target in content["targets"]]
         folder = path_of(str(content["folder"])) if content["folder"] is not None else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (BitnetError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     for target in targets:
         with suppress(OSError):

@@ -83,8 +83,9 @@ OTHER_CALLS = {
     "store/links.py": "writes a new file",
     "store/partial.py": "files of the store, opened for writing",
     "tokenizer/chat_child.py": "files of the system",
-    "tokenizer/comparison.py": "files of this package",
+    "tokenizer/probes.py": "files of this package",
     "tokenizer/tiktoken_file.py": "files of this package",
+    "tokenizer/tokenizer_class.py _table": "files of this package",
     "tokenizer/vocabularies.py": "files of this package",
     "verify/attest.py attestations_by_name": "files of this package",
 }
