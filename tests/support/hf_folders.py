@@ -144,7 +144,13 @@ def tokenizer_folder(folder, tokens, merges=()):
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(document))
-    settings = {"bos_token": tokens[0], "eos_token": tokens[1], "add_bos_token": True}
+    # The class of a family would add tokens of its own to this vocabulary.
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokens[0],
+        "eos_token": tokens[1],
+        "add_bos_token": True,
+    }
     (folder / "tokenizer_config.json").write_text(
         json.dumps(settings | {"chat_template": "{{ messages[0].content }}"})
     )
