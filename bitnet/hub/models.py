@@ -227,7 +227,9 @@ def _tokenizer_files(
     with HubSession(project.options_for(remote.repo)) as session:
         listed = list_files(remote.repo, remote.revision, session)
     files = {file.file: file for file in listed}
-    main = remote.file or next((name for name in names if name in files), "")
+    # Only Mistral's own repositories have this file, and their library reads no other.
+    by_preference = sorted(names, key=lambda name: name != "tekken.json")
+    main = remote.file or next((name for name in by_preference if name in files), "")
     if main not in files:
         expected = main or f"none of {', '.join(names)}"
         raise NotFound(
