@@ -52,20 +52,21 @@ class GenerationSettings:
         )
 
 
-# Fields of a request by their keys in both containers, with the bounds of their values.
-_FROM_FOLDER = {
-    "temperature": ("temperature", 0.0, 100.0),
-    "top_k": ("top_k", 0, 2**31),
-    "top_p": ("top_p", 0.0, 1.0),
-    "min_p": ("min_p", 0.0, 1.0),
-    "repetition_penalty": ("repetition_penalty", 1e-3, 100.0),
+# Bounds of the fields of a request that a model's files may set; a folder's keys are their names.
+_BOUNDS = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 2**31),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
 }
+_FROM_FOLDER = {name: name for name in _BOUNDS}
 _FROM_GGUF = {
-    "general.sampling.temp": ("temperature", 0.0, 100.0),
-    "general.sampling.top_k": ("top_k", 0, 2**31),
-    "general.sampling.top_p": ("top_p", 0.0, 1.0),
-    "general.sampling.min_p": ("min_p", 0.0, 1.0),
-    "general.sampling.penalty_repeat": ("repetition_penalty", 1e-3, 100.0),
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
 }
 
 
@@ -86,7 +87,7 @@ def read_generation_settings(checkpoint: Checkpoint) -> GenerationSettings:
         raise _wrong(model, "do_sample", samples, "true or false")
     table = _FROM_FOLDER
     if not samples:  # transformers' answers are greedy; the penalty applies to them as well
-        table = {"repetition_penalty": _FROM_FOLDER["repetition_penalty"]}
+        table = {"repetition_penalty": "repetition_penalty"}
     return GenerationSettings(
         _read_sampling(config, table, model, f"{_FILE}: "),
         _check_ids(config.get("suppress_tokens"), "suppress_tokens", model),
@@ -95,10 +96,12 @@ def read_generation_settings(checkpoint: Checkpoint) -> GenerationSettings:
 
 
 def _read_sampling(
-    keys: Mapping[str, Any], table: Mapping[str, tuple[str, float, float]], model: str, prefix: str
+    keys: Mapping[str, Any], names: Mapping[str, str], model: str, prefix: str
 ) -> dict[str, SamplingDefault]:
+    """The fields of a request that *keys* set; *names* has the field of each key."""
     settings: dict[str, SamplingDefault] = {}
-    for key, (name, least, most) in table.items():
+    for key, name in names.items():
+        least, most = _BOUNDS[name]
         value = keys.get(key)
         if value is None:
             continue
