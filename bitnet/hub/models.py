@@ -227,7 +227,7 @@ def _tokenizer_files(
     with HubSession(project.options_for(remote.repo)) as session:
         listed = list_files(remote.repo, remote.revision, session)
     files = {file.file: file for file in listed}
-    # Only Mistral's own repositories have this file, and their library reads no other.
+    # Mistral's own file before others. Folders decide by config.json, which is not here yet.
     by_preference = sorted(names, key=lambda name: name != "tekken.json")
     main = remote.file or next((name for name in by_preference if name in files), "")
     if main not in files:
