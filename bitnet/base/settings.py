@@ -179,7 +179,7 @@ cache_dir_override = _path(
     help="cache folder; default: $XDG_CACHE_HOME/bitnet, otherwise ~/.cache/bitnet",
 )
 offline = _flag(
-    "BITNET_OFFLINE HF_HUB_OFFLINE",
+    "BITNET_OFFLINE HF_HUB_OFFLINE TRANSFORMERS_OFFLINE",
     help="1: never open a connection; everything must come from disk",
 )
 hf_token = _secret(
@@ -198,13 +198,13 @@ hf_endpoint = Setting(
 )
 hf_hub_cache = _path(
     "HF_HUB_CACHE HUGGINGFACE_HUB_CACHE",
-    help="cache of huggingface_hub, read (never written) when a tokenizer is looked for",
+    help="cache of huggingface_hub, read (never written) for models and tokenizers; default: hub "
+    "below HF_HOME",
 )
-hf_home = Setting(
+hf_home = _path(
     "HF_HOME",
-    parse=Path,
-    default=Path("~/.cache/huggingface"),
-    help="home of Hugging Face's tools; its folder hub is the cache when HF_HUB_CACHE is not set",
+    help="folder of Hugging Face's tools; default: $XDG_CACHE_HOME/huggingface, otherwise "
+    "~/.cache/huggingface",
 )
 download_timeout = _time(
     "BITNET_DOWNLOAD_TIMEOUT",
@@ -378,16 +378,37 @@ def expand_home(path: Path) -> Path:
         return path
 
 
-def access_token() -> str | None:
-    """The hub's access token: ``HF_TOKEN``, else what ``hf auth login`` wrote.
+# The places of huggingface_hub 2.4 (its constants.py), with ~ and $NAME replaced in each as there.
+# An empty variable is an exception: here it counts as unset, and there it means the working folder.
 
-    That is in the file ``HF_TOKEN_PATH``, or ``token`` below ``HF_HOME``.
-    """
+
+def hugging_face_home() -> Path:
+    """Folder of Hugging Face's tools."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return _expand(hf_home() or caches / "huggingface")
+
+
+def hugging_face_cache() -> Path:
+    """Cache of huggingface_hub, with a folder for each repository."""
+    return _expand(hf_hub_cache() or hugging_face_home() / "hub")
+
+
+def hugging_face_token_path() -> Path:
+    """File with the access token that ``hf auth login`` wrote."""
+    return _expand(hf_token_path() or hugging_face_home() / "token")
+
+
+def _expand(path: Path) -> Path:
+    """*path* with ``~``, ``$NAME`` and ``${NAME}`` replaced; an unset NAME stays as it is."""
+    return Path(os.path.expandvars(expand_home(path)))
+
+
+def access_token() -> str | None:
+    """The hub's access token: ``HF_TOKEN``, else the one that ``hf auth login`` stored."""
     if (token := hf_token()) is not None:
         return token
     try:
-        path = hf_token_path() or hf_home() / "token"
-        with open_file(expand_home(path)) as file:
+        with open_file(hugging_face_token_path()) as file:
             text = file.read().decode("ascii").strip()
     except (OSError, ValueError):
         return None

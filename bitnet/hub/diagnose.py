@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from bitnet.base import settings
 from bitnet.base.errors import BitnetError, NetworkError
 from bitnet.base.findings import Finding
 from bitnet.base.progress import human_size
@@ -29,7 +30,8 @@ SPEED_BYTES = 4 << 20
 def diagnose(options: FetchOptions) -> Iterator[Finding]:
     """Result of each step of a download, up to the first that fails; opens nothing offline."""
     if options.is_offline:
-        text = "switched off (BITNET_OFFLINE, HF_HUB_OFFLINE); nothing was opened"
+        switches = ", ".join(settings.offline.names)
+        text = f"switched off ({switches} or --offline); nothing was opened"
         yield Finding("skipped", "network", text)
         return
     url = f"{options.endpoint}/{PROBE}"

@@ -22,8 +22,7 @@ from bitnet.hub.ref import parse
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range, some_of
 from bitnet.hub.session import HubSession
 from bitnet.sources import Source
-from bitnet.store import Artifact
-from bitnet.store.blobs import hugging_face_files
+from bitnet.store import Artifact, hugging_face
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -262,7 +261,10 @@ def resolve(
     base = sources.model_source(ref.repo) or Source(ref.repo, ref.repo)
     base = replace(base, revision=ref.revision)
     options = project.options_for(ref.repo)
-    commit, paths = hugging_face_files(ref.repo, ref.revision) if options.is_offline else (None, {})
+    commit: str | None = None
+    paths: dict[str, Path] = {}
+    if options.is_offline:
+        commit, paths = hugging_face.files_of(ref.repo, ref.revision)
     if not (is_pattern(ref.file) or models_only or select.is_given):
         return [adopt(replace(base, file=ref.file), commit, paths, project.store)]
     if options.is_offline and not paths:

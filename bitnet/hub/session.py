@@ -122,7 +122,7 @@ class HubSession:
         if self.options.is_offline:
             raise Offline(
                 f"offline: {redact_url(url)} is not on disk and the network is switched off",
-                hint="unset BITNET_OFFLINE and HF_HUB_OFFLINE, and leave --offline away",
+                hint=f"unset {', '.join(settings.offline.names)}, and leave --offline out",
             )
         secret = None if self._token_refused else settings.access_token()
         follow = partial(self._follow, url, method, headers or {}, leave_origin)

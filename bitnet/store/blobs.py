@@ -25,9 +25,9 @@ from bitnet.base.errors import (
     PermissionDenied,
     from_os_error,
 )
-from bitnet.base.files import digest_of, git_oid, keep, open_file, read_bytes, sha256_of
-from bitnet.base.trust import COMMIT, SHA256, open_folder
-from bitnet.store import links
+from bitnet.base.files import digest_of, keep, open_file, sha256_of
+from bitnet.base.trust import SHA256, open_folder
+from bitnet.store import hugging_face, links
 from bitnet.store.partial import Partial, Version
 from bitnet.store.placing import placing
 from bitnet.store.records import Artifact, from_record, to_record
@@ -392,10 +392,8 @@ class Store:
             return Artifact(sha256=sha256, size=target.stat().st_size, path=target)
         if (blob := self.find(sha256)) is not None:
             return blob
-        theirs: list[Path] = []
-        with suppress(OSError, RuntimeError):  # large files have their digest as a name there
-            theirs += sorted(_hugging_face_cache().glob(f"models--*/blobs/{sha256}"))
-        adopted = (self.adopt(place, sha256) for place in (*places, *theirs))
+        candidates = [*places, *hugging_face.blobs_with(sha256)]
+        adopted = (self.adopt(place, sha256) for place in candidates)
         return next(filter(None, adopted), None)
 
     def place(self, blob: Artifact, target: Path, root: Path | None = None) -> None:
@@ -460,27 +458,3 @@ class Store:
         with suppress(OSError):
             os.utime(path, (time.time(), time.time() - 2 * SETTLED_S))
         self.verified.remember(path, sha256)
-
-
-def hugging_face_files(repo: str, revision: str) -> tuple[str | None, dict[str, Path]]:
-    """Commit and intact files of *repo* at *revision* in Hugging Face's cache, by path."""
-    try:
-        root = _hugging_face_cache() / f"models--{repo.replace('/', '--')}"
-        named = root / "refs" / revision
-        commit = read_bytes(named).decode("ascii").strip() if named.is_file() else revision
-        if not COMMIT.fullmatch(commit):
-            return None, {}
-        folder = root / "snapshots" / commit
-        files = {path: path.resolve().name for path in folder.rglob("*") if path.is_file()}
-        return commit, {
-            path.relative_to(folder).as_posix(): path
-            for path, name in files.items()
-            if name == (git_oid(path) if COMMIT.fullmatch(name) else sha256_of(path))
-        }
-    except (OSError, RuntimeError, ValueError):
-        return None, {}
-
-
-def _hugging_face_cache() -> Path:
-    cache = settings.hf_hub_cache() or settings.expand_home(settings.hf_home()) / "hub"
-    return settings.expand_home(cache)

@@ -17,6 +17,7 @@ from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Checkpoint, Inventory
 from bitnet.formats.gguf import GGUF
 from bitnet.sources import TokenizerDownloadInfo, for_model
+from bitnet.store import hugging_face
 from bitnet.tokenizer.from_files import tokenizer_names
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
 from bitnet.tokenizer.probes import probe_texts
@@ -353,11 +354,10 @@ def _places(model: ModelFacts) -> Iterator[tuple[str, Path]]:
     if info := download_info(model):
         for name in info.files:
             yield "cache", settings.cache_dir() / "tokenizers" / info.cache_key / name
-    cache = settings.hf_hub_cache() or settings.expand_home(settings.hf_home()) / "hub"
-    snapshots = cache / f"models--{model.repository.replace('/', '--')}" / "snapshots"
-    for name in ("tekken.json", "tokenizer.json") if model.repository else ():
-        for path in sorted(snapshots.glob(f"*/{name}")):
-            yield "hugging face cache", path
+    if model.repository:
+        for name in ("tekken.json", "tokenizer.json"):
+            for path in hugging_face.snapshots_of(model.repository, name):
+                yield "hugging face cache", path
 
 
 def download_info(model: ModelFacts) -> TokenizerDownloadInfo | None:

@@ -1,0 +1,73 @@
+"""Models in Hugging Face's cache, as huggingface_hub 2.4 writes it; nothing here writes to it.
+
+    <cache>/models--ORG--REPO/refs/REVISION           commit of a branch, tag or pull request
+    <cache>/models--ORG--REPO/snapshots/COMMIT/FILE   link to a blob of the repository
+    <cache>/models--ORG--REPO/blobs/DIGEST            a file, or a link into the shared store
+    <cache>/blobs/AB/AB12...                          shared store of Xet files, by Xet hash
+
+DIGEST is the SHA-256 of a large file and git's name of a small one, so the bytes can be checked.
+The Xet hash cannot: it is of chunks. A snapshot that holds a file instead of a link (without
+symbolic links, on Windows) has no digest for it, so the file is not taken.
+Source: ``file_download.py`` and ``utils/_shared_blobs.py`` of that package.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitnet.base import settings
+from bitnet.base.files import git_oid, read_bytes, sha256_of
+from bitnet.base.trust import COMMIT, SHA256
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def files_of(repo: str, revision: str) -> tuple[str | None, dict[str, Path]]:
+    """Commit and intact files of *repo* at *revision*, by their path in the repository.
+
+    The commit is None, and there are no files, if the cache does not have that revision.
+    """
+    try:
+        root = _folder_of(repo)
+        named = root / "refs" / revision
+        commit = read_bytes(named).decode("ascii").strip() if named.is_file() else revision
+        if not COMMIT.fullmatch(commit):
+            return None, {}
+        folder = root / "snapshots" / commit
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        intact = [path for path in files if _is_intact(path, root / "blobs")]
+        return commit, {path.relative_to(folder).as_posix(): path for path in intact}
+    except (OSError, RuntimeError, ValueError):
+        return None, {}
+
+
+def blobs_with(sha256: str) -> list[Path]:
+    """Blobs, of any repository, whose name is this digest; they may be links."""
+    try:
+        return sorted(settings.hugging_face_cache().glob(f"models--*/blobs/{sha256}"))
+    except (OSError, RuntimeError):
+        return []
+
+
+def snapshots_of(repo: str, file: str) -> Iterator[Path]:
+    """Paths of *file* in every snapshot of *repo*, sorted by commit."""
+    yield from sorted(_folder_of(repo).glob(f"snapshots/*/{file}"))
+
+
+def _folder_of(repo: str) -> Path:
+    return settings.hugging_face_cache() / f"models--{repo.replace('/', '--')}"
+
+
+def _is_intact(path: Path, blobs: Path) -> bool:
+    """True if *path*, a file of a snapshot, has the digest that its blob below *blobs* names."""
+    if not path.is_symlink():
+        return False
+    # One link only: the blob of a Xet file leads on to another file, whose name is a Xet hash.
+    blob = path.parent / path.readlink()
+    if blob.parent.resolve() != blobs.resolve():
+        return False
+    if SHA256.fullmatch(blob.name):
+        return sha256_of(path) == blob.name
+    return git_oid(path) == blob.name
