@@ -55,17 +55,25 @@ def prefers_tekken(model_config: dict[str, Any]) -> bool:
 
 def apply_side_files(
     document: dict[str, Any], side: SideFiles, *, source: str, is_byte_level: bool
-) -> tuple[dict[str, Any], dict[str, str]]:
+) -> FolderTokenizer:
     """The ``tokenizer.json`` that transformers makes of *document* and the files beside it.
 
     *is_byte_level* is true if the file names ``ByteLevel`` anywhere, which is what transformers
-    looks for.
-
-    The texts of the special tokens by their role (``bos_token``) are the second result. A key whose
-    effect is not known, or that transformers refuses, is refused with its name.
+    looks for. A key whose effect is not known, or that transformers refuses, is refused with its
+    name.
     """
-    reading = _Reading(document, side, source, is_byte_level=is_byte_level)
-    return reading.document(), reading.roles
+    return _Reading(document, side, source, is_byte_level=is_byte_level).result()
+
+
+@dataclass(frozen=True)
+class FolderTokenizer:
+    """A ``tokenizer.json`` with what the files beside it change."""
+
+    document: dict[str, Any]
+    roles: dict[str, str]  # texts of the special tokens by their role (``bos_token``)
+    # Texts of added tokens that were once added to be found in normalized text. The library shows
+    # these in their normalized form, even if they are added again in another way.
+    once_normalized: frozenset[str] = frozenset()
 
 
 class _Reading:
@@ -78,6 +86,8 @@ class _Reading:
         self._is_byte_level = is_byte_level
         self._named_extra: dict[str, Any] = {}  # ``extra_special_tokens`` as an object
         self._config: dict[str, Any] = {}
+        self._declared_special: list[Any] = []  # special tokens without a role, for added_tokens
+        self._declared_texts: dict[str, Token] = {}  # declared tokens by text, last ones of equals
         self._move_additional_tokens()
         self._class, self._row = self._choose_class()
         self._check_keys()
@@ -95,8 +105,8 @@ class _Reading:
         """True if the class takes the steps of the file."""
         return "keeps" in self._row
 
-    def document(self) -> dict[str, Any]:
-        """The changed document."""
+    def result(self) -> FolderTokenizer:
+        """The changed document, and what is not in it."""
         built = self._file if self.keeps_steps else self._rebuild()
         vocabulary = _Vocabulary.of(built, self._file if self.keeps_steps else None)
         named = {token["content"] for token in self._special.values()}
@@ -105,11 +115,11 @@ class _Reading:
             vocabulary.add({**token, "special": token["special"] or is_named})
         added = vocabulary.entries()
         if self.keeps_steps and added == (self._file.get("added_tokens") or []):
-            return self._file
+            return FolderTokenizer(self._file, self.roles)
         changed = {**built, "added_tokens": added}
         if not self.keeps_steps:
             changed["post_processor"] = self._post_processor(built["post_processor"], vocabulary)
-        return changed
+        return FolderTokenizer(changed, self.roles, frozenset(vocabulary.once_normalized))
 
     def _missing(self, vocabulary: _Vocabulary) -> Iterator[Token]:
         """Tokens that transformers adds to *vocabulary*, in its order.
@@ -188,6 +198,9 @@ class _Reading:
         if isinstance(extra, dict):
             self._named_extra = own.pop(name)
         config = own | self._side.special_map
+        if isinstance(config.get(name), dict):
+            self._named_extra |= config.pop(name)
+        self._declared_special = config.get(name) or []
         if former in config and name not in config:
             config[name] = config.pop(former)
         self._config = config
@@ -226,29 +239,33 @@ class _Reading:
                 raise self._refuse("added_tokens_decoder", decoder, "is not an object")
             return dict(self._decoder_entry(key, value) for key, value in decoder.items())
         names = (self._config.get(role) for role in ROLES)
-        extra = self._config.get("extra_special_tokens")
-        special = {*map(read_token_text, names), *map(read_token_text, extra if extra else ())}
+        special = {*map(read_token_text, names), *map(read_token_text, self._declared_special)}
         tokens: dict[int, Token] = {}
         for text, id in self._side.added_file.items():
             if type(id) is not int:
                 raise refusal(
                     f"{self._source}: added_tokens.json has the id {id!r:.40} of {text!r}"
                 )
-            tokens[id] = _token(text, special=text in special)
+            tokens[id] = self._declare(_token(text, special=text in special))
         for entry in self._file.get("added_tokens") or ():
-            tokens[entry["id"]] = _token(entry["content"], **_flags(entry))
+            tokens[entry["id"]] = self._declare(_token(entry["content"], **_flags(entry)))
         return tokens
+
+    def _declare(self, token: Token) -> Token:
+        """*token*, remembered by its text, also if another one takes its id."""
+        self._declared_texts[token["content"]] = token
+        return token
 
     def _decoder_entry(self, key: str, value: Any) -> tuple[int, Token]:
         known = {"content", *_FLAGS}
         right = isinstance(value, dict) and value.keys() <= known and key.isdecimal()
         if not right or not isinstance(value.get("content"), str):
             raise self._refuse("added_tokens_decoder", {key: value}, "is not an added token")
-        return int(key), _token(value["content"], **_flags(value))
+        return int(key), self._declare(_token(value["content"], **_flags(value)))
 
     def _special_tokens(self) -> dict[str, Token]:
         """Special tokens by role, those of the class where the files name none."""
-        by_text = {token["content"]: token for token in self._declared.values()}
+        by_text = self._declared_texts
         tokens: dict[str, Token] = {}
         for role, value in self._row.get("special", {}).items():
             if role not in self._config:
@@ -265,10 +282,8 @@ class _Reading:
                 flags = self._row.get("named", {}).get(role)
                 token = {**flags, "content": value} if flags else token
             tokens[role] = token
-        named = dict(self._named_extra)
         extra = self._config.get("extra_special_tokens")
-        if isinstance(extra, dict):
-            named |= extra
+        named = {**(extra if isinstance(extra, dict) else {}), **self._named_extra}
         tokens |= {role: self._parse_token(role, value) for role, value in named.items()}
         order = [*ROLES, *(role for role in tokens if role not in ROLES)]
         return {role: tokens[role] for role in order if role in tokens}
@@ -380,6 +395,7 @@ class _Vocabulary:
     tokens: dict[int, Token] = field(default_factory=dict)  # added ones by id
     added_ids: dict[str, int] = field(default_factory=dict)  # ids of *tokens* by text
     special: set[str] = field(default_factory=set)  # texts once added as special
+    once_normalized: set[str] = field(default_factory=set)  # texts once added as normalized
 
     @classmethod
     def of(cls, document: dict[str, Any], file: dict[str, Any] | None) -> _Vocabulary:
@@ -395,6 +411,8 @@ class _Vocabulary:
             made.added_ids[entry["content"]] = entry["id"]
             if entry.get("special"):
                 made.special.add(entry["content"])
+            if entry.get("normalized"):
+                made.once_normalized.add(entry["content"])
         return made
 
     def id_of(self, text: str) -> int | None:
@@ -408,6 +426,8 @@ class _Vocabulary:
             return
         if token["special"]:
             self.special.add(text)
+        if token["normalized"]:
+            self.once_normalized.add(text)
         id = self.id_of(text)
         if id is None:
             id = max(self.size, max(self.tokens, default=-1) + 1)

@@ -33,11 +33,12 @@ def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
     source = str(file.path)
     with reading(source, "tokenizer.json"):
         _check_model(file.document, source)
-        document, roles = apply_side_files(
+        read = apply_side_files(
             file.document, file.side, source=source, is_byte_level=b'"ByteLevel"' in file.data
         )
+        document, roles = read.document, read.roles
         if document is not file.document:
-            _check_shown(document, source)
+            _check_shown(document, read.once_normalized, source)
         spec = _spec(document, file.side, source, roles)
         spec = _clean_up(spec, file.side)
     data = file.data if document is file.document else json.dumps(document).encode()
@@ -54,17 +55,20 @@ def _check_model(data: dict[str, Any], source: str) -> None:
         raise refusal(f"{source} holds a {kind!r} model; supported: {', '.join(_MODELS)}")
 
 
-def _check_shown(document: dict[str, Any], source: str) -> None:
+def _check_shown(document: dict[str, Any], once_normalized: frozenset[str], source: str) -> None:
     """Refuse tokens that the library shows in their normalized form after it added them again."""
     normalizer = document.get("normalizer")
-    names = [entry["content"] for entry in document["added_tokens"] if entry["normalized"]]
-    if not normalizer or not names or _kind(document["model"]) != "WordPiece":
+    if not normalizer or not once_normalized:
         return
+    still = {entry["content"] for entry in document["added_tokens"] if entry["normalized"]}
+    names = once_normalized - still
+    if _kind(document["model"]) == "WordPiece":
+        names |= still
     run = load_library(source, normalizer=normalizer).normalizer
-    for name in names:
+    for name in sorted(names):
         if run.normalize_str(name) != name:
             raise refusal(
-                f"{source}: the files beside it add {name!r:.60} again with normalized: true, and"
+                f"{source}: the files beside it add {name!r:.60} twice, with normalized: true, and"
                 " its normalizer changes this text"
             )
 

@@ -1,67 +1,65 @@
-"""Differences between a folder's tokenizer here and the one that transformers makes of it."""
+"""Ids, texts and templates that the installed transformers makes of a folder.
 
+    python tests/support/against_transformers.py CASE...
+
+writes those of the drawn folders CASE (a seed, or a seed and the version that saved the folder:
+``17`` or ``17@4.46.3``) as JSON lines, in the form that ``folder_expectations`` reads. It needs
+transformers alone, of any version since 4.46.
+"""
+
+import json
+import os
+import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import transformers
+from folder_expectations import MESSAGES, TOOLS
+from tokenizer_folders import Folder
 from transformers import AutoTokenizer
 
-from bitnet.base.errors import BitnetError
-from bitnet.tokenizer import load_tokenizer
-from bitnet.tokenizer.chat import chat_template
 
-MESSAGES = [{"role": "user", "content": "hi"}]
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "f", "description": "d", "parameters": {"type": "object"}},
-    }
-]
-
-
-def outcome(folder: Path, texts: list[str]) -> str:
-    """``equal``, ``refused``, ``neither`` reads the folder, or the first difference."""
+def expectation(folder: Path, texts: list[str]) -> dict[str, object] | None:
+    """Results of transformers for *texts*, ``None`` if it does not read *folder*."""
     try:
-        theirs = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception:  # noqa: BLE001 - transformers has no base class for these
-        return "neither"
-    try:
-        ours = load_tokenizer(folder)
-    except BitnetError as error:
-        return f"refused: {error.message}"
-    for text in texts:
-        found = difference(ours, theirs, text)
-        if found:
-            return f"difference: {found}"
+        return None
+    templates = []
     for tools in (None, TOOLS):
-        expected = got = None
+        rendered = None
         with suppress(Exception):  # a template that is missing
-            expected = theirs.apply_chat_template(MESSAGES, tools=tools, tokenize=False)
-        with suppress(BitnetError):
-            template = chat_template(ours, tools=tools is not None)
-            got = template.render(MESSAGES, tools=tools, add_generation_prompt=False)
-        if got != expected:
-            return f"difference: the template gives {got!r}, expected {expected!r}"
-    return "equal"
+            rendered = tokenizer.apply_chat_template(MESSAGES, tools=tools, tokenize=False)
+        templates.append(rendered)
+    return {
+        "transformers": transformers.__version__,
+        "texts": {text: _results(tokenizer, text) for text in texts},
+        "templates": templates,
+    }
 
 
-def difference(ours, theirs, text: str) -> str:
-    """The first difference for *text*, or nothing."""
+def _results(tokenizer, text: str) -> list[object] | None:
+    """Ids without and with special tokens, and both texts of the latter."""
     try:
-        plain = theirs(text, add_special_tokens=False)["input_ids"]
-        ids = theirs(text)["input_ids"]
+        plain = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(text)["input_ids"]
     except Exception:  # noqa: BLE001 - the library needs an unknown token that is not there
-        return ""
-    got = ours.encode(text, add_special=False)
-    if got != plain:
-        return f"{text!r} is {got}, expected {plain}"
-    around = len(ids) - len(plain)
-    whole = ours.encode(text)
-    # A text that begins or ends with the tokens put around it gets no second ones here.
-    if whole != ids and len(whole) == len(plain) + around:
-        return f"{text!r} with special tokens is {whole}, expected {ids}"
-    for skip in (False, True):
-        expected = theirs.decode(ids, skip_special_tokens=skip)
-        decoded = ours.decode(ids, skip_special=skip)
-        if decoded != expected:
-            return f"{ids} is the text {decoded!r}, expected {expected!r}"
-    return ""
+        return None
+    shown = [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True)]
+    return [plain, ids, *shown]
+
+
+def main(seeds: list[int]) -> None:
+    """Write the results for the folders drawn with *seeds*."""
+    for seed in seeds:
+        folder = Folder(seed)
+        with tempfile.TemporaryDirectory() as path:
+            found = expectation(folder.write(Path(path)), folder.texts())
+        print(json.dumps([seed, found]))
+
+
+if __name__ == "__main__":
+    main([int(argument) for argument in sys.argv[1:]])

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from folder_expectations import outcome
 from tokenizer_folders import CLASSES, Folder
 
 from bitnet.tokenizer import tokenizer_class
@@ -32,12 +33,12 @@ def transformers(tmp_path_factory):
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_drawn_folders_give_transformers_ids_texts_and_templates(part, transformers, tmp_path):
-    outcome = import_module("against_transformers").outcome
+    expectation = import_module("against_transformers").expectation
     counts = Counter()
     for seed in range(part, FOLDERS, PARTS):
         folder = Folder(seed)
         path = folder.write(tmp_path / str(seed))
-        result = outcome(path, folder.texts())
+        result = outcome(path, expectation(path, folder.texts()))
         assert not result.startswith("difference"), (seed, result)
         counts[result.split(":")[0]] += 1
     assert counts["equal"] > FOLDERS // PARTS // 3

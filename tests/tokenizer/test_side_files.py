@@ -102,6 +102,43 @@ def test_a_flag_that_added_tokens_decoder_changes_is_the_later_one(tmp_path):
     assert len(encode(path, "a <x>")) == 2
 
 
+def test_a_token_of_added_tokens_json_is_special_only_if_a_role_or_the_new_key_names_it(tmp_path):
+    files = {"added_tokens": {"<x>": 700}}
+    former = {"additional_special_tokens": ["<x>"]}
+    path = write(tmp_path, byte_level(), special_tokens_map=former, **files)
+    (id,) = encode(path, "<x>")
+    assert id not in load_tokenizer(path).special_ids
+    write(tmp_path, byte_level(), special_tokens_map={"extra_special_tokens": ["<x>"]})
+    assert id in load_tokenizer(path).special_ids
+
+
+def test_a_role_keeps_the_flags_of_a_token_whose_id_another_one_takes(tmp_path):
+    size = len(byte_level()["model"]["vocab"])
+    document = byte_level(added_tokens=[{"id": size, **token("<y>")}])
+    roles = {"bos_token": {"content": "<x>", "rstrip": True}}
+    path = write(tmp_path, document, added_tokens={"<x>": size}, special_tokens_map=roles)
+    assert encode(path, "<x> a") == [size + 1, *encode(path, " a")]
+
+
+def test_of_two_keys_with_named_tokens_the_new_one_counts(tmp_path):
+    config = {"extra_special_tokens": {"a_token": "<x>"}}
+    config["additional_special_tokens"] = {"a_token": "<y>"}
+    path = write(tmp_path, byte_level(), tokenizer_config=config)
+    assert len(encode(path, "<x>")) == 1
+    assert len(encode(path, "<y>")) > 1
+
+
+def test_a_token_that_is_shown_normalized_after_it_was_added_again_is_refused(tmp_path):
+    steps = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "_"}]}
+    size = len(byte_level()["model"]["vocab"])
+    entry = {"id": size, **token("<x>", normalized=True)}
+    document = byte_level(added_tokens=[entry], normalizer=steps)
+    decoder = {str(size): token("<x>")}
+    path = write(tmp_path, document, tokenizer_config={"added_tokens_decoder": decoder})
+    with pytest.raises(Unsupported, match="twice, with normalized: true"):
+        load_tokenizer(path)
+
+
 def test_add_prefix_space_counts_for_a_class_that_builds_its_steps(tmp_path):
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}
     path = write(tmp_path, byte_level(), tokenizer_config=config)
