@@ -16,6 +16,7 @@ from bitnet.base.progress import human_size
 from bitnet.base.trust import origin, redact_url
 from bitnet.hub.http import Transient, requests
 from bitnet.hub.session import HubSession
+from bitnet.hub.transport import trust_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
     with requests.Session() as finder:
         proxies = finder.merge_environment_settings(url, {}, None, None, None)
     chosen = proxies["verify"]  # REQUESTS_CA_BUNDLE, where it is set
-    bundle = chosen if isinstance(chosen, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
+    bundle = chosen if isinstance(chosen, str) else ""
     proxy = requests.utils.select_proxy(url, proxies["proxies"])
     yield Finding("ok", "hub", redact_url(options.endpoint))
     yield Finding("ok", "proxy", redact_url(proxy) if proxy else "none")
@@ -46,7 +47,8 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
     names = ("DNS", "TCP", *["TLS"] * is_secured, "reply", "speed")
     _, host, port = origin(proxy or url)
     with HubSession(options) as session:
-        steps = _steps(session, url, str(host), port or 443, bundle if is_secured else "")
+        context = _trust(bundle) if is_secured else None
+        steps = _steps(session, url, str(host), port or 443, context)
         for name in names:
             started = time.monotonic()
             try:
@@ -71,15 +73,25 @@ _HINTS = {
 }
 
 
-def _steps(session: HubSession, url: str, host: str, port: int, bundle: str) -> Iterator[str]:
-    """Result of each step in turn; TLS only with a *bundle* of certificates."""
+def _trust(bundle: str) -> ssl.SSLContext:
+    """The trust of a download: the file *bundle*, or the system's store and that of requests."""
+    if bundle:
+        return ssl.create_default_context(cafile=bundle)
+    context = trust_store()
+    context.load_verify_locations(requests.utils.DEFAULT_CA_BUNDLE_PATH)
+    return context
+
+
+def _steps(
+    session: HubSession, url: str, host: str, port: int, context: ssl.SSLContext | None
+) -> Iterator[str]:
+    """Result of each step in turn; TLS only with a *context*."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     yield f"{host} is {', '.join(addresses[:4])}"
     with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:
         yield f"connected to {connection.getpeername()[0]} port {port}"
-        if bundle:
-            context = ssl.create_default_context(cafile=bundle)
+        if context is not None:
             with context.wrap_socket(connection, server_hostname=host) as secured:
                 certificate: dict[str, Any] = secured.getpeercert() or {}
                 issuer = dict(part[0] for part in certificate.get("issuer", ()))

@@ -8,17 +8,15 @@ when connecting.
 
 from __future__ import annotations
 
-import io
 import logging
 import re
 import socket
 import threading
 import time
-from collections import deque
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from bitnet.base import settings
@@ -38,9 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import requests
-    from requests import PreparedRequest, Response
-
-    from bitnet.base.settings import NetworkFault
 
 
 _known = socket.has_ipv6
@@ -53,133 +48,9 @@ finally:
     socket.has_ipv6 = _known
 urllib3.util.connection.HAS_IPV6 = _known
 
-__all__ = ["Transport", "requests", "urllib3"]
+__all__ = ["requests", "urllib3"]
 
 logger = logging.getLogger(__name__)
-
-
-class _TimedHeaders:
-    """A connection that ends when the headers of a reply take longer than its time-out."""
-
-    def getresponse(self) -> Any:
-        """The reply, with its headers read."""
-        late = threading.Event()
-        connection: Any = self.sock  # type: ignore[attr-defined]
-
-        def end() -> None:
-            late.set()
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-        timer = threading.Timer(float(self.timeout or 60.0), end)  # type: ignore[attr-defined]
-        timer.daemon = True
-        timer.start()
-        try:
-            response = super().getresponse()  # type: ignore[misc]
-        except Exception:
-            if late.is_set():
-                raise TimeoutError("the headers are not complete") from None
-            raise
-        finally:
-            timer.cancel()
-        if late.is_set():
-            raise TimeoutError("the headers are not complete")
-        return response
-
-
-def _limit_headers(pool: type[Any]) -> type[Any]:
-    """The class *pool* of connections, with timed headers."""
-    connection = type("Connection", (_TimedHeaders, pool.ConnectionCls), {})
-    return type("Pool", (pool,), {"ConnectionCls": connection})
-
-
-_POOLS = {
-    "http": _limit_headers(urllib3.HTTPConnectionPool),
-    "https": _limit_headers(urllib3.HTTPSConnectionPool),
-}
-
-
-class Transport(requests.adapters.HTTPAdapter):
-    """The transport of every request: as that of ``requests``, with a limit for headers.
-
-    The time-out of a socket only limits the silence between two bytes of them.
-    """
-
-    def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        """Create the pool of direct connections."""
-        super().init_poolmanager(*args, **options)
-        self.poolmanager.pool_classes_by_scheme = _POOLS
-
-    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
-        """The pool of connections through a proxy."""
-        manager = super().proxy_manager_for(*args, **options)
-        if hasattr(manager, "proxy_config"):  # SOCKS has connections of its own
-            manager.pool_classes_by_scheme = _POOLS
-        return manager
-
-
-_PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></html>"
-
-
-class FaultyTransport(Transport):
-    """A transport that breaks the requests named by ``BITNET_SIMULATE_NETWORK_ERROR``."""
-
-    def __init__(self, faults: list[NetworkFault], for_ever: bool, **options: Any) -> None:
-        super().__init__(**options)
-        self._faults, self._for_ever = deque(faults), for_ever
-
-    def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
-        """Carry *request*, or break it with the next fault."""
-        if not self._faults:
-            return super().send(request, *args, **options)
-        fault = self._faults[0] if self._for_ever else self._faults.popleft()
-        if fault.after_bytes is None:
-            return self._broken(fault, request)
-        response = super().send(request, *args, **options)
-        if request.method == "GET" and response.status_code in (200, 206):
-            _break_body(response.raw, fault)
-        else:
-            self._faults.appendleft(fault)  # keep it for a request with a body
-        return response
-
-    def _broken(self, fault: NetworkFault, request: PreparedRequest) -> Response:
-        if fault.kind == "timeout":
-            raise requests.exceptions.ReadTimeout("simulated time-out", request=request)
-        if fault.kind == "reset":
-            raise requests.exceptions.ConnectionError(
-                "simulated connection failure", request=request
-            )
-        status = 200 if fault.kind == "html" else int(fault.kind)
-        headers = {"Content-Type": "text/html" if status == 200 else "text/plain"}
-        if status == 429:
-            headers["Retry-After"] = "1"
-        body = _PAGE if status == 200 else b"simulated"
-        raw = urllib3.HTTPResponse(
-            io.BytesIO(body),
-            headers=headers,
-            status=status,
-            preload_content=False,
-            request_method=request.method,
-        )
-        return self.build_response(request, raw)
-
-
-def _break_body(raw: Any, fault: NetworkFault) -> None:
-    """Let the body *raw* end in *fault* after its number of bytes."""
-    read1, left = raw.read1, fault.after_bytes or 0
-
-    def read_some(amt: int, decode_content: bool | None = None) -> bytes:
-        nonlocal left
-        if left > 0:
-            chunk: bytes = read1(min(amt, left), decode_content=decode_content)
-            left -= len(chunk)
-            return chunk
-        raw.close()
-        if fault.kind == "timeout":
-            raise urllib3.exceptions.ReadTimeoutError(None, None, "simulated time-out")  # type: ignore[arg-type]
-        raise urllib3.exceptions.ProtocolError("simulated reset")
-
-    raw.read1 = read_some
 
 
 _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file size

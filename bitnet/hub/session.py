@@ -33,18 +33,19 @@ from bitnet.base.trust import origin, printable, redact_url
 from bitnet.hub import http
 from bitnet.hub.http import (
     TROUBLESHOOTING,
-    FaultyTransport,
     Limits,
     Transient,
-    Transport,
     request_error,
     requests,
     urllib3,
 )
 from bitnet.hub.options import FetchOptions
+from bitnet.hub.transport import mount_transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+
+    from bitnet.hub.transport import NetworkRoute
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class HubSession:
         now: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
         limits: Limits | None = None,
+        route: NetworkRoute | None = None,
     ) -> None:
         self.options = options if options is not None else FetchOptions()
         own = Limits(rate=self.options.rate, clock=clock, sleep=sleep)
@@ -91,12 +93,11 @@ class HubSession:
             {"User-Agent": f"bitnet/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
         )
         self._requests.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        pool: dict[str, Any] = {"pool_maxsize": max(4, settings.connections())}
+        if route is not None:
+            route.apply(self._requests)
         drill = settings.simulate_network_error()
         self.attempts = self.options.retries or (DRILL_ATTEMPTS if drill else None)
-        transport = FaultyTransport(*drill, **pool) if drill else Transport(**pool)
-        self._requests.mount("http://", transport)
-        self._requests.mount("https://", transport)
+        mount_transport(self._requests, max(4, settings.connections()), drill)
         self._token_refused = False
         self._reached: set[tuple[object, ...]] = set()  # origins that have answered
 

