@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import struct
 from dataclasses import replace
 
 import pytest
@@ -141,3 +142,42 @@ def test_one_flipped_scale_is_seen_by_the_digest_at_least(check, damaged, tmp_pa
     code, _, failed = check(path, "--recording", recording, "--greedy", 0)
     assert code == 15
     assert "model" in failed
+
+
+ROPE = "llama.rope.freq_base"
+EPSILON = "llama.attention.layer_norm_rms_epsilon"
+CHANGES = [(ROPE, 1.05), (ROPE, 1.3), (ROPE, 3), (EPSILON, 10), (EPSILON, 100)]
+
+
+@pytest.fixture
+def with_number_changed(test_models, tmp_path):
+    """A copy of SmolLM2 in which one float32 of the metadata is multiplied."""
+
+    def make(key, factor):
+        content = bytearray((test_models / SMOLLM2).read_bytes())
+        place = content.index(key.encode()) + len(key)
+        kind, value = struct.unpack_from("<If", content, place)
+        assert kind == 6  # GGUF's number of float32
+        struct.pack_into("<f", content, place + 4, value * factor)
+        path = tmp_path / "changed.gguf"
+        path.write_bytes(content)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(("key", "factor"), [(ROPE, 1), *CHANGES])
+def test_a_recording_sees_one_changed_number_of_the_metadata(
+    check, with_number_changed, tmp_path, key, factor
+):
+    recording = tmp_path / "good.json"
+    words = ("--against", "float64", "--greedy", 0, "--max-positions", 16)
+    assert check(SMOLLM2, *words, "--record", recording)[0] == 0
+    golden = json.loads(recording.read_text())
+    golden["model_sha256"] = ""  # the digest alone would tell
+    recording.write_text(json.dumps(golden))
+
+    changed = with_number_changed(key, factor)
+    code, report, failed = check(changed, "--recording", recording, "--greedy", 0)
+    expected = (0, set()) if factor == 1 else (15, {"answers"})
+    assert (code, failed & {"answers"}) == expected, report["verdict"]["reasons"]
