@@ -50,6 +50,9 @@ def crossval(c, requested=CrossvalOptions(), force=FORCE, model=ModelOptions(), 
     if requested.check:
         _check(requested, model, common)
         return
+    if requested.references:
+        _list_references(requested, model, common)
+        return
     texts = _texts(requested.prompts)
 
     # The outputs are checked before minutes are spent on computing.
@@ -61,6 +64,23 @@ def crossval(c, requested=CrossvalOptions(), force=FORCE, model=ModelOptions(), 
     evidence = _compare(requested, texts, model, common, record=record, report=report)
     _show(evidence, report, common.output)
     _end(evidence, requested, model.model, quiet=common.output.json)
+
+
+def _list_references(requested, options, common):
+    """``--references``: a line for each engine that reads the model."""
+    from bitnet.crossval.references import references_for
+
+    checkpoint = open_file(options, common)
+    engines = [
+        {"name": engine.name, "installed": engine.is_installed()}
+        for engine in references_for(checkpoint)
+        if requested.against in ("", engine.name)
+    ]
+    lines = [
+        f"{engine['name']}: {'installed' if engine['installed'] else 'not installed'}"
+        for engine in engines
+    ]
+    common.output.finish({"references": engines}, lines)
 
 
 def _outputs(requested, model, *, force):
@@ -227,6 +247,7 @@ def _check(requested, options, common):
     findings = check_report(evidence, claimed)
     if requested.replay:  # the whole cross-validation again
         again = options_of(evidence)
+        again = replace(again, reference_timeout=requested.reference_timeout)
         if not evidence.plan.live:
             again = replace(again, recording=requested.recording)
         repeated = _compare(again, evidence.plan.asked, options, common)

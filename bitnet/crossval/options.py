@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bitnet.base.errors import UsageError
-from bitnet.base.options import option
+from bitnet.base.options import check_bounds, option
 
 REFERENCE_NAMES = (
     *("llama.cpp", "bitnet.cpp", "ik_llama.cpp"),
@@ -38,6 +38,16 @@ class CrossvalOptions:
     report_dir: str = option(
         "", "folder for report.json, report.md and report.html", metavar="DIR", writes=True
     )
+    references: bool = option(
+        False, "list the engines that read the model, without comparing; with --against: this one"
+    )
+    reference_timeout: float | None = option(
+        None,
+        "seconds for each answer of the reference, which is then killed; default: 300, and 300 "
+        "more for each GB of the model",
+        metavar="SECONDS",
+        bounds=(1, 1e6),
+    )
     allow_missing: bool = option(
         False,
         "exit with 0 if the reference is not installed; the report still says `not run`",
@@ -52,6 +62,7 @@ class CrossvalOptions:
 
     def __post_init__(self) -> None:
         """Check ranges and combinations."""
+        check_bounds(self)
         if self.against not in ("", *REFERENCE_NAMES):
             raise UsageError(
                 f"--against expects one of {', '.join(REFERENCE_NAMES)}, got {self.against!r}"

@@ -6,9 +6,9 @@ A separate process, because a foreign engine may crash, print, keep threads or b
 OpenMP. The request names ``engine``, ``model``, ``prompts`` (text, ids, first compared position and
 steps of the continuation of each), ``texts`` to tokenize (each with whether special tokens are
 added), ``threads``, its ``arithmetic``, the ``library`` of an engine that is not a Python package,
-and, to dump intermediates of the only prompt to ANSWER.npz instead of running it, the beginnings
-``whole`` of the names of those that are dumped for every id; of others the last rows are. The
-answer is a trace (:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
+and, to dump intermediates of the only prompt to ANSWER.safetensors instead of running it, the
+beginnings ``whole`` of the names of those that are dumped for every id; of others the last rows
+are. The answer is a trace (:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
 
 llama.cpp and its descendants share a C API, which is called through ctypes. The parameter structs
 differ between versions and forks and no wheel ships a header, so fields are found by the default
@@ -331,7 +331,7 @@ _LATER = re.compile(r"(?<=^[QKV]cur)_(?:normed|pos)-")
 
 
 def _dump(engine: Any, ids: Sequence[int], file: Path, whole: tuple[str, ...]) -> None:
-    """Write intermediates of *ids* by name to the NumPy archive *file*.
+    """Write intermediates of *ids* by name to the safetensors file *file*.
 
     Those whose names begin with one of *whole* have a row for each id, others for the last ones.
     """
@@ -361,7 +361,24 @@ def _dump(engine: Any, ids: Sequence[int], file: Path, whole: tuple[str, ...]) -
                 if not values.size % (end - start):
                     parts.setdefault(name, []).append(values.reshape(end - start, -1))
     arrays = {name: np.concatenate(rows) for name, rows in parts.items()}
-    np.savez(file, **arrays)  # type: ignore[arg-type]
+    _write_tensors(file, arrays)
+
+
+def _write_tensors(file: Path, arrays: dict[str, NDArray[np.float32]]) -> None:
+    """Write *arrays* by name as safetensors: a length, a header in JSON, and their bytes in order.
+
+    https://huggingface.co/docs/safetensors describes the format.
+    """
+    directory, end = {}, 0
+    for name, values in arrays.items():
+        place = [end, end + values.nbytes]
+        directory[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": place}
+        end += values.nbytes
+    header = json.dumps(directory).encode()
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(header)) + header)
+        for values in arrays.values():
+            out.write(np.ascontiguousarray(values, dtype="<f4").tobytes())
 
 
 class _TransformersEngine:
@@ -465,7 +482,7 @@ _ENGINES: dict[str, Callable[..., Any]] = {
 
 def _main(target: str) -> None:
     try:
-        found = answer(json.load(sys.stdin), Path(target).with_suffix(".npz"))
+        found = answer(json.load(sys.stdin), Path(target).with_suffix(".safetensors"))
     except (EngineFailed, OSError, ValueError) as error:
         is_ours = isinstance(error, EngineFailed)
         found = {"error": str(error) if is_ours else f"{type(error).__name__}: {error}"}

@@ -11,12 +11,9 @@ float64         our own graph in NumPy and double precision
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import math
-import subprocess
 import tempfile
-import zipfile
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -25,11 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from bitnet.base import settings
 from bitnet.base.errors import InvalidFormat, ReferenceUnavailable, UsageError
-from bitnet.base.files import read_json
-from bitnet.base.invocation import extra_command, isolate
+from bitnet.base.invocation import extra_command
 from bitnet.base.settings import bitnet_cpp_dir, expand_home
+from bitnet.crossval.ask import OTHER_ENGINE, ask, describe_ending, run
 from bitnet.crossval.names import names_for
 from bitnet.crossval.prefix import list_cached
 from bitnet.crossval.trace import (
@@ -151,15 +147,6 @@ def bitnet_cpp_library() -> Path | None:
     )
 
 
-LIMIT_S = 3600.0
-_OTHER = "choose another reference: --against NAME"
-
-# The engines use OpenMP, whose threads spin while they wait for each other, after every operation.
-# On a busy machine, two such threads took 151 s for the work of 13 s in one thread.
-_WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
-_LAST_WORDS = 300  # characters of a dead engine's stderr
-
-
 class _InProcess(Reference):
     """An engine that runs in its own process."""
 
@@ -178,21 +165,23 @@ class _InProcess(Reference):
         try:
             return trace_from(self._ask(question)[0], name=f"the answer of {self.name}")
         except InvalidFormat as error:
-            raise EngineFailed(error.message, hint=_OTHER) from error
+            raise EngineFailed(error.message, hint=OTHER_ENGINE) from error
 
     def _file(self, question: Question, _folder: Path) -> Path:
         """The file to run: the model, or its conversion in *_folder*."""
         return question.checkpoint.path
 
-    def _ask(self, question: Question, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _ask(
+        self, question: Question, **more: Any
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """The answer of the process, and the intermediates that it wrote, by name."""
         if not self.is_installed():
             raise self._missing()
         with tempfile.TemporaryDirectory() as name:
-            target = Path(name) / "answer.json"
+            folder = Path(name)
             request = {
                 "engine": self.name,
-                "model": str(self._file(question, Path(name)).absolute()),
+                "model": str(self._file(question, folder).absolute()),
                 "prompts": [[it.text, it.ids, it.first, it.steps] for it in question.prompts],
                 "texts": list(question.texts),
                 "threads": question.threads,
@@ -200,24 +189,8 @@ class _InProcess(Reference):
                 **more,
             }
             question.notify(f"asking {self.name}")
-            command = isolate("bitnet.crossval.reference_process", str(target))
-            done = _run(command, name=self.name, stdin=json.dumps(request))
-            if done.returncode or not target.exists():
-                raise EngineFailed(f"{self.name} did not survive: {_ending(done)}", hint=_OTHER)
-            try:
-                answer = read_json(target, hint=_OTHER)
-            except InvalidFormat as error:
-                raise EngineFailed(f"{self.name}: {error.message}", hint=_OTHER) from error
-            tensors = target.with_suffix(".npz")
-            try:
-                arrays = dict(np.load(tensors)) if tensors.exists() else {}
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                text = f"{self.name} wrote intermediates that cannot be read: {error}"
-                raise EngineFailed(text, hint=_OTHER) from error
-        if "error" in answer:
-            file = question.checkpoint.path.name
-            raise EngineFailed(f"{self.name} cannot run {file}: {answer['error']}", hint=_OTHER)
-        return answer, arrays
+            model = question.checkpoint.path.name
+            return ask(self.name, request, folder, model=model, limit_s=question.limit_s)
 
     def _missing(self) -> ReferenceUnavailable:
         return ReferenceUnavailable(
@@ -286,10 +259,11 @@ class IkLlamaCpp(LlamaCpp):
         program = str(Path(spec.origin).parent / "bin" / "llama-quantize")
         head = ["--token-embedding-type", "f16", "--output-tensor-type", "f16"]
         files = [str(path.absolute()), str(converted)]
-        done = _run([program, "--allow-requantize", *head, *files, kind], name="llama-quantize")
-        if done.returncode or not converted.exists():
-            said = f"llama-quantize does not convert {path.name} to {kind.upper()}: {_ending(done)}"
-            raise EngineFailed(said, hint=_OTHER)
+        command = [program, "--allow-requantize", *head, *files, kind]
+        ended = run(command, name="llama-quantize", limit_s=question.limit_s)
+        if ended.returncode or not converted.exists():
+            text = f"llama-quantize does not convert {path.name} to {kind.upper()}"
+            raise EngineFailed(f"{text}: {describe_ending(ended)}", hint=OTHER_ENGINE)
         return converted
 
 
@@ -305,7 +279,9 @@ class BitnetCpp(LlamaCpp):
     def is_installed(self) -> bool:
         return bitnet_cpp_library() is not None
 
-    def _ask(self, question: Question, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _ask(
+        self, question: Question, **more: Any
+    ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         # Built with clang it has no OpenMP, and its own threads wait for each other by spinning.
         alone = replace(question, threads=1)
         return super()._ask(alone, library=str(bitnet_cpp_library()), **more)
@@ -340,6 +316,12 @@ REFERENCES: dict[str, type[Reference]] = {
 CHAIN: tuple[type[Reference], ...] = (LlamaCpp, IkLlamaCpp, Transformers)  # tried in this order
 
 
+def references_for(checkpoint: Checkpoint) -> list[Reference]:
+    """The engines that read *checkpoint*, installed or not."""
+    engines = [kind() for kind in REFERENCES.values()]
+    return [engine for engine in engines if engine.reads(checkpoint)]
+
+
 def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) -> Reference:
     """The reference *name*, or else the first of :data:`CHAIN` that supports *checkpoint*.
 
@@ -359,32 +341,3 @@ def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) 
             hint=f"choose one that reads it: --against {choose('', checkpoint).name}",
         )
     return chosen
-
-
-def _run(
-    command: Sequence[str], *, name: str, stdin: str = ""
-) -> subprocess.CompletedProcess[bytes]:
-    try:
-        return subprocess.run(
-            command,
-            input=stdin.encode(),
-            capture_output=True,
-            timeout=LIMIT_S,
-            env=settings.child_environment(**_WAITING),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        said = f"{name} took more than {LIMIT_S:.0f} s"
-        raise EngineFailed(said, hint="ask for less: --max-positions N") from None
-    except OSError as error:
-        raise EngineFailed(f"{name} does not start: {error}", hint=_OTHER) from error
-
-
-def _ending(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Exit status of the process and the last line of its stderr."""
-    code = done.returncode
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    lines = done.stderr.decode("utf-8", "replace").splitlines()
-    told = [line for line in lines if "ASSERT" in line or "rror" in line] or lines[-3:]
-    said = " ".join(" ".join(told).split())[:_LAST_WORDS]
-    return f"{how}; {said}" if said else how

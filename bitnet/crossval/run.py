@@ -23,6 +23,7 @@ from bitnet.base.errors import BitnetError, ReferenceUnavailable
 from bitnet.base.files import digest_of
 from bitnet.base.findings import Finding
 from bitnet.base.machine import thread_count
+from bitnet.crossval.ask import time_limit
 from bitnet.crossval.evidence import (
     SCHEMA_VERSION,
     Evidence,
@@ -245,7 +246,8 @@ def cross_validate(
         facts = TestedModel(checkpoint.path.name, digest, checkpoint.architecture)
     prompts = prompts_for(model, reference.recording, texts, options) if model is not None else ()
     to_tokenize = texts_for(reference, tokenizer, texts)
-    question = Question(checkpoint, prompts, to_tokenize, thread_count(), notify)
+    limit_s = time_limit(checkpoint, options.reference_timeout)
+    question = Question(checkpoint, prompts, to_tokenize, thread_count(), limit_s, notify)
     evidence = _plan(model, tokenizer, reference, question, options, facts, texts)
     trace: Trace | None = None
     try:

@@ -287,6 +287,7 @@ class Question:
     prompts: tuple[Prompt, ...] = ()  # to run; without any, the weights are not needed
     texts: tuple[tuple[str, bool], ...] = ()  # to tokenize, each with true if BOS and EOS are added
     threads: int = 1  # compute threads
+    limit_s: float = 300.0  # in which the engine must give each of its answers
     notify: Callable[[str], None] = logger.debug  # called with the progress
 
 

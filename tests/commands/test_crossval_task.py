@@ -50,8 +50,8 @@ def none_installed(monkeypatch):
     )
     monkeypatch.setattr(
         bitnet.crossval.references,
-        "_run",
-        lambda command, **_: pytest.fail(f"{command} was started"),
+        "ask",
+        lambda engine, *_, **__: pytest.fail(f"{engine} was started"),
     )
 
 
@@ -191,6 +191,36 @@ def test_wrong_words_are_one_error(bitnet, model, words, code, said):
     assert done.code == code
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("architecture", "against", "names"),
+    [
+        ("llama", "", ["llama.cpp", "ik_llama.cpp", "float64"]),
+        ("llama", "llama.cpp", ["llama.cpp"]),
+        ("llama", "transformers", []),
+        ("bitnet", "llama.cpp", []),
+        ("bitnet", "", ["ik_llama.cpp", "float64"]),
+    ],
+)
+def test_the_engines_that_read_a_model_are_listed(bitnet, tmp_path, architecture, against, names):
+    model = tiny_gguf(tmp_path / "m.gguf", **{"general.architecture": architecture})
+    words = ("crossval", "--references", "--model", model)
+    if against:
+        words = (*words, "--against", against)
+    done = bitnet(*words)
+    assert (done.code, [line.split(": ")[0] for line in done.out.splitlines()]) == (0, names)
+    listed = json.loads(bitnet(*words, "--json").out)["references"]
+    assert [engine["name"] for engine in listed] == names
+    for engine in listed:
+        assert engine["installed"] == REFERENCES[engine["name"]]().is_installed()
+
+
+def test_no_engine_is_listed_for_a_damaged_model(bitnet, tmp_path):
+    model = tiny_gguf(tmp_path / "m.gguf")
+    model.write_bytes(model.read_bytes()[:1000])
+    done = bitnet("crossval", "--references", "--model", model)
+    assert (done.code, done.out) == (13, "")
 
 
 def test_an_empty_file_of_prompts_is_refused(bitnet, model, tmp_path):

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from contextlib import suppress
 
@@ -16,7 +15,7 @@ from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.base.invocation import extra_command
 from bitnet.convert.options import ConvertOptions
-from bitnet.crossval import references
+from bitnet.crossval import ask, references
 from bitnet.crossval.operations import ROWS
 from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp, Transformers, choose
 from bitnet.crossval.trace import EngineFailed, Prompt, Question, Recorded
@@ -159,11 +158,8 @@ def test_a_file_the_engine_refuses_is_not_a_crash_of_ours(checkpoint, tmp_path):
 
 
 def test_an_engine_that_dies_is_named_with_its_last_words(checkpoint, monkeypatch):
-    def dies(command, *, name, stdin):
-        code = "import os,sys; sys.stderr.write('x\\nGGML_ASSERT failed\\ny\\n'); os.abort()"
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-
-    monkeypatch.setattr(references, "_run", dies)
+    code = "import os,sys; sys.stderr.write('x\\nGGML_ASSERT failed\\ny\\n'); os.abort()"
+    monkeypatch.setattr(ask, "isolate", lambda *words: [sys.executable, "-c", code])
     monkeypatch.setattr(LlamaCpp, "package", "json")
     with pytest.raises(EngineFailed, match="signal 6; GGML_ASSERT failed"):
         LlamaCpp().trace(question(checkpoint))

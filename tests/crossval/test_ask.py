@@ -1,0 +1,160 @@
+"""A reference in its own process: its limit of time, and what it may write."""
+
+import fcntl
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+from tiny_models import tiny_gguf
+
+from bitnet.crossval import ask, reference_process
+from bitnet.crossval.options import CrossvalOptions
+from bitnet.crossval.references import LlamaCpp
+from bitnet.crossval.trace import EngineFailed, Prompt, Question
+from bitnet.formats.containers import open_checkpoint
+
+LIMIT_S = 3.0
+
+# A process with a child; both keep a lock for as long as they live, a minute at most.
+HANGS = """
+import fcntl, os, pathlib, signal, sys
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+os.fork()
+signal.alarm(60)
+pathlib.Path(sys.argv[2]).touch()
+signal.pause()
+"""
+
+
+def test_an_engine_that_hangs_is_killed_with_its_children(tmp_path):
+    lock, ready = tmp_path / "lock", tmp_path / "ready"
+    command = [sys.executable, "-c", HANGS, str(lock), str(ready)]
+    with pytest.raises(EngineFailed, match="the engine took more than 3 s") as caught:
+        ask.run(command, name="the engine", limit_s=LIMIT_S)
+    assert "--reference-timeout SECONDS" in caught.value.hint
+    assert ready.exists()
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # waits for every process that has it
+
+
+def test_an_interrupt_kills_the_engine(tmp_path, monkeypatch):
+    lock, ready = tmp_path / "lock", tmp_path / "ready"
+    wait = ask.subprocess.Popen.wait
+
+    def interrupted(process, timeout=None):
+        if timeout is None:  # when it has been killed
+            return wait(process)
+        while not ready.exists():
+            pass
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ask.subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask.run([sys.executable, "-c", HANGS, str(lock), str(ready)], name="x", limit_s=60)
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def test_the_limit_grows_with_the_model_unless_it_is_given(tmp_path):
+    checkpoint = open_checkpoint(tiny_gguf(tmp_path / "tiny.gguf"))
+    size = sum(weight.size_bytes for weight in checkpoint.weights.values())
+    assert ask.time_limit(checkpoint) == pytest.approx(300 + 300 * size / 1e9)
+    assert ask.time_limit(checkpoint, 7.0) == 7.0
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e9", "soon"])
+def test_a_limit_that_is_none_is_refused(bitnet, tmp_path, seconds):
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    done = bitnet("crossval", "--model", model, f"--reference-timeout={seconds}")
+    assert done.code == 2
+    assert "--reference-timeout" in done.err
+
+
+def test_the_default_is_the_documented_one():
+    assert CrossvalOptions().reference_timeout is None
+    assert Question(None).limit_s == ask.LIMIT_S
+
+
+ANSWERS = """
+import pathlib, sys
+target = pathlib.Path(sys.argv[1])
+target.write_text("{}")
+target.with_name("answer.safetensors").write_bytes(pathlib.Path(sys.argv[2]).read_bytes())
+"""
+
+
+@pytest.fixture
+def intermediates(tmp_path, monkeypatch):
+    """The intermediates of a stand-in that writes these bytes as its own."""
+    monkeypatch.setattr(LlamaCpp, "package", "json")
+    checkpoint = open_checkpoint(tiny_gguf(tmp_path / "tiny.gguf"))
+    file = tmp_path / "written"
+
+    def give(content):
+        file.write_bytes(content)
+        command = [sys.executable, "-c", ANSWERS]
+        monkeypatch.setattr(ask, "isolate", lambda _, target: [*command, target, str(file)])
+        return LlamaCpp().intermediates(Question(checkpoint, (Prompt("p", (1, 2)),)))
+
+    return give
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Intermediates as an engine writes them."""
+    file = tmp_path / "right.safetensors"
+    ones = np.ones((2, 3), np.float32)
+    arrays = {"embd": ones, "l_out-0": np.arange(4, dtype="f4").reshape(2, 2)}
+    reference_process._write_tensors(file, arrays)
+    return file.read_bytes()
+
+
+def test_intermediates_are_read_as_they_were_written(intermediates, written):
+    arrays = intermediates(written)
+    assert arrays["embed"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert arrays["l_out-0"].tolist() == [[0, 1], [2, 3]]
+
+
+def header(**changes):
+    entry = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]} | changes
+    text = json.dumps({"embd": entry}).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(4)
+
+
+GARBAGE = {
+    "nothing": b"",
+    "text": b"not a number in sight",
+    "an archive of zip": b"PK\x03\x04" + bytes(60),
+    "a header of its own size": (1 << 60).to_bytes(8, "little") + b"{}",
+    "other types": header(dtype="F16", shape=[2, 1]),
+    "no matrix": header(shape=[1]),
+    "no shape": header(shape=None),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_in_the_place_of_intermediates_is_a_failure_of_the_engine(intermediates, name):
+    with pytest.raises(EngineFailed, match=r"^llama\.cpp: .*answer\.safetensors"):
+        intermediates(GARBAGE[name])
+
+
+def test_damaged_intermediates_are_read_or_refused(written, tmp_path):
+    """Every way to change some bytes or to cut the file ends in arrays or in one error."""
+    rng = random.Random(0)
+    file = tmp_path / ask.INTERMEDIATES
+    outcomes = set()
+    for _ in range(2000):
+        content = bytearray(written)
+        for place in rng.sample(range(len(written)), rng.randint(1, 4)):
+            content[place] = rng.randrange(256)
+        file.write_bytes(content[: rng.choice([len(content), rng.randrange(len(content))])])
+        try:
+            arrays = ask._read_intermediates(tmp_path)
+            outcomes.add("read")
+            assert all(values.ndim == 2 for values in arrays.values())
+        except ask.InvalidFormat:
+            outcomes.add("refused")
+    assert outcomes == {"read", "refused"}
