@@ -255,7 +255,7 @@ def _download(refs, select, output, sha256, common, **options):
     show(artifacts[0].licence_line, stream=sys.stderr)
     for artifact in artifacts:
         state = "Already there" if artifact.cached else f"Downloaded {what} to"
-        show(f"✓ {state}: {artifact.path}", stream=sys.stderr)
+        show(f"✓ {state}: {artifact.path}{artifact.digest_note}", stream=sys.stderr)
         attest_fetched(artifact.path, fresh=not artifact.cached)
     facts = [artifact.facts() for artifact in artifacts]
     paths = [str(artifact.path) for artifact in artifacts]
@@ -320,7 +320,7 @@ def sync(
             continue
         changed = " (new version)" if artifact.sha256 != entry.sha256 else ""
         state = "already there" if artifact.cached else "fetched"
-        show(f"✓ {name}: {state}{changed}", stream=sys.stderr)
+        show(f"✓ {name}: {state}{changed}{artifact.digest_note}", stream=sys.stderr)
         attest_fetched(artifact.path, fresh=not artifact.cached)
         results.append({"repo": entry.repo, "file": entry.file, **artifact.facts()})
     if skipped_to:

@@ -70,7 +70,7 @@ def tokenizer(
     (artifact,) = provide_all([order], project, root=target.parent)
     show(artifact.licence_line, stream=sys.stderr)
     done = "Tokenizer from the cache is at" if artifact.cached else "Downloaded tokenizer to"
-    show(f"✓ {done}: {artifact.path}", stream=sys.stderr)
+    show(f"✓ {done}: {artifact.path}{artifact.digest_note}", stream=sys.stderr)
     common.output.finish({"source": source, **artifact.facts()}, [str(artifact.path)])
 
 

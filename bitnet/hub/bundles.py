@@ -382,13 +382,16 @@ def _is_other(file: Artifact, project: Project) -> bool:
 def _order(file: Artifact, project: Project) -> FileOrder:
     """The order for *file*, at its place in the cache."""
     source = Source(file.repo, file.repo, file.file, file.revision, file.sha256, file.size)
+    unverified = None if file.verified else file
     if file.place is not None:
         entry = project.cache / file.place
         is_free = project.force or not entry.exists()
-        return FileOrder(source, file.kind, entry=entry if is_free else None)
+        return FileOrder(source, file.kind, entry=entry if is_free else None, pinned=unverified)
     packaged = file.repo if file.kind == "package" else ""
     ref = Ref("", repo=file.repo, revision=file.revision, packaged=packaged)
-    return FileOrder(source, file.kind, target=ref.folder(project.cache) / path_of(file.file))
+    return FileOrder(
+        source, file.kind, target=ref.folder(project.cache) / path_of(file.file), pinned=unverified
+    )
 
 
 def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:

@@ -91,7 +91,7 @@ class _Fetch:
         if source.sha256:
             self.claim(source.sha256)
         if source.sha256 and not self.force and (blob := store.find(source.sha256)) is not None:
-            return blob
+            return replace(blob, verified=self.order.is_vouched)
         for _ in range(ROUNDS):
             facts = self._facts()
             if (blob := self._find_version(facts, self.order.target)) is not None:
@@ -112,13 +112,19 @@ class _Fetch:
     def _find_version(self, facts: Version, beside: Path | None = None) -> Artifact | None:
         """This version, if it is *beside*, in the store, or in another cache."""
         digest = facts.sha256
+        is_verified = self._is_verified(facts)
         if digest is None and facts.is_bound and (record := self.store.index.find(facts.key)):
             digest = record.sha256  # as it came before
+            is_verified = record.verified
         if digest is None or self.force or self.fresh:
             return None
         self.claim(digest)
         blob = self.store.find_anywhere(digest, facts.size, beside)
-        return _name(blob, facts) if blob is not None else None
+        return replace(_name(blob, facts), verified=is_verified) if blob is not None else None
+
+    def _is_verified(self, facts: Version) -> bool:
+        """True if the digest of the file is more than that of the bytes that came first."""
+        return self.order.is_vouched or facts.is_digest_announced or facts.git_oid is not None
 
     def _facts(self) -> Version:
         """The server's description of the file, if it is the expected one."""
@@ -131,7 +137,7 @@ class _Fetch:
             logger.warning("%s does not answer, another server is asked", redact_url(url))
         facts = facts or head(last, self.session)
         for name, expected, actual in (
-            ("SHA-256", source.sha256, facts.sha256),
+            ("SHA-256", source.sha256 or self.order.listed, facts.sha256),
             ("size", source.size, facts.size),
         ):
             if expected is not None and actual is not None and expected != actual:
@@ -140,8 +146,12 @@ class _Fetch:
                     f"expected {expected}",
                     hint=self.order.update_hint,
                 )
-        size = facts.size if facts.size is not None else source.size
-        return replace(facts, size=size, sha256=facts.sha256 or source.sha256)
+        return replace(
+            facts,
+            size=facts.size if facts.size is not None else source.size,
+            sha256=facts.sha256 or source.sha256 or self.order.listed,
+            is_digest_announced=(facts.sha256 or self.order.listed) is not None,
+        )
 
     def _lock_entry(self, facts: Version) -> Artifact:
         """The file, fetched by this process or by the holder of the lock."""
@@ -163,11 +173,15 @@ class _Fetch:
             of = [redact_url(source.url)] if source.url else source.index_name
             partial = Partial.begin(*where, facts, alone=lock.is_kernel, fresh=self.fresh, of=of)
             with Progress(name, mode=self.progress, clock=clock) as bar:
-                digest = self._transfer(facts, partial, bar, lock)
-                return self._publish(facts, partial, digest)
+                digest, announced = self._transfer(facts, partial, bar, lock)
+                if announced is not None:
+                    facts = replace(facts, is_digest_announced=True)
+                return self._publish(facts, partial, digest, announced)
 
-    def _transfer(self, facts: Version, partial: Partial, bar: Progress, lock: locks.Lock) -> str:
-        """Fill *partial*; the SHA-256 of the whole file."""
+    def _transfer(
+        self, facts: Version, partial: Partial, bar: Progress, lock: locks.Lock
+    ) -> tuple[str, str | None]:
+        """Fill *partial*; SHA-256 of the whole file, and the one that its replies announced."""
         name = self.order.source.file
         try:
             if (missing := (facts.size or 0) - partial.done.total) > 0:
@@ -180,9 +194,11 @@ class _Fetch:
             report = _reporter(bar, lock, self.session.clock)
             mirrors = [url for url in self.urls[1:] if facts.sha256 and url != facts.url]
             file = name.rpartition("/")[2]
-            return Transfer(
+            transfer = Transfer(
                 self.session, facts, partial, name=file, report=report, mirrors=mirrors
-            ).run()
+            )
+            digest = transfer.run()
+            return digest, transfer.announced
         except Replaced:
             partial.discard()
             raise
@@ -201,11 +217,14 @@ class _Fetch:
         if device_of(target.parent) != device_of(self.store.folder):
             require_space(target.parent, facts.size, self.order.source.file, OUTPUT_HINT)
 
-    def _publish(self, facts: Version, partial: Partial, digest: str) -> Artifact:
+    def _publish(
+        self, facts: Version, partial: Partial, digest: str, announced: str | None
+    ) -> Artifact:
         """The file of *partial*, if it is the expected one, in the store."""
         order, size = self.order, partial.done.total
+        is_verified = self._is_verified(facts)
         try:
-            self._verify(facts, digest, partial)
+            self._verify(replace(facts, sha256=facts.sha256 or announced), digest, partial)
             if order.check is not None:
                 order.check(partial.path)
             self.claim(digest)
@@ -217,9 +236,9 @@ class _Fetch:
         if facts.sha256 is None and facts.is_bound:
             file = order.source.file.rpartition("/")[2]
             name = redact_url(self.urls[0]), facts.etag or "unknown", file
-            version = Artifact("version", *name, facts.commit, digest, size)
+            version = Artifact("version", *name, facts.commit, digest, size, verified=is_verified)
             self.store.index.write(version, facts.key)
-        return replace(_name(blob, facts), cached=False)
+        return replace(_name(blob, facts), cached=False, verified=is_verified)
 
     def _verify(self, facts: Version, digest: str, partial: Partial) -> None:
         """Refuse bytes that are not the expected file."""

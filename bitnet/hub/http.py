@@ -13,6 +13,7 @@ import re
 import socket
 import threading
 import time
+from base64 import b64decode
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
@@ -23,6 +24,7 @@ from bitnet.base import settings
 from bitnet.base.errors import (
     AuthError,
     BitnetError,
+    HashMismatch,
     LicenceNotAccepted,
     NetworkError,
     NotFound,
@@ -30,7 +32,7 @@ from bitnet.base.errors import (
     TokenInvalid,
     TokenMissing,
 )
-from bitnet.base.trust import printable, redact_url
+from bitnet.base.trust import SHA256, printable, redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,6 +58,8 @@ logger = logging.getLogger(__name__)
 _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file size
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
+_SHA256_FIELD = re.compile(r"(?:^|,)\s*sha-256=:?(?P<digest>[A-Za-z0-9+/]{43}=):?", re.IGNORECASE)
+OTHER_FILE = "this server has another file: do not use it, and try another one with --base-url=URL"
 _RATE_LIMIT = re.compile(r"\br=(?P<left>\d{1,9}) *; *t=(?P<seconds>\d{1,9})\b", re.ASCII)
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+|[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)")
@@ -164,6 +168,39 @@ def not_expected(response: requests.Response, url: str, expected: str) -> Networ
         f"{url}: expected {expected}, got {kind}: a login page of this network, or a proxy's",
         hint="open a page in a browser and log in to the network; or run: bitnet doctor network",
     )
+
+
+def read_digest(response: requests.Response) -> str | None:
+    """SHA-256 of the whole file that *response* or a redirect before it announces, or None.
+
+    The hub sends ``X-Linked-Etag``; others ``Repr-Digest`` (RFC 9530) or ``Digest`` (RFC 3230).
+    Two different ones are refused.
+    """
+    digest = None
+    for reply in (*response.history, response):
+        for announced in _digests_in(reply.headers):
+            if digest not in (None, announced):
+                raise HashMismatch(
+                    f"{redact_url(str(reply.url))} announces SHA-256 {announced}, another server "
+                    f"on the way announces {digest}",
+                    hint=OTHER_FILE,
+                )
+            digest = announced
+    return digest
+
+
+def _digests_in(headers: Mapping[str, str]) -> Iterator[str]:
+    """SHA-256 digests in *headers*, hexadecimal in lower case."""
+    linked = headers.get("X-Linked-Etag", "")
+    linked = linked.strip('"').lower()
+    if SHA256.fullmatch(linked):
+        yield linked
+    for name in ("Repr-Digest", "Digest"):
+        for match in _SHA256_FIELD.finditer(headers.get(name, "")):
+            with suppress(ValueError):
+                digest = b64decode(match["digest"], validate=True).hex()
+                if SHA256.fullmatch(digest):
+                    yield digest
 
 
 def as_count(value: str | None) -> int | None:

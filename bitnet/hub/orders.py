@@ -12,6 +12,7 @@ from bitnet import sources
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
 from bitnet.base.files import path_of
 from bitnet.base.invocation import word
+from bitnet.hub.http import OTHER_FILE
 from bitnet.hub.repository import file_url
 from bitnet.sources import Source
 from bitnet.store.records import LOCK_FILE, Artifact, find_pin
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OTHER_FILE = "this server has another file: do not use it, and try another one with --base-url=URL"
-
 
 @dataclass(frozen=True)
 class FileOrder:
@@ -39,6 +38,7 @@ class FileOrder:
     entry: Path | None = None  # its place in the cache, for a tokenizer; or only in the store
     default: Path | None = None  # its usual place; a right file there is used
     pinned: Artifact | None = None  # its present entry in the lock file
+    listed: str | None = None  # digest in the hub's list of files; the server must not differ
     lasts: bool = False  # the last known file of this name is good enough
     check: Callable[[Path], None] | None = None  # accepts the file, or raises
     is_known: bool = True  # the file passed *check* when it came
@@ -51,7 +51,15 @@ class FileOrder:
         if self.kind == "package":
             return "the package index pip uses contradicts itself: check `pip config list`"
         is_own = self.kind == "model" and self.pinned is None
-        return _OTHER_FILE if is_own else "accept the new file with: bitnet sync --update"
+        return OTHER_FILE if is_own else "accept the new file with: bitnet sync --update"
+
+    @property
+    def is_vouched(self) -> bool:
+        """True if the expected digest is a user's, this program's or a server's.
+
+        A pin of bytes that no digest verified only says that they are the same bytes again.
+        """
+        return self.source.sha256 is not None and (self.pinned is None or self.pinned.verified)
 
     @property
     def artifact(self) -> Artifact:
@@ -124,6 +132,8 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
                 f"{source.repo}/{source.file}",
                 hint="leave --sha256 out, or accept the file on the server: bitnet sync --update",
             )
+        if source.sha256 is not None:  # the user vouches for the pinned bytes
+            pinned = replace(pinned, verified=True)
         licence = source.licence or pinned.licence
         source = replace(_pin(source, pinned), licence=licence)
     other = _at(project.pins(), path, project)

@@ -202,6 +202,10 @@ def provide_all(
                 raise
         for order, artifact in here:
             _place_beside(order, artifact, project, claims)
+        for _, artifact in here:
+            if not artifact.verified and not artifact.cached:
+                text = "%s is not verified by a digest: no server announced one; it has SHA-256 %s"
+                logger.warning(text, artifact.file or artifact.repo, artifact.sha256)
     licence = cache(partial(_licence, project))
     provided = [(o, _describe(o, a, project, licence)) for o, a in here]
     project.pin(*(a for o, a in provided if a.checked and _may_be_pinned(o, project)))
@@ -283,7 +287,7 @@ def _accept_unchecked(order: FileOrder, project: Project) -> Artifact | None:
     if path is None:
         return None
     identified = Artifact(sha256=project.store.digest_of(path), size=path.stat().st_size, path=path)
-    return replace(_name_as_ordered(order, identified), checked=False)
+    return replace(_name_as_ordered(order, identified), checked=False, verified=False)
 
 
 def _here(order: FileOrder, project: Project, claims: Claims) -> Artifact | None:
@@ -293,8 +297,10 @@ def _here(order: FileOrder, project: Project, claims: Claims) -> Artifact | None
     store, source = project.store, order.source
     record = None if project.update or source.parts else store.index.find(*source.index_name)
     digest = source.sha256
+    is_verified = order.is_vouched
     if digest is None and record is not None and (order.lasts or project.options.is_offline):
         digest = record.sha256
+        is_verified = record.verified
     if digest is None:
         return None
     claims.add(digest)
@@ -303,12 +309,15 @@ def _here(order: FileOrder, project: Project, claims: Claims) -> Artifact | None
     if blob is None:
         return None
     commit = record.commit if record is not None and record.sha256 == digest else None
-    return _name_as_ordered(order, replace(blob, commit=commit))
+    return _name_as_ordered(order, replace(blob, commit=commit, verified=is_verified))
+
+
+_OF_BLOB = ("commit", "sha256", "size", "path", "cached", "verified")
 
 
 def _name_as_ordered(order: FileOrder, blob: Artifact) -> Artifact:
     """*blob*, a file and its content, as what *order* asked for."""
-    known = {name: getattr(blob, name) for name in ("commit", "sha256", "size", "path", "cached")}
+    known = {name: getattr(blob, name) for name in _OF_BLOB}
     return replace(order.artifact, **known)
 
 

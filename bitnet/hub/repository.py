@@ -73,7 +73,7 @@ def _ask(url: str, session: HubSession) -> Version:
         if named is not None and commit and COMMIT.fullmatch(commit):
             # A push in between cannot mix two versions.
             url = file_url(named[0], commit, named[2], session.options)
-        sha256 = _digest_in(linked)
+        sha256 = http.read_digest(response)
         if sha256 is None and not final:
             sha256 = _digest_behind(asked, response.headers.get("Location", ""), session)
         return Version(
@@ -97,17 +97,11 @@ def _digest_behind(url: str, location: str, session: HubSession) -> str | None:
         for _ in range(_MOST_HOPS):
             url = address(location, url)
             with session.open(url, method="HEAD", leave_origin=False) as response:
-                digest = _digest_in(strong_etag(response.headers.get("X-Linked-Etag")))
+                digest = http.read_digest(response)
                 if digest is not None or not response.is_redirect:
                     return digest
                 location = response.headers.get("Location", "")
     return None
-
-
-def _digest_in(etag: str | None) -> str | None:
-    """SHA-256 that *etag* is, in lower case; None if it is something else."""
-    digest = (etag or "").lower()
-    return digest if SHA256.fullmatch(digest) else None
 
 
 def list_files(repo: str, revision: str, session: HubSession) -> list[Source]:

@@ -361,10 +361,14 @@ def download(
         below = Path(name.name) if is_flat else name
         if source.parts and digest not in (None, source.sha256):
             raise UsageError(f"--sha256 is {sha256}, {source.name} is pinned to {source.sha256}")
-        if not source.parts:  # a pinned file may differ from the hub's present one
+        listed = source.sha256
+        if not source.parts:
             source = replace(source, sha256=digest)
         target = output / below if output is not None else None
-        orders.append(order_of(source, project, target=target))
+        order = order_of(source, project, target=target)
+        if order.pinned is None:  # a pinned file may differ from the hub's present one
+            order = replace(order, listed=listed)
+        orders.append(order)
     orders = _without_refused(orders, {ref.file for ref in refs}, project)
     try:
         return provide_all(orders, project, root=output)

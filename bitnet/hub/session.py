@@ -203,8 +203,9 @@ class HubSession:
         leave_origin: bool,
         secret: str | None,
     ) -> tuple[requests.Response, str, bool]:
-        """The last reply, its address, and true if the token *secret* was sent there."""
+        """The last reply with its redirects, its address, and true if *secret* was sent there."""
         address = url
+        passed: list[requests.Response] = []
         for _ in range(MAX_REDIRECTS):
             with_token = secret is not None and self._is_the_hub(address)
             sent = dict(headers)
@@ -222,12 +223,14 @@ class HubSession:
                 with_token = False
                 sent["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
             response = self._send(method, address, sent)
+            response.history = [*passed]
             if not response.is_redirect:
                 return response, address, with_token
             target = _target(address, response)
             if not (leave_origin or origin(target) == origin(address) or self._is_the_hub(target)):
                 return response, address, with_token
             response.close()
+            passed.append(response)
             address = target
         raise NetworkError(f"{redact_url(url)}: more than {MAX_REDIRECTS} redirects")
 

@@ -18,7 +18,14 @@ from http.client import IncompleteRead
 from typing import TYPE_CHECKING
 
 from bitnet.base import settings
-from bitnet.base.errors import AuthError, NetworkError, NotFound, RateLimited, from_os_error
+from bitnet.base.errors import (
+    AuthError,
+    HashMismatch,
+    NetworkError,
+    NotFound,
+    RateLimited,
+    from_os_error,
+)
 from bitnet.base.progress import human_size
 from bitnet.base.trust import redact_url
 from bitnet.hub import http
@@ -89,6 +96,10 @@ STALL_BYTES_PER_S = 100
 SERVER_ATTEMPTS = 3  # before the next server is asked, if there is another one
 
 
+# Errors of one server after which the next one is asked.
+_PASSING = (AuthError, HashMismatch, NetworkError, NotFound, RateLimited)
+
+
 class Replaced(Exception):  # never leaves the package
     """The server has another version of the file than it announced."""
 
@@ -130,6 +141,7 @@ class Transfer:
         self._in_pieces = False
         self._open: set[requests.Response] = set()
         self._hash = _TrailingHash(self.partial.path)
+        self.announced: str | None = None  # SHA-256 that a reply announced
 
     def run(self) -> str:
         """Fetch the missing bytes; return the SHA-256 of the whole file."""
@@ -143,7 +155,7 @@ class Transfer:
                 for url in others:
                     try:
                         return self._from(url)
-                    except (AuthError, NetworkError, NotFound, RateLimited, Replaced) as error:  # noqa: PERF203
+                    except (*_PASSING, Replaced) as error:  # noqa: PERF203
                         reason = getattr(error, "message", "") or "it has another file"
                         text = "%s goes on without %s: %s"
                         logger.warning(text, self.name, redact_url(url), reason)
@@ -291,6 +303,7 @@ class Transfer:
                     self._open.add(response)
                 try:
                     http.refuse_pages(response, redact_url(self._url))
+                    self._compare_digest(response)
                     piece.at, end = self._body_range(response, start, stop, asked=bool(headers))
                     if response.status_code == 200:
                         piece.stop = None  # the whole file
@@ -298,6 +311,19 @@ class Transfer:
                 finally:
                     with self._lock:
                         self._open.discard(response)
+
+    def _compare_digest(self, response: requests.Response) -> None:
+        """Refuse *response* if it announces another digest than the servers before it."""
+        digest = http.read_digest(response)
+        if digest is None:
+            return
+        expected = self.facts.sha256 or self.announced
+        if expected not in (None, digest):
+            raise HashMismatch(
+                f"{redact_url(self._url)} announces SHA-256 {digest}, expected {expected}",
+                hint=http.OTHER_FILE,
+            )
+        self.announced = digest
 
     def _body_range(
         self, response: requests.Response, start: int, stop: int | None, *, asked: bool

@@ -267,6 +267,7 @@ class Store:
                 commit=artifact.commit or old.commit,
                 licence=artifact.licence or old.licence,
                 place=artifact.place or old.place,
+                verified=artifact.verified or old.verified,
             )
         elif old is not None and self.path_of(old.sha256).is_file():
             # The mark comes first: a process that is killed now leaves it for the next one.

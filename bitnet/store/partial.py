@@ -90,6 +90,7 @@ class Version:
     sha256: str | None = None  # hexadecimal, lower case
     accepts_ranges: bool = False  # the server accepts range requests
     git_oid: str | None = None  # git's name for the content, where the hub keeps it in git
+    is_digest_announced: bool = False  # a server named *sha256*; else it is an earlier one, or none
 
     @property
     def key(self) -> str:

