@@ -96,15 +96,18 @@ def list_planned(program: Program) -> tuple[tuple[str, ...], ...]:
             groups.append(tuple(branch))
             branch.clear()
 
+    stream: set[Register] = set()  # registers that hold the residual stream
     for step in program.instructions:
         if isinstance(step, Mark):
             is_stream = step.name.startswith(_STREAM)
             if is_stream:
+                stream = {step.register}
                 end_branch()
             branch.append(step.name)
             if is_stream:
                 end_branch()
-        if isinstance(step, instructions.Add) and step.x == program.result:
+        if isinstance(step, instructions.Add) and step.x in stream:
+            stream = {step.out}
             end_branch()
     end_branch()
     return (*groups, ("result_output",))

@@ -30,10 +30,10 @@ from bitnet.kernels.mixer_instructions import (
     Route,
     SelectiveScan,
 )
-from bitnet.kernels.program import Mark, Pass, Register, Segment
+from bitnet.kernels.program import Mark, Pass, Register, Segment, registers_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,33 +50,33 @@ _WITH_STATE = (Convolve, DeltaRule, SelectiveScan)
 
 
 def results(step: Instruction) -> tuple[Register, ...]:
-    """Registers that *step* changes."""
-    if isinstance(step, Route):
-        return step.experts, step.weights
-    if isinstance(step, Enumerate):
-        return (step.experts,)
-    if isinstance(step, (Mark, Select)):
-        return ()
-    return tuple(_registers(step, "out", "outs")) or tuple(_registers(step, "x"))
+    """Registers that *step* writes."""
+    return tuple(_registers(step, *_output_fields(step)))
 
 
 def inputs(step: Instruction) -> tuple[Register, ...]:
-    """Registers that *step* reads, also those that it changes in place."""
-    if isinstance(step, (Enumerate, Mark, Select)):
+    """Registers that *step* reads."""
+    if isinstance(step, (Mark, Select)):
         return ()
-    written = ("out", "outs")
-    if isinstance(step, Route):
-        written = ("experts", "weights")
-    return tuple(_registers(step, *(field for field in vars(step) if field not in written)))
+    return tuple(registers_in(step, besides=_output_fields(step)))
 
 
-def _registers(step: object, *fields: str) -> Iterator[Register]:
+def _output_fields(step: Instruction) -> tuple[str, ...]:
+    """Fields of *step* with the registers that it writes."""
+    match step:
+        case Route():
+            return ("experts", "weights")
+        case Enumerate():
+            return ("experts",)
+        case Mark() | Select():
+            return ()
+    return ("out", "outs")
+
+
+def _registers(step: Instruction, *fields: str) -> list[Register]:
     """Registers in *fields* of an instruction, of which each has one, several or none."""
-    for field in fields:
-        value = getattr(step, field, None)
-        for part in value if type(value) is tuple else (value,):
-            if isinstance(part, Register):
-                yield part
+    others = [field for field in vars(step) if field not in fields]
+    return registers_in(step, besides=others)
 
 
 def list_cached(program: Program, *, last: bool) -> tuple[str, ...]:

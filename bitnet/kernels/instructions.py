@@ -41,7 +41,7 @@ class Embed:
 
 @dataclass(frozen=True)
 class Center:
-    """``out = x - mean(x)``; they may be one register."""
+    """``out = x - mean(x)``."""
 
     out: Register
     x: Register
@@ -54,7 +54,7 @@ class Center:
 
 @dataclass(frozen=True)
 class Norm:
-    """``out`` = RMS norm of *x* in groups as wide as the *weight*; they may be one register.
+    """``out`` = RMS norm of *x* in groups as wide as the *weight*.
 
     Each of *parts* of the weight is that of every group as wide as itself. Without a weight, groups
     are *width* wide and not multiplied.
@@ -156,8 +156,9 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Rotate:
-    """The first dimensions of each head of *x* are rotated by its position, pair by pair."""
+    """``out`` = *x* with the first dimensions of each head rotated by its position, in pairs."""
 
+    out: Register
     x: Register
     rotation: Rope
     head_dim: int
@@ -174,16 +175,17 @@ class Rotate:
         rotated = x.copy()
         rotated[..., first] = x[..., first] * cos - x[..., second] * sin
         rotated[..., second] = x[..., second] * cos + x[..., first] * sin
-        on.registers[self.x] = rotated.reshape(len(x), -1)
+        on.registers[self.out] = rotated.reshape(len(x), -1)
 
 
 @dataclass(frozen=True)
 class Temper:
     """Rows of *x* behind the first *length* positions are scaled, more with each such stretch.
 
-    ``x *= 1 + scale * log(1 + position // length)``.
+    ``out = x * (1 + scale * log(1 + position // length))``.
     """
 
+    out: Register
     x: Register
     scale: float
     length: int
@@ -195,7 +197,7 @@ class Temper:
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
         factors = [self.factor(position) for part in on.positions() for position in part]
-        on.registers[self.x] = x * np.array(factors, dtype=x.dtype)[:, None]
+        on.registers[self.out] = x * np.array(factors, dtype=x.dtype)[:, None]
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,7 @@ class Hadamard:
     """``out = H(signs * x)``, or ``signs * H(x)`` where it is the *inverse*.
 
     H is the Walsh-Hadamard transform of each *block* of neighbouring columns in natural order, over
-    the root of their number; *out* and *x* may be one register.
+    the root of their number.
     """
 
     out: Register
@@ -325,24 +327,26 @@ class Hadamard:
 
 @dataclass(frozen=True)
 class Add:
-    """``x += y``."""
+    """``out = x + y``."""
 
+    out: Register
     x: Register
     y: Register
 
     def run(self, on: Pass) -> None:
-        on.registers[self.x] = on.registers[self.x] + on.registers[self.y]
+        on.registers[self.out] = on.registers[self.x] + on.registers[self.y]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """``x *= weight``, which is one number, or one for each column."""
+    """``out = x * weight``; the weight is one number, or one for each column."""
 
+    out: Register
     x: Register
     weight: str
 
     def run(self, on: Pass) -> None:
-        on.registers[self.x] = on.registers[self.x] * on.weights[self.weight]
+        on.registers[self.out] = on.registers[self.x] * on.weights[self.weight]
 
 
 @dataclass(frozen=True)
@@ -354,6 +358,12 @@ class Select:
     def run(self, on: Pass) -> None:
         kept = on.select()
         on.registers = {it: on.registers[it][kept] for it in self.registers}
+
+
+#: Instructions that work row by row and column by column: *out* may be the register of *x*.
+IN_PLACE = (Add, Center, Hadamard, Norm, Rotate, Scale, Temper)
+#: Instructions that wait for all rows of those before, and whose rows those behind wait for.
+WHOLE = (Attend, Linear, Select)
 
 
 def softmax(x: Array) -> Array:

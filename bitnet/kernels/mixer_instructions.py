@@ -247,4 +247,6 @@ class Combine:
         on.registers[self.out] = total
 
 
+#: Those of them that wait for all rows, as :data:`bitnet.kernels.instructions.WHOLE`.
+WHOLE_IN_MIXERS = (Convolve, DeltaRule, ExpertLinear, SelectiveScan)
 _GATINGS = {"softmax": softmax, "softmax_chosen": lambda logits: logits, "sigmoid": sigmoid}

@@ -57,6 +57,19 @@ class Register(NamedTuple):
     width: int  # numbers in a row
 
 
+def registers_in(instruction: Instruction, *, besides: Collection[str] = ()) -> list[Register]:
+    """Different registers in the fields of *instruction*, without those in the fields *besides*."""
+    registers: dict[Register, None] = {}
+    for field, value in vars(instruction).items():
+        if field in besides:
+            continue
+        if isinstance(value, Register):
+            registers[value] = None
+        elif type(value) is tuple:
+            registers |= dict.fromkeys(part for part in value if isinstance(part, Register))
+    return list(registers)
+
+
 @dataclass(frozen=True)
 class Program:
     """A forward pass."""

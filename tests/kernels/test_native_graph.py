@@ -271,28 +271,28 @@ def test_rows_that_come_with_the_tokens_of_each_segment():
 def test_what_does_not_fit_is_refused_when_it_is_built():
     graph = graph_of([8, 12], [(1, 1, 4, 0)])
     with pytest.raises(ValueError, match="widths differ"):
-        graph.add("Add", x=0, y=1)
+        graph.add("Add", out=0, x=0, y=1)
     with pytest.raises(ValueError, match="no such register"):
-        graph.add("Add", x=0, y=2)
+        graph.add("Add", out=0, x=0, y=2)
     with pytest.raises(ValueError, match="no such instruction"):
         graph.add("Subtract", x=0, y=1)
     with pytest.raises(KeyError, match="y"):
-        graph.add("Add", x=0)
+        graph.add("Add", out=0, x=0)
     with pytest.raises(ValueError, match="an operand is missing"):
-        graph.add("Add", x=0, y=None)
+        graph.add("Add", out=0, x=0, y=None)
     with pytest.raises(TypeError, match="not one of float32"):
-        graph.add("Scale", x=0, weight=np.ones(8))
+        graph.add("Scale", out=0, x=0, weight=np.ones(8))
     with pytest.raises(ValueError, match="no such rotation"):
-        graph.add("Rotate", x=0, rotation=0, head_dim=4)
+        graph.add("Rotate", out=0, x=0, rotation=0, head_dim=4)
     graph.add_rotation(2, True)
     with pytest.raises(ValueError, match="more rotated elements"):
-        graph.add("Rotate", x=0, rotation=0, head_dim=2)
+        graph.add("Rotate", out=0, x=0, rotation=0, head_dim=2)
     with pytest.raises(ValueError, match="numbered in order"):
         graph.add_register(8, 3)
     with pytest.raises(ValueError, match="another width"):
         graph.add("Norm", out=0, x=0, weight=np.ones(3, np.float32), parts=1, eps=1e-5)
     with pytest.raises(ValueError, match="neither one nor one for each column"):
-        graph.add("Scale", x=0, weight=np.ones(3, np.float32))
+        graph.add("Scale", out=0, x=0, weight=np.ones(3, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_rope_turns_each_pair_by_its_angle(style, pairs):
     angles = np.arange(2)[:, None] * np.array([0.3, 1.7])
     rope = SimpleNamespace(style=style, regime=int, frequencies=lambda _: (angles[1], 1.5))
     rows, how = {"x": x.reshape(2, 18)}, {"rotation": rope, "head_dim": 6}
-    found = compute(OPS, Rotate, rows, {"x": 18}, **how)[0].reshape(x.shape)
+    found = compute(OPS, Rotate, rows, {"out": 18}, **how)[0].reshape(x.shape)
     for t in range(2):
         for pair, (first, second) in enumerate(pairs):
             turned = (x[t, :, first] + 1j * x[t, :, second]) * 1.5 * np.exp(1j * angles[t, pair])
@@ -208,7 +208,7 @@ def test_results_stay_in_the_chosen_precision(dtype):
     ones = ops.prepare(weight(np.ones(8)))
     (x,) = compute(ops, Norm, {"x": x}, {"out": 8}, weight=ones, eps=1e-5)
     x = ops.linear(x, ops.prepare(weight(RNG.standard_normal((8, 8)))))
-    (x,) = compute(ops, Rotate, {"x": x}, {"x": 8}, rotation=Rope(4, 10.0, "half"), head_dim=4)
+    (x,) = compute(ops, Rotate, {"x": x}, {"out": 8}, rotation=Rope(4, 10.0, "half"), head_dim=4)
     heads = x.reshape(2, 2, 4)
     cached = heads.transpose(1, 0, 2).astype(np.float16)
     x = attend(heads, cached, cached, 0.5, 0, 50.0)

@@ -187,16 +187,18 @@ void Graph::transpose(const Operands& its) {
 }
 
 void Graph::rotate(const Operands& its) {
-    const int x = reg(its, "x");
+    const int out = reg(its, "out"), x = reg(its, "x");
     const int64_t rotation = its.integer("rotation"), head_dim = checked(its.integer("head_dim"));
     require(rotation >= 0 && rotation < int64_t(rotations_.size()), "no such rotation");
     const Rotation r = rotations_[size_t(rotation)];
     require(head_dim >= 2 * r.pairs && width(x) % head_dim == 0, "more rotated elements than a head has, or another width");
+    require(width(out) == width(x), "widths differ");
     add_row(
         [=](int64_t row) {
             const Turns& by = pass_->turns[size_t(rotation)];
             RopeArgs a;
-            a.x = a.out = at(x, row);
+            a.x = at(x, row);
+            a.out = at(out, row);
             a.cos = &by.cos[size_t(row * r.pairs)], a.sin = &by.sin[size_t(row * r.pairs)];
             a.heads = width(x) / head_dim, a.head_dim = head_dim, a.rotated = 2 * r.pairs;
             a.half = r.half;
@@ -206,16 +208,17 @@ void Graph::rotate(const Operands& its) {
 }
 
 void Graph::temper(const Operands& its) {
-    const int x = reg(its, "x");
+    const int out = reg(its, "out"), x = reg(its, "x");
     const int64_t length = its.integer("length");
     const double scale = its.number("scale");
-    require(std::isfinite(scale) && length > 0, "a temperature of no sense");
+    require(std::isfinite(scale) && length > 0, "the temperature is not finite, or grows after no positions");
+    require(width(out) == width(x), "widths differ");
     add_row([=](int64_t row) {
         const int64_t times = pass_->of_row[size_t(row)].position / length;
-        if (times == 0) return;
-        const float by = float(1.0 + scale * std::log(double(1 + times)));
-        float* to = at(x, row);
-        for (int64_t i = 0; i < width(x); ++i) to[i] *= by;
+        const float factor = float(1.0 + scale * std::log(double(1 + times)));
+        const float* from = at(x, row);
+        float* to = at(out, row);
+        for (int64_t i = 0; i < width(x); ++i) to[i] = from[i] * factor;
     });
 }
 
@@ -451,22 +454,24 @@ void Graph::hadamard(const Operands& its) {
 }
 
 void Graph::add_to(const Operands& its) {
-    const int x = reg(its, "x"), y = reg(its, "y");
-    require(width(x) == width(y), "widths differ");
+    const int out = reg(its, "out"), x = reg(its, "x"), y = reg(its, "y");
+    require(width(x) == width(y) && width(out) == width(x), "widths differ");
     add_row([=](int64_t row) {
-        float* to = at(x, row);
-        const float* from = at(y, row);
-        for (int64_t i = 0; i < width(x); ++i) to[i] += from[i];
+        const float *first = at(x, row), *second = at(y, row);
+        float* to = at(out, row);
+        for (int64_t i = 0; i < width(x); ++i) to[i] = first[i] + second[i];
     });
 }
 
 void Graph::scale(const Operands& its) {
-    const int x = reg(its, "x");
+    const int out = reg(its, "out"), x = reg(its, "x");
     const FloatArray weight = its.arrays("weight").at(0);
     require(weight.size == 1 || weight.size == width(x), "the factors are neither one nor one for each column");
+    require(width(out) == width(x), "widths differ");
     add_row([=](int64_t row) {
-        float* to = at(x, row);
-        for (int64_t i = 0; i < width(x); ++i) to[i] *= weight.data[weight.size == 1 ? 0 : i];
+        const float* from = at(x, row);
+        float* to = at(out, row);
+        for (int64_t i = 0; i < width(x); ++i) to[i] = from[i] * weight.data[weight.size == 1 ? 0 : i];
     });
 }
 

@@ -1,0 +1,164 @@
+"""Attention: what its mixers compute.
+
+In the shapes at the ends of lines T is tokens, H query heads and KV key heads of D dimensions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bitnet.families.blocks import Attention, LatentAttention
+    from bitnet.kernels.program import Register
+    from bitnet.models.builder import Builder
+
+
+def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Register:
+    """Attention of heads to keys and values of their own or of an attention before."""
+    q, k, v, gate = _projections(write, mixer, h)
+    q, k, v = _prepare(write, mixer, q, k, v)
+    if k is not None and v is not None:
+        cache = write.next_cache()
+    else:
+        assert mixer.shared_cache is not None, "an attention without keys reads those of another"
+        cache = mixer.shared_cache
+    mixed = write.attend(  # (T, H D)
+        q,
+        k,
+        v,
+        cache=cache,
+        kind=mixer.reads,
+        scale=mixer.scale,
+        softcap=mixer.softcap,
+        sinks=write.vector("attn_sinks.weight", (mixer.heads,)) if mixer.sinks else "",
+    )
+    write.mark("kqv_out", mixed)
+    if mixer.shared_cache is None:
+        write.select_outputs()
+    if gate is not None:
+        mixed = write.gate(gate, mixed, "sigmoid")
+    if mixer.sub_norm:
+        mixed = write.norm(mixed, "attn_sub_norm")
+        write.mark("attn_sub_norm", mixed)
+    return write.linear(mixed, "attn_output", write.decoder.dim, scale=scale)  # (T, dim)
+
+
+def _projections(
+    write: Builder, mixer: Attention, h: Register
+) -> tuple[Register, Register | None, Register | None, Register | None]:
+    """Queries, keys, values and the gate of an attention; ``None`` for those it does not have."""
+    heads, kv = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+    biased = mixer.biased
+    if mixer.gated:
+        queries_and_gates, k, v = write.linears(
+            h, ("attn_q", 2 * heads), ("attn_k", kv), ("attn_v", kv), biased=biased
+        )
+        q, gate = write.split(queries_and_gates, heads, heads, groups=mixer.heads)
+        return q, k, v, gate
+    if mixer.fused:
+        qkv = write.linear(h, "attn_qkv", heads + 2 * kv, biased=biased)  # (T, (H + 2 KV) D)
+        write.mark("wqkv", qkv)
+        q, k, v = write.split(qkv, heads, kv, kv)
+        return q, k, v, None
+    if mixer.shared_cache is not None:
+        return write.linear(h, "attn_q", heads, biased=biased), None, None, None
+    if mixer.keys_as_values:
+        q, k = write.linears(h, ("attn_q", heads), ("attn_k", kv), biased=biased)
+        return q, k, k, None
+    q, k, v = write.linears(  # (T, H D), twice (T, KV D)
+        h, ("attn_q", heads), ("attn_k", kv), ("attn_v", kv), biased=biased
+    )
+    return q, k, v, None
+
+
+def _prepare(
+    write: Builder, mixer: Attention, q: Register, k: Register | None, v: Register | None
+) -> tuple[Register, Register | None, Register | None]:
+    """Queries, keys and values as they are compared: normed, rotated, scaled."""
+    is_normed_first = mixer.qk_norm in ("head", "whole")
+    is_normed_last = mixer.qk_norm == "rotated"
+    if mixer.qk_norm or mixer.rope or mixer.growth:
+        _mark_queries(write, "product", q, k)
+    if mixer.value_norm and v is not None:
+        if not mixer.keys_as_values:
+            write.mark("Vcur_product", v)
+        v = write.norm_without_weight(v, mixer.head_dim)
+    if is_normed_first:
+        q, k = _head_norms(write, mixer, q, k)
+        if mixer.rope is not None or mixer.growth:
+            _mark_queries(write, "normed", q, k)
+    if mixer.rope is not None:
+        q = write.rotate(q, mixer.rope, mixer.head_dim)
+        if k is not None:
+            k = write.rotate(k, mixer.rope, mixer.head_dim)
+    if is_normed_last or mixer.growth:
+        _mark_queries(write, "roped", q, k)
+    if is_normed_last:
+        q, k = _head_norms(write, mixer, q, k)
+    if mixer.growth:
+        q = write.temper(q, mixer.growth, mixer.growth_length)
+    write.mark("Qcur", q)
+    if k is not None and v is not None:
+        write.mark("Kcur", k)
+        write.mark("Vcur", v)
+    return q, k, v
+
+
+def _mark_queries(write: Builder, state: str, q: Register, k: Register | None) -> None:
+    """Mark queries, and keys where there are any, before what comes next."""
+    write.mark(f"Qcur_{state}", q)
+    if k is not None:
+        write.mark(f"Kcur_{state}", k)
+
+
+def _head_norms(
+    write: Builder, mixer: Attention, q: Register, k: Register | None
+) -> tuple[Register, Register | None]:
+    """Norms of queries and keys, of each head or of all heads as one vector."""
+    is_whole = mixer.qk_norm == "whole"
+    q = write.norm(q, "attn_q_norm", q.width if is_whole else mixer.head_dim)
+    if k is not None:
+        k = write.norm(k, "attn_k_norm", k.width if is_whole else mixer.head_dim)
+    return q, k
+
+
+def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale: float) -> Register:
+    """Attention over latents; L wide, beside R rotary dimensions of each query and of the key."""
+    heads, turning = mixer.heads, mixer.rope.dims
+    queries = heads * (mixer.key_dim + turning)
+    both = mixer.latent + turning
+    if mixer.query_rank:
+        low, latent_and_key = write.linears(
+            h, ("attn_q_a", mixer.query_rank), ("attn_kv_a_mqa", both)
+        )
+        write.mark("q_cmpr", low)
+        low = write.norm(low, "attn_q_a_norm", eps=mixer.eps)
+        write.mark("q_cmpr_normed", low)
+        q = write.linear(low, "attn_q_b", queries)  # (T, H (D + R))
+    else:
+        q, latent_and_key = write.linears(h, ("attn_q", queries), ("attn_kv_a_mqa", both))
+    write.mark("q", q)
+    write.mark("kv_cmpr_pe", latent_and_key)
+
+    q_plain, q_turned = write.split(q, heads * mixer.key_dim, heads * turning, groups=heads)
+    latent, k_turned = write.split(latent_and_key, mixer.latent, turning)  # (T, L), (T, R)
+    latent = write.norm(latent, "attn_kv_a_norm", eps=mixer.eps)
+    write.mark("kv_cmpr", latent)
+    q_turned = write.rotate(q_turned, mixer.rope, turning)
+    k_turned = write.rotate(k_turned, mixer.rope, turning)
+
+    every = write.enumerate(heads)
+    q_latent = write.by_head(q_plain, every, "attn_k_b", heads * mixer.latent)  # (T, H L)
+    k = write.join(latent, k_turned)  # (T, L + R)
+    q = write.join(q_latent, q_turned, groups=heads)  # (T, H (L + R))
+    write.mark("Qcur", q)
+    write.mark("Kcur", k)
+    cache = write.next_cache()
+    mixed = write.attend(q, k, k, cache=cache, kind=mixer.reads, scale=mixer.scale)
+    write.select_outputs()
+
+    # The rotary part of what is read is that of keys, which no value has.
+    values, _ = write.split(mixed, heads * mixer.latent, heads * turning, groups=heads)
+    result = write.by_head(values, every, "attn_v_b", heads * mixer.value_dim)  # (T, H V)
+    write.mark("kqv_out", result)
+    return write.linear(result, "attn_output", write.decoder.dim, scale=scale)  # (T, dim)

@@ -1,0 +1,427 @@
+"""Instructions of a decoder as they are written, one value after the other, and their tensors.
+
+Each method adds an instruction and returns its result, so that code which calls them reads like
+the equations of a paper. A result is a register that holds nothing else;
+:mod:`bitnet.models.registers` lets values share memory afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitnet.kernels.instructions import (
+    Add,
+    Attend,
+    Center,
+    Embed,
+    Gate,
+    Hadamard,
+    Join,
+    Linear,
+    Norm,
+    Rotate,
+    Scale,
+    Select,
+    Split,
+    Take,
+    Temper,
+    Transpose,
+)
+from bitnet.kernels.mixer_instructions import (
+    Combine,
+    Convolve,
+    DeltaRule,
+    Enumerate,
+    ExpertLinear,
+    Route,
+    SelectiveScan,
+)
+from bitnet.kernels.program import Mark, Register
+from bitnet.models.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from bitnet.families.blocks import Activation, KeysValues, ModelConfig, Routing
+    from bitnet.families.rope import Rope
+    from bitnet.kernels.program import Instruction
+
+
+class Builder:
+    """Writes the program of a decoder.
+
+    Attributes:
+        decoder: the blocks it is written for.
+        tensors: names of the model's tensors; optional ones that it lacks are left out.
+        instructions: those written so far, each register of which holds one value.
+        layout: the tensors that they read.
+        block: beginning of the names of the tensors of the block that is written.
+        layer: its number in the names of intermediates.
+    """
+
+    def __init__(self, decoder: ModelConfig, tensors: Container[str]) -> None:
+        self.decoder = decoder
+        self.tensors = tensors
+        self.instructions: list[Instruction] = []
+        self.layout = Layout(decoder)
+        self.block = ""
+        self.layer = 0
+        self._values = 0
+        self._caches = 0
+
+    def value(self, width: int) -> Register:
+        """A new register of *width* columns."""
+        self._values += 1
+        return Register(f"v{self._values}", width)
+
+    def append(self, instruction: Instruction) -> None:
+        """Add *instruction*."""
+        self.instructions.append(instruction)
+
+    def mark(self, name: str, x: Register, *, in_layer: bool = True) -> None:
+        """Call *x* by *name* in traces, with the number of the layer where it is *in_layer*."""
+        self.append(Mark(f"{name}-{self.layer}" if in_layer else name, x))
+
+    def next_cache(self) -> int:
+        """Number of the cache of the next mixer that has one."""
+        self._caches += 1
+        return self._caches - 1
+
+    def select_outputs(self) -> None:
+        """After the last cache is written, keep only the rows of the outputs."""
+        if self._caches == len(self.decoder.caches):
+            self.append(Select(()))
+
+    # Tensors that are not matrices of products.
+
+    def vector(self, name: str, shape: tuple[int, ...]) -> str:
+        """Whole name of the tensor *name* of this block, which is used number by number."""
+        whole = f"{self.block}{name}"
+        self.layout.required[whole] = shape
+        self.layout.vectors.add(whole)
+        return whole
+
+    def embed(self, table: str, width: int, scale: float) -> Register:
+        """Rows of the tokens in *table*, times *scale*: ``(T, width)``."""
+        rows = self.value(width)
+        self.layout.required[table] = (self.decoder.vocab_size, width)
+        self.append(Embed(rows, table, scale))
+        return rows
+
+    def norm(
+        self, x: Register, name: str, width: int = 0, *, parts: int = 0, eps: float | None = None
+    ) -> Register:
+        """Norm of *x* in groups of *width*, by default one.
+
+        With *parts* each of them is a group with a weight of its own, a row of a matrix.
+        """
+        weight = f"{self.block}{name}"
+        if name not in self.decoder.bare_norms:
+            weight += ".weight"
+        self.layout.required[weight] = (width or x.width,)
+        if parts:
+            self.layout.required[weight] = (parts, x.width // parts)
+            self.layout.vectors.add(weight)
+        if self.decoder.centered_norms:
+            centered = self.value(x.width)
+            self.append(Center(centered, x))
+            x = centered
+        if eps is None:
+            eps = self.decoder.norm_eps
+        normed = self.value(x.width)
+        self.append(Norm(normed, x, weight, eps, parts or 1))
+        return normed
+
+    def norm_without_weight(self, x: Register, width: int) -> Register:
+        """RMS norm of *x* in groups of *width*."""
+        normed = self.value(x.width)
+        self.append(Norm(normed, x, "", self.decoder.norm_eps, width=width))
+        return normed
+
+    # Products.
+
+    def linear(
+        self, x: Register, name: str, width: int, *, biased: bool = False, scale: float = 1.0
+    ) -> Register:
+        """Product of *x* with the matrix *name*, times *scale*: ``(T, width)``."""
+        (y,) = self.linears(x, (name, width), biased=biased, scale=scale)
+        return y
+
+    def linears(
+        self,
+        x: Register,
+        *names_and_widths: tuple[str, int],
+        biased: bool = False,
+        scale: float = 1.0,
+    ) -> tuple[Register, ...]:
+        """Products of *x* with several matrices: together, or each with its own norm of *x*.
+
+        They must have biases if they are *biased*; otherwise they may.
+        """
+        names = [f"{self.block}{name}" for name, _ in names_and_widths]
+        widths = [width for _, width in names_and_widths]
+        for name, width in zip(names, widths, strict=True):
+            self.layout.required[f"{name}.weight"] = (width, x.width)
+            biases = self.layout.required if biased else self.layout.optional
+            biases[f"{name}.bias"] = (width,)
+            # llama.cpp's converter stores BitNet's scale as a tensor of its own.
+            self.layout.optional[f"{name}.scale"] = (1,)
+            if scale != 1:
+                for part in ("weight", "bias", "weight.lora_b"):
+                    self.layout.scales[f"{name}.{part}"] = scale
+        if not self.decoder.input_norms:
+            return self._products(x, names, widths)
+        products: list[Register] = []
+        for name, width in zip(names, widths, strict=True):
+            normed = self.norm(x, f"{name.removeprefix(self.block)}_norm_in")
+            products += self._products(normed, [name], [width])
+        return tuple(products)
+
+    def _products(
+        self, x: Register, names: Sequence[str], widths: Sequence[int]
+    ) -> tuple[Register, ...]:
+        """Products of *x*, in the basis of each matrix, with what an adapter adds."""
+        in_basis = {self.is_in_basis(f"{name}.weight") for name in names}
+        if len(in_basis) > 1:
+            apart = [
+                self._products(x, [name], [width])
+                for name, width in zip(names, widths, strict=True)
+            ]
+            return tuple(product for products in apart for product in products)
+        if in_basis == {True}:
+            x = self.to_basis(x)
+        outs = tuple(self.value(width) for width in widths)
+        biases = [f"{name}.bias" for name in names]
+        there = tuple(bias if bias in self.tensors else "" for bias in biases)
+        self.append(Linear(outs, x, tuple(f"{name}.weight" for name in names), there))
+        return tuple(
+            self._adapt(out, x, f"{name}.weight") for out, name in zip(outs, names, strict=True)
+        )
+
+    def _adapt(self, out: Register, x: Register, weight: str) -> Register:
+        """``out + B (A x)`` with the factors of an adapter of *weight*, if it has one."""
+        self.layout.products.add(weight)
+        rank = self.decoder.adapted.get(weight)
+        if rank is None:
+            return out
+        a, b = f"{weight}.lora_a", f"{weight}.lora_b"
+        self.layout.required[a] = (rank, x.width)
+        self.layout.required[b] = (out.width, rank)
+        low = self.value(rank)
+        high = self.value(out.width)
+        self.append(Linear((low,), x, (a,), ("",)))  # (T, rank)
+        self.append(Linear((high,), low, (b,), ("",)))
+        return self.add(out, high)
+
+    def by_head(self, x: Register, every: Register, name: str, width: int) -> Register:
+        """Products of each head of *x* with a matrix of its own; *every* numbers the heads."""
+        heads, weight = every.width, f"{self.block}{name}.weight"
+        self.layout.required[weight] = (heads, width // heads, x.width // heads)
+        self.layout.optional[f"{self.block}{name}.scale"] = (heads,)
+        out = self.value(width)
+        self.append(ExpertLinear((out,), x, every, (weight,), ("",), apart=True))
+        return out
+
+    def expert_linears(
+        self,
+        x: Register,
+        experts: Register,
+        names: Sequence[str],
+        width: int,
+        *,
+        count: int,
+        apart: bool = False,
+        biased: bool = False,
+        scale: float = 1.0,
+    ) -> tuple[Register, ...]:
+        """Products of *x* with the matrices *names* of each token's *experts*.
+
+        Args:
+            x: the input of all experts, or of each a part of its own where they are *apart*.
+            experts: numbers of a token's experts, ``(T, used)``.
+            names: the matrices; each gives a result of ``(T, used * width)``.
+            width: of the result of one expert.
+            count: of all experts.
+            apart: each expert of a token has a part of *x*.
+            biased: the experts must have biases.
+            scale: factor on the results.
+        """
+        used = experts.width
+        columns = x.width // used if apart else x.width
+        names = [f"{self.block}{name}" for name in names]
+        biases = [f"{name}.bias" if biased else "" for name in names]
+        for name in names:
+            self.layout.required[f"{name}.weight"] = (count, width, columns)
+            self.layout.optional[f"{name}.scale"] = (count,)
+            if scale != 1:
+                self.layout.scales[f"{name}.weight"] = scale
+                self.layout.scales[f"{name}.bias"] = scale
+            if biased:
+                self.layout.required[f"{name}.bias"] = (count, width)
+                self.layout.vectors.add(f"{name}.bias")
+        weights = tuple(f"{name}.weight" for name in names)
+        outs = tuple(self.value(used * width) for _ in names)
+        self.append(ExpertLinear(outs, x, experts, weights, tuple(biases), apart))
+        return outs
+
+    # Rotated bases.
+
+    def is_in_basis(self, weight: str) -> bool:
+        """True if the matrix *weight* expects its input in the rotated basis."""
+        basis = self.decoder.basis
+        return basis is not None and weight in basis.weights
+
+    def to_basis(self, x: Register) -> Register:
+        """*x* in the basis of the model's rotated matrices."""
+        return self._hadamard(x, inverse=False)
+
+    def from_basis(self, x: Register) -> Register:
+        """*x* back from that basis."""
+        return self._hadamard(x, inverse=True)
+
+    def _hadamard(self, x: Register, *, inverse: bool) -> Register:
+        basis = self.decoder.basis
+        assert basis is not None, "some matrices are in a basis"
+        out = self.value(x.width)
+        self.append(Hadamard(out, x, basis.signs_of(x.width), basis.block, inverse))
+        return out
+
+    # What needs no tensors.
+
+    def add(self, x: Register, y: Register) -> Register:
+        """``x + y``."""
+        total = self.value(x.width)
+        self.append(Add(total, x, y))
+        return total
+
+    def scale(self, x: Register, weight: str) -> Register:
+        """*x* times the number in the tensor *weight*."""
+        scaled = self.value(x.width)
+        self.layout.required[weight] = (1,)
+        self.append(Scale(scaled, x, weight))
+        return scaled
+
+    def gate(self, gate: Register, up: Register, activation: Activation) -> Register:
+        """``activation(gate) * up``."""
+        out = self.value(up.width)
+        self.append(Gate(out, gate, up, activation))
+        return out
+
+    def split(self, x: Register, *widths: int, groups: int = 1) -> tuple[Register, ...]:
+        """Neighbouring columns of *x*, or of each of *groups* equal parts of it."""
+        parts = tuple(self.value(width) for width in widths)
+        self.append(Split(parts, x, groups))
+        return parts
+
+    def join(self, *parts: Register, groups: int = 1) -> Register:
+        """The columns of *parts*, one after the other, in each of *groups* equal parts."""
+        whole = self.value(sum(part.width for part in parts))
+        self.append(Join(whole, parts, groups))
+        return whole
+
+    def transpose(self, x: Register, rows: int, columns: int) -> Register:
+        """Heads of *x*, ``(rows, columns, D)``, as ``(columns, rows, D)``."""
+        out = self.value(x.width)
+        self.append(Transpose(out, x, rows, columns))
+        return out
+
+    def take(self, width: int) -> Register:
+        """Hidden states that come with the tokens of a pass."""
+        hidden = self.value(width)
+        self.append(Take(hidden))
+        return hidden
+
+    def rotate(self, x: Register, rope: Rope, head_dim: int) -> Register:
+        """*x* with its heads rotated by their positions."""
+        rotated = self.value(x.width)
+        self.append(Rotate(rotated, x, rope, head_dim))
+        return rotated
+
+    def temper(self, x: Register, growth: float, length: int) -> Register:
+        """*x*, larger with each *length* positions."""
+        tempered = self.value(x.width)
+        self.append(Temper(tempered, x, growth, length))
+        return tempered
+
+    # Mixtures.
+
+    def route(self, logits: Register, rule: Routing, bias: str = "") -> tuple[Register, Register]:
+        """Numbers of each token's experts and their weights, ``(T, used)`` each."""
+        experts, weights = self.value(rule.used), self.value(rule.used)
+        self.append(Route(experts, weights, logits, bias, rule))
+        return experts, weights
+
+    def enumerate(self, count: int) -> Register:
+        """The numbers 0 to *count* - 1 for every token, as experts that all of them use."""
+        every = self.value(count)
+        self.append(Enumerate(every))
+        return every
+
+    def combine(self, x: Register, weights: Register) -> Register:
+        """Sum of the parts of *x*, each times one of the *weights*."""
+        total = self.value(x.width // weights.width)
+        self.append(Combine(total, x, weights))
+        return total
+
+    # What reads other positions.
+
+    def attend(
+        self,
+        q: Register,
+        k: Register | None,
+        v: Register | None,
+        *,
+        cache: int,
+        kind: KeysValues,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: str = "",
+    ) -> Register:
+        """Values that the queries *q* read from *cache*, to which *k* and *v* are added first."""
+        mixed = self.value(q.width)
+        causal = self.decoder.causal
+        self.append(Attend(mixed, q, k, v, cache, kind, scale, softcap, causal, sinks))
+        return mixed
+
+    def convolve(
+        self, x: Register, name: str, kernel: int, *, cache: int, silu: bool = False
+    ) -> Register:
+        """Causal convolution of each column of *x* over *kernel* positions."""
+        weight = self.vector(f"{name}.weight", (x.width, kernel))
+        bias = f"{self.block}{name}.bias"
+        self.layout.optional[bias] = (x.width,)
+        mixed = self.value(x.width)
+        self.append(Convolve(mixed, x, weight, bias if bias in self.tensors else "", cache, silu))
+        return mixed
+
+    def delta_rule(
+        self,
+        q: Register,
+        k: Register,
+        v: Register,
+        *,
+        alpha: Register,
+        beta: Register,
+        cache: int,
+        key_heads: int,
+        grouped: bool,
+    ) -> Register:
+        """Values that *q* reads from a matrix per head, into which *k* writes *v*."""
+        heads = alpha.width
+        a = self.vector("ssm_a", (heads,))
+        dt = self.vector("ssm_dt.bias", (heads,))
+        read = self.value(v.width)
+        self.append(DeltaRule(read, q, k, v, alpha, beta, a, dt, cache, key_heads, grouped))
+        return read
+
+    def selective_scan(
+        self, x: Register, b: Register, c: Register, dt: Register, *, cache: int, groups: int
+    ) -> Register:
+        """Values that *c* reads from a state per head, into which *b* writes *x*."""
+        heads = dt.width
+        a = self.vector("ssm_a", (heads, 1))
+        skip = self.vector("ssm_d", (heads, 1))
+        bias = self.vector("ssm_dt.bias", (heads,))
+        read = self.value(x.width)
+        self.append(SelectiveScan(read, x, b, c, dt, a, bias, skip, cache, groups))
+        return read

@@ -1,0 +1,164 @@
+"""Feed-forward networks and mixtures of experts: what their mixers compute.
+
+In the shapes at the ends of lines T is tokens, F the width inside a network and K the experts of a
+token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitnet.families.blocks import FeedForward, Routing
+
+if TYPE_CHECKING:
+    from bitnet.families.blocks import Experts, LayerInput
+    from bitnet.kernels.program import Register
+    from bitnet.models.builder import Builder
+
+
+def feed_forward(
+    write: Builder, mixer: FeedForward, h: Register, scale: float, suffix: str = ""
+) -> Register:
+    """``down(activation(gate(h)) * up(h))``; names of tensors end with *suffix*."""
+    width = mixer.width
+    if mixer.fused:
+        both = write.linear(h, f"ffn_up{suffix}", 2 * width)  # (T, 2 F)
+        gate, up = write.split(both, width, width)
+    elif mixer.gated:
+        gate, up = write.linears(h, (f"ffn_gate{suffix}", width), (f"ffn_up{suffix}", width))
+    else:
+        up = write.linear(h, f"ffn_up{suffix}", width)
+        gate = up
+    if mixer.gated:
+        write.mark("ffn_gate", gate)
+    write.mark("ffn_up", up)
+    act = write.gate(gate, up, mixer.activation)  # (T, F)
+    write.mark("ffn_act", act)
+    if mixer.sub_norm:
+        act = write.norm(act, "ffn_sub_norm")
+        write.mark(f"ffn_sub_norm{suffix}", act)
+    return write.linear(act, f"ffn_down{suffix}", write.decoder.dim, scale=scale)  # (T, dim)
+
+
+def router(write: Builder, mixer: Experts, h: Register) -> Register:
+    """Logits of the experts, from what they read or, where it is *normed*, from the stream *h*."""
+    dim = write.decoder.dim
+    if mixer.normed:
+        h = write.norm(h, "ffn_gate_inp.scale")
+        write.mark("ffn_gate_normed", h)
+        write.layout.scales[f"{write.block}ffn_gate_inp.weight"] = dim**-0.5
+    logits = write.linear(h, "ffn_gate_inp", mixer.routing.count, biased=mixer.biased)
+    write.mark("ffn_moe_logits", logits)
+    return logits
+
+
+def experts(
+    write: Builder, mixer: Experts, h: Register, logits: Register, scale: float
+) -> Register:
+    """The weighted sum of the chosen experts of *h*, and of the network that all tokens share."""
+    chosen, weights = _choice(write, mixer, logits)  # (T, K), twice
+    read, width = h, write.decoder.dim
+    if mixer.latent:
+        width = mixer.latent
+        read = write.linear(h, "ffn_latent_down", width)
+    act = _inside_experts(write, mixer, read, chosen)  # (T, K F)
+    (down,) = write.expert_linears(  # (T, K dim)
+        act,
+        chosen,
+        ["ffn_down_exps"],
+        width,
+        count=mixer.routing.count,
+        apart=True,
+        biased=mixer.biased,
+        scale=scale,
+    )
+    mixed = write.combine(down, weights)  # (T, dim)
+    write.mark("ffn_moe_out", mixed)
+    if mixer.latent:
+        mixed = write.linear(mixed, "ffn_latent_up", write.decoder.dim)
+    if mixer.shared:
+        mixed = write.add(_run_shared_expert(write, mixer, h, scale), mixed)
+    return mixed
+
+
+def _choice(write: Builder, mixer: Experts, logits: Register) -> tuple[Register, Register]:
+    """Numbers of the experts of each token, and their weights."""
+    rule = mixer.routing
+    bias = write.vector("exp_probs_b.bias", (rule.count,)) if rule.corrected else ""
+    chosen, weights = write.route(logits, rule, bias)
+    write.mark("ffn_moe_topk", chosen)
+    # The names say what the weights went through last.
+    if rule.scale != 1:
+        name = "ffn_moe_weights_scaled"
+    elif rule.renormalised:
+        name = "ffn_moe_weights_norm"
+    elif rule.gating == "softmax_chosen":
+        name = "ffn_moe_weights_softmax"
+    else:
+        name = "ffn_moe_weights"
+    write.mark(name, weights)
+    return chosen, weights
+
+
+def _inside_experts(write: Builder, mixer: Experts, x: Register, chosen: Register) -> Register:
+    """``activation(gate(x)) * up(x)`` of each chosen expert: ``(T, K F)``."""
+    used, width = mixer.routing.used, mixer.width
+
+    def products(*names: str, width: int = width) -> tuple[Register, ...]:
+        return write.expert_linears(
+            x, chosen, names, width, count=mixer.routing.count, biased=mixer.biased
+        )
+
+    if mixer.fused:
+        (both,) = products("ffn_gate_up_exps", width=2 * width)  # (T, K 2 F)
+        gate, up = write.split(both, used * width, used * width, groups=used)
+    elif mixer.gated:
+        gate, up = products("ffn_gate_exps", "ffn_up_exps")
+    else:
+        (up,) = products("ffn_up_exps")
+        gate = up
+    return write.gate(gate, up, mixer.activation)
+
+
+def _run_shared_expert(write: Builder, mixer: Experts, h: Register, scale: float) -> Register:
+    """The network of every token, times the sigmoid of its gate where it has one."""
+    network = FeedForward(mixer.shared, mixer.activation, mixer.gated)
+    if mixer.shared_gated:
+        logit = write.linear(h, "ffn_gate_inp_shexp", 1)
+        y = feed_forward(write, network, h, scale, suffix="_shexp")
+        # One expert of one: its weight is the sigmoid of the logit.
+        rule = Routing(1, 1, "sigmoid", renormalised=False)
+        _, weight = write.route(logit, rule)
+        y = write.combine(y, weight)
+    else:
+        y = feed_forward(write, network, h, scale, suffix="_shexp")
+    write.mark("ffn_shexp", y)
+    return y
+
+
+def layer_inputs(write: Builder, mixer: LayerInput, x: Register) -> tuple[Register, ...]:
+    """Every block's part of ``norm(per_layer_model_proj x) + table[token]``.
+
+    Either is divided by the root of 2, the product by that of the width of *x*.
+    """
+    blocks = len(write.decoder.blocks)
+    width = blocks * mixer.width
+    table, projection = "per_layer_token_embd.weight", "per_layer_model_proj"
+    rows = write.embed(table, width, (mixer.width / 2) ** 0.5)  # (T, L P)
+    write.layout.tables.add(table)
+    projected = write.linear(x, projection, width)  # (T, L P)
+    write.layout.scales[f"{projection}.weight"] = write.decoder.dim**-0.5
+    write.mark("per_layer_projection", projected, in_layer=False)
+    normed = write.norm(projected, "per_layer_proj_norm", mixer.width)
+    write.layout.scales["per_layer_proj_norm.weight"] = 0.5**0.5
+    write.mark("per_layer_normed", normed, in_layer=False)
+    return write.split(write.add(normed, rows), *([mixer.width] * blocks))
+
+
+def layer_input(
+    write: Builder, mixer: LayerInput, h: Register, part: Register, scale: float
+) -> Register:
+    """``proj(activation(inp_gate(h)) * part)``."""
+    gate = write.linear(h, "inp_gate", mixer.width)  # (T, P)
+    act = write.gate(gate, part, mixer.activation)
+    return write.linear(act, "proj", write.decoder.dim, scale=scale)  # (T, dim)

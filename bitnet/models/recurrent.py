@@ -1,0 +1,108 @@
+"""Layers with a state of fixed size: what their mixers compute, behind a short convolution."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bitnet.families.blocks import DeltaNet, Mamba2, ShortConvolution
+    from bitnet.kernels.program import Register
+    from bitnet.models.builder import Builder
+
+
+def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Register:
+    """Linear attention by the gated delta rule, of H heads and KH key heads."""
+    keys, values, heads = mixer.keys_width, mixer.values_width, mixer.heads
+    qkv, z, alpha, beta = write.linears(
+        h,
+        ("attn_qkv", mixer.conv_columns),
+        ("attn_gate", values),
+        ("ssm_alpha", heads),
+        ("ssm_beta", heads),
+    )
+    write.mark("linear_attn_qkv_mixed", qkv)
+    write.mark("alpha", alpha)
+    write.mark("beta", beta)
+
+    cache = write.next_cache()
+    mixed = write.convolve(qkv, "ssm_conv1d", mixer.kernel, cache=cache, silu=True)
+    write.mark("conv_output_silu", mixed)  # (T, 2 KH DK + H DV)
+    q, k, v = write.split(mixed, keys, keys, values)
+    write.mark("q_conv", q)
+    write.mark("k_conv", k)
+    write.mark("v_conv", v)
+
+    read = write.delta_rule(  # (T, H DV)
+        q,
+        k,
+        v,
+        alpha=alpha,
+        beta=beta,
+        cache=cache,
+        key_heads=mixer.key_heads,
+        grouped=mixer.grouped,
+    )
+    write.mark("attn_output", read)
+    write.select_outputs()
+    gated = write.gate(z, write.norm(read, "ssm_norm", mixer.value_dim), "silu")
+    write.mark("final_output", gated)
+    if _needs_neighbours(write, mixer):
+        gated = write.transpose(gated, heads // mixer.key_heads, mixer.key_heads)
+    return write.linear(gated, "ssm_out", write.decoder.dim, scale=scale)  # (T, dim)
+
+
+def _needs_neighbours(write: Builder, mixer: DeltaNet) -> bool:
+    """True if a rotated output matrix has heads of one key head side by side, and *mixer* not."""
+    basis = write.decoder.basis
+    if basis is None or not basis.grouped or mixer.grouped:
+        return False
+    return write.is_in_basis(f"{write.block}ssm_out.weight")
+
+
+def short_convolution(
+    write: Builder, mixer: ShortConvolution, h: Register, scale: float
+) -> Register:
+    """``out(c * convolution(b * v))``."""
+    bcv = write.linear(h, "shortconv.in_proj", 3 * mixer.width)  # (T, 3 dim)
+    write.mark("model.layers.{}.conv.in_proj", bcv)
+    b, c, v = write.split(bcv, mixer.width, mixer.width, mixer.width)
+    cache = write.next_cache()
+    bv = write.gate(b, v, "identity")
+    mixed = write.convolve(bv, "shortconv.conv", mixer.kernel, cache=cache)
+    write.mark("model.layers.{}.conv.conv", mixed)
+    write.select_outputs()
+    gated = write.gate(c, mixed, "identity")
+    return write.linear(gated, "shortconv.out_proj", write.decoder.dim, scale=scale)
+
+
+def mamba2(write: Builder, mixer: Mamba2, h: Register, scale: float) -> Register:
+    """A state space of H heads of D dimensions, with G groups of N inputs and outputs."""
+    width, states = mixer.width, mixer.groups * mixer.state_size
+    columns, heads = mixer.conv_columns, mixer.heads
+    everything = write.linear(h, "ssm_in", width + columns + heads)
+    write.mark("mamba2_in", everything)
+    z, vbc, dt = write.split(everything, width, columns, heads)
+
+    cache = write.next_cache()
+    mixed = write.convolve(vbc, "ssm_conv1d", mixer.kernel, cache=cache, silu=True)
+    write.mark("mamba2_conv", mixed)
+    v, b, c = write.split(mixed, width, states, states)  # (T, H D), twice (T, G N)
+    read = write.selective_scan(v, b, c, dt, cache=cache, groups=mixer.groups)
+    write.mark("mamba2_y_add_d", read)  # (T, H D)
+    write.select_outputs()
+
+    if mixer.norm_groups and mixer.norm_first:
+        read = _group_norm(write, mixer, read)
+    gated = write.gate(z, read, "silu")
+    write.mark("mamba2_gated", gated)
+    if mixer.norm_groups and not mixer.norm_first:
+        gated = _group_norm(write, mixer, gated)
+    y = write.linear(gated, "ssm_out", write.decoder.dim, scale=scale)  # (T, dim)
+    write.mark("mamba_out", y)
+    return y
+
+
+def _group_norm(write: Builder, mixer: Mamba2, x: Register) -> Register:
+    normed = write.norm(x, "ssm_norm", parts=mixer.norm_groups)
+    write.mark("mamba2_normed", normed)
+    return normed

@@ -1,0 +1,133 @@
+"""Registers of a program: which values share a place in memory.
+
+A program is written with a register of its own for every value. Here each gets one of few places: a
+value takes that of another which no later instruction reads.
+
+A backend runs instructions between two products row by row, threads on different rows, so a row
+may be written while an earlier instruction still reads the rows behind it. Values of one width have
+their rows at the same addresses and cannot meet; a value of another width takes the place only if
+an instruction between the two waits for all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.kernels.instructions import IN_PLACE, WHOLE, Select
+from bitnet.kernels.mixer_instructions import WHOLE_IN_MIXERS
+from bitnet.kernels.program import Program, Register, registers_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bitnet.families.blocks import CacheKind
+    from bitnet.kernels.program import Instruction
+
+_MEETINGS = (*WHOLE, *WHOLE_IN_MIXERS)
+
+
+@dataclass
+class _Place:
+    """A piece of memory for one register at a time."""
+
+    name: str
+    room: int  # width of the widest register it had
+    width: int = 0  # of the register it had last
+    last_read: int = -1  # number of the last instruction that reads that register
+
+
+def allocate(
+    written: Sequence[Instruction], caches: tuple[CacheKind, ...], result: Register
+) -> Program:
+    """The program of the instructions *written*, whose registers are values, in few registers.
+
+    Args:
+        written: instructions, each register of which holds one value for the whole program. A
+            :class:`Select` gets the registers that are read behind it.
+        caches: kinds of the caches that the instructions name.
+        result: the register of the program's result.
+    """
+    last_reads = _last_reads(written, result)
+    places: list[_Place] = []
+    held: dict[Register, _Place] = {}  # places of the values that are read later
+    register_of: dict[Register, Register] = {}
+    meeting = -1  # number of the last instruction that waited for all rows
+    instructions: list[Instruction] = []
+    for number, instruction in enumerate(written):
+        if isinstance(instruction, _MEETINGS):
+            meeting = number
+        if isinstance(instruction, Select):
+            live = (value for value in held if last_reads[value] > number)
+            instructions.append(Select(tuple(register_of[value] for value in live)))
+            continue
+
+        values = registers_in(instruction)
+        ended = [value for value in values if value in held and last_reads[value] == number]
+        new = [value for value in values if value not in register_of]
+        # What an instruction reads is in its place until it is done, unless it may work there.
+        if isinstance(instruction, IN_PLACE) and instruction.x in ended:
+            (out,) = new
+            held[out] = held.pop(instruction.x)
+            register_of[out] = Register(held[out].name, out.width)
+            ended.remove(instruction.x)
+        else:
+            for value in new:
+                place = _free_place(value.width, places, held, meeting)
+                held[value] = place
+                register_of[value] = Register(place.name, value.width)
+        for value in (*ended, *(value for value in new if value not in last_reads)):
+            place = held.pop(value)
+            place.width, place.last_read = value.width, number
+        instructions.append(_with_registers(instruction, register_of))
+    return Program(tuple(instructions), caches, register_of[result])
+
+
+def _last_reads(written: Sequence[Instruction], result: Register) -> dict[Register, int]:
+    """Number of the last instruction that reads each value; the first that names it writes it."""
+    defined: set[Register] = set()
+    last_reads: dict[Register, int] = {}
+    for number, instruction in enumerate(written):
+        values = registers_in(instruction)
+        last_reads |= {value: number for value in values if value in defined}
+        defined |= set(values)
+    last_reads[result] = len(written)
+    return last_reads
+
+
+def _free_place(
+    width: int, places: list[_Place], held: Mapping[Register, _Place], meeting: int
+) -> _Place:
+    """A place for a value of *width* that no value in *held* has, a new one if there is none.
+
+    *meeting* is the number of the last instruction that waited for all rows.
+    """
+    taken = {id(place) for place in held.values()}
+    free = [
+        place
+        for place in places
+        if id(place) not in taken and (place.width == width or place.last_read <= meeting)
+    ]
+    fitting = [place for place in free if place.room >= width]
+    if fitting:
+        return min(fitting, key=lambda place: (place.room, place.width != width))
+    if free:
+        widest = max(free, key=lambda place: place.room)
+        widest.room = width
+        return widest
+    place = _Place(f"r{len(places)}", width)
+    places.append(place)
+    return place
+
+
+def _with_registers(
+    instruction: Instruction, register_of: Mapping[Register, Register]
+) -> Instruction:
+    changes: dict[str, Any] = {}
+    for entry in fields(instruction):  # type: ignore[arg-type]  # every instruction is a dataclass
+        value = getattr(instruction, entry.name)
+        if isinstance(value, Register):
+            changes[entry.name] = register_of[value]
+        elif type(value) is tuple and value and isinstance(value[0], Register):
+            changes[entry.name] = tuple(register_of[part] for part in value)
+    return replace(instruction, **changes)  # type: ignore[type-var]
