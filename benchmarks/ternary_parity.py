@@ -30,9 +30,11 @@ from bitnet.base import native
 from bitnet.base.errors import BitnetError
 from bitnet.convert.options import ConvertOptions
 from bitnet.convert.run import plan_conversion
-from bitnet.crossval.evidence import compare
-from bitnet.crossval.references import BitnetCpp, Float64, IkLlamaCpp, LlamaCpp, Transformers
-from bitnet.crossval.run import PROMPTS, our_trace
+from bitnet.crossval.compare import compare
+from bitnet.crossval.float64 import Float64
+from bitnet.crossval.ours import our_trace
+from bitnet.crossval.plan import PROMPTS
+from bitnet.crossval.references import BitnetCpp, IkLlamaCpp, LlamaCpp, Transformers
 from bitnet.crossval.trace import Prompt, Question
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_write import NewTensor, encode_value, raw_values, write_new

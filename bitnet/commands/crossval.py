@@ -47,6 +47,8 @@ def crossval(c, requested=CrossvalOptions(), force=FORCE, model=ModelOptions(), 
     The summary goes to stdout. Exit code 15: they differ, or the engine failed; 22: there is
     nothing to compare with, or a check could not be made.
     """
+    from bitnet.crossval.judge import judge
+
     if requested.check:
         _check(requested, model, common)
         return
@@ -62,8 +64,9 @@ def crossval(c, requested=CrossvalOptions(), force=FORCE, model=ModelOptions(), 
         check_writable(output.path.parent)
 
     evidence = _compare(requested, texts, model, common, record=record, report=report)
-    _show(evidence, report, common.output)
-    _end(evidence, requested, model.model, quiet=common.output.json)
+    verdict = judge(evidence)
+    _show(evidence, verdict, report, common.output)
+    _end(evidence, verdict, requested, model.model, quiet=common.output.json)
 
 
 def _list_references(requested, options, common):
@@ -85,8 +88,8 @@ def _list_references(requested, options, common):
 
 def _outputs(requested, model, *, force):
     """The trace and the report to write: two lists of files."""
+    from bitnet.crossval.recording import TRACE
     from bitnet.crossval.report import report_files
-    from bitnet.crossval.trace import TRACE
 
     named = (model.model, model.tokenizer, model.chat_template)
     texts = (requested.prompts, requested.recording, *named)
@@ -101,7 +104,7 @@ def _outputs(requested, model, *, force):
 
 def _texts(file):
     """The prompts in *file*, one a line; wrong ones are refused before a model is loaded."""
-    from bitnet.crossval.run import PROMPTS
+    from bitnet.crossval.plan import PROMPTS
 
     if not file:
         return PROMPTS
@@ -116,8 +119,9 @@ def _compare(requested, texts, options, common, *, record=(), report=()):
 
     No file of the model may be one of *record* and *report*.
     """
+    from bitnet.crossval.recording import recordable
     from bitnet.crossval.references import choose
-    from bitnet.crossval.run import cross_validate, recordable
+    from bitnet.crossval.run import cross_validate
     from bitnet.store.blobs import make_cache
 
     if options.lora:
@@ -196,13 +200,14 @@ def _origin(sha256):
     return f"{record.repo} {record.file} {record.commit or record.revision}"
 
 
-def _show(evidence, files, output):
+def _show(evidence, verdict, files, output):
     """Show the result on stdout, in the report *files*, and in the summary of the CI job."""
     from bitnet.crossval import report
 
-    output.finish(report.as_json(evidence), brief(report.as_markdown(evidence)).splitlines())
+    page = report.as_markdown(evidence, verdict)
+    output.finish(report.as_json(evidence, verdict), brief(page).splitlines())
     if files:
-        report.write(evidence, files)
+        report.write(evidence, verdict, files)
         for file in files:
             logger.info("wrote %s", file.path)
     summary = settings.step_summary()
@@ -210,19 +215,17 @@ def _show(evidence, files, output):
         return
     try:
         with summary.open("a", encoding="utf-8", newline="\n") as out:
-            out.write(report.as_markdown(evidence) + "\n")
+            out.write(page + "\n")
     except OSError as error:
         raise from_os_error(error, summary) from error
 
 
-def _end(evidence, requested, name, *, quiet):
-    """The exit code that the verdict on *evidence* amounts to, with its reasons.
+def _end(evidence, verdict, requested, name, *, quiet):
+    """The exit code that the *verdict* on *evidence* amounts to, with its reasons.
 
     ``--allow-missing`` excuses an engine that is not installed, and nothing else.
     """
-    from bitnet.crossval.judge import judge
-
-    verdict, no_answer = judge(evidence), evidence.no_answer
+    no_answer = evidence.no_answer
     if verdict.status == "passed":
         return
     is_missing = no_answer is not None and no_answer.severity == "skipped"
@@ -240,8 +243,8 @@ def _end(evidence, requested, name, *, quiet):
 
 def _check(requested, options, common):
     """``--check``: the verdict of a report derived again."""
+    from bitnet.crossval.check import check_report, compare_again, options_of, read_report
     from bitnet.crossval.judge import judge
-    from bitnet.crossval.report import check_report, compare_again, options_of, read_report
 
     evidence, claimed = read_report(Path(requested.check))
     findings = check_report(evidence, claimed)
@@ -253,7 +256,8 @@ def _check(requested, options, common):
         repeated = _compare(again, evidence.plan.asked, options, common)
         findings.append(compare_again(evidence, repeated))
     wrong = [finding for finding in findings if finding.severity == "failed"]
-    status, output = judge(evidence).status, common.output
+    verdict = judge(evidence)
+    status, output = verdict.status, common.output
     facts = {"file": requested.check, "holds": not wrong, "status": status}
     facts["findings"] = [finding.facts() for finding in findings]
     state = "does not hold" if wrong else "holds"
@@ -268,4 +272,4 @@ def _check(requested, options, common):
         text = f"{requested.check}: {skipped.subject} {skipped.text}"
         failure = ReferenceUnavailable(text, hint=skipped.hint)
     output.finish(facts, lines, failure)
-    _end(evidence, requested, evidence.model.file, quiet=output.json)
+    _end(evidence, verdict, requested, evidence.model.file, quiet=output.json)

@@ -1,18 +1,32 @@
 """Cross-validation of this runtime with an independent engine.
 
 ``` text
-question --> reference engine --> trace --+
-        `--> our engine ------> trace --+--> rows --> evidence --> verdict, report
-        `--> float64 pass ----> trace --+
+plan ---> reference engine --+
+     `--> our engine --------+--> evidence --> verdict --> report
+     `--> float64 pass ------+
 ```
 
-    trace.py               prompts, an engine's answers to them, engines and recordings
+A plan says what is compared. Every engine is asked the same question; a foreign one runs in its
+own process. Their answers become evidence: one record of numbers. The verdict follows from the
+evidence alone, and the report shows both.
+
     options.py             what the command line asks for
-    references.py          the engines, by name; the float64 pass, which measures both sides
-    reference_process.py   the program that runs one of them, in its own process; llama.cpp's C API
+    run.py                 from the plan to the evidence, step by step
+    plan.py                the prompts, the texts to tokenize, and the facts known before
+    trace.py               a question to an engine, and its answer
+    references.py          the engines by name
+    ask.py                 one of them asked in its own process, within a limit of time
+    reference_process.py   the program in that process; llama.cpp's C API
+    recording.py           an answer in a file, in the place of its engine
+    ours.py                our own answer, and what computed it
+    float64.py             the pass in double precision that both are measured by
+    compare.py             answers compared: whole, text by text, position by position
     operations.py          every operation, computed again from the engine's own inputs
-    evidence.py            traces into rows, tokenizers text by text, and all results as one record
+    prefix.py              the caches that an operation reads, from the engine's own values
+    names.py               llama.cpp's names of intermediates
+    evidence.py            all results as one record
+    records.py             records as JSON, and back
     judge.py               the verdict, from that record alone, and its thresholds
-    run.py                 the prompts for both sides, our answers, faults of answers; all in order
-    report.py              report.json, report.md and, by report.html.j2, report.html; checks of one
+    report.py              report.json, report.md and, by report.html.j2, report.html
+    check.py               a report derived and made again
 """

@@ -11,8 +11,8 @@ Engines that round activations to 8 bit (``int8``) differ by that much, so no bo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, field
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
 from bitnet.base.findings import Finding, status_of
@@ -101,6 +101,12 @@ class Verdict:
     # positions and continuations where the reference was sure of another token, but the float64
     # pass agrees with us
     excused: int = 0
+    # metrics over all positions by name, None where a position lacks the number
+    summary: dict[str, float | None] = field(default_factory=dict)
+    # agreement of the likeliest tokens at each judged position, by prompt and position
+    kinds: dict[tuple[int, int], Kind] = field(default_factory=dict)
+    # of the operations of each engine, the result in one sentence
+    operations: dict[str, str] = field(default_factory=dict)
 
     @property
     def reasons(self) -> list[str]:
@@ -151,9 +157,56 @@ def judge(evidence: Evidence) -> Verdict:
         unjudged = by_name.keys() - {"model"}
         by_name |= {name: Finding("skipped", name, text, hint) for name in unjudged}
         by_name = {"reference": why} | by_name | {"reference": why}
-    findings, rows = tuple(by_name.values()), (*rows_to_judge(evidence), *evidence.greedy)
-    excused = sum(kind_of(row, near_tie(evidence)) == "excused" for row in rows)
-    return Verdict(status_of(findings), findings, excused)
+    findings = tuple(by_name.values())
+    tie = near_tie(evidence)
+    kinds = {(row.prompt, row.position): kind_of(row, tie) for row in rows_to_judge(evidence)}
+    continuations = [kind_of(row, tie) for row in evidence.greedy]
+    return Verdict(
+        status=status_of(findings),
+        findings=findings,
+        excused=[*kinds.values(), *continuations].count("excused"),
+        summary=_summarize(evidence),
+        kinds=kinds,
+        operations={
+            engine: describe(engine, steps, evidence.model.layers)[1]
+            for engine, steps in evidence.operations.items()
+        },
+    )
+
+
+def _summarize(evidence: Evidence) -> dict[str, float | None]:
+    """Metrics over all positions, none without any; None where a position lacks the number.
+
+    The first have the names of ``llama-perplexity --kl-divergence``: KLD is the KL divergence from
+    the reference to ours, dp the difference of the probabilities of the actual next token.
+    """
+    rows, tie = evidence.rows, near_tie(evidence)
+    if not rows:
+        return {}
+    kinds = [kind_of(row, tie) for row in rows]
+    ours, theirs = mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
+    klds = sorted(row.kl for row in rows if row.kl is not None)
+    complete = len(klds) == len(rows)
+    squared = mean(
+        (math.exp(-row.nll) - math.exp(-row.theirs_nll)) ** 2
+        for row in rows
+        if row.nll is not None and row.theirs_nll is not None
+    )
+    return {
+        "positions": len(rows),
+        "prompts": len({row.prompt for row in rows}),
+        "mean_kld": mean(row.kl for row in rows),
+        "maximum_kld": klds[-1] if complete else None,
+        "kld_99": klds[math.ceil(0.99 * len(klds)) - 1] if complete else None,
+        "median_kld": median(klds) if complete else None,
+        "rms_dp": None if squared is None else math.sqrt(squared),
+        "same_top": kinds.count("same") / len(rows),
+        "near_ties": sum(row.gap is not None and row.gap < tie for row in rows),
+        "excused": kinds.count("excused"),
+        "wrong": kinds.count("wrong"),
+        "exact_to_ours": ours,
+        "exact_to_reference": theirs,
+    }
 
 
 def rows_to_judge(evidence: Evidence) -> Sequence[Row]:

@@ -12,119 +12,35 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import tempfile
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
 
 from bitnet.base.errors import InvalidFormat, ReferenceUnavailable, UsageError
 from bitnet.base.invocation import extra_command
 from bitnet.base.settings import bitnet_cpp_dir, expand_home
 from bitnet.crossval.ask import OTHER_ENGINE, ask, describe_ending, run
+from bitnet.crossval.float64 import Float64
 from bitnet.crossval.names import names_for
 from bitnet.crossval.prefix import list_cached
-from bitnet.crossval.trace import (
-    EngineFacts,
-    EngineFailed,
-    Question,
-    Recorded,
-    Reference,
-    Trace,
-    prompt_trace,
-    trace_from,
-)
-from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.reference import ReferenceOps
+from bitnet.crossval.recording import Recorded
+from bitnet.crossval.trace import EngineFailed, Question, Reference, Trace, trace_from
 from bitnet.models.hidden_program import hidden_program
-from bitnet.models.load import config_from, load_model
+from bitnet.models.load import config_from
 from bitnet.quants import registry
 from bitnet.quants.ternary import SHORTEST_ROW
-from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from bitnet.crossval.trace import Arithmetic
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.kernels.kv_codes import Array
-    from bitnet.models.transformer import Model
 
 logger = logging.getLogger(__name__)
-
-# More tokens than other traces, so that it contains theirs.
-KEPT = 256
-_MOST_BYTES = 4 << 30  # weights in float64 at a time
-_ROWS = 1 << 14  # rows of a matrix converted to float64 at a time
-
-
-class Float64(Reference):
-    """Our graph in NumPy and double precision: reveals rounding, but not mistakes of the graph.
-
-    It rounds only where the model's format itself does (ternary weights with int8 activations). As
-    the yardstick for both sides it answers several questions about one checkpoint.
-    """
-
-    name = "float64"
-    independent = False
-    _model: Model | None = None
-
-    def reads(self, _checkpoint: Checkpoint) -> bool:
-        return True
-
-    def model(self, checkpoint: Checkpoint) -> Model:
-        """*checkpoint* in float64, unpacked once: whole if it fits, else a matrix at a time."""
-        if self._model is None:
-            weights = checkpoint.weights.values()
-            fits = sum(8 * math.prod(weight.shape) for weight in weights) <= _MOST_BYTES
-            ops = ReferenceOps(dtype=np.float64) if fits else _Unpacking()
-            self._model = load_model(checkpoint, ops=ops)
-        return self._model
-
-    def trace(self, question: Question) -> Trace:
-        """The pass over the prompts of *question*; it has no tokenizer of its own."""
-        answers = []
-        for number, prompt in enumerate(question.prompts, 1):
-            question.notify(f"float64 pass: prompt {number} of {len(question.prompts)}")
-            model = self.model(question.checkpoint)
-            cache = KVCache(model.config, len(prompt.ids) + prompt.steps + 1, dtype=np.float64)
-            cache.reach = len(prompt.ids)
-            answers.append(prompt_trace(partial(model.forward, cache=cache), prompt, count=KEPT))
-        return Trace(EngineFacts("float64", f"NumPy {np.__version__}", "float"), tuple(answers))
-
-
-class _Unpacking(ReferenceOps):
-    """Float64 with matrices unpacked on every use: slow, for models that do not fit."""
-
-    def __init__(self) -> None:
-        super().__init__(dtype=np.float64)
-
-    def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Any:
-        if registry.rounds_activations(weight) or len(weight.shape) != 2:
-            return super().prepare(weight, looked_up=looked_up, expert=expert)
-        return weight
-
-    def embed(self, table: Any, tokens: Sequence[int]) -> Array:
-        if not isinstance(table, Weight):
-            return super().embed(table, tokens)
-        rows: Array = registry.dequantize(table)[np.asarray(tokens)].astype(self.dtype)
-        return rows
-
-    def linear(self, x: Array, weight: Any, bias: Any | None = None) -> Array:
-        if not isinstance(weight, Weight):
-            return super().linear(x, weight, bias)
-        rows = registry.dequantize(weight)
-        parts = [
-            x @ rows[at : at + _ROWS].T.astype(self.dtype) for at in range(0, len(rows), _ROWS)
-        ]
-        y: Array = np.concatenate(parts, axis=1)
-        return y if bias is None else y + bias
 
 
 _LIBRARIES = ("libllama.so", "libllama.dylib", "llama.dll")

@@ -2,36 +2,25 @@
 
 The first is the evidence, with the verdict and the summary that follow from it; the other two show
 the same record. Reports contain no paths or addresses of the machine: files are identified by name
-and SHA-256.
-
-A report is checked by deriving its verdict again, and by comparing every field of the evidence with
-a new one, made with the same plan; what cannot be computed again, because an engine is missing or
-another, is not made and never passes.
+and SHA-256. :mod:`bitnet.crossval.check` reads the first again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from importlib.resources import files
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat
-from bitnet.base.files import read_json
-from bitnet.base.findings import Finding
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with, json_in
-from bitnet.crossval.evidence import SCHEMA_VERSION, Evidence, mean
-from bitnet.crossval.judge import judge, kind_of, near_tie, rows_to_judge
-from bitnet.crossval.operations import describe
-from bitnet.crossval.options import CrossvalOptions
-from bitnet.crossval.references import REFERENCES
-from bitnet.crossval.trace import from_json, to_json
+from bitnet.crossval.records import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+
+    from bitnet.crossval.evidence import Evidence
+    from bitnet.crossval.judge import Verdict
 
 _OUTCOMES = {"ok": "passed", "failed": "failed", "skipped": "not run"}
 DERIVED = ("verdict", "summary", "evidence_sha256")  # follow from the evidence
@@ -42,25 +31,21 @@ _KLD = (
 )
 
 
-def as_json(evidence: Evidence) -> dict[str, Any]:
-    """The report on *evidence* as JSON values."""
+def as_json(evidence: Evidence, verdict: Verdict) -> dict[str, Any]:
+    """The report as JSON values: the *verdict*, its summary, and the *evidence* itself."""
     facts: dict[str, Any] = to_json(evidence)
-    verdict = judge(evidence)
+    canonical = json.dumps(facts, sort_keys=True).encode()
     return {
-        "verdict": to_json(verdict) | {"reasons": verdict.reasons},
-        "summary": to_json(_summary(evidence)),
-        "evidence_sha256": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
+        "verdict": {
+            "status": verdict.status,
+            "findings": to_json(verdict.findings),
+            "excused": verdict.excused,
+            "reasons": verdict.reasons,
+        },
+        "summary": to_json(verdict.summary),
+        "evidence_sha256": hashlib.sha256(canonical).hexdigest(),
         **facts,
     }
-
-
-def read_report(path: Path) -> tuple[Evidence, dict[str, Any]]:
-    """The evidence in the report *path*, and the derived values stored in it."""
-    values = read_json(path, hint="name a report.json")
-    if not set(DERIVED) <= set(values):
-        raise InvalidFormat(f"{path.name} is not a report", hint="name a report.json")
-    claimed = {name: values.pop(name) for name in DERIVED}
-    return from_json(Evidence, values, path.name), claimed
 
 
 def _is_report(path: Path) -> bool:
@@ -89,12 +74,12 @@ def report_files(folder: Path, inputs: Iterable[Path], *, force: bool) -> list[O
     ]
 
 
-def write(evidence: Evidence, files: Sequence[OutputFile]) -> None:
-    """Write the report on *evidence* to *files*, in the order of :func:`report_files`."""
+def write(evidence: Evidence, verdict: Verdict, files: Sequence[OutputFile]) -> None:
+    """Write the report to *files*, in the order of :func:`report_files`."""
     texts = [
-        json.dumps(as_json(evidence), indent=1) + "\n",
-        as_markdown(evidence),
-        as_html(evidence),
+        json.dumps(as_json(evidence, verdict), indent=1) + "\n",
+        as_markdown(evidence, verdict),
+        as_html(evidence, verdict),
     ]
     for file in files:
         file.check()  # each before the first is written
@@ -102,9 +87,8 @@ def write(evidence: Evidence, files: Sequence[OutputFile]) -> None:
         file.write_text(text)
 
 
-def as_markdown(evidence: Evidence) -> str:
+def as_markdown(evidence: Evidence, verdict: Verdict) -> str:
     """The report as Markdown; its last line names checks that were not run."""
-    verdict = judge(evidence)
     lines = [f"# Cross-validation: {verdict.status}", "", _plain(_title(evidence)), ""]
     lines += ["| check | | |", "|---|---|---|"]
     for one in verdict.findings:
@@ -113,7 +97,7 @@ def as_markdown(evidence: Evidence) -> str:
         lines.append(f"| {one.subject} | {mark} | {_cell(one.text + hint)} |")
     if evidence.rows:
         lines += ["", "| metric | |", "|---|---|"]
-        lines += [f"| {name} | {value} |" for name, value in _metrics(evidence)]
+        lines += [f"| {name} | {value} |" for name, value in _metrics(verdict)]
         lines += ["", "| worst positions | after | KLD | gap | ours | reference |"]
         lines.append("|---|---|---|---|---|---|")
         for cells in _worst(evidence):
@@ -123,62 +107,22 @@ def as_markdown(evidence: Evidence) -> str:
     return "\n".join([*lines, *(["", verdict.not_checked] if verdict.not_checked else [])]) + "\n"
 
 
-def as_html(evidence: Evidence) -> str:
+def as_html(evidence: Evidence, verdict: Verdict) -> str:
     """The report as a self-contained page without scripts."""
     from jinja2 import Environment, StrictUndefined
 
     text = files("bitnet.crossval").joinpath("report.html.j2").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    rows, operations = rows_to_judge(evidence), evidence.operations
     return page.from_string(text).render(
-        verdict=judge(evidence),
+        verdict=verdict,
         evidence=evidence,
         title=_title(evidence),
         outcomes=_OUTCOMES,
-        metrics=_metrics(evidence),
+        metrics=_metrics(verdict),
         worst=_worst(evidence),
         provenance=_provenance(evidence),
-        kinds={(row.prompt, row.position): kind_of(row, near_tie(evidence)) for row in rows},
-        results={
-            name: describe(name, operations[name], evidence.model.layers)[1] for name in operations
-        },
         shown=_show_blanks,
     )
-
-
-def _summary(evidence: Evidence) -> dict[str, Any]:
-    """Metrics over all positions, none without any; None where a position lacks the number.
-
-    The first have the names of ``llama-perplexity --kl-divergence``: KLD is the KL divergence from
-    the reference to ours, dp the difference of the probabilities of the actual next token.
-    """
-    rows, tie = evidence.rows, near_tie(evidence)
-    if not rows:
-        return {}
-    kinds = [kind_of(row, tie) for row in rows]
-    ours, theirs = mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
-    klds = sorted(row.kl for row in rows if row.kl is not None)
-    complete = len(klds) == len(rows)
-    squared = mean(
-        (math.exp(-row.nll) - math.exp(-row.theirs_nll)) ** 2
-        for row in rows
-        if row.nll is not None and row.theirs_nll is not None
-    )
-    return {
-        "positions": len(rows),
-        "prompts": len({row.prompt for row in rows}),
-        "mean_kld": mean(row.kl for row in rows),
-        "maximum_kld": klds[-1] if complete else None,
-        "kld_99": klds[math.ceil(0.99 * len(klds)) - 1] if complete else None,
-        "median_kld": median(klds) if complete else None,
-        "rms_dp": None if squared is None else math.sqrt(squared),
-        "same_top": kinds.count("same") / len(rows),
-        "near_ties": sum(row.gap is not None and row.gap < tie for row in rows),
-        "excused": kinds.count("excused"),
-        "wrong": kinds.count("wrong"),
-        "exact_to_ours": ours,
-        "exact_to_reference": theirs,
-    }
 
 
 def _title(evidence: Evidence) -> str:
@@ -209,10 +153,12 @@ _METRICS = {
 }
 
 
-def _metrics(evidence: Evidence) -> list[tuple[str, str]]:
+def _metrics(verdict: Verdict) -> list[tuple[str, str]]:
     """Names and values; the first are those of ``llama-perplexity --kl-divergence``."""
-    summary = _summary(evidence)
-    return [(_METRICS[key][0], _number(it, _METRICS[key][1])) for key, it in summary.items()]
+    return [
+        (_METRICS[key][0], _number(value, _METRICS[key][1]))
+        for key, value in verdict.summary.items()
+    ]
 
 
 def _worst(evidence: Evidence) -> Iterator[tuple[str, ...]]:
@@ -266,93 +212,3 @@ def _plain(text: str) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
-
-
-# Of numbers in six digits, by the same engines on the same processor.
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-13
-_SHOWN = 5
-
-# What made the report. Where it is another here, its numbers cannot be computed again.
-_MAKERS = (
-    *("machine", "ours.version", "ours.library", "backend", "no_answer"),
-    *("reference.version", "reference.library"),
-)
-
-
-def check_report(evidence: Evidence, claimed: dict[str, Any]) -> list[Finding]:
-    """Findings on the report's version, and on what follows from its evidence.
-
-    *claimed* has ``verdict``, ``summary`` and the digest of the evidence in the file.
-    """
-    version, derived = evidence.schema_version, as_json(evidence)
-    text = f"version {version} of the form, expected {SCHEMA_VERSION}"
-    findings = [Finding.from_check("form", version == SCHEMA_VERSION, text)]
-    for name, value in claimed.items():
-        same = value == derived[name]
-        text = "as it follows from the evidence" if same else "another follows from the evidence"
-        if name == "verdict":
-            theirs = value.get("status") if isinstance(value, dict) else None
-            text += f": {derived[name]['status']}; the report says {str(theirs)!r:.20}"
-        findings.append(Finding.from_check(name, same, text))
-    return findings
-
-
-def options_of(evidence: Evidence) -> CrossvalOptions:
-    """The options of a run that makes *evidence* again."""
-    plan = evidence.plan
-    if plan.against not in REFERENCES and plan.live:
-        raise InvalidFormat(
-            f"the report names the reference {plan.against!r}, expected one of "
-            f"{', '.join(REFERENCES)}",
-            hint="compare again: bitnet crossval MODEL --report-dir DIR",
-        )
-    return CrossvalOptions(
-        against=plan.against if plan.live else "",
-        max_positions=plan.limit,
-        greedy=plan.greedy,
-        tokenizer_only=plan.tokenizer_only,
-        require_real=plan.require_real,
-    )
-
-
-def compare_again(evidence: Evidence, again: Evidence) -> Finding:
-    """Compare every field of *evidence* with that of *again*, made with the same plan here.
-
-    The time of the report is not compared: there is nothing to compare it with.
-    """
-    values, others = to_json(evidence), to_json(again)
-    del values["created"], others["created"]
-    different = list(_differences(values, others, ""))
-    if evidence.model.sha256 != again.model.sha256:
-        both = (evidence.model.sha256[:16], again.model.sha256[:16])
-        text = f"the file has SHA-256 {both[1]}..., the report's {both[0]}..."
-        return Finding("failed", "replay", text, "name the model of the report, too")
-    makers = [one for one in different if one.startswith(_MAKERS)]
-    if makers:
-        text = f"not made: another engine or machine made the report: {'; '.join(makers[:_SHOWN])}"
-        hint = "use the engines and the machine of the report"
-        return Finding("skipped", "replay", text, hint)
-    if different:
-        more = "" if len(different) <= _SHOWN else f"; and {len(different) - _SHOWN:,} more"
-        return Finding("failed", "replay", "; ".join(different[:_SHOWN]) + more)
-    text = f"all {len(evidence.rows):,} positions and everything else computed again, and equal"
-    return Finding("ok", "replay", text)
-
-
-def _differences(reported: Any, computed: Any, place: str) -> Iterator[str]:
-    """Places where *reported*, the report, and *computed* differ, with both values."""
-    kind = type(reported) if type(reported) is type(computed) else None
-    if kind is dict and reported.keys() == computed.keys():
-        for key in reported:
-            yield from _differences(reported[key], computed[key], f"{place}.{key}".lstrip("."))
-    elif kind is list and len(reported) == len(computed):
-        for number, pair in enumerate(zip(reported, computed, strict=True)):
-            yield from _differences(*pair, f"{place}[{number}]")
-    elif kind is float and math.isclose(reported, computed, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
-        return
-    elif kind is None or reported != computed:
-        both = (
-            f"{len(it)} entries" if isinstance(it, (list, dict)) else str(it)[:60] or "empty"
-            for it in (computed, reported)
-        )
-        yield f"{place} is {', the report says '.join(both)}"

@@ -13,19 +13,16 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, is_dataclass, replace
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, VerificationFailed
-from bitnet.base.files import read_json
-from bitnet.base.outputs import OutputKind, json_in
+from bitnet.crossval.records import from_json, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -34,10 +31,8 @@ if TYPE_CHECKING:
 KEPT = 64  # best tokens stored per position
 _DIGITS = 10  # significant ones of a logit: float32 has no more
 _CERTAIN = 1.001  # tolerance for the sum of rounded probabilities
-_MOST = 1e300  # JSON has no infinity: an unlimited difference becomes this number
-_RECORD = "record one: bitnet crossval MODEL --record FILE --force"
+RECORD_HINT = "record one: bitnet crossval MODEL --record FILE --force"
 
-Record = TypeVar("Record")
 
 # int8: activations are rounded to 8 bit. float: keys and values to 16. float32: nothing is.
 Arithmetic = Literal["int8", "float", "float32"]
@@ -121,14 +116,6 @@ class Trace:
         return cast("dict[str, Any]", to_json(self, _DIGITS))
 
 
-def _is_trace(path: Path) -> bool:
-    values = json_in(path)
-    return isinstance(values, dict) and {"engine", "prompts", "model_sha256"} <= set(values)
-
-
-TRACE = OutputKind("a recorded trace", _is_trace)
-
-
 def positions_from(logits: NDArray[np.floating[Any]], *, count: int = KEPT) -> list[Position]:
     """Rows of *logits*, ``(T, vocabulary)``, as positions; they may contain NaN or infinities."""
     positions: list[Position] = []
@@ -183,7 +170,7 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
             _check_answer(answer)
     except (KeyError, TypeError, ValueError, InvalidFormat) as error:
         text = f"{name} is not a recorded trace: {type(error).__name__}: {error}"
-        raise InvalidFormat(text, hint=_RECORD) from error
+        raise InvalidFormat(text, hint=RECORD_HINT) from error
     return trace
 
 
@@ -198,82 +185,6 @@ def _check_answer(answer: PromptTrace) -> None:
             raise ValueError("the logits of a position are not in order, best first")
         if math.fsum(math.exp(min(logit - at.lse, 1.0)) for logit in at.logits) > _CERTAIN:
             raise ValueError("the probabilities of a position add up to more than 1")
-
-
-def to_json(value: Any, digits: int = 6) -> Any:
-    """*value* as JSON values, with so many significant digits."""
-    if is_dataclass(value):
-        return {it.name: to_json(getattr(value, it.name), digits) for it in fields(value)}
-    if isinstance(value, dict):
-        return {key: to_json(it, digits) for key, it in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_json(it, digits) for it in value]
-    if isinstance(value, float):
-        return None if math.isnan(value) else float(f"{min(max(value, -_MOST), _MOST):.{digits}g}")
-    return value
-
-
-def from_json(
-    kind: type[Record], values: Any, where: str = "the report", *, partial: bool = False
-) -> Record:
-    """A *kind* from JSON *values*, which messages call *where*.
-
-    In *partial* values, what is missing has its default, and what is unknown is ignored.
-    """
-    hint = "write the report again"
-
-    def expect(right: bool, value: Any, where: str, expected: object) -> Any:
-        if not right:
-            text = f"{where} is {str(value)[:60]!r}, expected {expected}"
-            raise InvalidFormat(text, hint=hint)
-        return value
-
-    def read(kind: Any, values: Any, where: str) -> Any:
-        origin, arguments = get_origin(kind), get_args(kind)
-        if is_dataclass(kind):
-            names = get_type_hints(kind)
-            expect(type(values) is dict, values, where, "an object")
-            wrong = sorted(names.keys() ^ values.keys())
-            if wrong and not partial:
-                what = "has an unknown field" if wrong[0] in values else "lacks the field"
-                raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint=hint)
-            some, make = names.keys() & values.keys(), cast("Any", kind)
-            return make(**{it: read(names[it], values[it], f"{where}.{it}") for it in some})
-        if origin is UnionType:
-            (inner,) = [it for it in arguments if it is not NoneType]
-            return None if values is None else read(inner, values, where)
-        if origin is Literal:
-            return expect(values in arguments and type(values) is str, values, where, arguments)
-        if origin is tuple:
-            expect(type(values) is list, values, where, "a list")
-            return tuple(read(arguments[0], it, f"{where}[{at}]") for at, it in enumerate(values))
-        if origin is dict:
-            expect(type(values) is dict, values, where, "an object")
-            return {key: read(arguments[1], it, f"{where}.{key}") for key, it in values.items()}
-        if kind is float:
-            is_number = type(values) in (int, float) and math.isfinite(values)
-            return float(expect(is_number, values, where, "a finite number"))
-        return expect(type(values) is kind, values, where, kind.__name__)
-
-    result: Record = read(kind, values, where)
-    return result
-
-
-def spread(lengths: Sequence[int], limit: int) -> list[int]:
-    """Number of positions of each prompt to compare, at most *limit* in all, evenly distributed.
-
-    The first positions of every prompt, as many of each as fit; if there are more prompts than
-    *limit*, one position each of evenly chosen prompts.
-    """
-    filled = [at for at, length in enumerate(lengths) if length]
-    if len(filled) > limit:
-        filled = [filled[at * len(filled) // limit] for at in range(limit)]
-    share = dict.fromkeys(filled, 0)
-    left = limit
-    for done, at in enumerate(sorted(filled, key=lambda one: lengths[one])):
-        share[at] = min(lengths[at], left // (len(filled) - done))
-        left -= share[at]
-    return [share.get(at, 0) for at in range(len(lengths))]
 
 
 logger = logging.getLogger(__name__)
@@ -325,21 +236,3 @@ class Reference(ABC):
         :data:`bitnet.crossval.operations.ROWS`.
         """
         return None
-
-
-class Recorded(Reference):
-    """A recorded trace, which brings its own prompts."""
-
-    name = "recorded"
-    recording: Trace
-
-    def __init__(self, path: Path) -> None:
-        self.recording = trace_from(read_json(path, hint=_RECORD), name=path.name)
-
-    def trace(self, question: Question) -> Trace:
-        """The recorded answers, to the prompts that it brings if any are asked."""
-        tokenized, prompts = self.recording.tokenized, self.recording.prompts
-        if tokenized is None:
-            tokenized = tuple(one.ids for one in prompts)
-        asked = prompts if question.prompts else ()
-        return replace(self.recording, prompts=asked, tokenized=tokenized)

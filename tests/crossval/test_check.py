@@ -10,17 +10,11 @@ from tiny_models import tiny_gguf
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.base.findings import Finding
+from bitnet.crossval.check import check_report, compare_again, read_report
 from bitnet.crossval.evidence import Evidence
-from bitnet.crossval.report import (
-    DERIVED,
-    as_html,
-    as_json,
-    as_markdown,
-    check_report,
-    compare_again,
-    read_report,
-)
-from bitnet.crossval.trace import from_json
+from bitnet.crossval.judge import judge
+from bitnet.crossval.records import from_json
+from bitnet.crossval.report import DERIVED, as_html, as_json, as_markdown
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +35,10 @@ def made(bitnet, folder, monkeypatch):
         assert done.code == 0, done.err
     monkeypatch.chdir(folder)
     return json.loads(report.read_text()), model
+
+
+def report_on(evidence):
+    return as_json(evidence, judge(evidence))
 
 
 @pytest.fixture
@@ -121,8 +119,8 @@ def test_the_reports_of_this_project_hold(path, bitnet):
     assert report["compute_path"] == "real"
     assert {"operations", "greedy"} <= {one["subject"] for one in report["verdict"]["findings"]}
     record = read_report(path)[0]
-    assert path.with_suffix(".md").read_text() == as_markdown(record)
-    assert path.with_suffix(".html").read_text() == as_html(record)
+    assert path.with_suffix(".md").read_text() == as_markdown(record, judge(record))
+    assert path.with_suffix(".html").read_text() == as_html(record, judge(record))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +235,7 @@ def test_a_failing_report_made_to_pass_holds_and_is_caught_by_the_replay(made, c
     evidence = evidence_of(report)
     for row in evidence["rows"]:
         row["ours"] = row["theirs"] = row["exact"] = (row["ours"] + 1) % 60
-    invented = as_json(from_json(Evidence, evidence))
+    invented = report_on(from_json(Evidence, evidence))
     assert check(invented).code == 0
     done = check(invented, "--replay", "--model", model)
     assert done.code == 15
@@ -264,7 +262,7 @@ def test_a_replay_needs_the_model_of_the_report(made, check, tmp_path):
 )
 def test_what_other_engines_made_cannot_be_replayed_and_does_not_pass(made, check, change):
     report, model = made
-    other = as_json(record_of(changed(report, change)))
+    other = report_on(record_of(changed(report, change)))
     done = check(other, "--replay", "--model", model)
     assert done.code == 22
     assert "not made: another engine or machine made the report" in done.err

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.crossval.evidence import Row, compare, divergence, nearness
+from bitnet.crossval.compare import compare, divergence, nearness
+from bitnet.crossval.evidence import Row
 from bitnet.crossval.trace import EngineFacts, Position, PromptTrace, Trace, positions_from
 
 

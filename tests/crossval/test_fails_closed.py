@@ -9,10 +9,9 @@ import pytest
 from crossval_evidence import exact_trace
 from tiny_models import tiny_gguf
 
-from bitnet.crossval import ask, references
-from bitnet.crossval import run as crossval_run
+from bitnet.crossval import ask, ours, references
 from bitnet.crossval.references import LlamaCpp
-from bitnet.crossval.trace import EngineFacts, PromptTrace, positions_from
+from bitnet.crossval.trace import EngineFacts, EngineFailed, PromptTrace, positions_from
 
 PROMPTS = "abc\nThe quick\nzyx wvu\n"
 NOT_NUMBERS = positions_from(np.array([[np.nan, 0.0]]))[0]
@@ -163,12 +162,22 @@ def test_a_missing_engine_is_excused_and_one_that_fails_is_not(bitnet, tmp_path,
     assert report["verdict"]["findings"][0]["hint"]
 
 
+def test_an_engine_that_fails_at_its_intermediates_fails_with_a_report(run, monkeypatch):
+    def too_slow(self, question):
+        raise EngineFailed("peer took more than 300 s")
+
+    monkeypatch.setattr(Good, "intermediates", too_slow)
+    code, report = run()
+    assert (code, report["verdict"]["status"]) == (15, "failed")
+    assert "no intermediates: peer took more than 300 s" in report["verdict"]["reasons"][0]
+
+
 def test_our_own_logits_that_are_not_numbers_are_a_finding(run, monkeypatch):
     def no_numbers(model, prompt):
         count = len(prompt.ids)
         return PromptTrace(prompt.text, prompt.ids, (NOT_NUMBERS,) * count, error="no numbers")
 
-    monkeypatch.setattr(crossval_run, "_our_prompt", no_numbers)
+    monkeypatch.setattr(ours, "_our_prompt", no_numbers)
     code, report = run()
     assert (code, report["verdict"]["status"]) == (15, "failed")
     assert "not finite" in str(report["verdict"]["findings"])

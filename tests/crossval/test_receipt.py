@@ -8,9 +8,9 @@ from tiny_models import tiny, tiny_gguf
 
 from bitnet import load
 from bitnet.base import native
-from bitnet.crossval.evidence import compute_path, kernels_since, read_counters
 from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions
+from bitnet.crossval.ours import compute_path, kernels_since, read_counters
 from bitnet.crossval.references import choose
 from bitnet.crossval.report import as_markdown
 from bitnet.crossval.run import cross_validate
@@ -160,4 +160,4 @@ def test_a_report_with_a_mock_tokenizer_is_never_real(tmp_path):
     evidence = evidence_of(model, "!#%", allow_mock=True)
     assert evidence.compute_path == "mock"
     assert judge(evidence).status == "not run"
-    assert as_markdown(evidence).splitlines()[-1] == "NOT CHECKED: compute path"
+    assert as_markdown(evidence, judge(evidence)).splitlines()[-1] == "NOT CHECKED: compute path"

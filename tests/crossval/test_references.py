@@ -15,10 +15,12 @@ from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.base.invocation import extra_command
 from bitnet.convert.options import ConvertOptions
-from bitnet.crossval import ask, references
+from bitnet.crossval import ask, float64
+from bitnet.crossval.float64 import Float64
 from bitnet.crossval.operations import ROWS
-from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp, Transformers, choose
-from bitnet.crossval.trace import EngineFailed, Prompt, Question, Recorded
+from bitnet.crossval.recording import Recorded
+from bitnet.crossval.references import IkLlamaCpp, LlamaCpp, Transformers, choose
+from bitnet.crossval.trace import EngineFailed, Prompt, Question
 from bitnet.formats.containers import open_checkpoint
 from bitnet.shipped import SHIPPED
 
@@ -176,10 +178,10 @@ def test_a_recording_gives_what_was_recorded(checkpoint, tmp_path):
 
 def test_float64_unpacks_as_it_goes_where_a_model_does_not_fit(checkpoint, ternary, monkeypatch):
     for model in (checkpoint, ternary):
-        monkeypatch.setattr(references, "_MOST_BYTES", 1 << 40)
+        monkeypatch.setattr(float64, "_MOST_BYTES", 1 << 40)
         whole = exact_trace(model, [Prompt("p", IDS)])
-        monkeypatch.setattr(references, "_MOST_BYTES", 0)
-        monkeypatch.setattr(references, "_ROWS", 7)
+        monkeypatch.setattr(float64, "_MOST_BYTES", 0)
+        monkeypatch.setattr(float64, "_ROWS", 7)
         piecewise = exact_trace(model, [Prompt("p", IDS)])
         for one, two in zip(
             whole.prompts[0].positions, piecewise.prompts[0].positions, strict=True

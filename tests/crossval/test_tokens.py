@@ -8,12 +8,15 @@ import pytest
 from builders import vocabulary, write_gguf
 from tiny_models import KEYS, TOKENS, VOCAB
 
-from bitnet.crossval.evidence import texts_for, tokenizer_parity
+from bitnet.crossval.compare import tokenizer_parity
+from bitnet.crossval.float64 import Float64
 from bitnet.crossval.judge import judge
 from bitnet.crossval.options import CrossvalOptions
-from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp
-from bitnet.crossval.run import cross_validate, recordable
-from bitnet.crossval.trace import EngineFacts, PromptTrace, Question, Recorded, Trace
+from bitnet.crossval.plan import texts_for
+from bitnet.crossval.recording import Recorded, recordable
+from bitnet.crossval.references import IkLlamaCpp, LlamaCpp
+from bitnet.crossval.run import cross_validate
+from bitnet.crossval.trace import EngineFacts, PromptTrace, Question, Trace
 from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer import resolve_tokenizer
 

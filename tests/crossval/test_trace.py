@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from bitnet.base.errors import InvalidFormat, NotFound
+from bitnet.crossval.plan import spread
+from bitnet.crossval.recording import Recorded
 from bitnet.crossval.trace import (
     EngineFacts,
     Position,
     PromptTrace,
-    Recorded,
     Trace,
     positions_from,
-    spread,
     trace_from,
 )
 

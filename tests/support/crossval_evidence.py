@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from bitnet.crossval.evidence import Evidence, Plan, Row, TestedModel, TokenizerParity, compare
+from bitnet.crossval.compare import compare
+from bitnet.crossval.evidence import Evidence, Plan, Row, TestedModel, TokenizerParity
+from bitnet.crossval.float64 import Float64
 from bitnet.crossval.judge import judge
 from bitnet.crossval.operations import Operation
-from bitnet.crossval.references import Float64
 from bitnet.crossval.trace import EngineFacts, Prompt, Question
 
 ROW = Row(

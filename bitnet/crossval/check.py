@@ -1,0 +1,123 @@
+"""A report checked: its verdict derived again, and its evidence compared with new evidence.
+
+What cannot be computed again, because an engine is missing or another, is not made and never
+passes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import InvalidFormat
+from bitnet.base.files import read_json
+from bitnet.base.findings import Finding
+from bitnet.crossval.evidence import SCHEMA_VERSION, Evidence
+from bitnet.crossval.judge import judge
+from bitnet.crossval.options import CrossvalOptions
+from bitnet.crossval.records import from_json, to_json
+from bitnet.crossval.references import REFERENCES
+from bitnet.crossval.report import DERIVED, as_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Of numbers in six digits, by the same engines on the same processor.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-13
+_SHOWN = 5
+
+# What made the report. Where it is another here, its numbers cannot be computed again.
+_MAKERS = (
+    *("machine", "ours.version", "ours.library", "backend", "no_answer"),
+    *("reference.version", "reference.library"),
+)
+
+
+def read_report(path: Path) -> tuple[Evidence, dict[str, Any]]:
+    """The evidence in the report *path*, and the derived values stored in it."""
+    values = read_json(path, hint="name a report.json")
+    if not set(DERIVED) <= set(values):
+        raise InvalidFormat(f"{path.name} is not a report", hint="name a report.json")
+    claimed = {name: values.pop(name) for name in DERIVED}
+    return from_json(Evidence, values, path.name), claimed
+
+
+def check_report(evidence: Evidence, claimed: dict[str, Any]) -> list[Finding]:
+    """Findings on the report's version, and on what follows from its evidence.
+
+    *claimed* has ``verdict``, ``summary`` and the digest of the evidence in the file.
+    """
+    version = evidence.schema_version
+    derived = as_json(evidence, judge(evidence))
+    text = f"version {version} of the form, expected {SCHEMA_VERSION}"
+    findings = [Finding.from_check("form", version == SCHEMA_VERSION, text)]
+    for name, value in claimed.items():
+        same = value == derived[name]
+        text = "as it follows from the evidence" if same else "another follows from the evidence"
+        if name == "verdict":
+            theirs = value.get("status") if isinstance(value, dict) else None
+            text += f": {derived[name]['status']}; the report says {str(theirs)!r:.20}"
+        findings.append(Finding.from_check(name, same, text))
+    return findings
+
+
+def options_of(evidence: Evidence) -> CrossvalOptions:
+    """The options of a run that makes *evidence* again."""
+    plan = evidence.plan
+    if plan.against not in REFERENCES and plan.live:
+        raise InvalidFormat(
+            f"the report names the reference {plan.against!r}, expected one of "
+            f"{', '.join(REFERENCES)}",
+            hint="compare again: bitnet crossval MODEL --report-dir DIR",
+        )
+    return CrossvalOptions(
+        against=plan.against if plan.live else "",
+        max_positions=plan.limit,
+        greedy=plan.greedy,
+        tokenizer_only=plan.tokenizer_only,
+        require_real=plan.require_real,
+    )
+
+
+def compare_again(evidence: Evidence, again: Evidence) -> Finding:
+    """Compare every field of *evidence* with that of *again*, made with the same plan here.
+
+    The time of the report is not compared: there is nothing to compare it with.
+    """
+    values, others = to_json(evidence), to_json(again)
+    del values["created"], others["created"]
+    different = list(_differences(values, others, ""))
+    if evidence.model.sha256 != again.model.sha256:
+        both = (evidence.model.sha256[:16], again.model.sha256[:16])
+        text = f"the file has SHA-256 {both[1]}..., the report's {both[0]}..."
+        return Finding("failed", "replay", text, "name the model of the report, too")
+    makers = [one for one in different if one.startswith(_MAKERS)]
+    if makers:
+        text = f"not made: another engine or machine made the report: {'; '.join(makers[:_SHOWN])}"
+        hint = "use the engines and the machine of the report"
+        return Finding("skipped", "replay", text, hint)
+    if different:
+        more = "" if len(different) <= _SHOWN else f"; and {len(different) - _SHOWN:,} more"
+        return Finding("failed", "replay", "; ".join(different[:_SHOWN]) + more)
+    text = f"all {len(evidence.rows):,} positions and everything else computed again, and equal"
+    return Finding("ok", "replay", text)
+
+
+def _differences(reported: Any, computed: Any, place: str) -> Iterator[str]:
+    """Places where *reported*, the report, and *computed* differ, with both values."""
+    kind = type(reported) if type(reported) is type(computed) else None
+    if kind is dict and reported.keys() == computed.keys():
+        for key in reported:
+            yield from _differences(reported[key], computed[key], f"{place}.{key}".lstrip("."))
+    elif kind is list and len(reported) == len(computed):
+        for number, pair in enumerate(zip(reported, computed, strict=True)):
+            yield from _differences(*pair, f"{place}[{number}]")
+    elif kind is float and math.isclose(reported, computed, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
+        return
+    elif kind is None or reported != computed:
+        both = (
+            f"{len(it)} entries" if isinstance(it, (list, dict)) else str(it)[:60] or "empty"
+            for it in (computed, reported)
+        )
+        yield f"{place} is {', the report says '.join(both)}"

@@ -1,0 +1,93 @@
+"""This runtime, asked like any other engine, with proof of what computed its answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bitnet import __version__
+from bitnet.base.errors import BitnetError
+from bitnet.crossval.trace import EngineFacts, PromptTrace, Trace, prompt_trace
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.transformer import Model
+from bitnet.quants import registry
+from bitnet.runtime.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.crossval.evidence import ComputePath
+    from bitnet.crossval.trace import Arithmetic, Prompt, Question
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.tokenizer import Tokenizer
+
+_MOCK = "mock"  # fingerprint of the tokenizer that treats bytes as tokens
+
+
+def our_trace(model: LanguageModel, question: Question) -> Trace:
+    """Answer of *model* to *question*; a failing prompt has an error and does not stop others."""
+    arithmetic = _arithmetic(model.engine.model, question.checkpoint)
+    engine = EngineFacts("bitnet", __version__, arithmetic)
+    return Trace(engine, tuple(_our_prompt(model, prompt) for prompt in question.prompts))
+
+
+def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
+    """Arithmetic of *model*: 8-bit activations on the native backend and for ternary weights."""
+    weights = checkpoint.weights.values()
+    floats = all(one.quant.name in ("F32", "F16", "BF16") for one in weights)
+    is_ternary = any(map(registry.rounds_activations, weights))
+    is_float = not is_ternary and (floats or isinstance(model.ops, ReferenceOps))
+    return "float" if is_float else "int8"
+
+
+def _our_prompt(model: LanguageModel, prompt: Prompt) -> PromptTrace:
+    ids, size, error = prompt.ids, model.config.vocab_size, prompt.error
+    if not error and max(ids) >= size:
+        error = f"id {max(ids)} is outside the vocabulary of {size}"
+    if error:
+        return PromptTrace(prompt.text, ids, error=error, first=prompt.first)
+    try:
+        cache = KVCache(model.config, len(ids))
+        forward = partial(model.engine.model.forward, cache=cache)
+        answer = prompt_trace(forward, replace(prompt, steps=0))
+        if not prompt.steps:
+            return answer
+        pieces = list(model.engine.generate(ids, Request(prompt.steps, lookup=0, logprobs=2)))
+    except BitnetError as failure:
+        return PromptTrace(prompt.text, ids, error=failure.message, first=prompt.first)
+    best = [piece.top_logprobs for piece in pieces]
+    gaps = tuple(first[1] - second[1] for first, second, *_ in best)
+    tokens = tuple(piece.token for piece in pieces if piece.token is not None)
+    return replace(answer, greedy=tokens, top2_gaps=gaps)
+
+
+def read_counters(model: Model) -> dict[str, int]:
+    """Calls of each kernel so far; empty for a backend that is not ours."""
+    return dict(model.ops.counters()) if type(model.ops) in (NativeOps, ReferenceOps) else {}
+
+
+def kernels_since(model: Model, before: Mapping[str, int]) -> dict[str, int]:
+    """Calls of each kernel that ran since the counters read *before*, by name."""
+    calls = {name: count - before.get(name, 0) for name, count in read_counters(model).items()}
+    return {name: count for name, count in sorted(calls.items()) if count > 0}
+
+
+def compute_path(model: Model, tokenizer: Tokenizer, kernels: Mapping[str, int]) -> ComputePath:
+    """Kind of backend that computed a pass of *model* with calls of *kernels*.
+
+    It is ``real`` only if the native module counted at least one product of weights per layer, for
+    a model bound to exactly our native backend, with a real tokenizer. This protects against
+    mistakes: a mock, a backend replaced by a slower one, missing kernels. Only ``crossval --check
+    --replay`` on another machine protects against someone who controls this Python process.
+    """
+    products = sum(count for name, count in kernels.items() if name.startswith("linear/"))
+    if type(model) is not Model or products < model.config.n_layers:
+        return "none"
+    if tokenizer.fingerprint == _MOCK:
+        return "mock"
+    kind = type(model.ops)
+    return "real" if kind is NativeOps else "reference" if kind is ReferenceOps else "none"

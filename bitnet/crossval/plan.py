@@ -1,0 +1,201 @@
+"""The plan of a comparison: its prompts, its texts, and all that is known before an engine runs."""
+
+from __future__ import annotations
+
+import platform
+import re
+import unicodedata
+from dataclasses import replace
+from datetime import datetime, timezone
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet import __version__
+from bitnet.base import native
+from bitnet.base.errors import BitnetError
+from bitnet.base.files import digest_of
+from bitnet.crossval.evidence import SCHEMA_VERSION, Evidence, Plan
+from bitnet.crossval.trace import EngineFacts, Prompt
+from bitnet.families.blocks import Experts
+from bitnet.tokenizer.probes import probe_texts
+from bitnet.tokenizer.spec import SPACE_SYMBOL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bitnet.crossval.evidence import TestedModel
+    from bitnet.crossval.options import CrossvalOptions
+    from bitnet.crossval.trace import Question, Reference, Trace
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.tokenizer import Tokenizer
+
+# Of a longer prompt only the last positions are compared: they attend to all others.
+LONG, COMPARED = 128, 48
+
+# Prose, a story, code, a fact with numbers, another language, digits: 137 tokens of SmolLM2's. The
+# last has more than 544 of every vocabulary we know, behind the windows of 512 that models have.
+PROMPTS = (
+    "The capital of France is",
+    "Once upon a time, in a village at the foot of a mountain, there lived a watchmaker who",
+    'def fibonacci(n: int) -> int:\n    """Return the n-th Fibonacci number."""\n'
+    "    if n < 2:\n        return",
+    "Water boils at 100 degrees Celsius at sea level. At an altitude of 3,000 metres it boils at "
+    "about",
+    "Die Hauptstadt von Deutschland ist Berlin, und die Hauptstadt von Österreich ist",
+    "1, 1, 2, 3, 5, 8, 13, 21, 34,",
+    files("bitnet.crossval").joinpath("long_prompt.txt").read_text(encoding="utf-8").rstrip(),
+)
+
+_NO_TOKENS = "it has no tokens"
+_LOOKS_SPECIAL = re.compile(r"</?s>|<\|?\w+\|?>")
+
+
+def prompts_for(
+    model: LanguageModel, recording: Trace | None, texts: Sequence[str], options: CrossvalOptions
+) -> tuple[Prompt, ...]:
+    """The prompts, cut to ``--max-positions`` in all; a *recording* brings its own, whole."""
+    if recording is not None:
+        return tuple(
+            Prompt(it.prompt, it.ids, it.first, len(it.greedy), "" if it.ids else _NO_TOKENS)
+            for it in recording.prompts
+        )
+    whole = [_prompt(model, text, 0 if has_experts(model) else options.greedy) for text in texts]
+    shares = spread([len(it.ids) - it.first for it in whole], options.max_positions)
+    prompts = []
+    for prompt, share in zip(whole, shares, strict=True):
+        if prompt.first and share:
+            prompts.append(replace(prompt, first=len(prompt.ids) - share))
+        elif share or not prompt.ids:
+            prompts.append(replace(prompt, ids=prompt.ids[:share]))
+    return tuple(prompts)
+
+
+def spread(lengths: Sequence[int], limit: int) -> list[int]:
+    """Number of positions of each prompt to compare, at most *limit* in all, evenly distributed.
+
+    The first positions of every prompt, as many of each as fit; if there are more prompts than
+    *limit*, one position each of evenly chosen prompts.
+    """
+    filled = [at for at, length in enumerate(lengths) if length]
+    if len(filled) > limit:
+        filled = [filled[at * len(filled) // limit] for at in range(limit)]
+    share = dict.fromkeys(filled, 0)
+    left = limit
+    for done, at in enumerate(sorted(filled, key=lambda one: lengths[one])):
+        share[at] = min(lengths[at], left // (len(filled) - done))
+        left -= share[at]
+    return [share.get(at, 0) for at in range(len(lengths))]
+
+
+def has_experts(model: LanguageModel) -> bool:
+    """True if a layer of *model* is a mixture of experts."""
+    return any(isinstance(mixer, Experts) for mixer in model.config.mixers())
+
+
+def _prompt(model: LanguageModel, text: str, steps: int) -> Prompt:
+    try:
+        ids = tuple(model.tokenizer.encode(text))[: max(model.engine.context - steps, 1)]
+    except BitnetError as error:
+        return Prompt(text, (), error=f"it cannot be encoded: {error.message}")
+    if not ids:
+        return Prompt(text, (), error=_NO_TOKENS)
+    return Prompt(text, ids, len(ids) - COMPARED if len(ids) > LONG else 0, steps)
+
+
+def texts_for(
+    reference: Reference, tokenizer: Tokenizer, texts: Sequence[str]
+) -> tuple[tuple[str, bool], ...]:
+    """Texts to tokenize, each with true if special tokens are added.
+
+    A recording brings its own texts; our own code is not asked.
+    """
+    if reference.recording is not None:
+        return tuple((one.prompt, True) for one in reference.recording.prompts)
+    if not reference.independent:
+        return ()
+    probes = ((text, special) for special in (False, True) for text in probe_texts())
+    candidates = (*((text, True) for text in texts), *probes)
+    tokens = {tokenizer.token_bytes(id): id for id in reversed(range(len(tokenizer)))}
+    return tuple(it for it in candidates if _is_judged(tokenizer, tokens, *it))
+
+
+def _is_judged(tokenizer: Tokenizer, tokens: Mapping[bytes, int], text: str, special: bool) -> bool:
+    """False if correct engines read *text* differently, on purpose, or ours cannot read it.
+
+    - U+2581 stands for a space inside SentencePiece vocabularies, and engines split a literal one
+      differently;
+    - decomposed characters, if our tokenizer composes them as the model's own does (NFC; Qwen2's):
+      the C++ engines do not;
+    - text that looks like a special token but is an ordinary one in the vocabulary (Qwen2's
+      ``</s>``): the C++ engines make it special;
+    - a text that spells BOS itself may get another BOS, or not.
+    """
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False)
+
+    composed = unicodedata.normalize("NFC", text)
+    try:
+        if SPACE_SYMBOL in text or (composed != text and encode(composed) == encode(text)):
+            return False
+        for name in _LOOKS_SPECIAL.findall(text):
+            id = tokens.get(name.encode())
+            if id is not None and encode(name) != [id]:
+                return False
+        return not (special and encode(text)[:1] == [tokenizer.bos_id])
+    except BitnetError:  # of a prompt; its answer says so
+        return False
+
+
+def begin_evidence(
+    model: LanguageModel | None,
+    tokenizer: Tokenizer,
+    reference: Reference,
+    question: Question,
+    options: CrossvalOptions,
+    facts: TestedModel,
+    texts: Sequence[str],
+) -> Evidence:
+    """Evidence with its plan and the facts that are known before an engine runs."""
+    recording, backend = reference.recording, "none"
+    if model is not None:  # with the form of its keys and values if it is not the default
+        kind = model.config.kv_type
+        backend = model.backend if kind == "f16" else f"{model.backend}, {kind} keys and values"
+    source = tokenizer.source.replace("\\", "/")  # shown without folders of the machine
+    ours = EngineFacts("bitnet", __version__)
+    if module := getattr(native.module(), "__file__", None):
+        ours = replace(ours, library=Path(module).name, library_sha256=digest_of(Path(module)))
+    return Evidence(
+        schema_version=SCHEMA_VERSION,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        plan=Plan(
+            against=reference.name,
+            float64=recording is None or recording.exact is not None,
+            asked=tuple(texts),
+            limit=options.max_positions,
+            greedy=0 if model is None or has_experts(model) else options.greedy,
+            texts=len(question.texts),
+            tokenizer_only=model is None,
+            require_real=options.require_real,
+            recorded_sha256="" if recording is None else recording.model_sha256,
+        ),
+        machine={
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "python": platform.python_version(),
+            "features": ", ".join(native.cpu_features()),
+        },
+        model=replace(
+            facts,
+            tokenizer=" ".join(word.rpartition("/")[2] for word in source.split(" ")),
+            tokenizer_sha256=tokenizer.fingerprint,
+            vocab_size=tokenizer.vocab_size,
+            layers=0 if model is None else model.config.n_layers,
+            has_experts=model is not None and has_experts(model),
+        ),
+        ours=ours,
+        backend=backend,
+        reference=EngineFacts(reference.name),
+        prompts=question.prompts,
+    )

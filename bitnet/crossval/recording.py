@@ -1,0 +1,74 @@
+"""Recordings: a trace in a file, which answers in the place of its engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bitnet.base.files import read_json
+from bitnet.base.outputs import OutputKind, json_in
+from bitnet.crossval.compare import divergence
+from bitnet.crossval.trace import RECORD_HINT, Reference, trace_from
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bitnet.crossval.trace import Question, Trace
+    from bitnet.tokenizer import Tokenizer
+
+# Largest KL divergence between two float64 passes over one model, on any machine.
+_SAME_PASS = 1e-8
+
+
+class Recorded(Reference):
+    """A recorded trace, which brings its own prompts."""
+
+    name = "recorded"
+    recording: Trace
+
+    def __init__(self, path: Path) -> None:
+        self.recording = trace_from(read_json(path, hint=RECORD_HINT), name=path.name)
+
+    def trace(self, question: Question) -> Trace:
+        """The recorded answers, to the prompts that it brings if any are asked."""
+        tokenized, prompts = self.recording.tokenized, self.recording.prompts
+        if tokenized is None:
+            tokenized = tuple(one.ids for one in prompts)
+        asked = prompts if question.prompts else ()
+        return replace(self.recording, prompts=asked, tokenized=tokenized)
+
+
+def _is_trace(path: Path) -> bool:
+    values = json_in(path)
+    return isinstance(values, dict) and {"engine", "prompts", "model_sha256"} <= set(values)
+
+
+TRACE = OutputKind("a recorded trace", _is_trace)
+
+
+def recordable(trace: Trace, tokenizer: Tokenizer) -> Trace:
+    """*trace* with the ids of each whole text, of which it ran the first, and their texts.
+
+    Texts are included if the reference decoded the ids of every prompt.
+    """
+    prompts = tuple(prompt for prompt in trace.prompts if not prompt.error)
+    whole = tuple(tuple(tokenizer.encode(prompt.prompt)) for prompt in prompts)
+    texts = dict(zip(trace.tokenized or (), trace.decoded or (), strict=False))
+    known = all(ids in texts for ids in whole)
+    decoded = tuple(texts[ids] for ids in whole) if known else None
+    return replace(trace, prompts=prompts, tokenized=whole, decoded=decoded)
+
+
+def changes_of(today: Trace, recorded: Trace) -> tuple[str, ...]:
+    """Faults of the float64 pass of *today* if it differs from the *recorded* one; else empty."""
+    for number, (answer, before) in enumerate(zip(today.prompts, recorded.prompts, strict=False)):
+        pairs = zip(answer.positions, before.positions, strict=False)
+        for at, (position, recorded_position) in enumerate(pairs, before.first):
+            kl = divergence(recorded_position, position)
+            if kl is None or kl > _SAME_PASS:
+                distance = "without numbers" if kl is None else f"KL {kl:.1e}"
+                return (
+                    f"today's pass is not the recorded one: {distance} at position {at} of prompt "
+                    f"{number}, at most {_SAME_PASS:.0e}",
+                )
+    return ()

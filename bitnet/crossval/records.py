@@ -1,0 +1,73 @@
+"""Dataclasses as JSON values, and back, with every field checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from bitnet.base.errors import InvalidFormat
+
+_MOST = 1e300  # JSON has no infinity: an unlimited difference becomes this number
+
+Record = TypeVar("Record")
+
+
+def to_json(value: Any, digits: int = 6) -> Any:
+    """*value* as JSON values, with so many significant digits."""
+    if is_dataclass(value):
+        return {it.name: to_json(getattr(value, it.name), digits) for it in fields(value)}
+    if isinstance(value, dict):
+        return {key: to_json(it, digits) for key, it in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(it, digits) for it in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(f"{min(max(value, -_MOST), _MOST):.{digits}g}")
+    return value
+
+
+def from_json(
+    kind: type[Record], values: Any, where: str = "the report", *, partial: bool = False
+) -> Record:
+    """A *kind* from JSON *values*, which messages call *where*.
+
+    In *partial* values, what is missing has its default, and what is unknown is ignored.
+    """
+    hint = "write the report again"
+
+    def expect(right: bool, value: Any, where: str, expected: object) -> Any:
+        if not right:
+            text = f"{where} is {str(value)[:60]!r}, expected {expected}"
+            raise InvalidFormat(text, hint=hint)
+        return value
+
+    def read(kind: Any, values: Any, where: str) -> Any:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if is_dataclass(kind):
+            names = get_type_hints(kind)
+            expect(type(values) is dict, values, where, "an object")
+            wrong = sorted(names.keys() ^ values.keys())
+            if wrong and not partial:
+                what = "has an unknown field" if wrong[0] in values else "lacks the field"
+                raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint=hint)
+            some, make = names.keys() & values.keys(), cast("Any", kind)
+            return make(**{it: read(names[it], values[it], f"{where}.{it}") for it in some})
+        if origin is UnionType:
+            (inner,) = [it for it in arguments if it is not NoneType]
+            return None if values is None else read(inner, values, where)
+        if origin is Literal:
+            return expect(values in arguments and type(values) is str, values, where, arguments)
+        if origin is tuple:
+            expect(type(values) is list, values, where, "a list")
+            return tuple(read(arguments[0], it, f"{where}[{at}]") for at, it in enumerate(values))
+        if origin is dict:
+            expect(type(values) is dict, values, where, "an object")
+            return {key: read(arguments[1], it, f"{where}.{key}") for key, it in values.items()}
+        if kind is float:
+            is_number = type(values) in (int, float) and math.isfinite(values)
+            return float(expect(is_number, values, where, "a finite number"))
+        return expect(type(values) is kind, values, where, kind.__name__)
+
+    result: Record = read(kind, values, where)
+    return result

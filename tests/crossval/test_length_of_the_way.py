@@ -1,0 +1,74 @@
+"""The files, functions and types of a comparison, from its plan to its report."""
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_gguf
+
+import bitnet
+
+ROOM = f"{Path(bitnet.__file__).parent}/crossval/"
+
+# A plan; what engines are asked and answer; what the answers say about each other; the verdict.
+TYPES = {
+    *("CrossvalOptions", "Plan", "Prompt", "Question"),
+    *("LlamaCpp", "Float64", "EngineFacts", "Trace", "PromptTrace", "Position", "Names"),
+    *("Operation", "Row", "TokenizerParity", "TestedModel", "Evidence"),
+    "Verdict",
+}
+
+
+@pytest.fixture
+def walked(bitnet, tmp_path):
+    """Functions and classes of the room that a comparison with llama.cpp meets in this process.
+
+    Also how often each file of the room is entered from outside it, by the function entered.
+    """
+    functions, types, entries = set(), set(), Counter()
+
+    def profile(frame, event, result):
+        path = frame.f_code.co_filename
+        if not path.startswith(ROOM):
+            return
+        name = (path.removeprefix(ROOM), frame.f_code.co_name)
+        if event == "call":
+            caller = frame.f_back.f_code.co_filename
+            if not caller.startswith(ROOM) and name[1] != "<module>":
+                entries[name] += 1
+        if event == "return":
+            functions.add(name)
+            for value in [*frame.f_locals.values(), result]:
+                types.update(map(type, value if isinstance(value, list | tuple) else [value]))
+
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "prompts.txt").write_text("abc\nzyx wvu\n")
+    words = ("--against", "llama.cpp", "--prompts", tmp_path / "prompts.txt", "--greedy", 4)
+    sys.setprofile(profile)
+    try:
+        done = bitnet("crossval", "--model", model, *words, "--report-dir", tmp_path / "report")
+    finally:
+        sys.setprofile(None)
+    assert done.code == 0, done.err
+    ours = {kind.__name__ for kind in types if kind.__module__.startswith("bitnet.crossval.")}
+    return functions, ours, entries
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None,
+    reason="xllamacpp is not installed: an extra of crossval",
+)
+def test_a_comparison_meets_few_types_and_enters_each_step_once(walked):
+    functions, types, entries = walked
+    assert types <= TYPES
+    assert len(TYPES) <= 17
+    assert len({file for file, _ in functions}) <= 18
+    assert len(functions) <= 240
+    steps = {"run.py": "cross_validate", "judge.py": "judge", "report.py": "write"}
+    assert {step: entries[step] for step in steps.items()} == dict.fromkeys(steps.items(), 1)
+    assert {name for file, name in entries if file == "report.py"} <= {
+        *("report_files", "as_json", "as_markdown", "write"),
+        *("<lambda>", "_show_blanks", "_worst"),  # called by files and by the template
+    }
