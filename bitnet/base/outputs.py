@@ -119,9 +119,10 @@ class OutputFile:
                 draft.unlink(missing_ok=True)
 
     def _exists(self) -> UsageError:
-        return UsageError(
-            f"{self.path} exists and is not overwritten", hint=f"name another {self.option}"
-        )
+        hint = f"name another {self.option}"
+        if self.force is not None:
+            hint += ", or replace the file with --force"
+        return UsageError(f"{self.path} exists and is not overwritten", hint=hint)
 
     def _refuse_input(self, status: os.stat_result) -> None:
         """Refuse to replace an input of the command, or a foreign file in an input folder."""

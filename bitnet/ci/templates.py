@@ -18,9 +18,10 @@ from typing import Literal
 
 from bitnet.base import settings
 from bitnet.base.errors import NotFound, UsageError, from_os_error
-from bitnet.base.files import open_file, read_bytes, write_text
+from bitnet.base.files import open_file, read_bytes
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import direct_url
+from bitnet.base.outputs import OutputFile, OutputKind
 
 DEFAULT = ("parity-smoke", "tokenizer-cache", "verify-models", "crossval", "cache-warm")
 EVERY = (*DEFAULT, "wheels", "release", "gitlab", "pre-commit", "docker")
@@ -38,6 +39,9 @@ _COPIES = "COPY .github/bitnet .github/bitnet\n"
 _IMAGE = re.compile(r"^((?:  image:|FROM) )(\S+)", re.MULTILINE)
 _BY_DIGEST = re.compile(r"[\w.:/-]+@sha256:[0-9a-f]{64}")
 _COMMIT = re.compile(r"git\+https://[^\s@]+@[0-9a-f]{40}")
+
+# A file of the project that differs is a user's, also where it began as a template.
+_TEMPLATE = OutputKind("as ci-init writes it", lambda _path: False)
 
 State = Literal["new", "unchanged", "changed"]
 
@@ -113,15 +117,17 @@ def write_files(project: Path, planned: list[Planned], *, force: bool = False) -
         there = f"{len(changed)} files are there with other content: {', '.join(changed)}"
         hint = "look at the differences, then: bitnet ci-init --force"
         raise UsageError(f"nothing was written: {there}", hint=hint)
-    for file in (file for file in planned if file.state in ("new", "changed")):
-        path = project / file.path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, file.text)
-            if file.executable:
-                path.chmod(0o755)
-        except OSError as error:
-            raise from_os_error(error, path) from error
+    missing = [file for file in planned if file.state != "unchanged"]
+    outputs = [OutputFile(project / file.path, _TEMPLATE, force=force) for file in missing]
+    for output in outputs:
+        output.check()
+    for file, output in zip(missing, outputs, strict=True):
+        output.write_text(file.text)
+        if file.executable:
+            try:
+                output.path.chmod(0o755)
+            except OSError as error:
+                raise from_os_error(error, output.path) from error
 
 
 def _place(name: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from bitnet.base.files import read_bytes
 from bitnet.base.findings import render
 from bitnet.base.invocation import as_started, word
 from bitnet.base.options import CacheOptions, option
-from bitnet.base.outputs import OutputFile, OutputKind, begins_with
+from bitnet.base.outputs import OutputFile
 from bitnet.base.progress import Progress, human_size, human_time
 from bitnet.base.tables import brief, quantity, short, show, table
 from bitnet.cache import Selection
@@ -264,10 +264,10 @@ def bundle_export(
     target, contents = Path(output), bundles.collect(files, attestations, project)
     inputs = (*paths, *(file.path for file in contents.files), project.lock_path)
     inputs += tuple(project.store.path_of(sha256) for sha256 in contents.blobs)
-    archive = OutputKind("a bundle", lambda path: begins_with(path, bundles.MANIFEST.encode()))
-    OutputFile(target, archive, inputs=inputs, force=force).check()
+    kind = bundles.ARCHIVE if force else None  # one with other models is not replaced unasked
+    archive = OutputFile(target, kind, inputs=inputs, force=force)
     with Progress(target.name, mode=console.progress) as bar:
-        digest = bundles.write_bundle(contents, target, force=force, report=bar.reach)
+        digest = bundles.write_bundle(contents, archive, report=bar.reach)
     size, count = target.stat().st_size, len(contents.blobs)
     print(f"✓ {quantity(count, 'file')}, {human_size(size)}", file=sys.stderr)
     facts = {"path": output, "size": size, "sha256": digest, "locked": contents.lock is not None}

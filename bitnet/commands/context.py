@@ -307,13 +307,19 @@ def _explicit(named: str, common: Context) -> Path | None:
     from bitnet.tokenizer.from_files import TOKENIZER_FILES
     from bitnet.tokenizer.load import load_spec
     from bitnet.tokenizer.side_files import SIDE_FILES
+    from bitnet.tokenizer.tokenizer_class import prefers_tekken
 
     remote = parse(named)
     if not (remote.repo or remote.url):
         return Path(named)
-    files = {"names": TOKENIZER_FILES, "beside": ("merges.txt", *SIDE_FILES)}
-    project = common.project(common.cache.root)
-    return provide_tokenizer(remote, project, check=load_spec, **files)
+    return provide_tokenizer(
+        remote,
+        common.project(common.cache.root),
+        names=TOKENIZER_FILES,
+        beside=("merges.txt", *SIDE_FILES),
+        check=load_spec,
+        prefers_tekken=prefers_tekken,
+    )
 
 
 def summary(answer: Answer) -> str:

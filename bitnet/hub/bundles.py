@@ -35,7 +35,8 @@ from bitnet.base.errors import (
     UsageError,
     from_os_error,
 )
-from bitnet.base.files import open_file, path_of, require_space, write_text
+from bitnet.base.files import open_file, path_of, require_space
+from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.trust import SHA256
 from bitnet.hub.models import list_models, provide, provide_here
 from bitnet.hub.orders import FileOrder, tokenizer_command, tokenizer_entry
@@ -194,12 +195,17 @@ def collect(files: Iterable[Artifact], attestations: dict[str, str], project: Pr
     return Bundle(tuple(by_name.values()), lock_text(pinned) if pinned else None, attestations)
 
 
+ARCHIVE = OutputKind("a bundle", lambda path: begins_with(path, MANIFEST.encode()))
+
+
 def write_bundle(
-    bundle: Bundle, path: Path, *, force: bool = False, report: Report = lambda _d, _t: None
+    bundle: Bundle, output: OutputFile, *, report: Report = lambda _d, _t: None
 ) -> str:
-    """Write *bundle*, with its digests computed again, to *path* or nothing; its own SHA-256."""
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists", hint="replace it with --force, or choose another name")
+    """Write *bundle*, with its digests computed again, to *output* or nothing; its own SHA-256."""
+    output.check()
+    path = output.path
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a file", hint="name a file with --output FILE")
     total, digest = bundle.size, hashlib.sha256()
     fresh = path.with_name(f".{path.name[:99]}.partial")  # replaced by the next if this is killed
     try:
@@ -233,6 +239,7 @@ def write_bundle(
                 put(bytes(total - out.tell()))
                 out.flush()
                 os.fsync(out.fileno())
+            output.check()  # another process may have put a file there meanwhile
             fresh.replace(path)  # when it is closed: Windows replaces no open file
     except OSError as error:
         raise from_os_error(error, error.filename or path) from error
@@ -279,7 +286,7 @@ def import_bundle(
     for file in files:
         project.store.record_name(file, *file.index_name)
     if into is not None and lock is not None:
-        write_text(into / LOCK_FILE, lock)
+        replace(project, folder=into).write_lock_file(lock)
     paths = {}
     for row in list_models(project.store):
         if row.path is not None and row.path.name in bundle.blobs:

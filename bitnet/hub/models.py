@@ -14,7 +14,7 @@ import logging
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bitnet import sources
@@ -30,7 +30,7 @@ from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provision import provide_all
 from bitnet.hub.ref import names
 from bitnet.hub.repository import file_url, head, list_files, some_of
-from bitnet.hub.resolve import choose, is_pattern, models_in, resolve
+from bitnet.hub.resolve import TEMPLATE_FOLDER, choose, is_pattern, models_in, resolve
 from bitnet.hub.session import HubSession
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
@@ -165,12 +165,14 @@ def provide_tokenizer(
     names: Sequence[str],
     beside: Sequence[str],
     check: Callable[[Path], object],
+    prefers_tekken: Callable[[dict[str, Any]], bool],
 ) -> Path:
     """The file of *remote*, a tokenizer by address, in the cache, with its additional files.
 
     Naming it is consent to this one download: while the file in ``<cache>/tokenizers`` is as it was
     put there, no connection is opened for it again. Of a repository it is the first of *names*,
-    with the files *beside* it. *check* reads the file or raises; then it is not kept.
+    with the files *beside* it, but ``tekken.json`` if *prefers_tekken* says so of ``config.json``.
+    *check* reads the file or raises; then it is not kept.
     """
     if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
         raise UsageError(
@@ -191,10 +193,11 @@ def provide_tokenizer(
     if remote.url:
         files = [Source(remote.name, "", _tokenizer_names(remote)[0], url=remote.url)]
     else:
-        files = _tokenizer_files(remote, folder, project, names, beside)
+        files = _tokenizer_files(remote, folder, project, names, beside, prefers_tekken)
     orders = []
+    home = path_of(files[-1].file).parent
     for source in files:
-        path = folder / path_of(source.file).name
+        path = folder / path_of(source.file).relative_to(home)
         how = f"the same command, or copy the file to {path}"
         order = FileOrder(source, "tokenizer", entry=path, default=path, lasts=True, command=how)
         orders.append(order)
@@ -220,16 +223,26 @@ def _tokenizer_names(remote: Ref) -> tuple[str, ...]:
 
 
 def _tokenizer_files(
-    remote: Ref, folder: Path, project: Project, names: Sequence[str], beside: Sequence[str]
+    remote: Ref,
+    folder: Path,
+    project: Project,
+    names: Sequence[str],
+    beside: Sequence[str],
+    prefers_tekken: Callable[[dict[str, Any]], bool],
 ) -> list[Source]:
     """Files of a repository: the main file after its additional files, as it stands for all."""
     project.require_connection(folder, f"the same command, or copy the files to {folder}")
     with HubSession(project.options_for(remote.repo)) as session:
         listed = list_files(remote.repo, remote.revision, session)
-    files = {file.file: file for file in listed}
-    # Mistral's own file before others. Folders decide by config.json, which is not here yet.
-    by_preference = sorted(names, key=lambda name: name != "tekken.json")
-    main = remote.file or next((name for name in by_preference if name in files), "")
+        files = {file.file: file for file in listed}
+        present = [name for name in names if name in files]
+        if len(present) > 1 and {"tekken.json", "config.json"} <= files.keys() and not remote.file:
+            # As in a folder, the model's type decides which of two tokenizers is its own.
+            url = file_url(remote.repo, remote.revision, "config.json", session.options)
+            config, _, _ = session.json(url, f"config.json of {remote.repo}")
+            if isinstance(config, dict) and prefers_tekken(config):
+                present.insert(0, "tekken.json")
+    main = remote.file or next(iter(present), "")
     if main not in files:
         expected = main or f"none of {', '.join(names)}"
         raise NotFound(
@@ -238,6 +251,8 @@ def _tokenizer_files(
         )
     where = main.rpartition("/")[0]
     more = [f"{where}/{name}".lstrip("/") for name in beside]
+    templates = f"{where}/{TEMPLATE_FOLDER}/".lstrip("/")
+    more += [name for name in files if name.startswith(templates) and name.endswith(".jinja")]
     return [files[name] for name in (*more, main) if name in files]
 
 
@@ -366,11 +381,13 @@ def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> ModelRemoval:
             other_names.setdefault(record.sha256, []).append(record.repository)
 
     digests = {record.sha256 for record in mine}
+    if ref.packaged:  # wheels that were fetched for it and not extracted
+        digests |= {record.sha256 for record in store.index if _is_of(ref, record)}
     stored = [entry for entry in everything if entry.is_stored and entry.path.name in digests]
     gone = [entry for entry in stored if entry.path.name not in other_names]
     unfinished = [entry for entry in everything if _is_unfinished(ref, entry)]
     links = _links_of(ref, mine, everything, gone, project.cache)
-    if not (mine or links or unfinished):
+    if not (gone or mine or links or unfinished):
         raise NotFound(f"{ref.name} is not in the cache", hint="`bitnet models` lists what is here")
 
     plan = Removal(project.cache, (*gone, *unfinished, *links), (), tuple(mine))

@@ -6,16 +6,20 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import sys
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base import locks, settings, trust
-from bitnet.base.errors import Offline, PermissionDenied, UsageError, from_os_error
-from bitnet.base.files import open_file
+from bitnet.base.errors import NotFound, Offline, PermissionDenied, UsageError, from_os_error
+from bitnet.base.files import open_file, write_text
 from bitnet.hub.http import Limits
 from bitnet.store import Store, records
+from bitnet.store.placing import ABANDONED_S
 from bitnet.store.records import LOCK_FILE
 
 if sys.version_info >= (3, 11):
@@ -24,7 +28,7 @@ else:  # pragma: no cover
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from bitnet.base.progress import Mode
@@ -94,16 +98,32 @@ class Project:
         changed = [entry for entry in records.add_pins(pins, entries) if entry not in pins]
         if not changed:
             return
-        guard = self.lock_path.with_name(f".{LOCK_FILE}.lock")
         try:
-            with locks.hold(guard, timeout_s=settings.lock_timeout(), what=LOCK_FILE, leave=False):
+            with self._hold_lock_file():
                 records.write_lock(self.lock_path, records.add_pins(self.pins(), entries))
-        except PermissionDenied as error:
+        except (PermissionDenied, NotFound) as error:  # /proc and others answer "no such file"
             files = ", ".join(f"{entry.repo}/{entry.file}" for entry in changed)
             logger.warning("%s is not pinned: %s", files, error)
             return
         for entry in changed:
             logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
+
+    def write_lock_file(self, text: str) -> None:
+        """Write *text* as the lock file; safe for several processes."""
+        with self._hold_lock_file():
+            write_text(self.lock_path, text)
+
+    @contextmanager
+    def _hold_lock_file(self) -> Iterator[None]:
+        """Let no other process write the lock file; remove what killed writers left of it."""
+        guard = self.lock_path.with_name(f".{LOCK_FILE}.lock")
+        timeout_s = settings.lock_timeout()
+        with locks.hold(guard, timeout_s=timeout_s, what=LOCK_FILE, leave=False) as lock:
+            for left in self.folder.glob(f".{glob.escape(LOCK_FILE)}.*.tmp"):
+                with suppress(OSError):
+                    if lock.is_kernel or time.time() - left.stat().st_mtime > ABANDONED_S:
+                        left.unlink()
+            yield
 
     def require_connection(self, path: Path, command: str) -> None:
         """Refuse to fetch the file *path*, by *command*, if the network is switched off."""

@@ -325,7 +325,7 @@ def _fetch(order: FileOrder, project: Project, claims: Claims) -> Artifact:
     source, options, urls = order.source, project.options, [order.source.url]
     how: dict[str, Any] = {"progress": project.progress, "force": project.force}
     if source.parts:
-        blob = fetch_packaged(source, project.store, options=options, **how)
+        blob = fetch_packaged(source, project.store, options=options, claim=claims.add, **how)
         return _name_as_ordered(order, blob)
     if not source.url:
         options = project.options_for(source.repo)

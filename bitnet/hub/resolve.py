@@ -45,6 +45,7 @@ _FOLDER_FILES = (
     "chat_template*",
     "*.safetensors.index.json",
 )
+TEMPLATE_FOLDER = "additional_chat_templates"  # folder beside them: chat templates by name
 _ENCODING = re.compile(
     r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|PTQ1_0|PQ2_0|I?Q[1-8](?:_[A-Z0-9]+)*|MXFP4|BF16|F16|F32)"
     r"(?=[-._]|$)",
@@ -147,6 +148,8 @@ def _folders(files: list[Source]) -> Iterator[RepoModel]:
             continue
         named = [name for name in by_name if any(fnmatchcase(name, one) for one in _FOLDER_FILES)]
         chosen = [by_name[name] for name in sorted({*named, *weights})]
+        templates = f"{folder}/{TEMPLATE_FOLDER}".lstrip("/")
+        chosen += [file for file in by_folder.get(templates, []) if file.file.endswith(".jinja")]
         yield RepoModel(
             f"{folder}/*.safetensors".lstrip("/"),
             tuple(file.file for file in chosen),

@@ -286,11 +286,17 @@ class HubSession:
         error = http.error_of(response, redact_url(url), endpoint, with_token=with_token)
         if elsewhere and isinstance(error, AuthError):
             host = urlsplit(elsewhere).netloc.rpartition("@")[2]
+            hint = f"if {host} belongs to the hub: export BITNET_HUB_HOSTS={host}"
+            if self.options.user_endpoint:  # a project must not talk users into giving a token
+                hint = (
+                    f"{host} is named by this project's bitnet.toml, not by you; if you run it, "
+                    f"name it yourself: --base-url=https://{host}"
+                )
             error = type(error)(
                 f"HTTP error {response.status_code}: {redact_url(url)}: {host} refuses access, and "
                 "did not get the access token: you did not name it as the hub, or it is not "
                 "encrypted",
-                hint=f"if {host} belongs to the hub: export BITNET_HUB_HOSTS={host}",
+                hint=hint,
             )
         if response.status_code not in (408, 429) and not 500 <= response.status_code < 600:
             return error

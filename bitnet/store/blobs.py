@@ -29,7 +29,7 @@ from bitnet.base.files import digest_of, keep, open_file, sha256_of
 from bitnet.base.trust import SHA256, open_folder
 from bitnet.store import hugging_face, links
 from bitnet.store.partial import Partial, Version
-from bitnet.store.placing import placing
+from bitnet.store.placing import ABANDONED_S, placing
 from bitnet.store.records import Artifact, from_record, to_record
 
 if TYPE_CHECKING:
@@ -114,8 +114,7 @@ class RecordFolder(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Every readable record."""
-        with suppress(OSError):
-            yield from filter(None, map(self._open, sorted(self._folder.iterdir())))
+        yield from filter(None, map(self._open, self._paths()))
 
     def find(self, *name: str | Path) -> T | None:
         """Record of *name*, such as a path; or a repository, revision and file."""
@@ -133,12 +132,22 @@ class RecordFolder(Generic[T]):
 
     def forget_if(self, is_gone: Callable[[T], bool]) -> None:
         """Drop every record for which *is_gone* returns true."""
+        for path in self._paths():
+            record = self._open(path)
+            if record is not None and is_gone(record):
+                with suppress(OSError):
+                    path.unlink()
+
+    def _paths(self) -> list[Path]:
+        """Paths of the records; drafts that killed processes left are removed."""
+        paths: list[Path] = []
         with suppress(OSError):
             for path in sorted(self._folder.iterdir()):
-                record = self._open(path)
-                if record is not None and is_gone(record):
-                    with suppress(OSError):
-                        path.unlink()
+                if not path.name.startswith("."):
+                    paths.append(path)
+                elif time.time() - path.lstat().st_mtime > ABANDONED_S:
+                    path.unlink()
+        return paths
 
     def file_for(self, *name: str | Path) -> Path:
         """Path of the record of *name*."""

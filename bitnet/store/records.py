@@ -82,7 +82,8 @@ class Artifact:
     def key(self) -> str:
         """Its name in the listing of a cache."""
         if self.kind == "tokenizer" and self.place is not None:
-            return PurePosixPath(self.place).parent.name
+            area, *inner = PurePosixPath(self.place).parts
+            return inner[0] if area == "tokenizers" else PurePosixPath(self.place).parent.name
         if "://" in self.repo:
             return self.repo
         if self.kind == "package":

@@ -16,6 +16,7 @@ import pytest
 from hub_server import HubServer
 from tiny_packages import HALVES, TINY, WHOLE, wheel
 
+from bitnet.base.outputs import OutputFile
 from bitnet.hub import bundles, models
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
@@ -43,6 +44,7 @@ from pathlib import Path
 facts = json.loads(sys.argv[1])
 sys.path.insert(0, facts["tests"])
 from bitnet.base.errors import BitnetError
+from bitnet.base.outputs import OutputFile
 from bitnet.hub import bundles, download, provision, session
 from bitnet.hub import transfer, wheels, repository
 from bitnet.hub.options import FetchOptions
@@ -177,7 +179,8 @@ def bundle():
 def export():
     full = Project(work, Path(facts["full"]), FetchOptions(offline=True), "none")
     files = bundles.model_files("hf:org/model:model.gguf", full)
-    bundles.write_bundle(bundles.collect(files, {}, full), work / "out.tar", force=True)
+    output = OutputFile(work / "out.tar", bundles.ARCHIVE, force=True)
+    bundles.write_bundle(bundles.collect(files, {}, full), output)
 
 SCENARIOS = dict(
     hub=hub_file, url=url, wheel=packaged, folder=folder, bundle=bundle, export=export,
@@ -244,6 +247,7 @@ def wrong_files():
 def mended():
     "What is wrong with the state after a run that went through."
     seen = [*work.rglob("*.partial*"), *(cache / "models").rglob("*.partial*")]
+    seen += [*work.rglob("*.tmp")]
     kept = [path.name for path in (*seen, *root.rglob("placing-*.json"))]
     if kept:
         return f"left: {kept}"
@@ -351,7 +355,7 @@ def prepared(scenario, hub, tmp_path):
         )  # fmt: skip
         files = bundles.model_files("hf:org/model:model.gguf", project)
         made = tmp_path / "made.tar"
-        digest = bundles.write_bundle(bundles.collect(files, {}, project), made)
+        digest = bundles.write_bundle(bundles.collect(files, {}, project), OutputFile(made))
         facts |= {"bundle": str(made), "full": str(project.cache), "blobs": [sha256(CONTENT)]}
         size = made.stat().st_size
         facts["files"] = {} if scenario == "bundle" else {"out.tar": digest}

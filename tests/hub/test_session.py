@@ -417,7 +417,8 @@ def test_a_gated_file_of_a_projects_server_says_who_may_name_it(hub, project, mo
     (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
     with pytest.raises(AuthError, match="did not get the access token") as caught:
         provide(Source("m", "org/model", "model.gguf"), project)
-    assert "BITNET_HUB_HOSTS" in caught.value.hint
+    assert "named by this project's bitnet.toml, not by you" in caught.value.hint
+    assert "BITNET_HUB_HOSTS" not in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ class PackageIndex:
         self.login = f"Basic {b64encode(login.encode()).decode()}" if login else ""
         self.sent: list[tuple[str, str, int]] = []  # file, first word of the agent, bytes
         self.refused = 0
+        self.truncate: dict[str, int] = {}  # bytes after which a file's body ends, by its name
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._server.index = self
@@ -67,6 +68,10 @@ class _Handler(BaseHTTPRequestHandler):
         if "Range" in self.headers:
             status = 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+        if name in index.truncate:
+            headers["Content-Length"] = str(stop - start)
+            self.close_connection = True
+            stop = start + index.truncate[name]
         count = self._reply(status, content[start:stop], headers)
         agent = self.headers.get("User-Agent", "").partition("/")[0]
         index.sent.append((name, agent, count))

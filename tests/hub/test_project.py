@@ -1,0 +1,65 @@
+"""The lock file of a project, and what killed writers leave of it."""
+
+import os
+from pathlib import Path
+
+from tiny_packages import TINY
+
+from bitnet.base import locks
+from bitnet.hub import wheels
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.project import Project
+from bitnet.hub.provision import provide
+from bitnet.store import Artifact
+from bitnet.store.claims import claim_path
+
+MODEL = Artifact("model", "org/model", "main", "model.gguf", None, "b" * 64, 5)
+
+
+def test_a_draft_of_the_lock_file_that_a_killed_process_left_is_removed(tmp_path):
+    left = tmp_path / ".bitnet.lock.json.4711-0123abcd.tmp"
+    left.write_text("half of it")
+    mine = tmp_path / "bitnet.lock.json.tmp"
+    mine.write_text("a user's")
+    Project(tmp_path, tmp_path / "cache", FetchOptions()).pin(MODEL)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        "bitnet.lock.json",
+        "bitnet.lock.json.tmp",
+    ]
+
+
+def test_without_working_locks_only_an_old_draft_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "_locks_work", lambda _folder: False)
+    old, fresh = (tmp_path / f".bitnet.lock.json.4711-{n}.tmp" for n in ("01", "02"))
+    for path in (old, fresh):
+        path.write_text("half of it")
+    os.utime(old, (1, 1))
+    Project(tmp_path, tmp_path / "cache", FetchOptions()).pin(MODEL)
+    assert (old.exists(), fresh.exists()) == (False, True)
+
+
+def test_a_project_in_a_folder_that_takes_no_files_is_not_pinned(tmp_path, caplog):
+    """/proc answers ENOENT, not a lack of permission."""
+    project = Project(Path("/proc/self"), tmp_path / "cache", FetchOptions())
+    project.pin(MODEL)
+    assert "is not pinned" in caplog.text
+
+
+def test_wheels_and_notices_are_claimed_until_the_model_is_at_its_place(
+    tmp_path, local_index, monkeypatch
+):
+    held = []
+    extract = wheels.extract
+
+    def look(model, paths, store, **options):
+        blob = extract(model, paths, store, **options)
+        held.extend(
+            locks.is_held(claim_path(store.folder, record.sha256))
+            for record in store.index
+            if record.file == "NOTICE.md"
+        )
+        return blob
+
+    monkeypatch.setattr(wheels, "extract", look)
+    provide(TINY, Project(tmp_path, tmp_path / "cache", FetchOptions(), "none"))
+    assert held == [True]
