@@ -16,7 +16,6 @@ import os
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -188,17 +187,15 @@ def locate(
         if path.exists():
             return only_model(path)
     from bitnet.hub.models import provide
-    from bitnet.hub.ref import names, parse
+    from bitnet.hub.ref import parse, suggest_names
 
     ref = parse(text)
     if ref.path is not None and not ref.path.exists():
         if "/" in ref.text or "\\" in ref.text or ref.path.suffix.lower() in _SUFFIXES:
             return ref.path  # it can only be a path
-        near = get_close_matches(ref.text, names(), n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
         raise NotFound(
             f"no such file or folder, and no model of that name: {ref.text}",
-            hint=f"{meant}`bitnet models` lists the names",
+            hint=suggest_names(ref.text),
         )
     return provide(ref, project(), fetch=fetch, announce=announce)
 

@@ -55,6 +55,7 @@ class Source:
     # digest of the file where it is pinned for good; else the lock file holds it
     sha256: str | None = None
     size: int | None = None  # bytes, where known
+    about_bytes: int = 0  # its size to a few per cent, where only that is known; 0 if it is not
     vocab_size: int = 0  # ids of the tokenizer, added tokens included; 0 for a model file
     cache_key: str = ""  # folder of a tokenizer below ``<cache>/tokenizers``
     licence: str = ""  # name of the terms as their owner calls them
@@ -108,25 +109,33 @@ TOKENIZERS = _by_name(
 )  # fmt: skip
 
 
-def _bonsai(name: str, encoding: str, family: str, size: int | None = None) -> Source:
+def _bonsai(
+    name: str, encoding: str, family: str, size: int | None = None, *, about_bytes: int = 0
+) -> Source:
     """A model of PrismML's Bonsai line; their pages name files and licence, not digests."""
     repo = f"prism-ml/{name}-gguf"
     return Source(
-        name.lower(), repo, f"{name}-{encoding}.gguf", size=size, family=family,
-        licence="Apache-2.0", licence_url=f"https://huggingface.co/{repo}",
+        name.lower(), repo, f"{name}-{encoding}.gguf", size=size, about_bytes=about_bytes,
+        family=family, licence="Apache-2.0", licence_url=f"https://huggingface.co/{repo}",
     )  # fmt: skip
 
 
+# Sizes without a digit for each byte are those that the authors publish, and of BitNet the sum of
+# its tensors.
 MODELS = _by_name(
     Source(
         "bitnet-2b-4t", "microsoft/bitnet-b1.58-2B-4T-gguf", "ggml-model-i2_s.gguf",
-        family="bitnet-b1.58", licence="MIT",
+        about_bytes=1_190_000_000, family="bitnet-b1.58", licence="MIT",
         licence_url="https://huggingface.co/microsoft/bitnet-b1.58-2B-4T-gguf",
     ),
-    *(_bonsai(f"Bonsai-{size}", "Q1_0", "qwen3") for size in ("1.7B", "4B", "8B")),
+    _bonsai("Bonsai-1.7B", "Q1_0", "qwen3", about_bytes=242_000_000),
+    _bonsai("Bonsai-4B", "Q1_0", "qwen3", about_bytes=566_000_000),
+    _bonsai("Bonsai-8B", "Q1_0", "qwen3", about_bytes=1_150_000_000),
     _bonsai("Bonsai-27B", "Q1_0", "qwen35", 3_803_452_480),
-    *(_bonsai(f"Ternary-Bonsai-{size}", "PQ2_0", "qwen3") for size in ("1.7B", "4B", "8B")),
-    _bonsai("Ternary-Bonsai-27B", "PQ2_0", "qwen35"),
+    _bonsai("Ternary-Bonsai-1.7B", "PQ2_0", "qwen3", about_bytes=460_000_000),
+    _bonsai("Ternary-Bonsai-4B", "PQ2_0", "qwen3", about_bytes=1_080_000_000),
+    _bonsai("Ternary-Bonsai-8B", "PQ2_0", "qwen3", about_bytes=2_180_000_000),
+    _bonsai("Ternary-Bonsai-27B", "PQ2_0", "qwen35", about_bytes=7_165_000_000),
     _bonsai("Ternary-Bonsai-2-27B", "PTQ1_0", "qwen35", 5_946_648_928),
 )  # fmt: skip
 

@@ -32,6 +32,19 @@ def human_size(size_bytes: float) -> str:
     return f"{value:.1f} TB"
 
 
+def human_count(count: int | None) -> str:
+    """*count* with three digits: ``817``, ``1.72 B``, ``494 M``; ``?`` for None."""
+    if count is None:
+        return "?"
+    value = float(count)
+    for unit in ("", " k", " M"):
+        if value < 999.5:
+            digits = 3 if unit else 4
+            return f"{value:.{digits}g}{unit}"
+        value /= 1000
+    return f"{value:.3g} B"
+
+
 def human_time(duration_s: float) -> str:
     """*duration_s* as ``7s``, ``3m05s`` or ``2h07m``."""
     seconds = max(0, round(duration_s))

@@ -96,7 +96,7 @@ def provide_pins(project: Project, *, skip_gated: bool = False) -> list[Artifact
 
 
 def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
-    """The one of *models* that a person at a terminal chooses; ``None`` without one."""
+    """The one of *models* that a user at a terminal chooses; None without a terminal."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     print(f"{repo} has {len(models)} models:", file=sys.stderr)
@@ -106,7 +106,10 @@ def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
     answer = sys.stdin.readline().strip()
     if answer.isascii() and answer.isdecimal() and 1 <= int(answer) <= len(models):
         return models[int(answer) - 1]
-    return None
+    raise UsageError(
+        f"none of the {len(models)} models of {repo} was chosen",
+        hint=f"name one: 'hf:{repo}:{models[0].name}'",
+    )
 
 
 Opened = TypeVar("Opened")

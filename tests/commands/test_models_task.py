@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from tiny_models import tiny_gguf
 
 from bitnet.hub.ref import names
@@ -25,7 +26,10 @@ def test_the_registry_is_listed_with_what_is_known_before_fetching(bitnet, tmp_p
         "Apache-2.0",
     )
     assert (smol["here"], smol["path"]) == (False, None)
-    assert found["bitnet-2b-4t"]["runs"] is None  # its size is not known in advance
+    assert all(row["size_bytes"] for row in found.values())
+    assert all(row["runs"] in (True, False) for row in found.values())
+    about = found["bitnet-2b-4t"]
+    assert (about["size_is_exact"], smol["size_is_exact"]) == (False, True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -70,3 +74,45 @@ def test_the_table_has_a_line_for_each(bitnet):
     lines = bitnet("models").out.splitlines()
     assert lines[0].split() == ["name", "here", "size", "family", "runs", "here", "licence"]
     assert [line.split()[0] for line in lines[1:]] == names()
+
+
+QWEN3 = ["bonsai-1.7b", "bonsai-4b", "bonsai-8b", "bonsai-27b", "ternary-bonsai-1.7b",
+         "ternary-bonsai-4b", "ternary-bonsai-8b", "ternary-bonsai-27b",
+         "ternary-bonsai-2-27b"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("qwen3", QWEN3),
+        ("Qwen-3", QWEN3),
+        ("qwen35", [name for name in QWEN3 if "27b" in name]),
+        ("bonsai 4b", ["bonsai-4b", "ternary-bonsai-4b"]),
+        ("gemma", ["gemma3-270m"]),
+        ("SmolLM2", ["smollm2-135m"]),
+    ],
+)
+def test_models_are_found_by_family_and_by_part_of_a_name(text, expected, bitnet):
+    done = bitnet("list", text, "--json")
+    assert [row["name"] for row in json.loads(done.out)] == expected
+
+
+def test_installed_models_are_found_by_the_family_of_their_file(hub, bitnet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    hub.add("org/one", "Llama-3.2-1B.gguf", tiny_gguf(tmp_path / "made.gguf").read_bytes())
+    assert bitnet("run", "hf:org/one", "a", "--max-tokens", 1).code == 0
+    for text in ("llama3.2", "llama"):
+        names_found = [row["name"] for row in json.loads(bitnet("models", text, "--json").out)]
+        assert "hf:org/one:Llama-3.2-1B.gguf" in names_found
+
+
+def test_a_family_without_a_model_leads_to_the_hub(bitnet):
+    done = bitnet("models", "llama3.2")
+    assert done.code == 19
+    assert "bitnet search llama3.2" in done.err
+
+
+def test_approximate_sizes_are_marked(bitnet):
+    line = next(line for line in bitnet("models").out.splitlines() if line.startswith("bonsai-4b"))
+    assert "~566 MB" in line

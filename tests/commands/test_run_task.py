@@ -153,14 +153,14 @@ def test_a_name_that_means_nothing_is_refused(named, bitnet, folder, name, code,
 
 
 def test_several_models_of_a_repository_are_listed_with_their_sizes(named, bitnet, model):
-    named.add("org/one", "tiny-Q8_0.gguf", model.read_bytes() + bytes(1000))
+    named.add("org/one", "tiny-Q6_K.gguf", model.read_bytes() + bytes(1000))
     done = bitnet("run", "hf:org/one", "a")
     assert done.code == 2
-    assert "tiny-Q8_0.gguf" in done.err
+    assert "tiny-Q6_K.gguf" in done.err
     assert "4.9 MB" in done.err
-    assert "hint: name one: 'hf:org/one:tiny-Q8_0.gguf'" in done.err
+    assert "hint: name one: 'hf:org/one:tiny-Q6_K.gguf'" in done.err
     assert named.sent("cdn") == 0
-    assert bitnet("run", "hf:org/one:*Q8_0*", "a", "--max-tokens", 1).code == 0
+    assert bitnet("run", "hf:org/one:*Q6_K*", "a", "--max-tokens", 1).code == 0
 
 
 def test_a_revision_is_part_of_a_name(named, bitnet, tmp_path):

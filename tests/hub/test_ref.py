@@ -44,9 +44,58 @@ def test_ways_to_write_a_path(text):
     assert parse(text) == Ref(text, path=Path(text))
 
 
+@pytest.mark.parametrize("repo", ["org/one", "hf:org/one", "hf.co/org/one",
+                                  "www.huggingface.co/org/one", "HuggingFace.co/org/one",
+                                  "https://huggingface.co/org/one"])  # fmt: skip
+@pytest.mark.parametrize("tag", ["Q4_K_M", "q8_0", "UD-Q4_K_XL", "typo"])
+def test_ways_to_write_a_quantization(repo, tag):
+    ref = parse(f"{repo}:{tag}")
+    assert (facts(ref), ref.tag) == (("org/one", "main", ""), tag)
+    assert parse(ref.command.split()[-1]).tag == tag
+
+
+@pytest.mark.parametrize("text", ["hf:org/one:Q4_0@v1", "hf:org/one@v1:Q4_0"])
+def test_a_quantization_of_a_revision(text):
+    ref = parse(text)
+    assert (facts(ref), ref.tag) == (("org/one", "v1", ""), "Q4_0")
+
+
+@pytest.mark.parametrize("text", ["hf.co/org/one:latest", "org/one:latest", "hf:org/one"])
+def test_latest_means_the_default_one(text):
+    assert (facts(parse(text)), parse(text).tag) == (("org/one", "main", ""), "")
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "tag"),
+    [
+        ("", "", ""),
+        ("/", "", ""),
+        ("?show_file_info=sub%2Fm-Q4_0.gguf", "sub/m-Q4_0.gguf", ""),
+        ("/tree/main", "", ""),
+        ("/tree/main/Q4_K_M", "", "Q4_K_M"),
+        ("/blob/main/LICENSE", "LICENSE", ""),
+        ("/blob/main/m.gguf", "m.gguf", ""),
+        ("/resolve/main/m.gguf?download=true", "m.gguf", ""),
+    ],
+)
+@pytest.mark.parametrize("hub", ["https://huggingface.co", "https://hf.co", "{endpoint}"])
+@pytest.mark.parametrize("endpoint", ["https://mirror.example", "http://mirror.example/deep/hf"])
+def test_a_page_of_the_hub_means_its_repository_at_every_endpoint(
+    hub, page, file, tag, endpoint, monkeypatch
+):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    ref = parse(f"{hub.format(endpoint=endpoint)}/org/one{page}")
+    assert (facts(ref), ref.tag) == (("org/one", "main", file), tag)
+
+
+def test_an_address_beside_the_endpoint_is_not_a_page_of_it(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/hf")
+    assert parse("https://mirror.example/org/one/m.gguf").url
+
+
 def test_a_path_that_exists_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for text in ("smollm2-135m", "org/one", "hf:org/one"):
+    for text in ("smollm2-135m", "org/one", "hf:org/one", "hf.co/org/one"):
         Path(text).mkdir(parents=True)
         assert parse(text).path == Path(text)
 

@@ -162,18 +162,20 @@ CASES = (
     ),
     # --- models by name ---
     Case("models", "bitnet infer no-such-model --prompt a", "shows"),
+    Case("search {word(text)}", "bitnet infer tiny-model --prompt a", "shows", shared),
+    Case("search qwen3", "bitnet search", "shows"),
     Case("models", "bitnet bundle export --output b.tar", "shows"),
     Case("models", f"bitnet bundle export {MODEL} --output b.tar", "shows", model),
     Case("models", f"bitnet rm {MODEL}", "shows", model),
     Case("models", "bitnet rm hf:org/tiny", "shows"),
     Case(
-        "download-model {word(self.repo)}{more}",
+        "download-model {word(name)}{more}",
         "bitnet infer hf:org/tiny --prompt ab --max-tokens 2",
         "works",
         shared,
     ),
     Case(
-        "download-model {word(self.repo)}{more}",
+        "download-model {word(name)}{more}",
         "bitnet verify hf:org/tiny:tiny.gguf",
         "works",
         shared,
@@ -343,7 +345,7 @@ CASES = (
         ends=(15,),
     ),
     Case(
-        "download-model {word(self.repo)}{more}",
+        "download-model {word(name)}{more}",
         f"bitnet infer {MODEL} --tokenizer hf://org/tiny/tiny.gguf --prompt a",
         "shows",
         shared,

@@ -345,7 +345,27 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return files[0], files[1][file]
 
+    def _search(self):
+        """The list of models, in the form of the hub with ``expand``."""
+        query = parse_qs(urlsplit(self.path).query)
+        text = query.get("search", [""])[0].lower()
+        found = [repo for repo in self.hub.repos.values() if text in repo.name.lower()]
+        entries = []
+        for repo in found[: int(query.get("limit", ["1000"])[0])]:
+            every = {
+                "downloads": len(repo.name),
+                "gated": "manual" if repo.gated else False,
+                "gguf": {"total": 1_000_000, "architecture": "llama", "context_length": 64},
+                "tags": ["gguf", f"license:{repo.licence}"],
+            }
+            asked = {name: every[name] for name in query.get("expand", ())}
+            entries.append({"_id": "0" * 24, "id": repo.name, "modelId": repo.name, **asked})
+        self._json(200, entries)
+
     def _api(self, parts):
+        if not parts:
+            self._search()
+            return
         kinds = [kind for kind in ("tree", "revision", "refs") if kind in parts]
         at = parts.index(kinds[0]) if kinds else len(parts)
         repo = self._allowed("/".join(parts[:at]))
