@@ -1,8 +1,7 @@
 """Text of a conversation in the model's chat template, and the reasoning part of its answers.
 
-The marks of reasoning are those of the templates: ``<think>`` of DeepSeek-R1, Qwen 3 and SmolLM3,
-``[THINK]`` of Magistral and Ministral 3, ``<seed:think>`` of Seed-OSS, and the channel of gpt-oss.
-Some templates write the opening one at the end of the prompt.
+The marks of reasoning are those of the templates, a table. Some templates write the opening one at
+the end of the prompt.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.runtime.request import ReasoningRules, check_messages
 from bitnet.runtime.tool_calls import overlap
-from bitnet.runtime.tool_formats import HARMONY, format_of
+from bitnet.runtime.tool_detection import format_of
 from bitnet.runtime.tools import read_tools
 from bitnet.runtime.turns import Turns
 from bitnet.tokenizer.chat import chat_template
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.runtime.tools import Tools
     from bitnet.tokenizer import Tokenizer
+    from bitnet.tokenizer.chat import ChatTemplate
 
 _CHANNEL = "<|channel|>analysis<|message|>"
 #: A text of the template that identifies them, and the marks.
@@ -33,6 +33,15 @@ _MARKS = (
     ("[/THINK]", "[THINK]", "[/THINK]"),
     ("</seed:think>", "<seed:think>", "</seed:think>"),
     ("<|channel|>", _CHANNEL, "<|end|>"),
+    ("</mm:think>", "<mm:think>", "</mm:think>"),  # MiniMax M3
+    ("<think{}>", "<think:opensource>", "</think:opensource>"),  # Hunyuan 3
+    ("open_tag('think')", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # Kimi K3
+    ("<|channel>thought", "<|channel>thought\n", "<channel|>"),  # Gemma 4
+    ("assistant<|think|>", "<|think|>", "<|end|>"),  # Solar
+    ("assistant to=self<|message|>", "to=self<|message|>", "<|eom|>"),  # Muse Glimmer
+    ("<|END_THINKING|>", "<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
+    ("<|inner_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ("[BEGIN FINAL RESPONSE]", "Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
 )
 
 
@@ -72,8 +81,20 @@ def _text(
     turns = Turns(template, messages, tools=offered, variables=variables)
     text = template.render(turns.messages, tools=offered, variables=variables)
     if tools is not None:
-        return text, tools, format_of(template.text)
-    return text, None, HARMONY if "<|channel|>" in template.text else None
+        return text, tools, format_of(template)
+    return text, None, _format_of_text(template)
+
+
+def _format_of_text(template: ChatTemplate) -> CallFormat | None:
+    """Format of answers without calls; None if they are text and nothing else."""
+    facts = template.facts
+    if not (facts.tools or facts.calls):
+        return None
+    try:
+        form = format_of(template)
+    except UsageError:  # about its calls
+        return None
+    return form if form.shapes_text else None
 
 
 def thinking_variables(tokenizer: Tokenizer, thinking: bool) -> dict[str, Any]:
@@ -146,11 +167,17 @@ class ReasoningReader:
         opening = self._rules.opening
         if not self._is_decided:
             begin = self._held.lstrip()
-            if not final and len(begin) < len(opening) and opening.startswith(begin):
+            closing = self._rules.closing
+            if not final and any(
+                len(begin) < len(mark) and mark.startswith(begin) for mark in (opening, closing)
+            ):
                 return "", ""  # it may become the mark
             self._is_decided, self.is_inside = True, begin.startswith(opening)
-            self._held = begin[len(opening) :] if self.is_inside else self._held
-            self._fresh = self.is_inside  # an answer without reasoning keeps its first spaces
+            # A closing mark at the beginning ends reasoning of no words.
+            mark = opening if self.is_inside else closing
+            # An answer without reasoning keeps its first spaces.
+            self._fresh = begin.startswith(mark)
+            self._held = begin.removeprefix(mark) if self._fresh else self._held
         parts, mark_found = {True: "", False: ""}, "more"
         while mark_found:
             inside = self.is_inside

@@ -158,9 +158,10 @@ class LanguageModel:
             # The template writes BOS itself if the model needs it.
             ids = self.tokenizer.encode(text, add_special=False)
             if form is not None:
-                calls = (tools or NO_TOOLS).rules(form, self.tokenizer)
-            if form is not None and tools is not None:
-                request = replace(request, grammar=self._calls_grammar(request, tools, form))
+                calls = (tools or NO_TOOLS).rules(form, self.tokenizer, text)
+                if tools is not None:
+                    grammar = self._calls_grammar(request, tools, form, calls.begun)
+                    request = replace(request, grammar=grammar)
             if request.separate_reasoning and not (request.grammar or request.needs_grammar):
                 begun = messages[-1] if request.continue_final_message else None
                 reasoning = reasoning_rules(self.tokenizer, text, request.thinking_budget, begun)
@@ -352,7 +353,9 @@ class LanguageModel:
     def __repr__(self) -> str:
         return f"<LanguageModel {self.path}: {self.config.architecture}, {self.backend}>"
 
-    def _calls_grammar(self, request: Request, tools: Tools, form: CallFormat) -> Grammar | None:
+    def _calls_grammar(
+        self, request: Request, tools: Tools, form: CallFormat, begun: str
+    ) -> Grammar | None:
         """Grammar that permits only calls, or calls and answers that follow a schema."""
         schema = None
         if not tools.required:
@@ -361,7 +364,7 @@ class LanguageModel:
             if request.json_schema is None:
                 return None
             schema = read_schema(request.json_schema)
-        return self.grammars.tools(tools.grammar(form, self.tokenizer, schema))
+        return self.grammars.tools(tools.grammar(form, self.tokenizer, schema, begun=begun))
 
     def _grammar(self, request: Request) -> Grammar | None:
         if request.json_schema is not None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.invocation import extra_command
-from bitnet.runtime.tools import JSON_STYLE
+from bitnet.runtime.tool_grammar import JSON_STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

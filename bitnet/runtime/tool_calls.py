@@ -1,12 +1,10 @@
 """Function calls in the text of an answer, found while it is generated.
 
 A block is the text from an opening mark to a closing one, or to the end of the answer. It holds
-calls as JSON, or for each call a head and its arguments: JSON (DeepSeek, Mistral),
-``<parameter=...>`` elements (Qwen3-Coder), pairs of ``<arg_key>`` and ``<arg_value>`` (GLM), or
-FunctionGemma's notation, in which ``<escape>`` stands for the quotes of a text. The forms are those
-of the chat templates.
+calls as JSON, or for each call a head and its arguments in the notation of the format.
 
-gpt-oss writes messages (harmony); the prompt ends where the header of the first one begins::
+Some models write messages with headers; the prompt ends where the header of the first one begins.
+gpt-oss (harmony)::
 
     <|channel|>analysis<|message|>REASONING<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
@@ -21,30 +19,22 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bitnet.runtime.piece import CallDelta
-from bitnet.runtime.tool_formats import ESCAPE, NAME
+from bitnet.runtime.tool_arguments import decode, dump, read_arguments, write_arguments
+from bitnet.runtime.tool_formats import ID, INDEX, NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping, Sequence
 
     from bitnet.runtime.tool_formats import CallFormat, CallRules
 
-_ELEMENT = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-_BARE = re.compile(r"[^,\[\]{}:]+")
-_JSON = json.JSONDecoder()
-_NEVER = re.compile(r"(?!)")
-_MESSAGE, _START = "<|message|>", "<|start|>"
-_BEGINNINGS = (_START, "<|channel|>", "to=")
-_ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
-_END = re.compile("|".join(map(re.escape, _ENDS)))
-_CALL = re.compile(r"to=functions\.([\w.-]+)")
-_ROUTED = re.compile(r"to=|<\|channel\|>analysis")  # not to the user
+_NEVER = r"(?!)"
+_CALL_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
 @dataclass
@@ -65,9 +55,9 @@ class ToolCall:
 
 def call_reader(rules: CallRules) -> CallReader:
     """A reader of the calls in one answer."""
-    if rules.guided and rules.form.arguments == "json":
+    if rules.guided and rules.form.notation.kind == "json":
         return GuidedReader(rules)
-    return HarmonyReader(rules) if rules.form.channels else BlockReader(rules)
+    return MessageReader(rules) if rules.form.headers else BlockReader(rules)
 
 
 class CallReader:
@@ -75,8 +65,8 @@ class CallReader:
 
     def __init__(self, rules: CallRules) -> None:
         self._rules, self._form = rules, rules.form
-        self._held = ""
-        self._calls = 0
+        self._held = rules.begun
+        self._ids: set[str] = set()  # of the calls so far
 
     def read(self, text: str, *, final: bool = False) -> tuple[str, list[CallDelta]]:
         """Text and calls that are certain after the next part, *text*; all if it is *final*."""
@@ -89,11 +79,14 @@ class CallReader:
     def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
         raise NotImplementedError
 
-    def _begin_call(self, deltas: list[CallDelta], name: str, arguments: str = "") -> None:
-        if self._rules.parallel or not self._calls:
+    def _begin_call(self, deltas: list[CallDelta], call: _Call) -> None:
+        if self._ids and not self._rules.parallel:
+            return
+        call_id = call.id
+        if not _CALL_ID.fullmatch(call_id) or call_id in self._ids:
             call_id = secrets.token_hex(5)[:9]  # nine letters and digits, as Mistral's templates
-            deltas.append(CallDelta(self._calls, arguments, call_id, name))
-            self._calls += 1
+        deltas.append(CallDelta(len(self._ids), call.arguments, call_id, call.name))
+        self._ids.add(call_id)
 
 
 class GuidedReader(CallReader):
@@ -101,9 +94,7 @@ class GuidedReader(CallReader):
 
     def __init__(self, rules: CallRules) -> None:
         super().__init__(rules)
-        head = re.escape(self._form.head).replace(re.escape(NAME), r"([\w.-]+)")
-        opening = "" if self._form.listed else re.escape(self._form.opening)
-        self._head = re.compile(opening + head)
+        self._head = _head_pattern(self._form)
         self._arguments: str | None = None  # of the call that is read, so far
 
     def _read(self, _texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:  # noqa: ARG002 - of the others
@@ -112,14 +103,15 @@ class GuidedReader(CallReader):
                 begin = self._head.search(self._held)
                 if begin is None:
                     return
-                self._begin_call(deltas, begin[1])
+                self._begin_call(deltas, _Call(begin["name"], "", _id_in(self._form, begin)))
                 self._held, self._arguments = self._held[begin.end() :], ""
                 continue
-            whole, end = self._arguments + self._held, None
+            whole, end = (self._arguments + self._held).lstrip(), None
             if "}" in self._held:
                 with suppress(ValueError):  # it goes on
-                    end = _decode(whole, 0)[1]
-            deltas.append(CallDelta(self._calls - 1, whole[len(self._arguments) : end]))
+                    end = decode(whole, 0)[1]
+            arguments = whole[len(self._arguments) : end]
+            deltas.append(CallDelta(len(self._ids) - 1, arguments))
             self._held = "" if end is None else whole[end:]
             self._arguments = whole if end is None else None
 
@@ -132,59 +124,81 @@ class BlockReader(CallReader):
 
     def __init__(self, rules: CallRules) -> None:
         super().__init__(rules)
-        self._closing = self._form.closing.strip().lstrip("]")
+        form = self._form
+        self._closing = form.end
         self._after_call = False  # spaces that follow are not text
-        begin = "|".join(map(re.escape, ("{", "[", *self._form.dressing)))
-        self._opening = re.compile(re.escape(self._form.marker) or rf"\A\s*(?={begin})")
+        begin = "|".join(map(re.escape, ("{", "[", *form.dressing)))
+        opening = re.escape(form.marker) or rf"\A\s*(?={begin})"
+        skipped = "|".join(map(re.escape, form.skipped)) or _NEVER
+        self._mark = re.compile(rf"(?P<skipped>{skipped})|(?P<opening>{opening})")
 
     def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
         if self._after_call:
             self._held = self._held.lstrip()
             self._after_call = not self._held
-        while opened := self._opening.search(self._held):
-            before, rest = self._held[: opened.start()], self._held[opened.end() :]
+        while mark := self._mark.search(self._held):
+            before, rest = self._held[: mark.start()], self._held[mark.end() :]
+            if mark["opening"] is None:
+                texts.append(before)
+                self._held = rest
+                continue
+            if not final and self._may_be_skipped(mark.start()):
+                break
             parts = rest.partition(self._closing) if self._closing else (rest, "", "")
             body, closed, after = parts
             if not (closed or final):
                 break
-            calls = _calls_in(self._form, body, self._rules.schemas)
-            self._held = after
-            if calls and all(name in self._rules.schemas for name, _ in calls):
+            calls, remaining = _calls_in(self._form, mark[0] + body, self._rules.schemas)
+            if calls and all(call.name in self._rules.schemas for call in calls):
                 texts.append(before.rstrip())
-                self._held = after.lstrip()
+                self._held = (remaining + after).lstrip()
                 self._after_call = not self._held
-                for name, arguments in calls:
-                    self._begin_call(deltas, name, arguments)
+                for call in calls:
+                    self._begin_call(deltas, call)
             else:
-                texts.append(before + opened[0] + body + closed)
-        keep = 0 if final else self._count_undecided(opened)
+                texts.append(before + mark[0] + body + closed)
+                self._held = after
+        keep = 0 if final else self._count_undecided(mark)
         ready = self._held[: len(self._held) - keep]
         # A call may follow, and the space before it is not text.
         ready = ready if final else ready.rstrip()
         self._held = self._held[len(ready) :]
         texts.append(ready)
 
-    def _count_undecided(self, opened: re.Match[str] | None) -> int:
+    def _may_be_skipped(self, at: int) -> bool:
+        """True if what begins at *at* may become a text that has no meaning."""
+        begun = self._held[at:]
+        return any(text.startswith(begun) for text in self._form.skipped)
+
+    def _count_undecided(self, mark: re.Match[str] | None) -> int:
         """Length of the end of the held text that is, or may become, a block."""
-        if opened:
-            return len(self._held) - opened.start()
-        if self._form.marker:
-            return overlap(self._held, self._form.marker)
+        if mark:
+            return len(self._held) - mark.start()
+        form = self._form
+        skipped = max((overlap(self._held, text) for text in form.skipped), default=0)
+        if form.marker:
+            return max(skipped, overlap(self._held, form.marker))
         begin = self._held.lstrip()
-        if not begin or any(mark.startswith(begin) for mark in self._form.dressing):
+        if not begin or any(text.startswith(begin) for text in form.dressing):
             return len(self._held)
-        self._opening = _NEVER  # without a marker, a call is the beginning of the answer
-        return 0
+        self._mark = re.compile(_NEVER)  # without a marker, a call is the beginning of the answer
+        return skipped
 
 
-class HarmonyReader(CallReader):
+class MessageReader(CallReader):
     """Reports each call when its message is complete.
 
-    Text is the content of the channels ``final`` and ``commentary``, and whole messages to others
-    than the functions that may be called.
+    Text is the content of messages to the user, and whole messages to others than the functions
+    that may be called.
     """
 
     _header: str | None = None  # of the message that is read; None: its header is
+
+    def __init__(self, rules: CallRules) -> None:
+        super().__init__(rules)
+        assert rules.form.headers is not None
+        self._headers = rules.form.headers
+        self._end = re.compile("|".join(map(re.escape, self._headers.ends)))
 
     def _read(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:
         while self._held:
@@ -195,39 +209,55 @@ class HarmonyReader(CallReader):
 
     def _read_header(self, *, final: bool) -> bool:
         """True if what follows is the content of a message."""
+        begins = self._headers.begins
         begin = self._held.lstrip()
-        begun = begin.startswith(_BEGINNINGS)
-        header, found, rest = begin.partition(_MESSAGE) if begun else (begin, "", "")
+        begun = begin.startswith(begins)
+        header, found, rest = begin.partition(self._headers.message) if begun else (begin, "", "")
         if found:
             self._header, self._held = header + found, rest
-        elif final or not (begun or any(mark.startswith(begin) for mark in _BEGINNINGS)):
+        elif final or not (begun or any(text.startswith(begin) for text in begins)):
             self._header = ""  # it has none
         return self._header is not None
 
     def _read_content(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> bool:
         """True if the message is complete."""
         header = self._header or ""
-        routed, call = _ROUTED.search(header), _CALL.search(header)
-        end = _END.search(self._held)
+        routed = re.search(self._headers.routed, header)
+        end = self._end.search(self._held)
         if end is None and not final:
             if not routed:
-                certain = len(self._held) - max(overlap(self._held, mark) for mark in _ENDS)
+                undecided = max(overlap(self._held, text) for text in self._headers.ends)
+                certain = len(self._held) - undecided
                 texts.append(self._held[:certain])
                 self._held = self._held[certain:]
             return False
         content, mark = (self._held, "") if end is None else (self._held[: end.start()], end[0])
-        self._held = self._held[len(content) + (0 if mark == _START else len(mark)) :]
+        begins_next = mark in self._headers.begins
+        self._held = self._held[len(content) + (0 if begins_next else len(mark)) :]
         self._header = None
         if not routed:
             texts.append(content)
             return True
         try:
-            if call is None or call[1] not in self._rules.schemas:
-                raise ValueError("not a function that may be called")
-            self._begin_call(deltas, call[1], _read_json(content, {}))
+            self._begin_call(deltas, self._call_of(header, content))
         except ValueError:
-            texts.append(header.removeprefix(f"{_START}assistant") + content + mark)
+            texts.append(header.removeprefix(self._headers.dropped) + content + mark)
         return True
+
+    def _call_of(self, header: str, content: str) -> _Call:
+        recipient = re.search(self._headers.call, header)
+        if recipient is None or recipient[1] not in self._rules.schemas:
+            raise ValueError("not a function that may be called")
+        name = recipient[1]
+        if self._form.notation.kind == "json":
+            return _Call(name, read_arguments(self._form.notation, content, 0, {})[0])
+        head = self._form.head.partition(self._headers.message)[0].replace(NAME, name)
+        calls, _ = _calls_in(
+            self._form, f"{head}{self._headers.message}{content}", self._rules.schemas
+        )
+        if len(calls) != 1:
+            raise ValueError("not one call")
+        return calls[0]
 
 
 def overlap(text: str, mark: str) -> int:
@@ -236,135 +266,142 @@ def overlap(text: str, mark: str) -> int:
     return next(n for n in lengths if text.endswith(mark[:n]))
 
 
-# --- names and arguments; a ValueError where the text is something else ---------------------------
+def write_calls(form: CallFormat, calls: Sequence[Any]) -> str:
+    """The text of *calls*, which are those of a message, in the format *form*."""
+    written = []
+    for number, call in enumerate(calls):
+        function = call["function"]
+        arguments = function.get("arguments") or "{}"
+        if form.notation.kind != "json" and isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        if not isinstance(arguments, str):
+            arguments = write_arguments(form.notation, arguments)
+        head = form.head.replace(NAME, function["name"])
+        head = head.replace(ID, str(call.get("id") or number)).replace(INDEX, str(number))
+        written.append(f"{head}{arguments}{form.tail}")
+    if form.listed:
+        return f"{form.opening}{form.between.join(written)}{form.closing}"
+    return form.between.join(f"{form.opening}{each}{form.closing}" for each in written)
+
+
+# --- the calls in a block -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Call:
+    name: str
+    arguments: str  # as JSON
+    id: str = ""  # as the model has written it; empty: it has not
 
 
 def _calls_in(
     form: CallFormat, body: str, schemas: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[str, str]]:
-    """Names and arguments, as JSON, of the calls in a block; none if it has something else."""
+) -> tuple[list[_Call], str]:
+    """The calls in a block, and what follows them; none if it has something else."""
+    read = _json_calls if form.has_json_calls else _block_calls
     try:
-        if not form.block:
-            return _json_calls(form, body)
-        read = _ARGUMENTS[form.arguments]
-        heads = [(head["name"], head.end()) for head in re.finditer(form.block, body)]
-        return [(name, read(body[end:], schemas.get(name) or {})) for name, end in heads]
-    except (ValueError, IndexError):
-        return []
+        return read(form, body, schemas)
+    except ValueError:
+        return [], ""
 
 
-def _json_calls(form: CallFormat, body: str) -> list[tuple[str, str]]:
-    marks = map(re.escape, filter(None, (*form.dressing, form.marker)))
-    dressing = re.compile(rf"(?:\s|{'|'.join(marks)})*")
-    calls, at = [], 0
-    while (at := dressing.match(body, at).end()) < len(body):  # type: ignore[union-attr]
-        value, at = _decode(body, at)
-        for call in value if isinstance(value, list) else [value]:
-            if not isinstance(call, dict) or not isinstance(name := call.get("name"), str):
-                raise ValueError("not a call")
-            arguments = call.get("arguments", call.get("parameters")) or {}
-            if isinstance(arguments, str):  # JSON in JSON
-                arguments, _ = _decode(arguments, 0)
-            calls.append((name, _write(arguments)))
-    return calls
+def _block_calls(
+    form: CallFormat, body: str, schemas: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[_Call], str]:
+    """Calls of a head and its arguments."""
+    head, dressing = _head_pattern(form), _dressing(form)
+    tail = form.tail.strip()
+    calls: list[_Call] = []
+    at = dressing.match(body, 0).end()  # type: ignore[union-attr]
+    while at < len(body):
+        begin = head.match(body, at)
+        if begin is None:
+            if calls and not form.closing:
+                return calls, body[at:]
+            raise ValueError("not a call")
+        schema = schemas.get(begin["name"]) or {}
+        arguments, at = read_arguments(form.notation, body, begin.end(), schema)
+        calls.append(_Call(begin["name"], arguments, _id_in(form, begin)))
+        at = _SPACES.match(body, at).end()  # type: ignore[union-attr]
+        if body.startswith(tail, at):
+            at += len(tail)
+        elif form.notation.kind != "json":
+            raise ValueError("not only arguments")
+        at = dressing.match(body, at).end()  # type: ignore[union-attr]
+    return calls, ""
 
 
-def _decode(text: str, at: int) -> tuple[Any, int]:
-    try:
-        return _JSON.raw_decode(text, at)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
+def _json_calls(
+    form: CallFormat, body: str, _schemas: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[_Call], str]:
+    """Calls that are JSON objects, one by one or in a list."""
+    dressing = _dressing(form)
+    calls: list[_Call] = []
+    at = dressing.match(body, 0).end()  # type: ignore[union-attr]
+    while at < len(body):
+        value, at = decode(body, at)
+        objects = value if isinstance(value, list) else [value]
+        calls += [_call_of_object(form, each) for each in objects]
+        at = dressing.match(body, at).end()  # type: ignore[union-attr]
+    return calls, ""
 
 
-def _write(arguments: Any) -> str:
-    if not isinstance(arguments, dict):
-        raise ValueError("not an object")
-    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+def _call_of_object(form: CallFormat, call: Any) -> _Call:
+    if not isinstance(call, dict):
+        raise ValueError("not a call")
+    if form.head.startswith(f'{{"{NAME}"'):  # the name is the key of the arguments
+        if len(call) != 1:
+            raise ValueError("not one call")
+        ((name, arguments),) = call.items()
+    else:
+        name = call.get("name", call.get("tool_name"))
+        arguments = call.get("arguments", call.get("parameters")) or {}
+    if not isinstance(name, str):
+        raise ValueError("not a call")
+    if isinstance(arguments, str):  # JSON in JSON
+        arguments, _ = decode(arguments, 0)
+    return _Call(name, dump(arguments))
 
 
-def _read_json(text: str, _schema: Mapping[str, Any]) -> str:
-    begin = len(text) - len(text.lstrip())
-    value, end = _decode(text, begin)
-    _write(value)
-    return text[begin:end]
+_SPACES = re.compile(r"\s*")
 
 
-def _read_xml(text: str, schema: Mapping[str, Any]) -> str:
-    body, closed, _ = text.partition("</function>")
-    values, at = {}, 0
-    properties = schema.get("properties") or {}
-    while match := _ELEMENT.match(body, at):
-        name, raw = match.groups()
-        values[name] = _of_type(raw, properties.get(name))
-        at = match.end()
-    if not closed or body[at:].strip():
-        raise ValueError("not parameters alone")
-    return _write(values)
+@lru_cache(maxsize=64)
+def _dressing(form: CallFormat) -> re.Pattern[str]:
+    """Expression of what may surround the calls of a block."""
+    marks = {form.marker, *form.dressing, *form.skipped}
+    for text in (form.opening, form.between, form.tail):
+        marks.add(text.strip() if not form.has_json_calls else "")
+    if form.closing.strip() != form.end:
+        marks.add("]")
+    marks = {mark for mark in marks if mark and not form.head.startswith(mark)}
+    escaped = [re.escape(mark) for mark in sorted(marks, key=len, reverse=True)]
+    either = "|".join([r"\s", *escaped])
+    return re.compile(f"(?:{either})*")
 
 
-def _read_keys(text: str, schema: Mapping[str, Any]) -> str:
-    values, at = {}, 0
-    properties = schema.get("properties") or {}
-    while match := _PAIR.match(text, at):
-        name, raw = match.groups()
-        values[name.strip()] = _of_type(raw, properties.get(name.strip()))
-        at = match.end()
-    if text[at:].strip():
-        raise ValueError("not pairs of keys and values alone")
-    return _write(values)
+@lru_cache(maxsize=64)
+def _head_pattern(form: CallFormat) -> re.Pattern[str]:
+    """Expression of a call up to its arguments; spaces at line breaks may be missing."""
+    if form.pattern:
+        return re.compile(form.pattern)
+    text = re.escape(form.head.strip())
+    text = re.sub(r"(?:\\[ \n])+", lambda spaces: r"\s*" if "\n" in spaces[0] else r"\s+", text)
+    text = text.replace(re.escape(NAME), r"(?P<name>[\w.-]+)", 1)
+    text = text.replace(re.escape(NAME), r"(?P=name)")
+    text = text.replace(re.escape(ID), r"(?P<id>[^<>\[\]\s]*)")
+    text = text.replace(re.escape(INDEX), r"(?P<index>\d+)")
+    if form.head != form.head.rstrip():
+        # A name that nothing but a space ends is complete with it.
+        is_name_last = form.head.rstrip().endswith(NAME) and form.notation.kind == "json"
+        text += r"\s+" if is_name_last else r"\s*"
+    return re.compile(text)
 
 
-def _of_type(raw: str, schema: Any) -> Any:
-    """The value that *raw* spells: a text where the schema says so, else JSON if it is."""
-    schema = schema if isinstance(schema, Mapping) else {}
-    choices = schema.get("enum") or ()
-    if schema.get("type") == "string" or (
-        choices and all(isinstance(choice, str) for choice in choices)
-    ):
-        return raw
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        return raw
-
-
-def _read_notation(text: str, _schema: Mapping[str, Any]) -> str:
-    return _write(_notation(text, 0, 0)[0])
-
-
-def _notation(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value at *at* in FunctionGemma's notation, and its end."""
-    if depth > 100:
-        raise ValueError("nested too deep")
-    if text.startswith(ESCAPE, at):
-        end = text.index(ESCAPE, at + len(ESCAPE))
-        return text[at + len(ESCAPE) : end], end + len(ESCAPE)
-    if text[at] not in "{[":
-        bare = _BARE.match(text, at)
-        if bare is None:
-            raise ValueError("a value is missing")
-        return _of_type(bare[0].strip(), None), bare.end()
-    is_object = text[at] == "{"
-    values: dict[str, Any] = {}
-    items: list[Any] = []
-    at += 1
-    while text[at] not in "}]":
-        if is_object:
-            end = text.index(":", at)
-            key, at = text[at:end].strip().replace(ESCAPE, ""), end + 1
-            values[key], at = _notation(text, at, depth + 1)
-        else:
-            item, at = _notation(text, at, depth + 1)
-            items.append(item)
-        at += text[at] == ","
-    return (values if is_object else items), at + 1
-
-
-#: How arguments are read, by the name of the notation.
-_ARGUMENTS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
-    "json": _read_json,
-    "xml": _read_xml,
-    "notation": _read_notation,
-    "keys": _read_keys,
-    "key-lines": _read_keys,
-}
+def _id_in(form: CallFormat, head: re.Match[str]) -> str:
+    """The id in the *head* of a call; empty if it has none that counts."""
+    parts = head.groupdict()
+    written = parts.get("index") or parts.get("id")
+    if not form.call_id or not written:
+        return ""
+    return form.call_id.replace(NAME, head["name"]).replace(ID, written).replace(INDEX, written)

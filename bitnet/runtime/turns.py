@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bitnet.base.errors import BitnetError, UsageError
-from bitnet.runtime.tool_formats import explain_tools, format_of, without_branch, write_call
+from bitnet.runtime.tool_calls import write_calls
+from bitnet.runtime.tool_detection import format_of, format_of_calls
 from bitnet.tokenizer.chat import flatten
 from bitnet.tokenizer.template_facts import mark
 
@@ -84,8 +85,9 @@ class Turns:
         turns = [Turn(number, _tidy(number, message)) for number, message in enumerate(messages)]
         turns = _link_results(turns, short=facts.short_ids)
         uses_tools = any(turn.calls or turn.role == "tool" for turn in turns)
-        if uses_tools and (explained or not (facts.calls and facts.results)):
-            turns = self._spell(turns, results=bool(explained) or not facts.results)
+        is_readable = not explained or format_of_calls(template) is not None
+        if uses_tools and not (facts.calls and facts.results and is_readable):
+            turns = self._spell(turns, results=not (facts.results and is_readable))
         if explained:
             prompt = explain_tools(self.format, explained)
             turns = _add_instructions(turns, prompt)
@@ -106,8 +108,7 @@ class Turns:
     @property
     def format(self) -> CallFormat:
         """Format in which calls are spelled where the template does not write them."""
-        source = self._template.text
-        return format_of(source) if self._facts.tools else without_branch(source)
+        return format_of(self._template)
 
     def _spell(self, turns: Sequence[Turn], *, results: bool) -> list[Turn]:
         return list(_spell_calls(turns, self.format, results=results))
@@ -286,6 +287,20 @@ def _id_of(given: Any, missing: str, *, short: bool) -> str:
 # --- instructions -------------------------------------------------------------------------------
 
 
+def explain_tools(form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> str:
+    """Instructions about *tools* for a model whose template has none."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    arguments = '{"ARGUMENT": VALUE}'
+    if form.notation.kind != "json":
+        arguments = '{"ARGUMENT": "VALUE"}'
+    example = write_calls(form, [{"function": {"name": "NAME", "arguments": arguments}}])
+    return (
+        "You may call functions. Each line describes one, as JSON:\n"
+        + "\n".join(lines)
+        + f"\n\nTo call a function, answer with nothing but\n{example}"
+    )
+
+
 def _add_instructions(turns: Sequence[Turn], prompt: str) -> list[Turn]:
     """*turns* whose first system message ends with *prompt*."""
     if turns and turns[0].role in _INSTRUCTIONS:
@@ -375,8 +390,8 @@ def _spell_calls(turns: Iterable[Turn], form: CallFormat, *, results: bool) -> I
             yield join_held()
             held = []
         if turn.calls:
-            texts = (turn.text, *(write_call(form, call) for call in turn.calls))
-            turn = turn.change(content="\n".join(filter(None, texts)), tool_calls=None)
+            texts = filter(None, (turn.text, write_calls(form, turn.calls)))
+            turn = turn.change(content="\n".join(texts), tool_calls=None)
         yield turn
     if held:
         yield join_held()

@@ -7,10 +7,12 @@ refused. The templates are read from that source, which the job of the other eng
 import os
 
 import pytest
-from conversations import CONVERSATIONS, DIALECTS
+from conversations import CALLS, CONVERSATIONS, DIALECTS
 from published_templates import (
+    answer_with_calls,
     entry_of,
     outcome,
+    read_answer,
     read_table,
     request_of,
     source_of,
@@ -49,6 +51,32 @@ def test_few_conversations_are_refused():
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_published_template_is_as_in_the_table(name):
     assert entry_of(source_of(name)) == TEMPLATES[name]
+
+
+def test_the_table_has_a_format_of_calls_for_every_published_template():
+    refused = {name for name, entry in TEMPLATES.items() if "refused" in entry["calls"]}
+    assert refused == {"fireworks-ai-llama-3-firefunction-v2"}  # it fails without a variable
+    for name, entry in TEMPLATES.items():
+        left = entry["calls"].get("left", "")
+        assert "get_forecast" not in left, name
+        assert "Paris" not in left, name
+
+
+@needs_source
+@pytest.mark.parametrize("conversation", CALLS)
+@pytest.mark.parametrize(
+    "name", [name for name, entry in TEMPLATES.items() if "format" in entry.get("calls", ())]
+)
+def test_the_calls_that_a_template_writes_are_read_back_in_every_cut(name, conversation):
+    tokenizer = tokenizer_of(source_of(name))
+    answers = answer_with_calls(tokenizer, conversation)
+    longest = max(len(text) for _, text, _ in answers)
+    for size in (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, longest):
+        calls = []
+        for answer in answers:
+            _, found = read_answer(tokenizer, *answer, size)
+            calls += found
+        assert calls == CALLS[conversation], size
 
 
 @needs_source

@@ -80,6 +80,85 @@ CONVERSATIONS = {
 }
 
 
+#: A function with arguments of every type, and one without any.
+FORECAST = {
+    "type": "function",
+    "function": {
+        "name": "get_forecast",
+        "description": "The weather of days to come.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Name of the city."},
+                "days": {"type": "integer", "description": "Number of days."},
+                "exact": {"type": "boolean", "description": "No rounding."},
+                "nested": {
+                    "type": "object",
+                    "description": "More.",
+                    "properties": {
+                        "list": {
+                            "type": "array",
+                            "items": {"type": "number"},
+                            "description": "Numbers.",
+                        },
+                        "text": {"type": "string", "description": "A text."},
+                        "flag": {"type": "boolean", "description": "A flag."},
+                    },
+                    "required": [],
+                    "additionalProperties": False,
+                },
+                "note": {"type": "string", "description": "A text."},
+                "ratio": {"type": "number", "description": "A number."},
+            },
+            "required": ["city"],
+        },
+    },
+}
+CLOCK = {
+    "type": "function",
+    "function": {
+        "name": "clock",
+        "description": "The time.",
+        "parameters": {"type": "object", "properties": {}, "required": []},
+    },
+}
+_EVERY_TYPE = {
+    "city": 'Zürich "x" 日本 😀',
+    "days": 3,
+    "exact": True,
+    "nested": {"list": [1, 2.5], "text": "é", "flag": False},
+    "note": "12",
+    "ratio": -0.5,
+}
+#: Names and arguments of the calls in an answer, by what is special about them.
+CALLS = {
+    "one call": [("get_forecast", {"city": "Paris"})],
+    "no arguments": [("clock", {})],
+    "every type": [("get_forecast", _EVERY_TYPE)],
+    "marks in a text": [
+        ("get_forecast", {"city": "a\nb <c> {d} 'e' & \"f\"", "note": "true"}),
+    ],
+    "several calls": [
+        ("get_forecast", _EVERY_TYPE),
+        ("clock", {}),
+        ("get_forecast", {"city": "Rome"}),
+    ],
+}
+
+
+def message_of_calls(calls):
+    """A message of the assistant with *calls*, names and arguments."""
+    made = [
+        {
+            "id": f"abcdefgh{number}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
+        }
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
 def in_openai(messages, tools):
     """Body of a chat of OpenAI's."""
     return {"messages": messages, "tools": tools}

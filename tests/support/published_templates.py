@@ -12,10 +12,14 @@ import os
 import sys
 from pathlib import Path
 
-from conversations import CONVERSATIONS, DIALECTS
+from conversations import CALLS, CLOCK, CONVERSATIONS, DIALECTS, FORECAST, USER, message_of_calls
 
 from bitnet.base.errors import BitnetError
-from bitnet.runtime.conversation import conversation_text
+from bitnet.runtime.conversation import ReasoningReader, conversation_text, reasoning_rules
+from bitnet.runtime.tool_calls import call_reader
+from bitnet.runtime.tool_detection import format_of, turn_text
+from bitnet.runtime.tools import read_tools
+from bitnet.runtime.turns import Turns
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.spec import TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
@@ -96,7 +100,54 @@ def entry_of(source):
         "sha256": digest_of(source),
         "facts": " ".join(facts_of(tokenizer)),
         "refused": {name: reason for name, reason in reasons.items() if reason},
+        "calls": calls_of(tokenizer),
     }
+
+
+def answer_with_calls(tokenizer, conversation):
+    """Prompt, text, and rules for an answer with the calls of CALLS, as the template writes it."""
+    template = chat_template(tokenizer, tools=True)
+    functions = [FORECAST, CLOCK]
+    listed = functions if template.facts.tools else None
+    messages = [USER, message_of_calls(CALLS[conversation])]
+    turns = Turns(template, messages, tools=listed, explained=[] if listed else functions)
+    asked = [turn for turn in turns.messages if turn["role"] != "assistant"]
+    answers = [turn for turn in turns.messages if turn["role"] == "assistant"]
+    parts = [turn_text(template, [*asked, answer], listed) for answer in answers]
+    rules = [
+        read_tools(functions, None).rules(format_of(template), tokenizer, prompt)
+        for prompt, _ in parts
+    ]
+    return [(*part, rule) for part, rule in zip(parts, rules, strict=True)]
+
+
+def read_answer(tokenizer, prompt, text, rules, size):
+    """The rest and the calls of *text* that comes in parts of *size* characters."""
+    reader = call_reader(rules)
+    reasoning = reasoning_rules(tokenizer, prompt)
+    # The model ends reasoning that the prompt has begun, where templates leave it out.
+    has_reasoning = reasoning and (not reasoning.begun or reasoning.closing in text)
+    thoughts = ReasoningReader(reasoning) if has_reasoning else None
+    left, calls = "", []
+    for begin in [*range(0, len(text), size), None]:
+        final = begin is None
+        part = "" if final else text[begin : begin + size]
+        if thoughts:
+            _, part = thoughts.read(part, final=final)
+        more, deltas = reader.read(part, final=final)
+        left += more
+        calls += [(delta.name, json.loads(delta.arguments)) for delta in deltas]
+    return left, calls
+
+
+def calls_of(tokenizer):
+    """The format of the calls of a template, and what of its text of one is not a call."""
+    try:
+        form = format_of(chat_template(tokenizer, tools=True))
+        ((prompt, text, rules),) = answer_with_calls(tokenizer, "one call")
+    except BitnetError as error:
+        return {"refused": error.message}
+    return {"format": form.name, "left": read_answer(tokenizer, prompt, text, rules, 1)[0]}
 
 
 def main():

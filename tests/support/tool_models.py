@@ -4,6 +4,7 @@ import string
 
 from tiny_models import VOCAB, tiny_gguf
 
+from bitnet.runtime.tool_detection import form_named_in
 from bitnet.tokenizer.spec import byte_spelling
 
 PLAIN = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
@@ -11,6 +12,12 @@ TOLD = (
     "{% for m in messages %}{{ m.role }}.{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
     "{% endif %}{{ m.content }}.{% endfor %}{% if tools %}{{ tools | tojson }}EXAMPLE{% endif %}"
     "assistant."
+)
+#: Writes a call as a JSON object, the form of models whose template has no marks for it.
+JSON_CALLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}."
+    "{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endif %}{{ m.content }}\n"
+    "{% endfor %}{% if add_generation_prompt %}assistant.{% endif %}"
 )
 #: Writes tools and results, and no calls.
 LISTING = (
@@ -34,21 +41,63 @@ SIGNS = {
     "deepseek-v3": "tool▁calls▁begin ```json",
     "harmony": "<|channel|>",
     "json": "an object",
+    "apertus": "<|tools_prefix|>",
+    "apriel": "<tool_calls>[",
+    "cohere": "<|START_ACTION|>",
+    "command-r": "Action:\\n```json",
+    "functionary": "<function=",
+    "functionary-recipient": "'>>>all\\n'",
+    "gemma-4": "<|tool_call>",
+    "gigachat": "function call<|role_sep|>\\n",
+    "gigachat-3.1": "<|function_call|>",
+    "glimmer": "<atem:function_calls>",
+    "hunyuan": "<tool_calls:opensource>",
+    "kimi": "<|tool_calls_section_begin|>",
+    "kimi-k3": "close_tag('tools')",
+    "ling": "<arg_key> <role>ASSISTANT</role>",
+    "minicpm": '<function name="',
+    "minimax-m1": "<tool_calls>\n",
+    "minimax-m2": "minimax:tool_call",
+    "minimax-m3": "]<]minimax[>[",
+    "mistral-with-ids": "[TOOL_CALLS] [CALL_ID] [ARGS]",
+    "nemotron": "<TOOLCALL>",
+    "pythonic": "<|tool_call_start|>",
+    "seed": "<seed:tool_call>",
+    "solar": "<|tool_calls|> <|tool_call:name|>",
+    "dsml": "DSML",
+    "dsml-functions": "DSML function_calls",
 }
 SYMBOLS = ' \n{}[]":,<>/_.|;=`'
 LETTERS = string.ascii_lowercase + "TOLCARGS" + "0123"
+#: What calls of the tests consist of, besides the marks of a format.
+_CALLED = (
+    "weather clock city oslo rome zone exact kind word bad flag inner left x"
+    ' null true false True False None 0123 {}[]":,=\n'
+)
 
 
 def template(family):
     """A template with a place for tools, or without for families that have none."""
-    return PLAIN if family == "plain" else TOLD.replace("EXAMPLE", SIGNS[family])
+    if family == "plain":
+        return PLAIN
+    written = TOLD.replace("EXAMPLE", SIGNS[family])
+    return JSON_CALLS if family == "json" else written
+
+
+def _characters(family, control):
+    """The characters of a vocabulary that can spell the calls of *family*, most of them JSON."""
+    common = list(dict.fromkeys(SYMBOLS + LETTERS))
+    marks = "\n".join(form_named_in(SIGNS[family]).texts) if family in SIGNS else ""
+    for mark in control:
+        marks = marks.replace(mark, "")
+    needed = {one for one in marks if one >= "\n"}
+    return common if needed <= set(common) else sorted(needed | set(_CALLED))
 
 
 def tool_gguf(path, family="hermes", *, control=()):
     """A tiny LLaMA that can spell JSON; *control*: texts that are one control token each."""
     tokens = ["<s>", "</s>", *control]
-    tokens += [byte_spelling(one.encode()) for one in SYMBOLS]
-    tokens += list(dict.fromkeys(LETTERS))
+    tokens += [byte_spelling(one.encode()) for one in _characters(family, control)]
     types = [3] * (2 + len(control)) + [1] * (VOCAB - 2 - len(control))
     tokens += [f"<unused{number}>" for number in range(VOCAB - len(tokens))]
     assert len(tokens) == VOCAB

@@ -1,0 +1,347 @@
+"""Arguments of a function call in each notation: read from text and written as text.
+
+Readers raise a ValueError where the text is something else. What they return is JSON.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from bitnet.runtime.tool_formats import KEY, TYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bitnet.runtime.tool_formats import Notation
+
+    Schema = Mapping[str, Any]
+
+MOST_DEPTH = 100
+_MOST_PYTHON_CHARS = 100_000  # of a value in Python's notation
+_JSON = json.JSONDecoder()
+_BARE = re.compile(r"[^,\[\]{}:]+")
+_CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
+_KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+_NAMES = {"string", "number", "integer", "boolean", "null", "array", "object"}
+
+
+def read_arguments(notation: Notation, text: str, at: int, schema: Schema) -> tuple[str, int]:
+    """The arguments at *at* of *text* as JSON, and their end; *schema* is theirs."""
+    return _READERS[notation.kind](notation, text, at, schema)
+
+
+def write_arguments(notation: Notation, arguments: Mapping[str, Any]) -> str:
+    """*arguments* in *notation*, as a template writes them."""
+    if notation.kind == "json":
+        return dump(arguments)
+    if notation.kind == "elements":
+        return "".join(_write_element(notation, *pair) for pair in arguments.items())
+    if notation.kind == "nested":
+        return _write_nested(notation, arguments)
+    if notation.kind == "braces":
+        return _write_braces(notation.quote, arguments)
+    return ", ".join(f"{key}={_write_python(value)}" for key, value in arguments.items())
+
+
+def decode(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value at *at* of *text*, and its end."""
+    try:
+        return _JSON.raw_decode(text, at)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def dump(arguments: Any) -> str:
+    """*arguments* as JSON; a ValueError if they are not an object."""
+    if not isinstance(arguments, Mapping):
+        raise ValueError("not an object")
+    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+
+
+def type_name(value: Any) -> str:
+    """JSON Schema's name of the type of *value*."""
+    if isinstance(value, bool):
+        return "boolean"
+    if value is None:
+        return "null"
+    names = {str: "string", int: "number", float: "number", list: "array"}
+    return names.get(type(value), "object")
+
+
+def types_of(schema: Any) -> set[str]:
+    """Names of the types that *schema* allows; empty if it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    if "const" in schema:
+        return {type_name(schema["const"])}
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices:
+        return set(map(type_name, choices))
+    types = schema.get("type")
+    named = {types} if isinstance(types, str) else set(types or ())
+    for word in ("anyOf", "oneOf"):
+        for branch in schema.get(word) or ():
+            named |= types_of(branch) or _NAMES
+    return {"number" if name == "integer" else name for name in named}
+
+
+def value_of(raw: str, schema: Any) -> Any:
+    """The value that *raw* spells, in JSON or Python's notation, or *raw* itself.
+
+    It is the text where *schema* allows nothing else, or not the type of the value.
+    """
+    types = types_of(schema)
+    if types == {"string"}:
+        return raw
+    try:
+        value = _parse_value(raw.strip())
+    except (ValueError, RecursionError):
+        return raw
+    if "string" in types and type_name(value) not in types:
+        return raw
+    return value
+
+
+def _parse_value(raw: str) -> Any:
+    """The value of *raw*, which is JSON, or a constant, list or object of Python's."""
+    try:
+        return json.loads(raw)
+    except ValueError:
+        if raw not in _PYTHON_WORDS and raw[:1] not in ("{", "["):
+            raise
+    return _read_python(raw)
+
+
+def _read_python(raw: str) -> Any:
+    """The value of the Python literal *raw*, which JSON can say as well."""
+    if len(raw) > _MOST_PYTHON_CHARS:
+        raise ValueError("too long")
+    try:
+        value = ast.literal_eval(raw)
+        json.dumps(value, allow_nan=False)
+    except (SyntaxError, MemoryError, RecursionError, TypeError) as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+def _read_json(_notation: Notation, text: str, at: int, _schema: Schema) -> tuple[str, int]:
+    begin = at + len(text[at:]) - len(text[at:].lstrip())
+    value, end = decode(text, begin)
+    dump(value)
+    return text[begin:end], end
+
+
+def _read_elements(notation: Notation, text: str, at: int, schema: Schema) -> tuple[str, int]:
+    element = _element_pattern(notation)
+    values: dict[str, Any] = {}
+    properties = schema.get("properties") or {}
+    while match := element.match(text, at):
+        parts = match.groupdict()
+        key, raw = parts["key"].strip(), parts["value"]
+        wrapped = _CDATA.fullmatch(raw) if notation.cdata else None
+        if wrapped:
+            values[key] = wrapped[1]
+        elif parts.get("type") in ("true", "string"):
+            values[key] = raw
+        else:
+            values[key] = value_of(raw, properties.get(key))
+        at = match.end()
+    return dump(values), at
+
+
+@lru_cache(maxsize=64)
+def _element_pattern(notation: Notation) -> re.Pattern[str]:
+    r"""Expression of one element: line breaks at the marks may be missing."""
+    begin = re.escape(notation.begin)
+    begin = re.sub(r">(\\\n)?<", r">\\s*<", begin)
+    begin = begin.replace("\\\n", r"\n?")
+    begin = begin.replace(re.escape(KEY), r"(?P<key>[^\n]+?)", 1)
+    begin = begin.replace(re.escape(TYPE), r"(?P<type>\w+)", 1)
+    end = re.escape(notation.end.rstrip()).replace("\\\n", r"\n?")
+    value = r"(?P<value>.*?)"
+    if notation.cdata:
+        value = r"(?P<value><!\[CDATA\[.*?\]\]>|.*?)"
+    return re.compile(rf"\s*{begin}{value}{end}", re.DOTALL)
+
+
+def _read_nested(notation: Notation, text: str, at: int, schema: Schema) -> tuple[str, int]:
+    value, at = _read_parts(notation, text, at, schema, 0)
+    return dump(value if value != "" else {}), at
+
+
+def _read_parts(notation: Notation, text: str, at: int, schema: Any, depth: int) -> tuple[Any, int]:
+    """The value at *at*, up to the mark after it, and its end."""
+    if depth > MOST_DEPTH:
+        raise ValueError("nested too deep")
+    begin, end = (mark.split(KEY) for mark in (notation.begin, notation.end))
+    opening = re.compile(rf"\s*{re.escape(begin[0])}([^\s<>/]+){re.escape(begin[1])}")
+    schema = schema if isinstance(schema, Mapping) else {}
+    properties = schema.get("properties") or {}
+    pairs: list[tuple[str, Any]] = []
+    while match := opening.match(text, at):
+        key = match[1]
+        inner = schema.get("items") if key == "item" and "items" in schema else properties.get(key)
+        value, at = _read_parts(notation, text, match.end(), inner, depth + 1)
+        closing = key.join(end)
+        if not text.startswith(closing, at):
+            raise ValueError("an element is not closed")
+        pairs.append((key, value))
+        at += len(closing)
+    types = types_of(schema)
+    if pairs:
+        has_items = all(key == "item" for key, _ in pairs)
+        is_list = "array" in types or (has_items and "object" not in types)
+        return ([value for _, value in pairs] if is_list else dict(pairs)), at
+    until = text.find(end[0], at)
+    if depth == 0 or until < 0:
+        return "", at
+    raw = text[at:until]
+    if not raw and types and "string" not in types:
+        return ([] if "array" in types else {} if "object" in types else raw), until
+    return value_of(raw, schema), until
+
+
+def _read_braces(notation: Notation, text: str, at: int, _schema: Schema) -> tuple[str, int]:
+    try:
+        value, at = _braces(notation.quote, text, at, 0)
+    except IndexError:
+        raise ValueError("the arguments are not complete") from None
+    return dump(value), at
+
+
+def _braces(quote: str, text: str, at: int, depth: int) -> tuple[Any, int]:
+    if depth > MOST_DEPTH:
+        raise ValueError("nested too deep")
+    if text.startswith(quote, at):
+        end = text.index(quote, at + len(quote))
+        return text[at + len(quote) : end], end + len(quote)
+    if text[at] not in "{[":
+        bare = _BARE.match(text, at)
+        if bare is None:
+            raise ValueError("a value is missing")
+        return value_of(bare[0].strip(), None), bare.end()
+    is_object = text[at] == "{"
+    values: dict[str, Any] = {}
+    items: list[Any] = []
+    at += 1
+    while text[at] not in "}]":
+        if is_object:
+            end = text.index(":", at)
+            key = text[at:end].strip().replace(quote, "")
+            values[key], at = _braces(quote, text, end + 1, depth + 1)
+        else:
+            item, at = _braces(quote, text, at, depth + 1)
+            items.append(item)
+        if text[at] == ",":
+            at += 1
+    return (values if is_object else items), at + 1
+
+
+def _read_keywords(_notation: Notation, text: str, at: int, schema: Schema) -> tuple[str, int]:
+    values: dict[str, Any] = {}
+    properties = schema.get("properties") or {}
+    while match := _KEYWORD.match(text, at):
+        key = match[1]
+        value, at = _keyword_value(text, match.end(), properties.get(key))
+        values[key] = value
+        comma = re.compile(r"\s*,").match(text, at)
+        if comma is None:
+            break
+        at = comma.end()
+    return dump(values), at
+
+
+#: What follows the value of a keyword argument: another argument, or the end of the call.
+_AFTER_VALUE = r"(?=\s*(?:,\s*[^\W\d]\w*\s*=|\)\s*(?:[,\]]|\Z)))"
+
+
+def _keyword_value(text: str, at: int, schema: Any) -> tuple[Any, int]:
+    """The value at *at*, and its end; quotes within a text may be as they are."""
+    quote = text[at : at + 1]
+    if quote in ("'", '"'):
+        end = re.compile(rf"{quote}.*?(?<!\\){quote}{_AFTER_VALUE}", re.DOTALL).match(text, at)
+        if end is None:
+            raise ValueError("a text is not closed")
+        try:
+            value = _read_python(end[0])
+        except ValueError:
+            value = end[0][1:-1]
+        return value, end.end()
+    if quote in ("{", "["):
+        with_json = _try_decode(text, at)
+        if with_json is not None:
+            return with_json
+    raw = re.compile(rf".*?{_AFTER_VALUE}", re.DOTALL).match(text, at)
+    if raw is None:
+        raise ValueError("a value is not complete")
+    return value_of(raw[0].strip(), schema), raw.end()
+
+
+def _try_decode(text: str, at: int) -> tuple[Any, int] | None:
+    try:
+        value, end = decode(text, at)
+    except ValueError:
+        return None
+    return (value, end) if re.compile(_AFTER_VALUE).match(text, end) else None
+
+
+_READERS: dict[str, Callable[[Notation, str, int, Schema], tuple[str, int]]] = {
+    "json": _read_json,
+    "elements": _read_elements,
+    "nested": _read_nested,
+    "braces": _read_braces,
+    "keywords": _read_keywords,
+}
+
+
+# --- writers --------------------------------------------------------------------------------------
+
+
+def _write_element(notation: Notation, key: str, value: Any) -> str:
+    is_text = isinstance(value, str)
+    kind = str(is_text).lower() if notation.types == "flag" else type_name(value)
+    begin = notation.begin.replace(KEY, key).replace(TYPE, kind)
+    return f"{begin}{value if is_text else _dump_value(value)}{notation.end}"
+
+
+def _write_nested(notation: Notation, value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = [(key, each) for key, each in value.items() if each is not None]
+    elif isinstance(value, list):
+        pairs = [("item", each) for each in value]
+    else:
+        return value if isinstance(value, str) else _dump_value(value)
+    return "".join(
+        notation.begin.replace(KEY, key)
+        + _write_nested(notation, each)
+        + notation.end.replace(KEY, key)
+        for key, each in pairs
+    )
+
+
+def _write_braces(quote: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = sorted(value.items())
+        return "{" + ",".join(f"{key}:{_write_braces(quote, each)}" for key, each in pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_write_braces(quote, each) for each in value) + "]"
+    return f"{quote}{value}{quote}" if isinstance(value, str) else _dump_value(value)
+
+
+def _write_python(value: Any) -> str:
+    if isinstance(value, str):
+        return f"'{value}'"
+    return str(value) if value is None or isinstance(value, bool) else _dump_value(value)
+
+
+def _dump_value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

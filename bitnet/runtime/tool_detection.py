@@ -1,0 +1,146 @@
+"""The format of calls that a chat template writes, determined by reading back a call of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import BitnetError, UsageError
+from bitnet.runtime.tool_calls import call_reader, write_calls
+from bitnet.runtime.tool_formats import FORMATS, GEMMA, HERMES, JSON, CallRules
+from bitnet.tokenizer.template_facts import mark
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bitnet.runtime.tool_formats import CallFormat
+    from bitnet.tokenizer.chat import ChatTemplate, Message
+
+logger = logging.getLogger(__name__)
+
+_NAME = "probe_tool"
+_VALUE, _OTHER_VALUE = mark(1), mark(2)
+_TEXT = {"type": "string", "description": "probe"}
+# Two arguments, because some formats differ in what is between them alone.
+_ARGUMENTS = {"probe_a": _VALUE, "probe_b": _OTHER_VALUE}
+_SCHEMA = {
+    "type": "object",
+    "properties": dict.fromkeys(_ARGUMENTS, _TEXT),
+    "required": [*_ARGUMENTS],
+    "additionalProperties": False,
+}
+_TOOL = {
+    "type": "function",
+    "function": {"name": _NAME, "description": "probe", "parameters": _SCHEMA},
+}
+_CALL = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": _NAME, "arguments": json.dumps(_ARGUMENTS)},
+}
+_QUESTION: Message = {"role": "user", "content": "probe"}
+_TURN: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+
+
+def format_of(template: ChatTemplate) -> CallFormat:
+    """Format of the calls that a model with *template* writes.
+
+    It is the one in which the template's own text of a call is read back. A template that writes
+    no calls is recognized by its words, and one without tools gets the common format. If no format
+    fits the calls of a template that lists functions, tools are refused.
+    """
+    facts = template.facts
+    if not (facts.tools or facts.calls):
+        return without_branch(template.text)
+    named = form_named_in(template.text)
+    if facts.calls:
+        form = format_of_calls(template)
+        if form is not None:
+            return form
+        if not facts.tools:
+            return without_branch(template.text)
+        if named is JSON:
+            raise UsageError(
+                f"tools: the calls that the chat template of {template.source} writes have a form"
+                " that bitnet cannot read",
+                hint="leave tools out, or name another template with --chat-template FILE",
+                field="tools",
+            )
+    return named
+
+
+def without_branch(template: str) -> CallFormat:
+    """Format of calls for a model whose *template* does not support tools."""
+    return GEMMA if "<start_of_turn>" in template else HERMES
+
+
+def form_named_in(template: str) -> CallFormat:
+    """The format whose words are in the source of a *template*; plain JSON if there are none."""
+    return next(form for signs, form in FORMATS if all(sign in template for sign in signs))
+
+
+def turn_text(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+) -> tuple[str, str]:
+    """The prompt and the text of the last of *messages*, an answer, as *template* writes them.
+
+    Templates write some answers otherwise than they begin them; the prompt ends where both agree.
+    The text ends before what ends each message, which a model writes as a token.
+    """
+    begun = template.render(messages[:-1], tools=tools)
+    whole = template.render(messages, tools=tools, add_generation_prompt=False)
+    length = next(
+        (at for at, (one, other) in enumerate(zip(begun, whole, strict=False)) if one != other),
+        min(len(begun), len(whole)),
+    )
+    mark_begin = whole.rfind("<", 0, length)
+    if mark_begin >= 0 and ">" not in whole[mark_begin:length]:  # both begin different marks
+        length = mark_begin
+
+    plain: Message = {"role": "assistant", "content": _VALUE}
+    with_text = template.render([*messages[:-1], plain], tools=tools, add_generation_prompt=False)
+    end = with_text.rpartition(_VALUE)[2]
+    if len(whole) >= length + len(end):
+        whole = whole.removesuffix(end)
+    return whole[:length], whole[length:]
+
+
+def format_of_calls(template: ChatTemplate) -> CallFormat | None:
+    """The format in which *template* writes calls; None if no format reads them back."""
+    tools = [_TOOL] if template.facts.tools else None
+    try:
+        prompt, text = turn_text(template, [_QUESTION, _TURN], tools)
+    except BitnetError as error:
+        logger.debug("%s writes no call without a result: %s", template.source, error)
+        return None
+    return _format_in(prompt, text)
+
+
+@lru_cache(maxsize=64)
+def _format_in(prompt: str, text: str) -> CallFormat | None:
+    """The format of the probed call in *text*, an answer to *prompt*; the exact one if any is."""
+    forms = [form for _, form in FORMATS]
+    exact = [form for form in forms if _is_written(form, prompt, text)]
+    return next((form for form in (*exact, *forms) if _reads(form, prompt, text)), None)
+
+
+def _is_written(form: CallFormat, prompt: str, text: str) -> bool:
+    written = write_calls(form, [_CALL])
+    return written.strip() in opening_at_end(form, prompt) + text
+
+
+def opening_at_end(form: CallFormat, prompt: str) -> str:
+    """The mark of a block of calls in *form* with which *prompt* ends; empty if it does not."""
+    return form.marker if form.marker and prompt.endswith(form.marker) else ""
+
+
+def _reads(form: CallFormat, prompt: str, text: str) -> bool:
+    rules = CallRules(form, {_NAME: _SCHEMA}, begun=opening_at_end(form, prompt))
+    _, deltas = call_reader(rules).read(text, final=True)
+    calls = [(delta.name, delta.arguments) for delta in deltas]
+    try:
+        return [(name, json.loads(each)) for name, each in calls] == [(_NAME, _ARGUMENTS)]
+    except ValueError:
+        return False
