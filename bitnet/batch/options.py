@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_bounds, option
@@ -27,6 +28,7 @@ class BatchOptions:
     max_batch: int = option(8, "answers generated at the same time", bounds=(1, None))
     retry_errors: bool = option(False, "answer failed rows again")
     ordered: bool = option(False, "write answers in input order")
+    strict_model_name: bool = option(False, "refuse rows that name another model")
     engine: str = option("local", "engine that runs the model", choices=("local", "ray"))
     address: str = option(
         "", "address of the Ray cluster; auto: this machine's; default: a new one"
@@ -34,6 +36,12 @@ class BatchOptions:
     actors: int = option(
         1, "with --engine ray: processes, each with its own copy of the model", bounds=(1, None)
     )
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """Keywords for :func:`bitnet.batch.rows.answers`."""
+        names = ("max_tokens", "max_batch", "strict_model_name")
+        return {name: getattr(self, name) for name in names}
 
     def __post_init__(self) -> None:
         """Check combinations and ranges."""

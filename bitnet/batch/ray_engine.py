@@ -23,12 +23,12 @@ ROWS_PER_CALL = 32  # lost when an actor dies, and computed again by another one
 class _Actor:
     """A process with a model; Ray calls it with columns of rows."""
 
-    def __init__(self, path: str, max_tokens: int, max_batch: int, threads: int) -> None:
+    def __init__(self, path: str, limits: dict[str, Any], threads: int) -> None:
         from bitnet.formats.containers import open_checkpoint
         from bitnet.runtime.language_model import load_checkpoint
 
         self._model = load_checkpoint(open_checkpoint(path), threads=threads)
-        self._limits = {"max_tokens": max_tokens, "max_batch": max_batch}
+        self._limits = limits
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
         rows = [BatchRow(*json.loads(text)) for text in columns["row"]]
@@ -71,8 +71,7 @@ def ray_answers(
             _Actor,
             fn_constructor_args=(
                 str(path.resolve()),
-                options.max_tokens,
-                options.max_batch,
+                options.limits,
                 threads or cores,
             ),
             batch_size=ROWS_PER_CALL,

@@ -99,8 +99,11 @@ class BatchRow:
         facts["json_schema"] = facts["json_schema"] if schema is None else schema
         return [Request.from_mapping(facts, default)]
 
-    def list_ignored(self, model: LanguageModel) -> list[str]:
-        """Names of its fields that cannot change the answer of *model*, also another's name."""
+    def list_ignored(self, model: LanguageModel, *, strict_names: bool = False) -> list[str]:
+        """Names of its fields that cannot change the answer of *model*, also another's name.
+
+        With *strict_names* the name of another model is refused.
+        """
         if self.problem or not self.is_openais:
             return []
         form = URLS[self.facts["url"]]
@@ -108,6 +111,12 @@ class BatchRow:
         names = form.list_ignored(body, model)
         wanted, name = body["model"], model_name(model.path)
         if wanted is not None and wanted != name:
+            if strict_names:
+                raise UsageError(
+                    f"body.model: {wanted[:100]!r} is not the model that answers, {name!r}",
+                    hint="correct it, or leave --strict-model-name out",
+                    field="body.model",
+                )
             names.append(f"model {wanted[:100]!r}: {name} answers")
         return names
 
@@ -119,7 +128,8 @@ class BatchRow:
             body = form.read(self.facts["body"])
             row_id, created = f"{form.id_prefix}{self.digest}", int(time.time())
             head = {"id": row_id, "created": created, "model": name}
-            return {"body": form.reply(body, head, answers)}
+            ignored = self.list_ignored(model)
+            return {"body": form.reply(body, head, answers), "ignored": ignored}
         (answer,) = answers
         more: dict[str, Any] = {}
         if answer.calls:
@@ -142,6 +152,8 @@ class BatchRow:
         if error is None:
             request_id = f"row-{self.digest}"
             response = {"status_code": 200, "request_id": request_id, "body": facts["body"]}
+            if facts.get("ignored"):
+                response["ignored"] = facts["ignored"]
         told = None if error is None else {"code": "request_failed", "message": error}
         return {"id": f"batch_req_{self.digest}", "custom_id": self.id, "row": self.digest,
                 "response": response, "error": told}  # fmt: skip
@@ -190,12 +202,18 @@ URLS["/v1/completions"] = replace(
 
 
 def answers(
-    rows: abc.Iterable[BatchRow], model: LanguageModel, *, max_tokens: int = 128, max_batch: int = 8
+    rows: abc.Iterable[BatchRow],
+    model: LanguageModel,
+    *,
+    max_tokens: int = 128,
+    max_batch: int = 8,
+    strict_model_name: bool = False,
 ) -> abc.Iterator[tuple[BatchRow, dict[str, Any]]]:
     """Yield *rows* with their answers, as they are finished.
 
     An error in a row becomes its answer, as ``error``; other rows are not affected. A row may say
-    otherwise about *max_tokens*; *max_batch* answers are generated at the same time.
+    otherwise about *max_tokens*; *max_batch* answers are generated at the same time. With
+    *strict_model_name* a row that names another model is refused.
     """
     scheduler = model.scheduler(max_batch=max_batch)
     waiting, default = iter(rows), Request(max_tokens=max_tokens)
@@ -208,7 +226,7 @@ def answers(
                     raise UsageError(row.problem)
                 requests = row.requests(default, model)
                 sequences = [scheduler.prepare(*model.prepare(request)) for request in requests]
-                for name in row.list_ignored(model):
+                for name in row.list_ignored(model, strict_names=strict_model_name):
                     if name not in ignored:
                         ignored.add(name)
                         logger.warning("rows have a field that changes nothing: %s", name)

@@ -97,9 +97,8 @@ def _answer(files, options, model, common):
 
         write(ray_answers(rows, model_path(model, common), options, threads=model.threads))
         return ()
-    limits = {"max_tokens": options.max_tokens, "max_batch": options.max_batch}
     with open_model(model, common) as running:
-        write(answers(rows, running, **limits))
+        write(answers(rows, running, **options.limits))
         return running.ignored_keys
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported, UsageError
-from bitnet.runtime.request import ReasoningRules, check_messages
+from bitnet.runtime.request import ReasoningRules, check_messages, reasoning_of
 from bitnet.runtime.tool_calls import overlap
 from bitnet.runtime.tool_detection import format_of
 from bitnet.runtime.tools import read_tools
@@ -105,7 +105,8 @@ def thinking_variables(tokenizer: Tokenizer, thinking: bool) -> dict[str, Any]:
 
 def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, Any]) -> str:
     """Text of *message*, the beginning of the answer to *prompt*, as the model has written it."""
-    content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
+    content = message.get("content") or ""
+    reasoning = reasoning_of(message)
     marks = _marks_of(tokenizer)
     if marks is None:
         return content

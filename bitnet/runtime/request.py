@@ -40,6 +40,8 @@ MAX_DEPTH = 100  # of JSON; the grammar library reads 127
 MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
 MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
 MAX_REFERENCES = 512  # definitions that a schema refers to; each may be a level of the next one
+#: Names under which clients send the reasoning of a message, ours first.
+REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 MAX_REPEATS = 4096  # of all patterns; compile time grows with their square
 
 
@@ -244,7 +246,7 @@ class Request:
 
     def _check_begun(self) -> None:
         last = self.messages[-1] if self.messages else {}
-        begun = last.get("content") or "", last.get("reasoning_content") or ""
+        begun = last.get("content") or "", reasoning_of(last)
         is_text = any(begun) and all(isinstance(text, str) for text in begun)
         problem = ""
         if last.get("role") != "assistant" or not is_text or last.get("tool_calls"):
@@ -338,6 +340,12 @@ def request_of(prompt: str | Sequence[int], options: AnswerOptions) -> Request:
 
 
 # --- checks: a UsageError names the field that is wrong -------------------------------------------
+
+
+def reasoning_of(message: Mapping[str, Any]) -> str:
+    """The reasoning of *message*, under whichever name a client sends it; empty if none."""
+    texts = [message.get(name) for name in REASONING_NAMES]
+    return next((text for text in texts if isinstance(text, str) and text), "")
 
 
 def check_messages(messages: Any) -> None:

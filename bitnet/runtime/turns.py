@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bitnet.base.errors import BitnetError, UsageError
+from bitnet.runtime.request import REASONING_NAMES, reasoning_of
 from bitnet.runtime.tool_calls import write_calls
 from bitnet.runtime.tool_detection import format_of, format_of_calls
 from bitnet.tokenizer.chat import flatten
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 _INSTRUCTIONS = ("system", "developer")
 _ROLES = (*_INSTRUCTIONS, "user", "assistant", "tool")
-#: Names under which clients send the reasoning of a message, ours first.
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 _ID_LENGTH = 9
 
 
@@ -210,10 +209,11 @@ def _mark_contents(turn: Turn, count: int) -> tuple[Message, list[tuple[str, Tur
 def _tidy(number: int, message: Mapping[str, Any]) -> Message:
     """*message* of a request without what is empty, its calls checked, its reasoning named once."""
     tidy = {name: value for name, value in message.items() if value is not None}
-    reasoning = [tidy.pop(name) for name in _REASONING if name in tidy]
-    texts = [text for text in reasoning if isinstance(text, str) and text]
-    if texts:
-        tidy["reasoning_content"] = texts[0]
+    reasoning = reasoning_of(tidy)
+    for name in REASONING_NAMES:
+        tidy.pop(name, None)
+    if reasoning:
+        tidy["reasoning_content"] = reasoning
     if "content" not in tidy:
         tidy["content"] = ""
     calls = tidy.pop("tool_calls", None)

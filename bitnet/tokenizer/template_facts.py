@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "parts")
 #: Variables with which templates let the model reason or not.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
+#: Variables that say how much the model reasons.
+EFFORT_VARIABLES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
 _SHORT_ID = "call00001"  # the nine letters and digits that Mistral's templates demand
 _LONG_ID = "call_00000000000000000000001"
 
@@ -46,7 +48,7 @@ class TemplateFacts:
     reasoning: str  # of REASONING_FIELDS, the one for reasoning before a call; empty: none
     reasoning_beside_text: bool  # a message with calls may have reasoning and text
     thinking_switches: tuple[str, ...]  # of THINKING_SWITCHES, those that change the text
-    effort: bool  # ``reasoning_effort`` changes the text
+    effort: str  # of EFFORT_VARIABLES, the one that changes the text; empty: none
     generation_prompt: bool  # a text announces the answer
 
 
@@ -138,7 +140,7 @@ class _Probes:
             reasoning=reasoning,
             reasoning_beside_text=bool(reasoning) and self._writes_reasoning(reasoning, _ANSWER),
             thinking_switches=switches,
-            effort=self._differs("reasoning_effort", "low", "high"),
+            effort=next(filter(self._is_effort, EFFORT_VARIABLES), ""),
             generation_prompt=self._render(self._user())
             != self._render(self._user(), is_open=False),
         )
@@ -230,6 +232,9 @@ class _Probes:
 
     def _is_switch(self, name: str) -> bool:
         return self._differs(name, True, False)
+
+    def _is_effort(self, name: str) -> bool:
+        return self._differs(name, "low", "high")
 
     def _differs(self, name: str, first: Any, second: Any) -> bool:
         variables: list[dict[str, Any]] = [{name: value} for value in (first, second)]

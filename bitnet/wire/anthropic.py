@@ -175,6 +175,15 @@ def message_requests(
     return [replace(request, separate_reasoning=True, template_variables=variables or None)]
 
 
+def message_places(body: Body) -> list[str]:
+    """Places in *body* of the messages of its request."""
+    places = ["system"] if body.get("system") else []
+    for number, message in enumerate(body["messages"]):
+        place = f"messages.{number}"
+        places += [place] * len(_turns(message, place))
+    return places
+
+
 def message_ignores(body: Body, model: Served) -> Iterator[str]:
     """Names of fields in *body* that cannot change the answer of *model*, as it is."""
     for tool in body["tools"] or ():
@@ -182,7 +191,8 @@ def message_ignores(body: Body, model: Served) -> Iterator[str]:
     contents = [message["content"] for message in body["messages"]]
     for content in (body["system"], *contents):
         yield from _find_ignored_in_blocks(content)
-    if (body["output_config"] or {}).get("effort") and not takes_effort(model):
+    effort = (body["output_config"] or {}).get("effort")
+    if effort and not takes_effort(model, effort):
         yield "output_config.effort"
     mode = (body["thinking"] or {}).get("type")
     if mode not in (None, "disabled") and not can_reason(model):
@@ -365,7 +375,7 @@ def error_reply(message: str, status: int, *_: object) -> dict[str, Any]:
 
 
 COUNT = Form(
-    "CountRequest", _FIELDS, required=("messages",), ignores=message_ignores,
+    "CountRequest", _FIELDS, required=("messages",), ignores=message_ignores, places=message_places,
     dialect="anthropic", tag="Anthropic", summary="The tokens of a conversation",
     compute=lambda body, model: {
         "input_tokens": len(model.prepare(*message_requests(body, None, model))[0])
@@ -379,7 +389,8 @@ MESSAGE = Form(
         "stop_sequences": STOPS,
         "stream": FLAG,
     },
-    required=("messages", "max_tokens"), ignores=message_ignores, clamps=True,
+    required=("messages", "max_tokens"), ignores=message_ignores, places=message_places,
+    clamps=True,
     dialect="anthropic", tag="Anthropic", id_prefix="msg_",
     summary="The next message of a conversation, as Anthropic has it",
     requests=message_requests, reply=message_reply, events=message_events,

@@ -6,6 +6,7 @@ A field of a form is done, refused by name, or cannot change an answer; its sche
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     Body = Mapping[str, Any]
     Default = Request | None  # what a body leaves out
     Served = LanguageModel | None  # the model that answers, where it is known
+
+
+_MESSAGE = re.compile(r"messages\.(\d+)")
 
 
 def read_json(raw: bytes | str) -> Any:
@@ -92,6 +96,8 @@ class Form:
     reply: Callable[[Body, Body, Sequence[Answer]], Any] = _refuse_to_answer
     events: Callable[[Body, Body, Pieces], Events] | None = None  # the same as events
     compute: Callable[[Body, LanguageModel], Any] = _refuse_to_answer  # a reply without answers
+    #: Places in a body of the messages of its request, where they are not ``messages.N``.
+    places: Callable[[Body], list[str]] | None = None
     clamps: bool = False  # more tokens than there is room for are as many as there is room for
     loads: str = ""  # field without which the model is only loaded, or unloaded
     head: tuple[str, ...] = ("id", "created", "model")  # fields with which a reply begins
@@ -171,6 +177,11 @@ class Form:
         A *body* says by which one of several fields it was set.
         """
         own = error.field
+        place = _MESSAGE.match(own)
+        if place and self.places is not None and body is not None:
+            places = self.places(body)
+            number = int(place[1])
+            return _with_name(error, places[number]) if number < len(places) else error
         if body is not None and body.get(own) is None:
             for setter in self.setters.get(own, ()):
                 if body.get(setter) is not None:

@@ -127,7 +127,7 @@ def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[
 def answer_ignores(body: Body, model: Served) -> Iterator[str]:
     """Names of fields in *body* that cannot change the answer of *model*, as it is."""
     yield from find_unread_names(body.get("messages") or (), model)
-    if isinstance(body["think"], str) and not takes_effort(model):
+    if isinstance(body["think"], str) and not takes_effort(model, body["think"]):
         yield "think"
     yield from find_ignored_options(body)
 

@@ -107,7 +107,8 @@ def chat_requests(
 def chat_ignores(body: Body, model: Served) -> Iterator[str]:
     """Names of fields in *body* that cannot change the answer of *model*, as it is."""
     yield from find_unread_names(body["messages"], model)
-    if body.get("reasoning_effort") and not takes_effort(model):
+    effort = body.get("reasoning_effort")
+    if effort and not takes_effort(model, effort):
         yield "reasoning_effort"
     if body.get("thinking_token_budget") is not None and not can_reason(model):
         yield "thinking_token_budget"

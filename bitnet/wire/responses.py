@@ -87,7 +87,7 @@ def response_requests(body: Body, default: Default = None, model: Served = None)
         if tool.get("type") not in _SKIPPED_TOOLS:
             tools.append(_tool(tool, f"tools.{number}"))
     fields = {
-        "messages": system + _messages(body["input"]),
+        "messages": system + [turn for _, turn in _messages(body["input"])],
         "tools": tools or None,
         "tool_choice": _choice(body["tool_choice"]),
         "parallel_tool_calls": body["parallel_tool_calls"],
@@ -101,6 +101,12 @@ def response_requests(body: Body, default: Default = None, model: Served = None)
     return [replace(request, separate_reasoning=True, template_variables=variables or None)]
 
 
+def response_places(body: Body) -> list[str]:
+    """Places in *body* of the messages of its request."""
+    places = ["instructions"] if body.get("instructions") else []
+    return places + [place for place, _ in _messages(body["input"])]
+
+
 def response_ignores(body: Body, model: Served) -> Iterator[str]:
     """Names of fields in *body* that cannot change the answer of *model*, as it is."""
     for tool in body["tools"] or ():
@@ -111,7 +117,8 @@ def response_ignores(body: Body, model: Served) -> Iterator[str]:
     for item in body["input"] if isinstance(body["input"], list) else ():
         schema = {"type": "object", "properties": _ITEMS.get(item.get("type", "message"), {})}
         yield from find_ignored(schema, item, "input")
-    if (body["reasoning"] or {}).get("effort") and not takes_effort(model):
+    effort = (body["reasoning"] or {}).get("effort")
+    if effort and not takes_effort(model, effort):
         yield "reasoning.effort"
 
 
@@ -135,11 +142,11 @@ def _choice(choice: Any) -> Any:
     return choice
 
 
-def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The turns that templates know for a text or items."""
+def _messages(given: str | list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Turns that templates know for a text or items, each with the place of its first item."""
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    turns: list[dict[str, Any]] = []
+        return [("input", {"role": "user", "content": given})]
+    turns: list[tuple[str, dict[str, Any]]] = []
     reasoning: list[str] = []  # that belongs to the next message or call of the assistant
     for number, item in enumerate(given):
         where = f"input.{number}"
@@ -148,16 +155,18 @@ def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
             check_entries(item, _ITEMS[str(kind)], where)
         if kind == "message" and item.get("role") in ("user", "assistant", "system", "developer"):
             turn = {"role": item["role"], "content": _text(item.get("content"), f"{where}.content")}
-            turns.append(_add_reasoning(turn, reasoning))
+            turns.append((where, _add_reasoning(turn, reasoning)))
         elif kind == "function_call" and isinstance(item.get("name"), str):
             function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
             call = {"id": item.get("call_id") or "", "type": "function", "function": function}
-            if reasoning or not turns or turns[-1]["role"] != "assistant":
-                turns.append(_add_reasoning({"role": "assistant", "content": ""}, reasoning))
-            turns[-1].setdefault("tool_calls", []).append(call)
+            if reasoning or not turns or turns[-1][1]["role"] != "assistant":
+                turn = {"role": "assistant", "content": ""}
+                turns.append((where, _add_reasoning(turn, reasoning)))
+            turns[-1][1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             result = _text(item.get("output"), f"{where}.output")
-            turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": result})
+            turn = {"role": "tool", "tool_call_id": item.get("call_id"), "content": result}
+            turns.append((where, turn))
         elif kind == "reasoning":
             reasoning += _reasoning_texts(item, where)
         else:
@@ -395,7 +404,7 @@ RESPONSE = Form(
         **mark_refused("top_logprobs", neutral=(0,)),
     },
     required=("input",),
-    ignores=response_ignores, clamps=True,
+    ignores=response_ignores, places=response_places, clamps=True,
     dialect="responses", tag="OpenAI", summary="The next items of a conversation",
     id_prefix="resp_", requests=response_requests, reply=response_reply, events=response_events,
 )  # fmt: skip

@@ -84,6 +84,24 @@ def test_rows_of_all_addresses_are_answered_in_one_file(answered, model_path):
         assert (reply.status, reply.usage.output_tokens) == ("incomplete", 4)
 
 
+def test_another_models_name_is_said_in_the_output_or_refused(answered, model_path):
+    rows = [
+        line("wrong", CHAT, model="other", messages=ASK, max_completion_tokens=1),
+        line("right", CHAT, model=model_path.stem, messages=ASK, max_completion_tokens=1),
+    ]
+    done, found = answered(model_path, rows)
+    assert done.code == 0
+    assert found[0]["response"]["ignored"] == [f"model 'other': {model_path.stem} answers"]
+    assert "ignored" not in found[1]["response"]
+
+
+def test_a_strict_batch_refuses_rows_for_another_model(answered, model_path):
+    rows = [line("wrong", CHAT, model="other", messages=ASK)]
+    _, (found,) = answered(model_path, rows, "--strict-model-name")
+    assert found["response"] is None
+    assert found["error"]["message"].startswith("body.model: 'other' is not the model")
+
+
 def test_a_row_may_have_several_choices(answered, model_path):
     rows = [
         line("chat", CHAT, messages=ASK, n=3, max_tokens=9, temperature=9.0, seed=1),

@@ -1,10 +1,16 @@
 """Earlier reasoning and calls in the bodies of every dialect reach the request."""
 
+from types import SimpleNamespace
+
 import pytest
 from conversations import CALLED, DIALECTS, TOLD, TOOL, USER
 from published_templates import FORMS, outcome, request_of, tokenizer_of
 
 from bitnet.base.errors import UsageError
+from bitnet.runtime.conversation import conversation_text
+from bitnet.runtime.request import Request
+from bitnet.wire.anthropic import message_places
+from bitnet.wire.reasoning import effort_variables, takes_effort
 
 #: A template that writes whatever it is given.
 TEMPLATE = (
@@ -87,3 +93,67 @@ def test_ollamas_results_name_their_function():
     body["messages"][1] = CALLED | {"content": ""}
     (request,) = form.requests(form.read(body), None, None)
     assert request.messages[2]["name"] == "get_weather"
+
+
+#: A template that leaves out what the assistant says.
+DEAF = "{% for m in messages if m.role != 'assistant' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+SAYS = {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "place"),
+    [
+        ("openai", {"messages": [USER, SAYS, USER]}, "messages.1"),
+        (
+            "anthropic",
+            {"system": "s", "max_tokens": 1, "messages": [USER, USER, SAYS, USER]},
+            "messages.2",
+        ),
+        ("responses", {"instructions": "s", "input": [USER, USER, SAYS, USER]}, "input.2"),
+    ],
+)
+def test_a_refused_message_is_named_by_its_place_in_the_clients_body(dialect, body, place):
+    form = FORMS[dialect]
+    read = form.read(body)
+    (request,) = form.requests(read, None, None)
+    with pytest.raises(UsageError) as error:
+        conversation_text(tokenizer_of(DEAF), request)
+    renamed = form.rename(error.value, read)
+    assert renamed.field == place
+    assert renamed.message.startswith(f"{place}: the chat template")
+
+
+def test_results_in_one_message_of_anthropics_have_its_place():
+    results = [{"type": "tool_result", "tool_use_id": str(at), "content": "x"} for at in range(3)]
+    body = FORMS["anthropic"].read(
+        {"max_tokens": 1, "messages": [USER, {"role": "user", "content": results}, USER]}
+    )
+    assert message_places(body) == ["messages.0", *["messages.1"] * 3, "messages.2"]
+
+
+SWITCH = "{% if enable_thinking %}on{% endif %}" + TEMPLATE
+STRENGTH = "{{ reasoning_strength | default('high') }}" + TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "variables"),
+    [
+        (TEMPLATE + "{# reasoning_effort #}", "low", {}),
+        (STRENGTH, "low", {"reasoning_strength": "low"}),
+        (SWITCH, "none", {"enable_thinking": False}),
+        (SWITCH, "low", {}),
+    ],
+)
+def test_an_effort_is_given_to_templates_whose_text_it_changes(template, effort, variables):
+    model = SimpleNamespace(tokenizer=tokenizer_of(template))
+    assert effort_variables(effort, model) == variables
+    assert takes_effort(model, effort) == bool(variables)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_under_every_name_can_be_continued(name):
+    template = TEMPLATE.replace("{% endfor %}", "{% endfor %}{# </think> #}", 1)
+    message = {"role": "assistant", name: "I need"}
+    request = Request(messages=[USER, message], continue_final_message=True)
+    text, *_ = conversation_text(tokenizer_of(template), request)
+    assert text.endswith("<think>\nI need")
