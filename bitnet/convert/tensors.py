@@ -260,7 +260,11 @@ _PACKERS = {
     "IQ2_BN": pack_iq2_bn,
     **{name: layout.pack for name, layout in SCALED_BLOCKS.items()},
 }
-_ROUTERS = (".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight")  # F32, as in llama.cpp's files
+# F32, as in llama.cpp's files: routers, and tables whose rows are added to embeddings.
+_EXACT = (
+    *(".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"),
+    *("position_embd.weight", "token_types.weight"),
+)
 _PROBE_ROWS = 16  # of a matrix outside of the blocks, which may be ternary as well
 
 
@@ -289,7 +293,7 @@ def job(
     quantized file have the types of *mixture*, and are rounded by *importance*.
     """
     keeps = checkpoint.path.is_file()
-    is_other = len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_ROUTERS)
+    is_other = len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_EXACT)
     if weight.name in mixture:
         target = mixture[weight.name]
     elif is_other or request.type in MIXTURES:

@@ -2,6 +2,8 @@
 
     x = x + post_norm(scale * mixer(norm(x)))
 
+or, where norms are behind a branch, ``x = stream_norm(x + mixer(x))``.
+
 Mixers of one branch read the same ``norm(x)``. ``models/hidden_program.py`` says what each kind of
 mixer computes; tensors, program, registers and cache follow from these values.
 """
@@ -14,6 +16,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
+from bitnet.families.state_mixers import DeltaNet as DeltaNet
+from bitnet.families.state_mixers import Mamba2 as Mamba2
+from bitnet.families.state_mixers import ShortConvolution as ShortConvolution
+from bitnet.families.state_mixers import State as State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,7 +28,16 @@ if TYPE_CHECKING:
     from bitnet.families.rope import Rope
 
 Activation = Literal[
-    "silu", "gelu_tanh", "relu_squared", "relu", "sigmoid", "silu_clamped", "swiglu_oai", "identity"
+    "silu",
+    "gelu",
+    "gelu_quick",
+    "gelu_tanh",
+    "relu_squared",
+    "relu",
+    "sigmoid",
+    "silu_clamped",
+    "swiglu_oai",
+    "identity",
 ]
 Gating = Literal["softmax", "softmax_chosen", "sigmoid"]
 
@@ -92,88 +107,6 @@ class Experts(_Stateless):
     shared_gated: bool = False  # its result is scaled by a sigmoid, ``ffn_gate_inp_shexp``
 
 
-@dataclass(frozen=True)
-class State:
-    """A cache of fixed size: the last inputs of a convolution, or a matrix per head."""
-
-    size: int  # numbers
-
-
-@dataclass(frozen=True, eq=False)
-class DeltaNet:
-    """Linear attention by the gated delta rule (arXiv:2412.06464), behind a short convolution."""
-
-    heads: int  # of values, each with a matrix of keys by values
-    key_heads: int  # of queries and keys; each serves ``heads / key_heads`` heads
-    key_dim: int  # width of a query or key
-    value_dim: int  # width of a value
-    kernel: int  # positions of the convolution
-    # neighbouring heads share a key head, as in transformers' folders; otherwise every key_heads-th
-    # head does, as in GGUF
-    grouped: bool
-
-    @property
-    def keys_width(self) -> int:
-        """Width of all queries, and of all keys."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def values_width(self) -> int:
-        """Width of all values."""
-        return self.heads * self.value_dim
-
-    @property
-    def conv_columns(self) -> int:
-        """Columns of the convolution: queries, keys and values."""
-        return 2 * self.keys_width + self.values_width
-
-    @property
-    def cache(self) -> State:
-        """The last inputs of the convolution, and the matrices."""
-        return State((self.kernel - 1) * self.conv_columns + self.key_dim * self.values_width)
-
-
-@dataclass(frozen=True, eq=False)
-class ShortConvolution:
-    """A convolution of gated inputs, gated again: ``out(c * convolution(b * v))``."""
-
-    width: int  # of each of ``b``, ``c`` and ``v``, which are one product of the input
-    kernel: int  # positions of the convolution
-
-    @property
-    def cache(self) -> State:
-        """The last inputs of the convolution."""
-        return State((self.kernel - 1) * self.width)
-
-
-@dataclass(frozen=True, eq=False)
-class Mamba2:
-    """A state space with one decay per head (arXiv:2405.21060), behind a short convolution."""
-
-    heads: int  # each with a state of *state_size* by *head_dim*
-    head_dim: int  # width of a head
-    groups: int  # of inputs and outputs of states; neighbouring heads share one
-    state_size: int  # rows of a state
-    kernel: int  # positions of the convolution
-    norm_groups: int = 1  # parts of the result with a norm of their own; 0: it has no norm
-    norm_first: bool = False  # the norm is before the gate; otherwise behind it
-
-    @property
-    def width(self) -> int:
-        """Width of all heads."""
-        return self.heads * self.head_dim
-
-    @property
-    def conv_columns(self) -> int:
-        """Columns of the convolution: all heads, and the inputs and outputs of their states."""
-        return self.width + 2 * self.groups * self.state_size
-
-    @property
-    def cache(self) -> State:
-        """The last inputs of the convolution, and the states of all heads."""
-        return State((self.kernel - 1) * self.conv_columns + self.width * self.state_size)
-
-
 Pooling = Literal["none", "mean", "cls", "last"]
 KVType = Literal["f16", "q8"]  # form of keys and values: codes of 16 bits, or of 8
 
@@ -213,6 +146,8 @@ class Attention:
     # ``attn_q`` has a gate behind each head, whose sigmoid multiplies the result
     gated: bool = False
     sub_norm: bool = False  # there is a norm before the output projection
+    # largest power of the slopes by which scores fall with the distance (ALiBi); 0: they do not
+    alibi: float = 0.0
     # ``attn_sinks`` has the score of one more key of each head, whose value is zero
     sinks: bool = False
     growth: float = 0.0  # of the query scale with the position, 0: none
@@ -223,6 +158,20 @@ class Attention:
     # number of the cache that it reads, which an attention of the same shape before it fills;
     # ``None``: it has keys and values of its own
     shared_cache: int | None = None
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """Loss of a score per position, one for each head; empty without ``alibi``.
+
+        They are powers of two in equal steps; heads beyond a power of two of heads have those
+        between (arXiv:2108.12409).
+        """
+        if not self.alibi:
+            return ()
+        whole = 1 << (self.heads.bit_length() - 1)
+        steps = [self.alibi * (head + 1) / whole for head in range(whole)]
+        between = [self.alibi * (head + 0.5) / whole for head in range(self.heads - whole)]
+        return tuple(2.0**-step for step in (*steps, *between))
 
     @property
     def reads(self) -> KeysValues:
@@ -304,6 +253,9 @@ class Branch:
     mixers: tuple[Mixer | Sum, ...]
     post_norm: str = ""  # name of the norm behind it; empty: none
     scale: float = 1.0  # factor on its result
+    # it reads the stream before the first branch of its block, not behind the branches before
+    parallel: bool = False
+    stream_norm: str = ""  # name of the norm of the stream, with its result; empty: none
 
     def every(self) -> Iterator[Mixer]:
         """Its mixers, and those of the branches of a sum."""
@@ -334,7 +286,14 @@ class ModelConfig:
     causal: bool = True  # positions attend only to those before them
     # how hidden states are pooled to an embedding; ``none``: it generates text
     pooling: Pooling = "none"
-    centered_norms: bool = False  # norms subtract the mean first (LayerNorm without a bias)
+    centered_norms: bool = False  # norms subtract the mean first (LayerNorm)
+    norm_biases: bool = False  # norms have biases
+    biases: tuple[str, ...] = ()  # names of products that must have biases; others may
+    # each position has an embedding, a row of ``position_embd``, which is added to the token's
+    positions: bool = False
+    # rows of ``token_types``, for tokens of the first and of a second text, added as well; 0: none
+    text_rows: int = 0
+    embedding_norm: str = ""  # name of the norm of the embeddings; empty: none
     # each projection of a block has an RMS norm on its input (BitNet embeddings)
     input_norms: bool = False
     output_scale: str = ""  # name of the factor on the stream behind each block; empty: none
@@ -344,7 +303,7 @@ class ModelConfig:
     # its input is the embedding of a token joined with a hidden state of another decoder, that of
     # the token before
     joined: bool = False
-    final_norm: str = "output_norm"  # name of the norm behind the last block
+    final_norm: str = "output_norm"  # name of the norm behind the last block; empty: none
     # names of norms whose tensors are called so, without ``.weight``
     bare_norms: tuple[str, ...] = ()
     # its own block that predicts one more token, as a decoder; ``None``: it has none

@@ -130,6 +130,7 @@ class Description:
     biases: frozenset[str]  # parts of a layer that have biases
     vocab_size: int | None  # rows the embedding must have; ``None``: not specified
     values: Values  # functions of the values of tensors, by the end of GGUF's name
+    orders: Values  # functions of tensors whose numbers are in another order, in the same way
     factors: Mapping[str, float]  # factors on tensors, in the same way
     quantization: Config  # ``quantization_config``, empty without ternary weights
     ignored: Config  # keys ignored on the user's request, with their values
@@ -173,11 +174,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
         quantization = {}  # the names of the tensors say which they are
     _check_quantization(quantization, config)
     keys = _translate(config, family)
-    head_dim = keys.get("rope.dimension_count", keys.get("attention.key_length"))
-    rope = {**config, "head_dim": head_dim}
-    if family.layered_rope:
-        rope.pop("original_max_position_embeddings", None)
-    rope_keys, freq_factors = _rope_tables(rope, family)
+    rope_keys, freq_factors = _rope(config, keys, family)
     keys = rope_keys | keys | _both_ways(config, keys)
     biases = (part for key, part in family.biases.items() if not key or config.get(key))
     name = keys.pop("architecture", family.architecture)
@@ -190,6 +187,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
         biases=frozenset().union(*biases),
         vocab_size=config.get("vocab_size"),
         values=family.values(config),
+        orders=family.orders(config),
         factors=family.factors(config),
         quantization=quantization,
         ignored=ignored,
@@ -321,6 +319,20 @@ def _check_quantization(quantization: Config, config: Config) -> None:
     mode = quantization.get("quantization_mode", "offline")
     if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):
         raise ValueError(f"quantization_config with {linear!r}, {mode!r}")
+
+
+def _rope(config: Config, keys: Config, family: Family) -> Tables:
+    """GGUF keys and tensors of the position embedding of *config*, whose other *keys* are known."""
+    if not family.rotates:
+        for key in ("rope_parameters", "rope_scaling"):
+            if config.get(key):
+                raise refusal(key, config[key], f"{family.title} does not rotate positions")
+        return {}, {}
+    head_dim = keys.get("rope.dimension_count", keys.get("attention.key_length"))
+    rope = {**config, "head_dim": head_dim}
+    if family.layered_rope:
+        rope.pop("original_max_position_embeddings", None)
+    return _rope_tables(rope, family)
 
 
 def _rope_tables(config: Config, family: Family) -> Tables:

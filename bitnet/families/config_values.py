@@ -105,8 +105,11 @@ def _of(kind: Kind, names: str) -> dict[str, Kind]:
 
 #: Kinds of the keys that a family reads.
 KINDS: dict[str, Kind] = {
-    "num_hidden_layers": _integer(1, MAX_LAYERS),
-    **_of(_integer(1, MAX_POSITIONS), "max_position_embeddings original_max_position_embeddings"),
+    **_of(_integer(1, MAX_LAYERS), "num_hidden_layers n_layer"),
+    **_of(
+        _integer(1, MAX_POSITIONS),
+        "max_position_embeddings n_positions original_max_position_embeddings",
+    ),
     "vocab_size": _integer(1, MAX_POSITIONS, may_be_null=True),
     **_of(
         _SIZE,
@@ -115,7 +118,7 @@ KINDS: dict[str, Kind] = {
         "linear_value_head_dim mamba_d_conv mamba_d_state mamba_expand mamba_head_dim "
         "mamba_n_groups mamba_n_heads mamba_num_heads n_group n_groups no_rope_layer_interval "
         "num_attention_heads qk_nope_head_dim qk_rope_head_dim ssm_state_size topk_group "
-        "v_head_dim dim_model_base full_attention_interval block_ff_dim",
+        "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head",
     ),
     **_of(
         _COUNT,
@@ -129,7 +132,7 @@ KINDS: dict[str, Kind] = {
         "moe_intermediate_size moe_latent_size moe_num_experts n_routed_experts num_experts "
         "num_experts_per_tok num_global_key_value_heads num_key_value_heads num_kv_shared_layers "
         "num_local_experts num_nextn_predict_layers q_lora_rank shared_intermediate_size "
-        "top_k_experts",
+        "top_k_experts n_inner",
     ),
     "moe_layer_end_index": _integer(-1, MAX_LAYERS),
     "sliding_window": _integer(1, MAX_POSITIONS, may_be_null=True),
@@ -157,6 +160,7 @@ KINDS: dict[str, Kind] = {
     **_of(_NUMBERS, "mlp_multipliers ssm_multipliers"),
     **_of(_INTEGERS, "full_attn_idxs no_rope_layers"),
     **_of(_TABLE, "rope_parameters rope_scaling"),
+    **_of(Kind("a text", _is_text), "activation_function"),
     "auto_map": Kind("an object or a text", lambda value: isinstance(value, dict | str), True),
     "hybrid_override_pattern": Kind(
         "a letter for each layer",

@@ -103,15 +103,16 @@ def dense(
     residual_scale: float = 1.0,
     ffn: dict[str, Any] | None = None,
     mixture: Experts | None = None,
+    model: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> ModelConfig:
     """ModelConfig of the usual blocks.
 
     *norms* are the names before and behind each branch, *window* is that of layers that have one,
     if no key gives it; the last layer of each *period* has full attention. *each* gives attention
-    of a layer, from its number and the usual one. *ffn* has fields of :class:`FeedForward`, *more*
-    those of :class:`Attention`; all layers but the first ones, of which a key gives the number,
-    have the *mixture*.
+    of a layer, from its number and the usual one. *ffn* has fields of :class:`FeedForward`, *model*
+    of :class:`ModelConfig`, *more* of :class:`Attention`; all layers but the first ones, of which a
+    key gives the number, have the *mixture*.
     """
     model_sizes = sizes(keys)
     causal = bool(keys.value("attention.causal", True))
@@ -132,7 +133,7 @@ def dense(
             read_windows(keys, model_sizes.layers, period=period, window=window)
         )
     )
-    return model_of(keys, model_sizes, blocks, causal=causal)
+    return model_of(keys, model_sizes, blocks, causal=causal, **(model or {}))
 
 
 def usual_block(

@@ -86,10 +86,14 @@ class Family:
     # functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF stores
     # others; from its ``config.json``
     values: Callable[[Config], Values] = field(default=lambda _config: {})
+    # functions of a folder's tensors whose numbers GGUF has in another order, in the same way; the
+    # numbers keep their encoding
+    orders: Callable[[Config], Values] = field(default=lambda _config: {})
     # factors on a folder's tensors, in the same way
     factors: Callable[[Config], Mapping[str, float]] = field(default=lambda _config: {})
     # parts with biases, by the key that enables them; those under ``""`` always do
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rotates: bool = True  # positions are rotations of queries and keys
     partial_rotation: bool = False  # ``partial_rotary_factor`` is supported
     layered_rope: bool = False  # layers with a window have a RoPE of their own
     has_freq_factors: bool = False  # files have frequency factors even where all of them are one

@@ -74,8 +74,7 @@ register(
     gguf_rope_style="interleaved",
     biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
     llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "rope_freqs.weight")),
-    # relu(up) * up equals the square of relu(up).
-    decoder=partial(dense, ffn={"gated": False, "activation": "relu"}),
+    decoder=partial(dense, ffn={"gated": False, "activation": "relu_squared"}),
 )
 register(
     title="Helium",

@@ -242,9 +242,7 @@ def _yarn(its: Scaling) -> Tables:
     # factors express them exactly.
     ramp = np.clip((np.arange(its.dims // 2) - low) / ((high - low) or 0.001), 0, 1)
     freq_factors = 1 / (1 - ramp + ramp / factor)
-    return {"rope.scaling.attn_factor": scale}, {
-        "rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)
-    }
+    return {"rope.scaling.attn_factor": scale}, {"rope_freqs.weight": _floats(freq_factors)}
 
 
 def _longrope(its: Scaling) -> Tables:
@@ -265,6 +263,15 @@ def _longrope(its: Scaling) -> Tables:
     return keys, tensors
 
 
+def _floats(freq_factors: NDArray[np.float64]) -> NDArray[np.float32]:
+    """*freq_factors* as a file has them; a ValueError if one is too large."""
+    with np.errstate(over="ignore"):
+        floats = freq_factors.astype(np.float32)
+    if not np.isfinite(floats).all():
+        raise ValueError("a frequency factor beyond float32")
+    return floats
+
+
 def _llama3(its: Scaling) -> Tables:
     """Low frequencies divided by the factor, high ones kept, interpolated between (Llama 3.1)."""
     pairs, parameters = its.dims // 2, its.parameters
@@ -275,7 +282,7 @@ def _llama3(its: Scaling) -> Tables:
         raise ValueError("high_freq_factor is not above low_freq_factor")
     kept = np.clip((turns - low) / (high - low), 0, 1)
     freq_factors = 1 / ((1 - kept) / parameters["factor"] + kept)
-    return {}, {"rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)}
+    return {}, {"rope_freqs.weight": _floats(freq_factors)}
 
 
 def _proportional(its: Scaling) -> Tables:

@@ -205,7 +205,7 @@ def _nemotron_h(keys: Keys) -> ModelConfig:
         if width and f"blk.{layer}.ffn_gate_inp.weight" in keys.weights:
             return _mixture(keys, width)
         if width:
-            return FeedForward(width, "relu", gated=False)  # relu(x) * x
+            return FeedForward(width, "relu_squared", gated=False)
         return attention(keys, its.dim, kv_heads=heads, rope=None) if heads else states
 
     blocks = (
@@ -219,7 +219,9 @@ def _mixture(keys: Keys, width: int) -> Experts:
     """Experts of a layer, of as many numbers together as its *width* if no key says how many."""
     routing = group_routing(keys) | {"corrected": True, "gating": "sigmoid"}
     used = max(keys.integer("expert_used_count"), 1)
-    network = experts(keys, width=width // used, routing=routing, activation="relu", gated=False)
+    network = experts(
+        keys, width=width // used, routing=routing, activation="relu_squared", gated=False
+    )
     return replace(
         network,
         latent=keys.integer("moe_latent_size", 0),

@@ -10,11 +10,17 @@ if TYPE_CHECKING:
 
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
+    "wte.weight": "token_embd.weight",
+    "wpe.weight": "position_embd.weight",
+    "ln_f.weight": "output_norm.weight",
+    "ln_f.bias": "output_norm.bias",
     "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
     "embedding_norm.weight": "token_embd_norm.weight",
     "embeddings.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
+    "norm.bias": "output_norm.bias",
     "final_layernorm.weight": "output_norm.weight",
+    "final_layernorm.bias": "output_norm.bias",
     "lm_head.bias": "output.bias",
     "lm_head.weight": "output.weight",
     "lm_head.weight_scale": "output.scale",
@@ -135,14 +141,15 @@ _INNER = {
 #: Ends of names of scales that are tensors of a model, and not of the encoding of another one.
 SCALES = tuple(name for name in _INNER.values() if name.endswith(".scale"))
 _LAYER = re.compile(
-    r"layers\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
+    r"(?:layers|h)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
 )
 _PREFIX = re.compile(
-    r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
+    r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?(?:transformer\.)?"
 )
 _NOT_TEXT = re.compile(
     r"^(?:model\.)?(?:vision_tower|audio_tower|embed_vision|embed_audio|visual"
     r"|multi_modal_projector|vision_model|connector)\.|^(?:model\.)?image_newline$|^mtp\.|rotary_emb\.inv_freq$"
+    r"|\.attn\.(?:masked_)?bias$"
 )
 
 

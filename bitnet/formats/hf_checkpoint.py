@@ -30,7 +30,7 @@ from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AGAIN = "fetch the whole model again"
+_NUMBERS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}  # of which a tensor is made, bit by bit
 _ONLINE = {"linear_class": "autobitlinear", "quantization_mode": "online"}
 
 
@@ -174,9 +175,15 @@ def _check_tensors(tensors: Mapping[str, Weight], description: Description, fold
             f"{folder.name}: config.json says {size} tokens, the embedding has {rows}", hint=_AGAIN
         )
     layers = description.value("block_count")
-    parts = (f"blk.{n}.{part}" for n in range(layers) for part in description.biases)
+    parts = [f"blk.{n}.{part}" for n in range(layers) for part in description.biases]
+    parts += [part for part in description.biases if part == "output"]
     expected = {f"{part}.bias" for part in parts if f"{part}.weight" in tensors}
-    matrices = {name.removesuffix(".weight") for name in tensors if name.endswith(".weight")}
+    # The biases of norms are those of the family, and no key says otherwise.
+    matrices = {
+        name.removesuffix(".weight")
+        for name in tensors
+        if name.endswith(".weight") and not name.endswith("norm.weight")
+    }
     there = {f"{part}.bias" for part in matrices if f"{part}.bias" in tensors}
     for name in sorted(expected ^ there):
         problem = "is missing" if name in expected else "is there, and config.json speaks of none"
@@ -201,6 +208,9 @@ def _weight(
                 hint=_AGAIN,
             ) from error
         return _floats(name, values)
+    order = description.orders.get(_end(name))
+    if order is not None:
+        return _reorder(weight, order)
     if description.family.norms_from_zero and name.endswith("norm.weight"):
         # The checkpoint stores the factor minus one; GGUF stores the factor.
         return _floats(name, registry.dequantize(weight) + np.float32(1))
@@ -219,6 +229,24 @@ def _weight(
             hint="choose another model",
         )
     return weight
+
+
+def _reorder(weight: Weight, order: Callable[[NDArray[Any]], NDArray[Any]]) -> Weight:
+    """*weight* with its numbers in another *order*, in the same encoding."""
+    numbers = _NUMBERS.get(weight.quant.name)
+    if numbers is None:
+        raise Unsupported(
+            f"{weight.name}: the numbers of {weight.quant.name} cannot be put in another order",
+            hint="fetch the folder of plain weights",
+        )
+    try:
+        ordered = np.ascontiguousarray(order(weight.data.view(numbers).reshape(weight.shape)))
+    except (ValueError, IndexError) as error:
+        raise InvalidFormat(
+            f"{weight.name} of shape {weight.shape} does not fit the sizes in config.json: {error}",
+            hint=_AGAIN,
+        ) from error
+    return replace(weight, shape=ordered.shape, data=ordered.reshape(-1).view(np.uint8))
 
 
 def _multiply(weights: dict[str, Weight], factors: Mapping[str, float]) -> None:

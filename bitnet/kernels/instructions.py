@@ -9,8 +9,8 @@ registers; this defines what it means. The compiled module reads its fields by t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -40,16 +40,41 @@ class Embed:
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """``out`` = a row of *table* for each token.
+
+    It is that of the position, or of the text: row 0 for tokens of the first, 1 for the second. A
+    table with fewer *rows* has the last one for both.
+    """
+
+    out: Register
+    table: str
+    by: Literal["position", "text"]
+    rows: int
+
+    def run(self, on: Pass) -> None:
+        numbers: list[int] = []
+        for segment, positions in zip(on.segments, on.positions(), strict=True):
+            if self.by == "position":
+                numbers.extend(positions)
+            else:
+                numbers.extend(min(segment.text_of(at), self.rows - 1) for at in positions)
+        on.registers[self.out] = on.ops.embed(on.weights[self.table], numbers)
+
+
+@dataclass(frozen=True)
 class Center:
-    """``out = x - mean(x)``."""
+    """``out = x - mean(x)`` in groups of *width*, 0: in one group."""
 
     out: Register
     x: Register
+    width: int = 0
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
-        mean = x.mean(axis=1, keepdims=True, dtype=np.float64)
-        on.registers[self.out] = x - mean.astype(x.dtype)
+        groups = x.reshape(len(x), -1, self.width or x.shape[1])
+        mean = groups.mean(axis=-1, keepdims=True, dtype=np.float64)
+        on.registers[self.out] = (groups - mean.astype(x.dtype)).reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -57,7 +82,7 @@ class Norm:
     """``out`` = RMS norm of *x* in groups as wide as the *weight*.
 
     Each of *parts* of the weight is that of every group as wide as itself. Without a weight, groups
-    are *width* wide and not multiplied.
+    are *width* wide and not multiplied. A *bias*, as large as the weight, is added.
     """
 
     out: Register
@@ -66,6 +91,7 @@ class Norm:
     eps: float
     parts: int = 1
     width: int = 0
+    bias: str = ""
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
@@ -73,6 +99,8 @@ class Norm:
         groups = x.reshape(-1, self.parts, weight.size // self.parts)
         mean = np.mean(groups * groups, axis=-1, keepdims=True)
         normed = groups / np.sqrt(mean + x.dtype.type(self.eps)) * weight.reshape(self.parts, -1)
+        if self.bias:
+            normed = normed + on.weights[self.bias].reshape(self.parts, -1)
         on.registers[self.out] = normed.reshape(x.shape)
 
 
@@ -207,8 +235,8 @@ class Attend:
     Without *k* and *v*, the queries see those that an earlier instruction of the pass stored. A
     query sees as many keys as the window of the cache, itself included; unless it is *causal*, it
     also sees those behind it, as many as before. With a *softcap*, scores become ``softcap *
-    tanh(scores / softcap)``. *sinks* names the scores of one more key per head, whose value is
-    zero.
+    tanh(scores / softcap)``. A score loses the *slope* of its head for each position between query
+    and key. *sinks* names the scores of one more key per head, whose value is zero.
     """
 
     out: Register
@@ -221,6 +249,7 @@ class Attend:
     softcap: float
     causal: bool = True
     sinks: str = ""
+    slopes: NDArray[np.float32] | None = field(default=None, compare=False)
 
     def run(self, on: Pass) -> None:
         q = on.heads(self.q, self.kind.head_dim)
@@ -254,6 +283,9 @@ class Attend:
             cap = q.dtype.type(self.softcap)
             scores = np.tanh(scores / cap) * cap
         distance = np.arange(s - t, s)[:, None] - np.arange(s)[None, :]  # (T, S)
+        if self.slopes is not None:
+            slopes = self.slopes.astype(q.dtype).reshape(kv_heads, group, 1, 1)
+            scores = scores - slopes * abs(distance).astype(q.dtype)
         hidden = distance < 0 if self.causal else np.zeros_like(distance, dtype=bool)
         if self.kind.window:
             hidden |= abs(distance) >= self.kind.window
@@ -276,6 +308,8 @@ class Attend:
 class Gate:
     """``out = activation(gate) * up``; it is neither of the others, which may be one register.
 
+    Without *up* it is the activation alone.
+
     Two forms clamp both. With ``g = min(gate, 7)`` and ``u = clamp(up, -7, 7)``::
 
         silu_clamped: silu(g) * u
@@ -284,11 +318,12 @@ class Gate:
 
     out: Register
     gate: Register
-    up: Register
+    up: Register | None
     activation: Activation
 
     def run(self, on: Pass) -> None:
-        gate, up = on.registers[self.gate], on.registers[self.up]
+        gate = on.registers[self.gate]
+        up = np.ones_like(gate) if self.up is None else on.registers[self.up]
         if self.activation in ("silu_clamped", "swiglu_oai"):
             gate, up = np.minimum(gate, _LIMIT), np.clip(up, -_LIMIT, _LIMIT)
         if self.activation == "swiglu_oai":
@@ -389,6 +424,13 @@ def _gelu_tanh(x: Array) -> Array:
     return x * (1 + np.tanh(root * (x + x.dtype.type(0.044715) * x * x * x))) / 2
 
 
+def _gelu(x: Array) -> Array:
+    share = _BELOW(x.astype(np.float64) * -(0.5**0.5)) / 2
+    product: Array = x * share.astype(x.dtype)
+    return product
+
+
+_BELOW = np.vectorize(math.erfc, otypes=[np.float64])
 _LIMIT = 7
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": silu,
@@ -398,4 +440,6 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": sigmoid,
     "silu_clamped": silu,
     "identity": lambda x: x,
+    "gelu": _gelu,
+    "gelu_quick": lambda x: x * sigmoid(x * x.dtype.type(1.702)),
 }

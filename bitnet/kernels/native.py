@@ -19,7 +19,7 @@ from bitnet.base import native, settings
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.machine import thread_count, usable_cores
 from bitnet.families.rope import Rope
-from bitnet.kernels.instructions import Attend, Join, Rotate, Take
+from bitnet.kernels.instructions import Join, Rotate, Take
 from bitnet.kernels.kv_cache import page_tables, state_ranges
 from bitnet.kernels.packing import Matrix, experts_stay, multiplies_in_rows, prepare_matrix
 from bitnet.kernels.program import KERNELS, Interpreter, Mark, Ops, Program, Register, by_regime
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NOTHING = np.empty(0, dtype=np.float32)
+_LAST = 2**63 - 1  # a position behind every text
 
 
 def floats(x: Array) -> NDArray[np.float32]:
@@ -118,8 +119,6 @@ class NativeOps(Ops):
         self, program: Program, weights: Mapping[str, Any]
     ) -> Callable[[Sequence[Segment]], Array]:
         interpreted = Interpreter(program, weights, self).run
-        if not all(it.causal for it in program.instructions if isinstance(it, Attend)):
-            return interpreted  # compiled attention looks back only
         graph = CompiledProgram(self._native, program, weights)
 
         def run(segments: Sequence[Segment]) -> Array:
@@ -132,7 +131,12 @@ class NativeOps(Ops):
                     return interpreted(segments)
                 places.append((count, cache.length, its.rows, context, pages))
             pieces = [
-                (*place, its.cache.begin(), _NOTHING if its.hidden is None else floats(its.hidden))
+                (
+                    *place,
+                    its.cache.begin(),
+                    _NOTHING if its.hidden is None else floats(its.hidden),
+                    _LAST if its.second is None else its.second,
+                )
                 for place, its in zip(places, segments, strict=True)
             ]
             out = graph.run([token for its in segments for token in its.tokens], pieces)
@@ -146,9 +150,7 @@ class NativeOps(Ops):
         """As a graph of its own, which takes all its registers and gives them back."""
         values = vars(instruction)
         pages = [its.cache.pages(len(its.tokens)) for its in on.segments if "cache" in values]
-        # Caches of floats and keys behind a query are not compiled.
-        is_plain = None in pages or not values.get("causal", True)
-        if is_plain or type(instruction).__name__ not in KERNELS:
+        if None in pages or type(instruction).__name__ not in KERNELS:
             instruction.run(on)
             return
         registers = dict.fromkeys(it for it in values.values() if isinstance(it, Register))

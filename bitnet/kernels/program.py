@@ -36,11 +36,17 @@ class Segment:
     outputs: Literal["none", "last", "all"] = "last"  # the tokens whose hidden states are returned
     # of the tokens before *tokens*, ``(T, dim)``, for a program that takes them
     hidden: Array | None = None
+    # position from which on the tokens are those of a second text; ``None``: there is one text
+    second: int | None = None
 
     @property
     def rows(self) -> int:
         """Number of hidden states that are returned."""
         return {"none": 0, "last": 1, "all": len(self.tokens)}[self.outputs]
+
+    def text_of(self, position: int) -> int:
+        """Number of the text that the token at *position* is part of: 0 or 1."""
+        return int(self.second is not None and position >= self.second)
 
 
 class Instruction(Protocol):

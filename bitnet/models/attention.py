@@ -31,6 +31,7 @@ def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Re
         scale=mixer.scale,
         softcap=mixer.softcap,
         sinks=write.vector("attn_sinks.weight", (mixer.heads,)) if mixer.sinks else "",
+        slopes=mixer.slopes,
     )
     write.mark("kqv_out", mixed)
     if mixer.shared_cache is None:

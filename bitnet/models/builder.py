@@ -7,7 +7,9 @@ the equations of a paper. A result is a register that holds nothing else;
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from bitnet.kernels.instructions import (
     Add,
@@ -18,6 +20,7 @@ from bitnet.kernels.instructions import (
     Hadamard,
     Join,
     Linear,
+    Lookup,
     Norm,
     Rotate,
     Scale,
@@ -108,6 +111,14 @@ class Builder:
         self.append(Embed(rows, table, scale))
         return rows
 
+    def lookup(self, table: str, by: Literal["position", "text"], rows: int) -> Register:
+        """A row of *table*, of so many *rows*, for the position or text of each token."""
+        found = self.value(self.decoder.dim)
+        self.layout.required[table] = (rows, self.decoder.dim)
+        self.layout.tables.add(table)
+        self.append(Lookup(found, table, by, rows))
+        return found
+
     def norm(
         self, x: Register, name: str, width: int = 0, *, parts: int = 0, eps: float | None = None
     ) -> Register:
@@ -122,14 +133,20 @@ class Builder:
         if parts:
             self.layout.required[weight] = (parts, x.width // parts)
             self.layout.vectors.add(weight)
+        bias = ""
+        if self.decoder.norm_biases:
+            bias = f"{self.block}{name}.bias"
+            self.layout.required[bias] = self.layout.required[weight]
+            if parts:
+                self.layout.vectors.add(bias)
         if self.decoder.centered_norms:
             centered = self.value(x.width)
-            self.append(Center(centered, x))
+            self.append(Center(centered, x, 0 if parts else width))
             x = centered
         if eps is None:
             eps = self.decoder.norm_eps
         normed = self.value(x.width)
-        self.append(Norm(normed, x, weight, eps, parts or 1))
+        self.append(Norm(normed, x, weight, eps, parts or 1, bias=bias))
         return normed
 
     def norm_without_weight(self, x: Register, width: int) -> Register:
@@ -162,7 +179,8 @@ class Builder:
         widths = [width for _, width in names_and_widths]
         for name, width in zip(names, widths, strict=True):
             self.layout.required[f"{name}.weight"] = (width, x.width)
-            biases = self.layout.required if biased else self.layout.optional
+            is_biased = biased or name.removeprefix(self.block) in self.decoder.biases
+            biases = self.layout.required if is_biased else self.layout.optional
             biases[f"{name}.bias"] = (width,)
             # llama.cpp's converter stores BitNet's scale as a tensor of its own.
             self.layout.optional[f"{name}.scale"] = (1,)
@@ -301,9 +319,9 @@ class Builder:
         self.append(Scale(scaled, x, weight))
         return scaled
 
-    def gate(self, gate: Register, up: Register, activation: Activation) -> Register:
-        """``activation(gate) * up``."""
-        out = self.value(up.width)
+    def gate(self, gate: Register, up: Register | None, activation: Activation) -> Register:
+        """``activation(gate) * up``, or the activation alone."""
+        out = self.value(gate.width)
         self.append(Gate(out, gate, up, activation))
         return out
 
@@ -376,11 +394,13 @@ class Builder:
         scale: float,
         softcap: float = 0.0,
         sinks: str = "",
+        slopes: Sequence[float] = (),
     ) -> Register:
         """Values that the queries *q* read from *cache*, to which *k* and *v* are added first."""
         mixed = self.value(q.width)
         causal = self.decoder.causal
-        self.append(Attend(mixed, q, k, v, cache, kind, scale, softcap, causal, sinks))
+        falling = np.array(slopes, dtype=np.float32) if slopes else None
+        self.append(Attend(mixed, q, k, v, cache, kind, scale, softcap, causal, sinks, falling))
         return mixed
 
     def convolve(

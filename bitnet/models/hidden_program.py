@@ -106,6 +106,21 @@ class _Decoder:
         if decoder.basis and "token_embd.weight" in decoder.basis.embeddings:
             x = write.from_basis(x)
         write.mark("embed", x, in_layer=False)
+        return self._add_places(x)
+
+    def _add_places(self, x: Register) -> Register:
+        """*x* with the embeddings of texts and positions, and their norm."""
+        write, decoder = self.write, self._decoder
+        if decoder.text_rows:
+            x = write.add(x, write.lookup("token_types.weight", "text", decoder.text_rows))
+        if decoder.positions:
+            rows = write.lookup("position_embd.weight", "position", decoder.context_length)
+            x = write.add(x, rows)
+        if decoder.text_rows or decoder.positions:
+            write.mark("inpL", x, in_layer=False)
+        if decoder.embedding_norm:
+            x = write.norm(x, decoder.embedding_norm)
+            write.mark("inp_norm", x, in_layer=False)
         return x
 
     def _join(self, x: Register) -> Register:
@@ -127,17 +142,18 @@ class _Decoder:
             for mixer in branch.mixers
             if isinstance(mixer, Experts) and mixer.early
         }
+        block_input = x
         for branch in block:
-            x = self._branch(branch, x)
+            x = self._branch(branch, x, block_input if branch.parallel else x)
         if decoder.output_scale:
             x = write.scale(x, f"{write.block}{decoder.output_scale}.weight")
         write.mark("l_out", x)
         return x
 
-    def _branch(self, branch: Branch, x: Register) -> Register:
-        """``x + post_norm(mixer(norm(x)))``; mixers of one branch are added one after the other."""
+    def _branch(self, branch: Branch, x: Register, read: Register) -> Register:
+        """``x + post_norm(mixer(norm(read)))``; mixers of one branch are added one by one."""
         write = self.write
-        h = write.norm(x, branch.norm) if branch.norm else x
+        h = write.norm(read, branch.norm) if branch.norm else read
         for mixer in branch.mixers:
             if isinstance(mixer, Sum):
                 name = "ffn_out"
@@ -155,6 +171,8 @@ class _Decoder:
             if name:
                 write.mark(name, y)
             x = write.add(x, y)
+        if branch.stream_norm:
+            x = write.norm(x, branch.stream_norm)
         return x
 
     def _sum(self, sum_of: Sum, x: Register, scale: float) -> Register:
@@ -209,7 +227,8 @@ class _Decoder:
             x = write.norm(x, "nextn.shared_head_norm")
         else:
             write.block = ""
-            x = write.norm(x, decoder.final_norm)
+            if decoder.final_norm:
+                x = write.norm(x, decoder.final_norm)
         write.mark("result_norm", x, in_layer=False)
         if decoder.writes and write.is_in_basis(f"{self._head}.weight"):
             x = write.to_basis(x)

@@ -28,11 +28,13 @@ def feed_forward(
         gate, up = write.linears(h, (f"ffn_gate{suffix}", width), (f"ffn_up{suffix}", width))
     else:
         up = write.linear(h, f"ffn_up{suffix}", width)
-        gate = up
     if mixer.gated:
         write.mark("ffn_gate", gate)
     write.mark("ffn_up", up)
-    act = write.gate(gate, up, mixer.activation)  # (T, F)
+    if mixer.gated:
+        act = write.gate(gate, up, mixer.activation)  # (T, F)
+    else:
+        act = write.gate(up, None, mixer.activation)
     write.mark("ffn_act", act)
     if mixer.sub_norm:
         act = write.norm(act, "ffn_sub_norm")
@@ -116,7 +118,7 @@ def _inside_experts(write: Builder, mixer: Experts, x: Register, chosen: Registe
         gate, up = products("ffn_gate_exps", "ffn_up_exps")
     else:
         (up,) = products("ffn_up_exps")
-        gate = up
+        return write.gate(up, None, mixer.activation)
     return write.gate(gate, up, mixer.activation)
 
 

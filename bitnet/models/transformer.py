@@ -197,6 +197,12 @@ class Model:
                     hint="pass the whole text",
                 )
             needed = segment.cache.length + len(segment.tokens)
+            if self.config.positions and needed > self.config.context_length:
+                raise InferenceError(
+                    f"{needed:,} positions, the model has embeddings of "
+                    f"{self.config.context_length:,}",
+                    hint="shorten the text",
+                )
             if needed > segment.cache.capacity:
                 raise InferenceError(
                     f"{needed:,} positions, the context holds {segment.cache.capacity:,}",

@@ -95,12 +95,12 @@ public:
     }
 
     // *segments*: (tokens, position of the first, output rows, context, addresses of pages by table, state,
-    // what the program takes) each.
+    // what the program takes, and maybe where the second text begins) each.
     void run(const IdArray& tokens, const nb::list& segments, int64_t result, const OutFloats& out) {
         std::vector<Segment> all;
         for (nb::handle item : segments) {
             const auto it = nb::cast<nb::tuple>(item);
-            require(it.size() == 7, "a segment of no sense");
+            require(it.size() == 7 || it.size() == 8, "a segment of no sense");
             Segment& s = all.emplace_back();
             s.count = nb::cast<int64_t>(it[0]), s.start = nb::cast<int64_t>(it[1]);
             s.outputs = nb::cast<int64_t>(it[2]), s.context = nb::cast<int64_t>(it[3]);
@@ -113,6 +113,7 @@ public:
             s.state = state.data(), s.state_size = int64_t(state.size());
             const auto given = nb::cast<Floats>(it[6]);
             s.given = {given.data(), int64_t(given.size())};
+            if (it.size() == 8) s.second = nb::cast<int64_t>(it[7]);
         }
         const Computing computing;
         Graph::run(tokens.data(), int64_t(tokens.size()), all, result, out.data(), int64_t(out.size()));

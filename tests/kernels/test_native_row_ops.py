@@ -1,13 +1,14 @@
 """Norms, rope, gates and f16 of the compiled module against float64 NumPy."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 from single import compute
 
 from bitnet.base import native
-from bitnet.kernels.instructions import Gate, Norm
+from bitnet.kernels.instructions import Center, Gate, Norm
 from bitnet.kernels.mixer_instructions import Convolve, DeltaRule, SelectiveScan
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
@@ -20,6 +21,8 @@ NMSE = 1e-12
 GATES = {
     "silu": lambda g: g / (1 + np.exp(-g)),
     "gelu_tanh": lambda g: g / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))),
+    "gelu": lambda g: g * np.vectorize(math.erfc)(-g * 0.5**0.5) / 2,
+    "gelu_quick": lambda g: g / (1 + np.exp(-1.702 * g)),
     "relu_squared": lambda g: np.maximum(g, 0) ** 2,
     "relu": lambda g: np.maximum(g, 0),
 }
@@ -49,6 +52,25 @@ def test_rms_norm(shape, level):
     exact = x.astype(np.float64)
     expected = exact / np.sqrt(np.mean(exact**2, axis=1, keepdims=True) + 1e-5) * w
     assert nmse(out, expected) < NMSE
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_layer_norm_subtracts_means_and_adds_its_bias(parts, level):
+    x, w, b = random(5, 96), random(96, seed=2), random(96, seed=3)
+    ops, size = NativeOps(), 96 // parts
+    (centered,) = compute(ops, Center, {"x": x}, {"out": 96}, width=size)
+    how = {"weight": w, "bias": b, "eps": 1e-5, "parts": parts}
+    (out,) = compute(ops, Norm, {"x": centered}, {"out": 96}, **how)
+    groups = x.astype(np.float64).reshape(5, parts, size)
+    deviation = groups - groups.mean(axis=2, keepdims=True)
+    normed = deviation / np.sqrt(np.mean(deviation**2, axis=2, keepdims=True) + 1e-5)
+    assert nmse(out, normed.reshape(5, 96) * w + b) < NMSE
+
+
+def test_an_activation_alone_is_a_gate_of_ones(level):
+    x = random(3, 33)
+    alone = compute(NativeOps(), Gate, {"gate": x}, {"out": 33}, up=None, activation="gelu")[0]
+    np.testing.assert_array_equal(alone, gated(NativeOps(), x, np.ones_like(x), "gelu"))
 
 
 @pytest.mark.parametrize("pairs", [1, 10, 32])
@@ -84,7 +106,7 @@ def test_clamped_gates_are_the_references(activation, level):
     assert nmse(found, expected) < NMSE
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_quick", "gelu_tanh"])
 def test_a_gate_far_from_zero_is_the_identity_or_nothing(kind, level):
     g, up = np.array([[200.0, -200.0, 0.0]], dtype=np.float32), np.ones((1, 3), dtype=np.float32)
     out = gated(NativeOps(), g, up, kind)

@@ -176,6 +176,8 @@ def test_gates():
     expected = {
         "silu": [x / (1 + math.exp(-x)) for x in gate[0]],
         "gelu_tanh": [gelu(x) for x in gate[0]],
+        "gelu": [x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in gate[0]],
+        "gelu_quick": [x / (1 + math.exp(-1.702 * x)) for x in gate[0]],
         "relu_squared": [0, 0.25, 9],
         "relu": [0, 0.5, 3],
     }

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, LAYERS, in_encoding, tiny
+from tiny_models import FAMILIES, LAYERS, UNGATED, in_encoding, tiny
 
 from bitnet.base import native
 from bitnet.base.errors import InferenceError, UsageError
@@ -78,7 +78,7 @@ def test_a_batch_without_wanted_rows_only_fills_the_caches():
 def test_a_trace_names_every_step_and_ends_in_the_logits(architecture, ops):
     model = load_model(tiny(architecture), ops=ops())
     steps = [(name, value.copy()) for name, value in model.trace([5, 9], KVCache(model.config, 8))]
-    marks = BLOCK_MARKS if architecture != "arcee" else BLOCK_MARKS.replace("ffn_gate ", "")
+    marks = BLOCK_MARKS.replace("ffn_gate ", "") if architecture in UNGATED else BLOCK_MARKS
     blocks = [f"{name}-{layer}" for layer in range(LAYERS) for name in marks.split()]
     values = dict(steps)
     assert len(values) == len(steps)

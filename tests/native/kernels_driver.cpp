@@ -290,19 +290,21 @@ void run_graph(Results& results, int64_t tokens) {
         graph.add("Linear", fields({{"x", input}}).ints("outs", outs).weights("weights", weights).floats("biases", biases));
     };
     const auto norm_of = [&](int64_t to, int64_t from, Buffer<float>& weight, int64_t size, int64_t parts) {
-        graph.add("Norm", fields({{"out", to}, {"x", from}, {"parts", parts}}).floats("weight", {{weight.get(), size}}).real("eps", 1e-5));
+        graph.add("Norm", fields({{"out", to}, {"x", from}, {"parts", parts}}).floats("weight", {{weight.get(), size}})
+                              .floats("bias", {{size == kDim ? weight.get() : nullptr, size == kDim ? size : 0}}).real("eps", 1e-5));
     };
     graph.add("Embed", fields({{"out", x}}).weights("table", {matrix(table, kVocabulary, kDim)}).real("scale", 2.0));
     norm_of(h, x, norm, kDim, 2);
     linear(h, {qkv}, {scaled}, {{bias.get(), 3 * kQ}});
     graph.add("Split", fields({{"x", qkv}, {"groups", 1}}).ints("outs", {q, k, v}));
-    graph.add("Center", fields({{"out", v}, {"x", v}}));
+    graph.add("Center", fields({{"out", v}, {"x", v}, {"width", kHead}}));
     graph.add("Transpose", fields({{"out", mixed}, {"x", v}, {"rows", 3}, {"columns", kQ / 3 / 4}}));
     graph.add("Transpose", fields({{"out", v}, {"x", mixed}, {"rows", kQ / 3 / 4}, {"columns", 3}}));
     norm_of(q, q, head_norm, kHead, 1);
     for (const int64_t turned : {q, k}) graph.add("Rotate", fields({{"x", turned}, {"rotation", rotation}, {"head_dim", kHead}}));
-    graph.add("Attend", fields({{"out", mixed}, {"q", q}, {"k", k}, {"v", v}, {"table", keys_and_values}, {"place", 0}})
-                            .real("scale", 0.2).real("softcap", 30.0).floats("sinks", {{bias.get(), kHeads}}));
+    graph.add("Attend", fields({{"out", mixed}, {"q", q}, {"k", k}, {"v", v}, {"table", keys_and_values}, {"place", 0}, {"causal", 1}})
+                            .real("scale", 0.2).real("softcap", 30.0).floats("sinks", {{bias.get(), kHeads}})
+                            .floats("slopes", {{bias.get() + kHeads, kHeads}}));
     graph.add("Select", Fields().ints("registers", {x, mixed}));
     linear(mixed, {h}, {matrix(out, kDim, kQ)}, {{}});
     graph.add("Add", fields({{"x", x}, {"y", h}}));
@@ -331,7 +333,8 @@ void run_rows(Results& results, int64_t rows, int64_t cols) {
     add("rms_norm");
     for (const bitnet::Gate kind : {bitnet::Gate::silu, bitnet::Gate::gelu_tanh, bitnet::Gate::relu2,
                                     bitnet::Gate::relu, bitnet::Gate::sigmoid, bitnet::Gate::silu_clamped,
-                                    bitnet::Gate::swiglu_oai, bitnet::Gate::identity}) {
+                                    bitnet::Gate::swiglu_oai, bitnet::Gate::identity,
+                                    bitnet::Gate::gelu, bitnet::Gate::gelu_quick}) {
         kernels.gate(kind, x.get(), x.get(), rows * cols, out.get());
         add("gate");
     }

@@ -32,6 +32,7 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 96,
 }
+GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 64}
 DENSE = {
     "gemma4-e2b": (
         "Gemma4",
@@ -189,6 +190,10 @@ DENSE = {
     "command-r7b": ("Cohere2", {"num_hidden_layers": 5, "sliding_window": 6, "logit_scale": 0.25}),
     "minicpm": ("MiniCPM", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}),
     "glm4": ("Glm4", {"head_dim": 32}),
+    "gpt2": ("GPT2", GPT2),
+    "gpt2-other-width": ("GPT2", GPT2 | {"n_inner": 96, "activation_function": "gelu_fast"}),
+    "starcoder": ("GPTBigCode", GPT2),
+    "starcoder-other-width": ("GPTBigCode", GPT2 | {"n_inner": 96}),
     "glm4-without-biases": ("Glm4", {"head_dim": 16, "attention_bias": False}),
     "gemma3-linear-rope": (
         "Gemma3",

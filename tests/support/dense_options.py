@@ -111,6 +111,20 @@ DENSE = {
     ),
     "Gemma4": _gemma4,
     "Glm4": lambda _layers: optional(attention_bias=BIAS),
+    "GPTBigCode": lambda _layers: optional(
+        layer_norm_epsilon=st.sampled_from([1e-6, 1e-5, 1e-3]),
+        multi_query=st.sampled_from([True, True, False]),
+        n_inner=st.sampled_from([None, 48, 96]),
+        scale_attn_weights=st.sampled_from([True, True, True, False]),
+    ),
+    "GPT2": lambda _layers: optional(
+        activation_function=st.sampled_from(["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"]),
+        layer_norm_epsilon=st.sampled_from([1e-6, 1e-5, 1e-3]),
+        n_inner=st.sampled_from([None, 48, 96]),
+        reorder_and_upcast_attn=BIAS,
+        scale_attn_by_inverse_layer_idx=RARELY,
+        scale_attn_weights=st.sampled_from([True, True, True, False]),
+    ),
     "Granite": lambda _layers: optional(
         attention_bias=BIAS,
         mlp_bias=BIAS,

@@ -36,6 +36,8 @@ ONLINE = {
     "linear_class": "autobitlinear",
     "quantization_mode": "online",
 }
+# Classes whose names do not follow from their kind.
+_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 TOKENS = np.random.default_rng(3).integers(3, 96, 24).tolist()
 
 
@@ -47,7 +49,8 @@ def random_model(kind, options, seed=0):
     text = "Text" if kind in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{kind}{text}Config")(**options)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    named = _CLASSES.get(kind, f"{kind}ForCausalLM")
+    model = getattr(transformers, named)(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Initial norms of one and biases of zero would hide a mix-up.

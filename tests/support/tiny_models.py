@@ -44,6 +44,7 @@ FAMILIES = (
     "gemma2",
     "gemma3",
     "glm4",
+    "gpt2",
     "granite",
     "helium",
     "hunyuan-dense",
@@ -56,8 +57,13 @@ FAMILIES = (
     "qwen3",
     "seed_oss",
     "smollm3",
+    "starcoder",
 )
 
+#: Families whose norms subtract means.
+LAYER_NORMS = ("cohere2", "gpt2", "starcoder")
+#: Families whose networks have no gate.
+UNGATED = ("arcee", "gpt2", "starcoder")
 #: Families whose layers differ in shape.
 LAYERED = ("deepseek2", "gemma4")
 #: Families with states of fixed size in some of their layers.
@@ -192,8 +198,10 @@ def metadata(architecture, **more):
         keys = KEYS | _gemma4(more) | more
     if architecture == "deepseek2":
         keys = KEYS | EXPERTS | LATENT | more
+    if architecture in LAYER_NORMS:
+        keys = {"attention.layer_norm_epsilon": 1e-5} | keys
     if architecture == "cohere2":
-        keys = {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.5} | keys
+        keys = {"logit_scale": 0.5} | keys
     if architecture == "minicpm":
         scales = {"embedding_scale": 2.0, "residual_scale": 0.7, "logit_scale": 1.5}
         keys = scales | keys

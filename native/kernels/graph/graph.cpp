@@ -45,7 +45,7 @@ void Graph::set_state(int64_t size) {
 
 void Graph::add(std::string_view instruction, const Operands& its) {
     static const std::map<std::string_view, Builder Graph::*> builders = {
-        {"Embed", &Graph::embed}, {"Take", &Graph::take}, {"Norm", &Graph::norm}, {"Center", &Graph::center},
+        {"Embed", &Graph::embed}, {"Lookup", &Graph::lookup}, {"Take", &Graph::take}, {"Norm", &Graph::norm}, {"Center", &Graph::center},
         {"Linear", &Graph::linear},        {"Split", &Graph::split}, {"Join", &Graph::join}, {"Transpose", &Graph::transpose}, {"Rotate", &Graph::rotate},
         {"Temper", &Graph::temper}, {"Attend", &Graph::attend}, {"Convolve", &Graph::convolve},
         {"DeltaRule", &Graph::delta_rule}, {"SelectiveScan", &Graph::selective_scan}, {"Gate", &Graph::gate},
@@ -124,6 +124,7 @@ int Graph::add_rotation(int64_t pairs, bool half) {
 void Graph::check(const std::vector<Segment>& segments) const {
     for (const Segment& s : segments) {
         require(s.count > 0 && s.start >= 0 && s.outputs >= 0 && s.outputs <= s.count, "a segment of no sense");
+        require(s.start <= positions_ - s.count, "a position is behind the last that the model has");
         require(s.context >= 0 && s.context < int64_t(contexts_.size()), "no such context");
         require(s.pages.size() == tables_.size(), "pages of another number of tables");
         require(s.state_size == state_size_, "a state of another size");

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <mutex>
 
 #include "ops/linear.hpp"
@@ -29,6 +30,7 @@ struct Segment {
     std::vector<std::vector<int16_t*>> pages;
     float* state = nullptr;  // of its layers with a state of fixed size
     int64_t state_size = 0;
+    int64_t second = std::numeric_limits<int64_t>::max();  // position from which on tokens are the second text's
     FloatArray given;  // what the program takes for each token, (count, width)
 };
 
@@ -127,7 +129,7 @@ private:
 
     // One for each kind of instruction.
     using Builder = void(const Operands& its);
-    Builder embed, take, norm, center, linear, split, join, transpose, rotate, temper, attend, convolve, delta_rule,
+    Builder embed, lookup, take, norm, center, linear, split, join, transpose, rotate, temper, attend, convolve, delta_rule,
         selective_scan, gate, route, enumerate, expert_linear, combine, hadamard, add_to, scale, select;
 
     int known(int64_t r) const;
@@ -158,6 +160,7 @@ private:
     std::vector<Register> registers_;
     std::vector<int64_t> widths_, offsets_;  // of places
     int64_t total_width_ = 0, state_size_ = 0, vocabulary_ = 0, taken_ = 0;
+    int64_t positions_ = std::numeric_limits<int64_t>::max();  // that have a row in every table of positions
     bool selected_ = false;  // what is added runs on the rows of the outputs
     std::vector<Table> tables_;
     std::vector<Stage> stages_;

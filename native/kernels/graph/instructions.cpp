@@ -46,6 +46,21 @@ bool share_inputs(const std::vector<Matrix>& matrices) {
 
 }  // namespace
 
+namespace {
+
+// Row *id* of a *table* of embeddings.
+void read_row(const Matrix& table, int64_t id, float* x) {
+    float* all = table.cols == table.inputs
+                     ? x
+                     : reinterpret_cast<float*>(thread_scratch(size_t(table.cols) * sizeof(float)));
+    decode_row(table.type, table.data, table.rows, table.cols, id, table.scale, all);
+    if (all != x) std::copy(all, all + table.inputs, x);
+    if (table.factors)
+        for (int64_t i = 0; i < table.inputs; ++i) x[i] *= table.factors[table.n_factors == 1 ? 0 : id];
+}
+
+}  // namespace
+
 void Graph::embed(const Operands& its) {
     const int out = reg(its, "out");
     const Matrix given = its.matrices("table").at(0).at(0), table = shaped(given, width(out), given.rows);
@@ -55,15 +70,24 @@ void Graph::embed(const Operands& its) {
         [=](int64_t row) {
             const int64_t id = pass_->of_row[size_t(row)].token;
             float* x = at(out, row);
-            float* all = table.cols == table.inputs
-                             ? x
-                             : reinterpret_cast<float*>(thread_scratch(size_t(table.cols) * sizeof(float)));
-            decode_row(table.type, table.data, table.rows, table.cols, id, table.scale, all);
-            if (all != x) std::copy(all, all + table.inputs, x);
-            if (table.factors)
-                for (int64_t i = 0; i < table.inputs; ++i) x[i] *= table.factors[table.n_factors == 1 ? 0 : id];
+            read_row(table, id, x);
             if (scale != 1.0f)
                 for (int64_t i = 0; i < table.inputs; ++i) x[i] *= scale;
+        },
+        [=] { count_call(Op::embed, table.type); });
+}
+
+void Graph::lookup(const Operands& its) {
+    const int out = reg(its, "out");
+    const Matrix given = its.matrices("table").at(0).at(0), table = shaped(given, width(out), given.rows);
+    const bool by_position = its.text("by") == "position";
+    require(by_position || its.text("by") == "text", "rows of a table by something unknown");
+    if (by_position) positions_ = std::min(positions_, table.rows);
+    add_row(
+        [=](int64_t row) {
+            const Row& it = pass_->of_row[size_t(row)];
+            const int64_t text = it.position >= segment(it).second ? 1 : 0;
+            read_row(table, by_position ? it.position : std::min(text, table.rows - 1), at(out, row));
         },
         [=] { count_call(Op::embed, table.type); });
 }
@@ -92,10 +116,13 @@ void Graph::norm(const Operands& its) {
             "the norm has another width");
     const int64_t group = weight.size / parts;
     const float eps = its.real("eps");
+    const float* bias = floats(its, "bias", weight.size, "the bias has another width");
     add_row(
         [=](int64_t row) {
             for (int64_t i = 0; i < width(x); i += group)
                 active().rms_norm(at(x, row) + i, weight.data + i % weight.size, group, eps, at(out, row) + i);
+            float* to = at(out, row);
+            for (int64_t i = 0; bias && i < width(x); ++i) to[i] += bias[i % weight.size];
         },
         [] { count_call(Op::rms_norm); });
 }
@@ -103,12 +130,16 @@ void Graph::norm(const Operands& its) {
 void Graph::center(const Operands& its) {
     const int out = reg(its, "out"), x = reg(its, "x");
     require(width(out) == width(x), "widths differ");
+    const int64_t own = its.integer("width"), group = own > 0 ? own : width(x);
+    require(width(x) % group == 0, "the groups are not whole");
     add_row([=](int64_t row) {
         const int64_t n = width(x);
         const float* from = at(x, row);
         float* to = at(out, row);
-        const float mean = float(std::accumulate(from, from + n, 0.0) / double(n));
-        for (int64_t i = 0; i < n; ++i) to[i] = from[i] - mean;
+        for (int64_t begin = 0; begin < n; begin += group) {
+            const float mean = float(std::accumulate(from + begin, from + begin + group, 0.0) / double(group));
+            for (int64_t i = begin; i < begin + group; ++i) to[i] = from[i] - mean;
+        }
     });
 }
 
@@ -240,6 +271,8 @@ void Graph::attend(const Operands& its) {
     same.heads = width(q) / table.head_dim, same.kv_heads = table.kv_heads, same.head_dim = table.head_dim;
     same.scale = its.real("scale"), same.softcap = its.real("softcap");
     same.sinks = floats(its, "sinks", same.heads, "sinks must be one per head");
+    same.slopes = floats(its, "slopes", same.heads, "slopes must be one per head");
+    same.causal = its.integer("causal") != 0;
     check_scores(same.scale, same.softcap);
     if (!k.empty()) {
         add_row([=, k = k[0], v = v[0]](int64_t row) {
@@ -346,10 +379,14 @@ void Graph::selective_scan(const Operands& its) {
 }
 
 void Graph::gate(const Operands& its) {
-    const int out = reg(its, "out"), g = reg(its, "gate"), up = reg(its, "up");
+    const int out = reg(its, "out"), g = reg(its, "gate");
+    const std::vector<int> ups = regs(its, "up");
     const Gate kind = gate_of(its.text("activation"));
+    const int up = ups.empty() ? g : ups[0];
     require(width(out) == width(g) && width(out) == width(up) && out != g && out != up, "widths differ");
-    add_row([=](int64_t row) { active().gate(kind, at(g, row), at(up, row), width(out), at(out, row)); },
+    if (ups.empty()) ones_.emplace_back(size_t(width(out)), 1.0f);
+    const float* ones = ups.empty() ? ones_.back().data() : nullptr;
+    add_row([=](int64_t row) { active().gate(kind, at(g, row), ones ? ones : at(up, row), width(out), at(out, row)); },
             [] { count_call(Op::gate); });
 }
 

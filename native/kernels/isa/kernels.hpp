@@ -114,7 +114,8 @@ constexpr int64_t head_words(int64_t dim, KvType type) {
     return kKeyBlock * (type == KvType::q8 ? code_width(dim) / 2 + 1 : code_width(dim) + 2);
 }
 
-// Attention of *tokens* queries at positions start, start+1, ... over all keys up to their own. Those of
+// Attention of *tokens* queries at positions start, start+1, ... over all keys up to their own, or, if it is not causal, over
+// all keys of the sequence, which ends with the last query. Those of
 // positions 64i .. 64i+63 are in page i: at layer_offset the keys of all heads, then their values.
 struct AttentionArgs {
     const float* q = nullptr;  // (tokens, heads, head_dim)
@@ -125,11 +126,18 @@ struct AttentionArgs {
     int64_t window = 0;                  // keys a query sees, itself included; 0: all
     float scale = 1.0f, softcap = 0.0f;  // softcap 0: none
     const float* sinks = nullptr;        // (heads,), scores of one more key of each head, whose value is 0; null: none
+    const float* slopes = nullptr;       // (heads,), what a score loses per position between query and key (ALiBi); null: nothing
+    bool causal = true;
     float* out = nullptr;                // (tokens, heads, head_dim)
 
     int64_t first_key(int64_t t) const {
         const int64_t first = start + t + 1 - window;
         return window > 0 && first > 0 ? first : 0;
+    }
+    int64_t end_key(int64_t t) const {
+        const int64_t end = start + tokens;
+        if (causal) return start + t + 1;
+        return window > 0 ? std::min(end, start + t + window) : end;
     }
 };
 
@@ -148,7 +156,7 @@ inline int64_t attend_scratch(int64_t rows, int64_t dim) {
     return 2 * rows + rows * code_width(dim) / 2 + kKeyBlock / 2 + PartialAttention::floats(rows + 2, dim);
 }
 
-enum class Gate : int { silu, gelu_tanh, relu2, relu, sigmoid, silu_clamped, swiglu_oai, identity };
+enum class Gate : int { silu, gelu_tanh, relu2, relu, sigmoid, silu_clamped, swiglu_oai, identity, gelu, gelu_quick };
 
 struct RopeArgs {
     const float* x = nullptr;               // (tokens, heads, head_dim)

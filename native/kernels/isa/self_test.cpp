@@ -280,7 +280,7 @@ bool row_ops_agree(const Kernels& k) {
     const std::vector<float> x = random.units(kCols), w = random.units(kCols);
     const auto near = [&](auto run) { return agrees<float>(k, kCols, false, run); };
     for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid,
-                            Gate::silu_clamped, Gate::swiglu_oai, Gate::identity})
+                            Gate::silu_clamped, Gate::swiglu_oai, Gate::identity, Gate::gelu, Gate::gelu_quick})
         if (!near([&](const Kernels& its, float* out) { its.gate(kind, x.data(), w.data(), kCols - 3, out); })) return false;
     for (const bool half : {true, false}) {
         RopeArgs a;
@@ -333,12 +333,15 @@ bool attention_agrees(KvType type, const Kernels& k) {
     const auto floats = size_t(PartialAttention::floats(rows, a.head_dim));
     std::vector<float> got(floats), expected(floats);
     auto* scratch = reinterpret_cast<float*>(thread_scratch(size_t(attend_scratch(rows, a.head_dim)) * sizeof(float)));
-    for (int64_t head = 0; head < a.kv_heads; ++head)
-        for (const int64_t tokens : {int64_t(2), a.tokens}) {  // a few rows, and enough for tiles and for a rest
-            scalar_kernels().attend(a, head, 0, tokens, 0, 1, expected.data(), scratch);
-            k.attend(a, head, 0, tokens, 0, 1, got.data(), scratch);
-            if (!close(got, expected, true)) return false;
-        }
+    for (const bool causal : {true, false}) {
+        a.causal = causal, a.slopes = causal ? nullptr : q.data();
+        for (int64_t head = 0; head < a.kv_heads; ++head)
+            for (const int64_t tokens : {int64_t(2), a.tokens}) {  // a few rows, and enough for tiles and for a rest
+                scalar_kernels().attend(a, head, 0, tokens, 0, 1, expected.data(), scratch);
+                k.attend(a, head, 0, tokens, 0, 1, got.data(), scratch);
+                if (!close(got, expected, true)) return false;
+            }
+    }
     return true;
 }
 

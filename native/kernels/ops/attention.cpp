@@ -72,7 +72,7 @@ void attention(const std::vector<AttentionArgs>& batch) {
             for (int64_t head = 0; head < a.kv_heads; ++head) {
                 Unit unit{&a, head, block * size, std::min(a.tokens, (block + 1) * size), 0, 0, -1};
                 unit.first = a.first_key(unit.t0) / kSplitKeys;
-                unit.last = (a.start + unit.t1 - 1) / kSplitKeys + 1;
+                unit.last = (a.end_key(unit.t1 - 1) - 1) / kSplitKeys + 1;
                 if (few && unit.last - unit.first > 1) {
                     unit.partials = shared;
                     shared += (unit.last - unit.first) * unit.floats();

@@ -29,6 +29,8 @@ inline void look(const AttentionArgs& a, const QueryRow& row, float octave, floa
         softcap(score + row.first, row.last - row.first, a.softcap, score + row.first);
         for (int i = row.first; i < row.last; ++i) score[i] *= octave;
     }
+    if (row.slope != 0.0f)
+        for (int i = row.first; i < row.last; ++i) score[i] -= row.slope * octave * float(row.at < i ? i - row.at : row.at - i);
     for (int i = 0; i < row.first; ++i) score[i] = -INFINITY;
     for (int i = row.last; i < kKeyBlock; ++i) score[i] = -INFINITY;
     Parts part;
@@ -102,8 +104,9 @@ struct Block {
         int64_t t = t0 + r / group, end = (r / group + 1) * group;
         for (int n = 0; n < count; ++n) {
             if (r + n == end) ++t, end += group;
+            const float slope = a.slopes ? a.slopes[kv_head * group + (r + n) % group] : 0.0f;
             out[n] = {int(std::clamp<int64_t>(a.first_key(t) - base, 0, kKeyBlock)),
-                      int(std::clamp<int64_t>(a.start + t + 1 - base, 0, kKeyBlock)), 1.0f, 0.0f};
+                      int(std::clamp<int64_t>(a.end_key(t) - base, 0, kKeyBlock)), int(a.start + t - base), slope, 1.0f, 0.0f};
         }
     }
 
@@ -232,11 +235,11 @@ struct Block {
         std::fill_n(part.acc, rows * width, 0.0f), std::fill_n(part.top, rows, -INFINITY), std::fill_n(part.sum, rows, 0.0f);
         for (int64_t p = split * kSplitPages; p < (split + 1) * kSplitPages; ++p) {
             const int64_t base = p * kKeyBlock;
-            if (base >= a.start + t1) break;
+            if (base >= a.end_key(t1 - 1)) break;
             if (base + kKeyBlock <= a.first_key(t0)) continue;
             const int16_t* page = a.pages[p] + a.layer_offset;
             const Page keys(page, kv_head, a.head_dim), values(page, a.kv_heads + kv_head, a.head_dim);
-            const bool end = base + kKeyBlock >= a.start + t1;
+            const bool end = base + kKeyBlock >= a.end_key(t1 - 1);
             const Code* next = end ? keys.codes : Page(a.pages[p + 1] + a.layer_offset, kv_head, a.head_dim).codes;
             form.take_page(keys, values);
             constexpr int kTogether = kFetch ? 1 : 4;

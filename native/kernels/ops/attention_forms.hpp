@@ -12,6 +12,8 @@ namespace {
 // What a row (a query of one head) sees of the page at hand, and what the page changes of it.
 struct QueryRow {
     int first, last;
+    int at;                // place of the query, seen from the first key of the page
+    float slope;           // what a score loses per position between query and key
     float before, factor;  // of the sum so far, and of a sum of codes
     bool sees() const { return first < last; }
 

@@ -133,6 +133,8 @@ inline void gate(Gate kind, const float* gates, const float* ups, int64_t n, flo
             return each([](float g, float u) {
                 return g / (1.0f + exp_fast(-(1.5957691216f * (g + 0.044715f * g * g * g)))) * u;
             });
+        case Gate::gelu: return each([](float g, float u) { return g * normal_share(g) * u; });
+        case Gate::gelu_quick: return each([](float g, float u) { return g / (1.0f + exp_fast(-1.702f * g)) * u; });
         case Gate::relu2:
             return each([](float g, float u) { return (g < 0.0f ? 0.0f : g) * (g < 0.0f ? 0.0f : g) * u; });
         case Gate::relu: return each([](float g, float u) { return (g < 0.0f ? 0.0f : g) * u; });

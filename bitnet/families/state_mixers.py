@@ -1,0 +1,87 @@
+"""Mixers of a block with a state of fixed size: linear attention, convolutions, state spaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class State:
+    """A cache of fixed size: the last inputs of a convolution, or a matrix per head."""
+
+    size: int  # numbers
+
+
+@dataclass(frozen=True, eq=False)
+class DeltaNet:
+    """Linear attention by the gated delta rule (arXiv:2412.06464), behind a short convolution."""
+
+    heads: int  # of values, each with a matrix of keys by values
+    key_heads: int  # of queries and keys; each serves ``heads / key_heads`` heads
+    key_dim: int  # width of a query or key
+    value_dim: int  # width of a value
+    kernel: int  # positions of the convolution
+    # neighbouring heads share a key head, as in transformers' folders; otherwise every key_heads-th
+    # head does, as in GGUF
+    grouped: bool
+
+    @property
+    def keys_width(self) -> int:
+        """Width of all queries, and of all keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values_width(self) -> int:
+        """Width of all values."""
+        return self.heads * self.value_dim
+
+    @property
+    def conv_columns(self) -> int:
+        """Columns of the convolution: queries, keys and values."""
+        return 2 * self.keys_width + self.values_width
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution, and the matrices."""
+        return State((self.kernel - 1) * self.conv_columns + self.key_dim * self.values_width)
+
+
+@dataclass(frozen=True, eq=False)
+class ShortConvolution:
+    """A convolution of gated inputs, gated again: ``out(c * convolution(b * v))``."""
+
+    width: int  # of each of ``b``, ``c`` and ``v``, which are one product of the input
+    kernel: int  # positions of the convolution
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution."""
+        return State((self.kernel - 1) * self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class Mamba2:
+    """A state space with one decay per head (arXiv:2405.21060), behind a short convolution."""
+
+    heads: int  # each with a state of *state_size* by *head_dim*
+    head_dim: int  # width of a head
+    groups: int  # of inputs and outputs of states; neighbouring heads share one
+    state_size: int  # rows of a state
+    kernel: int  # positions of the convolution
+    norm_groups: int = 1  # parts of the result with a norm of their own; 0: it has no norm
+    norm_first: bool = False  # the norm is before the gate; otherwise behind it
+
+    @property
+    def width(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_columns(self) -> int:
+        """Columns of the convolution: all heads, and the inputs and outputs of their states."""
+        return self.width + 2 * self.groups * self.state_size
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution, and the states of all heads."""
+        return State((self.kernel - 1) * self.conv_columns + self.width * self.state_size)

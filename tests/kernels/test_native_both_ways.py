@@ -1,0 +1,96 @@
+"""Attention that sees later keys, or less of far ones, and rows of tables, when compiled."""
+
+import numpy as np
+import pytest
+
+from bitnet.base import native
+from bitnet.families.blocks import Attention, Branch, KeysValues, ModelConfig
+from bitnet.kernels.instructions import Attend, Embed, Lookup
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.program import Interpreter, Pass, Program, Register, Segment
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.quants import types
+from bitnet.quants.weight import Weight
+
+NATIVE = native.module()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
+
+NMSE = 1e-7  # of 16 bits of queries, keys, weights and values
+HEADS, KV_HEADS, HEAD_DIM = 6, 3, 40
+
+
+def attend(ops, dtype, tokens, *, window, causal, slopes):
+    """Results of random queries, keys and values of *tokens* positions, on *ops*."""
+    draw = np.random.default_rng(tokens)
+    q, k, v, out = (Register(name, width * HEAD_DIM) for name, width in _WIDTHS)
+    kind = KeysValues(KV_HEADS, HEAD_DIM, window)
+    its = Attention(HEADS, KV_HEADS, HEAD_DIM, rope=None, scale=0.2, alibi=8.0 if slopes else 0.0)
+    slope = np.array(its.slopes, dtype=np.float32) if slopes else None
+    step = Attend(out, q, k, v, 0, kind, 0.2, 0.0, causal, "", slope)
+    config = ModelConfig(
+        "test", HEAD_DIM, 8, 512, 1e-5, blocks=((Branch("", (its,)),),), kv_type="f16"
+    )
+    cache = KVCache(config, 512, dtype=dtype)
+    on = Pass(Program((step,), (kind,), out), {}, ops, [Segment([0] * tokens, cache, "all")])
+    for register in (q, k, v):
+        values = draw.standard_normal((tokens, register.width))
+        on.registers[register] = values.astype(np.float64 if dtype == np.float64 else np.float32)
+    ops.run(step, on)
+    return on.registers[out]
+
+
+_WIDTHS = (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS), ("out", HEADS))
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 70, 300])
+@pytest.mark.parametrize("window", [0, 5, 100])
+@pytest.mark.parametrize(("causal", "slopes"), [(False, False), (False, True), (True, True)])
+def test_attention_is_the_references_and_has_the_same_bits_at_every_level(
+    tokens, window, causal, slopes
+):
+    how = {"window": window, "causal": causal, "slopes": slopes}
+    expected = attend(ReferenceOps(dtype=np.float64), np.float64, tokens, **how)
+    before, results = NATIVE.kernel_level(), []
+    for level in NATIVE.kernel_levels():
+        NATIVE.set_kernel_level(level)
+        results.append(attend(NativeOps(threads=2), np.int16, tokens, **how))
+    NATIVE.set_kernel_level(before)
+    assert np.sum((results[0] - expected) ** 2) / np.sum(expected**2) < NMSE
+    assert len({result.tobytes() for result in results}) == 1
+
+
+def test_slopes_are_those_of_the_paper():
+    def slopes(heads):
+        return Attention(heads, heads, 8, rope=None, scale=1.0, alibi=8.0).slopes
+
+    assert slopes(8) == tuple(2.0 ** -(head + 1) for head in range(8))
+    assert slopes(6) == tuple(2.0**-power for power in (2, 4, 6, 8, 1, 3))
+    assert Attention(4, 4, 8, rope=None, scale=1.0).slopes == ()
+
+
+def test_rows_of_tables_follow_positions_and_texts():
+    ops = NativeOps()
+    rows = np.arange(5 * 8, dtype="<f4").reshape(5, 8)
+    table = Weight("t", (5, 8), types.by_name("F32"), rows.reshape(-1).view(np.uint8))
+    weights = {"table": ops.prepare(table, looked_up=True)}
+    config = ModelConfig("test", 8, 8, 5, 1e-5, blocks=((),))
+    expected = {"position": [0, 1, 2, 3], "text": [0, 0, 1, 1]}
+    out = Register("out", 8)
+    for by, numbers in expected.items():
+        steps = Embed(out, "table", 1.0), Lookup(out, "table", by, 5)
+        program = Program(steps, (), out)
+        for run in (ops.compile(program, weights), Interpreter(program, weights, ops).run):
+            segment = Segment([0] * 4, KVCache(config, 64), "all", second=2)
+            np.testing.assert_array_equal(run([segment]), rows[numbers])
+
+
+def test_a_position_without_a_row_is_refused():
+    ops = NativeOps()
+    table = Weight("t", (5, 8), types.by_name("F32"), np.zeros(40, "<f4").view(np.uint8))
+    out = Register("out", 8)
+    program = Program((Lookup(out, "table", "position", 5),), (), out)
+    run = ops.compile(program, {"table": ops.prepare(table, looked_up=True)})
+    config = ModelConfig("test", 8, 8, 5, 1e-5, blocks=((),))
+    with pytest.raises(ValueError, match="behind the last"):
+        run([Segment([0] * 6, KVCache(config, 64), "all")])
