@@ -37,6 +37,7 @@ class Finding:
     hint: str = ""  # what helps; empty without a problem
     exit_code: int = 0  # of a command that ends because of it; 0 leaves it to the command
     duration_s: float | None = None  # time the check took, ``None`` if irrelevant
+    details: tuple[str, ...] = ()  # further lines, such as one for each file
 
     @classmethod
     def of(cls, subject: str, error: BitnetError) -> Finding:
@@ -59,13 +60,16 @@ class Finding:
 
     def facts(self) -> dict[str, Any]:
         """The finding as JSON values."""
-        return {
+        facts: dict[str, Any] = {
             "severity": self.severity,
             "subject": self.subject,
             "text": self.text,
             "hint": as_started(self.hint),
             "duration_s": self.duration_s,
         }
+        if self.details:
+            facts["details"] = list(self.details)
+        return facts
 
 
 def status_of(findings: Iterable[Finding]) -> Status:
@@ -81,8 +85,9 @@ def worst(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def render(findings: Iterable[Finding]) -> Iterator[str]:
-    """Findings as text, one per line, with hints below problems and warnings."""
+    """Findings as text, one per line, with details and hints of problems and warnings below."""
     for finding in findings:
         yield str(finding)
+        yield from (f"  {line}" for line in finding.details)
         if finding.hint and finding.severity in ("failed", "warning"):
             yield f"  {as_started(finding.hint)}"

@@ -53,9 +53,9 @@ def verify(
     """Check a model, its tokenizer and one pass of it.
 
     One verdict for each check: file, identity, metadata, tensors, weights, family, tokenizer,
-    vocabulary, template, stop ids, one forward pass. Ends with exit code 15 when one failed; what
-    is not a model at all ends with the exit code that it has everywhere, 13 or 19. A model that
-    nothing identifies (no attestation, no digest, none that this version knows) is UNPINNED at
+    files, vocabulary, template, stop ids, one forward pass. Ends with exit code 15 when one failed;
+    what is not a model at all ends with the exit code that it has everywhere, 13 or 19. A model
+    that nothing identifies (no attestation, no digest, none that this version knows) is UNPINNED at
     best.
     """
     from bitnet.verify import Pin

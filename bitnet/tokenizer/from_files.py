@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # As transformers prefers them, with the exception in ``tokenizer_names``.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
+# Files of two kinds of tokenizers: without tokenizer.json nothing says which one is the model's.
+_UNDECIDED = (("tokenizer.model", "tekken.json"), ("tokenizer.model", "vocab.json"))
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
 _GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "RobertaTokenizerFast")
 
@@ -63,7 +65,11 @@ def spec_from_file(
 
 
 def tokenizer_names(files: Inventory) -> list[str]:
-    """Names of the tokenizer files in a folder, the one that transformers reads first."""
+    """Names of the tokenizer files in a folder, the one that transformers reads first.
+
+    Raises:
+        Unsupported: nothing says which of two files that cannot agree is the model's.
+    """
     names = [name for name in TOKENIZER_FILES if name in files]
     if "vocab.json" in names and "merges.txt" not in files:  # as of CTC models of speech
         names.remove("vocab.json")
@@ -72,6 +78,13 @@ def tokenizer_names(files: Inventory) -> list[str]:
         if isinstance(config, dict) and prefers_tekken(config):
             names.remove("tekken.json")
             names.insert(0, "tekken.json")
+    if tuple(names[:2]) in _UNDECIDED:
+        first, second = names[:2]
+        raise Unsupported(
+            f"{files.root} has {first} and {second}, which are different tokenizers, and"
+            " nothing says which one the model was trained with",
+            hint=f"name the right one: --tokenizer {word(files.root / second)}",
+        )
     return names
 
 
@@ -90,12 +103,6 @@ def spec_from_folder(
             " - tekken.json (Mistral)\n"
             f"in {folder}",
             hint="put one of them there, or name a file with --tokenizer FILE",
-        )
-    if names[:2] == ["tokenizer.model", "tekken.json"]:
-        raise Unsupported(
-            f"{folder} has tokenizer.model and tekken.json, which are different tokenizers, and"
-            " nothing says which one the model was trained with",
-            hint=f"name the right one: --tokenizer {word(folder / 'tekken.json')}",
         )
     spec = spec_from_file(folder / names[0], pre=pre, files=files)
     logger.info("tokenizer found: %s (%s)", spec.source, spec.model)

@@ -238,8 +238,11 @@ class _Reading:
             if not isinstance(decoder, dict):
                 raise self._refuse("added_tokens_decoder", decoder, "is not an object")
             return dict(self._decoder_entry(key, value) for key, value in decoder.items())
-        names = (self._config.get(role) for role in ROLES)
-        special = {*map(read_token_text, names), *map(read_token_text, self._declared_special)}
+        special = {self._text_when_declared(role, self._config.get(role)) for role in ROLES}
+        special |= {
+            self._text_when_declared("extra_special_tokens", value)
+            for value in self._declared_special
+        }
         tokens: dict[int, Token] = {}
         for text, id in self._side.added_file.items():
             if type(id) is not int:
@@ -250,6 +253,14 @@ class _Reading:
         for entry in self._file.get("added_tokens") or ():
             tokens[entry["id"]] = self._declare(_token(entry["content"], **_flags(entry)))
         return tokens
+
+    def _text_when_declared(self, key: str, value: Any) -> str | None:
+        """Text of a special token while transformers reads ``added_tokens.json``.
+
+        Objects of ``tokenizer_config.json`` are not tokens yet, those of the other file are.
+        """
+        is_text = isinstance(value, str) or key in self._side.special_map
+        return read_token_text(value) if is_text else None
 
     def _declare(self, token: Token) -> Token:
         """*token*, remembered by its text, also if another one takes its id."""

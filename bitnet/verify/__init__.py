@@ -20,6 +20,7 @@ from bitnet.base.files import digest_of
 from bitnet.base.findings import Finding, worst
 from bitnet.base.invocation import word
 from bitnet.base.progress import human_size
+from bitnet.base.tables import quantity
 from bitnet.formats.containers import container_of, open_checkpoint
 from bitnet.formats.gguf_audit import audit, code_counts
 from bitnet.models.hidden_program import layout
@@ -28,6 +29,7 @@ from bitnet.models.transformer import differences
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.comparison import compatibility, measure_agreement
 from bitnet.tokenizer.discover import resolve_tokenizer
+from bitnet.tokenizer.folder_files import compare_tokenizer_files, list_files
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, read_files
 from bitnet.verify.attest import HINT, compare, recognise, summarize, unread_files
 from bitnet.verify.trace import forward_verdict
@@ -367,6 +369,30 @@ class _Examination:
         text = f"{agreement} as the embedded one; first other: {agreement.first_difference!r}"
         hint = f"bitnet verify-tokenizer {word(self.path)} --against {word(self.tokenizer)}"
         return self._report("failed", text, hint)
+
+    @_check("files")
+    def _files(self) -> Finding:
+        """Name each file with its purpose, and compare the tokenizers of a folder."""
+        checkpoint = self._require_checkpoint()
+        uses = list_files(checkpoint)
+        if checkpoint.gguf is not None:
+            text = f"{quantity(len(uses), 'file')} with weights, keys and tokenizer"
+            return self._report("ok", text)
+        lines = tuple(map(str, uses))
+        count = sum(use.is_read for use in uses)
+        text = f"{count:,} of {quantity(len(uses), 'file')} read"
+        if self.judged is None or self.tokenizer is not None:
+            return replace(self._report("ok", text), details=lines)
+        differences = compare_tokenizer_files(checkpoint, self.judged)
+        different = {name: text for name, text in differences.items() if text}
+        if not different:
+            same = f"; the same tokenizer: {', '.join(differences)}" if differences else ""
+            return replace(self._report("ok", text + same), details=lines)
+        chosen = Path(self.judged.source).name
+        others = "; ".join(f"{name}: {text}" for name, text in different.items())
+        hint = f"other programs may read another file: name one with --tokenizer {chosen}"
+        text = f"{text}; not the tokenizer of {chosen}, which transformers reads: {others}"
+        return replace(self._report("warning", text, hint), details=lines)
 
     @_check("vocabulary")
     def _vocabulary(self) -> Finding | str:

@@ -55,7 +55,7 @@ def test_a_sound_model_ends_with_one_line_that_says_so(bitnet, model):
     *lines, last = done.out.splitlines()
     said = f"{model} looks sound, UNPINNED: nothing says these are the original bytes"
     assert (done.code, last) == (0, said)
-    assert [line[0] for line in lines] == list("✓·✓✓✓✓✓✓·✓✓")
+    assert [line[0] for line in lines] == list("✓·✓✓✓✓✓✓✓·✓✓")
 
 
 def test_a_failure_is_named_with_what_helps(bitnet, broken):
@@ -71,7 +71,7 @@ def test_json_has_every_check_and_the_same_exit_code(bitnet, request, which, cod
     done = bitnet("verify", "--model", request.getfixturevalue(which), "--json")
     report = json.loads(done.out)
     assert (done.code, report["passed"]) == (code, code == 0)
-    assert len(report["findings"]) == 11
+    assert len(report["findings"]) == 12
     assert set(report["findings"][0]) == {"severity", "subject", "text", "hint", "duration_s"}
 
 

@@ -26,6 +26,7 @@ NAMES = [
     "weights",
     "family",
     "tokenizer",
+    "files",
     "vocabulary",
     "template",
     "stop ids",
@@ -65,7 +66,7 @@ def model(tmp_path):
 def test_a_sound_model_passes_every_check(model):
     checks = list(verify_model(model))
     assert [check.subject for check in checks] == NAMES
-    assert [check.severity for check in checks] == ["ok", "note", *["ok"] * 9]
+    assert [check.severity for check in checks] == ["ok", "note", *["ok"] * 10]
     assert status_of(checks) == "passed"
 
 
@@ -91,7 +92,7 @@ def test_a_truncated_file_fails_and_the_rest_is_skipped(model, cut):
     checks = list(verify_model(model))
     # Padding after the last tensor is not part of it.
     if cut > 32:
-        assert [check.severity for check in checks] == ["failed"] + ["skipped"] * 10
+        assert [check.severity for check in checks] == ["failed"] + ["skipped"] * 11
         assert checks[0].hint
 
 

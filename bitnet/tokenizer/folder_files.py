@@ -1,0 +1,169 @@
+"""The files of a model, each with its purpose and whether it counts here.
+
+``verify`` and ``show`` print the list. Which of a folder's tokenizer files is read, and which files
+beside it count, follows the rules of :mod:`~bitnet.tokenizer.from_files` and
+:mod:`~bitnet.tokenizer.side_files`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import BitnetError
+from bitnet.tokenizer.discover import disagreement
+from bitnet.tokenizer.from_files import tokenizer_names
+from bitnet.tokenizer.load import load_tokenizer
+from bitnet.tokenizer.side_files import TEMPLATE_FOLDER, read_json
+
+if TYPE_CHECKING:
+    from bitnet.formats.checkpoint import Checkpoint, Inventory
+    from bitnet.tokenizer.tokenizer import Tokenizer
+
+_CONFIG = "tokenizer_config.json"
+_WEIGHTS = ".safetensors"
+_INDEX = ".safetensors.index.json"
+
+# Files that a reader may ask for, with their purpose.
+_PURPOSES = {
+    "config.json": "architecture and sizes",
+    "generation_config.json": "sampling defaults and ids that end an answer",
+    _CONFIG: "class, special tokens and chat template of the tokenizer",
+    "special_tokens_map.json": "special tokens",
+    "added_tokens.json": "added tokens",
+    "chat_template.jinja": "chat template",
+    "chat_template.json": "chat template",
+    "modules.json": "modules of sentence-transformers",
+    "config_sentence_transformers.json": "prompts of sentence-transformers",
+    "sentence_bert_config.json": "settings of sentence-transformers",
+}
+_TOKENIZER_SIDE = (
+    *(_CONFIG, "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+# Files that no reader asks for, by their names or the ends of their names.
+_UNREAD_NAMES = {
+    "preprocessor_config.json": "pictures or sound: only the text model runs here",
+    "processor_config.json": "pictures or sound: only the text model runs here",
+    "video_preprocessor_config.json": "pictures or sound: only the text model runs here",
+}
+_UNREAD_ENDS = {
+    (".md", ".txt", ".pdf", "LICENSE", "NOTICE"): "text for people",
+    (".png", ".jpg", ".jpeg", ".svg", ".webp", ".gif"): "a picture for people",
+    (".bin", ".pt", ".pth", ".onnx", ".msgpack", ".h5", ".gguf", ".ot"): (
+        "other weights: those of safetensors files count"
+    ),
+    (".py",): "code of the author, which is never run",
+}
+
+
+@dataclass(frozen=True)
+class FileUse:
+    """A file of a model, what it is for, and whether it counts."""
+
+    name: str  # relative to the folder
+    purpose: str  # empty for files that no reader knows
+    is_read: bool  # true if it counts
+    reason: str = ""  # why it does not count
+
+    def __str__(self) -> str:
+        if self.is_read:
+            return f"{self.name}: {self.purpose}; read"
+        purpose = f"{self.purpose}; " if self.purpose else ""
+        return f"{self.name}: {purpose}not read: {self.reason}"
+
+
+def list_files(checkpoint: Checkpoint) -> list[FileUse]:
+    """Every file of the model, the ones that count first.
+
+    Hidden files are left out. For a GGUF file these are its parts.
+    """
+    files = checkpoint.inventory
+    if checkpoint.gguf is not None:
+        return [FileUse(name, "weights, keys and tokenizer", True) for name in files.names]
+    names = [*files.names, *files.unread]
+    templates = _Templates(files)
+    uses = [_describe(name, files, templates) for name in dict.fromkeys(names)]
+    return sorted(uses, key=lambda use: (not use.is_read, use.name))
+
+
+def compare_tokenizer_files(checkpoint: Checkpoint, tokenizer: Tokenizer) -> dict[str, str]:
+    """Differences of the further tokenizer files of a folder from *tokenizer*, by their names.
+
+    The text is empty for a file with the same tokenizer.
+    """
+    files = checkpoint.inventory
+    results = {}
+    for name in tokenizer_names(files)[1:]:
+        path = files.path(name)
+        try:
+            results[name] = disagreement(tokenizer, load_tokenizer(path, files=files))
+        except BitnetError as error:
+            results[name] = f"it cannot be read: {error.message}"
+    return results
+
+
+class _Templates:
+    """Chat templates of a folder, in files of their own and in ``tokenizer_config.json``."""
+
+    def __init__(self, files: Inventory) -> None:
+        self.has_jinja = "chat_template.jinja" in files
+        self.has_named = (files.root / TEMPLATE_FOLDER).is_dir()
+        config: Any = read_json(files, _CONFIG) if _CONFIG in files else {}
+        self.config: dict[str, Any] = config if isinstance(config, dict) else {}
+
+    @property
+    def are_in_files(self) -> bool:
+        """True if files of templates count, and no template in a JSON file does."""
+        return self.has_jinja or self.has_named
+
+
+def _describe(name: str, files: Inventory, templates: _Templates) -> FileUse:
+    readable = tokenizer_names(files)
+    if name in readable or (name == "merges.txt" and "vocab.json" in readable):
+        purpose = "merges of the tokenizer" if name == "merges.txt" else "tokenizer"
+        chosen = readable[0]
+        if name == chosen or (name == "merges.txt" and chosen == "vocab.json"):
+            return FileUse(name, purpose, True)
+        return FileUse(name, purpose, False, f"transformers reads {chosen}")
+    if name.endswith(_WEIGHTS):
+        return FileUse(name, "weights", name in files.names, "the index does not name it")
+    if name.endswith(_INDEX):
+        return FileUse(name, "file of each tensor", name in files.names, "one file has the weights")
+    if name.startswith(f"{TEMPLATE_FOLDER}/"):
+        return FileUse(name, "chat template with a name", True)
+    if name in _TOKENIZER_SIDE:
+        reason = _reason_against(name, files, templates)
+        return FileUse(name, _PURPOSES[name], not reason, reason)
+    if name in _PURPOSES:
+        is_read = name in files.names
+        return FileUse(name, _PURPOSES[name], is_read, "no reader asked for it")
+    if name in files.names:  # as of the modules of sentence-transformers
+        return FileUse(name, "pooling of embeddings", True)
+    return FileUse(name, "", False, _unread_reason(name))
+
+
+def _reason_against(name: str, files: Inventory, templates: _Templates) -> str:
+    """Reason why a file beside the tokenizer's does not count, empty if it does."""
+    if not tokenizer_names(files):
+        return "the folder has no tokenizer"
+    has_decoder = "added_tokens_decoder" in templates.config
+    if name in ("special_tokens_map.json", "added_tokens.json") and has_decoder:
+        return f"{_CONFIG} has added_tokens_decoder, which counts instead"
+    if name == "chat_template.json" and (templates.are_in_files or _has_own(templates)):
+        return "another file has the chat template"
+    return ""
+
+
+def _has_own(templates: _Templates) -> bool:
+    return isinstance(templates.config.get("chat_template"), (str, list, dict))
+
+
+def _unread_reason(name: str) -> str:
+    plain = name.rsplit("/", 1)[-1]
+    if plain in _UNREAD_NAMES:
+        return _UNREAD_NAMES[plain]
+    for ends, reason in _UNREAD_ENDS.items():
+        if plain.endswith(ends):
+            return reason
+    return "no reader knows it"

@@ -1,0 +1,73 @@
+"""Each file of a folder is named with its purpose and whether it counts."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hf_folders import tiny_folder, tokenizer_folder
+
+from bitnet.base.errors import Unsupported
+from bitnet.formats.containers import open_checkpoint
+from bitnet.tokenizer import load_tokenizer, resolve_tokenizer
+from bitnet.tokenizer.folder_files import compare_tokenizer_files, list_files
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tiny_folder(tmp_path / "model", "llama")
+    tokenizer_folder(path, ["<s>", "</s>", "a", "b"])
+    settings = {"added_tokens_decoder": {}, "chat_template": "x"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "special_tokens_map.json").write_text("{}")
+    (path / "README.md").write_text("# A model")
+    (path / "chat_template.json").write_text('{"chat_template": "y"}')
+    (path / "pytorch_model.bin").write_bytes(b"x")
+    (path / "notes.xyz").write_text("x")
+    return path
+
+
+def uses(path):
+    return {use.name: use for use in list_files(open_checkpoint(path))}
+
+
+def test_files_that_count_are_named_with_their_purpose(folder):
+    lines = [str(use) for use in list_files(open_checkpoint(folder))]
+    assert "tokenizer.json: tokenizer; read" in lines
+    assert "model.safetensors: weights; read" in lines
+    assert "config.json: architecture and sizes; read" in lines
+
+
+def test_files_that_do_not_count_are_named_with_the_reason(folder):
+    found = uses(folder)
+    for name, reason in (
+        ("special_tokens_map.json", "added_tokens_decoder"),
+        ("chat_template.json", "another file has the chat template"),
+        ("README.md", "text for people"),
+        ("pytorch_model.bin", "other weights"),
+        ("notes.xyz", "no reader knows it"),
+    ):
+        assert not found[name].is_read
+        assert reason in str(found[name])
+    assert {use.name for use in found.values()} == {path.name for path in folder.iterdir()}
+
+
+def test_a_second_tokenizer_is_compared_and_its_difference_named(folder):
+    shutil.copy(FIXTURES / "spm" / "tiny.model", folder / "tokenizer.model")
+    checkpoint = open_checkpoint(folder)
+    found = compare_tokenizer_files(checkpoint, load_tokenizer(folder / "tokenizer.json"))
+    assert [*found] == ["tokenizer.model"]
+    assert found["tokenizer.model"]
+    assert uses(folder)["tokenizer.model"].reason == "transformers reads tokenizer.json"
+
+
+def test_two_kinds_of_tokenizers_without_a_choice_are_refused_at_every_door(tmp_path):
+    path = tiny_folder(tmp_path / "model", "llama")
+    shutil.copy(FIXTURES / "spm" / "tiny.model", path / "tokenizer.model")
+    (path / "vocab.json").write_text("{}")
+    (path / "merges.txt").write_text("")
+    for read in (load_tokenizer, resolve_tokenizer):
+        with pytest.raises(Unsupported, match=r"tokenizer\.model and vocab\.json"):
+            read(path)
