@@ -67,8 +67,7 @@ def spec_from_file(
 def tokenizer_names(files: Inventory) -> list[str]:
     """Names of the tokenizer files in a folder, the one that transformers reads first.
 
-    Raises:
-        Unsupported: nothing says which of two files that cannot agree is the model's.
+    Two files that cannot agree are refused if nothing says which one is the model's.
     """
     names = [name for name in TOKENIZER_FILES if name in files]
     if "vocab.json" in names and "merges.txt" not in files:  # as of CTC models of speech

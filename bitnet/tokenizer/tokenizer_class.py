@@ -12,11 +12,20 @@ tokens. ``tests/support/tokenizer_classes.py`` runs the classes and writes what 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitnet.tokenizer.added_vocabulary import (
+    TOKEN_KEYS,
+    AddedVocabulary,
+    Token,
+    make_token,
+    plain_token,
+    read_flags,
+)
+from bitnet.tokenizer.former_classes import FormerClass, former_class, template_processor
 from bitnet.tokenizer.limits import refusal
 from bitnet.tokenizer.side_files import ROLES, read_token_text
 
@@ -26,9 +35,6 @@ if TYPE_CHECKING:
     from bitnet.base.errors import Unsupported
     from bitnet.tokenizer.side_files import SideFiles
 
-Token = dict[str, Any]  # an added token without its id, as ``tokenizer.json`` writes it
-
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _CONFIG = "tokenizer_config.json"
 # Keys that are arguments of transformers' constructors and stand for a tokenizer of their own.
 _ARGUMENTS = (
@@ -37,6 +43,7 @@ _ARGUMENTS = (
 )
 # Registered classes in whose place AutoTokenizer takes TokenizersBackend.
 _GENERIC = (*("TokenizersBackend", "PythonBackend", "PreTrainedTokenizer", "MistralCommonBackend"),)
+_BETWEEN = "versions of transformers 4 follow and do not follow"
 _KEEPS: dict[str, Any] = {"keeps": True}  # the row of a class that keeps the steps of the file
 
 
@@ -108,20 +115,51 @@ class _Reading:
     def result(self) -> FolderTokenizer:
         """The changed document, and what is not in it."""
         built = self._file if self.keeps_steps else self._rebuild()
-        vocabulary = _Vocabulary.of(built, self._file if self.keeps_steps else None)
+        vocabulary = AddedVocabulary.of(built, self._file if self.keeps_steps else None)
         named = {token["content"] for token in self._special.values()}
+        if "former" in self._row:
+            named |= {token["content"] for token in self._extra}
         for token in [*self._missing(vocabulary)]:
             is_named = token["content"] in named
             vocabulary.add({**token, "special": token["special"] or is_named})
         added = vocabulary.entries()
-        if self.keeps_steps and added == (self._file.get("added_tokens") or []):
+        former = self._row.get("former")
+        if former is not None:
+            built = self._as_former(built, former, vocabulary)
+        elif self.keeps_steps and added == (self._file.get("added_tokens") or []):
             return FolderTokenizer(self._file, self.roles)
         changed = {**built, "added_tokens": added}
         if not self.keeps_steps:
             changed["post_processor"] = self._post_processor(built["post_processor"], vocabulary)
         return FolderTokenizer(changed, self.roles, frozenset(vocabulary.once_normalized))
 
-    def _missing(self, vocabulary: _Vocabulary) -> Iterator[Token]:
+    def _as_former(
+        self, document: dict[str, Any], former: FormerClass, vocabulary: AddedVocabulary
+    ) -> dict[str, Any]:
+        """The *document* with what a class of transformers 4 changes in it."""
+        document = dict(document)
+        pre_tokenizer = document.get("pre_tokenizer")
+        stated = pre_tokenizer.get("add_prefix_space") if isinstance(pre_tokenizer, dict) else None
+        prefix = bool(self._config.get("add_prefix_space", False))
+        if stated is not None and stated != prefix and former.prefix_space != "converts":
+            if former.prefix_space == "new" and former.is_between:
+                raise self._refuse("add_prefix_space", prefix, _BETWEEN)
+            if former.prefix_space == "both" or not former.is_old:
+                changed = {**document["pre_tokenizer"], "add_prefix_space": prefix}
+                document["pre_tokenizer"] = changed
+        if former.has_template:
+            around = []
+            for role, default in (("bos", former.add_bos), ("eos", False)):
+                token = self._special.get(f"{role}_token")
+                is_added = self._config.get(f"add_{role}_token", default)
+                if is_added and token is None:
+                    raise self._refuse(f"add_{role}_token", True, "adds a token without a name")
+                text = str(token["content"]) if token is not None and is_added else ""
+                around.append((text, self._id_of(text, vocabulary)) if text else None)
+            document["post_processor"] = template_processor(*around)
+        return document
+
+    def _missing(self, vocabulary: AddedVocabulary) -> Iterator[Token]:
         """Tokens that transformers adds to *vocabulary*, in its order.
 
         It adds every declared token again, also known ones: it compares them with ids.
@@ -134,7 +172,7 @@ class _Reading:
         yield from (token for token in special if token["content"] not in texts)
         again = self._row.get("adds_again")
         if again == "plain":
-            yield from (_token(token["content"], special=True) for token in special)
+            yield from (make_token(token["content"], special=True) for token in special)
         elif again == "special":
             yield from ({**token, "special": True} for token in special)
 
@@ -150,6 +188,10 @@ class _Reading:
         if named is not None and not isinstance(named, str):
             raise self._refuse("tokenizer_class", named, "is not the name of a class")
         self._check_auto_map(named, model_type)
+        written_by = model.get("transformers_version")
+        former = former_class(named or registered, written_by, self._config)
+        if former is not None:
+            return f"transformers {written_by}", former.row()
         name = named.removesuffix("Fast") if named else None
         wrong = model_type in table["wrong_in_files"]
         is_llama = name == "LlamaTokenizer" and registered != "MistralCommonBackend"
@@ -249,9 +291,9 @@ class _Reading:
                 raise refusal(
                     f"{self._source}: added_tokens.json has the id {id!r:.40} of {text!r}"
                 )
-            tokens[id] = self._declare(_token(text, special=text in special))
+            tokens[id] = self._declare(make_token(text, special=text in special))
         for entry in self._file.get("added_tokens") or ():
-            tokens[entry["id"]] = self._declare(_token(entry["content"], **_flags(entry)))
+            tokens[entry["id"]] = self._declare(make_token(entry["content"], **read_flags(entry)))
         return tokens
 
     def _text_when_declared(self, key: str, value: Any) -> str | None:
@@ -268,11 +310,10 @@ class _Reading:
         return token
 
     def _decoder_entry(self, key: str, value: Any) -> tuple[int, Token]:
-        known = {"content", *_FLAGS}
-        right = isinstance(value, dict) and value.keys() <= known and key.isdecimal()
+        right = isinstance(value, dict) and value.keys() <= TOKEN_KEYS and key.isdecimal()
         if not right or not isinstance(value.get("content"), str):
             raise self._refuse("added_tokens_decoder", {key: value}, "is not an added token")
-        return int(key), self._declare(_token(value["content"], **_flags(value)))
+        return int(key), self._declare(make_token(value["content"], **read_flags(value)))
 
     def _special_tokens(self) -> dict[str, Token]:
         """Special tokens by role, those of the class where the files name none."""
@@ -280,8 +321,11 @@ class _Reading:
         tokens: dict[str, Token] = {}
         for role, value in self._row.get("special", {}).items():
             if role not in self._config:
-                tokens[role] = _plain(value)
+                tokens[role] = plain_token(value)
         names = [key for key in self._config if key.endswith("_token") and key not in ROLES]
+        former = self._row.get("former")
+        if former is not None:  # it knows names of ``extra_special_tokens`` alone
+            names = []
         for role in [*ROLES, *names]:
             value = self._config.get(role)
             if value is None or (role not in ROLES and not isinstance(value, (str, dict))):
@@ -295,29 +339,41 @@ class _Reading:
             tokens[role] = token
         extra = self._config.get("extra_special_tokens")
         named = {**(extra if isinstance(extra, dict) else {}), **self._named_extra}
+        if former is not None and named:
+            named = self._check_named(named, former)
         tokens |= {role: self._parse_token(role, value) for role, value in named.items()}
         order = [*ROLES, *(role for role in tokens if role not in ROLES)]
         return {role: tokens[role] for role in order if role in tokens}
+
+    def _check_named(self, named: dict[str, Any], former: FormerClass) -> dict[str, Any]:
+        """Tokens with names as a version of transformers 4 reads them: old ones do not."""
+        texts = {read_token_text(value) for value in named.values()}
+        if former.is_between and not texts <= self._declared_texts.keys():
+            raise self._refuse("extra_special_tokens", named, _BETWEEN)
+        return {} if former.is_old else named
 
     def _extra_tokens(self) -> list[Token]:
         """Tokens of ``extra_special_tokens``, or those of the class."""
         extra = self._config.get("extra_special_tokens")
         if isinstance(extra, dict):
             return []
+        listed = self._side.tokenizer_config.get("extra_special_tokens")
+        if "former" in self._row and isinstance(listed, list) and listed:
+            raise self._refuse("extra_special_tokens", listed, _BETWEEN)
         if extra is None:
-            return [_plain(value) for value in self._row.get("extra", ())]
+            return [plain_token(value) for value in self._row.get("extra", ())]
         if not isinstance(extra, list):
             raise self._refuse("extra_special_tokens", extra, "is not a list")
         return [self._parse_token("extra_special_tokens", value) for value in extra]
 
     def _parse_token(self, key: str, value: Any) -> Token:
         if isinstance(value, str):
-            return _token(value, special=True)
+            return make_token(value, special=True)
         from_map = key in self._side.special_map and key != "extra_special_tokens"
         if not isinstance(value, dict) or not isinstance(value.get("content"), str):
             raise self._refuse(key, value, "is not a token")
-        flags = {**_flags(value), **({"special": True} if from_map else {})}
-        return _token(value["content"], **flags)
+        flags = {**read_flags(value), **({"special": True} if from_map else {})}
+        return make_token(value["content"], **flags)
 
     # Steps of a class.
 
@@ -373,7 +429,7 @@ class _Reading:
             return self._special[role]["content"]
         return sections
 
-    def _post_processor(self, processor: Any, vocabulary: _Vocabulary) -> Any:
+    def _post_processor(self, processor: Any, vocabulary: AddedVocabulary) -> Any:
         """The post-processor of the class, with the ids of its tokens."""
         if processor == "that of the file":
             return self._file.get("post_processor")
@@ -390,84 +446,11 @@ class _Reading:
                 processor[role] = [text, self._id_of(text, vocabulary)]
         return processor
 
-    def _id_of(self, text: str, vocabulary: _Vocabulary) -> int:
+    def _id_of(self, text: str, vocabulary: AddedVocabulary) -> int:
         id = vocabulary.id_of(text)
         if id is None:
             raise self._refuse("tokenizer_class", self._class, f"needs the token {text!r:.40}")
         return id
-
-
-@dataclass
-class _Vocabulary:
-    """Ids of a model's vocabulary and of the tokens added to it, as ``tokenizers`` counts them."""
-
-    ids: dict[str, int]  # of the model
-    size: int  # entries of the model
-    tokens: dict[int, Token] = field(default_factory=dict)  # added ones by id
-    added_ids: dict[str, int] = field(default_factory=dict)  # ids of *tokens* by text
-    special: set[str] = field(default_factory=set)  # texts once added as special
-    once_normalized: set[str] = field(default_factory=set)  # texts once added as normalized
-
-    @classmethod
-    def of(cls, document: dict[str, Any], file: dict[str, Any] | None) -> _Vocabulary:
-        """The vocabulary of *document*, with the added tokens of *file* if there is one."""
-        entries = document["model"]["vocab"]
-        if isinstance(entries, dict):
-            ids = dict(entries)
-        else:
-            ids = {entry[0]: id for id, entry in enumerate(entries)}
-        made = cls(ids, len(entries))
-        for entry in (file or {}).get("added_tokens") or ():
-            made.tokens[entry["id"]] = _token(entry["content"], **_flags(entry))
-            made.added_ids[entry["content"]] = entry["id"]
-            if entry.get("special"):
-                made.special.add(entry["content"])
-            if entry.get("normalized"):
-                made.once_normalized.add(entry["content"])
-        return made
-
-    def id_of(self, text: str) -> int | None:
-        """Id of *text*, ``None`` if it is not a token."""
-        return self.added_ids.get(text, self.ids.get(text))
-
-    def add(self, token: Token) -> None:
-        """Add *token*, or change the flags of the one with its text."""
-        text = token["content"]
-        if not text:
-            return
-        if token["special"]:
-            self.special.add(text)
-        if token["normalized"]:
-            self.once_normalized.add(text)
-        id = self.id_of(text)
-        if id is None:
-            id = max(self.size, max(self.tokens, default=-1) + 1)
-        self.tokens[id] = token
-        self.added_ids[text] = id
-
-    def entries(self) -> list[dict[str, Any]]:
-        """The ``added_tokens`` of a ``tokenizer.json``."""
-        entries = []
-        for id in sorted(self.tokens):
-            token = self.tokens[id]
-            special = token["special"] or token["content"] in self.special
-            entries.append({"id": id, **token, "special": special})
-        return entries
-
-
-def _token(text: str, **flags: bool) -> Token:
-    """An added token with the defaults of the library for flags that are not given."""
-    special = flags.get("special", False)
-    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
-    return {"content": text, **usual, "special": special, **flags}
-
-
-def _flags(entry: dict[str, Any]) -> dict[str, bool]:
-    return {name: bool(entry[name]) for name in _FLAGS if name in entry}
-
-
-def _plain(value: str | Token) -> Token:
-    return _token(value, special=True) if isinstance(value, str) else dict(value)
 
 
 def _charsmap(normalizer: Any) -> str | None:

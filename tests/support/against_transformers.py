@@ -1,16 +1,6 @@
-"""Ids, texts and templates that the installed transformers makes of a folder.
+"""Ids, texts and templates that the installed transformers, since 4.46, makes of a folder."""
 
-    python tests/support/against_transformers.py CASE...
-
-writes those of the drawn folders CASE (a seed, or a seed and the version that saved the folder:
-``17`` or ``17@4.46.3``) as JSON lines, in the form that ``folder_expectations`` reads. It needs
-transformers alone, of any version since 4.46.
-"""
-
-import json
 import os
-import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +8,6 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import transformers
 from folder_expectations import MESSAGES, TOOLS
-from tokenizer_folders import Folder
 from transformers import AutoTokenizer
 
 
@@ -50,16 +39,3 @@ def _results(tokenizer, text: str) -> list[object] | None:
         return None
     shown = [tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True)]
     return [plain, ids, *shown]
-
-
-def main(seeds: list[int]) -> None:
-    """Write the results for the folders drawn with *seeds*."""
-    for seed in seeds:
-        folder = Folder(seed)
-        with tempfile.TemporaryDirectory() as path:
-            found = expectation(folder.write(Path(path)), folder.texts())
-        print(json.dumps([seed, found]))
-
-
-if __name__ == "__main__":
-    main([int(argument) for argument in sys.argv[1:]])

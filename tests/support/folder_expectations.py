@@ -1,5 +1,6 @@
 """Differences between a folder's tokenizer and the recorded results of transformers for it."""
 
+import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -7,6 +8,8 @@ from bitnet.base.errors import BitnetError
 from bitnet.tokenizer import load_tokenizer
 from bitnet.tokenizer.chat import chat_template
 
+# Recorded by ``record_folders.py``.
+FOUND = Path(__file__).parents[1] / "tokenizer" / "found" / "folders.jsonl"
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [
     {
@@ -16,8 +19,11 @@ TOOLS = [
 ]
 
 
-def outcome(folder: Path, expected: dict[str, object] | None) -> str:
-    """``equal``, ``refused``, the first difference, or ``neither`` if *expected* is ``None``."""
+def outcome(folder: Path, expected: dict[str, object] | None, *, ids_only: bool = False) -> str:
+    """``equal``, ``refused``, the first difference, or ``neither`` if *expected* is ``None``.
+
+    With *ids_only* decoded texts and templates are left out.
+    """
     if expected is None:
         return "neither"
     try:
@@ -25,9 +31,12 @@ def outcome(folder: Path, expected: dict[str, object] | None) -> str:
     except BitnetError as error:
         return f"refused: {error.message}"
     for text, results in expected["texts"].items():
-        difference = "" if results is None else _difference(tokenizer, text, *results)
+        shown = () if ids_only or results is None else results[2:]
+        difference = "" if results is None else _difference(tokenizer, text, *results[:2], *shown)
         if difference:
             return f"difference: {difference}"
+    if ids_only:
+        return "equal"
     for tools, rendered in zip((None, TOOLS), expected["templates"], strict=True):
         ours = None
         with suppress(BitnetError):
@@ -38,9 +47,7 @@ def outcome(folder: Path, expected: dict[str, object] | None) -> str:
     return "equal"
 
 
-def _difference(
-    tokenizer, text: str, plain: list[int], ids: list[int], shown: str, skipped: str
-) -> str:
+def _difference(tokenizer, text: str, plain: list[int], ids: list[int], *shown: str) -> str:
     """The first difference for *text*, or nothing."""
     ours = tokenizer.encode(text, add_special=False)
     if ours != plain:
@@ -49,8 +56,23 @@ def _difference(
     # A text that begins or ends with the tokens put around it gets no second ones here.
     if whole != ids and len(whole) == len(ids):
         return f"{text!r} with special tokens is {whole}, expected {ids}"
-    for skip, expected in ((False, shown), (True, skipped)):
+    for skip, expected in zip((False, True), shown, strict=False):
         decoded = tokenizer.decode(ids, skip_special=skip)
         if decoded != expected:
             return f"{ids} is the text {decoded!r}, expected {expected!r}"
     return ""
+
+
+def write(case: dict[str, object], path: Path) -> Path:
+    """Write the files of a recorded *case* into *path*."""
+    for name, content in case["files"].items():
+        file = path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if name == "tokenizer.json" and content["model"]["type"] != "Unigram":
+            vocabulary = content["model"]["vocab"]
+            if isinstance(vocabulary, list):
+                numbered = {text: id for id, text in enumerate(vocabulary)}
+                content = {**content, "model": {**content["model"], "vocab": numbered}}
+        text = content if isinstance(content, str) else json.dumps(content)
+        file.write_text(text, "utf-8")
+    return path

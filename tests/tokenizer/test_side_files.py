@@ -139,6 +139,66 @@ def test_a_token_that_is_shown_normalized_after_it_was_added_again_is_refused(tm
         load_tokenizer(path)
 
 
+LLAMA = {
+    "added_tokens": [],
+    "normalizer": {
+        "type": "Sequence",
+        "normalizers": [
+            {"type": "Prepend", "prepend": "\u2581"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+        ],
+    },
+    "pre_tokenizer": None,
+    "post_processor": None,
+    "decoder": None,
+    "model": {
+        "type": "BPE",
+        "unk_token": "<unk>",
+        "fuse_unk": True,
+        "byte_fallback": True,
+        "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2, "\u2581": 3, "a": 4, "\u2581\u2581": 5},
+        "merges": [["\u2581", "\u2581"]],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "ids"),
+    [("4.46.3", [1, 5, 4]), ("4.57.1", [1, 5, 4]), ("5.24.0", [3, 4]), (None, [3, 4])],
+)
+def test_a_folder_is_read_by_the_rules_of_the_version_that_wrote_it(version, ids, tmp_path):
+    # transformers 5 puts no space before a text that begins with one, and adds no BOS.
+    config = {"tokenizer_config": {"tokenizer_class": "LlamaTokenizer"}}
+    path = write(tmp_path, LLAMA, **config, config={"transformers_version": version})
+    assert load_tokenizer(path).encode(" a") == ids
+
+
+def test_bos_of_a_byte_level_llama_class_follows_the_version(tmp_path):
+    config = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "bos_token": "<s>"}
+    size = len(byte_level()["model"]["vocab"])
+    document = byte_level(added_tokens=[{"id": size, **token("<s>")}])
+    path = write(tmp_path, document, tokenizer_config=config, config={"model_type": "deepseek_v3"})
+    assert size not in load_tokenizer(path).encode("a")
+    versions = {"model_type": "deepseek_v3", "transformers_version": "4.33.1"}
+    write(tmp_path, document, config=versions)
+    assert load_tokenizer(path).encode("a")[0] == size
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("add_prefix_space", True), ("extra_special_tokens", {"x_token": "<x>"})],
+)
+def test_a_key_that_only_some_versions_follow_is_refused_between_them(key, value, tmp_path):
+    config = {"tokenizer_class": "Qwen2Tokenizer", key: value}
+    path = write(tmp_path, byte_level(), tokenizer_config=config)
+    for version in ("4.46.3", "4.57.1"):
+        write(tmp_path, byte_level(), config={"transformers_version": version})
+        load_tokenizer(path)
+    write(tmp_path, byte_level(), config={"transformers_version": "4.50.0"})
+    with pytest.raises(Unsupported, match=key):
+        load_tokenizer(path)
+
+
 def test_add_prefix_space_counts_for_a_class_that_builds_its_steps(tmp_path):
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}
     path = write(tmp_path, byte_level(), tokenizer_config=config)

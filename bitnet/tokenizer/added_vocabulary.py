@@ -1,0 +1,87 @@
+"""Tokens added to the vocabulary of a ``tokenizer.json``, as ``tokenizers`` counts them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Token = dict[str, Any]  # an added token without its id, as ``tokenizer.json`` writes it
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+#: Keys of an added token in ``added_tokens_decoder``.
+TOKEN_KEYS = frozenset(("content", *_FLAGS))
+
+
+@dataclass
+class AddedVocabulary:
+    """Ids of a model's vocabulary and of the tokens added to it, as ``tokenizers`` counts them."""
+
+    ids: dict[str, int]  # of the model
+    size: int  # entries of the model
+    tokens: dict[int, Token] = field(default_factory=dict)  # added ones by id
+    added_ids: dict[str, int] = field(default_factory=dict)  # ids of *tokens* by text
+    special: set[str] = field(default_factory=set)  # texts once added as special
+    once_normalized: set[str] = field(default_factory=set)  # texts once added as normalized
+
+    @classmethod
+    def of(cls, document: dict[str, Any], file: dict[str, Any] | None) -> AddedVocabulary:
+        """The vocabulary of *document*, with the added tokens of *file* if there is one."""
+        entries = document["model"]["vocab"]
+        if isinstance(entries, dict):
+            ids = dict(entries)
+        else:
+            ids = {entry[0]: id for id, entry in enumerate(entries)}
+        made = cls(ids, len(entries))
+        for entry in (file or {}).get("added_tokens") or ():
+            made.tokens[entry["id"]] = make_token(entry["content"], **read_flags(entry))
+            made.added_ids[entry["content"]] = entry["id"]
+            if entry.get("special"):
+                made.special.add(entry["content"])
+            if entry.get("normalized"):
+                made.once_normalized.add(entry["content"])
+        return made
+
+    def id_of(self, text: str) -> int | None:
+        """Id of *text*, ``None`` if it is not a token."""
+        return self.added_ids.get(text, self.ids.get(text))
+
+    def add(self, token: Token) -> None:
+        """Add *token*, or change the flags of the one with its text."""
+        text = token["content"]
+        if not text:
+            return
+        if token["special"]:
+            self.special.add(text)
+        if token["normalized"]:
+            self.once_normalized.add(text)
+        id = self.id_of(text)
+        if id is None:
+            id = max(self.size, max(self.tokens, default=-1) + 1)
+        self.tokens[id] = token
+        self.added_ids[text] = id
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The ``added_tokens`` of a ``tokenizer.json``."""
+        entries = []
+        for id in sorted(self.tokens):
+            token = self.tokens[id]
+            special = token["special"] or token["content"] in self.special
+            entries.append({"id": id, **token, "special": special})
+        return entries
+
+
+def make_token(text: str, **flags: bool) -> Token:
+    """An added token with the defaults of the library for flags that are not given."""
+    special = flags.get("special", False)
+    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
+    return {"content": text, **usual, "special": special, **flags}
+
+
+def read_flags(entry: dict[str, Any]) -> dict[str, bool]:
+    """Flags that *entry* states."""
+    return {name: bool(entry[name]) for name in _FLAGS if name in entry}
+
+
+def plain_token(value: str | Token) -> Token:
+    """An added token from its text or its fields."""
+    return make_token(value, special=True) if isinstance(value, str) else dict(value)

@@ -1,0 +1,103 @@
+"""Tokenizer classes of transformers 4, for folders that it wrote.
+
+Its fast tokenizers keep the normalizer, the pre-tokenizer and the decoder of ``tokenizer.json``,
+where those of transformers 5 build steps of their own: a folder of Llama 2 gets other ids for texts
+with two spaces first, and one of DeepSeek-V3 no BOS. The model was trained with the former ones.
+The rules are those of 4.46.3 and 4.57.1, ``models/*/tokenization_*_fast.py``. Where they differ, a
+version between them is refused by the key. Decoded texts are those of transformers 5, which does
+not follow ``clean_up_tokenization_spaces`` for these models.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+_OLD, _NEW = 46, 57  # minor versions whose rules are known
+
+
+@dataclass(frozen=True)
+class FormerClass:
+    """Additions of a class to the ``tokenizer.json`` of a folder."""
+
+    special: dict[str, str] = field(default_factory=dict)  # special tokens that no file names
+    # Default of ``add_bos_token``, and true if a template replaces the file's post-processor;
+    # ``add_eos_token`` is false by default everywhere.
+    add_bos: bool = False
+    has_template: bool = False
+    # ``add_prefix_space`` sets that of a ByteLevel pre-tokenizer: in both versions, or in ``new``
+    # ones; in Llama's class it is an order to convert ``tokenizer.model``
+    prefix_space: Literal["both", "new", "converts"] = "new"
+    minor: int = 0  # of the version that wrote the folder, 57 of 4.57.1
+
+    def row(self) -> dict[str, Any]:
+        """The class as a row of the table of transformers 5."""
+        return {"keeps": True, "special": self.special, "former": self}
+
+    @property
+    def is_old(self) -> bool:
+        """True for versions that are as 4.46."""
+        return self.minor <= _OLD
+
+    @property
+    def is_between(self) -> bool:
+        """True for versions of which is not known whether they are as 4.46 or as 4.57."""
+        return _OLD < self.minor < _NEW
+
+
+def _all(text: str, *roles: str) -> dict[str, str]:
+    return dict.fromkeys(roles, text)
+
+
+_END = "<|endoftext|>"
+_THREE = ("bos_token", "eos_token", "unk_token")
+_CLASSES = {
+    "LlamaTokenizer": FormerClass(
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        add_bos=True,
+        has_template=True,
+        prefix_space="converts",
+    ),
+    "GemmaTokenizer": FormerClass(
+        {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        add_bos=True,
+        has_template=True,
+    ),
+    "GPTNeoXTokenizer": FormerClass(_all(_END, *_THREE), has_template=True, prefix_space="both"),
+    "GPT2Tokenizer": FormerClass(_all(_END, *_THREE), prefix_space="both"),
+    "CodeGenTokenizer": FormerClass(_all(_END, *_THREE), prefix_space="both"),
+    "Qwen2Tokenizer": FormerClass(_all(_END, "eos_token", "unk_token", "pad_token")),
+}
+
+
+def former_class(name: str | None, version: Any, config: dict[str, Any]) -> FormerClass | None:
+    """The class *name* of transformers 4, if that wrote a folder and its rules are known.
+
+    *version* is ``transformers_version`` of its ``config.json``, *config* its tokenizer's. A Llama
+    tokenizer with ``add_prefix_space`` is converted from ``tokenizer.model`` there, and so not one
+    of these.
+    """
+    match = re.match(r"4\.(\d{1,3})\.", version) if isinstance(version, str) else None
+    former = _CLASSES.get((name or "").removesuffix("Fast"))
+    if match is None or former is None:
+        return None
+    if former.prefix_space == "converts" and config.get("add_prefix_space") is not None:
+        return None
+    return replace(former, minor=int(match[1]))
+
+
+def template_processor(
+    bos: tuple[str, int] | None, eos: tuple[str, int] | None
+) -> dict[str, object]:
+    """The post-processor that puts *bos* before a text and *eos* behind it, texts with ids."""
+    single: list[object] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    if bos is not None:
+        single.insert(0, {"SpecialToken": {"id": bos[0], "type_id": 0}})
+    if eos is not None:
+        single.append({"SpecialToken": {"id": eos[0], "type_id": 0}})
+    tokens = {
+        text: {"id": text, "ids": [id], "tokens": [text]} for text, id in filter(None, (bos, eos))
+    }
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}

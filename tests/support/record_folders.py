@@ -1,0 +1,76 @@
+"""Writes ``tests/tokenizer/found/folders.jsonl``: folders with what transformers makes of them.
+
+    python tests/support/record_folders.py 353 17@4.57.1
+
+records the folder drawn with the seed 353, and the one that transformers 4.57.1 saves of the folder
+drawn with 17. A case ``17@VERSION`` is recorded by the Python that has this version, the others by
+one with transformers 5. Cases that are there already keep their place.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import transformers
+from against_transformers import expectation
+from folder_expectations import FOUND
+from tokenizer_folders import Folder
+
+TEXTS = 12  # of each folder, the first ones
+
+
+def record(case: str) -> dict[str, object]:
+    """Files of the folder *case* and the results of the installed transformers."""
+    seed, _, version = case.partition("@")
+    folder = Folder(int(seed))
+    with tempfile.TemporaryDirectory() as place:
+        path = folder.write(Path(place) / "drawn")
+        if version:
+            path = save(path, Path(place) / "saved", folder.files, version)
+        texts = folder.texts()
+        chosen = [*texts[:6], *texts[-TEXTS + 6 :]]
+        expected = expectation(path, chosen)
+        files = {
+            file.relative_to(path).as_posix(): file.read_text("utf-8")
+            for file in sorted(path.rglob("*"))
+            if file.is_file() and file.name not in ("vocab.json", "merges.txt")
+        }
+    if expected is None:
+        raise ValueError(f"transformers does not read the folder {case}")
+    return {"case": case, **expected, "files": {n: compact(n, t) for n, t in files.items()}}
+
+
+def save(drawn: Path, path: Path, files: dict[str, object], version: str) -> Path:
+    """The folder *drawn* as the installed transformers saves it, with its version."""
+    if transformers.__version__ != version:
+        raise ValueError(f"this is transformers {transformers.__version__}, not {version}")
+    transformers.AutoTokenizer.from_pretrained(drawn).save_pretrained(path)
+    config = {**files.get("config.json", {}), "transformers_version": version}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def compact(name: str, text: str) -> object:
+    """A file as JSON value; a vocabulary whose ids are in order is the list of its texts."""
+    if not name.endswith(".json"):
+        return text
+    content = json.loads(text)
+    if name == "tokenizer.json":
+        vocabulary = content["model"]["vocab"]
+        if isinstance(vocabulary, dict) and [*vocabulary.values()] == [*range(len(vocabulary))]:
+            content["model"]["vocab"] = [*vocabulary]
+    return content
+
+
+def main(cases: list[str]) -> None:
+    """Record *cases*."""
+    lines = FOUND.read_text("utf-8").splitlines() if FOUND.exists() else []
+    recorded = {json.loads(line)["case"]: line for line in lines}
+    for case in cases:
+        recorded[case] = json.dumps(record(case), ensure_ascii=False, separators=(",", ":"))
+    FOUND.write_text("".join(f"{line}\n" for line in recorded.values()), "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
