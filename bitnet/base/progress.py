@@ -7,18 +7,19 @@ has to start over, the count stays where it was until the new bytes pass it.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
+
+from bitnet.base import settings
+from bitnet.base.bars import BARS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Mode = Literal["auto", "bar", "lines", "json", "none"]
 
-_INTERVALS_S = {"lines": 5.0, "json": 0.5}
+_INTERVALS_S = {"lines": 5.0, "json": 0.5, "bar": 0.1}
 RATE_WINDOW_S = 10.0
 
 
@@ -74,20 +75,15 @@ class Progress:
         self.label, self.total, self.done = label, total, 0
         self._before = 0  # bytes that were there
         self._stream = stream if stream is not None else sys.stderr
-        self._mode = mode if mode != "auto" else "bar" if self._stream.isatty() else "lines"
+        if mode == "auto":
+            has_escapes = self._stream.isatty() and not settings.dumb_terminal()
+            mode = "bar" if has_escapes else "lines"
+        self._mode = mode
         self._clock = clock
         self._started = self._last_shown = clock()
         self._window: list[tuple[float, int]] = []
-        self._bar = None
         if self._mode == "bar":
-            from tqdm import tqdm
-
-            look: dict[str, Any] = {"ncols": 80, "nrows": 24}  # if the terminal's is unknown
-            with suppress(OSError, ValueError, AttributeError):
-                if os.get_terminal_size(self._stream.fileno()).columns > 0:
-                    look = {"dynamic_ncols": True}
-            look |= {"desc": label, "unit": "B", "unit_scale": True, "leave": False}
-            self._bar = tqdm(total=total, file=self._stream, **look)
+            BARS.add(self, self._stream)
 
     def __enter__(self) -> Progress:
         return self
@@ -98,8 +94,6 @@ class Progress:
     def begin_at(self, done: int, total: int | None = None) -> None:
         """Say that *done* bytes were there before: they count as done, and not as transferred."""
         self._before = done
-        if self._bar is not None:
-            self._bar.initial = done
         self.reach(done, total)
         self._window = [(self._clock(), done)]
 
@@ -107,26 +101,29 @@ class Progress:
         """Say that *done* bytes are durably written (of *total*); smaller values change nothing."""
         if total is not None and total != self.total:
             self.total = total
-            if self._bar is not None:
-                self._bar.total = total
         if done <= self.done:
             return
-        step, self.done = done - self.done, done
+        self.done = done
         now = self._clock()
         self._window.append((now, done))
         while len(self._window) > 2 and now - self._window[0][0] > RATE_WINDOW_S:
             self._window.pop(0)
-        if self._bar is not None:
-            self._bar.update(step)
-        elif now - self._last_shown >= _INTERVALS_S.get(self._mode, 0.0):
-            self._last_shown = now
+        is_complete = self.done == self.total
+        if now - self._last_shown < _INTERVALS_S.get(self._mode, 0.0) and not (
+            is_complete and self._mode == "bar"
+        ):
+            return
+        self._last_shown = now
+        if self._mode == "bar":
+            BARS.refresh()
+        else:
             self._tell("progress", self._line)
 
     def close(self, *, failed: bool = False) -> None:
         """End the display; in JSON mode with a last event, in a log with a last line."""
-        if self._bar is not None:
-            self._bar.refresh()  # the end is seen, and then goes
-            self._bar.close()
+        if self._mode == "bar":
+            BARS.refresh()  # the end is seen, and then goes
+            BARS.remove(self)
         elif self._mode == "json" or (self.done and not failed):
             self._tell("failed" if failed else "done", self._last_line)
 
@@ -144,6 +141,20 @@ class Progress:
         if not self.total or not self.rate:
             return None
         return (self.total - self.done) / self.rate
+
+    def share(self) -> float | None:
+        """Part that is done, 0 to 1; None if the total is unknown."""
+        return min(1.0, self.done / self.total) if self.total else None
+
+    def measures(self) -> tuple[str, ...]:
+        """Texts of a bar, the most important first: percent, rate, time left, and size."""
+        rate = f"{human_size(self.rate)}/s"
+        share = self.share()
+        if share is None or self.total is None:
+            return human_size(self.done), rate
+        left = f"{human_time(self.eta_s)} left" if self.eta_s is not None else "starting"
+        size = f"{human_size(self.done)} of {human_size(self.total)}"
+        return f"{int(100 * share):>3}%", rate, left, size
 
     def _line(self) -> str:
         share = f" of {human_size(self.total)} ({self.done / self.total:.0%})" if self.total else ""

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from bitnet.base import settings
+from bitnet.base.bars import BARS, cut
 from bitnet.base.invocation import harmless
 
 if TYPE_CHECKING:
@@ -68,19 +69,12 @@ def table(
     def line(cells: Sequence[str]) -> str:
         padded = []
         for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-            text = cell if at == whole else _cut(cell, width)
+            text = cell if at == whole else cut(cell, width)
             padded.append(text.rjust(width) if at in right else text.ljust(width))
         return _GAP.join(padded).rstrip()
 
     yield f"{bold}{line(head)}{plain}"
     yield from map(line, rows)
-
-
-def _cut(text: str, width: int) -> str:
-    """*text* without its middle where it is too long."""
-    tail = (width - 1) * 2 // 3
-    cut = f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
-    return cut if len(text) > width else text
 
 
 def brief(text: str) -> str:
@@ -91,8 +85,9 @@ def brief(text: str) -> str:
 def show(*lines: str, stream: TextIO | None = None) -> None:
     """Print *lines* at once."""
     stream = stream or sys.stdout
-    stream.write("".join(f"{line}\n" for line in lines))
-    stream.flush()
+    with BARS.above(stream):
+        stream.write("".join(f"{line}\n" for line in lines))
+        stream.flush()
 
 
 class LiveLine:

@@ -17,6 +17,7 @@ import sys
 from typing import Any, TextIO
 
 from bitnet.base import settings
+from bitnet.base.bars import BARS
 from bitnet.base.errors import UsageError
 from bitnet.base.invocation import as_started, harmless
 
@@ -99,7 +100,8 @@ def lacks(text: str, stream: TextIO) -> bool:
 def print_if_possible(text: str, stream: TextIO) -> None:
     """*text* as a line, unless the stream cannot take it."""
     try:
-        print(text, file=stream, flush=True)
+        with BARS.above(stream):
+            print(text, file=stream, flush=True)
     except OSError:
         let_go(stream)
 

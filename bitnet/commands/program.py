@@ -23,6 +23,7 @@ from invoke.program import Program as InvokeProgram
 
 from bitnet import __version__
 from bitnet.base import settings, terminal
+from bitnet.base.bars import BARS
 from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.base.invocation import as_started, harmless
 from bitnet.commands import load
@@ -97,6 +98,7 @@ class Program(InvokeProgram):
         self.execute()
 
     def _report(self, error: BitnetError) -> int:
+        BARS.end()
         hint = as_started(error.hint)
         shown = f"\nhint: {hint}" if hint else ""
         message = error.message

@@ -172,7 +172,7 @@ class _Fetch:
             source = self.order.source
             of = [redact_url(source.url)] if source.url else source.index_name
             partial = Partial.begin(*where, facts, alone=lock.is_kernel, fresh=self.fresh, of=of)
-            with Progress(name, mode=self.progress, clock=clock) as bar:
+            with Progress(self.order.label, mode=self.progress, clock=clock) as bar:
                 digest, announced = self._transfer(facts, partial, bar, lock)
                 if announced is not None:
                     facts = replace(facts, is_digest_announced=True)

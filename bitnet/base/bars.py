@@ -1,0 +1,138 @@
+"""Bars of running operations on a terminal: a line for each, below everything else.
+
+A message is written above them: :func:`above` takes the bars away, and draws them again afterwards.
+A line leaves some columns free, so that the ``^C`` that a terminal shows does not break it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEFAULT_COLUMNS = 80  # where the terminal does not say
+FREE_COLUMNS = 4
+_LEAST_LABEL = 8  # characters
+_FULL, _EMPTY = "#", "-"  # in every encoding of a locale
+
+
+class Bar(Protocol):
+    """An operation that is shown as a bar."""
+
+    label: str
+
+    def measures(self) -> tuple[str, ...]:
+        """Texts about the operation, the most important first."""
+
+    def share(self) -> float | None:
+        """Part that is done, 0 to 1; None if the whole is unknown."""
+
+
+class Bars:
+    """The bars on one terminal; safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._bars: list[Bar] = []
+        self._stream: TextIO | None = None
+        self._drawn = 0  # lines on the screen
+
+    def add(self, bar: Bar, stream: TextIO) -> None:
+        """Show *bar* on *stream*, below those that are there."""
+        with self._lock:
+            self._clear()
+            self._stream = stream
+            self._bars.append(bar)
+            self._draw()
+
+    def remove(self, bar: Bar) -> None:
+        """Take *bar* away."""
+        with self._lock:
+            if bar in self._bars:
+                self._clear()
+                self._bars.remove(bar)
+                self._draw()
+
+    def refresh(self) -> None:
+        """Draw the bars as they are now."""
+        with self._lock:
+            self._clear()
+            self._draw()
+
+    def end(self) -> None:
+        """Take every bar away, for good: threads that are left behind draw nothing more."""
+        with self._lock:
+            self._clear()
+            self._bars.clear()
+
+    @contextmanager
+    def above(self, stream: TextIO) -> Iterator[None]:
+        """Leave the lines of the bars to what is written to *stream* meanwhile."""
+        with self._lock:
+            is_beside = bool(self._bars) and stream.isatty()
+            if is_beside:
+                self._clear()
+            try:
+                yield
+            finally:
+                if is_beside:
+                    self._draw()
+
+    def _draw(self) -> None:
+        columns = self._columns() - FREE_COLUMNS
+        self._drawn = len(self._bars)
+        self._write("\n".join(render(bar, columns) for bar in self._bars))
+
+    def _clear(self) -> None:
+        up = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
+        if self._drawn:
+            self._write(f"{up}\r\x1b[J")
+        self._drawn = 0
+
+    def _columns(self) -> int:
+        with suppress(OSError, ValueError, AttributeError):
+            assert self._stream is not None
+            return os.get_terminal_size(self._stream.fileno()).columns or DEFAULT_COLUMNS
+        return DEFAULT_COLUMNS
+
+    def _write(self, text: str) -> None:
+        if text and self._stream is not None:
+            with suppress(OSError, ValueError):  # a terminal that is gone shows nothing
+                self._stream.write(text)
+                self._stream.flush()
+
+
+def render(bar: Bar, columns: int) -> str:
+    """*bar* in at most *columns*: its label, then as many of its measures as fit.
+
+    The first two are always there; the label loses its middle for them.
+    """
+    measures = bar.measures()
+    text = "  ".join(measures[:2])
+    for measure in measures[2:]:
+        longer = f"{text}  {measure}"
+        if len(bar.label) + len(": ") + len(longer) > columns:
+            break
+        text = longer
+    room = max(_LEAST_LABEL, columns - len(text) - len(": "))
+    line = f"{cut(bar.label, room)}: {text}"
+    share = bar.share()
+    width = columns - len(line) - len("  []")
+    if share is None or width < _LEAST_LABEL:
+        return line[:columns]
+    full = int(width * share)
+    return f"{line}  [{_FULL * full}{_EMPTY * (width - full)}]"
+
+
+def cut(text: str, width: int) -> str:
+    """*text* without its middle where it is too long."""
+    tail = (width - 1) * 2 // 3
+    shortened = f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+    return shortened if len(text) > width else text
+
+
+BARS = Bars()  # of this process

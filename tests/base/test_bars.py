@@ -1,0 +1,155 @@
+"""Bars on a terminal: within its width, below the messages, and gone at the end."""
+
+import io
+import os
+import threading
+
+import pytest
+
+from bitnet.base.bars import FREE_COLUMNS, Bars, cut, render
+from bitnet.base.progress import Progress
+
+
+class Shown:
+    """A bar with given texts."""
+
+    def __init__(self, label, measures=("  5%", "1.2 MB/s", "7s left"), share=0.05):
+        self.label, self._measures, self._share = label, measures, share
+
+    def measures(self):
+        return self._measures
+
+    def share(self):
+        return self._share
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def screen():
+    """A screen of 80 columns that reads what is written, as a terminal does."""
+    pyte = pytest.importorskip("pyte", reason="pyte, of the extra dev, is not installed")
+    picture = pyte.Screen(80, 12)
+    reader = pyte.Stream(picture)
+
+    class Screen(Terminal):
+        def write(self, text):
+            reader.feed(text.replace("\n", "\r\n"))
+            return len(text)
+
+    stream = Screen()
+    stream.lines = lambda: [line.rstrip() for line in picture.display if line.strip()]
+    return stream
+
+
+LABELS = ("m.gguf", "smollm2-135m", "gemma3-270m 2/4", "model-00001-of-00003.safetensors",
+          "org/a-long-name/with-a-folder/model-Q4_K_M-00001-of-00003.gguf")  # fmt: skip
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("columns", range(40, 121))
+def test_every_width_shows_percent_and_rate_and_fits(label, columns):
+    line = render(Shown(label), columns - FREE_COLUMNS)
+    assert len(line) <= columns - FREE_COLUMNS
+    assert "  5%" in line
+    assert "1.2 MB/s" in line
+    assert line.startswith(label[:4])
+    assert cut(label, 12)[-6:].rpartition("…")[2] in line
+
+
+def test_a_wide_terminal_shows_the_rest_and_a_bar():
+    line = render(Shown("m.gguf", share=0.5), 77)
+    assert line.startswith("m.gguf:   5%  1.2 MB/s  7s left  [")
+    assert abs(line.count("#") - line.count("-")) <= 1
+    assert len(line) == 77
+
+
+def test_a_narrow_terminal_of_the_tests_shows_a_models_name(monkeypatch):
+    monkeypatch.setattr("os.get_terminal_size", lambda fd: os.terminal_size((40, 24)))
+    monkeypatch.setattr(Terminal, "fileno", lambda self: 2, raising=False)
+    stream = Terminal()
+    with Progress("smollm2-135m", 100, stream=stream) as progress:
+        progress.reach(100)
+    assert "smollm2-135m: 100%  " in stream.getvalue()
+    assert "B/s" in stream.getvalue()
+    assert all(len(line) <= 40 for line in stream.getvalue().split("\r"))
+
+
+def test_a_terminal_without_escapes_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with Progress("m.gguf", 100, stream=stream) as progress:
+        progress.reach(100)
+    assert "\x1b" not in stream.getvalue()
+    assert stream.getvalue().startswith("m.gguf: 100 B in ")
+
+
+def test_a_message_has_a_line_of_its_own_above_the_bars(screen):
+    bars = Bars()
+    for label in ("one.gguf", "two.gguf"):
+        bars.add(Shown(label), screen)
+    screen.write("^C")  # as a terminal shows it
+    with bars.above(screen):
+        screen.write("Warning: it was interrupted\n")
+    lines = screen.lines()
+    assert lines[0] == "Warning: it was interrupted"
+    assert [line.partition(":")[0] for line in lines[1:]] == ["one.gguf", "two.gguf"]
+    bars.end()
+    assert screen.lines() == ["Warning: it was interrupted"]
+
+
+def test_bars_come_and_go_without_a_trace(screen):
+    bars = Bars()
+    shown = [Shown(label) for label in ("one", "two", "three")]
+    for bar in shown:
+        bars.add(bar, screen)
+    bars.remove(shown[1])
+    assert [line.partition(":")[0] for line in screen.lines()] == ["one", "three"]
+    bars.refresh()
+    assert len(screen.lines()) == 2
+    bars.remove(shown[0])
+    bars.remove(shown[2])
+    bars.remove(shown[2])
+    assert screen.lines() == []
+
+
+def test_after_the_end_threads_that_are_left_draw_nothing():
+    bars, stream = Bars(), Terminal()
+    bar = Shown("one")
+    bars.add(bar, stream)
+    bars.end()
+    before = stream.getvalue()
+    bars.refresh()
+    bars.remove(bar)
+    assert stream.getvalue() == before
+
+
+def test_bars_of_several_threads_never_mix(screen):
+    bars = Bars()
+    every = [Shown(f"file-{number}") for number in range(4)]
+
+    def work(bar):
+        bars.add(bar, screen)
+        for _ in range(50):
+            bars.refresh()
+            with bars.above(screen):
+                screen.write("")
+        bars.remove(bar)
+
+    threads = [threading.Thread(target=work, args=(bar,)) for bar in every]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert screen.lines() == []
+
+
+def test_a_terminal_that_is_gone_stops_nothing():
+    bars, stream = Bars(), Terminal()
+    bars.add(Shown("one"), stream)
+    stream.close()
+    bars.refresh()
+    bars.end()
