@@ -136,7 +136,7 @@ KINDS: dict[str, Kind] = {
     ),
     "moe_layer_end_index": _integer(-1, MAX_LAYERS),
     "sliding_window": _integer(1, MAX_POSITIONS, may_be_null=True),
-    **_of(_NOT_NEGATIVE, "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps"),
+    **_of(_NOT_NEGATIVE, "layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon rms_norm_eps"),
     **_of(
         _number(),
         "attention_in_multiplier attention_multiplier attention_out_multiplier "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.dense import ModelConfig, dense
-from bitnet.families.family import LlamaCppSupport, register, register_variant
+from bitnet.families.blocks import Branch, FeedForward
+from bitnet.families.dense import ModelConfig, attention, dense, everywhere, model_of, sizes
+from bitnet.families.family import ATTENTION, LlamaCppSupport, register, register_variant
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
 
 if TYPE_CHECKING:
@@ -104,4 +105,87 @@ register_variant(
     },
     orders=lambda _config: {},
     translate=_starcoder_keys,
+)
+
+
+_ALL = ("attn_qkv", *ATTENTION, "ffn_up", "ffn_down")
+_TANH_NETWORK: dict[str, Any] = {"gated": False, "activation": "gelu_tanh"}
+
+
+def _starcoder2(keys: Keys) -> ModelConfig:
+    return layer_norms(keys, ffn=_TANH_NETWORK, model={"biases": _ALL})
+
+
+def _starcoder2_keys(config: Config) -> dict[str, Any]:
+    return everywhere(config) | {"attention.layer_norm_epsilon": config["norm_epsilon"]}
+
+
+register(
+    title="StarCoder 2",
+    architecture="starcoder2",
+    activation="gelu_pytorch_tanh",
+    stated="norm_epsilon num_key_value_heads",
+    defaults={"tie_word_embeddings": True, "sliding_window": None},
+    config_keys={
+        **reads("norm_epsilon sliding_window"),
+        "hidden_act": _GELU_TANH,
+        "use_bias": neutral(None, True),
+    },
+    gguf_keys=reads("attention.layer_norm_epsilon"),
+    tensors={
+        "input_layernorm": "attn_norm",
+        "mlp.c_fc": "ffn_up",
+        "mlp.c_proj": "ffn_down",
+        "post_attention_layernorm": "ffn_norm",
+    },
+    biases={"": (*ATTENTION, "ffn_up", "ffn_down")},
+    llama_cpp=_WITH_BIASES,
+    translate=_starcoder2_keys,
+    decoder=_starcoder2,
+)
+
+
+def beside_attention(keys: Keys, network: FeedForward, **more: Any) -> ModelConfig:
+    """ModelConfig of blocks whose *network* is beside attention, behind one norm.
+
+    *more* has fields of :class:`ModelConfig` and, as ``attention``, of :class:`Attention`.
+    """
+    its = sizes(keys)
+    mixer = attention(keys, its.dim, **more.pop("attention", {}))
+    blocks = [(Branch("attn_norm", (mixer, network)),)] * its.layers
+    eps = keys.number("attention.layer_norm_epsilon")
+    norms = {"centered_norms": True, "norm_biases": True, "norm_eps": eps}
+    return model_of(keys, its, blocks, **(norms | more))
+
+
+def _phi2(keys: Keys) -> ModelConfig:
+    network = FeedForward(sizes(keys).ffn, **_TANH_NETWORK)
+    is_fused = "blk.0.attn_qkv.weight" in keys.weights
+    more = {"attention": {"fused": is_fused}, "biases": (*_ALL, "output")}
+    return beside_attention(keys, network, **more)
+
+
+# llama.cpp reads neither a head that is the embedding nor one without a bias.
+register(
+    title="Phi-1, 1.5 and 2",
+    architecture="phi2",
+    model_types=("phi",),
+    activation="gelu_new",
+    stated="layer_norm_eps partial_rotary_factor",
+    config_keys={
+        **reads("layer_norm_eps partial_rotary_factor"),
+        "hidden_act": _GELU_TANH,
+    },
+    partial_rotation=True,
+    gguf_keys=reads("attention.layer_norm_epsilon"),
+    tensors={
+        "mlp.fc1": "ffn_up",
+        "mlp.fc2": "ffn_down",
+        "self_attn.dense": "attn_output",
+    },
+    biases={"": (*ATTENTION, "ffn_up", "ffn_down", "output")},
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", ".bias"), required=("output.weight", "output.bias"), tied=False
+    ),
+    decoder=_phi2,
 )

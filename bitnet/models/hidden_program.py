@@ -101,7 +101,9 @@ class _Decoder:
         """The embeddings of the tokens: ``(T, dim)``."""
         write, decoder = self.write, self._decoder
         rows = (decoder.vocab_size, decoder.dim)
-        write.layout.optional |= {"output.weight": rows, "output.bias": rows[:1]}
+        write.layout.optional |= {"output.weight": rows}
+        biases = write.layout.required if "output" in decoder.biases else write.layout.optional
+        biases["output.bias"] = rows[:1]
         x = write.embed("token_embd.weight", decoder.dim, decoder.embedding_scale)
         if decoder.basis and "token_embd.weight" in decoder.basis.embeddings:
             x = write.from_basis(x)

@@ -85,6 +85,10 @@ DENSE = {
     ),
     "mistral-window": ("Mistral", {"sliding_window": 7}),
     "mistral-head-dim": ("Mistral", {"head_dim": 32, "sliding_window": None}),
+    "phi2": ("Phi", {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
+    "phi2-other-rotation": ("Phi", {"num_key_value_heads": 2, "partial_rotary_factor": 0.25}),
+    "starcoder2": ("Starcoder2", {}),
+    "starcoder2-window": ("Starcoder2", {"sliding_window": 7, "tie_word_embeddings": False}),
     "phi3": ("Phi3", {"sliding_window": 9}),
     "phi3-longrope": (
         "Phi3",

@@ -52,18 +52,20 @@ FAMILIES = (
     "minicpm",
     "mistral3",
     "olmo2",
+    "phi2",
     "phi3",
     "qwen2",
     "qwen3",
     "seed_oss",
     "smollm3",
     "starcoder",
+    "starcoder2",
 )
 
 #: Families whose norms subtract means.
-LAYER_NORMS = ("cohere2", "gpt2", "starcoder")
+LAYER_NORMS = ("cohere2", "gpt2", "phi2", "starcoder", "starcoder2")
 #: Families whose networks have no gate.
-UNGATED = ("arcee", "gpt2", "starcoder")
+UNGATED = ("arcee", "gpt2", "phi2", "starcoder", "starcoder2")
 #: Families whose layers differ in shape.
 LAYERED = ("deepseek2", "gemma4")
 #: Families with states of fixed size in some of their layers.
