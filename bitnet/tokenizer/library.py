@@ -41,8 +41,12 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 
 
-def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
-    """*spec* as a ``tokenizer.json``."""
+def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str, Any]:
+    """*spec* as a ``tokenizer.json``.
+
+    A token that is found in raw and in normalized text can have one entry there: that of
+    normalized text, or with *finds_raw* the other one, where merges make it of normalized text.
+    """
     own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
     normalizer = _sentencepiece_normalizer(spec) if own else _steps(spec.normalizer)
     if own and spec.model == "unigram":
@@ -51,9 +55,9 @@ def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
         cut = [metaspace | {"split": True}]
     else:
         cut = _steps(spec.pre_tokenizer)
-    # Of a token that is found in raw and in normalized text, the latter entry: what raw text holds
-    # of it (U+2581 themselves) is the same in normalized text.
-    added = sorted(spec.added, key=lambda token: (token.id, token.normalized))
+    # The last entry of an id counts. What raw text holds of such a token (U+2581 themselves) is the
+    # same in normalized text, unless spaces are beside it.
+    added = sorted(spec.added, key=lambda token: (token.id, token.normalized != finds_raw))
     return {
         "version": "1.0",
         "truncation": None,

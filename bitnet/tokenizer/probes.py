@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Texts on which tokenizers tend to disagree, always the same: real prose and odd cases.
 _TEXTS = json.loads(Path(__file__).with_name("probes.json").read_text("utf-8"))
@@ -14,6 +18,18 @@ _PIECES = (*PROBES, *_TEXTS["odd"])
 _JOINS = ("", " ", "\n", "  ", "\u00a0", ".", "-")
 _MIXES = 400
 _SEED = 20260101
+
+
+def draw_texts(count: int, more: Sequence[str] = ()) -> list[str]:
+    """*count* mixtures of the probes and of *more* texts, the same in every run."""
+    draw = random.Random(_SEED + 1)
+    pieces = (*_PIECES, *more)
+    texts = []
+    for _ in range(count):
+        parts = [draw.choice(pieces) for _ in range(draw.randint(1, 3))]
+        cut = [part if part in more else part[draw.randrange(len(part) or 1) :] for part in parts]
+        texts.append(draw.choice(_JOINS).join(part[:60] for part in cut))
+    return texts
 
 
 def probe_texts() -> list[str]:

@@ -5,14 +5,16 @@ import json
 import pytest
 from tokenizers import Tokenizer as Library
 
-from bitnet.base.errors import UsageError
+from bitnet.base.errors import Unsupported, UsageError
+from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.comparison import compare
-from bitnet.tokenizer.export import export_tokenizer
+from bitnet.tokenizer.export import export_tokenizer, gguf_keys
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.load import load_spec, load_tokenizer
 from bitnet.tokenizer.probes import probe_texts
 
-VOCABULARIES = ["bert-bge", "deepseek-llm", "gpt-2", "llama-spm", "phi-3", "starcoder"]
+MORE = ["deepseek-llm", "llama-bpe", "qwen2"]
+VOCABULARIES = ["bert-bge", "gpt-2", "llama-spm", "phi-3", "starcoder"]
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
@@ -29,6 +31,56 @@ def test_the_exported_file_gives_the_same_ids(test_data, tmp_path, name):
     assert library.encode("Hello").ids == ours.encode("Hello") == again.encode("Hello")
     assert again.stop_ids == ours.stop_ids
     assert again.vocab_size == ours.vocab_size
+
+
+def real_tokenizers():
+    """Files and folders of the real tokenizers that tests can have."""
+    names = (f"vocab/ggml-vocab-{name}.gguf" for name in (*VOCABULARIES, *MORE))
+    return [*names, *(f"tokenizers/{name}" for name in ("gpt2", "llama2", "llama3", "phi3"))]
+
+
+# What a form lacks for a tokenizer; every other copy is equal.
+REFUSED = {
+    ("files", "vocab/ggml-vocab-deepseek-llm.gguf"): "would be",
+    ("gguf", "vocab/ggml-vocab-bert-bge.gguf"): "neither byte-level nor",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["files", "gguf"])
+@pytest.mark.parametrize("name", real_tokenizers())
+def test_each_real_tokenizer_is_copied_equal_or_refused_by_what_is_not(
+    name, form, test_data, tmp_path
+):
+    spec = load_spec(test_data / name)
+    problem = ""
+    try:
+        if form == "files":
+            export_tokenizer(spec, tmp_path)
+            copied = load_spec(tmp_path)
+        else:
+            copied = spec_from_metadata(gguf_keys(spec, rows=spec.vocab_size))
+    except Unsupported as error:
+        problem = error.message
+    if (form, name) in REFUSED:
+        assert REFUSED[form, name] in problem
+        return
+    assert not problem
+    original, copy = Tokenizer.from_spec(spec), Tokenizer.from_spec(copied)
+    for text in probe_texts()[::9]:
+        assert copy.encode(text) == original.encode(text)
+        ids = [id for id in original.encode(text) if id != spec.unknown_id]  # has no text
+        assert copy.decode(ids) == original.decode(ids)
+        stream = copy.stream()
+        assert "".join(map(stream.push, ids)) + stream.finish() == original.decode(ids)
+    assert copy.stop_ids == original.stop_ids
+
+
+def test_a_file_whose_ids_would_be_other_texts_is_not_written(test_data, tmp_path):
+    spec = load_spec(test_data / "vocab" / "ggml-vocab-deepseek-llm.gguf")
+    with pytest.raises(Unsupported, match=r"cannot be said exactly as tokenizer\.json"):
+        export_tokenizer(spec, tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_files_that_are_there_are_kept(test_data, tmp_path):
