@@ -153,6 +153,10 @@ def picture(frames: list[tuple[float, tuple[str, ...]]], whole_s: float) -> str:
             f'<use href="#{rows[row]}" {_place(line)}/>' for line, row in enumerate(frame) if row
         )
         groups.append(f'<g id="f{number}">{lines}</g>')
+    last = f"#f{len(frames) - 1} {{ animation: none; visibility: visible }}"
+    rules.append(
+        f"@media (prefers-reduced-motion: reduce) {{ g {{ animation: none !important }} {last} }}"
+    )
     return _drawn(COLUMNS, LINES, STYLE + "\n".join(rules), [f"<defs>{shared}</defs>", *groups])
 
 

@@ -4,6 +4,7 @@ import io
 import os
 import threading
 
+import pyte
 import pytest
 
 from bitnet.base.bars import FREE_COLUMNS, Bars, cut, render
@@ -31,7 +32,6 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def screen():
     """A screen of 80 columns that reads what is written, as a terminal does."""
-    pyte = pytest.importorskip("pyte", reason="pyte, of the extra dev, is not installed")
     picture = pyte.Screen(80, 12)
     reader = pyte.Stream(picture)
 

@@ -54,3 +54,12 @@ def test_it_loads_nothing_and_shows_no_folder_of_a_machine(picture):
     assert set(re.findall(r"href=\"(.)", picture)) <= {"#"}
     assert "@media (prefers-color-scheme: dark)" in picture
     assert not re.search(r"/(home|root|tmp|work|Users)/", picture)
+
+
+def test_readers_who_want_less_motion_get_the_last_frame():
+    picture = PICTURES["terminal"]
+    last = re.findall(r'<g id="(f\d+)">', picture)[-1]
+    rule = re.search(r"@media \(prefers-reduced-motion: reduce\) \{(.*)\}", picture)[1]
+    assert "animation: none !important" in rule
+    assert f"#{last} {{ animation: none; visibility: visible }}" in rule
+    assert "prefers-reduced-motion" in SCRIPT

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -67,7 +68,15 @@ def test_every_page_of_the_tree_is_on_it(site):
         name = page.relative_to(ROOT / "docs").with_suffix(".html")
         assert (site / str(name).replace("README", "index")).exists(), page
     assert (site / "measurements/runtime.html").exists()
-    assert not list(site.rglob("*.py"))
+    assert not [*site.rglob("*.py"), *site.rglob("__pycache__"), *site.rglob("*.pyc")]
+
+
+def test_the_first_page_begins_with_install_command_picture_and_table(site):
+    home = re.sub(r"</?(?:span|a)\b[^>]*>", "", (site / "index.html").read_text(encoding="utf-8"))
+    signs = ("pip install", "bitnet run", "images/terminal.svg", "<table>")
+    places = [home.index(sign, home.index("<h1")) for sign in signs]
+    assert places == sorted(places)
+    assert "0001-one-native-module" not in home[home.index("<h1") :]
 
 
 def test_no_page_asks_another_host_for_anything(site, pages):
