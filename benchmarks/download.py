@@ -120,7 +120,7 @@ def measure_store(size_mb):
     from bitnet.base.errors import NetworkError
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.project import Project
-    from bitnet.hub.provision import provide
+    from bitnet.hub.provide import provide
     from bitnet.sources import Source
 
     os.environ["BITNET_CONNECTIONS"] = "1"

@@ -238,7 +238,7 @@ class SmartTokenizerDownload:
             VocabMismatch: the file has not ``info.expected_vocab`` ids.
             BitnetError: it cannot be fetched; see :func:`bitnet.hub.download.fetch`.
         """
-        from bitnet.hub.provision import provide
+        from bitnet.hub.provide import provide
 
         key, vocab_size = info.cache_key, info.expected_vocab
         paths = []

@@ -1,8 +1,12 @@
+from pathlib import Path
+
 import pytest
 
 from bitnet import sources
 from bitnet.base.errors import TokenMissing
-from bitnet.store.records import Artifact
+from bitnet.hub.orders import FileOrder, Obtained
+from bitnet.sources import Source
+from bitnet.store.records import Blob, Pin
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,11 @@ def test_a_repository_leads_to_its_source():
 
 
 def test_the_licence_line_names_terms_and_place():
-    named = Artifact(repo="o/m", licence="MIT", licence_url="https://mit.example")
+    source = Source("m", "o/m")
+    blob = Blob("0" * 64, 1, Path("m"))
+    named = Obtained(
+        FileOrder(source), blob, Pin(repo="o/m", licence="MIT"), licence_url="https://mit.example"
+    )
     assert named.licence_line.startswith("Licence: MIT, https://mit.example ")
-    assert "huggingface.co/o/m" in Artifact(repo="o/m").licence_line
+    unknown = Obtained(FileOrder(source), blob, Pin(repo="o/m"))
+    assert "huggingface.co/o/m" in unknown.licence_line

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from bitnet.store import Artifact
+    from bitnet.store import Pin
 
 Kind = Literal["tokenizer", "model", "compiled", "exact-head", "partial", "leftover"]
 
@@ -45,8 +45,8 @@ class Entry:
     users: tuple[str, ...] = ()  # known paths of projects that are the same file
     inode: tuple[int, int] = (0, 0)  # device and number of the file; names of one file share them
     links: int = 1  # number of names of the file
-    origin: Artifact | None = None  # where a file of the store is from, if that is recorded
-    names: tuple[Artifact, ...] = ()  # every recorded name of a file of the store
+    origin: Pin | None = None  # where a file of the store is from, if that is recorded
+    names: tuple[Pin, ...] = ()  # every recorded name of a file of the store
     # what a partial file is fetched for: repository, revision and file, or an address
     wanted: tuple[str, ...] = ()
 

@@ -24,7 +24,7 @@ from bitnet.store.claims import claim_path
 
 if TYPE_CHECKING:
     from bitnet.cache import Selection
-    from bitnet.store import Artifact
+    from bitnet.store import Pin
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Removal:
     root: Path  # the cache folder
     remove: tuple[Entry, ...]  # entries to remove
     busy: tuple[Entry, ...] = ()  # entries kept because a process holds them
-    names: tuple[Artifact, ...] = ()  # names to drop, also of bytes that others keep
+    names: tuple[Pin, ...] = ()  # names to drop, also of bytes that others keep
 
     @property
     def size_bytes(self) -> int:
@@ -77,7 +77,7 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Rem
     now_s = time.time() if now_s is None else now_s
     everything = entries(root)
     chosen = [entry for entry in everything if _in_scope(root, entry, selection)]
-    names: list[Artifact] = []
+    names: list[Pin] = []
     keys = sorted({entry.key for entry in chosen if entry.key})
     if selection.key:
         chosen, names = _of_key(root, chosen, everything, selection.key)
@@ -109,7 +109,7 @@ def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
     return area != "models" or selection.models
 
 
-def _names_without_bytes(root: Path, selection: Selection) -> list[Artifact]:
+def _names_without_bytes(root: Path, selection: Selection) -> list[Pin]:
     """Names that *selection* means and whose bytes are gone, as a killed removal leaves them."""
     if not (selection.key or selection.models):
         return []
@@ -125,13 +125,13 @@ def _names_without_bytes(root: Path, selection: Selection) -> list[Artifact]:
 
 def _of_key(
     root: Path, scope: list[Entry], everything: list[Entry], key: str
-) -> tuple[list[Entry], list[Artifact]]:
+) -> tuple[list[Entry], list[Pin]]:
     """Entries of *key* with every name of the same file, so that its bytes are freed; the names.
 
     Bytes that also have a name with another key stay: only the links of *key* go.
     """
     paths = {entry.path for entry in scope if _means(entry.key, key)}
-    names: list[Artifact] = []
+    names: list[Pin] = []
     for entry in scope:
         meant = [name for name in entry.names if _means(name.key, key)]
         is_digest = entry.is_stored and _means(entry.path.name, key)

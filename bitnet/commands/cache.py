@@ -262,7 +262,7 @@ def bundle_export(
         attestations |= _attestation_for(path, project.store)
         files += _tokenizer_of(path, project)
     target, contents = Path(output), bundles.collect(files, attestations, project)
-    inputs = (*paths, *(file.path for file in contents.files), project.lock_path)
+    inputs = (*paths, *contents.places.values(), project.lock_path)
     inputs += tuple(project.store.path_of(sha256) for sha256 in contents.blobs)
     kind = bundles.ARCHIVE if force else None  # one with other models is not replaced unasked
     archive = OutputFile(target, kind, inputs=inputs, force=force)
@@ -336,8 +336,8 @@ def bundle_import(
             into=folder,
             report=bar.reach,
         )
-    artifacts = [] if folder is None else provide_pins(context.project(folder))
-    placed = [artifact.path for artifact in artifacts]
+    files = [] if folder is None else provide_pins(context.project(folder))
+    placed = [obtained.path for obtained in files]
     for path in (*models.values(), *placed):
         _attest(path, bundle.attestations, context)
     state = f"{len(fresh)} new files" if fresh else "everything was here"

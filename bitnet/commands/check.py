@@ -58,7 +58,7 @@ def verify(
     that nothing identifies (no attestation, no digest, none that this version knows) is UNPINNED at
     best.
     """
-    from bitnet.verify import Pin
+    from bitnet.verify import Digest
 
     hint = "bitnet verify bitnet-tiny, or set BITNET_GGUF"
     path = _find_model(model, "verify needs MODEL", hint, Context(cache=cache))
@@ -71,7 +71,7 @@ def verify(
     if against is not None:
         expected |= _read_expectations(against, path, key)
     if digest:
-        expected["find_pin"] = lambda _: Pin(digest, "--sha256")
+        expected["find_pin"] = lambda _: Digest(digest, "--sha256")
     allowed = {"allow_mock": allow_mock, "ignore_keys": ignore_key}
     given = {"tokenizer": tokenizer or None, "pre": pre or None}
     report = examine(path, output, **given, **allowed, **expected)
@@ -165,16 +165,16 @@ def _pins_for(model, cache):
     from bitnet.shipped import SHIPPED
     from bitnet.store import Store
     from bitnet.store.records import LOCK_FILE
-    from bitnet.verify import Pin
+    from bitnet.verify import Digest
 
     digests = Store(cache).digests().items()
-    pins = {Path(path).resolve(): Pin(sha256, "the cache's record") for path, sha256 in digests}
+    pins = {Path(path).resolve(): Digest(sha256, "the cache's record") for path, sha256 in digests}
     named = {}
     for place, entry in _list_locked(model):
-        pins[place.resolve()] = Pin(entry.sha256, LOCK_FILE)
+        pins[place.resolve()] = Digest(entry.sha256, LOCK_FILE)
         if model.resolve() in place.parents:
             named[place] = LOCK_FILE
-    pins |= {it.path.resolve(): Pin(it.sha256, "this package") for it in SHIPPED.values()}
+    pins |= {it.path.resolve(): Digest(it.sha256, "this package") for it in SHIPPED.values()}
     return pins, named
 
 

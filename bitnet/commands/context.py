@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.hub.orders import Obtained
     from bitnet.hub.project import Project
     from bitnet.hub.resolve import RepoModel
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
-    from bitnet.store.records import Artifact
     from bitnet.tokenizer import Tokenizer
 
 # Options of several commands.
@@ -85,10 +85,10 @@ class Context:
         return locate(str(named), self.project, fetch=fetch, announce=announce)
 
 
-def provide_pins(project: Project, *, skip_gated: bool = False) -> list[Artifact]:
+def provide_pins(project: Project, *, skip_gated: bool = False) -> list[Obtained]:
     """The files that the lock file of *project* pins, each at its place now."""
     from bitnet.hub.orders import order_from_lock
-    from bitnet.hub.provision import provide_all
+    from bitnet.hub.provide import provide_all
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in project.pins()]

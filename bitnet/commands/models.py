@@ -323,15 +323,15 @@ def _download(refs, select, output, sha256, common, **options):
 
     project = common.project(**options)
     target = Path(output) if output else None
-    artifacts = download(refs, project, output=target, sha256=sha256, select=select)
+    provided = download(refs, project, output=target, sha256=sha256, select=select)
     what = "file" if select else "model"
-    show(artifacts[0].licence_line, stream=sys.stderr)
-    for artifact in artifacts:
-        state = "Already there" if artifact.cached else f"Downloaded {what} to"
-        show(f"✓ {state}: {artifact.path}{artifact.digest_note}", stream=sys.stderr)
-        attest_fetched(artifact.path, fresh=not artifact.cached)
-    facts = [artifact.facts() for artifact in artifacts]
-    paths = [str(artifact.path) for artifact in artifacts]
+    show(provided[0].licence_line, stream=sys.stderr)
+    for obtained in provided:
+        state = "Already there" if obtained.cached else f"Downloaded {what} to"
+        show(f"✓ {state}: {obtained.path}{obtained.digest_note}", stream=sys.stderr)
+        attest_fetched(obtained.path, fresh=not obtained.cached)
+    facts = [obtained.facts() for obtained in provided]
+    paths = [str(obtained.path) for obtained in provided]
     common.output.finish(facts[0] if len(facts) == 1 else facts, paths)
 
 
@@ -383,22 +383,22 @@ def sync(
         _check(project, entries, common.output)
         return
     provided = provide_pins(project, skip_gated=skip_gated)
-    by_identity = {artifact.identity: artifact for artifact in provided}
+    by_identity = {obtained.pin.identity: obtained for obtained in provided}
     results, skipped = [], []
     for entry in entries:
-        name, artifact = f"{entry.repo}/{entry.file}", by_identity.get(entry.identity)
-        if artifact is None:
+        name, obtained = f"{entry.repo}/{entry.file}", by_identity.get(entry.identity)
+        if obtained is None:
             skipped.append(name)
             show(f"- {name}: NOT FETCHED, it needs an access token", stream=sys.stderr)
             continue
-        changed = " (new version)" if artifact.sha256 != entry.sha256 else ""
-        state = "already there" if artifact.cached else "fetched"
-        show(f"✓ {name}: {state}{changed}{artifact.digest_note}", stream=sys.stderr)
-        attest_fetched(artifact.path, fresh=not artifact.cached)
-        results.append({"repo": entry.repo, "file": entry.file, **artifact.facts()})
+        changed = " (new version)" if obtained.pin.sha256 != entry.sha256 else ""
+        state = "already there" if obtained.cached else "fetched"
+        show(f"✓ {name}: {state}{changed}{obtained.digest_note}", stream=sys.stderr)
+        attest_fetched(obtained.path, fresh=not obtained.cached)
+        results.append({"repo": entry.repo, "file": entry.file, **obtained.facts()})
     if skipped_to:
         listing.write_text("".join(f"{name}\n" for name in skipped))
-    common.output.finish(results, [str(artifact["path"]) for artifact in results])
+    common.output.finish(results, [str(obtained["path"]) for obtained in results])
 
 
 def _check(project, entries, output):

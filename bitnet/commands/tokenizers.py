@@ -58,7 +58,7 @@ def tokenizer(
     differ in meaning: vocabulary, merges, special tokens, template.
     """
     from bitnet.hub.orders import tokenizer_order
-    from bitnet.hub.provision import provide_all
+    from bitnet.hub.provide import provide_all
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
     if compare or against:
@@ -67,11 +67,11 @@ def tokenizer(
     project = common.project(force=force, verify=verify)
     target = Path(output) / "tokenizer.json"
     order = tokenizer_order(TOKENIZERS[source], target, project, check_vocabulary)
-    (artifact,) = provide_all([order], project, root=target.parent)
-    show(artifact.licence_line, stream=sys.stderr)
-    done = "Tokenizer from the cache is at" if artifact.cached else "Downloaded tokenizer to"
-    show(f"✓ {done}: {artifact.path}{artifact.digest_note}", stream=sys.stderr)
-    common.output.finish({"source": source, **artifact.facts()}, [str(artifact.path)])
+    (obtained,) = provide_all([order], project, root=target.parent)
+    show(obtained.licence_line, stream=sys.stderr)
+    done = "Tokenizer from the cache is at" if obtained.cached else "Downloaded tokenizer to"
+    show(f"✓ {done}: {obtained.path}{obtained.digest_note}", stream=sys.stderr)
+    common.output.finish({"source": source, **obtained.facts()}, [str(obtained.path)])
 
 
 def _compare(left: str, right: str, output: Output) -> None:
@@ -123,7 +123,7 @@ def pre_download_tokenizers(
 def _provide(model, project):
     """Result for *model*; raises if its tokenizer cannot be provided."""
     from bitnet import sources
-    from bitnet.hub.provision import provide
+    from bitnet.hub.provide import provide
     from bitnet.tokenizer.discover import model_facts, search
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 

@@ -40,14 +40,15 @@ from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.trust import SHA256
 from bitnet.hub.models import list_models, provide, provide_here
 from bitnet.hub.orders import FileOrder, tokenizer_command, tokenizer_entry
-from bitnet.hub.provision import notices, provide_all
+from bitnet.hub.provide import notices, provide_all
 from bitnet.hub.ref import Ref, parse
 from bitnet.hub.repository import file_url
 from bitnet.sources import Source
 from bitnet.store.blobs import make_cache
 from bitnet.store.records import (
     LOCK_FILE,
-    Artifact,
+    Blob,
+    Pin,
     from_record,
     lock_text,
     parse_lock,
@@ -76,18 +77,32 @@ _TOKENIZER = re.compile(r"tokenizers/[A-Za-z0-9][A-Za-z0-9_.@-]*/[^/]+")
 
 
 @dataclass(frozen=True)
+class BundledFile:
+    """A file to put into a bundle."""
+
+    pin: Pin  # its name; its digest is computed from the file
+    path: Path
+
+
+@dataclass(frozen=True)
 class Bundle:
     """Content of a bundle, to write or just read."""
 
-    files: tuple[Artifact, ...]  # the files under their names; those to write have a path
+    files: tuple[Pin, ...]  # the files under their names
     lock: str | None = None  # text of a project's lock file, if there is one
     attestations: dict[str, str] = field(default_factory=dict)  # texts, by digest of the model
     path: Path = field(default=Path(), compare=False)  # of an open bundle
+    # paths of the files of a bundle to write, by digest
+    places: dict[str, Path] = field(default_factory=dict, compare=False)
 
     @cached_property
-    def blobs(self) -> dict[str, Artifact]:
+    def blobs(self) -> dict[str, Blob]:
         """Each file once, by its digest, in the order of the bundle."""
-        return dict(sorted({file.sha256: file for file in self.files}.items()))
+        sizes = {file.sha256: file.size for file in self.files}
+        return {
+            sha256: Blob(sha256, size, self.places.get(sha256, Path()))
+            for sha256, size in sorted(sizes.items())
+        }
 
     @cached_property
     def manifest(self) -> bytes:
@@ -112,7 +127,7 @@ class Bundle:
 # --- export --------------------------------------------------------------------------------------
 
 
-def model_files(text: str, project: Project) -> list[Artifact]:
+def model_files(text: str, project: Project) -> list[BundledFile]:
     """The files of the model *text*, with its notices."""
     model = parse(text)
     if model.path is not None or model.url:
@@ -130,10 +145,11 @@ def model_files(text: str, project: Project) -> list[Artifact]:
     except Offline:
         hint = f"fetch it first: {model.command}"
         raise NotFound(f"{text} is not on this machine", hint=hint) from None
-    return [*files, *_notices(files[0], project)]
+    members = [BundledFile(file.pin, file.path) for file in files]
+    return [*members, *_notices(files[0].pin, project)]
 
 
-def tokenizer_file(source: Source, project: Project) -> Artifact:
+def tokenizer_file(source: Source, project: Project) -> BundledFile:
     """The file of the tokenizer *source* in the cache."""
     entry = tokenizer_entry(source, project.cache)
     if not entry.is_file():
@@ -142,10 +158,10 @@ def tokenizer_file(source: Source, project: Project) -> Artifact:
             hint=f"fetch it first: {tokenizer_command(source)}",
         )
     name = source.repo, source.revision, source.file
-    return Artifact("tokenizer", *name, place=relative(entry, project.cache), path=entry)
+    return BundledFile(Pin("tokenizer", *name, place=relative(entry, project.cache)), entry)
 
 
-def find_tokenizer(path: Path, project: Project) -> list[Artifact]:
+def find_tokenizer(path: Path, project: Project) -> list[BundledFile]:
     """The tokenizer at *path*, if it is one that the cache keeps for models."""
     place, store = relative(path, project.cache), project.store
     if place is None or not _TOKENIZER.fullmatch(place):
@@ -154,10 +170,10 @@ def find_tokenizer(path: Path, project: Project) -> list[Artifact]:
     found = [it for it in store.index if (it.place, it.sha256) == (place, digest)]
     if not found:
         logger.warning("%s is not in the bundle: where it is from is not known", path)
-    return [replace(record, path=path) for record in found[:1]]
+    return [BundledFile(record, path) for record in found[:1]]
 
 
-def list_pinned(project: Project) -> list[Artifact]:
+def list_pinned(project: Project) -> list[BundledFile]:
     """The files that the lock file pins."""
     files = []
     for entry in project.pins():
@@ -170,29 +186,41 @@ def list_pinned(project: Project) -> list[Artifact]:
             )
         keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
         place = f"tokenizers/{next(keys, '')}/{path_of(entry.file).name}"
-        files.append(replace(entry, path=blob.path, place=place))
+        files.append(BundledFile(replace(entry, place=place), blob.path))
         files += _notices(entry, project)
     return files
 
 
-def _notices(model: Artifact, project: Project) -> list[Artifact]:
+def _notices(model: Pin, project: Project) -> list[BundledFile]:
     source = sources.PACKAGED.get(model.repo) if model.kind == "package" else None
     inside = notices(source, project.store) if source is not None else {}
-    return [replace(model, file=file, path=blob.path) for file, blob in inside.items()]
+    return [BundledFile(replace(model, file=file), blob.path) for file, blob in inside.items()]
 
 
-def collect(files: Iterable[Artifact], attestations: dict[str, str], project: Project) -> Bundle:
-    """A bundle of *files*, as they are at their paths now, and their pins."""
-    store, by_name = project.store, {}
-    for file in files:
-        sha256, record = store.digest_of(file.path), store.index.find(*file.index_name)
-        commit = record.commit if record is not None and record.sha256 == sha256 else file.commit
-        place = file.place if file.kind == "tokenizer" else None
-        file = replace(file, commit=commit, sha256=sha256, place=place, licence="")
-        by_name[file.index_name] = replace(file, size=file.path.stat().st_size)
-    digests = {file.sha256 for file in by_name.values()}
-    pinned = [entry for entry in project.pins() if entry.sha256 in digests]
-    return Bundle(tuple(by_name.values()), lock_text(pinned) if pinned else None, attestations)
+def collect(
+    members: Iterable[BundledFile], attestations: dict[str, str], project: Project
+) -> Bundle:
+    """A bundle of *members*, as they are at their paths now, and their pins."""
+    store = project.store
+    by_name: dict[tuple[str, str, str], Pin] = {}
+    places: dict[str, Path] = {}
+    for member in members:
+        pin, path = member.pin, member.path
+        sha256 = store.digest_of(path)
+        record = store.index.find(*pin.index_name)
+        commit = record.commit if record is not None and record.sha256 == sha256 else pin.commit
+        by_name[pin.index_name] = replace(
+            pin,
+            commit=commit,
+            sha256=sha256,
+            size=path.stat().st_size,
+            place=pin.place if pin.kind == "tokenizer" else None,
+            licence="",
+        )
+        places[sha256] = path
+    pinned = [entry for entry in project.pins() if entry.sha256 in places]
+    lock = lock_text(pinned) if pinned else None
+    return Bundle(tuple(by_name.values()), lock, attestations, places=places)
 
 
 ARCHIVE = OutputKind("a bundle", lambda path: begins_with(path, MANIFEST.encode()))
@@ -281,7 +309,7 @@ def import_bundle(
         [_order(file, project) for file in files],
         replace(project, records=False, force=False),
         root=project.cache,
-        obtain=lambda: fresh.extend(_unpack(bundle, project.store, report)),
+        add_to_store=lambda: fresh.extend(_unpack(bundle, project.store, report)),
     )
     for file in files:
         project.store.record_name(file, *file.index_name)
@@ -375,7 +403,7 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
     return lock_text(pinned)
 
 
-def _is_other(file: Artifact, project: Project) -> bool:
+def _is_other(file: Pin, project: Project) -> bool:
     """True if the name of *file* means another file on this machine, which stays; says so."""
     store, name = project.store, file.index_name
     record = store.index.find(*name)
@@ -386,7 +414,7 @@ def _is_other(file: Artifact, project: Project) -> bool:
     return True
 
 
-def _order(file: Artifact, project: Project) -> FileOrder:
+def _order(file: Pin, project: Project) -> FileOrder:
     """The order for *file*, at its place in the cache."""
     source = Source(file.repo, file.repo, file.file, file.revision, file.sha256, file.size)
     unverified = None if file.verified else file
@@ -424,7 +452,7 @@ def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
                 guard = store.folder / "partial" / f"{blob.sha256}.lock"
                 with locks.hold(guard, timeout_s=settings.lock_timeout(), what=name) as lock:
                     if store.find(blob.sha256) is None:
-                        store.put(_chunks(file, blob.size), blob, alone=lock.is_kernel)
+                        store.put(_chunks(file, blob.size), blob, name, alone=lock.is_kernel)
                         fresh.append(blob.sha256)
                 file.seek(end)
                 done += blob.size
@@ -432,8 +460,8 @@ def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
             if any(file.read()):
                 raise InvalidFormat("something follows its last member")
     except IntegrityError as error:
-        for artifact in filter(None, map(store.find, fresh)):
-            store.drop(artifact)
+        for blob in filter(None, map(store.find, fresh)):
+            store.drop(blob)
         raise type(error)(f"{bundle.path}: {error.message}", hint="copy it again") from error
     except OSError as error:
         raise from_os_error(error, error.filename or bundle.path, in_cache=True) from error

@@ -25,9 +25,10 @@ from bitnet.base.errors import (
 from bitnet.base.files import CACHE_HINT, OUTPUT_HINT, device_of, git_oid, require_space
 from bitnet.base.progress import Mode, Progress, human_size
 from bitnet.base.trust import redact_url
+from bitnet.hub.orders import FileOrder, Obtained, pin_of
 from bitnet.hub.repository import head
 from bitnet.hub.transfer import Replaced, Transfer
-from bitnet.store import Artifact, Partial, Store
+from bitnet.store import Blob, Partial, Pin, Store
 from bitnet.store.blobs import make_cache
 from bitnet.store.partial import sweep
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from bitnet.hub.orders import FileOrder
     from bitnet.hub.session import HubSession
     from bitnet.store import Version
 
@@ -61,7 +61,7 @@ def fetch(
     force: bool = False,
     progress: Mode = "auto",
     claim: Claim = lambda _sha256: None,
-) -> Artifact:
+) -> Obtained:
     """The file of *order*, in *store*; transferred if that does not have it, or with *force*.
 
     The first of *urls* is its address, the others are used if its digest is known. *claim* is
@@ -86,16 +86,17 @@ class _Fetch:
     claim: Claim
     fresh: bool = False  # what is in the store, or was fetched before, proved wrong
 
-    def run(self) -> Artifact:
+    def run(self) -> Obtained:
         source, store = self.order.source, self.store
         if source.sha256:
             self.claim(source.sha256)
         if source.sha256 and not self.force and (blob := store.find(source.sha256)) is not None:
-            return replace(blob, verified=self.order.is_vouched)
+            return self._answer_with(blob, verified=self.order.is_vouched)
         for _ in range(ROUNDS):
             facts = self._facts()
-            if (blob := self._find_version(facts, self.order.target)) is not None:
-                return blob
+            here = self._find_version(facts, self.order.target)
+            if here is not None:
+                return here
             try:
                 return self._lock_entry(facts)
             except Replaced:
@@ -109,7 +110,7 @@ class _Fetch:
             hint="try again later, or another mirror with --base-url=URL",
         )
 
-    def _find_version(self, facts: Version, beside: Path | None = None) -> Artifact | None:
+    def _find_version(self, facts: Version, beside: Path | None = None) -> Obtained | None:
         """This version, if it is *beside*, in the store, or in another cache."""
         digest = facts.sha256
         is_verified = self._is_verified(facts)
@@ -120,7 +121,19 @@ class _Fetch:
             return None
         self.claim(digest)
         blob = self.store.find_anywhere(digest, facts.size, beside)
-        return replace(_name(blob, facts), verified=is_verified) if blob is not None else None
+        if blob is None:
+            return None
+        return self._answer_with(blob, facts, verified=is_verified)
+
+    def _answer_with(
+        self, blob: Blob, facts: Version | None = None, *, verified: bool, fetched: bool = False
+    ) -> Obtained:
+        """*blob* as the file of the order."""
+        commit = facts.commit if facts is not None else None
+        etag = (facts.etag or "") if facts is not None else ""
+        pin = pin_of(self.order, blob, commit=commit, etag=etag, verified=verified)
+        url = self.order.source.licence_url
+        return Obtained(self.order, blob, pin, fetched=fetched, licence_url=url)
 
     def _is_verified(self, facts: Version) -> bool:
         """True if the digest of the file is more than that of the bytes that came first."""
@@ -153,7 +166,7 @@ class _Fetch:
             is_digest_announced=(facts.sha256 or self.order.listed) is not None,
         )
 
-    def _lock_entry(self, facts: Version) -> Artifact:
+    def _lock_entry(self, facts: Version) -> Obtained:
         """The file, fetched by this process or by the holder of the lock."""
         make_cache(self.store.root)
         folder = self.store.folder / "partial"
@@ -166,8 +179,9 @@ class _Fetch:
             clock=clock,
             sleep=self.session.sleep,
         ) as lock:
-            if (blob := self._find_version(facts)) is not None:
-                return blob  # another process fetched it while we waited
+            here = self._find_version(facts)
+            if here is not None:
+                return here  # another process fetched it while we waited
             where = folder / facts.key, name.rpartition("/")[2]
             source = self.order.source
             of = [redact_url(source.url)] if source.url else source.index_name
@@ -219,7 +233,7 @@ class _Fetch:
 
     def _publish(
         self, facts: Version, partial: Partial, digest: str, announced: str | None
-    ) -> Artifact:
+    ) -> Obtained:
         """The file of *partial*, if it is the expected one, in the store."""
         order, size = self.order, partial.done.total
         is_verified = self._is_verified(facts)
@@ -236,9 +250,9 @@ class _Fetch:
         if facts.sha256 is None and facts.is_bound:
             file = order.source.file.rpartition("/")[2]
             name = redact_url(self.urls[0]), facts.etag or "unknown", file
-            version = Artifact("version", *name, facts.commit, digest, size, verified=is_verified)
+            version = Pin("version", *name, facts.commit, digest, size, verified=is_verified)
             self.store.index.write(version, facts.key)
-        return replace(_name(blob, facts), cached=False, verified=is_verified)
+        return self._answer_with(blob, facts, verified=is_verified, fetched=True)
 
     def _verify(self, facts: Version, digest: str, partial: Partial) -> None:
         """Refuse bytes that are not the expected file."""
@@ -270,10 +284,6 @@ class _Fetch:
                 f"{url} is a pointer of Git LFS and not the file itself",
                 hint="this server or copy lacks the large files: use the hub or another mirror",
             )
-
-
-def _name(blob: Artifact, facts: Version) -> Artifact:
-    return replace(blob, revision=facts.etag or "", commit=facts.commit)
 
 
 class _Damaged(Exception):

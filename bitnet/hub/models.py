@@ -27,20 +27,21 @@ from bitnet.base.trust import redact_url
 from bitnet.cache.entries import Entry, entries
 from bitnet.cache.prune import Removal, is_same_file, prune
 from bitnet.hub.orders import FileOrder, order_of
-from bitnet.hub.provision import provide_all
+from bitnet.hub.provide import provide_all
 from bitnet.hub.ref import names, suggest_names
 from bitnet.hub.repository import file_url, head, list_files, some_of
 from bitnet.hub.resolve import TEMPLATE_FOLDER, choose, is_pattern, models_in, resolve
 from bitnet.hub.session import HubSession
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
-from bitnet.store import Artifact, Store, links
+from bitnet.store import Pin, Store, links
 from bitnet.store.placing import sweep_placings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from bitnet.hub.orders import Obtained
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
     from bitnet.sources import Package
@@ -78,7 +79,7 @@ def provide(
     return _path_to_open(_provide_files(model, files, replace(project, records=False)))
 
 
-def provide_here(model: Ref, project: Project) -> list[Artifact]:
+def provide_here(model: Ref, project: Project) -> list[Obtained]:
     """The files of *model*, below ``<cache>/models``, without a connection."""
     options = replace(project.options, offline=True)
     project = replace(project, records=False, options=options)
@@ -93,7 +94,7 @@ def provide_here(model: Ref, project: Project) -> list[Artifact]:
     return _provide_files(model, files, project)
 
 
-def _provide_files(model: Ref, files: list[Source], project: Project) -> list[Artifact]:
+def _provide_files(model: Ref, files: list[Source], project: Project) -> list[Obtained]:
     folder = model.folder(project.cache)
     orders = []
     for source in files:
@@ -127,11 +128,11 @@ def _source(model: Ref, file: str) -> Source:
     return replace(known or Source(model.repo, model.repo, file), revision=model.revision)
 
 
-def _path_to_open(files: list[Artifact]) -> Path:
+def _path_to_open(files: list[Obtained]) -> Path:
     """The path to open: the first part of a GGUF file, or the folder with the weights."""
-    if len(files) == 1 or files[0].file.endswith(".gguf"):
+    if len(files) == 1 or files[0].pin.file.endswith(".gguf"):
         return files[0].path
-    return next(file.path for file in files if file.file.endswith(".safetensors")).parent
+    return next(file.path for file in files if file.pin.file.endswith(".safetensors")).parent
 
 
 def _files_here(model: Ref, project: Project) -> list[str]:
@@ -287,14 +288,14 @@ def list_models(store: Store) -> list[KnownModel]:
         size = size or source.about_bytes or None
         row = KnownModel(name, source.file, size, is_exact, source.family, source.licence, here)
         rows.append(row)
-    fetched: dict[str, list[Artifact]] = {}
-    for artifact in store.index:
-        file = artifact.file
-        is_model = artifact.kind == "model" and file.endswith((".gguf", ".safetensors"))
-        if is_model and store.path_of(artifact.sha256).is_file():
+    fetched: dict[str, list[Pin]] = {}
+    for pin in store.index:
+        file = pin.file
+        is_model = pin.kind == "model" and file.endswith((".gguf", ".safetensors"))
+        if is_model and store.path_of(pin.sha256).is_file():
             # A folder with safetensors is one model.
-            part = f":{file}" if file.endswith(".gguf") and "://" not in artifact.repo else ""
-            fetched.setdefault(f"{artifact.repository}{part}", []).append(artifact)
+            part = f":{file}" if file.endswith(".gguf") and "://" not in pin.repo else ""
+            fetched.setdefault(f"{pin.repository}{part}", []).append(pin)
     for source in sources.MODELS.values():
         fetched.pop(f"hf:{source.repo}:{source.file}", None)
     for name, parts in sorted(fetched.items()):
@@ -311,47 +312,47 @@ def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
             f"{ref.text!r} is not a repository on the hub",
             hint="`bitnet cache verify` without a name checks every file by its recorded digest",
         )
-    artifacts = [
-        artifact
-        for artifact in project.store.index
-        if (artifact.repo, artifact.revision) == (ref.repo, ref.revision)
-        and artifact.kind in ("model", "tokenizer")
-        and ref.means(artifact.file)
+    pins = [
+        pin
+        for pin in project.store.index
+        if (pin.repo, pin.revision) == (ref.repo, ref.revision)
+        and pin.kind in ("model", "tokenizer")
+        and ref.means(pin.file)
     ]
-    if not artifacts:
+    if not pins:
         raise NotFound(
             f"the cache has no file of {ref.repo} at {ref.revision}",
             hint="`bitnet cache list` lists what is there",
         )
     with HubSession(project.options_for(ref.repo), limits=project.limits) as session:
-        for artifact in sorted(artifacts, key=lambda entry: entry.file):
-            yield _compare(artifact, project, session)
+        for pin in sorted(pins, key=lambda entry: entry.file):
+            yield _compare(pin, project, session)
 
 
-def _compare(artifact: Artifact, project: Project, session: HubSession) -> Finding:
-    again = f"bitnet download-model {artifact.repo} --file {word(artifact.file)} --force"
-    path = project.store.path_of(artifact.sha256)
+def _compare(pin: Pin, project: Project, session: HubSession) -> Finding:
+    again = f"bitnet download-model {pin.repo} --file {word(pin.file)} --force"
+    path = project.store.path_of(pin.sha256)
     if not path.is_file():
-        return Finding("failed", artifact.file, "it is not in the cache any more", again)
-    revision = artifact.commit or artifact.revision
-    url = file_url(artifact.repo, revision, artifact.file, session.options)
+        return Finding("failed", pin.file, "it is not in the cache any more", again)
+    revision = pin.commit or pin.revision
+    url = file_url(pin.repo, revision, pin.file, session.options)
     try:
         facts = head(url, session)
     except NotFound as error:
-        return Finding.of(artifact.file, error)
+        return Finding.of(pin.file, error)
     digest, problem = project.store.digest_of(path), ""
     if not (facts.sha256 or facts.git_oid):
         text = f"the hub names no digest of it at {revision}"
-        return Finding("skipped", artifact.file, text, "compare it with another server: --base-url")
+        return Finding("skipped", pin.file, text, "compare it with another server: --base-url")
     if facts.sha256 not in (None, digest):
         problem = f"the hub has {facts.sha256} at {revision}"
     elif facts.git_oid not in (None, git_oid(path)):
         problem = f"the hub has another git object, {facts.git_oid}, at {revision}"
-    elif digest != artifact.sha256:
-        problem = f"fetched was {artifact.sha256}"
+    elif digest != pin.sha256:
+        problem = f"fetched was {pin.sha256}"
     if problem:
-        return Finding("failed", artifact.file, f"SHA-256 {digest}, {problem}", again)
-    return Finding("ok", artifact.file, f"SHA-256 {digest} is the hub's at {revision}")
+        return Finding("failed", pin.file, f"SHA-256 {digest}, {problem}", again)
+    return Finding("ok", pin.file, f"SHA-256 {digest} is the hub's at {revision}")
 
 
 @dataclass(frozen=True)
@@ -412,7 +413,7 @@ def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> ModelRemoval:
     )
 
 
-def _is_of(ref: Ref, record: Artifact) -> bool:
+def _is_of(ref: Ref, record: Pin) -> bool:
     """True if the name of *record* is a file of the model *ref*."""
     if ref.url:
         return record.repo == redact_url(ref.url)
@@ -439,7 +440,7 @@ def _packages_of(ref: Ref) -> tuple[Package, ...]:
 
 
 def _links_of(
-    ref: Ref, mine: list[Artifact], everything: list[Entry], gone: list[Entry], root: Path
+    ref: Ref, mine: list[Pin], everything: list[Entry], gone: list[Entry], root: Path
 ) -> list[Entry]:
     """Links of the model *ref* in the cache *root*: at its places, and those of *gone* files."""
     folder = ref.folder(root)

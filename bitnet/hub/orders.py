@@ -1,21 +1,22 @@
-"""Resolved files: which one, where it belongs, and what must hold; nothing is fetched yet."""
+"""Orders for files: which one, where it belongs, what must hold; and the file that answers one."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from bitnet import sources
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
 from bitnet.base.files import path_of
 from bitnet.base.invocation import word
+from bitnet.base.trust import redact_url
 from bitnet.hub.http import OTHER_FILE
 from bitnet.hub.repository import file_url
 from bitnet.sources import Source
-from bitnet.store.records import LOCK_FILE, Artifact, find_pin
+from bitnet.store.records import LOCK_FILE, Blob, Pin, find_pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ class FileOrder:
     target: Path | None = None  # where it goes; ``None``: only to *entry*
     entry: Path | None = None  # its place in the cache, for a tokenizer; or only in the store
     default: Path | None = None  # its usual place; a right file there is used
-    pinned: Artifact | None = None  # its present entry in the lock file
+    pinned: Pin | None = None  # its present entry in the lock file
     listed: str | None = None  # digest in the hub's list of files; the server must not differ
     lasts: bool = False  # the last known file of this name is good enough
     check: Callable[[Path], None] | None = None  # accepts the file, or raises
@@ -66,20 +67,72 @@ class FileOrder:
         """
         return self.source.sha256 is not None and (self.pinned is None or self.pinned.verified)
 
+
+@dataclass(frozen=True)
+class Obtained:
+    """A file that was asked for, on this machine."""
+
+    order: FileOrder
+    blob: Blob  # the bytes, where they are
+    pin: Pin  # what they are, as it is recorded
+    checked: bool = True  # it is certainly the file that was asked for
+    fetched: bool = False  # its bytes were transferred just now
+    licence_url: str = ""  # where the terms are
+
     @property
-    def artifact(self) -> Artifact:
-        """The file as it will be here; its digest may be missing yet."""
-        source = self.source
-        return Artifact(
-            self.kind,
-            source.repo,
-            source.revision,
-            source.file,
-            sha256=source.sha256 or "0" * 64,
-            size=source.size or 0,
-            licence=source.licence,
-            licence_url=source.licence_url,
-        )
+    def path(self) -> Path:
+        """The path to use: its place, or where it is in the store."""
+        return self.order.target or self.order.entry or self.blob.path
+
+    @property
+    def cached(self) -> bool:
+        """True if no bytes were transferred."""
+        return not self.fetched
+
+    @property
+    def licence_line(self) -> str:
+        """Text to read before using it, without a judgement about what its terms allow."""
+        repo = self.pin.repo
+        page = repo if "://" in repo else f"https://huggingface.co/{repo}"
+        url = self.licence_url or page
+        if not self.pin.licence:
+            return f"Licence: see {url}"
+        return f"Licence: {self.pin.licence}, {url} (you decide whether it fits your use)"
+
+    @property
+    def digest_note(self) -> str:
+        """End of a line about it; empty if its bytes were verified by a digest."""
+        verified = self.pin.verified
+        return "" if verified else " (not verified by a digest: no server announced one)"
+
+    def facts(self) -> dict[str, Any]:
+        """The file in its place as JSON values."""
+        return {
+            "path": str(self.path),
+            "sha256": self.pin.sha256,
+            "size": self.pin.size,
+            "commit": self.pin.commit,
+            "cached": self.cached,
+            "licence": self.licence_line,
+            "verified": self.pin.verified,
+        }
+
+
+def pin_of(
+    order: FileOrder,
+    blob: Blob,
+    *,
+    commit: str | None = None,
+    etag: str = "",
+    verified: bool = True,
+) -> Pin:
+    """The record of *blob* as the file that *order* asks for."""
+    source = order.source
+    repo, revision = source.repo, source.revision
+    if source.url:  # the ETag distinguishes versions behind one address
+        repo, revision = redact_url(source.url), etag or "unknown"
+    name = order.kind, repo, revision, source.file
+    return Pin(*name, commit, blob.sha256, blob.size, source.licence, verified=verified)
 
 
 def order_of(
@@ -118,7 +171,7 @@ def model_path(project: Project, source: Source) -> Path:
     return project.folder / "models" / folder / path_of(source.file)
 
 
-def _at(entries: list[Artifact], path: Path, project: Project) -> Artifact | None:
+def _at(entries: list[Pin], path: Path, project: Project) -> Pin | None:
     """Lock file entry of the file at *path*."""
     where = project.place_of(path)
     return next((entry for entry in entries if where is not None and entry.place == where), None)
@@ -159,7 +212,7 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
     )
 
 
-def _pin(source: Source, pinned: Artifact) -> Source:
+def _pin(source: Source, pinned: Pin) -> Source:
     """*source* as it is pinned: a commit, instead of a branch that may have moved."""
     commit = pinned.commit or pinned.revision
     return replace(source, sha256=pinned.sha256, size=pinned.size, commit=commit)
@@ -221,7 +274,7 @@ def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> 
     return not (is_placed or project.force or project.update)
 
 
-def order_from_lock(entry: Artifact, project: Project, *, check: VocabularyCheck) -> FileOrder:
+def order_from_lock(entry: Pin, project: Project, *, check: VocabularyCheck) -> FileOrder:
     """The order for the file that a lock file's *entry* names."""
     target = project.folder / path_of(entry.place) if entry.place is not None else None
     if entry.kind == "model":

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from bitnet.base.progress import Mode
     from bitnet.hub.options import FetchOptions
-    from bitnet.store import Artifact
+    from bitnet.store import Pin
 
     Pick = Callable[[str, list[Any]], Any]  # a repository and its models; one of them
 
@@ -78,7 +78,7 @@ class Project:
             return self.options
         return replace(self.options, base_url=address, user_endpoint=self.options.endpoint)
 
-    def pin_of(self, identity: tuple[str, ...]) -> Artifact | None:
+    def pin_of(self, identity: tuple[str, ...]) -> Pin | None:
         """Lock file entry of this identity; ``None`` if it is to be updated."""
         return None if self.update else records.find_pin(self.pins(), identity)
 
@@ -86,11 +86,11 @@ class Project:
         """*path* relative to the lock file; ``None`` if it is outside."""
         return records.relative(path, self.folder) if path is not None else None
 
-    def pins(self) -> list[Artifact]:
+    def pins(self) -> list[Pin]:
         """Entries of the lock file."""
         return records.read_lock(self.lock_path)
 
-    def pin(self, *entries: Artifact) -> None:
+    def pin(self, *entries: Pin) -> None:
         """Write *entries* into the lock file; safe for several processes."""
         if not self.records or self.folder.absolute() == self.cache.absolute():
             return

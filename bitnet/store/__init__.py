@@ -18,6 +18,6 @@ from __future__ import annotations
 
 from bitnet.store.blobs import Store
 from bitnet.store.partial import Partial, Version
-from bitnet.store.records import Artifact
+from bitnet.store.records import Blob, Pin
 
-__all__ = ["Artifact", "Partial", "Store", "Version"]
+__all__ = ["Blob", "Partial", "Pin", "Store", "Version"]

@@ -30,7 +30,7 @@ from bitnet.base.trust import SHA256, open_folder
 from bitnet.store import hugging_face, links
 from bitnet.store.partial import Partial, Version
 from bitnet.store.placing import ABANDONED_S, placing
-from bitnet.store.records import Artifact, from_record, to_record
+from bitnet.store.records import Blob, Pin, from_record, to_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -255,28 +255,28 @@ class Store:
         """Path of the file with this digest, existing or not."""
         return self.folder / "sha256" / sha256[:2] / sha256
 
-    def find(self, sha256: str) -> Artifact | None:
+    def find(self, sha256: str) -> Blob | None:
         """The file with this digest; one that was changed, through a link to it, is removed."""
         path = self.path_of(sha256)
         if not path.is_file():
             return None
         if self.is_intact(path, sha256):
-            return Artifact(sha256=sha256, size=path.stat().st_size, path=path)
+            return Blob(sha256, path.stat().st_size, path)
         logger.warning("%s has been changed, through a link to it, and is removed", path)
         with suppress(OSError):
             links.remove(path)
         return None
 
-    def record_name(self, artifact: Artifact, *name: str) -> None:
-        """Record that *name* means *artifact*, with what is known of the same file already."""
+    def record_name(self, pin: Pin, *name: str) -> None:
+        """Record that *name* means *pin*, with what is known of the same file already."""
         old = self.index.find(*name)
-        if old is not None and old.sha256 == artifact.sha256:
-            artifact = replace(
-                artifact,
-                commit=artifact.commit or old.commit,
-                licence=artifact.licence or old.licence,
-                place=artifact.place or old.place,
-                verified=artifact.verified or old.verified,
+        if old is not None and old.sha256 == pin.sha256:
+            pin = replace(
+                pin,
+                commit=pin.commit or old.commit,
+                licence=pin.licence or old.licence,
+                place=pin.place or old.place,
+                verified=pin.verified or old.verified,
             )
         elif old is not None and self.path_of(old.sha256).is_file():
             # The mark comes first: a process that is killed now leaves it for the next one.
@@ -284,7 +284,7 @@ class Store:
             if problem:
                 logger.warning("%s keeps its name for the version before: %s", name[-1], problem)
                 return
-        self.index.write(artifact, *name)
+        self.index.write(pin, *name)
 
     def list_superseded(self) -> dict[str, Path]:
         """Marks of versions that their name left, by digest."""
@@ -295,14 +295,14 @@ class Store:
     def _mark_of(self, sha256: str) -> Path:
         return self.folder / "partial" / f"{sha256}{_SUPERSEDED}"
 
-    def blobs(self) -> Iterator[Artifact]:
+    def blobs(self) -> Iterator[Blob]:
         """Every file of the store, by its name; nothing is read, and links are left out."""
         with suppress(OSError):
             for path in sorted((self.folder / "sha256").glob("??/*")):
                 with suppress(OSError):
                     is_link = path.is_symlink() or path.parent.is_symlink()
                     if not is_link and path.is_file() and SHA256.fullmatch(path.name):
-                        yield Artifact(sha256=path.name, size=path.stat().st_size, path=path)
+                        yield Blob(path.name, path.stat().st_size, path)
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the files in this cache, and of placed ones, by path, as recorded."""
@@ -335,28 +335,30 @@ class Store:
             raise from_os_error(error, path) from error
         return self.digest_of(path) == sha256
 
-    def publish(self, partial: Partial, sha256: str) -> Artifact:
+    def publish(self, partial: Partial, sha256: str) -> Blob:
         """Move the finished *partial* with this digest to its path in the store."""
         path = self.path_of(sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         size = partial.done.total
         partial.publish(path)
         self._seal(path, sha256)
-        return Artifact(sha256=sha256, size=size, path=path)
+        return Blob(sha256, size, path)
 
     def put(
         self,
         chunks: Iterable[bytes],
-        expected: Artifact,
+        expected: Blob,
+        name: str,
         *,
         alone: bool,
         ready: Callable[[], None] = lambda: None,
-    ) -> Artifact:
-        """Store a file made of *chunks*, if it is the *expected* one.
+    ) -> Blob:
+        """Store a file made of *chunks*, if it is the *expected* one; *name* is for messages.
 
         *alone*: no other process does the same. *ready* is called before it becomes visible.
         """
-        sha256, size, name = expected.sha256, expected.size, expected.file.rpartition("/")[2]
+        sha256 = expected.sha256
+        size = expected.size
         version = Version("", size=size, sha256=sha256)
         folder = self.folder / "partial" / sha256
         partial = Partial.begin(folder, name, version, alone=alone, fresh=True)
@@ -378,41 +380,39 @@ class Store:
         finally:
             partial.discard()
 
-    def adopt(self, file: Path, sha256: str) -> Artifact | None:
+    def adopt(self, file: Path, sha256: str) -> Blob | None:
         """Add *file*, which stays as it is, from elsewhere; ``None`` if it has not this digest."""
         try:
             if not file.is_file() or sha256_of(file) != sha256:
                 return None
             make_cache(self.root)
             path = self.path_of(sha256)
-            (how,) = self.place_all([(Artifact(sha256=sha256, path=file.resolve()), path)])
+            (how,) = self.place_all([(Blob(sha256, file.stat().st_size, file.resolve()), path)])
         except (OSError, BitnetError) as error:
             logger.debug("%s is not taken in: %s", file, error)
             return None
         logger.info("%s is taken in as a %s", file, how)
         if how != "hard link":
             self._seal(path, sha256)
-        return Artifact(sha256=sha256, size=path.stat().st_size, path=path)
+        return Blob(sha256, path.stat().st_size, path)
 
     def find_anywhere(
         self, sha256: str, size: int | None, target: Path | None, *places: Path
-    ) -> Artifact | None:
+    ) -> Blob | None:
         """The file with this digest: at *target*, here, or taken in from *places* or a cache."""
         if target is not None and self.is_intact(target, sha256, size):
-            return Artifact(sha256=sha256, size=target.stat().st_size, path=target)
+            return Blob(sha256, target.stat().st_size, target)
         if (blob := self.find(sha256)) is not None:
             return blob
         candidates = [*places, *hugging_face.blobs_with(sha256)]
         adopted = (self.adopt(place, sha256) for place in candidates)
         return next(filter(None, adopted), None)
 
-    def place(self, blob: Artifact, target: Path, root: Path | None = None) -> None:
+    def place(self, blob: Blob, target: Path, root: Path | None = None) -> None:
         """Make *target* the file *blob*, replacing an existing file, as :meth:`place_all`."""
         self.place_all([(blob, target)], root)
 
-    def place_all(
-        self, items: Sequence[tuple[Artifact, Path]], root: Path | None = None
-    ) -> list[str]:
+    def place_all(self, items: Sequence[tuple[Blob, Path]], root: Path | None = None) -> list[str]:
         """Make each target its file, below *root*, its own folder by default; how each was made.
 
         All are prepared beside their targets, then renamed in order. What is last in *items* is
@@ -455,7 +455,7 @@ class Store:
             return True
         return path.is_file() and self.path_of(self.digest_of(path)).is_file()
 
-    def drop(self, blob: Artifact) -> None:
+    def drop(self, blob: Blob) -> None:
         """Remove *blob* from the store, such as a package whose content was extracted."""
         with suppress(OSError):
             links.remove(blob.path)

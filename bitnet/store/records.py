@@ -1,4 +1,4 @@
-"""Artifacts: files that are here, and the one form in which they are recorded.
+"""Blobs, files on this machine, and pins, the one form in which files are recorded.
 
 A lock file, the index of a store and the list of a bundle hold the same records::
 
@@ -38,8 +38,17 @@ _LARGEST_SIZE = 1 << 60
 
 
 @dataclass(frozen=True)
-class Artifact:
-    """A file that is here, or was: where it comes from, and what it is."""
+class Blob:
+    """A file on this machine, by its content."""
+
+    sha256: str  # lower-case hexadecimal digest of the content
+    size: int  # bytes
+    path: Path = field(compare=False)  # where it is
+
+
+@dataclass(frozen=True)
+class Pin:
+    """The record of a file: where it comes from, and which bytes it is."""
 
     # ``version`` is a version of a file whose digest its server does not name
     kind: Kind = "model"
@@ -54,12 +63,8 @@ class Artifact:
     licence: str = ""  # name of the terms, empty if unknown
     # where it is recorded to belong, relative, with forward slashes; ``None``: the cache
     place: str | None = None
-    path: Path = field(default=Path(), compare=False)  # where it is now; not recorded
     # False: no digest was offered to verify it by; *sha256* is that of the bytes that came first
     verified: bool = True
-    licence_url: str = field(default="", compare=False)  # where the terms are; not recorded
-    cached: bool = field(default=True, compare=False)  # no bytes were transferred; not recorded
-    checked: bool = field(default=True, compare=False)  # it is what was asked for; not recorded
 
     @property
     def index_name(self) -> tuple[str, str, str]:
@@ -90,47 +95,21 @@ class Artifact:
             return f"package--{self.repo}/{self.revision}/{self.file}"
         return f"{self.repo.replace('/', '--')}/{self.revision}/{self.file}" if self.repo else ""
 
-    @property
-    def licence_line(self) -> str:
-        """Text to read before using it, without a judgement about what its terms allow."""
-        page = self.repo if "://" in self.repo else f"https://huggingface.co/{self.repo}"
-        url = self.licence_url or page
-        if not self.licence:
-            return f"Licence: see {url}"
-        return f"Licence: {self.licence}, {url} (you decide whether it fits your use)"
 
-    @property
-    def digest_note(self) -> str:
-        """End of a line about it; empty if its bytes were verified by a digest."""
-        return "" if self.verified else " (not verified by a digest: no server announced one)"
-
-    def facts(self) -> dict[str, Any]:
-        """The file in its place as JSON values."""
-        return {
-            "path": str(self.path),
-            "sha256": self.sha256,
-            "size": self.size,
-            "commit": self.commit,
-            "cached": self.cached,
-            "licence": self.licence_line,
-            "verified": self.verified,
-        }
+# Attributes of a pin by the name that a record has for them.
+_FIELDS = {entry.name: entry.name for entry in fields(Pin)[:8]} | {"path": "place"}
 
 
-# Attributes of an artifact by the name that a record has for them.
-_FIELDS = {entry.name: entry.name for entry in fields(Artifact)[:8]} | {"path": "place"}
-
-
-def to_record(artifact: Artifact) -> dict[str, Any]:
-    """*artifact* as JSON values; ``"verified": false`` only where no digest was offered."""
-    record = {name: getattr(artifact, attribute) for name, attribute in _FIELDS.items()}
-    if not artifact.verified:
+def to_record(pin: Pin) -> dict[str, Any]:
+    """*pin* as JSON values; ``"verified": false`` only where no digest was offered."""
+    record = {name: getattr(pin, attribute) for name, attribute in _FIELDS.items()}
+    if not pin.verified:
         record["verified"] = False
     return record
 
 
-def from_record(record: Any, where: str) -> Artifact:
-    """The artifact that *record*, JSON values from outside, describes; *where* is for messages."""
+def from_record(record: Any, where: str) -> Pin:
+    """The pin that *record*, JSON values from outside, describes; *where* is for messages."""
     names = {*_FIELDS, "verified"}
     if not isinstance(record, dict) or not set(record) <= names:
         extra = sorted(set(record) - names) if isinstance(record, dict) else record
@@ -138,18 +117,17 @@ def from_record(record: Any, where: str) -> Artifact:
     if problem := _problem(record):
         raise InvalidFormat(f"{where}: not valid: {problem}")
     values = {_FIELDS.get(str(name), str(name)): value for name, value in record.items()}
-    return Artifact(**values)
+    return Pin(**values)
 
 
-def refuse_unreadable(artifact: Artifact) -> None:
-    """Refuse an *artifact* that a lock file could not name."""
-    problem = _problem(to_record(artifact))
-    if artifact.kind not in _LOCKED_KINDS:
-        problem = f"kind = {artifact.kind}"
+def refuse_unreadable(pin: Pin) -> None:
+    """Refuse a *pin* that a lock file could not contain."""
+    problem = _problem(to_record(pin))
+    if pin.kind not in _LOCKED_KINDS:
+        problem = f"kind = {pin.kind}"
     if problem:
         raise UsageError(
-            f"{LOCK_FILE} cannot pin {printable(artifact.repo)}/{printable(artifact.file)}: "
-            f"{problem}",
+            f"{LOCK_FILE} cannot pin {printable(pin.repo)}/{printable(pin.file)}: {problem}",
             hint="choose another folder, outside of the project: --output DIR",
         )
 
@@ -186,7 +164,7 @@ def relative(path: Path, folder: Path) -> str | None:
         return None
 
 
-def read_lock(path: Path) -> list[Artifact]:
+def read_lock(path: Path) -> list[Pin]:
     """Entries of the lock file at *path*; empty if the file does not exist."""
     try:
         with open_file(path) as file:
@@ -198,7 +176,7 @@ def read_lock(path: Path) -> list[Artifact]:
     return parse_lock(raw, path)
 
 
-def parse_lock(raw: bytes, path: Path) -> list[Artifact]:
+def parse_lock(raw: bytes, path: Path) -> list[Pin]:
     """Entries of a lock file with this content; *path* is its name in messages."""
     remedy = f"restore it from version control, or delete it and lock again: rm {path}"
     if len(raw) > _LARGEST_FILE:
@@ -225,12 +203,12 @@ def parse_lock(raw: bytes, path: Path) -> list[Artifact]:
     return entries
 
 
-def write_lock(path: Path, entries: Iterable[Artifact]) -> None:
+def write_lock(path: Path, entries: Iterable[Pin]) -> None:
     """Write *entries* to *path*, sorted, atomically: a reader sees the old or the new file."""
     write_text(path, lock_text(entries))
 
 
-def lock_text(entries: Iterable[Artifact]) -> str:
+def lock_text(entries: Iterable[Pin]) -> str:
     """Text of a lock file with *entries*, as :func:`write_lock`."""
     ordered = sorted(entries, key=lambda entry: entry.identity)
     for entry in ordered:
@@ -239,7 +217,7 @@ def lock_text(entries: Iterable[Artifact]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def add_pins(pins: list[Artifact], entries: Iterable[Artifact]) -> list[Artifact]:
+def add_pins(pins: list[Pin], entries: Iterable[Pin]) -> list[Pin]:
     """*pins* with *entries*, each completed by the one of the same file that it replaces."""
     for entry in entries:
         old = find_pin(pins, entry.identity)
@@ -257,21 +235,21 @@ def add_pins(pins: list[Artifact], entries: Iterable[Artifact]) -> list[Artifact
     return pins
 
 
-def find_pin(pins: Iterable[Artifact], identity: tuple[str, ...]) -> Artifact | None:
+def find_pin(pins: Iterable[Pin], identity: tuple[str, ...]) -> Pin | None:
     """The first of *pins* with this identity."""
     return next((entry for entry in pins if entry.identity == identity), None)
 
 
-def _displace(old: Artifact, entry: Artifact) -> Artifact | None:
+def _displace(old: Pin, entry: Pin) -> Pin | None:
     """*old* after *entry* took its place: a tokenizer stays in the cache, a model is dropped."""
     if entry.place is None or old.place != entry.place or old.sha256 == entry.sha256:
         return old
     return replace(old, place=None) if old.kind == "tokenizer" else None
 
 
-def _refuse_contradictions(path: Path, entries: list[Artifact]) -> None:
+def _refuse_contradictions(path: Path, entries: list[Pin]) -> None:
     """Refuse two digests for one place, or for one file of one revision."""
-    seen: dict[object, Artifact] = {}
+    seen: dict[object, Pin] = {}
     for entry in entries:
         for name in filter(None, (entry.identity, entry.place)):
             first = seen.setdefault(name, entry)

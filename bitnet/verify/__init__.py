@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     _Method = Callable[["_Examination"], Finding | str]
 
-__all__ = ["Pin", "verdict", "verify_model"]
+__all__ = ["Digest", "verdict", "verify_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ UNPINNED = "UNPINNED: nothing says these are the original bytes"
 
 
 @dataclass(frozen=True)
-class Pin:
-    """Expected bytes of a file."""
+class Digest:
+    """The digest that a file must have, and who says so."""
 
     sha256: str  # lower-case hexadecimal digest
     source: str  # origin of the digest, for messages
@@ -123,7 +123,9 @@ class _Examination:
     pre: str | None = None  # name of the pre-tokenizer
     # a missing tokenizer is a warning, unless BITNET_STRICT_TOKENIZERS=1
     allow_mock: bool = False
-    find_pin: Callable[[Path], Pin | None] = lambda _: None  # expected digest of a file, if known
+    find_pin: Callable[[Path], Digest | None] = lambda _: (
+        None
+    )  # expected digest of a file, if known
     against: Attestation | None = None  # every byte must agree with it
     manifest: FileManifest | None = (
         None  # every file must agree with it, and no file may be missing

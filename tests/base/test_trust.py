@@ -13,10 +13,10 @@ from bitnet.base.errors import BitnetError, InvalidFormat, UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.orders import order_from_lock, order_of
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide, provide_all
+from bitnet.hub.provide import provide, provide_all
 from bitnet.sources import Source
 from bitnet.store import records
-from bitnet.store.records import Artifact
+from bitnet.store.records import Pin
 from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
 CONTENT = b"ours" * 100
@@ -32,7 +32,7 @@ def project(hub, tmp_path):
 
 def hostile(project, path=None, /, **changes):
     """Write a lock file of another author, with a model at *path*."""
-    entry = Artifact("model", "org/model", "main", "model.gguf", None, "0" * 64, 0, place=path)
+    entry = Pin("model", "org/model", "main", "model.gguf", None, "0" * 64, 0, place=path)
     document = {
         "version": 1,
         "files": [records.to_record(entry) | {"sha256": digest(), "size": 400} | changes],
@@ -187,7 +187,7 @@ def test_what_the_reader_refuses_the_writer_refuses(project, changes):
     hostile(project, **changes)
     with pytest.raises(InvalidFormat):
         records.read_lock(project.lock_path)
-    entry = Artifact("model", "org/model", "main", "m.gguf", None, "0" * 64, 1)
+    entry = Pin("model", "org/model", "main", "m.gguf", None, "0" * 64, 1)
     if "path" in changes:
         changes = {"place": changes["path"]}
     with pytest.raises(UsageError):
@@ -238,5 +238,5 @@ def test_an_order_is_what_will_be_pinned(project):
     order = order_of(Source("m", "org/model", "model.gguf"), project)
     provide_all([order], project)
     (pinned,) = records.read_lock(project.lock_path)
-    assert pinned.identity == order.artifact.identity
+    assert pinned.identity == (order.kind, *order.source.index_name)
     assert pinned.place == "models/org-model/model.gguf"

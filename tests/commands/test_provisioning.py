@@ -241,7 +241,7 @@ def test_pins_that_are_in_no_project_are_not_checked_and_that_is_not_a_success(
     bitnet, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    pin = records.Artifact("model", "org/tiny", "main", "tiny.gguf", None, "0" * 64, 5, "", None)
+    pin = records.Pin("model", "org/tiny", "main", "tiny.gguf", None, "0" * 64, 5, "", None)
     records.write_lock(Path("bitnet.lock.json"), [pin])
     done = bitnet("sync", "--check")
     assert done.code == 15

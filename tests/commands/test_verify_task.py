@@ -14,7 +14,7 @@ from builders import UINT16, Tensor, Typed, write_gguf
 from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, letters, metadata, tiny, tiny_gguf
 
-from bitnet.store.records import Artifact, write_lock
+from bitnet.store.records import Pin, write_lock
 
 SCRIPTS = Path(__file__).parents[2] / "ci/scripts"
 
@@ -83,9 +83,7 @@ def test_the_model_may_come_from_the_environment(bitnet, model, monkeypatch):
 
 
 def test_what_the_lock_file_pins_is_compared(bitnet, model):
-    entry = Artifact(
-        "model", "org/tiny", "main", "tiny.gguf", None, "0" * 64, 5, "", "models/tiny.gguf"
-    )
+    entry = Pin("model", "org/tiny", "main", "tiny.gguf", None, "0" * 64, 5, "", "models/tiny.gguf")
     write_lock(Path("bitnet.lock.json"), [entry])
     done = bitnet("verify", "--model", "models/tiny.gguf")
     assert done.code == 15
@@ -99,9 +97,7 @@ def test_a_pin_holds_by_whatever_name_the_model_is_called(
 ):
     (tmp_path / "link.gguf").symlink_to(model)
     (tmp_path / "elsewhere").mkdir()
-    pin = Artifact(
-        "model", "org/repo", "main", "tiny.gguf", None, "0" * 64, 1, place="models/tiny.gguf"
-    )
+    pin = Pin("model", "org/repo", "main", "tiny.gguf", None, "0" * 64, 1, place="models/tiny.gguf")
     write_lock(tmp_path / "bitnet.lock.json", [pin])
     monkeypatch.chdir(tmp_path / folder)
     done = bitnet("verify", os.path.relpath(tmp_path / where))
@@ -124,7 +120,7 @@ def test_each_part_of_a_split_model_has_its_pin(bitnet, model, tmp_path):
         for number in range(2)
     ]
     pins = [
-        Artifact("model", "org/repo", "main", part.name, None,
+        Pin("model", "org/repo", "main", part.name, None,
                hashlib.sha256(part.read_bytes()).hexdigest(), part.stat().st_size,
                place=f"models/{part.name}")
         for part in parts

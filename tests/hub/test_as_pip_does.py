@@ -77,7 +77,7 @@ def store(tmp_path):
 
 
 def obtain(store, *, progress="none"):
-    got = fetch_packaged(TINY, store, options=FetchOptions(retries=1), progress=progress)
+    got, _ = fetch_packaged(TINY, store, options=FetchOptions(retries=1), progress=progress)
     assert got.path.read_bytes() == WHOLE
 
 

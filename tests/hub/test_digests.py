@@ -10,7 +10,7 @@ from hub_server import LARGE_BYTES, Rule
 from bitnet.base.errors import IntegrityError
 from bitnet.hub.options import FetchOptions, FileSelection
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide
+from bitnet.hub.provide import provide
 from bitnet.hub.resolve import download, refs_of
 from bitnet.sources import Source
 
@@ -56,8 +56,8 @@ def list_with(hub, digest):
 
 
 def fetch_listed(project):
-    (artifact,) = download(refs_of("org/model"), project, select=FileSelection(whole=True))
-    return artifact
+    (obtained,) = download(refs_of("org/model"), project, select=FileSelection(whole=True))
+    return obtained
 
 
 REPLIES = {
@@ -82,7 +82,7 @@ def test_a_digest_is_used_wherever_it_is_announced(hub, project, place, digest):
     for other in {("hub", "HEAD"), ("hub", "GET")} - {(where, method)}:
         announce(hub, *other, {})
     if digest == DIGEST:
-        assert provide(SOURCE, project).verified
+        assert provide(SOURCE, project).pin.verified
         assert "verified" not in project.lock_path.read_text()
         return
     with pytest.raises(IntegrityError):
@@ -116,7 +116,7 @@ def test_a_digest_of_the_listing_alone_verifies_the_file(hub, project):
     list_with(hub, DIGEST)
     announce(hub, "hub", "HEAD", {})
     announce(hub, "hub", "GET", {})
-    assert fetch_listed(project).verified
+    assert fetch_listed(project).pin.verified
 
 
 def test_two_servers_of_one_redirect_must_announce_the_same(hub, project):
@@ -128,9 +128,9 @@ def test_two_servers_of_one_redirect_must_announce_the_same(hub, project):
 def test_a_file_without_an_announced_digest_is_called_unverified(hub, project, caplog):
     announce(hub, "hub", "HEAD", {})
     announce(hub, "hub", "GET", {})
-    artifact = provide(SOURCE, project)
-    assert artifact.facts()["verified"] is False
-    assert "not verified by a digest" in artifact.digest_note
+    obtained = provide(SOURCE, project)
+    assert obtained.facts()["verified"] is False
+    assert "not verified by a digest" in obtained.digest_note
     assert "not verified by a digest" in caplog.text
     assert json.loads(project.lock_path.read_text())["files"][0]["verified"] is False
 
@@ -147,20 +147,20 @@ def test_a_digest_that_is_announced_later_verifies_the_pinned_file(hub, project)
     for blob in list(project.store.blobs()):
         project.store.drop(blob)
     hub.rules.clear()
-    assert provide(SOURCE, project).verified
+    assert provide(SOURCE, project).pin.verified
     assert "verified" not in project.lock_path.read_text()
 
 
 def test_a_digest_of_the_user_verifies_the_file(hub, project):
     announce(hub, "hub", "HEAD", {})
     announce(hub, "hub", "GET", {})
-    assert not provide(SOURCE, project).verified
+    assert not provide(SOURCE, project).pin.verified
     refs = refs_of("org/model", ["model.gguf"])
-    (artifact,) = download(refs, project, sha256=DIGEST)
-    assert artifact.verified
+    (obtained,) = download(refs, project, sha256=DIGEST)
+    assert obtained.pin.verified
     assert "verified" not in project.lock_path.read_text()
 
 
 def test_an_object_of_git_is_verified_by_its_name(hub, project):
     hub.add("org/model", "config.json", b"{}")
-    assert provide(Source("m", "org/model", "config.json"), project).verified
+    assert provide(Source("m", "org/model", "config.json"), project).pin.verified

@@ -9,7 +9,7 @@ class Bomb(socket.socket):
 socket.socket = Bomb
 """
 IMPORTS = """
-import bitnet.hub.diagnose, bitnet.hub.resolve, bitnet.hub.provision
+import bitnet.hub.diagnose, bitnet.hub.resolve, bitnet.hub.provide
 import urllib3.util.connection
 assert urllib3.util.connection.HAS_IPV6 is socket.has_ipv6
 """

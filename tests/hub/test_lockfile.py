@@ -5,9 +5,9 @@ import pytest
 
 from bitnet.base.errors import InvalidFormat, PermissionDenied, Unsupported
 from bitnet.store import records
-from bitnet.store.records import Artifact
+from bitnet.store.records import Pin
 
-TOKENIZER = Artifact(
+TOKENIZER = Pin(
     kind="tokenizer",
     repo="baseten/Meta-Llama-3-tokenizer",
     revision="main",
@@ -17,7 +17,7 @@ TOKENIZER = Artifact(
     size=9_085_657,
     licence="Meta Llama 3 Community License",
 )
-MODEL = Artifact(
+MODEL = Pin(
     kind="model",
     repo="o/m",
     revision="v1",

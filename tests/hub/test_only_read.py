@@ -17,10 +17,10 @@ from bitnet.hub import models
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.orders import order_of
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide, provide_all
+from bitnet.hub.provide import provide, provide_all
 from bitnet.hub.ref import parse
 from bitnet.sources import Source
-from bitnet.store import Artifact, Store
+from bitnet.store import Pin, Store
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/fd").is_dir(), reason="asks Linux what a descriptor is"
@@ -36,7 +36,7 @@ def project(tmp_path):
     blob = store.adopt(path, digest)
     path.unlink()
     for repo in ("org/one", "org/two"):
-        record = Artifact("model", repo, "main", "tiny.gguf", None, digest, blob.size)
+        record = Pin("model", repo, "main", "tiny.gguf", None, digest, blob.size)
         store.index.write(record, *record.index_name)
     (tmp_path / "work").mkdir()
     project = Project(tmp_path / "work", store.root, FetchOptions(offline=True), "none")

@@ -11,7 +11,7 @@ from bitnet.base import settings
 from bitnet.hub import models
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide
+from bitnet.hub.provide import provide
 from bitnet.hub.ref import parse
 from bitnet.sources import Source
 from bitnet.store import Store
@@ -91,11 +91,11 @@ def test_a_pinned_version_does_not_take_the_name_of_a_branch_that_moved_on(world
     new = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(5000))
     other = replace(project, folder=tmp_path / "second")
     other.folder.mkdir()
-    assert provide(Source("m", "org/one", "tiny.gguf"), other).sha256 == new.sha256
-    assert provide(Source("m", "org/one", "tiny.gguf"), project).sha256 == old.sha256
+    assert provide(Source("m", "org/one", "tiny.gguf"), other).pin.sha256 == new.sha256
+    assert provide(Source("m", "org/one", "tiny.gguf"), project).pin.sha256 == old.pin.sha256
     store = Store(project.cache)
     assert store.index.find("org/one", "main", "tiny.gguf").sha256 == new.sha256
-    assert store.index.find("org/one", old.commit, "tiny.gguf").sha256 == old.sha256
+    assert store.index.find("org/one", old.pin.commit, "tiny.gguf").sha256 == old.pin.sha256
 
 
 def test_after_an_update_the_old_bytes_are_gone_unless_a_project_has_them(world, hub, tmp_path):
@@ -114,9 +114,11 @@ def test_after_an_update_the_old_bytes_are_gone_unless_a_project_has_them(world,
 
     # A project keeps the version that its lock file pins.
     newest = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(6000))
-    assert provide(source, replace(moved, folder=tmp_path / "elsewhere")).sha256 == newest.sha256
+    elsewhere = replace(moved, folder=tmp_path / "elsewhere")
+    assert provide(source, elsewhere).pin.sha256 == newest.sha256
     assert {blob.sha256 for blob in project.store.blobs()} == {new.sha256, newest.sha256}
-    assert provide(source, project).sha256 == new.sha256, "the lock file still has its version"
+    text = "the lock file still has its version"
+    assert provide(source, project).pin.sha256 == new.sha256, text
 
 
 def test_a_version_that_a_running_command_needs_goes_with_the_next(world, hub):

@@ -17,7 +17,7 @@ from bitnet.base import files
 from bitnet.base.errors import NoSpace, Offline, UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide
+from bitnet.hub.provide import provide
 from bitnet.sources import PACKAGED
 from bitnet.store import records
 
@@ -26,7 +26,7 @@ PROVIDE = """
 import sys
 from pathlib import Path
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.provision import provide
+from bitnet.hub.provide import provide
 from bitnet.hub.project import Project
 sys.path.insert(0, sys.argv[1])
 from tiny_packages import TINY

@@ -9,11 +9,11 @@ from bitnet.base import locks
 from bitnet.hub import wheels
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide
-from bitnet.store import Artifact
+from bitnet.hub.provide import provide
+from bitnet.store import Pin
 from bitnet.store.claims import claim_path
 
-MODEL = Artifact("model", "org/model", "main", "model.gguf", None, "b" * 64, 5)
+MODEL = Pin("model", "org/model", "main", "model.gguf", None, "b" * 64, 5)
 
 
 def test_a_draft_of_the_lock_file_that_a_killed_process_left_is_removed(tmp_path):

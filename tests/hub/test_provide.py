@@ -19,11 +19,12 @@ from bitnet.base.errors import (
     UpstreamChanged,
     UsageError,
 )
-from bitnet.hub import download, provision
+from bitnet.hub import download
+from bitnet.hub import provide as provide_module
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.orders import model_path, order_from_lock
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide, provide_all
+from bitnet.hub.provide import provide, provide_all
 from bitnet.sources import Source
 from bitnet.store import records
 from bitnet.tokenizer.tokenizer_json import check_vocabulary
@@ -114,11 +115,11 @@ def test_repositories_that_are_spelled_alike_do_not_share_a_path(hub, projects):
 def test_revisions_do_not_share_a_path(hub, projects):
     project = projects[0]
     first = provide(WEIGHTS, project)
-    hub.repos["org/model"].revisions["a/b"] = first.commit
+    hub.repos["org/model"].revisions["a/b"] = first.pin.commit
     newer = hub.add("org/model", "model.gguf", CONTENT[::-1])
     project.lock_path.unlink()
     shutil.rmtree(project.folder / "models")
-    assert provide(WEIGHTS, project).sha256 == newer.sha256
+    assert provide(WEIGHTS, project).pin.sha256 == newer.sha256
     got = provide(replace(WEIGHTS, revision="a/b"), project)
     assert got.path == project.folder / "models/org--model@a%2Fb/model.gguf"
     hub.forget()
@@ -308,7 +309,7 @@ def test_a_projects_disk_that_is_too_small_is_found_before_the_download(
     def is_cache(folder):
         return projects[0].cache in (folder, *folder.parents)
 
-    for module in (download, provision):
+    for module in (download, provide_module):
         monkeypatch.setattr(module, "device_of", is_cache)
     space = {True: 10**12, False: len(CONTENT) - 1}
     monkeypatch.setattr(files, "free_space", lambda folder: space[is_cache(folder)])

@@ -22,10 +22,10 @@ from bitnet.base.errors import (
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.orders import order_from_lock, tokenizer_entry
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide, provide_all
+from bitnet.hub.provide import provide, provide_all
 from bitnet.sources import Source
 from bitnet.store import records
-from bitnet.store.records import Artifact
+from bitnet.store.records import Pin
 from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
 OPEN = Source("open", "mirror/tiny", vocab_size=3, cache_key="tiny", licence="MIT")
@@ -68,7 +68,7 @@ def test_a_tokenizer_is_fetched_into_the_cache_and_put_where_it_is_requested(pro
     assert target.read_bytes() == tokenizer_json(note="mirror")
     assert tokenizer_entry(OPEN, project.cache).read_bytes() == target.read_bytes()
     assert (got.path, got.cached) == (target, False)
-    assert got.commit == hub.repos["mirror/tiny"].revisions["main"]
+    assert got.pin.commit == hub.repos["mirror/tiny"].revisions["main"]
 
 
 def test_the_second_time_opens_no_connection(project, monkeypatch):
@@ -146,11 +146,14 @@ def test_a_wrong_vocabulary_on_the_server_never_reaches_the_cache(project, hub):
 def test_another_revision_is_another_file(project, hub):
     first = provide(OPEN, project)
     hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="newer"))
-    hub.repos["mirror/tiny"].revisions["v1"] = first.commit
+    hub.repos["mirror/tiny"].revisions["v1"] = first.pin.commit
     assert provide(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
     hub.forget()
     got = provide(replace(OPEN, revision="v1"), project)
-    assert (got.cached, got.commit) == (True, first.commit)  # the same bytes: none is transferred
+    assert (got.cached, got.pin.commit) == (
+        True,
+        first.pin.commit,
+    )  # the same bytes: none is transferred
     assert [seen.method for seen in hub.requests()] == ["HEAD"]
     assert [entry.revision for entry in records.read_lock(project.lock_path)] == ["main", "v1"]
 
@@ -188,17 +191,17 @@ def test_a_model_goes_below_models_and_is_pinned(project, hub):
     assert got.path.read_bytes() == CONTENT
     (pinned,) = records.read_lock(project.lock_path)
     assert pinned.place == "models/org-model/model.gguf"
-    assert (pinned.sha256, pinned.size) == (got.sha256, len(CONTENT))
+    assert (pinned.sha256, pinned.size) == (got.pin.sha256, len(CONTENT))
     assert pinned.commit == hub.repos["org/model"].revisions["main"]
 
 
 def test_the_licence_the_page_names_is_shown_and_pinned(project, hub):
     hub.repo("org/model", licence="bsd-3-clause")
-    assert "bsd-3-clause" in provide(WEIGHTS, project).licence
+    assert "bsd-3-clause" in provide(WEIGHTS, project).pin.licence
     assert records.read_lock(project.lock_path)[0].licence == "bsd-3-clause"
     (again,) = sync(project)
-    assert "bsd-3-clause" in again.licence
-    assert "bsd-3-clause" in provide(WEIGHTS, project).licence
+    assert "bsd-3-clause" in again.pin.licence
+    assert "bsd-3-clause" in provide(WEIGHTS, project).pin.licence
     assert records.read_lock(project.lock_path)[0].licence == "bsd-3-clause"
 
 
@@ -217,8 +220,8 @@ def test_a_pinned_model_that_is_there_needs_no_connection(project, hub):
 
 def test_a_model_that_is_there_keeps_the_licence_it_was_pinned_with(project):
     first = provide(WEIGHTS, project)
-    assert "apache-2.0" in first.licence
-    assert provide(WEIGHTS, offline(project)).licence == first.licence
+    assert "apache-2.0" in first.pin.licence
+    assert provide(WEIGHTS, offline(project)).pin.licence == first.pin.licence
 
 
 @pytest.mark.parametrize("change", [{"force": True}, {"update": True}])
@@ -264,7 +267,7 @@ def test_a_file_that_was_there_is_pinned_only_if_it_is_the_servers(project, hub)
     path.write_bytes(CONTENT)
     got = provide(WEIGHTS, project)
     assert (got.cached, hub.sent("cdn")) == (True, 0)
-    assert got.commit == hub.repos["org/model"].revisions["main"]
+    assert got.pin.commit == hub.repos["org/model"].revisions["main"]
     project.lock_path.unlink()
     path.write_bytes(CONTENT[:100])
     with pytest.raises(UsageError, match="it stays"):
@@ -348,15 +351,15 @@ def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepte
     got = provide(WEIGHTS, project)
     repo = hub.repos["org/model"]
     newer = hub.add("org/model", "model.gguf", CONTENT + b"newer")
-    repo.commits[got.commit] = repo.commits[repo.revisions["main"]]  # history rewritten
+    repo.commits[got.pin.commit] = repo.commits[repo.revisions["main"]]  # history rewritten
     got.path.unlink()
     shutil.rmtree(project.cache)
     with pytest.raises(UpstreamChanged) as caught:
         sync(project)
-    assert got.sha256 in str(caught.value)
+    assert got.pin.sha256 in str(caught.value)
     assert newer.sha256 in str(caught.value)
     (accepted,) = sync(replace(project, update=True))
-    assert accepted.sha256 == newer.sha256
+    assert accepted.pin.sha256 == newer.sha256
     assert records.read_lock(project.lock_path)[0].sha256 == newer.sha256
     hub.forget()
     assert sync(project)[0].cached
@@ -367,19 +370,19 @@ def test_a_replaced_small_file_is_an_error_too(project, hub):
     got = provide(OPEN, project)
     repo = hub.repos["mirror/tiny"]
     hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="mirroR"))
-    repo.commits[got.commit] = repo.commits[repo.revisions["main"]]
+    repo.commits[got.pin.commit] = repo.commits[repo.revisions["main"]]
     shutil.rmtree(project.cache)
-    with pytest.raises(UpstreamChanged, match=got.sha256):
+    with pytest.raises(UpstreamChanged, match=got.pin.sha256):
         sync(project)
 
 
 def test_a_vanished_commit_says_how_to_go_on(project, hub):
     got = provide(WEIGHTS, project)
     hub.add("org/model", "model.gguf", CONTENT)
-    del hub.repos["org/model"].commits[got.commit]
+    del hub.repos["org/model"].commits[got.pin.commit]
     got.path.unlink()
     shutil.rmtree(project.cache)
-    with pytest.raises(NotFound, match=got.commit) as caught:
+    with pytest.raises(NotFound, match=got.pin.commit) as caught:
         sync(project)
     assert "bitnet sync --update" in caught.value.hint
 
@@ -397,7 +400,7 @@ def test_update_transfers_nothing_when_nothing_has_changed(project, hub):
 
 
 def test_a_name_of_the_lock_file_that_is_unknown_is_refused(project):
-    unknown = Artifact("tokenizer", "o/r", "main", "tokenizer.json", None, "a" * 64, 1)
+    unknown = Pin("tokenizer", "o/r", "main", "tokenizer.json", None, "a" * 64, 1)
     package = replace(unknown, kind="package", repo="smollm2-135m", file="x.gguf")
     for entry in (unknown, package):
         records.write_lock(project.lock_path, [entry])

@@ -6,7 +6,7 @@ from hub_server import Blob, HubServer, Rule
 from bitnet.base.errors import HashMismatch, NetworkError, NotFound, UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide
+from bitnet.hub.provide import provide
 from bitnet.hub.ref import Ref
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range
 from bitnet.hub.resolve import candidates, choose

@@ -21,7 +21,7 @@ from bitnet.base.errors import (
 from bitnet.hub.http import Transient
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide
+from bitnet.hub.provide import provide
 from bitnet.hub.repository import file_url
 from bitnet.hub.session import HubSession, Patience
 from bitnet.sources import Source

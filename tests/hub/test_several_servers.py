@@ -10,7 +10,7 @@ from bitnet.base.errors import NetworkError, UsageError
 from bitnet.hub import transfer
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide
+from bitnet.hub.provide import provide
 from bitnet.sources import Source
 
 WEIGHTS = Source("weights", "org/model", "model.gguf")

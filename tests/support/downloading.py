@@ -1,6 +1,7 @@
 """One file at a path, from an address: the transfer that the tests of the hub look at."""
 
-from dataclasses import replace
+from dataclasses import dataclass
+from pathlib import Path
 
 from bitnet.base import settings
 from bitnet.base.errors import Offline
@@ -9,7 +10,19 @@ from bitnet.hub.download import fetch
 from bitnet.hub.orders import FileOrder
 from bitnet.hub.session import HubSession
 from bitnet.sources import Source
-from bitnet.store import Artifact, Store
+from bitnet.store import Store
+
+
+@dataclass
+class Download:
+    """The file at its destination."""
+
+    path: Path
+    sha256: str
+    size: int
+    cached: bool = True
+    revision: str = ""
+    commit: str | None = None
 
 
 def download(
@@ -32,7 +45,7 @@ def download(
         found = store.digest_of(destination)
         length = destination.stat().st_size
         if length and digest in (None, found) and size in (None, length):
-            return Artifact(sha256=found, size=length, path=destination)
+            return Download(destination, found, length)
     if session is None:
         with HubSession(options) as own:
             return download(
@@ -52,5 +65,6 @@ def download(
     source = Source(destination.name, "", destination.name, sha256=digest, size=size, url=url)
     order = FileOrder(source, "tokenizer", check=check)
     got = fetch(order, store, [url], session=session, force=force, progress=progress)
-    store.place(got, destination)
-    return replace(got, path=destination)
+    store.place(got.blob, destination)
+    pin = got.pin
+    return Download(destination, pin.sha256, pin.size, got.cached, pin.revision, pin.commit)

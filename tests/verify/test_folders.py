@@ -15,7 +15,7 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.safetensors import INDEX
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.load import read_files
-from bitnet.verify import Pin, verify_model
+from bitnet.verify import Digest, verify_model
 from bitnet.verify.attest import Attestation, attest, compare
 
 FILES = {
@@ -389,7 +389,7 @@ def test_a_tokenizer_from_elsewhere_is_covered_by_its_pin_alone(original, tmp_pa
     options = {"against": attest(open_checkpoint(folder), trace=False), "proof": tmp_path / "a"}
     finding = findings(folder, **options)["tokenizer"]
     assert (finding.severity, "is not covered" in finding.text) == ("failed", True)
-    pin = Pin(digest_of(own), "the lock file")
+    pin = Digest(digest_of(own), "the lock file")
     pins = {own: pin}
     assert findings(folder, find_pin=pins.get, **options)["tokenizer"].severity == "ok"
     own.write_text(own.read_text() + " ")
@@ -400,11 +400,11 @@ def test_a_folder_is_pinned_when_each_of_its_files_is(original):
     sums = {
         original / name: sha for name, sha in read_files(open_checkpoint(original)).sha256.items()
     }
-    pins = {path: Pin(sha256, "the lock file") for path, sha256 in sums.items()}
+    pins = {path: Digest(sha256, "the lock file") for path, sha256 in sums.items()}
     assert findings(original, find_pin=pins.get)["identity"].severity == "ok"
     some = {path: pin for path, pin in pins.items() if path.name != "config.json"}
     assert "UNPINNED" in findings(original, find_pin=some.get)["identity"].text
-    wrong = pins | {original / "modules.json": Pin("0" * 64, "the lock")}
+    wrong = pins | {original / "modules.json": Digest("0" * 64, "the lock")}
     failed = findings(original, find_pin=wrong.get)["identity"]
     assert failed.severity == "failed"
     assert "modules.json" in failed.text

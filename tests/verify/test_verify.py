@@ -15,7 +15,7 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.quants import types
 from bitnet.quants.registry import quantize
-from bitnet.verify import Pin, verify_model
+from bitnet.verify import Digest, verify_model
 from bitnet.verify.trace import judge_logits
 
 NAMES = [
@@ -129,10 +129,10 @@ def test_a_file_that_cannot_be_opened_is_a_failed_check(model, monkeypatch):
 
 
 def test_a_pinned_digest_is_compared(model):
-    wrong = verdicts(model, find_pin=lambda _: Pin("0" * 64, "the lock file"))["identity"]
+    wrong = verdicts(model, find_pin=lambda _: Digest("0" * 64, "the lock file"))["identity"]
     assert wrong.severity == "failed"
     assert f"the lock file says {'0' * 64}" in wrong.text
-    right = Pin(wrong.text.split()[4].rstrip(","), "the lock file")
+    right = Digest(wrong.text.split()[4].rstrip(","), "the lock file")
     assert (
         "SHA-256 as the lock file says"
         in verdicts(model, find_pin=lambda _: right)["identity"].text

@@ -1,0 +1,371 @@
+"""Provide files: one, a folder, or what a lock file pins, by the same five steps.
+
+    resolve  ->  obtain all  ->  check all  ->  place all  ->  pin all
+
+Orders are resolved (:mod:`bitnet.hub.orders`), :func:`bitnet.hub.fetch.obtain` brings each file
+into the store, and the rest is here. What fails before the third arrow changes nothing that is
+seen: obtained files wait in the store, and the next run continues. A tokenizer is linked into
+``<cache>/tokenizers/<key>/`` as well, where discovery looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import time
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.base.errors import (
+    AuthError,
+    BitnetError,
+    PermissionDenied,
+    UsageError,
+    from_os_error,
+)
+from bitnet.base.files import OUTPUT_HINT, device_of, require_space
+from bitnet.base.trust import open_folder, place_problem, refuse_links
+from bitnet.cache.prune import drop_superseded
+from bitnet.hub.fetch import obtain
+from bitnet.hub.http import at_once
+from bitnet.hub.orders import order_of
+from bitnet.hub.repository import model_facts
+from bitnet.hub.session import HubSession
+from bitnet.store.blobs import make_cache
+from bitnet.store.claims import Claims
+from bitnet.store.links import fresh_name, short_name
+from bitnet.store.placing import placing, sweep_beside, sweep_placings
+from bitnet.store.records import Pin, refuse_unreadable, relative
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bitnet.hub.orders import FileOrder, Obtained
+    from bitnet.hub.project import Project
+    from bitnet.sources import Source
+    from bitnet.store import Blob, Store
+
+logger = logging.getLogger(__name__)
+
+_ABANDONED_S = 900.0  # age at which an unfinished folder counts as abandoned
+
+
+def provide(
+    source: Source,
+    project: Project,
+    *,
+    target: Path | None = None,
+    check: Callable[[Path, int], None] | None = None,
+) -> Obtained:
+    """The file of *source*, at *target* or where such files go, as :func:`provide_all`."""
+    order = order_of(source, project, target=target, check=check)
+    root = target.parent if target is not None and order.kind != "model" else None
+    return provide_all([order], project, root=root)[0]
+
+
+def provide_all(
+    orders: Sequence[FileOrder],
+    project: Project,
+    *,
+    root: Path | None = None,
+    skip_gated: bool = False,
+    add_to_store: Callable[[], object] = lambda: None,
+) -> list[Obtained]:
+    """Provide the files of *orders*: all of them, or none.
+
+    No place may leave *root*, the project's folder by default, through a link. With *skip_gated*
+    the files of a repository that refuses access are left out. *add_to_store* brings files into the
+    store together, as a bundle does, before each is looked for.
+    """
+    _refuse_places(orders, project, root)
+    try:
+        make_cache(project.cache)
+    except BitnetError as error:  # what is there is used all the same; a transfer reports it
+        logger.debug("the cache is only read: %s", error.message)
+    sweep_placings(project.store.folder)  # of processes that were killed
+    _require_space(orders, project)
+
+    # Bytes are claimed from before they are looked for until they are at their places: a removal
+    # in between would take what was found away.
+    with Claims(project.store.folder) as claims:
+        for order in orders:
+            if order.source.sha256 is not None:
+                claims.add(order.source.sha256)
+        add_to_store()
+        files = _obtain_all(orders, project, claims, skip_gated=skip_gated)
+
+        # A tokenizer was read when it was fetched; one that came with other bytes is read now.
+        for file in files:
+            if file.cached and file.order.check is not None and not file.order.is_known:
+                file.order.check(file.blob.path)
+
+        # A name is recorded before its link exists: a link without a name could not be removed.
+        for file in files:
+            _record_name(file, project)
+        files = _place(files, project, root)
+        for file in files:
+            _place_beside(file, project, claims)
+            if file.fetched and not file.pin.verified:
+                text = "%s is not verified by a digest: no server announced one; it has SHA-256 %s"
+                logger.warning(text, file.pin.file, file.pin.sha256)
+
+    files = _pin(files, project)
+    # The version before goes last, when nothing needs it any more.
+    try:
+        drop_superseded(project.cache)
+    except BitnetError as error:
+        logger.warning("what the update replaced stays in the cache: %s", error)
+    return files
+
+
+# --- before anything is fetched -------------------------------------------------------------------
+
+
+def _refuse_places(orders: Sequence[FileOrder], project: Project, root: Path | None) -> None:
+    """Refuse places that a lock file could not name, or that lead elsewhere through a link."""
+    for order in orders:
+        source = order.source
+        if project.records:
+            name = order.kind, source.repo, source.revision, source.file
+            place = project.place_of(order.target)
+            size = source.size or 0
+            refuse_unreadable(Pin(*name, None, "0" * 64, size, source.licence, place))
+        if order.target is not None:
+            refuse_links(root if root is not None else project.folder, order.target.parent)
+
+
+def _require_space(orders: Sequence[FileOrder], project: Project) -> None:
+    """Refuse files of known size whose places lie on another disk that is too small for them.
+
+    On the disk of the store a place is a link and takes no space.
+    """
+    of_cache = device_of(project.cache)
+    sizes: dict[int, int] = {}
+    folders: dict[int, Path] = {}
+    for order in orders:
+        size, target = order.source.size, order.target
+        if not size or target is None or target.exists():
+            continue
+        device = device_of(target.parent)
+        if device != of_cache:
+            sizes[device] = sizes.get(device, 0) + size
+            folders[device] = target.parent
+    for device, size in sizes.items():
+        require_space(folders[device], size, "the copy of the model", OUTPUT_HINT)
+
+
+def _obtain_all(
+    orders: Sequence[FileOrder], project: Project, claims: Claims, *, skip_gated: bool
+) -> list[Obtained]:
+    """The files of *orders*, several at once; with *skip_gated* without refused repositories."""
+    targets = [order.target for order in orders if order.target is not None]
+    folder = _folder_of(targets) if targets else project.folder
+    if len(targets) > 1 and not folder.is_dir():
+        folder = folder.parent  # it appears with all of its files
+    refused: set[str] = set()
+
+    def obtain_one(order: FileOrder) -> Obtained | None:
+        try:
+            return obtain(order, project, claims, folder)
+        except AuthError:
+            if not skip_gated:
+                raise
+            refused.add(order.source.repo)
+            return None
+
+    results = at_once([partial(obtain_one, order) for order in orders], project.limits)
+    obtained = [file for file in results if file is not None]
+    return [file for file in obtained if file.order.source.repo not in refused]
+
+
+# --- place ----------------------------------------------------------------------------------------
+
+
+def _place(files: list[Obtained], project: Project, root: Path | None) -> list[Obtained]:
+    """Put *files* into their places; in a cache that may only be read a single model has none."""
+    items = [(file.blob, file.order.target) for file in files if file.checked]
+    try:
+        place_all([(blob, target) for blob, target in items if target is not None], project, root)
+    except PermissionDenied:
+        target = files[0].order.target if len(files) == 1 else None
+        is_link = target is not None and relative(target, project.cache) is not None
+        if not is_link or files[0].order.kind != "model":
+            raise
+        return [replace(files[0], order=replace(files[0].order, target=None))]
+    return files
+
+
+def place_all(
+    items: Sequence[tuple[Blob, Path]], project: Project, root: Path | None = None
+) -> None:
+    """Put each file into its place: all of them, or none.
+
+    A missing folder appears complete or not at all. In an existing one, the file that makes it a
+    model is removed first and added last. No place may leave *root*, the project's by default.
+    """
+    store, todo = project.store, []
+    root = (root if root is not None else project.folder).absolute()
+    for blob, target in items:
+        if blob.path == target or store.is_intact(target, blob.sha256, blob.size):
+            continue
+        may_replace = project.force or store.may_replace(target)
+        if os.path.lexists(target) and not may_replace:
+            raise UsageError(
+                f"{target} is another file than the one asked for, and was not put there by this "
+                "program; it stays",
+                hint="move it away and run the command again; download-model and tokenizer replace "
+                "it with --force, and put theirs elsewhere with --output DIR",
+            )
+        todo.append((blob, target))
+    # Last are the files without which a folder is not a complete model.
+    todo.sort(key=lambda item: (item[1].name == "config.json", "-00001-of-" in item[1].name))
+    folder = _folder_of([target for _, target in todo]) if len(todo) > 1 else None
+    for _, target in todo:
+        sweep_beside(target)
+    if folder is None or os.path.lexists(folder) or folder in (root, *root.parents):
+        store.place_all(todo, root)
+    else:
+        _place_folder(todo, folder, root, project)
+
+
+def _place_folder(
+    todo: list[tuple[Blob, Path]], folder: Path, root: Path, project: Project
+) -> None:
+    """Create *folder* with all of its files."""
+    store = project.store
+    fresh = folder.with_name(fresh_name(f".{folder.name}"))
+    inside = [(blob, fresh / target.absolute().relative_to(folder)) for blob, target in todo]
+    try:
+        if folder.parent.is_dir():
+            _sweep(folder, project)
+        noted = placing(store.folder, [path for _, path in inside], fresh)
+        with noted, open_folder(root, folder.parent) as fd:
+            try:
+                store.place_all(inside, root)
+                if fd is None:
+                    fresh.rename(folder)
+                else:
+                    os.rename(fresh.name, folder.name, src_dir_fd=fd, dst_dir_fd=fd)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+                store.place_all(todo, root)  # another process was faster
+            finally:
+                for _, path in inside:
+                    store.verified.forget(path)
+                shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+    for blob, target in todo:
+        store.verified.remember(target, blob.sha256, placed=True)
+
+
+def _sweep(folder: Path, project: Project) -> None:
+    """Remove what killed processes left of *folder*, if all of it is also in the store."""
+    name = re.compile(re.escape(short_name(f".{folder.name}")) + r"\.partial\.\d+-[0-9a-f]{8}")
+    for left in folder.parent.iterdir():
+        if not name.fullmatch(left.name) or time.time() - left.lstat().st_mtime < _ABANDONED_S:
+            continue
+        files = [path for path in left.rglob("*") if not path.is_dir() or path.is_symlink()]
+        if all(path.is_file() and project.store.may_replace(path) for path in files):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _folder_of(targets: Sequence[Path]) -> Path:
+    return Path(os.path.commonpath([target.absolute().parent for target in targets]))
+
+
+def _record_name(file: Obtained, project: Project) -> None:
+    """Record in the store that the name of *file* means its bytes.
+
+    This does not depend on a transfer: the bytes may be here already, under another name. A name
+    without it is missing from lists, and its bytes would go with the other name.
+    """
+    order, pin, store = file.order, file.pin, project.store
+    source = order.source
+    if not file.checked or not store.path_of(pin.sha256).is_file():
+        return
+    name = source.index_name
+    commit = pin.commit or source.commit
+    record = store.index.find(*name)
+
+    is_other = record is not None and record.sha256 != pin.sha256
+    is_here = record is not None and store.path_of(record.sha256).is_file()
+    if is_other and is_here and order.pinned is not None and commit and not source.url:
+        # A pinned file is that of its commit; the branch stays what it was when last asked for.
+        pin = replace(pin, revision=commit)
+        name = pin.index_name
+
+    in_cache = order.entry or order.target
+    place = relative(in_cache, project.cache) if in_cache is not None else None
+    store.record_name(replace(pin, commit=commit, place=place), *name)
+
+
+def _place_beside(file: Obtained, project: Project, claims: Claims) -> None:
+    """Put what belongs to *file* into its places: the cache's entry, notices and terms."""
+    store, order, blob = project.store, file.order, file.blob
+    if order.entry is not None and blob.path != order.entry:
+        if order.target is None or not order.entry.exists():
+            store.place(store.find(blob.sha256) or blob, order.entry, project.cache)
+        if file.fetched:
+            logger.info("Successfully downloaded tokenizer: %s", order.entry)
+    if order.source.notices and order.target is not None:
+        for name, notice in notices(order.source, store).items():
+            claims.add(notice.sha256)
+            if not (order.target.parent / name).exists():
+                store.place(notice, order.target.parent / name)
+
+
+def notices(model: Source, store: Store) -> dict[str, Blob]:
+    """Existing files that belong next to *model*, notices and terms, by name."""
+    names = [Path(package.member).name for package in model.notices]
+    found = {name: store.index.find(model.repo, model.revision, name) for name in names}
+    blobs = {name: store.find(record.sha256) for name, record in found.items() if record}
+    return {name: blob for name, blob in blobs.items() if blob is not None}
+
+
+# --- pin ------------------------------------------------------------------------------------------
+
+
+def _pin(files: list[Obtained], project: Project) -> list[Obtained]:
+    """Write *files* into the lock file; the files with what it says about them."""
+    licence_of = cache(partial(_licence, project))
+    pinned = []
+    for file in files:
+        order = file.order
+        commit = file.pin.commit or (order.pinned.commit if order.pinned is not None else None)
+        pin = replace(file.pin, commit=commit, place=project.place_of(order.target))
+        url = file.licence_url
+        # A page is asked once for each repository, and not for what a lock file said before.
+        is_settled = not file.checked or (file.cached and order.pinned is not None)
+        is_asked = order.kind == "model" and not (order.source.url or project.options.is_offline)
+        if is_asked and not (pin.licence or is_settled):
+            licence, url = licence_of(pin.repo, pin.revision)
+            pin = replace(pin, licence=licence)
+        pinned.append(replace(file, pin=pin, licence_url=url))
+    project.pin(*(each.pin for each in pinned if each.checked and _may_be_pinned(each, project)))
+    return pinned
+
+
+def _may_be_pinned(file: Obtained, project: Project) -> bool:
+    """False for a file outside of the project that ``sync`` could not put into it."""
+    order = file.order
+    is_inside = order.kind != "model" or project.place_of(order.target) is not None
+    return is_inside or not place_problem(project.place_of(order.default) or "usual")
+
+
+def _licence(project: Project, repo: str, revision: str) -> tuple[str, str]:
+    """The licence that the page of *repo* names, and its address; empty without pages."""
+    few = min(project.options.retries or 3, 3)  # only informative
+    options = replace(project.options_for(repo), retries=few)
+    try:
+        with HubSession(options) as session:
+            facts = model_facts(repo, revision, session)
+    except BitnetError as error:
+        logger.debug("licence of %s is not known: %s", repo, error)
+        return "", ""
+    return facts.licence, facts.licence_url
