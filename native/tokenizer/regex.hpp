@@ -5,40 +5,10 @@
 #pragma once
 
 #include "tokenizer/budget.hpp"
-#include "tokenizer/unicode.hpp"
+#include "tokenizer/charset.hpp"
+#include "tokenizer/syntax.hpp"
 
 namespace bitnet {
-
-// Some of the first 128 code points.
-struct AsciiSet {
-    uint64_t bits[2] = {0, 0};
-    bool contains(uint32_t code) const { return (bits[code >> 6] >> (code & 63) & 1) != 0; }
-    void add(uint32_t code) { bits[code >> 6] |= uint64_t{1} << (code & 63); }
-    void add(const AsciiSet& other) { bits[0] |= other.bits[0], bits[1] |= other.bits[1]; }
-};
-
-// A set of code points: a union of items, cut with other sets, perhaps inverted.
-struct CharSet {
-    struct Item {
-        enum Kind { kRange, kSpace, kWord, kScript, kSet } kind;
-        bool negated = false;
-        uint32_t first = 0, last = 0;
-        const unicode::Script* script = nullptr;
-        std::vector<CharSet> set = {};  // exactly one for kSet
-    };
-    uint32_t categories = 0;
-    bool negated = false;
-    std::vector<Item> items;
-    std::vector<std::pair<uint32_t, uint32_t>> ranges;  // those of the items, sorted and joined
-    std::vector<CharSet> cuts;
-    AsciiSet ascii;     // the answer for the first 128 code points
-    uint32_t cost = 1;  // steps of one evaluation
-
-    bool contains(uint32_t code) const { return code < 128 ? ascii.contains(code) : evaluate(code); }
-    bool evaluate(uint32_t code) const;
-    uint32_t cost_of(uint32_t code) const { return code < 128 ? 1 : cost; }
-    void finish();
-};
 
 // Which characters a part of a pattern can start with; `other` stands for all non-ASCII ones.
 struct FirstSet {
@@ -85,10 +55,7 @@ public:
     // Whether it may match without taking a character.
     bool nullable() const { return nullable_; }
 
-    enum class Op : uint8_t {
-        kChar, kSet, kLoop, kPossessive, kSplit, kJump, kLook, kNotLook, kAtomic,
-        kLineStart, kLineEnd, kTextStart, kTextEnd, kWordBorder, kInsideWord, kMatch
-    };
+    using Op = RegexOp;
     struct Inst {
         Op op;
         uint32_t a = 0;         // character, set, first target
@@ -153,20 +120,5 @@ private:
     const char *begin_, *end_, *p_, *last_ = nullptr;
     Budget& budget_;
 };
-
-// What the parser makes of a pattern; regex.cpp turns it into a program.
-struct RegexNode {
-    enum Kind { kEmpty, kChar, kSet, kConcat, kAlternate, kRepeat, kEnclosed, kAssert } kind = kEmpty;
-    uint32_t value = 0;                // character, or index of a set
-    Regex::Op op = Regex::Op::kMatch;  // of kEnclosed and kAssert
-    uint32_t min = 0, max = 0;
-    enum Mode { kGreedy, kLazy, kPossessive } mode = kGreedy;
-    std::vector<RegexNode> children = {};
-    int height = 1;  // nodes below each other; everything that walks a tree recurses this deep
-};
-
-constexpr uint32_t kUnbounded = 0xFFFFFFFF;
-
-RegexNode parse_regex(const std::string& pattern, std::vector<CharSet>& sets);
 
 }  // namespace bitnet
