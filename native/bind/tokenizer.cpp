@@ -18,7 +18,7 @@ std::string_view utf8(nb::handle text) {
     const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
     if (data == nullptr) throw nb::python_error();  // lone surrogates, or no memory
     if (size > std::numeric_limits<int32_t>::max()) throw nb::value_error("text of 2 GiB or more");
-    return {data, static_cast<size_t>(size)};
+    return {data, size_t(size)};
 }
 
 namespace {
@@ -42,21 +42,24 @@ public:
     public:
         List(Numbers& numbers, uint32_t n_tokens, size_t expected) : numbers_(numbers) {
             if (numbers.made_.size() < n_tokens) numbers.made_.resize(n_tokens, nullptr);
-            list_ = nb::steal(PyList_New(static_cast<Py_ssize_t>(expected)));
+            list_ = nb::steal(PyList_New(Py_ssize_t(expected)));
             if (!list_.is_valid()) throw nb::python_error();
         }
         void add(const Ids& ids) {
             const Py_ssize_t room = PyList_GET_SIZE(list_.ptr());
             for (const uint32_t id : ids) {
                 const auto number = nb::steal(numbers_.number(id));
-                if (size_ < room) PyList_SET_ITEM(list_.ptr(), size_, number.inc_ref().ptr());
-                else if (PyList_Append(list_.ptr(), number.ptr()) != 0) throw nb::python_error();
+                if (size_ < room)
+                    PyList_SET_ITEM(list_.ptr(), size_, number.inc_ref().ptr());
+                else if (PyList_Append(list_.ptr(), number.ptr()) != 0)
+                    throw nb::python_error();
                 ++size_;
             }
         }
         nb::object take() {
             const Py_ssize_t room = PyList_GET_SIZE(list_.ptr());
-            if (size_ < room && PyList_SetSlice(list_.ptr(), size_, room, nullptr) != 0) throw nb::python_error();
+            if (size_ < room && PyList_SetSlice(list_.ptr(), size_, room, nullptr) != 0)
+                throw nb::python_error();
             return std::move(list_);
         }
 
@@ -84,7 +87,8 @@ private:
 // Keeps the buffer that the engine looks into.
 class PyTokenizer {
 public:
-    explicit PyTokenizer(nb::handle buffer) : buffer_(buffer), engine_(buffer_.text().data(), buffer_.size()) {}
+    explicit PyTokenizer(nb::handle buffer)
+        : buffer_(buffer), engine_(buffer_.text().data(), buffer_.size()) {}
 
     nb::object encode(nb::str text, bool parse_special) {
         const std::string_view input = utf8(text);
@@ -124,7 +128,8 @@ public:
             while (many.is_ready()) {
                 const ManyTexts::Encoded part = many.take();
                 const size_t bytes = inputs[nb::len(out)].size();
-                if (!ids) ids.emplace(numbers_, size(), part.ends_text ? part.ids.size() : bytes / 3);
+                if (!ids)
+                    ids.emplace(numbers_, size(), part.ends_text ? part.ids.size() : bytes / 3);
                 ids->add(part.ids);
                 if (!part.ends_text) continue;
                 out.append(ids->take());
@@ -180,7 +185,8 @@ public:
     nb::list added() const {
         nb::list out;
         for (const AddedToken& token : read_added(engine_.file().section(Section::kAdded), size()))
-            out.append(nb::make_tuple(token.id, nb::str(token.text.data(), token.text.size()), token.flags));
+            out.append(nb::make_tuple(token.id, nb::str(token.text.data(), token.text.size()),
+                                      token.flags));
         return out;
     }
     nb::bytes key() const { return to_bytes(buffer_.text().substr(32, 32)); }
@@ -197,10 +203,12 @@ private:
 
 nb::bytes build(nb::bytes key, nb::bytes meta, nb::bytes config, nb::bytes offsets, nb::bytes bytes,
                 nb::bytes flags, nb::bytes merges, nb::bytes scores, nb::bytes byte_ids,
-                nb::bytes added, nb::bytes steps, nb::bytes charsmap, nb::bytes prefix, nb::bytes suffix) {
-    const TokenizerParts parts{view(key), view(meta), view(config), view(offsets), view(bytes),
-                               view(flags), view(merges), view(scores), view(byte_ids), view(added),
-                               view(steps), view(charsmap), view(prefix), view(suffix)};
+                nb::bytes added, nb::bytes steps, nb::bytes charsmap, nb::bytes prefix,
+                nb::bytes suffix) {
+    const TokenizerParts parts{view(key),      view(meta),  view(config), view(offsets),
+                               view(bytes),    view(flags), view(merges), view(scores),
+                               view(byte_ids), view(added), view(steps),  view(charsmap),
+                               view(prefix),   view(suffix)};
     return to_bytes(build_tokenizer(parts));
 }
 
@@ -211,8 +219,7 @@ void each_match(const std::string& pattern, std::string_view text, Each each) {
     Budget budget(text.size());
     RegexMatches matches(regex, text.data(), text.data() + text.size(), budget);
     const char *begin = nullptr, *end = nullptr;
-    while (matches.next(&begin, &end))
-        each(static_cast<size_t>(begin - text.data()), static_cast<size_t>(end - text.data()));
+    while (matches.next(&begin, &end)) each(size_t(begin - text.data()), size_t(end - text.data()));
 }
 
 nb::list find_all(const std::string& pattern, nb::str text) {
@@ -220,7 +227,9 @@ nb::list find_all(const std::string& pattern, nb::str text) {
     std::vector<std::string_view> matches;
     {
         nb::gil_scoped_release release;
-        each_match(pattern, input, [&](size_t begin, size_t end) { matches.push_back(input.substr(begin, end - begin)); });
+        each_match(pattern, input, [&](size_t begin, size_t end) {
+            matches.push_back(input.substr(begin, end - begin));
+        });
     }
     nb::list found;
     for (const std::string_view match : matches) found.append(nb::str(match.data(), match.size()));
@@ -252,8 +261,8 @@ nb::object scan_all(const std::string& pattern, nb::str text) {
     const char* const end = input.data() + input.size();
     for (const char *p = input.data(), *stop = p; p != end; p = stop) {
         stop = scanner.next(p, end);
-        if (stop == nullptr) return nb::make_tuple(found, nb::str(p, static_cast<size_t>(end - p)));
-        found.append(nb::str(p, static_cast<size_t>(stop - p)));
+        if (stop == nullptr) return nb::make_tuple(found, nb::str(p, size_t(end - p)));
+        found.append(nb::str(p, size_t(stop - p)));
     }
     return nb::make_tuple(found, nb::str(""));
 }
@@ -287,8 +296,9 @@ void bind_tokenizer(nb::module_& m) {
         .def("added", &PyTokenizer::added)
         .def_prop_ro("key", &PyTokenizer::key)
         .def("__len__", &PyTokenizer::size);
-    m.def("build_tokenizer", &build, nb::kw_only(), "key"_a, "meta"_a, "config"_a, "offsets"_a, "bytes"_a, "flags"_a,
-          "merges"_a, "scores"_a, "byte_ids"_a, "added"_a, "steps"_a, "charsmap"_a, "prefix"_a, "suffix"_a);
+    m.def("build_tokenizer", &build, nb::kw_only(), "key"_a, "meta"_a, "config"_a, "offsets"_a,
+          "bytes"_a, "flags"_a, "merges"_a, "scores"_a, "byte_ids"_a, "added"_a, "steps"_a,
+          "charsmap"_a, "prefix"_a, "suffix"_a);
     m.def("regex_find_all", &find_all, "pattern"_a, "text"_a);
     m.def("regex_replace", &replace_all, "pattern"_a, "content"_a, "text"_a);
     m.def("scan_all", &scan_all, "pattern"_a, "text"_a);

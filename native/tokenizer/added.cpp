@@ -25,7 +25,8 @@ std::vector<AddedToken> read_added(std::string_view bytes, uint32_t n_tokens) {
         const std::string_view text = bytes.substr(0, fields[2]);
         if (text.size() > limits::kAddedTokenBytes) refuse_added("an added token is too long");
         if (!unicode::is_utf8(text)) refuse_added("an added token is not UTF-8");
-        if (fields[0] >= n_tokens) refuse_added("an added token has an id outside of the vocabulary");
+        if (fields[0] >= n_tokens)
+            refuse_added("an added token has an id outside of the vocabulary");
         tokens.push_back({fields[0], fields[1], std::string(text)});
         bytes.remove_prefix(fields[2]);
     }
@@ -38,7 +39,7 @@ AddedMatcher::AddedMatcher(std::vector<AddedToken> tokens) : tokens_(std::move(t
     tables_ = build_trie(std::move(entries));
     trie_ = Trie(tables_);
     for (int byte = 0; byte < 256; ++byte) {
-        if (trie_.start(static_cast<char>(byte)) != 0) only_start_ = only_start_ == -1 ? byte : -2;
+        if (trie_.start(char(byte)) != 0) only_start_ = only_start_ == -1 ? byte : -2;
     }
 }
 
@@ -54,14 +55,18 @@ const AddedToken* AddedMatcher::longest(std::string_view text, size_t at) const 
 size_t AddedMatcher::first_candidate(std::string_view text, size_t at) const {
     if (tokens_.empty()) return text.size();
     if (only_start_ >= 0) {
-        const void* found = at < text.size() ? std::memchr(text.data() + at, only_start_, text.size() - at) : nullptr;
-        return found == nullptr ? text.size() : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+        const void* found = at < text.size()
+                                ? std::memchr(text.data() + at, only_start_, text.size() - at)
+                                : nullptr;
+        return found == nullptr ? text.size()
+                                : size_t(static_cast<const char*>(found) - text.data());
     }
     while (at < text.size() && trie_.start(text[at]) == 0) ++at;
     return at;
 }
 
-bool AddedMatcher::widen(std::string_view text, const AddedToken& token, Spaces& spaces, size_t* begin, size_t* end) {
+bool AddedMatcher::widen(std::string_view text, const AddedToken& token, Spaces& spaces,
+                         size_t* begin, size_t* end) {
     const char* const first = text.data();
     const char* const last = first + text.size();
     if (token.flags & AddedToken::kSingleWord) {
@@ -81,7 +86,7 @@ bool AddedMatcher::widen(std::string_view text, const AddedToken& token, Spaces&
             if (!unicode::is_space(unicode::next(ahead, last))) break;
             p = start;
         }
-        auto start = static_cast<size_t>(p - first);
+        auto start = size_t(p - first);
         if (start == spaces.left_end) start = spaces.left_begin;
         spaces.left_begin = start;
         spaces.left_end = *begin;
@@ -94,14 +99,15 @@ bool AddedMatcher::widen(std::string_view text, const AddedToken& token, Spaces&
             if (!unicode::is_space(unicode::next(ahead, last))) break;
             p = ahead;
         }
-        *end = spaces.right_end = static_cast<size_t>(p - first);
+        *end = spaces.right_end = size_t(p - first);
     }
     return true;
 }
 
 // Breadth first over the sorted texts, so that the edges of a node lie together.
 TrieTables build_trie(std::vector<std::pair<std::string_view, uint32_t>> entries) {
-    std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::stable_sort(entries.begin(), entries.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
     struct Span {
         size_t first, last, depth;
     };
@@ -114,16 +120,16 @@ TrieTables build_trie(std::vector<std::pair<std::string_view, uint32_t>> entries
         const auto ends = [&] { return i < span.last && entries[i].first.size() == span.depth; };
         if (ends() && node > 0) out.nodes[node].value = entries[i].second;
         while (ends()) ++i;
-        out.nodes[node].first_edge = static_cast<uint32_t>(out.edges.size());
+        out.nodes[node].first_edge = uint32_t(out.edges.size());
         while (i < span.last) {
             const size_t start = i;
             const char byte = entries[i].first[span.depth];
             while (i < span.last && entries[i].first[span.depth] == byte) ++i;
-            out.edges.push_back({static_cast<unsigned char>(byte), static_cast<uint32_t>(out.nodes.size())});
+            out.edges.push_back({uint8_t(byte), uint32_t(out.nodes.size())});
             out.nodes.push_back({});
             spans.push_back({start, i, span.depth + 1});
         }
-        out.nodes[node].last_edge = static_cast<uint32_t>(out.edges.size());
+        out.nodes[node].last_edge = uint32_t(out.edges.size());
     }
     return out;
 }
@@ -144,14 +150,16 @@ bool Trie::is_sound(uint32_t n_values) const {
     const auto edge_is = [&](const TrieEdge& edge) {
         return edge.byte < 256 && edge.node > 0 && edge.node < n_nodes_;
     };
-    return std::all_of(nodes_, nodes_ + n_nodes_, node_is) && std::all_of(edges_, edges_ + n_edges_, edge_is);
+    return std::all_of(nodes_, nodes_ + n_nodes_, node_is) &&
+           std::all_of(edges_, edges_ + n_edges_, edge_is);
 }
 
 uint32_t Trie::follow(uint32_t node, char byte) const {
-    const auto wanted = static_cast<unsigned char>(byte);
+    const auto wanted = uint8_t(byte);
     const TrieEdge* const last = edges_ + nodes_[node].last_edge;
-    const TrieEdge* const found = std::lower_bound(edges_ + nodes_[node].first_edge, last, wanted,
-                         [](const TrieEdge& edge, unsigned char value) { return edge.byte < value; });
+    const TrieEdge* const found = std::lower_bound(
+        edges_ + nodes_[node].first_edge, last, wanted,
+        [](const TrieEdge& edge, unsigned char value) { return edge.byte < value; });
     return found != last && found->byte == wanted ? found->node : 0;
 }
 

@@ -38,14 +38,15 @@ public:
     Trie() = default;
     Trie(const TrieNode* nodes, size_t n_nodes, const TrieEdge* edges, size_t n_edges);
     explicit Trie(const TrieTables& tables)
-        : Trie(tables.nodes.data(), tables.nodes.size(), tables.edges.data(), tables.edges.size()) {}
+        : Trie(tables.nodes.data(), tables.nodes.size(), tables.edges.data(), tables.edges.size()) {
+    }
 
     // Every index in the tables lies inside of them, and every value below n_values.
     bool is_sound(uint32_t n_values) const;
 
     bool empty() const { return n_nodes_ == 0; }
     // The node behind a byte, or 0: the root is behind none.
-    uint32_t start(char byte) const { return starts_[static_cast<unsigned char>(byte)]; }
+    uint32_t start(char byte) const { return starts_[uint8_t(byte)]; }
     uint32_t follow(uint32_t node, char byte) const;
     uint32_t value(uint32_t node) const { return nodes_[node].value; }
 
@@ -85,7 +86,8 @@ public:
     void split(std::string_view text, bool special, OnText on_text, OnToken on_token) const {
         size_t done = 0;
         Spaces spaces;
-        for (size_t at = first_candidate(text, 0); at < text.size(); at = first_candidate(text, at)) {
+        for (size_t at = first_candidate(text, 0); at < text.size();
+             at = first_candidate(text, at)) {
             const AddedToken* token = longest(text, at);
             if (token == nullptr) {
                 ++at;
@@ -111,12 +113,13 @@ private:
         size_t left_begin = 0, left_end = 0;  // as far to the left as it goes
         size_t right_end = 0;                 // as far to the right
     };
-    static bool widen(std::string_view text, const AddedToken& token, Spaces& spaces, size_t* begin, size_t* end);
+    static bool widen(std::string_view text, const AddedToken& token, Spaces& spaces, size_t* begin,
+                      size_t* end);
 
     std::vector<AddedToken> tokens_;
     TrieTables tables_;
     int only_start_ = -1;  // the byte that all of them begin with; negative for none or several
-    Trie trie_;  // over the tables, which a move leaves where they are
+    Trie trie_;            // over the tables, which a move leaves where they are
 };
 
 }  // namespace bitnet

@@ -11,7 +11,7 @@ constexpr size_t kLongBytes = 1 << 20;
 bool has_all_bytes(const TokenizerFile& file) {
     if (!(file.config.flags & kByteLevel)) return false;
     for (int byte = 0; byte < 256; ++byte) {
-        if (file.byte_id(static_cast<unsigned char>(byte)) == kNoId) return false;
+        if (file.byte_id(uint8_t(byte)) == kNoId) return false;
     }
     return true;
 }
@@ -26,8 +26,8 @@ void Bpe::flush(Ids& out) {
     for (size_t i = 0; i < n_missed_; ++i) {
         const Missed& piece = missed_[i];
         out.insert(out.end(), staged_ + done, staged_ + piece.at);
-        const auto first = resolved_.begin() + static_cast<ptrdiff_t>(piece.first);
-        out.insert(out.end(), first, first + static_cast<ptrdiff_t>(piece.count));
+        const auto first = resolved_.begin() + ptrdiff_t(piece.first);
+        out.insert(out.end(), first, first + ptrdiff_t(piece.count));
         done = piece.at;
     }
     out.insert(out.end(), staged_ + done, staged_ + n_staged_);
@@ -43,14 +43,17 @@ void Bpe::resolve_missed() {
     const auto each = [this](auto&& step) {
         for (size_t i = 0; i < n_missed_; ++i) step(i);
     };
-    each([&](size_t i) { file_.expect(hashes[i] = hash_bytes(missed_[i].begin, missed_[i].size)); });
+    each(
+        [&](size_t i) { file_.expect(hashes[i] = hash_bytes(missed_[i].begin, missed_[i].size)); });
     each([&](size_t i) { likely[i] = file_.expect_offset(hashes[i]); });
     each([&](size_t i) { file_.expect_token(likely[i]); });
     each([&](size_t i) {
         Missed& piece = missed_[i];
         if (is_known(piece)) return;
-        if (const uint32_t whole = find_whole(piece.text(), hashes[i]); whole != kNoId) settle(piece, &whole, 1);
-        else merge(piece);
+        if (const uint32_t whole = find_whole(piece.text(), hashes[i]); whole != kNoId)
+            settle(piece, &whole, 1);
+        else
+            merge(piece);
     });
     merge_lanes();
 }
@@ -71,7 +74,8 @@ bool Bpe::is_known(Missed& piece) {
         piece.count = Phrases::copy(phrase, ids);
     }
     if (piece.size > Phrases::Key::kBytes) {
-        const auto known = piece.size <= kLongBytes / 16 ? long_.find(std::string(piece.text())) : long_.end();
+        const auto known =
+            piece.size <= kLongBytes / 16 ? long_.find(std::string(piece.text())) : long_.end();
         if (known == long_.end()) return false;
         found = known->second.data();
         piece.count = known->second.size();
@@ -83,7 +87,8 @@ bool Bpe::is_known(Missed& piece) {
 
 template <typename Cache>
 bool Bpe::remember(Cache& cache, const Missed& piece, const uint32_t* ids) {
-    return piece.size <= Cache::Key::kBytes && cache.put({piece.begin, piece.size, piece.limit}, ids, piece.count);
+    return piece.size <= Cache::Key::kBytes &&
+           cache.put({piece.begin, piece.size, piece.limit}, ids, piece.count);
 }
 
 // The ids of a piece were found.
@@ -105,7 +110,9 @@ void Bpe::settle(Missed& piece, const uint32_t* ids, size_t count) {
 // The token that a piece is without merging, or kNoId.
 uint32_t Bpe::find_whole(std::string_view piece, uint64_t hash) const {
     const uint32_t whole = file_.find(piece.data(), piece.size(), hash);
-    return whole != kNoId && (file_.config.flags & kIgnoreMerges || file_.flags(whole) & kWhole) ? whole : kNoId;
+    return whole != kNoId && (file_.config.flags & kIgnoreMerges || file_.flags(whole) & kWhole)
+               ? whole
+               : kNoId;
 }
 
 void Bpe::mark_whole(std::string& flags) {
@@ -114,7 +121,7 @@ void Bpe::mark_whole(std::string& flags) {
         merge_lanes();
         for (size_t i = 0; i < n_missed_; ++i) {
             const bool whole = missed_[i].count == 1 && resolved_[missed_[i].first] == ids[i];
-            if (whole) flags[ids[i]] = static_cast<char>(flags[ids[i]] | kWhole);
+            if (whole) flags[ids[i]] = char(flags[ids[i]] | kWhole);
         }
         resolved_.clear();
         n_missed_ = 0;
@@ -134,10 +141,12 @@ void Bpe::mark_whole(std::string& flags) {
 // Rank of joining the tokens of two bytes.
 uint32_t Bpe::rank_of_bytes(unsigned char left, unsigned char right) {
     constexpr size_t kPairs = size_t{1} << 16;
-    if (!byte_ranks_) byte_ranks_.reset(static_cast<uint32_t*>(std::calloc(kPairs, sizeof(uint32_t))));
+    if (!byte_ranks_)
+        byte_ranks_.reset(static_cast<uint32_t*>(std::calloc(kPairs, sizeof(uint32_t))));
     if (!byte_ranks_) return file_.rank(file_.byte_id(left), file_.byte_id(right));
     uint32_t& known = byte_ranks_[size_t{left} << 8 | right];
-    if (known == 0) known = file_.rank(file_.byte_id(left), file_.byte_id(right)) + 2;  // kNoId becomes 1
+    if (known == 0)
+        known = file_.rank(file_.byte_id(left), file_.byte_id(right)) + 2;  // kNoId becomes 1
     return known - 2;
 }
 
@@ -154,17 +163,18 @@ void Bpe::merge(Missed& piece) {
     Lane& lane = lanes_[n_lanes_++];
     const size_t n = ids_.size();
     lane.piece = &piece;
-    lane.end = static_cast<uint8_t>(n + 1);
+    lane.end = uint8_t(n + 1);
     lane.changed = false;
     for (size_t i = 1; i <= n; ++i) {
         lane.ids[i] = ids_[i - 1];
-        lane.before[i] = static_cast<uint8_t>(i - 1);
-        lane.behind[i] = static_cast<uint8_t>(i + 1);
+        lane.before[i] = uint8_t(i - 1);
+        lane.behind[i] = uint8_t(i + 1);
     }
     lane.ranks[n] = kNoId;
-    const auto byte = [&](size_t i) { return static_cast<unsigned char>(piece.begin[i]); };
+    const auto byte = [&](size_t i) { return uint8_t(piece.begin[i]); };
     for (size_t i = 1; i < n; ++i)
-        lane.ranks[i] = spells_bytes_ ? rank_of_bytes(byte(i - 1), byte(i)) : file_.rank(ids_[i - 1], ids_[i]);
+        lane.ranks[i] =
+            spells_bytes_ ? rank_of_bytes(byte(i - 1), byte(i)) : file_.rank(ids_[i - 1], ids_[i]);
 }
 
 // In turns, so that what one looks up comes from memory while the others are merged.
@@ -200,12 +210,13 @@ void Bpe::choose(Lane& lane) {
         best = rank < lowest ? i : best;
         lowest = std::min(rank, lowest);
     }
-    lane.best = static_cast<uint8_t>(best);
+    lane.best = uint8_t(best);
     file_.expect_merged(lowest);
 }
 
 void Bpe::join(Lane& lane) {
-    const uint8_t at = lane.best, gone = lane.behind[at], before = lane.before[at], behind = lane.behind[gone];
+    const uint8_t at = lane.best, gone = lane.behind[at], before = lane.before[at],
+                  behind = lane.behind[gone];
     lane.ids[at] = file_.merged(lane.ranks[at]);
     lane.ranks[gone] = kNoId;
     lane.behind[at] = behind;
@@ -216,7 +227,8 @@ void Bpe::join(Lane& lane) {
 }
 
 void Bpe::trace(std::string_view piece, Ids& out, Spans& spans) {
-    if (const uint32_t whole = find_whole(piece, hash_bytes(piece.data(), piece.size())); whole != kNoId) {
+    if (const uint32_t whole = find_whole(piece, hash_bytes(piece.data(), piece.size()));
+        whole != kNoId) {
         out.push_back(whole);
         spans.push_back({0, piece.size()});
         return;
@@ -227,8 +239,8 @@ void Bpe::trace(std::string_view piece, Ids& out, Spans& spans) {
     if (ids_.empty()) return;
     merge_many();
     size_t next = 0;
-    for (int32_t i = 0; i >= 0; i = symbols_[static_cast<size_t>(i)].next) {
-        const Symbol& symbol = symbols_[static_cast<size_t>(i)];
+    for (int32_t i = 0; i >= 0; i = symbols_[size_t(i)].next) {
+        const Symbol& symbol = symbols_[size_t(i)];
         out.push_back(symbol.id);
         spans.push_back({units[next].begin, units[next + symbol.units - 1].end});
         next += symbol.units;
@@ -237,8 +249,10 @@ void Bpe::trace(std::string_view piece, Ids& out, Spans& spans) {
 
 // The token of a character as the model spells it there, or kNoId.
 uint32_t Bpe::find_unit(std::string_view piece, size_t at, size_t size) {
-    const std::string_view prefix = file_.section(Section::kPrefix), suffix = file_.section(Section::kSuffix);
-    const bool begins = at == 0 || prefix.empty(), ends = at + size < piece.size() || suffix.empty();
+    const std::string_view prefix = file_.section(Section::kPrefix),
+                           suffix = file_.section(Section::kSuffix);
+    const bool begins = at == 0 || prefix.empty(),
+               ends = at + size < piece.size() || suffix.empty();
     if (begins && ends) return file_.find(piece.data() + at, size);
     unit_.assign(begins ? std::string_view() : prefix).append(piece, at, size);
     if (!ends) unit_.append(suffix);
@@ -257,9 +271,11 @@ void Bpe::start(std::string_view piece, Spans* spans) {
     const uint32_t flags = file_.config.flags, unknown = file_.config.unknown_id;
     if (flags & kByteLevel) {
         for (size_t i = 0; i < piece.size(); ++i) {
-            const uint32_t id = file_.byte_id(static_cast<unsigned char>(piece[i]));
-            if (id != kNoId) add(id, i, i + 1);
-            else if (unknown != kNoId) add(unknown, i, i + 1);
+            const uint32_t id = file_.byte_id(uint8_t(piece[i]));
+            if (id != kNoId)
+                add(id, i, i + 1);
+            else if (unknown != kNoId)
+                add(unknown, i, i + 1);
         }
         return;
     }
@@ -280,10 +296,10 @@ void Bpe::start(std::string_view piece, Spans* spans) {
         }
         bool bytes = (flags & kByteFallback) != 0;
         for (size_t k = 0; bytes && k < n; ++k)
-            bytes = file_.byte_id(static_cast<unsigned char>(piece[i + k])) != kNoId;
+            bytes = file_.byte_id(uint8_t(piece[i + k])) != kNoId;
         if (bytes) {
             for (size_t k = 0; k < n; ++k)
-                add(file_.byte_id(static_cast<unsigned char>(piece[i + k])), i + k, i + k + 1);
+                add(file_.byte_id(uint8_t(piece[i + k])), i + k, i + k + 1);
         } else if (unknown != kNoId) {
             if (!(flags & kFuseUnknown)) flush();
             if (!waiting) unknown_at.begin = i;
@@ -295,13 +311,13 @@ void Bpe::start(std::string_view piece, Spans* spans) {
 }
 
 void Bpe::merge_many() {
-    const auto n = static_cast<int32_t>(ids_.size());
+    const auto n = int32_t(ids_.size());
     symbols_.resize(ids_.size());
     heap_.clear();
     const auto worse = [](const Candidate& a, const Candidate& b) {
         return a.rank != b.rank ? a.rank > b.rank : a.left > b.left;
     };
-    const auto at = [&](int32_t i) -> Symbol& { return symbols_[static_cast<size_t>(i)]; };
+    const auto at = [&](int32_t i) -> Symbol& { return symbols_[size_t(i)]; };
     const auto consider = [&](int32_t left) {
         const uint32_t halves[2] = {at(left).id, at(at(left).next).id};
         const uint32_t rank = file_.rank(halves[0], halves[1]);
@@ -309,15 +325,14 @@ void Bpe::merge_many() {
         heap_.push_back({rank, left, {halves[0], halves[1]}});
         std::push_heap(heap_.begin(), heap_.end(), worse);
     };
-    for (int32_t i = 0; i < n; ++i)
-        at(i) = {ids_[static_cast<size_t>(i)], i - 1, i + 1 < n ? i + 1 : -1, 1};
+    for (int32_t i = 0; i < n; ++i) at(i) = {ids_[size_t(i)], i - 1, i + 1 < n ? i + 1 : -1, 1};
     for (int32_t i = 0; i + 1 < n; ++i) consider(i);
     while (!heap_.empty()) {
         std::pop_heap(heap_.begin(), heap_.end(), worse);
         const Candidate top = heap_.back();
         heap_.pop_back();
         Symbol& left = at(top.left);
-        if (left.id == kNoId || left.next < 0) continue;  // merged away
+        if (left.id == kNoId || left.next < 0) continue;                              // merged away
         if (left.id != top.halves[0] || at(left.next).id != top.halves[1]) continue;  // out of date
         Symbol& right = at(left.next);
         left.id = file_.merged(top.rank);

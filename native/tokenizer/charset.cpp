@@ -11,11 +11,20 @@ bool CharSet::evaluate(uint32_t code) const {
     for (auto item = items.begin(); !inside && item != items.end(); ++item) {
         bool found = false;
         switch (item->kind) {
-            case Item::kRange: continue;  // in ranges
-            case Item::kSpace: found = unicode::is_space(code); break;
-            case Item::kWord: found = unicode::is_word(code); break;
-            case Item::kScript: found = unicode::in_script(item->script, code); break;
-            case Item::kSet: found = item->set[0].contains(code); break;
+            case Item::kRange:
+                continue;  // in ranges
+            case Item::kSpace:
+                found = unicode::is_space(code);
+                break;
+            case Item::kWord:
+                found = unicode::is_word(code);
+                break;
+            case Item::kScript:
+                found = unicode::in_script(item->script, code);
+                break;
+            case Item::kSet:
+                found = item->set[0].contains(code);
+                break;
         }
         inside = found != item->negated;
     }
@@ -27,8 +36,10 @@ void CharSet::finish() {
     ranges.clear();
     cost = 1;
     for (const Item& item : items) {
-        if (item.kind == Item::kRange) ranges.emplace_back(item.first, item.last);
-        else cost += 1 + (item.kind == Item::kSet ? item.set[0].cost : 0);
+        if (item.kind == Item::kRange)
+            ranges.emplace_back(item.first, item.last);
+        else
+            cost += 1 + (item.kind == Item::kSet ? item.set[0].cost : 0);
     }
     for (const CharSet& cut : cuts) cost += cut.cost;
     std::sort(ranges.begin(), ranges.end());

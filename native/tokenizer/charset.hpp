@@ -10,7 +10,10 @@ struct AsciiSet {
     uint64_t bits[2] = {0, 0};
     bool contains(uint32_t code) const { return (bits[code >> 6] >> (code & 63) & 1) != 0; }
     void add(uint32_t code) { bits[code >> 6] |= uint64_t{1} << (code & 63); }
-    void add(const AsciiSet& other) { bits[0] |= other.bits[0], bits[1] |= other.bits[1]; }
+    void add(const AsciiSet& other) {
+        bits[0] |= other.bits[0];
+        bits[1] |= other.bits[1];
+    }
 };
 
 // A set of code points: a union of items, cut with other sets, perhaps inverted.
@@ -30,7 +33,9 @@ struct CharSet {
     AsciiSet ascii;     // the answer for the first 128 code points
     uint32_t cost = 1;  // steps of one evaluation
 
-    bool contains(uint32_t code) const { return code < 128 ? ascii.contains(code) : evaluate(code); }
+    bool contains(uint32_t code) const {
+        return code < 128 ? ascii.contains(code) : evaluate(code);
+    }
     bool evaluate(uint32_t code) const;
     uint32_t cost_of(uint32_t code) const { return code < 128 ? 1 : cost; }
     void finish();

@@ -40,17 +40,18 @@ size_t table_size(size_t entries) {
     return size;
 }
 
-std::vector<uint32_t> vocabulary_slots(const std::vector<uint32_t>& offsets, const TokenizerParts& parts) {
+std::vector<uint32_t> vocabulary_slots(const std::vector<uint32_t>& offsets,
+                                       const TokenizerParts& parts) {
     const size_t n = offsets.size() - 1;
     std::vector<uint32_t> slots(table_size(n), 0);
     const auto spelling = [&](uint32_t id) {
         return parts.bytes.substr(offsets[id], offsets[id + 1] - offsets[id]);
     };
     for (uint32_t id = 0; id < n; ++id) {
-        if ((static_cast<uint8_t>(parts.flags[id]) & kInModel) == 0) continue;
+        if ((uint8_t(parts.flags[id]) & kInModel) == 0) continue;
         const std::string_view text = spelling(id);
         const uint64_t h = hash_bytes(text.data(), text.size());
-        const auto tag = static_cast<uint32_t>(h >> 53);
+        const auto tag = uint32_t(h >> 53);
         size_t i = h & (slots.size() - 1);
         size_t tried = 1;
         while (slots[i] != 0 && spelling((slots[i] & 0x1FFFFF) - 1) != text) {
@@ -62,54 +63,61 @@ std::vector<uint32_t> vocabulary_slots(const std::vector<uint32_t>& offsets, con
     return slots;
 }
 
-// Whether the name of a byte stands inside a longer token: then what is joined is not what is spelled.
+// Whether the name of a byte stands inside a longer token: then what is joined is not what is
+// spelled.
 bool joins_byte_names(std::string_view text) {
     if (text.size() <= 6) return false;
-    for (size_t at = text.find("<0x"); at != std::string_view::npos; at = text.find("<0x", at + 1)) {
+    for (size_t at = text.find("<0x"); at != std::string_view::npos;
+         at = text.find("<0x", at + 1)) {
         if (at + 5 < text.size() && text[at + 5] == '>') return true;
     }
     return false;
 }
 
-// Fills in where a text comes apart: where no token has both sides of a place inside, nothing is ever
-// joined across, and what is joined on one side does not depend on the other. False when it does all
-// the same: unknown characters on both sides can be one token where not every byte has one, or U+2581
-// has none; or a token is taken apart again as it was made, perhaps elsewhere.
+// Fills in where a text comes apart: where no token has both sides of a place inside, nothing is
+// ever joined across, and what is joined on one side does not depend on the other. False when it
+// does all the same: unknown characters on both sides can be one token where not every byte has
+// one, or U+2581 has none; or a token is taken apart again as it was made, perhaps elsewhere.
 bool find_parts(const std::vector<uint32_t>& offsets, const TokenizerParts& parts, Config& config) {
     const auto byte_ids = copy_array<uint32_t>(parts.byte_ids, "odd byte ids");
     const bool all_bytes = (config.flags & kByteFallback) != 0 && byte_ids.size() == 256 &&
                            std::find(byte_ids.begin(), byte_ids.end(), kNoId) == byte_ids.end();
     std::fill(std::begin(config.word_ends), std::end(config.word_ends), ~uint32_t{0});
-    std::fill(&config.strangers[0][0], &config.strangers[0][0] + 128 * 4, all_bytes ? ~uint32_t{0} : 0);
+    std::fill(&config.strangers[0][0], &config.strangers[0][0] + 128 * 4,
+              all_bytes ? ~uint32_t{0} : 0);
     const auto ends_word = [&](char byte) -> uint32_t& {
-        return config.word_ends[static_cast<unsigned char>(byte) / 32];
+        return config.word_ends[uint8_t(byte) / 32];
     };
-    const auto bit = [](char byte) { return uint32_t{1} << static_cast<unsigned char>(byte) % 32; };
+    const auto bit = [](char byte) { return uint32_t{1} << uint8_t(byte) % 32; };
     ends_word(kSpaceSymbol.back()) &= ~bit(kSpaceSymbol.back());  // runs of U+2581 stay in one part
     bool has_symbol = false;
     for (size_t id = 0; id + 1 < offsets.size(); ++id) {
-        const auto flags = static_cast<uint8_t>(parts.flags[id]);
-        const std::string_view text = parts.bytes.substr(offsets[id], offsets[id + 1] - offsets[id]);
+        const auto flags = uint8_t(parts.flags[id]);
+        const std::string_view text =
+            parts.bytes.substr(offsets[id], offsets[id + 1] - offsets[id]);
         if (flags & kUnused || joins_byte_names(text)) return false;
         if (!(flags & kInModel)) continue;
         has_symbol = has_symbol || text == kSpaceSymbol;
         for (size_t at = 1; at < text.size(); ++at) {
-            const auto before = static_cast<unsigned char>(text[at - 1]);
-            const auto behind = static_cast<unsigned char>(text[at]);
-            if (before < 128 && behind < 128) config.strangers[before][behind / 32] &= ~bit(text[at]);
-            if (text.compare(at, 3, kSpaceSymbol) == 0) ends_word(text[at - 1]) &= ~bit(text[at - 1]);
+            const auto before = uint8_t(text[at - 1]);
+            const auto behind = uint8_t(text[at]);
+            if (before < 128 && behind < 128)
+                config.strangers[before][behind / 32] &= ~bit(text[at]);
+            if (text.compare(at, 3, kSpaceSymbol) == 0)
+                ends_word(text[at - 1]) &= ~bit(text[at - 1]);
         }
     }
     return has_symbol && all_bytes && (config.flags & kByteLevel) == 0;
 }
 
 // Of equal spellings the last one counts, as in vocabulary_slots.
-TrieTables piece_trie(const Config& config, const std::vector<uint32_t>& offsets, const TokenizerParts& parts) {
-    if (config.model != static_cast<uint32_t>(ModelKind::kUnigram)) return {};
+TrieTables piece_trie(const Config& config, const std::vector<uint32_t>& offsets,
+                      const TokenizerParts& parts) {
+    if (config.model != uint32_t(ModelKind::kUnigram)) return {};
     if (config.max_token_bytes > limits::kUnigramPieceBytes) wrong("a piece is too long");
     std::vector<std::pair<std::string_view, uint32_t>> entries;
-    for (auto id = static_cast<uint32_t>(offsets.size() - 1); id-- > 0;) {
-        const auto flags = static_cast<uint8_t>(parts.flags[id]);
+    for (auto id = uint32_t(offsets.size() - 1); id-- > 0;) {
+        const auto flags = uint8_t(parts.flags[id]);
         if (!(flags & kInModel)) continue;
         entries.emplace_back(parts.bytes.substr(offsets[id], offsets[id + 1] - offsets[id]), id);
     }
@@ -150,9 +158,10 @@ TokenizerFile::TokenizerFile(const char* data, size_t size) {
             entry.size > size - entry.offset) {
             wrong("a section lies outside of it");
         }
-        sections_[i] = {data + entry.offset, static_cast<size_t>(entry.size)};
+        sections_[i] = {data + entry.offset, size_t(entry.size)};
     }
-    if (section(Section::kConfig).size() != sizeof config) wrong("its configuration has a wrong size");
+    if (section(Section::kConfig).size() != sizeof config)
+        wrong("its configuration has a wrong size");
     std::memcpy(&config, section(Section::kConfig).data(), sizeof config);
     size_t n_flags = 0, n_nodes = 0, n_edges = 0;
     offsets_ = table<uint32_t>(Section::kOffsets, &n_offsets_);
@@ -160,15 +169,18 @@ TokenizerFile::TokenizerFile(const char* data, size_t size) {
     slots_ = table<uint32_t>(Section::kSlots, &n_slots_);
     merge_slots_ = table<uint64_t>(Section::kMergeSlots, &n_merge_slots_);
     merge_results_ = table<uint32_t>(Section::kMergeResults, &n_merges_);
-    if (config.flags & kSteps) exact_ = table<double>(Section::kScores, &n_scores_);
-    else scores_ = table<float>(Section::kScores, &n_scores_);
+    if (config.flags & kSteps)
+        exact_ = table<double>(Section::kScores, &n_scores_);
+    else
+        scores_ = table<float>(Section::kScores, &n_scores_);
     byte_ids_ = table<uint32_t>(Section::kByteIds, &n_byte_ids_);
     bytes_ = section(Section::kBytes);
     const auto* nodes = table<TrieNode>(Section::kTrieNodes, &n_nodes);
     const auto* edges = table<TrieEdge>(Section::kTrieEdges, &n_edges);
     pieces_ = Trie(nodes, n_nodes, edges, n_edges);
-    n_tokens = static_cast<uint32_t>(std::min<size_t>(n_flags, kNoId));
-    if (header.checksum != checksum(data + sizeof header, size - sizeof header)) wrong("damaged (its checksum differs)");
+    n_tokens = uint32_t(std::min<size_t>(n_flags, kNoId));
+    if (header.checksum != checksum(data + sizeof header, size - sizeof header))
+        wrong("damaged (its checksum differs)");
     check_sizes();
     check_ids();
     check_texts();
@@ -179,15 +191,15 @@ void TokenizerFile::check_sizes() const {
                       n_byte_ids_ == 256 && is_power_of_two(n_slots_) && n_merges_ <= kMaxMerges &&
                       (n_merge_slots_ == 0 || is_power_of_two(n_merge_slots_)) &&
                       (n_scores_ == 0 || n_scores_ == n_tokens) &&
-                      config.model <= static_cast<uint32_t>(ModelKind::kWordLevel);
+                      config.model <= uint32_t(ModelKind::kWordLevel);
     if (!fits) wrong("its tables have wrong sizes");
     if (config.max_token_bytes > limits::kTokenBytes) wrong("its longest token is too long");
     if (config.max_chars_per_word > limits::kWordChars) wrong("its longest word is too long");
-    const bool unigram = config.model == static_cast<uint32_t>(ModelKind::kUnigram);
+    const bool unigram = config.model == uint32_t(ModelKind::kUnigram);
     if (unigram && config.max_token_bytes > limits::kUnigramPieceBytes)
         wrong("its longest piece is too long");
     if (unigram && pieces_.empty()) wrong("its pieces are missing");
-    const bool scored = unigram || config.model == static_cast<uint32_t>(ModelKind::kSpm);
+    const bool scored = unigram || config.model == uint32_t(ModelKind::kSpm);
     if (scored && n_scores_ != n_tokens) wrong("its scores are missing");
 }
 
@@ -206,14 +218,15 @@ void TokenizerFile::check_ids() const {
                       pieces_.is_sound(n_tokens);
     if (!good) wrong("a table points outside of the vocabulary");
     const bool falls_back = (config.flags & kByteFallback) != 0 && (config.flags & kSteps) == 0 &&
-                            (config.model == static_cast<uint32_t>(ModelKind::kSpm) ||
-                             config.model == static_cast<uint32_t>(ModelKind::kUnigram));
+                            (config.model == uint32_t(ModelKind::kSpm) ||
+                             config.model == uint32_t(ModelKind::kUnigram));
     if (falls_back && std::find(byte_ids_, byte_ids_ + 256, kNoId) != byte_ids_ + 256)
         wrong("byte fallback without all byte tokens");
 }
 
 void TokenizerFile::check_texts() const {
-    if (!std::is_sorted(offsets_, offsets_ + n_offsets_) || offsets_[n_offsets_ - 1] != bytes_.size())
+    if (!std::is_sorted(offsets_, offsets_ + n_offsets_) ||
+        offsets_[n_offsets_ - 1] != bytes_.size())
         wrong("its tokens lie outside of their bytes");
     // All tokens are UTF-8 when their bytes as a whole are, and none begins inside a character.
     const bool whole = (config.flags & kByteLevel) == 0 && unicode::is_utf8(bytes_);
@@ -235,7 +248,8 @@ void TokenizerFile::check_texts() const {
                                         : std::all_of(scores_, scores_ + n_scores_, is_score);
     if (!good) wrong("a score is not a number");
     if (!unicode::is_utf8(section(Section::kPrefix)) ||
-        !unicode::is_utf8(section(Section::kSuffix)) || !unicode::is_utf8(section(Section::kMeta))) {
+        !unicode::is_utf8(section(Section::kSuffix)) ||
+        !unicode::is_utf8(section(Section::kMeta))) {
         wrong("a text is not UTF-8");
     }
 }
@@ -255,13 +269,13 @@ std::string build_tokenizer(const TokenizerParts& parts) {
     std::memcpy(&config, parts.config.data(), sizeof config);
     config.max_token_bytes = 0;
     for (size_t id = 0; id + 1 < offsets.size(); ++id) {
-        if ((static_cast<uint8_t>(parts.flags[id]) & kInModel) == 0) continue;
+        if ((uint8_t(parts.flags[id]) & kInModel) == 0) continue;
         config.max_token_bytes = std::max(config.max_token_bytes, offsets[id + 1] - offsets[id]);
     }
 
     config.flags &= ~uint32_t{kWordsApart};
-    const bool unigram = config.model == static_cast<uint32_t>(ModelKind::kUnigram);
-    const bool affixed = !unigram && config.model == static_cast<uint32_t>(ModelKind::kBpe) &&
+    const bool unigram = config.model == uint32_t(ModelKind::kUnigram);
+    const bool affixed = !unigram && config.model == uint32_t(ModelKind::kBpe) &&
                          !(parts.prefix.empty() && parts.suffix.empty());
     if (find_parts(offsets, parts, config) && !unigram && !affixed) config.flags |= kWordsApart;
     if (config.max_token_bytes > limits::kTokenBytes) wrong("a token is too long");
@@ -272,10 +286,23 @@ std::string build_tokenizer(const TokenizerParts& parts) {
     std::vector<uint32_t> results(merges.size() / 2, 0);
     const auto assemble = [&] {
         const std::string_view sections[kSections] = {
-            parts.meta, {reinterpret_cast<const char*>(&config), sizeof config}, parts.offsets,
-            parts.bytes, flags, as_bytes(slots), as_bytes(merge_slots), as_bytes(results),
-            parts.scores, parts.byte_ids, parts.added, parts.steps, parts.charsmap, parts.prefix,
-            parts.suffix, as_bytes(pieces.nodes), as_bytes(pieces.edges)};
+            parts.meta,
+            {reinterpret_cast<const char*>(&config), sizeof config},
+            parts.offsets,
+            parts.bytes,
+            flags,
+            as_bytes(slots),
+            as_bytes(merge_slots),
+            as_bytes(results),
+            parts.scores,
+            parts.byte_ids,
+            parts.added,
+            parts.steps,
+            parts.charsmap,
+            parts.prefix,
+            parts.suffix,
+            as_bytes(pieces.nodes),
+            as_bytes(pieces.edges)};
         FileHeader header{};
         std::string out(sizeof header + kSections * sizeof(SectionEntry), '\0');
         for (size_t i = 0; i < kSections; ++i) {
@@ -302,11 +329,12 @@ std::string build_tokenizer(const TokenizerParts& parts) {
     for (size_t rank = 0; rank < results.size(); ++rank) {
         const uint32_t left = merges[2 * rank], right = merges[2 * rank + 1];
         if (left >= file.n_tokens || right >= file.n_tokens) wrong("a merge of an unknown token");
-        if (file.token(right).size() < parts.prefix.size()) wrong("a merge of a token without the prefix");
+        if (file.token(right).size() < parts.prefix.size())
+            wrong("a merge of a token without the prefix");
         joined.assign(file.token(left)).append(file.token(right).substr(parts.prefix.size()));
         results[rank] = file.find(joined.data(), joined.size());
         if (results[rank] == kNoId) wrong("a merge makes a text that is no token");
-        const uint64_t pair = static_cast<uint64_t>(left) << 21 | right;
+        const uint64_t pair = uint64_t(left) << 21 | right;
         size_t i = hash_pair(left, right) & (merge_slots.size() - 1);
         size_t tried = 1;
         while (merge_slots[i] != 0 && merge_slots[i] >> 22 != pair) {

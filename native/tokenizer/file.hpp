@@ -17,10 +17,26 @@ constexpr uint32_t kTokenizerVersion = 7;
 constexpr uint32_t kNoId = 0xFFFFFFFF;
 
 enum class Section : uint32_t {
-    kMeta, kConfig, kOffsets, kBytes, kFlags, kSlots, kMergeSlots, kMergeResults, kScores,
-    kByteIds, kAdded, kSteps, kCharsmap, kPrefix, kSuffix, kTrieNodes, kTrieEdges, kCount
+    kMeta,
+    kConfig,
+    kOffsets,
+    kBytes,
+    kFlags,
+    kSlots,
+    kMergeSlots,
+    kMergeResults,
+    kScores,
+    kByteIds,
+    kAdded,
+    kSteps,
+    kCharsmap,
+    kPrefix,
+    kSuffix,
+    kTrieNodes,
+    kTrieEdges,
+    kCount
 };
-constexpr size_t kSections = static_cast<size_t>(Section::kCount);
+constexpr size_t kSections = size_t(Section::kCount);
 
 struct FileHeader {
     char magic[8];
@@ -39,14 +55,15 @@ struct Config {
     uint32_t flags;
     uint32_t unknown_id;
     uint32_t max_chars_per_word;
-    uint32_t max_token_bytes;  // of those the model makes; filled in by the builder
-    uint32_t word_ends[8];     // a bit for each byte that no token has before a U+2581; likewise
+    uint32_t max_token_bytes;    // of those the model makes; filled in by the builder
+    uint32_t word_ends[8];       // a bit for each byte that no token has before a U+2581; likewise
     uint32_t strangers[128][4];  // a bit for each pair in ASCII that no token has inside; likewise
 
     // Whether no token has what is on both sides of text[at] inside.
     bool parts(std::string_view text, size_t at) const {
-        const auto before = static_cast<unsigned char>(text[at - 1]), behind = static_cast<unsigned char>(text[at]);
-        if (before < 128 && behind < 128) return (strangers[before][behind / 32] >> behind % 32 & 1) != 0;
+        const auto before = uint8_t(text[at - 1]), behind = uint8_t(text[at]);
+        if (before < 128 && behind < 128)
+            return (strangers[before][behind / 32] >> behind % 32 & 1) != 0;
         if (behind != 0xE2 || text.compare(at, 3, "\xE2\x96\x81") != 0) return false;
         return (word_ends[before / 32] >> before % 32 & 1) != 0;
     }
@@ -54,21 +71,25 @@ struct Config {
 static_assert(sizeof(Config) == 2100, "the configuration is part of the format");
 
 enum ConfigFlag : uint32_t {
-    kByteLevel = 1, kByteFallback = 2, kIgnoreMerges = 4, kAddSpacePrefix = 8,
+    kByteLevel = 1,
+    kByteFallback = 2,
+    kIgnoreMerges = 4,
+    kAddSpacePrefix = 8,
     kRemoveExtraWhitespaces = 16,
-    kSteps = 32,  // a Unigram model behind steps, as the tokenizers library runs it: scores are doubles
+    kSteps =
+        32,  // a Unigram model behind steps, as the tokenizers library runs it: scores are doubles
     kFuseUnknown = 64,
     kWordsApart = 128  // parts are merged one by one, see Config::parts; filled in by the builder
 };
 
 enum TokenFlag : uint8_t {
-    kSpecial = 1,      // skipped by skip_special
-    kVerbatim = 2,     // an added token: its text is its spelling
-    kByteToken = 4,    // <0xNN>
-    kInModel = 8,      // the model itself can produce it
-    kUserDefined = 16, // SentencePiece: never split
-    kUnused = 32,      // SentencePiece: an intermediate that is split again
-    kWhole = 64        // merging its spelling gives it alone; filled in by the builder
+    kSpecial = 1,       // skipped by skip_special
+    kVerbatim = 2,      // an added token: its text is its spelling
+    kByteToken = 4,     // <0xNN>
+    kInModel = 8,       // the model itself can produce it
+    kUserDefined = 16,  // SentencePiece: never split
+    kUnused = 32,       // SentencePiece: an intermediate that is split again
+    kWhole = 64         // merging its spelling gives it alone; filled in by the builder
 };
 
 constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // U+2581
@@ -95,7 +116,7 @@ inline uint64_t hash_bytes(const char* p, size_t n) {
         std::memcpy(&last, p + n - 4, 4);
         mix(first | uint64_t{last} << 8 * (n - 4));
     } else if (n > 0) {
-        const auto byte = [p](size_t at) { return uint64_t{static_cast<unsigned char>(p[at])} << 8 * at; };
+        const auto byte = [p](size_t at) { return uint64_t{uint8_t(p[at])} << 8 * at; };
         mix(byte(0) | byte(n / 2) | byte(n - 1));
     }
     return h;
@@ -124,7 +145,7 @@ public:
     // Throws std::invalid_argument with what is wrong with it.
     TokenizerFile(const char* data, size_t size);
 
-    std::string_view section(Section id) const { return sections_[static_cast<size_t>(id)]; }
+    std::string_view section(Section id) const { return sections_[size_t(id)]; }
     template <typename T>
     const T* table(Section id, size_t* count) const {
         *count = section(id).size() / sizeof(T);
@@ -139,15 +160,19 @@ public:
         return bytes_.substr(offsets_[id], offsets_[id + 1] - offsets_[id]);
     }
     uint8_t flags(uint32_t id) const { return id < n_tokens ? flags_[id] : 0; }
-    float score(uint32_t id) const { return id < n_scores_ && scores_ != nullptr ? scores_[id] : 0.0f; }
-    double exact_score(uint32_t id) const { return id < n_scores_ && exact_ != nullptr ? exact_[id] : 0.0; }
+    float score(uint32_t id) const {
+        return id < n_scores_ && scores_ != nullptr ? scores_[id] : 0.0f;
+    }
+    double exact_score(uint32_t id) const {
+        return id < n_scores_ && exact_ != nullptr ? exact_[id] : 0.0;
+    }
     uint32_t byte_id(unsigned char byte) const { return byte_ids_[byte]; }
 
     // Id of the token the model spells this way, or kNoId.
     uint32_t find(const char* p, size_t n) const { return find(p, n, hash_bytes(p, n)); }
     uint32_t find(const char* p, size_t n, uint64_t h) const {
         if (n > config.max_token_bytes || n_slots_ == 0) return kNoId;
-        const auto tag = static_cast<uint32_t>(h >> 53);
+        const auto tag = uint32_t(h >> 53);
         size_t i = h & (n_slots_ - 1);
         for (size_t tried = 0; tried < limits::kProbe; ++tried, i = (i + 1) & (n_slots_ - 1)) {
             const uint32_t slot = slots_[i];
@@ -162,22 +187,22 @@ public:
     // Rank of the merge of two ids, or kNoId.
     uint32_t rank(uint32_t left, uint32_t right) const {
         if (n_merge_slots_ == 0) return kNoId;
-        const uint64_t pair = static_cast<uint64_t>(left) << 21 | right;
+        const uint64_t pair = uint64_t(left) << 21 | right;
         size_t i = hash_pair(left, right) & (n_merge_slots_ - 1);
         for (size_t tried = 0; tried < limits::kProbe;
              ++tried, i = (i + 1) & (n_merge_slots_ - 1)) {
             const uint64_t slot = merge_slots_[i];
             if (slot == 0) return kNoId;
             if (slot >> 22 != pair) continue;
-            return static_cast<uint32_t>(slot & 0x3FFFFF) - 1;
+            return uint32_t(slot & 0x3FFFFF) - 1;
         }
         return kNoId;
     }
     // The token that the merge of this rank makes.
     uint32_t merged(uint32_t rank) const { return merge_results_[rank]; }
 
-    // Bring what find of a text with this hash, rank and merged will read: find in three steps, of which
-    // the second gives the id for the third.
+    // Bring what find of a text with this hash, rank and merged will read: find in three steps, of
+    // which the second gives the id for the third.
     void expect(uint64_t h) const {
         if (n_slots_ != 0) prefetch(&slots_[h & (n_slots_ - 1)]);
     }
@@ -190,7 +215,8 @@ public:
         if (id < n_tokens) prefetch(bytes_.data() + offsets_[id]);
     }
     void expect(uint32_t left, uint32_t right) const {
-        if (n_merge_slots_ != 0) prefetch(&merge_slots_[hash_pair(left, right) & (n_merge_slots_ - 1)]);
+        if (n_merge_slots_ != 0)
+            prefetch(&merge_slots_[hash_pair(left, right) & (n_merge_slots_ - 1)]);
     }
     void expect_merged(uint32_t rank) const {
         if (rank < n_merges_) prefetch(&merge_results_[rank]);
@@ -215,7 +241,8 @@ private:
     const double* exact_ = nullptr;
     const uint32_t* byte_ids_ = nullptr;
     Trie pieces_;
-    size_t n_slots_ = 0, n_merge_slots_ = 0, n_merges_ = 0, n_scores_ = 0, n_offsets_ = 0, n_byte_ids_ = 0;
+    size_t n_slots_ = 0, n_merge_slots_ = 0, n_merges_ = 0, n_scores_ = 0, n_offsets_ = 0,
+           n_byte_ids_ = 0;
 };
 
 // What a compiled file is made of; plain little-endian arrays.

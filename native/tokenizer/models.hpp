@@ -32,7 +32,7 @@ struct WordKey {
     WordKey() = default;
     // The size bytes at begin, of a text that is readable up to limit.
     WordKey(const char* begin, size_t size, const char* limit) {
-        if (static_cast<size_t>(limit - begin) >= sizeof words) {
+        if (size_t(limit - begin) >= sizeof words) {
             load(begin, size);
             return;
         }
@@ -81,7 +81,8 @@ public:
     BITNET_EACH_WORD const uint32_t* find(const Key& key) const {
         if (sets_ == nullptr) return nullptr;
         const Set& set = sets_[key.hash() >> (64 - kBits)];
-        const bool second = !(set.keys[0] == key);  // no branch: it would be foretold wrongly too often
+        const bool second =
+            !(set.keys[0] == key);  // no branch: it would be foretold wrongly too often
         return set.keys[second] == key ? set.ids[second] : nullptr;
     }
     // Writes what find gave, kIds numbers whatever their count is, which it gives back.
@@ -101,7 +102,7 @@ public:
         }
         set.keys[0] = key;
         std::copy(ids, ids + count, set.ids[0]);
-        set.ids[0][0] = count == 0 ? 0 : static_cast<uint32_t>(count) << kShift | ids[0];
+        set.ids[0][0] = count == 0 ? 0 : uint32_t(count) << kShift | ids[0];
         return count != 0;
     }
 
@@ -112,7 +113,8 @@ private:
         Key keys[2];
         uint32_t ids[2][kIds];
     };
-    static_assert(kLine % sizeof(Set) == 0 || sizeof(Set) % kLine == 0, "a small set lies in one line");
+    static_assert(kLine % sizeof(Set) == 0 || sizeof(Set) % kLine == 0,
+                  "a small set lies in one line");
     bool allocate() {
         if (sets_ != nullptr) return true;
         // Untouched sets cost no memory, so a short text does not pay for all of them.
@@ -130,7 +132,8 @@ private:
 using Ids = std::vector<uint32_t>;
 using Spans = std::vector<Span>;  // of ids: the bytes of the text each stands for
 
-constexpr const char* kNoUnknown = "a text with characters that have no token, and no unknown token";
+constexpr const char* kNoUnknown =
+    "a text with characters that have no token, and no unknown token";
 
 // Merges by rank, lowest and leftmost first.
 class Bpe {
@@ -139,7 +142,7 @@ public:
     // Takes in the piece [begin, end) of a text that is readable up to limit, and stays so until
     // flush(). Ids come out by and by, in order, and all of them with flush().
     BITNET_EACH_WORD void add(const char* begin, const char* end, const char* limit, Ids& out) {
-        const auto size = static_cast<size_t>(end - begin);
+        const auto size = size_t(end - begin);
         if (size <= Words::Key::kBytes) {
             if (const uint32_t* found = words_.find({begin, size, limit}); found != nullptr) {
                 const size_t count = Words::copy(found, staged_ + n_staged_);
@@ -173,7 +176,8 @@ private:
         int32_t left;
         uint32_t halves[2];  // ids that were there when it was found
     };
-    // A piece that was not met before, with its place among the staged ids and among the resolved ones.
+    // A piece that was not met before, with its place among the staged ids and among the resolved
+    // ones.
     struct Missed {
         const char* begin;
         size_t size;
@@ -181,8 +185,8 @@ private:
         size_t at, first, count;
         std::string_view text() const { return {begin, size}; }
     };
-    // A piece that is being merged: its ids from 1 on, the rank of joining each with the one behind it,
-    // and which those are; 0 and end are none.
+    // A piece that is being merged: its ids from 1 on, the rank of joining each with the one behind
+    // it, and which those are; 0 and end are none.
     struct Lane {
         Missed* piece;
         uint8_t end, best;
@@ -211,12 +215,14 @@ private:
     std::string unit_;
     std::vector<Symbol> symbols_;
     std::vector<Candidate> heap_;
-    // Of pieces up to 15 and 63 bytes: those that have no id there, or more than fit, are in the next one.
+    // Of pieces up to 15 and 63 bytes: those that have no id there, or more than fit, are in the
+    // next one.
     Words words_;
     Phrases phrases_;
     std::unordered_map<std::string, Ids> long_;  // of pieces that fit into neither
     size_t long_bytes_ = 0;
-    std::unique_ptr<uint32_t[], Free> byte_ranks_;  // of pairs of bytes, plus two; 0 where not looked up
+    std::unique_ptr<uint32_t[], Free>
+        byte_ranks_;  // of pairs of bytes, plus two; 0 where not looked up
     size_t n_staged_ = 0, n_missed_ = 0, n_lanes_ = 0;
     uint32_t staged_[kStaged + 16];
     Missed missed_[kMissed];
@@ -225,7 +231,8 @@ private:
 
 // SentencePiece BPE: merges by score of the result, highest and leftmost first.
 // Of all of these, spans may be null.
-void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out, Spans* spans = nullptr);
+void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out,
+                Spans* spans = nullptr);
 
 // SentencePiece Unigram: the segmentation with the best sum of scores.
 // `lowest` is the lowest score of a normal piece; what has no piece costs more.
@@ -233,8 +240,8 @@ double lowest_score(const TokenizerFile& file);
 void encode_unigram(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
                     Ids& out, Spans* spans = nullptr);
 // The same as the tokenizers library does it: sums are doubles, and what is unknown is one token.
-void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
-                          Ids& out, Spans* spans = nullptr);
+void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_view text,
+                          Budget& budget, Ids& out, Spans* spans = nullptr);
 
 // Longest token first; a word that cannot be covered is unknown as a whole.
 void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out,
@@ -254,7 +261,8 @@ public:
     bool shortest(std::string_view text, std::string_view* made) const;
 
 private:
-    // Calls each(size, value) for each known text that `text` begins with, from the shortest on, while it is true.
+    // Calls each(size, value) for each known text that `text` begins with, from the shortest on,
+    // while it is true.
     template <class Each>
     void walk(std::string_view text, Each each) const;
     std::string_view replacement(size_t value) const {

@@ -55,14 +55,15 @@ void apply(Normalized& text, const Changes& changes, size_t removed) {
     size_t kept = 0;
     while (kept < text.origin.size() && text.origin[kept].begin == text.origin[kept].end) ++kept;
     if (kept > 0) {
-        if (kept == text.origin.size()) throw std::invalid_argument("a normalizer of text without an origin");
+        if (kept == text.origin.size())
+            throw std::invalid_argument("a normalizer of text without an origin");
         out.assign(text.text, 0, kept);
         origin.assign(kept, Span{0, 0});
         p += kept;
     }
     skip(removed);
     for (const Changed& changed : changes) {
-        const auto at = static_cast<size_t>(p - text.text.data());
+        const auto at = size_t(p - text.text.data());
         const size_t before = out.size();
         unicode::append(out, changed.code);
         if (text.traced) {
@@ -73,7 +74,7 @@ void apply(Normalized& text, const Changes& changes, size_t removed) {
                                                   : text.origin[at - 1];
             origin.insert(origin.end(), out.size() - before, from);
         }
-        if (changed.change <= 0) skip(1 + static_cast<size_t>(-changed.change));
+        if (changed.change <= 0) skip(1 + size_t(-changed.change));
     }
     text.text = std::move(out);
     text.origin = std::move(origin);
@@ -87,7 +88,7 @@ Changes decomposed(std::string_view text, bool compatible) {
         const auto before = [](const Changed& a, const Changed& b) {
             return unicode::combining_class(a.code) < unicode::combining_class(b.code);
         };
-        const auto first = out.begin() + static_cast<ptrdiff_t>(ready);
+        const auto first = out.begin() + ptrdiff_t(ready);
         if (out.size() > ready + 1) std::stable_sort(first, out.end(), before);
         ready = out.size();
     };
@@ -103,7 +104,8 @@ Changes decomposed(std::string_view text, bool compatible) {
             if (index % 28 != 0) add(kT + index % 28, 1);
             return;
         }
-        const unicode::Codes made = compatible ? unicode::compatible(code) : unicode::canonical(code);
+        const unicode::Codes made =
+            compatible ? unicode::compatible(code) : unicode::canonical(code);
         if (made.size == 0) return add(code, 0);
         for (size_t i = 0; i < made.size; ++i) add(made.at[i], i == 0 ? 0 : 1);
     });
@@ -151,14 +153,14 @@ Changes composed(const Changes& parts) {
     return out;
 }
 
-// NFC or NFKC. A character that never changes joins nothing before it, so only the stretches from the one
-// before a character that may change up to the next one that does not are taken apart.
+// NFC or NFKC. A character that never changes joins nothing before it, so only the stretches from
+// the one before a character that may change up to the next one that does not are taken apart.
 template <typename Test>
 void compose(Normalized& text, Test may_change, bool compatible) {
     const char* const begin = text.text.data();
     const char* const end = begin + text.text.size();
     const auto normal = [&](const char* from, const char* to) {
-        return composed(decomposed({from, static_cast<size_t>(to - from)}, compatible));
+        return composed(decomposed({from, size_t(to - from)}, compatible));
     };
     std::string out;
     const char *done = begin, *last = begin;  // copied up to here; the character before p
@@ -175,7 +177,8 @@ void compose(Normalized& text, Test may_change, bool compatible) {
             continue;
         }
         if (text.traced) return apply(text, normal(begin, end), 0);
-        for (const char* ahead = stop; ahead != end && may_change(unicode::next(ahead, end));) stop = ahead;
+        for (const char* ahead = stop; ahead != end && may_change(unicode::next(ahead, end));)
+            stop = ahead;
         out.append(done, last);
         for (const Changed& changed : normal(last, stop)) unicode::append(out, changed.code);
         done = last = p = stop;
@@ -195,8 +198,10 @@ void filter(Normalized& text, Keep keep) {
             ++removed;
             return;
         }
-        if (changes.empty()) removed_first = static_cast<size_t>(removed);
-        else changes.back().change = -removed;
+        if (changes.empty())
+            removed_first = size_t(removed);
+        else
+            changes.back().change = -removed;
         changes.push_back({code, 0});
         removed = 0;
     });
@@ -214,7 +219,7 @@ void map(Normalized& text, Map replacement) {
 void lower(Normalized& text) {
     if (is_ascii(text.text)) {
         for (char& c : text.text) {
-            if (c >= 'A' && c <= 'Z') c = static_cast<char>(c | 0x20);
+            if (c >= 'A' && c <= 'Z') c = char(c | 0x20);
         }
         return;
     }
@@ -229,14 +234,17 @@ void lower(Normalized& text) {
 
 bool is_chinese(uint32_t code) {
     const auto in = [code](uint32_t first, uint32_t last) { return code >= first && code <= last; };
-    return in(0x4E00, 0x9FFF) || in(0x3400, 0x4DBF) || in(0x20000, 0x2A6DF) || in(0x2A700, 0x2B73F) ||
-           in(0x2B740, 0x2B81F) || in(0x2B920, 0x2CEAF) || in(0xF900, 0xFAFF) || in(0x2F800, 0x2FA1F);
+    return in(0x4E00, 0x9FFF) || in(0x3400, 0x4DBF) || in(0x20000, 0x2A6DF) ||
+           in(0x2A700, 0x2B73F) || in(0x2B740, 0x2B81F) || in(0x2B920, 0x2CEAF) ||
+           in(0xF900, 0xFAFF) || in(0x2F800, 0x2FA1F);
 }
 
 void normalize_bert(Normalized& text, uint32_t options) {
     const auto is_plain = [](char c) { return c >= ' ' && c <= '~'; };
     if (options & kCleanText && !std::all_of(text.text.begin(), text.text.end(), is_plain)) {
-        const auto is_line = [](uint32_t code) { return code == '\t' || code == '\n' || code == '\r'; };
+        const auto is_line = [](uint32_t code) {
+            return code == '\t' || code == '\n' || code == '\r';
+        };
         filter(text, [&](uint32_t code) {
             return code != 0 && code != 0xFFFD && (is_line(code) || !unicode::is_control(code));
         });
@@ -262,14 +270,17 @@ void normalize_bert(Normalized& text, uint32_t options) {
 }
 
 void normalize_nmt(Normalized& text) {
-    const auto in = [](uint32_t code, uint32_t first, uint32_t last) { return code >= first && code <= last; };
+    const auto in = [](uint32_t code, uint32_t first, uint32_t last) {
+        return code >= first && code <= last;
+    };
     filter(text, [&](uint32_t code) {
-        return !(in(code, 1, 8) || code == 0xB || in(code, 0xE, 0x1F) || code == 0x7F || code == 0x8F || code == 0x9F);
+        return !(in(code, 1, 8) || code == 0xB || in(code, 0xE, 0x1F) || code == 0x7F ||
+                 code == 0x8F || code == 0x9F);
     });
     map(text, [&](uint32_t code) {
-        const bool space = code == 9 || code == 0xA || code == 0xC || code == 0xD || code == 0x1680 ||
-                           in(code, 0x200B, 0x200F) || code == 0x2028 || code == 0x2029 || code == 0x2581 ||
-                           code == 0xFEFF || code == 0xFFFD;
+        const bool space = code == 9 || code == 0xA || code == 0xC || code == 0xD ||
+                           code == 0x1680 || in(code, 0x200B, 0x200F) || code == 0x2028 ||
+                           code == 0x2029 || code == 0x2581 || code == 0xFEFF || code == 0xFFFD;
         return space ? uint32_t{' '} : code;
     });
 }
@@ -314,8 +325,8 @@ void replace(Normalized& text, const std::string& to, Next next) {
     const auto keep = [&](size_t stop) {
         out.append(text.text, done, stop - done);
         if (text.traced) {
-            origin.insert(origin.end(), text.origin.begin() + static_cast<ptrdiff_t>(done),
-                          text.origin.begin() + static_cast<ptrdiff_t>(stop));
+            origin.insert(origin.end(), text.origin.begin() + ptrdiff_t(done),
+                          text.origin.begin() + ptrdiff_t(stop));
         }
     };
     while (next(done, &begin, &end)) {
@@ -323,7 +334,8 @@ void replace(Normalized& text, const std::string& to, Next next) {
         changed = true;
         keep(begin);
         out += to;
-        if (text.traced) origin.insert(origin.end(), to.size(), end == 0 ? Span{0, 0} : text.origin[end - 1]);
+        if (text.traced)
+            origin.insert(origin.end(), to.size(), end == 0 ? Span{0, 0} : text.origin[end - 1]);
         check_growth(out.size(), text.text.size());
         done = end;
     }
@@ -341,7 +353,7 @@ void spell_bytes(Normalized& text) {
         const char* const first = p;
         unicode::next(p, end);
         for (const char* byte = first; byte != p; ++byte)
-            changes.push_back({byte_character(static_cast<unsigned char>(*byte)), byte == first ? 0 : 1});
+            changes.push_back({byte_character(uint8_t(*byte)), byte == first ? 0 : 1});
     }
     apply(text, changes, 0);
 }
@@ -360,7 +372,7 @@ void normalize_charsmap(Normalized& text, const CharsMap& table) {
             changes.push_back({code, 0});
             ++extra;
         });
-        for (int i = 0; i < extra; ++i) changes[changes.size() - 1 - static_cast<size_t>(i)].change = 1;
+        for (int i = 0; i < extra; ++i) changes[changes.size() - 1 - size_t(i)].change = 1;
         if (extra < 0 && !changes.empty()) changes.back().change += extra;
         return true;
     };
@@ -380,7 +392,9 @@ void normalize_charsmap(Normalized& text, const CharsMap& table) {
 }  // namespace
 
 uint32_t byte_character(unsigned char byte) {
-    const auto plain = [](unsigned b) { return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b != 0xAD); };
+    const auto plain = [](unsigned b) {
+        return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b != 0xAD);
+    };
     if (plain(byte)) return byte;
     uint32_t before = 0;
     for (unsigned b = 0; b < byte; ++b) before += !plain(b);
@@ -408,9 +422,8 @@ Normalizer::Normalizer(const std::vector<TokenizerStep>& steps, const CharsMap& 
 }
 
 bool Normalizer::moves() const {
-    return std::any_of(steps_.begin(), steps_.end(), [](const TokenizerStep& step) {
-        return step.kind > StepKind::kLowercase;
-    });
+    return std::any_of(steps_.begin(), steps_.end(),
+                       [](const TokenizerStep& step) { return step.kind > StepKind::kLowercase; });
 }
 
 void Normalizer::run(Normalized& text, Budget& budget) {
@@ -435,11 +448,21 @@ void Normalizer::run(Normalized& text, Budget& budget) {
                 if (is_ascii(text.text)) break;
                 filter(text, [](uint32_t code) { return !unicode::is_combining_mark(code); });
                 break;
-            case StepKind::kLowercase: lower(text); break;
-            case StepKind::kBertNormalizer: normalize_bert(text, step.a); break;
-            case StepKind::kNmt: normalize_nmt(text); break;
-            case StepKind::kStrip: strip(text, step.a); break;
-            case StepKind::kPrepend: prepend(text, step.text); break;
+            case StepKind::kLowercase:
+                lower(text);
+                break;
+            case StepKind::kBertNormalizer:
+                normalize_bert(text, step.a);
+                break;
+            case StepKind::kNmt:
+                normalize_nmt(text);
+                break;
+            case StepKind::kStrip:
+                strip(text, step.a);
+                break;
+            case StepKind::kPrepend:
+                prepend(text, step.text);
+                break;
             case StepKind::kReplace:
                 replace(text, step.other, [&](size_t from, size_t* begin, size_t* end) {
                     *begin = text.text.find(step.text, from);
@@ -453,15 +476,20 @@ void Normalizer::run(Normalized& text, Budget& budget) {
                 replace(text, step.other, [&](size_t, size_t* begin, size_t* end) {
                     const char *from = nullptr, *to = nullptr;
                     if (!matches.next(&from, &to)) return false;
-                    *begin = static_cast<size_t>(from - first);
-                    *end = static_cast<size_t>(to - first);
+                    *begin = size_t(from - first);
+                    *end = size_t(to - first);
                     return true;
                 });
                 break;
             }
-            case StepKind::kSpellNormalizer: spell_bytes(text); break;
-            case StepKind::kPrecompiled: normalize_charsmap(text, charsmap_); break;
-            default: break;
+            case StepKind::kSpellNormalizer:
+                spell_bytes(text);
+                break;
+            case StepKind::kPrecompiled:
+                normalize_charsmap(text, charsmap_);
+                break;
+            default:
+                break;
         }
         check_growth(text.text.size(), size);
     }

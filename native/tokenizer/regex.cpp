@@ -14,14 +14,19 @@ constexpr uint64_t kPatience = 32;
 
 bool can_be_empty(const Node& node) {
     switch (node.kind) {
-        case Node::kChar: case Node::kSet: return false;
+        case Node::kChar:
+        case Node::kSet:
+            return false;
         case Node::kConcat:
             return std::all_of(node.children.begin(), node.children.end(), can_be_empty);
         case Node::kAlternate:
             return std::any_of(node.children.begin(), node.children.end(), can_be_empty);
-        case Node::kRepeat: return node.min == 0 || can_be_empty(node.children[0]);
-        case Node::kEnclosed: return node.op != Op::kAtomic || can_be_empty(node.children[0]);
-        default: return true;
+        case Node::kRepeat:
+            return node.min == 0 || can_be_empty(node.children[0]);
+        case Node::kEnclosed:
+            return node.op != Op::kAtomic || can_be_empty(node.children[0]);
+        default:
+            return true;
     }
 }
 
@@ -34,30 +39,45 @@ public:
         if (program_.size() > limits::kPatternProgram)
             throw std::invalid_argument("regular expression: too long when compiled");
         switch (node.kind) {
-            case Node::kEmpty: return;
-            case Node::kChar: add(Op::kChar, node.value); return;
-            case Node::kSet: add(Op::kSet, node.value); return;
+            case Node::kEmpty:
+                return;
+            case Node::kChar:
+                add(Op::kChar, node.value);
+                return;
+            case Node::kSet:
+                add(Op::kSet, node.value);
+                return;
             case Node::kConcat:
                 for (const Node& child : node.children) emit(child);
                 return;
-            case Node::kAlternate: alternate(node); return;
-            case Node::kRepeat: repeat(node); return;
-            case Node::kEnclosed: enclosed(node.op, node.children[0]); return;
-            case Node::kAssert: add(node.op); return;
+            case Node::kAlternate:
+                alternate(node);
+                return;
+            case Node::kRepeat:
+                repeat(node);
+                return;
+            case Node::kEnclosed:
+                enclosed(node.op, node.children[0]);
+                return;
+            case Node::kAssert:
+                add(node.op);
+                return;
         }
     }
 
     uint32_t add(Op op, uint32_t a = 0, uint32_t b = 0) {
         program_.push_back(Inst{op, a, b});
-        return static_cast<uint32_t>(program_.size() - 1);
+        return uint32_t(program_.size() - 1);
     }
 
     FirstSet first(const Node& node) const {
         FirstSet result;
         switch (node.kind) {
             case Node::kChar:
-                if (node.value < 128) result.ascii.add(node.value);
-                else result.other = true;
+                if (node.value < 128)
+                    result.ascii.add(node.value);
+                else
+                    result.other = true;
                 return result;
             case Node::kSet:
                 result.ascii = sets_[node.value].ascii;
@@ -67,7 +87,10 @@ public:
                 result.nullable = true;
                 for (const Node& child : node.children) {
                     join(result, first(child));
-                    if (!can_be_empty(child)) return result.nullable = false, result;
+                    if (!can_be_empty(child)) {
+                        result.nullable = false;
+                        return result;
+                    }
                 }
                 return result;
             case Node::kAlternate:
@@ -98,14 +121,14 @@ private:
         into.other = into.other || from.other;
     }
 
-    uint32_t here() const { return static_cast<uint32_t>(program_.size()); }
+    uint32_t here() const { return uint32_t(program_.size()); }
 
     void alternate(const Node& node) {
         std::vector<uint32_t> jumps;
         for (size_t i = 0; i + 1 < node.children.size(); ++i) {
             const uint32_t split = add(Op::kSplit);
             guards_.push_back(first(node.children[i]));
-            program_[split].guard = static_cast<int>(guards_.size() - 1);
+            program_[split].guard = int(guards_.size() - 1);
             program_[split].a = here();
             emit(node.children[i]);
             jumps.push_back(add(Op::kJump));
@@ -140,7 +163,8 @@ private:
             return;
         }
         if (can_be_empty(body))
-            throw std::invalid_argument("regular expression: repeating what can be empty is not supported");
+            throw std::invalid_argument(
+                "regular expression: repeating what can be empty is not supported");
         for (uint32_t i = 0; i < node.min; ++i) emit(body);
         const bool lazy = node.mode == Node::kLazy;
         std::vector<uint32_t> exits;
@@ -193,7 +217,7 @@ size_t StateMemo::slot(uint64_t key) const {
 }
 
 StateMemo::Verdict StateMemo::look_up(uint64_t key) const {
-    return slots_.empty() ? kUnknown : static_cast<Verdict>(slots_[slot(key)] & 3);
+    return slots_.empty() ? kUnknown : Verdict(slots_[slot(key)] & 3);
 }
 
 void StateMemo::note(uint64_t key, Verdict verdict) {
@@ -216,11 +240,11 @@ bool Regex::find(const char* begin, const char* from, const char* end, Budget& b
                  const char** match_begin, const char** match_end) {
     if (from == begin || begin != begin_ || end != end_) {
         loops_.assign(loops_.size(), Loop{});
-        memo_.reset(limits::kBaseSteps + 4 * static_cast<size_t>(end - begin));
+        memo_.reset(limits::kBaseSteps + 4 * size_t(end - begin));
     }
     begin_ = begin;
     end_ = end;
-    size_ = static_cast<uint32_t>(end - begin);
+    size_ = uint32_t(end - begin);
     budget_ = &budget;
     for (const char* p = from; p != end || nullable_;) {
         const char* const start = p;
@@ -230,7 +254,7 @@ bool Regex::find(const char* begin, const char* from, const char* end, Budget& b
         trail_.clear();
         spent_ = 0;
         uint32_t stop = 0;
-        if (run(Op::kMatch, 0, static_cast<uint32_t>(start - begin), &stop)) {
+        if (run(Op::kMatch, 0, uint32_t(start - begin), &stop)) {
             *match_begin = start;
             *match_end = begin + stop;
             return true;
@@ -258,7 +282,7 @@ bool RegexMatches::next(const char** match_begin, const char** match_end) {
 uint32_t Regex::next(uint32_t* pos) const {
     const char* p = begin_ + *pos;
     const uint32_t code = unicode::next(p, end_);
-    *pos = static_cast<uint32_t>(p - begin_);
+    *pos = uint32_t(p - begin_);
     return code;
 }
 
@@ -273,7 +297,7 @@ bool Regex::is_word_border(uint32_t pos) const {
 void Regex::push(uint32_t pc, uint32_t pos, uint32_t low) {
     if (stack_.size() > limits::kBaseSteps + 8 * size_t{size_})
         throw OverBudget("more than " + std::to_string(stack_.size()) + " ways left to try");
-    stack_.push_back({pc, pos, low, static_cast<uint32_t>(trail_.size())});
+    stack_.push_back({pc, pos, low, uint32_t(trail_.size())});
 }
 
 // What is known about going on from here; if nothing is, that this state was entered.
@@ -342,7 +366,7 @@ bool Regex::back(size_t base, uint32_t* pc, uint32_t* pos) {
         Loop& loop = loops_[program_[frame.pc - 1].b];
         const uint32_t high = frame.pos;
         const char* const before = unicode::previous(begin_ + high, begin_ + frame.low);
-        const auto low = static_cast<uint32_t>(before - begin_);
+        const auto low = uint32_t(before - begin_);
         if (loop.failed_low != high) loop.failed_high = high;
         loop.failed_low = low;
         *pos = frame.pos = low;
@@ -366,7 +390,9 @@ bool Regex::run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop) {
         ++spent_;
         bool good = true;
         switch (inst.op) {
-            case Op::kChar: good = pos != size_ && next(&pos) == inst.a; break;
+            case Op::kChar:
+                good = pos != size_ && next(&pos) == inst.a;
+                break;
             case Op::kSet: {
                 if (pos == size_) {
                     good = false;
@@ -377,9 +403,12 @@ bool Regex::run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop) {
                 good = sets_[inst.a].contains(code);
                 break;
             }
-            case Op::kLoop: case Op::kPossessive: good = enter_loop(inst, pc, &pos); break;
+            case Op::kLoop:
+            case Op::kPossessive:
+                good = enter_loop(inst, pc, &pos);
+                break;
             case Op::kSplit: {
-                if (inst.guard >= 0 && !guards_[static_cast<size_t>(inst.guard)].admits(begin_ + pos, end_)) {
+                if (inst.guard >= 0 && !guards_[size_t(inst.guard)].admits(begin_ + pos, end_)) {
                     pc = inst.b;
                     continue;
                 }
@@ -397,8 +426,12 @@ bool Regex::run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop) {
                 pc = inst.a;
                 continue;
             }
-            case Op::kJump: pc = inst.a; continue;
-            case Op::kLook: case Op::kNotLook: case Op::kAtomic: {
+            case Op::kJump:
+                pc = inst.a;
+                continue;
+            case Op::kLook:
+            case Op::kNotLook:
+            case Op::kAtomic: {
                 uint32_t inner = pos;
                 good = run(inst.op, pc + 1, pos, &inner) == (inst.op != Op::kNotLook);
                 if (inst.op == Op::kAtomic) pos = inner;
@@ -411,11 +444,21 @@ bool Regex::run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop) {
             case Op::kLineStart:
                 good = pos == 0 || (pos != size_ && begin_[pos - 1] == '\n');
                 break;
-            case Op::kLineEnd: good = pos == size_ || begin_[pos] == '\n'; break;
-            case Op::kTextStart: good = pos == 0; break;
-            case Op::kTextEnd: good = pos == size_; break;
-            case Op::kWordBorder: good = is_word_border(pos); break;
-            case Op::kInsideWord: good = !is_word_border(pos); break;
+            case Op::kLineEnd:
+                good = pos == size_ || begin_[pos] == '\n';
+                break;
+            case Op::kTextStart:
+                good = pos == 0;
+                break;
+            case Op::kTextEnd:
+                good = pos == size_;
+                break;
+            case Op::kWordBorder:
+                good = is_word_border(pos);
+                break;
+            case Op::kInsideWord:
+                good = !is_word_border(pos);
+                break;
             case Op::kMatch:
                 settle(trail, looks ? StateMemo::kSucceeds : StateMemo::kUnknown);
                 stack_.resize(base);

@@ -19,7 +19,7 @@ struct FirstSet {
     bool admits(const char* p, const char* end) const {
         if (nullable) return true;
         if (p == end) return false;
-        const auto c = static_cast<unsigned char>(*p);
+        const auto c = uint8_t(*p);
         return c < 128 ? ascii.contains(c) : other;
     }
 };
@@ -58,10 +58,10 @@ public:
     using Op = RegexOp;
     struct Inst {
         Op op;
-        uint32_t a = 0;         // character, set, first target
-        uint32_t b = 0;         // second target, number of a loop
+        uint32_t a = 0;  // character, set, first target
+        uint32_t b = 0;  // second target, number of a loop
         uint32_t min = 0, max = 0;
-        int guard = -1;         // kSplit: what the first way can start with
+        int guard = -1;  // kSplit: what the first way can start with
     };
 
 private:
@@ -75,8 +75,8 @@ private:
     // position does not depend on how it was reached, so a later start need not try again: without
     // this, a search that fails along a run would be quadratic in the run.
     struct Loop {
-        uint32_t run_begin = 0, run_end = 0;                // a run, to its very end
-        uint32_t failed_low = kPlain, failed_high = 0;      // fails in (low, high]
+        uint32_t run_begin = 0, run_end = 0;            // a run, to its very end
+        uint32_t failed_low = kPlain, failed_high = 0;  // fails in (low, high]
     };
     bool run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop);
     bool back(size_t base, uint32_t* pc, uint32_t* pos);

@@ -7,7 +7,13 @@ namespace {
 
 // Classes of characters, a bit each.
 enum : uint8_t {
-    kLetter = 1, kNumber = 2, kSpace = 4, kBreak = 8, kUpper = 16, kLower = 32, kMark = 64
+    kLetter = 1,
+    kNumber = 2,
+    kSpace = 4,
+    kBreak = 8,
+    kUpper = 16,
+    kLower = 32,
+    kMark = 64
 };
 constexpr uint32_t kFlat = 0x34000;
 
@@ -16,11 +22,17 @@ uint8_t classify(uint32_t code) {
         std::array<uint8_t, 32> classes{};
         const auto set = [&](const char* name, unsigned bits) {
             for (size_t i = 0; i < classes.size(); ++i) {
-                if (unicode::category_mask(name) >> i & 1u) classes[i] = static_cast<uint8_t>(classes[i] | bits);
+                if (unicode::category_mask(name) >> i & 1u) classes[i] = uint8_t(classes[i] | bits);
             }
         };
-        set("L", kLetter), set("N", kNumber), set("M", kMark | kUpper | kLower);
-        set("Lu", kUpper), set("Lt", kUpper), set("Ll", kLower), set("Lm", kUpper | kLower), set("Lo", kUpper | kLower);
+        set("L", kLetter);
+        set("N", kNumber);
+        set("M", kMark | kUpper | kLower);
+        set("Lu", kUpper);
+        set("Lt", kUpper);
+        set("Ll", kLower);
+        set("Lm", kUpper | kLower);
+        set("Lo", kUpper | kLower);
         return classes;
     }();
     const uint8_t bits = of_category[unicode::category(code)];
@@ -39,8 +51,11 @@ const uint8_t* classes() {
 
 // The class of the character at p; moves p past it.
 uint8_t take(const uint8_t* table, const char*& p, const char* end) {
-    const auto first = static_cast<unsigned char>(*p);
-    if (first < 0x80) return ++p, table[first];
+    const auto first = uint8_t(*p);
+    if (first < 0x80) {
+        ++p;
+        return table[first];
+    }
     const uint32_t code = unicode::next(p, end);
     return code < kFlat ? table[code] : classify(code);
 }
@@ -48,7 +63,7 @@ uint8_t take(const uint8_t* table, const char*& p, const char* end) {
 // The end of the characters from p on that are in one of the classes, or in none.
 template <bool kIn = true>
 const char* run(const uint8_t* table, const char* p, const char* end, uint8_t bits) {
-    while (kIn && bits & kLetter && static_cast<size_t>(end - p) >= Ascii16::kBytes) {
+    while (kIn && bits & kLetter && size_t(end - p) >= Ascii16::kBytes) {
         const unsigned count = lowest_bit(~Ascii16(p).letters());
         p += count;
         if (count < Ascii16::kBytes) break;
@@ -68,11 +83,16 @@ std::vector<std::string_view> alternatives(std::string_view pattern) {
     bool in_class = false;
     for (size_t i = 0; i < pattern.size(); ++i) {
         const char c = pattern[i];
-        if (c == '\\') ++i;
-        else if (in_class) in_class = c != ']';
-        else if (c == '[') in_class = true;
-        else if (c == '(') ++depth;
-        else if (c == ')') --depth;
+        if (c == '\\')
+            ++i;
+        else if (in_class)
+            in_class = c != ']';
+        else if (c == '[')
+            in_class = true;
+        else if (c == '(')
+            ++depth;
+        else if (c == ')')
+            --depth;
         else if (c == '|' && depth == 0) {
             found.push_back(pattern.substr(begin, i - begin));
             begin = i + 1;
@@ -89,7 +109,8 @@ constexpr std::string_view kTail[] = {"\\s+(?!\\S)", "\\s+"};
 
 // The two words of o200k, with what may follow them.
 std::array<std::string, 2> cased_words(std::string_view suffix) {
-    const std::string prefix = "[^\\r\\n\\p{L}\\p{N}]?", upper = "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]",
+    const std::string prefix = "[^\\r\\n\\p{L}\\p{N}]?",
+                      upper = "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]",
                       lower = "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]", end(suffix);
     return {prefix + upper + "*" + lower + "+" + end, prefix + upper + "+" + lower + "*" + end};
 }
@@ -98,13 +119,14 @@ std::array<std::string, 2> cased_words(std::string_view suffix) {
 int contraction(const char* p, const char* end, bool any_case) {
     const auto letter = [&](const char* at) -> char {
         if (at >= end) return 0;
-        return any_case && *at >= 'A' && *at <= 'Z' ? static_cast<char>(*at | 0x20) : *at;
+        return any_case && *at >= 'A' && *at <= 'Z' ? char(*at | 0x20) : *at;
     };
     const char first = letter(p + 1);
     if (any_case && (first & 0x80)) return -1;
     if (first == 's' || first == 't' || first == 'm' || first == 'd') return 2;
     const char second = letter(p + 2);
-    const bool two = ((first == 'r' || first == 'v') && second == 'e') || (first == 'l' && second == 'l');
+    const bool two =
+        ((first == 'r' || first == 'v') && second == 'e') || (first == 'l' && second == 'l');
     return two ? 3 : 0;
 }
 
@@ -120,14 +142,17 @@ Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
     };
     const auto are = [&](const auto& several) {
         if (ways.size() < at + std::size(several) ||
-            !std::equal(std::begin(several), std::end(several), ways.begin() + static_cast<long>(at))) {
+            !std::equal(std::begin(several), std::end(several),
+                        ways.begin() + static_cast<long>(at))) {
             return false;
         }
         at += std::size(several);
         return true;
     };
-    if (are(kAsWritten)) contractions_ = Contractions::kAsWritten;
-    else if (is(kAnyCase) || is(kAnyCaseShort)) contractions_ = Contractions::kAnyCase;
+    if (are(kAsWritten))
+        contractions_ = Contractions::kAsWritten;
+    else if (is(kAnyCase) || is(kAnyCaseShort))
+        contractions_ = Contractions::kAnyCase;
 
     Kind kind = Kind::kWords;
     std::string_view others = " ?[^\\s\\p{L}\\p{N}]+";
@@ -138,7 +163,8 @@ Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
     } else if (is("[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+")) {
         letters_ = kLetter | kMark;
         others = " ?[^\\s\\p{L}\\p{M}\\p{N}]+";
-    } else if (contractions_ == Contractions::kNone && are(cased_words(std::string(kAnyCase) + "?"))) {
+    } else if (contractions_ == Contractions::kNone &&
+               are(cased_words(std::string(kAnyCase) + "?"))) {
         kind = Kind::kCasedWords;
         contractions_ = Contractions::kAnyCase;
     } else if (contractions_ == Contractions::kNone && are(cased_words(""))) {
@@ -148,14 +174,18 @@ Scanner::Scanner(std::string_view pattern) : classes_(classes()) {
     }
     ask_apostrophe_ = contractions_ != Contractions::kNone && kind != Kind::kCasedWords;
     for (uint32_t code = 0; code < 128; ++code)
-        before_word_[code] = kind == Kind::kGpt2 ? code == ' ' : !(classify(code) & (kLetter | kNumber | kBreak));
+        before_word_[code] =
+            kind == Kind::kGpt2 ? code == ' ' : !(classify(code) & (kLetter | kNumber | kBreak));
     if (kind == Kind::kGpt2) {
         if (is(" ?\\p{N}+") && is(others) && are(kTail) && at == ways.size()) kind_ = kind;
         return;
     }
-    if (is("\\p{N}") || is("\\p{N}{1}")) max_digits_ = 1;
-    else if (is("\\p{N}{1,3}")) max_digits_ = 3;
-    else if (!is("\\p{N}+")) return;
+    if (is("\\p{N}") || is("\\p{N}{1}"))
+        max_digits_ = 1;
+    else if (is("\\p{N}{1,3}"))
+        max_digits_ = 3;
+    else if (!is("\\p{N}+"))
+        return;
     if (at == ways.size() || ways[at].substr(0, others.size()) != others) return;
     const std::string_view rest = ways[at++].substr(others.size());
     slashes_ = rest == "[\\r\\n/]*";
@@ -176,7 +206,8 @@ bool Scanner::parts(std::string_view text, size_t at) {
     if (at == 0 || at >= text.size()) return false;
     const uint8_t bits = class_before(before);
     if (*behind == ' ') return (bits & kLetter) != 0;
-    if (!(bits & kBreak) || before == begin || !(take(classes(), behind, end) & kLetter)) return false;
+    if (!(bits & kBreak) || before == begin || !(take(classes(), behind, end) & kLetter))
+        return false;
     return !(class_before(before) & kSpace);
 }
 
@@ -206,7 +237,8 @@ const char* Scanner::any(const char* p, const char* end) const {
     const uint8_t known = kLetter | kNumber | kSpace | (letters_ & kMark);
     const char* other = *p == ' ' ? second : p;
     if (const char* stop = run<false>(classes_, other, end, known); stop > other) {
-        while (breaks_follow_ && stop < end && (*stop == '\n' || *stop == '\r' || (slashes_ && *stop == '/')))
+        while (breaks_follow_ && stop < end &&
+               (*stop == '\n' || *stop == '\r' || (slashes_ && *stop == '/')))
             ++stop;
         return stop;
     }
@@ -243,7 +275,8 @@ const char* Scanner::cased_word(const char* p, uint8_t first, const char* second
     return stop;
 }
 
-// Characters that can be capitals, as many as leave one or more that can be small; nullptr for none.
+// Characters that can be capitals, as many as leave one or more that can be small; nullptr for
+// none.
 const char* Scanner::capitals_and_small(const char* p, const char* end) const {
     const char* last = nullptr;  // behind the last of them that can be small
     while (p < end) {

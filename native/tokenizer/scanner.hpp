@@ -27,7 +27,7 @@ inline unsigned lowest_bit(uint32_t bits) {
     _BitScanForward(&at, bits);
     return at;
 #else
-    return static_cast<unsigned>(__builtin_ctz(bits));
+    return unsigned(__builtin_ctz(bits));
 #endif
 }
 
@@ -50,7 +50,7 @@ public:
     uint32_t breaks() const { return within('\n', '\n', 0) | within('\r', '\r', 0); }
     uint32_t outside() const {  // bytes of characters outside of ASCII
 #if defined(BITNET_ASCII_SSE2)
-        return static_cast<uint32_t>(_mm_movemask_epi8(bytes_));
+        return uint32_t(_mm_movemask_epi8(bytes_));
 #else
         return gather(bytes_[0]) | gather(bytes_[1]) << 8;
 #endif
@@ -59,21 +59,22 @@ public:
 private:
 #if defined(BITNET_ASCII_SSE2)
     uint32_t within(char first, char last, char with) const {
-        const __m128i from = _mm_sub_epi8(_mm_or_si128(bytes_, _mm_set1_epi8(with)), _mm_set1_epi8(first));
-        const __m128i most = _mm_set1_epi8(static_cast<char>(last - first));
-        return static_cast<uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_min_epu8(from, most), from)));
+        const __m128i from =
+            _mm_sub_epi8(_mm_or_si128(bytes_, _mm_set1_epi8(with)), _mm_set1_epi8(first));
+        const __m128i most = _mm_set1_epi8(char(last - first));
+        return uint32_t(_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_min_epu8(from, most), from)));
     }
     __m128i bytes_;
 #else
     static constexpr uint64_t kEach = 0x0101010101010101ull, kHigh = 0x80 * kEach;
     // The high bits of eight bytes, side by side.
     static uint32_t gather(uint64_t word) {
-        return static_cast<uint32_t>(((word & kHigh) >> 7) * 0x0102040810204080ull >> 56);
+        return uint32_t(((word & kHigh) >> 7) * 0x0102040810204080ull >> 56);
     }
     static uint32_t within(uint64_t word, char first, char last, char with) {
-        const uint64_t low = (word | static_cast<unsigned char>(with) * kEach) & ~kHigh;
-        const uint64_t from = low + static_cast<unsigned char>(0x80 - first) * kEach;
-        const uint64_t beyond = low + static_cast<unsigned char>(0x7F - last) * kEach;
+        const uint64_t low = (word | uint8_t(with) * kEach) & ~kHigh;
+        const uint64_t from = low + uint8_t(0x80 - first) * kEach;
+        const uint64_t beyond = low + uint8_t(0x7F - last) * kEach;
         return gather(from & ~beyond & ~word);
     }
     uint32_t within(char first, char last, char with) const {
@@ -91,18 +92,19 @@ public:
     bool known() const { return kind_ != Kind::kNone; }
 
     // The end of the match that begins at p, before end; nullptr where only the engine can tell
-    // (an apostrophe before a letter outside of ASCII, some of which are small letters in disguise).
+    // (an apostrophe before a letter outside of ASCII, some of which are small letters in
+    // disguise).
     const char* next(const char* p, const char* end) const {
-        if (static_cast<size_t>(end - p) >= Ascii16::kBytes) {
+        if (size_t(end - p) >= Ascii16::kBytes) {
             if (const char* stop = near(p)) return stop;
         }
         return any(p, end);
     }
 
-    // True if any known expression matches what is on both sides of text[at] as it does with the other side
-    // left away. A letter before a space is never in one match with it, and is what matches before it end
-    // at: none looks further. A line break before a letter ends a match as well; unless white space is
-    // before it, which \\s+(?!\\S) would give back.
+    // True if any known expression matches what is on both sides of text[at] as it does with the
+    // other side left away. A letter before a space is never in one match with it, and is what
+    // matches before it end at: none looks further. A line break before a letter ends a match as
+    // well; unless white space is before it, which \\s+(?!\\S) would give back.
     static bool parts(std::string_view text, size_t at);
 
 private:
@@ -113,19 +115,20 @@ private:
     const char* any(const char* p, const char* end) const;
     const char* gpt2(const char* p, const char* end) const;
     const char* word(uint8_t first, const char* second, const char* end) const;
-    const char* cased_word(const char* p, uint8_t first, const char* second, const char* end, bool* certain) const;
+    const char* cased_word(const char* p, uint8_t first, const char* second, const char* end,
+                           bool* certain) const;
     const char* capitals_and_small(const char* p, const char* end) const;
     const char* space(const char* p, const char* end) const;
 
     const uint8_t* classes_ = nullptr;  // of characters, by code point
     Kind kind_ = Kind::kNone;
     Contractions contractions_ = Contractions::kNone;
-    uint8_t letters_ = 0;         // classes that words are made of
-    int max_digits_ = 0;          // of a number; 0 for any
-    bool breaks_follow_ = false;  // line breaks behind punctuation belong to it
-    bool slashes_ = false;        // so do slashes
-    bool breaks_end_ = false;     // white space ends at its last line break
-    bool ask_apostrophe_ = false; // one that begins a match may begin a contraction
+    uint8_t letters_ = 0;                  // classes that words are made of
+    int max_digits_ = 0;                   // of a number; 0 for any
+    bool breaks_follow_ = false;           // line breaks behind punctuation belong to it
+    bool slashes_ = false;                 // so do slashes
+    bool breaks_end_ = false;              // white space ends at its last line break
+    bool ask_apostrophe_ = false;          // one that begins a match may begin a contraction
     std::array<bool, 256> before_word_{};  // ASCII that a word may have before its letters
 };
 
@@ -140,18 +143,21 @@ inline const char* Scanner::near(const char* p) const {
     if (ask_apostrophe_ && *p == '\'') return nullptr;
     const unsigned before = ~letters & 1;
     const uint32_t word = letters >> before;
-    if (word & 1 && (before == 0 || before_word_[static_cast<unsigned char>(*p)])) {
+    if (word & 1 && (before == 0 || before_word_[uint8_t(*p)])) {
         if (kind_ != Kind::kCasedWords) return settled(before + lowest_bit(~word));
         const uint32_t capitals = bytes.capitals() >> before;
-        const unsigned upper = lowest_bit(~capitals), lower = lowest_bit(~((word & ~capitals) >> upper));
+        const unsigned upper = lowest_bit(~capitals),
+                       lower = lowest_bit(~((word & ~capitals) >> upper));
         const char* stop = settled(before + upper + lower);
-        return stop != nullptr && *stop == '\'' && contractions_ != Contractions::kNone ? nullptr : stop;
+        return stop != nullptr && *stop == '\'' && contractions_ != Contractions::kNone ? nullptr
+                                                                                        : stop;
     }
     const uint32_t digits = bytes.digits(), spaces = bytes.spaces();
     const unsigned space = *p == ' ';
-    const unsigned sign = kind_ == Kind::kGpt2 ? space : 0;  // a space that a number may have before it
+    const unsigned sign =
+        kind_ == Kind::kGpt2 ? space : 0;  // a space that a number may have before it
     if (digits >> sign & 1) {
-        const unsigned size = lowest_bit(~(digits >> sign)), most = static_cast<unsigned>(max_digits_);
+        const unsigned size = lowest_bit(~(digits >> sign)), most = unsigned(max_digits_);
         return most != 0 && size >= most ? p + most : settled(sign + size);
     }
     const uint32_t others = ~(letters | digits | spaces | outside | ~uint32_t{0xFFFF});

@@ -22,11 +22,12 @@ void add_piece(const TokenizerFile& file, std::string_view piece, size_t at, boo
         add(id, at, at + piece.size());
         after_unknown = false;
     } else if (file.config.flags & kByteFallback) {
-        for (const char c : piece)
-            add(file.byte_id(static_cast<unsigned char>(c)), at, at + piece.size());
+        for (const char c : piece) add(file.byte_id(uint8_t(c)), at, at + piece.size());
     } else if (file.config.unknown_id != kNoId) {
-        if (!after_unknown) add(file.config.unknown_id, at, at + piece.size());
-        else if (spans != nullptr) spans->back().end = at + piece.size();
+        if (!after_unknown)
+            add(file.config.unknown_id, at, at + piece.size());
+        else if (spans != nullptr)
+            spans->back().end = at + piece.size();
         after_unknown = true;
     }
 }
@@ -34,21 +35,19 @@ void add_piece(const TokenizerFile& file, std::string_view piece, size_t at, boo
 // Darts-clone: bits of a unit of the double-array trie.
 constexpr uint32_t kLeaf = 1u << 31, kHasLeaf = 1u << 8;
 
-size_t child_offset(uint32_t unit) {
-    return static_cast<size_t>(unit >> 10) << ((unit & (1u << 9)) >> 6);
-}
+size_t child_offset(uint32_t unit) { return size_t(unit >> 10) << ((unit & (1u << 9)) >> 6); }
 
 struct Segment {
     size_t begin, end;
     bool unknown;
 };
 
-// The pieces of *text* with the best sum of scores. rate(begin, end, id, score): false if a piece may not be used. A
-// character that is not a piece scores *unknown*. Sums are rounded before they are compared, so that equal paths stay
-// equal.
+// The pieces of *text* with the best sum of scores. rate(begin, end, id, score): false if a piece
+// may not be used. A character that is not a piece scores *unknown*. Sums are rounded before they
+// are compared, so that equal paths stay equal.
 template <class Score, class Rate>
-std::vector<Segment> best_segments(const TokenizerFile& file, std::string_view text, Budget& budget, Score unknown,
-                                   bool unknown_needs_id, const Rate& rate) {
+std::vector<Segment> best_segments(const TokenizerFile& file, std::string_view text, Budget& budget,
+                                   Score unknown, bool unknown_needs_id, const Rate& rate) {
     struct Node {
         Score score = 0;
         bool unknown = false;
@@ -59,8 +58,9 @@ std::vector<Segment> best_segments(const TokenizerFile& file, std::string_view t
         const Score candidate = score + nodes[begin].score;
         Node& node = nodes[end];
         if (node.begin >= 0 && !(candidate > node.score)) return;
-        if (is_unknown && unknown_needs_id && file.config.unknown_id == kNoId) throw std::invalid_argument(kNoUnknown);
-        node = {candidate, is_unknown, static_cast<int64_t>(begin)};
+        if (is_unknown && unknown_needs_id && file.config.unknown_id == kNoId)
+            throw std::invalid_argument(kNoUnknown);
+        node = {candidate, is_unknown, int64_t(begin)};
     };
     const Trie& known = file.pieces();
     for (size_t begin = 0; begin < text.size();) {
@@ -82,7 +82,7 @@ std::vector<Segment> best_segments(const TokenizerFile& file, std::string_view t
     }
     std::vector<Segment> segments;
     for (size_t end = text.size(); end > 0; end = segments.back().begin)
-        segments.push_back({static_cast<size_t>(nodes[end].begin), end, nodes[end].unknown});
+        segments.push_back({size_t(nodes[end].begin), end, nodes[end].unknown});
     std::reverse(segments.begin(), segments.end());
     return segments;
 }
@@ -121,7 +121,7 @@ void CharsMap::walk(std::string_view text, Each each) const {
             throw std::invalid_argument("character map: an entry for more than " +
                                         std::to_string(limits::kCharsmapKeyBytes) + " bytes");
         }
-        const auto byte = static_cast<unsigned char>(text[size - 1]);
+        const auto byte = uint8_t(text[size - 1]);
         at ^= byte;
         if (byte == 0 || at >= units_.size() || (units_[at] & (kLeaf | 0xFF)) != byte) return;
         const uint32_t unit = units_[at];
@@ -132,7 +132,11 @@ void CharsMap::walk(std::string_view text, Each each) const {
 
 size_t CharsMap::replace(std::string_view text, size_t at, std::string& out) const {
     size_t best = 0, value = 0;
-    walk(text.substr(at), [&](size_t size, size_t its) { return best = size, value = its, true; });
+    walk(text.substr(at), [&](size_t size, size_t its) {
+        best = size;
+        value = its;
+        return true;
+    });
     if (best == 0) {
         best = unicode::length(text, at);
         out.append(text.substr(at, best));
@@ -146,7 +150,11 @@ size_t CharsMap::replace(std::string_view text, size_t at, std::string& out) con
 
 bool CharsMap::shortest(std::string_view text, std::string_view* made) const {
     bool known = false;
-    walk(text, [&](size_t, size_t value) { return *made = replacement(value), known = true, false; });
+    walk(text, [&](size_t, size_t value) {
+        *made = replacement(value);
+        known = true;
+        return false;
+    });
     return known;
 }
 
@@ -161,8 +169,10 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
     // Appends what text[at] and the characters after it become.
     const auto add = [&](std::string_view part, size_t at) {
         for (const char c : part) {
-            if (c == ' ') out += kSpaceSymbol;
-            else out += c;
+            if (c == ' ')
+                out += kSpaceSymbol;
+            else
+                out += c;
         }
         if (origin != nullptr) starts.resize(out.size(), at);
     };
@@ -201,11 +211,13 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
         out.resize(out.size() - 3);
         if (origin != nullptr) starts.resize(out.size() + 1);
     }
-    for (size_t i = 0; origin != nullptr && i < out.size(); ++i) origin->push_back({starts[i], starts[i + 1]});
+    for (size_t i = 0; origin != nullptr && i < out.size(); ++i)
+        origin->push_back({starts[i], starts[i + 1]});
     return out;
 }
 
-void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out, Spans* spans) {
+void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out,
+                Spans* spans) {
     struct Symbol {
         size_t begin, size;
         int64_t previous, next;
@@ -222,33 +234,32 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
     symbols.reserve(text.size());
     for (size_t i = 0, n = 0; i < text.size(); i += n) {
         n = unicode::length(text, i);
-        const auto at = static_cast<int64_t>(symbols.size());
+        const auto at = int64_t(symbols.size());
         symbols.push_back({i, n, at - 1, i + n < text.size() ? at + 1 : -1});
     }
     std::priority_queue<Candidate> agenda;
     std::unordered_map<std::string_view, size_t> unused;  // size of the left half
     const auto consider = [&](int64_t left, int64_t right) {
         if (left < 0 || right < 0) return;
-        const Symbol& a = symbols[static_cast<size_t>(left)];
-        const size_t size = a.size + symbols[static_cast<size_t>(right)].size;
+        const Symbol& a = symbols[size_t(left)];
+        const size_t size = a.size + symbols[size_t(right)].size;
         budget.spend(2 + size / 8);
         const uint32_t id = file.find(text.data() + a.begin, size);
         if (id == kNoId) return;
         agenda.push({file.score(id), left, right, size});
         if (file.flags(id) & kUnused) unused[text.substr(a.begin, size)] = a.size;
     };
-    for (size_t i = 0; i + 1 < symbols.size(); ++i)
-        consider(static_cast<int64_t>(i), static_cast<int64_t>(i) + 1);
+    for (size_t i = 0; i + 1 < symbols.size(); ++i) consider(int64_t(i), int64_t(i) + 1);
     while (!agenda.empty()) {
         const Candidate top = agenda.top();
         agenda.pop();
-        Symbol& left = symbols[static_cast<size_t>(top.left)];
-        Symbol& right = symbols[static_cast<size_t>(top.right)];
+        Symbol& left = symbols[size_t(top.left)];
+        Symbol& right = symbols[size_t(top.right)];
         if (left.size == 0 || right.size == 0 || left.size + right.size != top.size) continue;
         left.size = top.size;
         right.size = 0;
         left.next = right.next;
-        if (right.next >= 0) symbols[static_cast<size_t>(right.next)].previous = top.left;
+        if (right.next >= 0) symbols[size_t(right.next)].previous = top.left;
         consider(left.previous, top.left);
         consider(top.left, left.next);
     }
@@ -262,7 +273,8 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
             stack.pop_back();
             const auto found = unused.find(piece);
             if (found == unused.end()) {
-                add_piece(file, piece, static_cast<size_t>(piece.data() - text.data()), after_unknown, out, spans);
+                add_piece(file, piece, size_t(piece.data() - text.data()), after_unknown, out,
+                          spans);
             } else {
                 stack.push_back(piece.substr(found->second));
                 stack.push_back(piece.substr(0, found->second));
@@ -278,7 +290,7 @@ double lowest_score(const TokenizerFile& file) {
     for (uint32_t id = 0; id < file.n_tokens; ++id) {
         const uint8_t flags = file.flags(id);
         if (!(flags & kInModel) || flags & (kUserDefined | kUnused)) continue;
-        lowest = std::min(lowest, exact ? file.exact_score(id) : static_cast<double>(file.score(id)));
+        lowest = std::min(lowest, exact ? file.exact_score(id) : double(file.score(id)));
     }
     return lowest == kMax ? 0.0 : lowest;
 }
@@ -290,43 +302,48 @@ void encode_unigram(const TokenizerFile& file, double lowest, std::string_view t
         if (!whole || file.flags(id) & kUnused) return false;
         // A user-defined piece gets a bonus that beats any other way (library 0.2.3).
         const bool bonus = (file.flags(id) & kUserDefined) != 0;
-        score = bonus ? static_cast<float>(0.1 * static_cast<double>(end - begin - 1)) : file.score(id);
+        score = bonus ? float(0.1 * double(end - begin - 1)) : file.score(id);
         return true;
     };
-    const float unknown = static_cast<float>(lowest) - kUnknownPenalty;
+    const float unknown = float(lowest) - kUnknownPenalty;
     bool after_unknown = false;
     for (const Segment& part : best_segments(file, text, budget, unknown, false, rate))
-        add_piece(file, text.substr(part.begin, part.end - part.begin), part.begin, after_unknown, out, spans);
+        add_piece(file, text.substr(part.begin, part.end - part.begin), part.begin, after_unknown,
+                  out, spans);
 }
 
-void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_view text, Budget& budget,
-                          Ids& out, Spans* spans) {
+void encode_unigram_steps(const TokenizerFile& file, double lowest, std::string_view text,
+                          Budget& budget, Ids& out, Spans* spans) {
     const auto rate = [&](size_t, size_t, uint32_t id, double& score) {
         score = file.exact_score(id);
         return true;
     };
-    const double unknown = lowest - static_cast<double>(kUnknownPenalty);
+    const double unknown = lowest - double(kUnknownPenalty);
     const std::vector<Segment> parts = best_segments(file, text, budget, unknown, true, rate);
     for (size_t i = 0; i < parts.size(); ++i) {
         Span span{parts[i].begin, parts[i].end};
-        while (parts[i].unknown && i + 1 < parts.size() && parts[i + 1].unknown) span.end = parts[++i].end;
+        while (parts[i].unknown && i + 1 < parts.size() && parts[i + 1].unknown)
+            span.end = parts[++i].end;
         const std::string_view part = text.substr(span.begin, span.end - span.begin);
         const auto add = [&](uint32_t id) {
             out.push_back(id);
             if (spans != nullptr) spans->push_back(span);
         };
-        const auto has_id = [&](char c) { return file.byte_id(static_cast<unsigned char>(c)) != kNoId; };
+        const auto has_id = [&](char c) { return file.byte_id(uint8_t(c)) != kNoId; };
         const uint32_t id = file.find(part.data(), part.size());
-        if (id != kNoId) add(id);
-        else if (file.config.flags & kByteFallback && std::all_of(part.begin(), part.end(), has_id)) {
-            for (const char c : part) add(file.byte_id(static_cast<unsigned char>(c)));
+        if (id != kNoId)
+            add(id);
+        else if (file.config.flags & kByteFallback &&
+                 std::all_of(part.begin(), part.end(), has_id)) {
+            for (const char c : part) add(file.byte_id(uint8_t(c)));
         } else {
             add(file.config.unknown_id);
         }
     }
 }
 
-void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out, Spans* spans) {
+void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out,
+                      Spans* spans) {
     const size_t before = out.size();
     size_t chars = 0;
     for (size_t i = 0; i < word.size(); i += unicode::length(word, i)) ++chars;
@@ -351,7 +368,7 @@ void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& 
                 break;
             }
             const char* const end = word.data() + stop;
-            stop = static_cast<size_t>(unicode::previous(end, word.data()) - word.data());
+            stop = size_t(unicode::previous(end, word.data()) - word.data());
         }
     }
     if (covered) return;

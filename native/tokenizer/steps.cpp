@@ -42,7 +42,7 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
     if (count > limits::kSteps) throw std::invalid_argument("compiled tokenizer: too many steps");
     for (; count > 0; --count) {
         TokenizerStep step{};
-        step.kind = static_cast<StepKind>(in.number());
+        step.kind = StepKind(in.number());
         step.a = in.number();
         step.b = in.number();
         step.text = in.text();
@@ -50,7 +50,8 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
         const bool known = (step.kind >= StepKind::kNfc && step.kind <= StepKind::kPrecompiled) ||
                            (step.kind >= StepKind::kSplitRegex && step.kind <= StepKind::kSpell);
         if (!known) throw std::invalid_argument("compiled tokenizer: unknown step");
-        const bool searches = step.kind == StepKind::kReplace || step.kind == StepKind::kSplitString ||
+        const bool searches = step.kind == StepKind::kReplace ||
+                              step.kind == StepKind::kSplitString ||
                               step.kind == StepKind::kMetaspace;
         if (step.kind == StepKind::kFixedLength && step.a == 0)
             throw std::invalid_argument("compiled tokenizer: pieces without a length");
@@ -75,20 +76,23 @@ PreTokenizer::PreTokenizer(const std::vector<TokenizerStep>& steps) : steps_(ste
 bool PreTokenizer::scans() const {
     // To keep only the matches is the same, as they cover every text.
     const auto wanted = [](const TokenizerStep& step) {
-        return static_cast<Behavior>(step.a) == (step.b != 0 ? Behavior::kRemoved : Behavior::kIsolated);
+        return Behavior(step.a) == (step.b != 0 ? Behavior::kRemoved : Behavior::kIsolated);
     };
     return steps_.size() == 1 && steps_[0].kind == StepKind::kSplitRegex && wanted(steps_[0]) &&
            expressions_[0].scanner.known();
 }
 
 // Where a scanner is not certain: it covers every text, so the match begins at p.
-const char* PreTokenizer::Expression::match(const char* begin, const char* p, const char* end, Budget& budget) {
+const char* PreTokenizer::Expression::match(const char* begin, const char* p, const char* end,
+                                            Budget& budget) {
     const char *from = nullptr, *to = nullptr;
     return regex.find(begin, p, end, budget, &from, &to) && from == p ? to : end;
 }
 
 bool PreTokenizer::asks_for_first(bool moved) const {
-    const auto asks = [](const TokenizerStep& step) { return step.kind == StepKind::kMetaspace && step.a == kFirst; };
+    const auto asks = [](const TokenizerStep& step) {
+        return step.kind == StepKind::kMetaspace && step.a == kFirst;
+    };
     return std::any_of(steps_.begin() + (moved || steps_.empty() ? 0 : 1), steps_.end(), asks);
 }
 
@@ -127,7 +131,8 @@ void PreTokenizer::prefix(Cut& cut, const TokenizerStep& step) {
     for (const Cut::Piece& piece : cut.pieces) {
         const std::string_view text = cut.text.substr(piece.begin, piece.end - piece.begin);
         const bool is_first = cut.at_start && source_of(cut.origin, piece).begin == 0;
-        const bool begins = text.compare(0, step.text.size(), step.text) == 0 || (meta && !text.empty() && text[0] == ' ');
+        const bool begins = text.compare(0, step.text.size(), step.text) == 0 ||
+                            (meta && !text.empty() && text[0] == ' ');
         const size_t begin = out.size();
         // What is put before a piece comes from its first character, as the library has it.
         const size_t width = text.empty() ? 0 : unicode::length(text, 0);
@@ -135,9 +140,11 @@ void PreTokenizer::prefix(Cut& cut, const TokenizerStep& step) {
             out += part;
             if (cut.traced) origin.insert(origin.end(), part.size(), from);
         };
-        if (!begins && (step.a == kAlways || (step.a == kFirst && is_first))) add(step.text, {piece.begin, piece.begin + width});
+        if (!begins && (step.a == kAlways || (step.a == kFirst && is_first)))
+            add(step.text, {piece.begin, piece.begin + width});
         for (size_t i = piece.begin; i < piece.end; ++i)
-            add(meta && cut.text[i] == ' ' ? std::string_view(step.text) : cut.text.substr(i, 1), {i, i + 1});
+            add(meta && cut.text[i] == ' ' ? std::string_view(step.text) : cut.text.substr(i, 1),
+                {i, i + 1});
         pieces_.push_back({begin, out.size()});
     }
     rewrite(cut, std::move(out), std::move(origin));
@@ -154,7 +161,7 @@ void PreTokenizer::spell(Cut& cut) {
             n = std::min(unicode::length(cut.text, at), piece.end - at);
             const size_t before = out.size();
             for (size_t i = at; i < at + n; ++i)
-                unicode::append(out, byte_character(static_cast<unsigned char>(cut.text[i])));
+                unicode::append(out, byte_character(uint8_t(cut.text[i])));
             if (cut.traced) origin.insert(origin.end(), out.size() - before, {at, at + n});
         }
         pieces_.push_back({begin, out.size()});
@@ -163,14 +170,15 @@ void PreTokenizer::spell(Cut& cut) {
 }
 
 void PreTokenizer::split(Cut& cut, const TokenizerStep& step, Expression* expression) {
-    const auto behavior = step.kind == StepKind::kMetaspace ? Behavior::kMergedWithNext : static_cast<Behavior>(step.a);
+    const auto behavior =
+        step.kind == StepKind::kMetaspace ? Behavior::kMergedWithNext : Behavior(step.a);
     const bool invert = step.b != 0 && step.kind != StepKind::kMetaspace;
     pieces_.clear();
     for (const Cut::Piece& piece : cut.pieces) {
         find(step, expression, cut.text.substr(piece.begin, piece.end - piece.begin));
-        const bool arranged = step.kind == StepKind::kBertPreTokenizer ||
-                              step.kind == StepKind::kWhitespace || step.kind == StepKind::kFixedLength ||
-                              step.kind == StepKind::kUnicodeScripts;
+        const bool arranged =
+            step.kind == StepKind::kBertPreTokenizer || step.kind == StepKind::kWhitespace ||
+            step.kind == StepKind::kFixedLength || step.kind == StepKind::kUnicodeScripts;
         if (!arranged) {
             if (invert) {
                 for (Match& match : matches_) match.is_match = !match.is_match;
@@ -198,9 +206,9 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
     const char* const end = begin + text.size();
     const auto each_code = [&](auto take) {
         for (const char* p = begin; p != end;) {
-            const auto at = static_cast<size_t>(p - begin);
+            const auto at = size_t(p - begin);
             const uint32_t code = unicode::next(p, end);
-            take(code, at, static_cast<size_t>(p - begin));
+            take(code, at, size_t(p - begin));
         }
     };
     const auto each = [&](auto test) {
@@ -215,24 +223,30 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
                 for (from = begin; from != end; from = to) {
                     to = expression->scanner.next(from, end);
                     if (to == nullptr) to = expression->match(begin, from, end, *budget_);
-                    add(static_cast<size_t>(from - begin), static_cast<size_t>(to - begin));
+                    add(size_t(from - begin), size_t(to - begin));
                 }
                 break;
             }
             RegexMatches matches(expression->regex, begin, end, *budget_);
-            while (matches.next(&from, &to))
-                add(static_cast<size_t>(from - begin), static_cast<size_t>(to - begin));
+            while (matches.next(&from, &to)) add(size_t(from - begin), size_t(to - begin));
             break;
         }
-        case StepKind::kSplitString: case StepKind::kMetaspace:
+        case StepKind::kSplitString:
+        case StepKind::kMetaspace:
             for (size_t at = text.find(step.text); at != std::string_view::npos;
                  at = text.find(step.text, done)) {
                 add(at, at + step.text.size());
             }
             break;
-        case StepKind::kDigits: each(unicode::is_numeric); break;
-        case StepKind::kPunctuation: each(unicode::is_punctuation); break;
-        case StepKind::kWhitespaceSplit: each(unicode::is_space); break;
+        case StepKind::kDigits:
+            each(unicode::is_numeric);
+            break;
+        case StepKind::kPunctuation:
+            each(unicode::is_punctuation);
+            break;
+        case StepKind::kWhitespaceSplit:
+            each(unicode::is_space);
+            break;
         case StepKind::kBertPreTokenizer:  // spaces go, punctuation stands alone
             each_code([&](uint32_t code, size_t from, size_t to) {
                 const bool space = unicode::is_space(code);
@@ -245,9 +259,13 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
         case StepKind::kWhitespace: {  // runs of word characters, and of others but spaces
             int kind = 0;
             each_code([&](uint32_t code, size_t from, size_t to) {
-                const int found = unicode::is_space(code) ? 0 : unicode::is_added_word(code) ? 1 : 2;
-                if (found != 0 && found == kind) matches_.back().end = to;
-                else if (found != 0) matches_.push_back({from, to, true});
+                const int found = unicode::is_space(code)        ? 0
+                                  : unicode::is_added_word(code) ? 1
+                                                                 : 2;
+                if (found != 0 && found == kind)
+                    matches_.back().end = to;
+                else if (found != 0)
+                    matches_.push_back({from, to, true});
                 kind = found;
                 done = to;
             });
@@ -256,8 +274,10 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
         case StepKind::kFixedLength: {
             size_t count = 0;
             each_code([&](uint32_t, size_t from, size_t to) {
-                if (count++ % step.a == 0) matches_.push_back({from, to, true});
-                else matches_.back().end = to;
+                if (count++ % step.a == 0)
+                    matches_.push_back({from, to, true});
+                else
+                    matches_.back().end = to;
                 done = to;
             });
             break;
@@ -266,14 +286,17 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
             uint8_t last = 0;
             each_code([&](uint32_t code, size_t from, size_t to) {
                 const uint8_t script = unicode::script(code);
-                if (script != 0 && script != last) matches_.push_back({from, to, true});
-                else if (!matches_.empty()) matches_.back().end = to;
+                if (script != 0 && script != last)
+                    matches_.push_back({from, to, true});
+                else if (!matches_.empty())
+                    matches_.back().end = to;
                 if (script != 0) last = script;
                 done = to;
             });
             break;
         }
-        default: break;
+        default:
+            break;
     }
     if (done < text.size()) matches_.push_back({done, text.size(), false});
 }
@@ -283,16 +306,22 @@ void PreTokenizer::arrange(Behavior behavior) {
     size_t n = 0;
     bool previous = false;
     switch (behavior) {
-        case Behavior::kIsolated: return;
-        case Behavior::kRemoved:
-            m.erase(std::remove_if(m.begin(), m.end(), [](const Match& x) { return x.is_match; }), m.end());
+        case Behavior::kIsolated:
             return;
-        case Behavior::kContiguous: case Behavior::kMergedWithPrevious:
+        case Behavior::kRemoved:
+            m.erase(std::remove_if(m.begin(), m.end(), [](const Match& x) { return x.is_match; }),
+                    m.end());
+            return;
+        case Behavior::kContiguous:
+        case Behavior::kMergedWithPrevious:
             for (const Match& match : m) {
-                const bool joins = behavior == Behavior::kContiguous ? match.is_match == previous : match.is_match && !previous;
+                const bool joins = behavior == Behavior::kContiguous ? match.is_match == previous
+                                                                     : match.is_match && !previous;
                 previous = match.is_match;
-                if (joins && n > 0) m[n - 1].end = match.end;
-                else m[n++] = match;
+                if (joins && n > 0)
+                    m[n - 1].end = match.end;
+                else
+                    m[n++] = match;
             }
             break;
         case Behavior::kMergedWithNext:
@@ -300,8 +329,10 @@ void PreTokenizer::arrange(Behavior behavior) {
             for (const Match& match : m) {
                 const bool joins = match.is_match && !previous;
                 previous = match.is_match;
-                if (joins && n > 0) m[n - 1].begin = match.begin;
-                else m[n++] = match;
+                if (joins && n > 0)
+                    m[n - 1].begin = match.begin;
+                else
+                    m[n++] = match;
             }
             break;
     }

@@ -8,14 +8,42 @@ namespace bitnet {
 
 enum class StepKind : uint32_t {
     // normalizers; the first five leave the first character where it was
-    kNfc = 1, kNfkc, kNfd, kNfkd, kLowercase, kStripAccents, kBertNormalizer, kPrepend, kReplace,
-    kReplaceRegex, kNmt, kStrip, kSpellNormalizer, kPrecompiled,
+    kNfc = 1,
+    kNfkc,
+    kNfd,
+    kNfkd,
+    kLowercase,
+    kStripAccents,
+    kBertNormalizer,
+    kPrepend,
+    kReplace,
+    kReplaceRegex,
+    kNmt,
+    kStrip,
+    kSpellNormalizer,
+    kPrecompiled,
     // pre-tokenizers
-    kSplitRegex = 20, kSplitString, kDigits, kPrefixSpace, kMetaspace, kBertPreTokenizer,
-    kWhitespaceSplit, kPunctuation, kWhitespace, kFixedLength, kUnicodeScripts, kSpell
+    kSplitRegex = 20,
+    kSplitString,
+    kDigits,
+    kPrefixSpace,
+    kMetaspace,
+    kBertPreTokenizer,
+    kWhitespaceSplit,
+    kPunctuation,
+    kWhitespace,
+    kFixedLength,
+    kUnicodeScripts,
+    kSpell
 };
 
-enum class Behavior : uint32_t { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
+enum class Behavior : uint32_t {
+    kRemoved,
+    kIsolated,
+    kMergedWithPrevious,
+    kMergedWithNext,
+    kContiguous
+};
 
 struct TokenizerStep {
     StepKind kind;
@@ -72,7 +100,7 @@ private:
 // A text and the pieces it was cut into.
 struct Cut {
     using Piece = Span;
-    std::string own;        // set when a step had to change the text
+    std::string own;  // set when a step had to change the text
     std::string_view text;
     std::vector<Piece> pieces;
     bool traced = false;    // whether to fill in origin

@@ -9,8 +9,8 @@ namespace {
 
 using Op = RegexOp;
 
-constexpr uint32_t kLongS = 0x17F;   // folds to s
-constexpr uint32_t kKelvin = 0x212A; // folds to k
+constexpr uint32_t kLongS = 0x17F;    // folds to s
+constexpr uint32_t kKelvin = 0x212A;  // folds to k
 
 [[noreturn]] void refuse(const std::string& what) {
     throw std::invalid_argument("regular expression: " + what + " is not supported");
@@ -20,7 +20,9 @@ bool is_letter(uint32_t code) {
     return (code >= 'a' && code <= 'z') || (code >= 'A' && code <= 'Z');
 }
 
-CharSet::Item range(uint32_t first, uint32_t last) { return {CharSet::Item::kRange, false, first, last}; }
+CharSet::Item range(uint32_t first, uint32_t last) {
+    return {CharSet::Item::kRange, false, first, last};
+}
 
 // Puts a node into another; every tree is built with this, so none is too high to walk.
 void adopt(RegexNode& parent, RegexNode child) {
@@ -49,7 +51,7 @@ private:
     }
     bool take(const char* text) {
         const std::string wanted(text);
-        if (static_cast<size_t>(end_ - p_) < wanted.size()) return false;
+        if (size_t(end_ - p_) < wanted.size()) return false;
         if (!std::equal(wanted.begin(), wanted.end(), p_)) return false;
         p_ += wanted.size();
         return true;
@@ -84,8 +86,9 @@ private:
         if (!fold_) return;
         std::string text;
         for (const RegexNode& child : node.children) {
-            const bool letter = child.kind == RegexNode::kSet && sets_[child.value].items.size() >= 2;
-            text += letter ? static_cast<char>(sets_[child.value].items[0].first) : ' ';
+            const bool letter =
+                child.kind == RegexNode::kSet && sets_[child.value].items.size() >= 2;
+            text += letter ? char(sets_[child.value].items[0].first) : ' ';
         }
         for (const char* pair : {"ss", "ff", "fi", "fl", "st"}) {
             if (text.find(pair) != std::string::npos) refuse("ignoring case of these letters");
@@ -126,7 +129,7 @@ private:
         const char* start = p_;
         value = 0;
         while (p_ != end_ && *p_ >= '0' && *p_ <= '9') {
-            value = value * 10 + static_cast<uint32_t>(*p_++ - '0');
+            value = value * 10 + uint32_t(*p_++ - '0');
             if (value > limits::kPatternRepeat) refuse("a repeat count above 1000");
         }
         return p_ != start;
@@ -153,19 +156,28 @@ private:
     RegexNode atom() {
         const uint32_t code = character();
         switch (code) {
-            case '(': return group();
-            case '[': return add(char_class());
+            case '(':
+                return group();
+            case '[':
+                return add(char_class());
             case '.': {
                 CharSet set;
                 set.items.push_back(range('\n', '\n'));
                 set.negated = true;
                 return add(std::move(set));
             }
-            case '^': return assertion(Op::kLineStart);
-            case '$': return assertion(Op::kLineEnd);
-            case '\\': return escape();
-            case '*': case '+': case '?': refuse("a quantifier without a target");
-            default: return literal(code);
+            case '^':
+                return assertion(Op::kLineStart);
+            case '$':
+                return assertion(Op::kLineEnd);
+            case '\\':
+                return escape();
+            case '*':
+            case '+':
+            case '?':
+                refuse("a quantifier without a target");
+            default:
+                return literal(code);
         }
     }
 
@@ -232,7 +244,7 @@ private:
     RegexNode add(CharSet set) {
         set.finish();
         sets_.push_back(std::move(set));
-        return {RegexNode::kSet, static_cast<uint32_t>(sets_.size() - 1)};
+        return {RegexNode::kSet, uint32_t(sets_.size() - 1)};
     }
 
     RegexNode escape() {
@@ -250,14 +262,32 @@ private:
         if (p_ == end_) refuse("a pattern that ends in a backslash");
         CharSet::Item item{CharSet::Item::kSpace};
         switch (*p_) {
-            case 's': break;
-            case 'S': item.negated = true; break;
-            case 'w': item.kind = CharSet::Item::kWord; break;
-            case 'W': item.kind = CharSet::Item::kWord; item.negated = true; break;
-            case 'd': ++p_; set.categories |= unicode::category_mask("Nd"); return true;
-            case 'D': ++p_; set.categories |= ~unicode::category_mask("Nd"); return true;
-            case 'p': case 'P': property(set); return true;
-            default: return false;
+            case 's':
+                break;
+            case 'S':
+                item.negated = true;
+                break;
+            case 'w':
+                item.kind = CharSet::Item::kWord;
+                break;
+            case 'W':
+                item.kind = CharSet::Item::kWord;
+                item.negated = true;
+                break;
+            case 'd':
+                ++p_;
+                set.categories |= unicode::category_mask("Nd");
+                return true;
+            case 'D':
+                ++p_;
+                set.categories |= ~unicode::category_mask("Nd");
+                return true;
+            case 'p':
+            case 'P':
+                property(set);
+                return true;
+            default:
+                return false;
         }
         ++p_;
         set.items.push_back(item);
@@ -288,9 +318,12 @@ private:
             const char c = *p_;
             if (braced && c == '}') break;
             const int lower = c | 0x20;
-            if (c >= '0' && c <= '9') value = value * 16 + static_cast<uint32_t>(c - '0');
-            else if (lower >= 'a' && lower <= 'f') value = value * 16 + static_cast<uint32_t>(lower - 'a' + 10);
-            else refuse("this hexadecimal escape");
+            if (c >= '0' && c <= '9')
+                value = value * 16 + uint32_t(c - '0');
+            else if (lower >= 'a' && lower <= 'f')
+                value = value * 16 + uint32_t(lower - 'a' + 10);
+            else
+                refuse("this hexadecimal escape");
             ++p_;
         }
         if (braced && !take('}')) refuse("an unfinished hexadecimal escape");
@@ -301,14 +334,22 @@ private:
     uint32_t escaped_character() {
         const uint32_t code = character();
         switch (code) {
-            case 'n': return '\n';
-            case 'r': return '\r';
-            case 't': return '\t';
-            case 'f': return '\f';
-            case 'v': return '\v';
-            case 'a': return 7;
-            case 'e': return 27;
-            case 'u': return hex(4, false);
+            case 'n':
+                return '\n';
+            case 'r':
+                return '\r';
+            case 't':
+                return '\t';
+            case 'f':
+                return '\f';
+            case 'v':
+                return '\v';
+            case 'a':
+                return 7;
+            case 'e':
+                return 27;
+            case 'u':
+                return hex(4, false);
             case 'x': {
                 if (take('{')) return hex(8, true);
                 const uint32_t value = hex(2, false);
@@ -381,8 +422,10 @@ private:
             }
             if (high < low) refuse("a reversed range");
         }
-        if (fold_) add_folded(set, low, high);
-        else set.items.push_back(range(low, high));
+        if (fold_)
+            add_folded(set, low, high);
+        else
+            set.items.push_back(range(low, high));
     }
 
     const char* p_;

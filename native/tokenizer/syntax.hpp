@@ -5,16 +5,40 @@
 
 namespace bitnet {
 
-// Instructions of a compiled pattern; those that enclose a part or assert something stand in its tree, too.
+// Instructions of a compiled pattern; those that enclose a part or assert something stand in its
+// tree, too.
 enum class RegexOp : uint8_t {
-    kChar, kSet, kLoop, kPossessive, kSplit, kJump, kLook, kNotLook, kAtomic,
-    kLineStart, kLineEnd, kTextStart, kTextEnd, kWordBorder, kInsideWord, kMatch
+    kChar,
+    kSet,
+    kLoop,
+    kPossessive,
+    kSplit,
+    kJump,
+    kLook,
+    kNotLook,
+    kAtomic,
+    kLineStart,
+    kLineEnd,
+    kTextStart,
+    kTextEnd,
+    kWordBorder,
+    kInsideWord,
+    kMatch
 };
 
 // A part of a pattern.
 struct RegexNode {
-    enum Kind { kEmpty, kChar, kSet, kConcat, kAlternate, kRepeat, kEnclosed, kAssert } kind = kEmpty;
-    uint32_t value = 0;                // character, or index of a set
+    enum Kind {
+        kEmpty,
+        kChar,
+        kSet,
+        kConcat,
+        kAlternate,
+        kRepeat,
+        kEnclosed,
+        kAssert
+    } kind = kEmpty;
+    uint32_t value = 0;            // character, or index of a set
     RegexOp op = RegexOp::kMatch;  // of kEnclosed and kAssert
     uint32_t min = 0, max = 0;
     enum Mode { kGreedy, kLazy, kPossessive } mode = kGreedy;
@@ -24,7 +48,8 @@ struct RegexNode {
 
 constexpr uint32_t kUnbounded = 0xFFFFFFFF;
 
-// The tree of *pattern*, whose sets are added to *sets*. Throws std::invalid_argument naming what is not supported.
+// The tree of *pattern*, whose sets are added to *sets*. Throws std::invalid_argument naming what
+// is not supported.
 RegexNode parse_regex(const std::string& pattern, std::vector<CharSet>& sets);
 
 }  // namespace bitnet

@@ -28,7 +28,7 @@ void locate(Spans* spans, size_t first, size_t by, const Origin& origin = {}) {
 void Relay::add_piece(std::string_view piece, uint32_t kind) {
     if (piece.size() >= Pieces::kIsStretch) throw OverBudget("a piece of 1 GiB or more");
     pieces_.text.append(piece);
-    pieces_.items.push_back(static_cast<uint32_t>(piece.size()) | kind);
+    pieces_.items.push_back(uint32_t(piece.size()) | kind);
     if (pieces_.text.size() >= kPiecesBytes) flush();
 }
 
@@ -45,12 +45,16 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size)
         auto& list = step.kind < StepKind::kSplitRegex ? normalizer_ : pre_;
         list.push_back(std::move(step));
     }
-    const std::vector<AddedToken> added = read_added(file_.section(Section::kAdded), file_.n_tokens);
-    const auto is = [](uint32_t flag) { return [flag](const AddedToken& t) { return (t.flags & flag) != 0; }; };
+    const std::vector<AddedToken> added =
+        read_added(file_.section(Section::kAdded), file_.n_tokens);
+    const auto is = [](uint32_t flag) {
+        return [flag](const AddedToken& t) { return (t.flags & flag) != 0; };
+    };
     const auto normalized = is(AddedToken::kNormalized), special = is(AddedToken::kSpecial);
     raw_ = matcher(added, [&](const AddedToken& t) { return !normalized(t); });
     if (is_sentencepiece()) {  // finds what it knows in the text of control tokens too
-        raw_ordinary_ = matcher(added, [&](const AddedToken& t) { return !normalized(t) && !special(t); });
+        raw_ordinary_ =
+            matcher(added, [&](const AddedToken& t) { return !normalized(t) && !special(t); });
     }
     normalized_ = matcher(added, normalized);
     if (model() == ModelKind::kSpm) untouched_ = matcher(added, normalized);
@@ -59,14 +63,16 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size)
         std::vector<AddedToken> user;
         for (uint32_t id = 0; id < file_.n_tokens; ++id) {
             if (!(file_.flags(id) & kUserDefined)) continue;
-            if (!unicode::is_utf8(file_.token(id)) || file_.token(id).size() > limits::kAddedTokenBytes)
+            if (!unicode::is_utf8(file_.token(id)) ||
+                file_.token(id).size() > limits::kAddedTokenBytes)
                 throw std::invalid_argument("compiled tokenizer: a user-defined piece");
             user.push_back({id, 0, std::string(file_.token(id))});
         }
         untouched_ = AddedMatcher(std::move(user));
     }
     const auto spells = [](const TokenizerStep& step) { return step.kind == StepKind::kSpell; };
-    if (Normalizer(normalizer_, charsmap_).inserts() && std::any_of(pre_.begin(), pre_.end(), spells))
+    if (Normalizer(normalizer_, charsmap_).inserts() &&
+        std::any_of(pre_.begin(), pre_.end(), spells))
         throw std::invalid_argument("bytes spelled behind a normalizer that replaces nothing");
     idle_.push_back(std::make_unique<Worker>(*this));  // a pattern that cannot be run fails here
 }
@@ -125,8 +131,10 @@ void TokenizerEngine::Turn::encode(const Pieces& pieces, bool, Ids& out) {
             continue;
         }
         const uint32_t size = item & ~Pieces::kIsStretch;
-        if (item & Pieces::kIsStretch) engine_.encode_uniform(*worker, {at, size}, out);
-        else engine_.add_piece(*worker, at, at + size, end, out);
+        if (item & Pieces::kIsStretch)
+            engine_.encode_uniform(*worker, {at, size}, out);
+        else
+            engine_.add_piece(*worker, at, at + size, end, out);
         at += size;
     }
     worker->bpe.flush(out);
@@ -135,11 +143,15 @@ void TokenizerEngine::Turn::encode(const Pieces& pieces, bool, Ids& out) {
 }
 
 // The next piece of a text that is readable up to limit; of a BPE its ids may wait for a flush.
-void TokenizerEngine::add_piece(Worker& worker, const char* begin, const char* end, const char* limit, Ids& out) {
-    const std::string_view piece(begin, static_cast<size_t>(end - begin));
-    if (worker.relay != nullptr) worker.relay->add_piece(piece);
-    else if (model() == ModelKind::kBpe) worker.bpe.add(begin, end, limit, out);
-    else encode_model(worker, piece, out, nullptr);
+void TokenizerEngine::add_piece(Worker& worker, const char* begin, const char* end,
+                                const char* limit, Ids& out) {
+    const std::string_view piece(begin, size_t(end - begin));
+    if (worker.relay != nullptr)
+        worker.relay->add_piece(piece);
+    else if (model() == ModelKind::kBpe)
+        worker.bpe.add(begin, end, limit, out);
+    else
+        encode_model(worker, piece, out, nullptr);
 }
 
 // An added token.
@@ -149,7 +161,8 @@ void TokenizerEngine::add_id(Worker& worker, uint32_t id, Span where, Ids& out, 
     if (spans != nullptr) spans->push_back(where);
 }
 
-void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out, Spans* spans) {
+void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool parse_special,
+                                  Ids& out, Spans* spans) {
     worker.budget = worker.relay != nullptr ? worker.relay->budget : Budget(text.size());
     if (takes_words(worker, spans)) out.reserve(out.size() + text.size() / 4);
     (parse_special || !is_sentencepiece() ? raw_ : raw_ordinary_)
@@ -157,15 +170,18 @@ void TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool pa
             text, parse_special,
             [&](size_t begin, size_t end) {
                 const size_t first = spans != nullptr ? spans->size() : 0;
-                encode_stretch(worker, text.substr(begin, end - begin),
-                               {begin == 0, parse_special}, out, spans);
+                encode_stretch(worker, text.substr(begin, end - begin), {begin == 0, parse_special},
+                               out, spans);
                 locate(spans, first, begin);
             },
-            [&](uint32_t id, size_t begin, size_t end) { add_id(worker, id, {begin, end}, out, spans); });
+            [&](uint32_t id, size_t begin, size_t end) {
+                add_id(worker, id, {begin, end}, out, spans);
+            });
 }
 
 // A stretch between tokens found in raw text. Its spans are in bytes of it.
-void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans) {
+void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out,
+                                     Spans* spans) {
     Normalized whole;
     whole.traced = spans != nullptr || worker.asks_for_first;
     std::string_view normalized = text;
@@ -186,20 +202,22 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
     normalized_.split(
         normalized, place.parse_special,
         [&](size_t begin, size_t end) {
-            encode_pieces(worker, normalized.substr(begin, end - begin), whole, begin, place.at_start, out, spans);
+            encode_pieces(worker, normalized.substr(begin, end - begin), whole, begin,
+                          place.at_start, out, spans);
         },
         [&](uint32_t id, size_t begin, size_t end) {
             add_id(worker, id, source_of(whole.origin, {begin, end}), out, spans);
         });
 }
 
-// A part between tokens found in normalized text, of which it begins at this place. Its spans are in bytes
-// of the stretch.
-void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const Normalized& whole, size_t begin,
-                                    bool at_start, Ids& out, Spans* spans) {
+// A part between tokens found in normalized text, of which it begins at this place. Its spans are
+// in bytes of the stretch.
+void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const Normalized& whole,
+                                    size_t begin, bool at_start, Ids& out, Spans* spans) {
     const bool whole_text = worker.pre.empty() || worker.pre.leaves_whole(text);
     if (spans == nullptr && (whole_text ? (file_.config.flags & kWordsApart) != 0 : scans(worker)))
-        return worker.relay != nullptr ? relay_stretches(worker, text) : encode_uniform(worker, text, out);
+        return worker.relay != nullptr ? relay_stretches(worker, text)
+                                       : encode_uniform(worker, text, out);
     if (whole_text) {
         const size_t first = spans != nullptr ? spans->size() : 0;
         encode_model(worker, text, out, spans);
@@ -212,15 +230,16 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     cut.at_start = at_start && (begin == 0 || !whole.origin.empty());
     cut.origin.clear();
     if (!whole.origin.empty()) {
-        cut.origin.assign(whole.origin.begin() + static_cast<ptrdiff_t>(begin),
-                          whole.origin.begin() + static_cast<ptrdiff_t>(begin + text.size()));
+        cut.origin.assign(whole.origin.begin() + ptrdiff_t(begin),
+                          whole.origin.begin() + ptrdiff_t(begin + text.size()));
     }
     const size_t by = whole.origin.empty() ? begin : 0;
     worker.pre.run(cut, worker.budget);
     if (takes_words(worker, spans)) {
         const char* const begin_of = cut.text.data();
         for (const Cut::Piece& piece : cut.pieces)
-            worker.bpe.add(begin_of + piece.begin, begin_of + piece.end, begin_of + cut.text.size(), out);
+            worker.bpe.add(begin_of + piece.begin, begin_of + piece.end, begin_of + cut.text.size(),
+                           out);
         worker.bpe.flush(out);
         return;
     }
@@ -232,8 +251,8 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     }
 }
 
-// A text whose pieces depend only on where the one before ends: those of a scanner, or else the parts of what
-// is merged as a whole, see kWordsApart, most of which were met before.
+// A text whose pieces depend only on where the one before ends: those of a scanner, or else the
+// parts of what is merged as a whole, see kWordsApart, most of which were met before.
 void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids& out) {
     const char* const end = text.data() + text.size();
     if (scans(worker)) {
@@ -256,7 +275,9 @@ void TokenizerEngine::relay_stretches(Worker& worker, std::string_view text) {
     const bool scanned = scans(worker);
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
         stop = std::min(text.size(), at + kPiecesBytes);
-        while (stop < text.size() && !(scanned ? Scanner::parts(text, stop) : file_.config.parts(text, stop))) ++stop;
+        while (stop < text.size() &&
+               !(scanned ? Scanner::parts(text, stop) : file_.config.parts(text, stop)))
+            ++stop;
         worker.relay->add_piece(text.substr(at, stop - at), Pieces::kIsStretch);
     }
 }
@@ -269,17 +290,21 @@ void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& 
                 worker.bpe.trace(piece, out, *spans);
                 break;
             }
-            worker.bpe.add(piece.data(), piece.data() + piece.size(), piece.data() + piece.size(), out);
+            worker.bpe.add(piece.data(), piece.data() + piece.size(), piece.data() + piece.size(),
+                           out);
             worker.bpe.flush(out);
             break;
-        case ModelKind::kSpm: encode_spm(file_, piece, worker.budget, out, spans); break;
+        case ModelKind::kSpm:
+            encode_spm(file_, piece, worker.budget, out, spans);
+            break;
         case ModelKind::kUnigram:
-            (is_sentencepiece() ? encode_unigram : encode_unigram_steps)(file_, lowest_score_, piece,
-                                                                         worker.budget, out, spans);
+            (is_sentencepiece() ? encode_unigram : encode_unigram_steps)(
+                file_, lowest_score_, piece, worker.budget, out, spans);
             break;
         case ModelKind::kWordLevel: {
             const uint32_t id = file_.find(piece.data(), piece.size());
-            if (id == kNoId && file_.config.unknown_id == kNoId) throw std::invalid_argument(kNoUnknown);
+            if (id == kNoId && file_.config.unknown_id == kNoId)
+                throw std::invalid_argument(kNoUnknown);
             out.push_back(id != kNoId ? id : file_.config.unknown_id);
             if (spans != nullptr) spans->push_back({0, piece.size()});
             break;
@@ -295,9 +320,9 @@ void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& 
 namespace {
 
 constexpr size_t kGroupBytes = size_t{64} << 10;
-constexpr size_t kTextBytes = 64;  // of text take about as long as to begin a text
+constexpr size_t kTextBytes = 64;                // of text take about as long as to begin a text
 constexpr size_t kLongText = size_t{128} << 10;  // from here on a text is encoded in parts
-constexpr size_t kAhead = 16;  // tasks that wait for each thread, at most
+constexpr size_t kAhead = 16;                    // tasks that wait for each thread, at most
 
 }  // namespace
 
@@ -367,7 +392,8 @@ void ManyTexts::push(Task task) {
         try {
             helpers_.emplace_back([this] {
                 TokenizerEngine::Turn turn(engine_);
-                while (encode_next(turn, true)) {}
+                while (encode_next(turn, true)) {
+                }
             });
         } catch (const std::system_error&) {
             // No more threads are to be had: those that there are do all of it.

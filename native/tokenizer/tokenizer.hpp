@@ -14,8 +14,8 @@
 
 namespace bitnet {
 
-// A part of a text in which nothing depends on the rest: its bytes, and in order the size of each piece,
-// or of a stretch that is still to be cut into pieces, or an id.
+// A part of a text in which nothing depends on the rest: its bytes, and in order the size of each
+// piece, or of a stretch that is still to be cut into pieces, or an id.
 struct Pieces {
     static constexpr uint32_t kIsId = uint32_t{1} << 31, kIsStretch = uint32_t{1} << 30;
     std::string text;
@@ -63,8 +63,9 @@ public:
     // The memory must outlive the engine. Throws std::invalid_argument when it is not right.
     TokenizerEngine(const char* data, size_t size);
 
-    // Safe to call from several threads. Throws OverBudget, and std::invalid_argument for a fault of
-    // the tokenizer that only this text shows. Spans, in bytes of text, are filled in when asked for.
+    // Safe to call from several threads. Throws OverBudget, and std::invalid_argument for a fault
+    // of the tokenizer that only this text shows. Spans, in bytes of text, are filled in when asked
+    // for.
     void encode(std::string_view text, bool parse_special, Ids& out, Spans* spans = nullptr);
     // The pieces of text that the model would encode, and the ids between them, given to relay.
     void cut(std::string_view text, bool parse_special, Relay& relay);
@@ -74,7 +75,9 @@ public:
 private:
     struct Worker {
         explicit Worker(const TokenizerEngine& engine)
-            : normalizer(engine.normalizer_, engine.charsmap_), pre(engine.pre_), bpe(engine.file_),
+            : normalizer(engine.normalizer_, engine.charsmap_),
+              pre(engine.pre_),
+              bpe(engine.file_),
               asks_for_first(pre.asks_for_first(normalizer.moves())) {}
         Normalizer normalizer;
         PreTokenizer pre;
@@ -90,21 +93,24 @@ private:
     struct Place {
         bool at_start, parse_special;
     };
-    void encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out, Spans* spans);
+    void encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out,
+                     Spans* spans);
     void encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans);
-    void encode_pieces(Worker& worker, std::string_view text, const Normalized& whole, size_t begin, bool at_start,
-                       Ids& out, Spans* spans);
+    void encode_pieces(Worker& worker, std::string_view text, const Normalized& whole, size_t begin,
+                       bool at_start, Ids& out, Spans* spans);
     void encode_uniform(Worker& worker, std::string_view text, Ids& out);
     void relay_stretches(Worker& worker, std::string_view text);
     void add_piece(Worker& worker, const char* begin, const char* end, const char* limit, Ids& out);
     void add_id(Worker& worker, uint32_t id, Span where, Ids& out, Spans* spans);
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
-    bool scans(const Worker& worker) const { return model() == ModelKind::kBpe && worker.pre.scans(); }
+    bool scans(const Worker& worker) const {
+        return model() == ModelKind::kBpe && worker.pre.scans();
+    }
     // Whether pieces go straight to the tables of words.
     bool takes_words(const Worker& worker, const Spans* spans) const {
         return model() == ModelKind::kBpe && spans == nullptr && worker.relay == nullptr;
     }
-    ModelKind model() const { return static_cast<ModelKind>(file_.config.model); }
+    ModelKind model() const { return ModelKind(file_.config.model); }
     bool is_sentencepiece() const {
         const bool either = model() == ModelKind::kSpm || model() == ModelKind::kUnigram;
         return either && (file_.config.flags & kSteps) == 0;
@@ -121,9 +127,9 @@ private:
 
 // ---- many texts, and long ones piece by piece, encoded by several threads
 
-// One thread adds texts and takes their ids in order. A long text is normalized by that thread, and parts of
-// it that do not depend on each other are pre-tokenized, where that can be said of them, and encoded by
-// helpers meanwhile.
+// One thread adds texts and takes their ids in order. A long text is normalized by that thread, and
+// parts of it that do not depend on each other are pre-tokenized, where that can be said of them,
+// and encoded by helpers meanwhile.
 class ManyTexts : Relay {
 public:
     struct Encoded {
@@ -168,9 +174,9 @@ private:
     TokenizerEngine::Turn turn_;
     Task group_;  // of short texts
     size_t group_bytes_ = 0;
-    bool is_last_ = false;        // whether the pieces that come end a text
-    std::deque<Task> tasks_;      // a task stays where it is
-    size_t next_ = 0;             // to encode
+    bool is_last_ = false;    // whether the pieces that come end a text
+    std::deque<Task> tasks_;  // a task stays where it is
+    size_t next_ = 0;         // to encode
     size_t taken_ = 0, found_taken_ = 0;
     bool ended_ = false;
     std::mutex mutex_;  // of tasks_, next_, is_done and ended_

@@ -12,7 +12,8 @@ namespace {
 // Everything above is rare (tags, private use) and found by binary search.
 constexpr uint32_t kFlat = 0x34000;
 
-// Reads the numbers of a table: digits of five bits, the lowest first, and 32 more if another one follows.
+// Reads the numbers of a table: digits of five bits, the lowest first, and 32 more if another one
+// follows.
 class Digits {
 public:
     explicit Digits(const char* table) : at_(table) {}
@@ -20,7 +21,7 @@ public:
     uint32_t next() {
         uint32_t value = 0, digit = 32;
         for (unsigned shift = 0; digit >= 32; shift += 5) {
-            digit = static_cast<uint32_t>(*at_++ - '0');
+            digit = uint32_t(*at_++ - '0');
             value |= (digit & 31) << shift;
         }
         return value;
@@ -46,14 +47,15 @@ public:
     explicit Runs(Digits digits) {
         for (uint32_t at = 0; !digits.at_end();) {
             const uint32_t size = digits.next(), value = digits.next();
-            if (value != 0) runs_.push_back({at, at + size - 1, static_cast<uint8_t>(value)});
+            if (value != 0) runs_.push_back({at, at + size - 1, uint8_t(value)});
             at += size;
         }
     }
     explicit Runs(const char* table) : Runs(Digits(table)) {}
     uint8_t of(uint32_t code) const {
-        const auto found = std::lower_bound(runs_.begin(), runs_.end(), code,
-                                            [](const Run& run, uint32_t value) { return run.last < value; });
+        const auto found =
+            std::lower_bound(runs_.begin(), runs_.end(), code,
+                             [](const Run& run, uint32_t value) { return run.last < value; });
         return found != runs_.end() && found->first <= code ? found->value : 0;
     }
     auto begin() const { return runs_.begin(); }
@@ -85,12 +87,13 @@ public:
     explicit Mapping(const char* table) {
         uint32_t code = 0, before[kLongest] = {};
         for (Digits digits(table); !digits.at_end(); ++code) {
-            const uint32_t gap = digits.next(), length = gap & 1 ? digits.next() : 1, step = gap & 1 ? digits.next() : 1;
+            const uint32_t gap = digits.next(), length = gap & 1 ? digits.next() : 1,
+                           step = gap & 1 ? digits.next() : 1;
             const uint32_t size = digits.next();
             code += gap >> 1;
             for (uint32_t i = 0; i < size; ++i) before[i] += digits.next_difference();
             for (uint32_t i = 0;; ++i) {
-                entries_.push_back({code, static_cast<uint16_t>(codes_.size()), static_cast<uint16_t>(size)});
+                entries_.push_back({code, uint16_t(codes_.size()), uint16_t(size)});
                 codes_.insert(codes_.end(), before, before + size);
                 if (i + 1 == length) break;
                 code += step;
@@ -100,8 +103,9 @@ public:
     }
     Codes of(const Entry& entry) const { return {codes_.data() + entry.at, entry.size}; }
     Codes of(uint32_t code) const {
-        const auto found = std::lower_bound(entries_.begin(), entries_.end(), code,
-                                            [](const Entry& entry, uint32_t value) { return entry.code < value; });
+        const auto found =
+            std::lower_bound(entries_.begin(), entries_.end(), code,
+                             [](const Entry& entry, uint32_t value) { return entry.code < value; });
         return found != entries_.end() && found->code == code ? of(*found) : Codes{};
     }
     auto begin() const { return entries_.begin(); }
@@ -128,20 +132,25 @@ Set::Set(const char* table) {
     Digits digits(table);
     const uint32_t mask = digits.next();
     std::vector<uint32_t> whole, differing, all;
-    const auto add = [](std::vector<uint32_t>& edges, const Run& run) { edges.insert(edges.end(), {run.first, run.last + 1}); };
+    const auto add = [](std::vector<uint32_t>& edges, const Run& run) {
+        edges.insert(edges.end(), {run.first, run.last + 1});
+    };
     for (const Run& run : categories()) {
         if (mask >> run.value & 1u) add(whole, run);
     }
     for (const Run& run : Runs(digits)) add(differing, run);
-    std::merge(whole.begin(), whole.end(), differing.begin(), differing.end(), std::back_inserter(all));
+    std::merge(whole.begin(), whole.end(), differing.begin(), differing.end(),
+               std::back_inserter(all));
     for (const uint32_t edge : all) {  // two in one place cancel each other
-        if (edges_.empty() || edges_.back() != edge) edges_.push_back(edge);
-        else edges_.pop_back();
+        if (edges_.empty() || edges_.back() != edge)
+            edges_.push_back(edge);
+        else
+            edges_.pop_back();
     }
 }
 
-// What pairs of code points compose to. A longer decomposition is what its first code points compose to, and
-// its last one.
+// What pairs of code points compose to. A longer decomposition is what its first code points
+// compose to, and its last one.
 class Compositions {
 public:
     Compositions() {
@@ -172,7 +181,9 @@ uint8_t category(uint32_t code) {
     static const std::vector<uint8_t> flat = [] {
         std::vector<uint8_t> table(kFlat, 0);
         for (const Run& run : categories()) {
-            if (run.first < kFlat) std::memset(&table[run.first], run.value, std::min(run.last, kFlat - 1) - run.first + 1);
+            if (run.first < kFlat)
+                std::memset(&table[run.first], run.value,
+                            std::min(run.last, kFlat - 1) - run.first + 1);
         }
         return table;
     }();
@@ -193,16 +204,19 @@ uint32_t category_mask(const std::string& name) {
 const Script* find_script(const std::string& name) {
     static const std::vector<Script> scripts = [] {
         std::vector<Script> made(std::size(kScriptNames));
-        for (const Run& run : read<Runs, kScripts>()) made[run.value - 1].emplace_back(run.first, run.last);
+        for (const Run& run : read<Runs, kScripts>())
+            made[run.value - 1].emplace_back(run.first, run.last);
         return made;
     }();
     const auto found = std::find(std::begin(kScriptNames), std::end(kScriptNames), name);
-    return found != std::end(kScriptNames) ? &scripts[static_cast<size_t>(found - std::begin(kScriptNames))] : nullptr;
+    return found != std::end(kScriptNames) ? &scripts[size_t(found - std::begin(kScriptNames))]
+                                           : nullptr;
 }
 
 bool in_script(const Script* script, uint32_t code) {
-    const auto found = std::lower_bound(script->begin(), script->end(), code,
-                                        [](const auto& range, uint32_t value) { return range.second < value; });
+    const auto found =
+        std::lower_bound(script->begin(), script->end(), code,
+                         [](const auto& range, uint32_t value) { return range.second < value; });
     return found != script->end() && found->first <= code;
 }
 
@@ -220,8 +234,12 @@ bool is_mark(uint32_t code) {
     return (marks >> category(code) & 1u) != 0;
 }
 
-bool is_combining_mark(uint32_t code) { return code >= 0x300 && read<Set, kCombiningMarks>().contains(code); }
-bool is_nonspacing_mark(uint32_t code) { return code >= 0x300 && read<Set, kNonspacingMarks>().contains(code); }
+bool is_combining_mark(uint32_t code) {
+    return code >= 0x300 && read<Set, kCombiningMarks>().contains(code);
+}
+bool is_nonspacing_mark(uint32_t code) {
+    return code >= 0x300 && read<Set, kNonspacingMarks>().contains(code);
+}
 bool is_control(uint32_t code) { return read<Set, kControls>().contains(code); }
 Codes canonical(uint32_t code) { return code < 0xC0 ? Codes{} : canonical_mapping().of(code); }
 
@@ -232,13 +250,16 @@ Codes compatible(uint32_t code) {
 }
 
 Codes lower(uint32_t code) { return read<Mapping, kLower>().of(code); }
-uint8_t combining_class(uint32_t code) { return code < 0x300 ? 0 : read<Runs, kCombiningClasses>().of(code); }
+uint8_t combining_class(uint32_t code) {
+    return code < 0x300 ? 0 : read<Runs, kCombiningClasses>().of(code);
+}
 uint8_t script(uint32_t code) { return read<Runs, kScriptNumbers>().of(code); }
 
 uint32_t compose(uint32_t first, uint32_t second) {
     constexpr uint32_t kL = 0x1100, kV = 0x1161, kT = 0x11A7, kS = 0xAC00;
     if (first - kL < 19 && second - kV < 21) return kS + ((first - kL) * 21 + (second - kV)) * 28;
-    if (first - kS < 11172 && (first - kS) % 28 == 0 && second - kT - 1 < 27) return first + (second - kT);
+    if (first - kS < 11172 && (first - kS) % 28 == 0 && second - kT - 1 < 27)
+        return first + (second - kT);
     static const Compositions compositions;
     return compositions.of(first, second);
 }
@@ -263,7 +284,8 @@ size_t grapheme(std::string_view text, size_t at) {
         const char* ahead = p;
         const uint32_t code = next(ahead, end);
         const uint8_t then = class_at(code);
-        bool joins = then == kJoins || kind == kPrepends || (picture && before == kJoiner && then == kPicture);
+        bool joins = then == kJoins || kind == kPrepends ||
+                     (picture && before == kJoiner && then == kPicture);
         joins = joins || (kind == kL && (then == kL || then == kV || then == kLV || then == kLVT));
         joins = joins || ((kind == kLV || kind == kV) && (then == kV || then == kT));
         joins = joins || ((kind == kLVT || kind == kT) && then == kT);
@@ -274,19 +296,20 @@ size_t grapheme(std::string_view text, size_t at) {
         kind = then;
         p = ahead;
     }
-    return static_cast<size_t>(p - begin);
+    return size_t(p - begin);
 }
 
 namespace {
 
-// Whether NFC (bit 1) or NFKC (bit 2) may change a character: it is a mark, composes with one before, or is
-// decomposed and not composed again.
+// Whether NFC (bit 1) or NFKC (bit 2) may change a character: it is a mark, composes with one
+// before, or is decomposed and not composed again.
 bool may_change(uint32_t code, uint8_t bit) {
     static const std::vector<uint8_t> flat = [] {
         std::vector<uint8_t> table(kFlat, 0);
         for (uint32_t letter = 0x1100; letter < 0x1200; ++letter) table[letter] = 3;  // Hangul
         for (const Run& run : categories()) {
-            if (run.first < kFlat && is_mark(run.first)) std::memset(&table[run.first], 3, run.last - run.first + 1);
+            if (run.first < kFlat && is_mark(run.first))
+                std::memset(&table[run.first], 3, run.last - run.first + 1);
         }
         for (const Mapping::Entry& entry : read<Mapping, kCompatible>()) table[entry.code] |= 2;
         for (const Mapping::Entry& entry : canonical_mapping()) {
@@ -304,19 +327,24 @@ bool may_change_nfc(uint32_t code) { return code >= 0x300 && may_change(code, 1)
 bool may_change_nfkc(uint32_t code) { return code >= 0x80 && may_change(code, 2); }
 
 bool is_utf8(std::string_view text) {
-    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};  // of the characters of so many bytes
+    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800,
+                                   0x10000};  // of the characters of so many bytes
     const char* const end = text.data() + text.size();
     for (const char* p = text.data(); p != end;) {
         uint64_t eight = ~uint64_t{0};
         if (end - p >= 8) std::memcpy(&eight, p, sizeof eight);
-        if ((eight & 0x8080808080808080ull) == 0) p += 8;
-        else if (static_cast<unsigned char>(*p) < 0x80) ++p;
+        if ((eight & 0x8080808080808080ull) == 0)
+            p += 8;
+        else if (uint8_t(*p) < 0x80)
+            ++p;
         else {
             const char* const first = p;
             const size_t size = length(*first);
-            if (continues(*first) || static_cast<unsigned char>(*first) > 0xF4 || static_cast<size_t>(end - p) < size) return false;
+            if (continues(*first) || uint8_t(*first) > 0xF4 || size_t(end - p) < size) return false;
             const uint32_t code = next(p, end);
-            if (!std::all_of(first + 1, p, continues) || code < kLeast[size] || code > 0x10FFFF || code - 0xD800 < 0x800) return false;
+            if (!std::all_of(first + 1, p, continues) || code < kLeast[size] || code > 0x10FFFF ||
+                code - 0xD800 < 0x800)
+                return false;
         }
     }
     return true;
@@ -324,17 +352,17 @@ bool is_utf8(std::string_view text) {
 
 void append(std::string& out, uint32_t code) {
     if (code < 0x80) {
-        out += static_cast<char>(code);
+        out += char(code);
         return;
     }
-    const auto tail = [&](int shift) { out += static_cast<char>(0x80 | (code >> shift & 0x3F)); };
+    const auto tail = [&](int shift) { out += char(0x80 | (code >> shift & 0x3F)); };
     if (code < 0x800) {
-        out += static_cast<char>(0xC0 | code >> 6);
+        out += char(0xC0 | code >> 6);
     } else if (code < 0x10000) {
-        out += static_cast<char>(0xE0 | code >> 12);
+        out += char(0xE0 | code >> 12);
         tail(6);
     } else {
-        out += static_cast<char>(0xF0 | code >> 18);
+        out += char(0xF0 | code >> 18);
         tail(12);
         tail(6);
     }

@@ -56,7 +56,7 @@ bool may_change_nfkc(uint32_t code);
 
 // Bytes of the UTF-8 character that starts with this byte.
 inline size_t length(char c) {
-    const auto first = static_cast<unsigned char>(c);
+    const auto first = uint8_t(c);
     return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
 }
 
@@ -67,25 +67,34 @@ inline size_t length(std::string_view text, size_t at) {
 
 // One code point at p; moves p past it, never past end. Bytes that are not UTF-8 give any number.
 inline uint32_t next(const char*& p, const char* end) {
-    const auto byte = [](char c) { return static_cast<uint32_t>(static_cast<unsigned char>(c)); };
+    const auto byte = [](char c) { return uint32_t(uint8_t(c)); };
     const uint32_t first = byte(*p);
-    if (first < 0x80) return ++p, first;
+    if (first < 0x80) {
+        ++p;
+        return first;
+    }
     const size_t size = length(*p);
-    if (static_cast<size_t>(end - p) < size) return p = end, 0xFFFD;
+    if (size_t(end - p) < size) {
+        p = end;
+        return 0xFFFD;
+    }
     if (size == 2) {
         const uint32_t code = (first & 0x1F) << 6 | (byte(p[1]) & 0x3F);
-        return p += 2, code;
+        p += 2;
+        return code;
     }
     if (size == 3) {
         const uint32_t code = (first & 0x0F) << 12 | (byte(p[1]) & 0x3F) << 6 | (byte(p[2]) & 0x3F);
-        return p += 3, code;
+        p += 3;
+        return code;
     }
     const uint32_t code = (first & 0x07) << 18 | (byte(p[1]) & 0x3F) << 12 |
                           (byte(p[2]) & 0x3F) << 6 | (byte(p[3]) & 0x3F);
-    return p += 4, code;
+    p += 4;
+    return code;
 }
 
-inline bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+inline bool continues(char c) { return (uint8_t(c) & 0xC0) == 0x80; }
 
 // Start of the character that ends before p; never before begin, which lies before p.
 inline const char* previous(const char* p, const char* begin) {
