@@ -17,7 +17,7 @@ const KEEP_EVERY_MS = 1000; // while an answer is written
 const store = await open();
 const speech = new Speech(at("speech"));
 const settings = new Settings({ onSystem: setSystem, onKey: showModels });
-const talk = new Talk(at("talk"), { edit, regenerate, proceed, select: choose });
+const talk = new Talk(at("talk"), { edit, regenerate, proceed, select: choose, draft });
 const find = new Find(reveal);
 const attachments = new Attachments(problem);
 const list = new History(store, { open: openFound, searched: () => find.update(conversation), removed, removedAll, renamed, problem });
@@ -288,6 +288,12 @@ function busy(on) {
   at("send").hidden = isHere;
   at("stop").hidden = !isHere;
   if (hadFocus) at(isHere ? "stop" : "text").focus();
+}
+
+/** Put *text* into the box, to be changed or sent. */
+function draft(text) {
+  setText(text);
+  at("text").focus();
 }
 
 function setText(text) {

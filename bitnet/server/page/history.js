@@ -3,6 +3,8 @@
 import { at, download, make } from "./dom.js";
 import { asJSON, asMarkdown, fromJSON, matches, title } from "./tree.js";
 
+const MENU_HEIGHT = 200; // pixels, with four items of a phone's size
+
 export class History {
   /**
    * @param {object} store of store.js
@@ -47,18 +49,32 @@ export class History {
       },
     }, name);
     const row = make("li", {}, open);
-    const tool = (text, onclick) => make("button", {
-      type: "button", class: "plain do", "aria-label": `${text}: ${name}`, "data-focus": `${conversation.id}-${text}`, onclick,
-    }, text);
-    if (isOpen) {
-      row.append(
-        tool("Rename", () => this.rename(conversation, row)),
-        tool("Markdown", () => download(fileName(name, "md"), asMarkdown(conversation), "text/markdown")),
-        tool("JSON", () => download(fileName(name, "json"), asJSON(conversation), "application/json")),
-        tool("Delete", () => this.remove(conversation)),
-      );
-    }
+    row.append(...this.menu(conversation, name, row));
     return row;
+  }
+
+  /** The button at the end of a row, and the menu that it opens. */
+  menu(conversation, name, row) {
+    const menu = make("div", { id: `menu-${conversation.id}`, class: "menu", popover: "auto" });
+    const item = (text, label, onclick) => make("button", {
+      type: "button", class: "plain", "aria-label": `${label}: ${name}`,
+      onclick: () => {
+        menu.hidePopover();
+        onclick();
+      },
+    }, text);
+    menu.append(
+      item("Rename", "Rename", () => this.rename(conversation, row)),
+      item("Export as Markdown", "Markdown", () => download(fileName(name, "md"), asMarkdown(conversation), "text/markdown")),
+      item("Export as JSON", "JSON", () => download(fileName(name, "json"), asJSON(conversation), "application/json")),
+      item("Delete", "Delete", () => this.remove(conversation)),
+    );
+    const more = make("button", {
+      type: "button", class: "plain more", popovertarget: menu.id, title: "Rename, export, delete",
+      "aria-label": `Actions: ${name}`, "data-focus": `${conversation.id}-actions`,
+    }, "⋯");
+    menu.onbeforetoggle = (event) => { if (event.newState === "open") placeBeside(menu, more); };
+    return [more, menu];
   }
 
   rename(conversation, row) {
@@ -121,6 +137,15 @@ export class History {
   close() {
     if (at("history").matches(":popover-open")) at("history").hidePopover();
   }
+}
+
+/** Put *menu* below *button*, or above it near the end of the page. */
+function placeBeside(menu, button) {
+  const box = button.getBoundingClientRect();
+  const isBelow = box.bottom + MENU_HEIGHT < innerHeight;
+  menu.style.left = `${box.left}px`;
+  menu.style.top = isBelow ? `${box.bottom}px` : "auto";
+  menu.style.bottom = isBelow ? "auto" : `${innerHeight - box.top}px`;
 }
 
 function fileName(name, ending) {

@@ -5,10 +5,15 @@ import { Message } from "./message.js";
 import { path, versions } from "./tree.js";
 
 const NEAR = 48; // pixels from the end that count as the end
+const EXAMPLES = [
+  "Explain what a hash table is, with a short example.",
+  "Write a Python function that counts the words of a text file.",
+  "Rewrite this sentence so that it is easier to read: ",
+];
 const SHARE = 4; // time between two drawings, in drawings: at most a fifth goes into them
 
 export class Talk {
-  /** Show conversations in *element*; *actions* as for {@link Message}. */
+  /** Show conversations in *element*; *actions* as for {@link Message}, and draft(text) fills the box. */
   constructor(element, actions) {
     this.element = element;
     this.actions = actions;
@@ -39,12 +44,20 @@ export class Talk {
       this.shown.set(node, message);
     }
     const wanted = [...this.shown.values()].map((message) => message.element);
-    if (!wanted.length) wanted.push(make("p", { class: "quiet" }, "Write a message below."));
+    if (!wanted.length) wanted.push(this.invitation());
     const kept = [...this.element.children];
     if (wanted.length !== kept.length || wanted.some((element, place) => element !== kept[place])) {
       this.element.replaceChildren(...wanted);
     }
     this.follow();
+  }
+
+  /** What an empty conversation shows: how to begin, with examples that fill the box. */
+  invitation() {
+    const examples = EXAMPLES.map((text) => make("button", { type: "button", class: "plain", onclick: () => this.actions.draft(text) }, text));
+    return make("section", { class: "empty", "aria-label": "Examples" },
+      make("p", {}, "Write a message below, or begin with one of these."),
+      make("div", { class: "examples" }, ...examples));
   }
 
   /** The element of the message of *node*, which is shown. */

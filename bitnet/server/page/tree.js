@@ -73,11 +73,23 @@ function whole({ content, files = [] }) {
   return [...blocks, content].filter(Boolean).join("\n\n");
 }
 
-/** The name it was given, or its first question. */
+/** The name it was given, or its first question without the signs of Markdown. */
 export function title(conversation) {
   const first = conversation.nodes.find((node) => node.role === "user");
-  const begin = first && (first.content.trim().split("\n", 1)[0].slice(0, 80) || first.files?.[0].name);
-  return conversation.name || begin || "New chat";
+  const line = first ? plain(first.content.trim().split("\n", 1)[0]) : "";
+  return conversation.name || line.slice(0, 80) || first?.files?.[0].name || "New chat";
+}
+
+/** A line of Markdown as its reader sees it; a sign that stands for itself stays. */
+function plain(line) {
+  const text = line
+    .replace(/^\s*(?:#{1,6}|>|[-*+]|\d+[.)])\s+/, "")
+    .replace(/!?\[([^\]]*)\]\([^)]*\)/g, "$1")
+    .replace(/`+/g, "")
+    .replace(/(\*\*|__|~~)(\S(?:.*?\S)?)\1/g, "$2")
+    .replace(/(^|[\s(])([*_])([^\s*_](?:[^*_]*[^\s*_])?)\2(?=$|[\s).,;:!?])/g, "$1$3")
+    .trim();
+  return text || line;
 }
 
 /** Whether all words of *query* are in its name, its messages or their files. */

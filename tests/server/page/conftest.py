@@ -78,6 +78,11 @@ class Person:
     def button(self, name):
         return self.page.get_by_role("button", name=name, exact=True)
 
+    def does(self, action, conversation):
+        """Choose *action* in the menu of a conversation in the list."""
+        self.button(f"Actions: {conversation}").click()
+        self.button(f"{action}: {conversation}").click()
+
     def goes_to(self, address):
         self.page.goto(address)
         self.sees_the_page()

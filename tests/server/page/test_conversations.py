@@ -63,12 +63,12 @@ def test_an_answer_is_written_on_while_another_conversation_is_read(writer, pers
 def test_a_conversation_can_be_named(worker, person):
     person.goes_to(worker.address)
     person.says("abc")
-    person.button("Rename: abc").click()
+    person.does("Rename", "abc")
     person.page.get_by_label("New name").fill("About letters")
     person.page.get_by_label("New name").press("Enter")
     person.expect(person.conversations).to_have_text(["About letters"])
     person.expect(person.page.get_by_role("heading", level=1)).to_have_text("About letters")
-    person.button("Rename: About letters").click()
+    person.does("Rename", "About letters")
     person.page.get_by_label("New name").fill("nothing")
     person.page.get_by_label("New name").press("Escape")
     person.expect(person.conversations).to_have_text(["About letters"])
@@ -127,6 +127,7 @@ def test_the_search_shows_its_messages_in_every_version_one_after_the_other(
 
 def saved(person, name):
     with person.page.expect_download() as waiting:
+        person.page.get_by_role("button", name="Actions:").click()
         person.page.get_by_role("button", name=f"{name}:").click()
     return waiting.value.suggested_filename, waiting.value.path().read_text()
 
@@ -180,14 +181,14 @@ def test_a_file_without_a_conversation_is_refused(worker, person):
 def test_a_conversation_can_be_deleted_and_had_back(worker, person):
     person.goes_to(worker.address)
     person.says("abc")
-    person.button("Delete: abc").click()
+    person.does("Delete", "abc")
     person.expect(person.conversations).to_have_count(0)
     person.expect(person.answers).to_have_count(0)
     person.expect(person.button("Undo")).to_be_focused()
     person.button("Undo").click()
     person.expect(person.conversations).to_have_text(["abc"])
     person.expect(person.answers).to_have_count(1)
-    person.button("Delete: abc").click()
+    person.does("Delete", "abc")
     person.expect(person.conversations).to_have_count(0)
     person.reloads()
     person.expect(person.conversations).to_have_count(0)
@@ -199,7 +200,7 @@ def test_a_conversation_that_is_being_answered_stays_deleted(worker, person, slo
     slow(4)
     person.writes("abc")
     person.expect(person.answers).not_to_be_empty()
-    person.button("Delete: abc").click()
+    person.does("Delete", "abc")
     person.waits()
     person.expect(person.button("Undo")).to_be_visible()
     slow()
@@ -228,7 +229,7 @@ def test_another_tab_sees_what_changes(worker, person):
     other.expect(other.answers).to_have_count(1)
     person.says("d")
     other.expect(other.questions).to_have_text(["abc", "d"])
-    other.button("Delete: abc").click()
+    other.does("Delete", "abc")
     person.expect(person.questions).to_have_count(0)
     person.expect(person.conversations).to_have_count(0)
     assert other.problems == []

@@ -66,8 +66,12 @@ def test_the_list_of_conversations_opens_over_the_page_on_a_phone(worker, person
     imported(person, "a", "b")
     person.expect(person.button("New chat")).to_be_hidden()
     person.button("Conversations").click()
+    person.button("Actions: q a").click()
     person.expect(person.button("Delete: q a")).to_be_visible()
     assert outside(person) == []
+    person.page.keyboard.press("Escape")
+    person.expect(person.button("Delete: q a")).to_be_hidden()
+    person.expect(person.button("New chat")).to_be_visible()
     person.page.keyboard.press("Escape")
     person.expect(person.button("New chat")).to_be_hidden()
     person.button("Conversations").click()
@@ -241,11 +245,46 @@ def test_everything_can_be_reached_with_the_keyboard(worker, person):
             assert outline == "solid", name
             seen.append(name)
     for name in (
-        "New chat", "Search conversations", "Rename: q ```py", "Markdown: q ```py", "JSON: q ```py",
-        "Delete: q ```py", "Model", "Settings", "Copy message", "Edit", "Copy code", "Code, py",
+        "New chat", "Search conversations", "q py", "Actions: q py", "Model", "Settings", "Copy message", "Edit", "Copy code", "Code, py",
         "Copy answer", "Regenerate", "Message", "Send",
     ):  # fmt: skip
         assert name in seen, (name, seen)
+
+
+def test_the_menu_of_a_conversation_works_from_the_keyboard(worker, person):
+    person.goes_to(worker.address)
+    imported(person, "a")
+    person.button("Actions: q a").focus()
+    person.page.keyboard.press("Enter")
+    for action in ("Rename", "Markdown", "JSON", "Delete"):
+        person.page.keyboard.press("Tab")
+        person.expect(person.button(f"{action}: q a")).to_be_focused()
+    person.page.keyboard.press("Escape")
+    person.expect(person.button("Actions: q a")).to_be_focused()
+
+
+def test_an_empty_conversation_offers_examples(worker, person):
+    person.goes_to(worker.address)
+    examples = person.page.get_by_role("region", name="Examples").get_by_role("button")
+    person.expect(examples).to_have_count(3)
+    first = examples.first.inner_text()
+    examples.first.click()
+    person.expect(person.text).to_have_value(first)
+    person.expect(person.text).to_be_focused()
+    assert person.sent == [], "an example is only written into the box"
+
+
+def test_titles_have_no_signs_of_markdown(worker, person):
+    person.goes_to(worker.address)
+    for text, title in (
+        ("## **Bold** `code`", "Bold code"),
+        ("- [a link](http://x)", "a link"),
+        ("2 * 3 * 4 and snake_case_name", "2 * 3 * 4 and snake_case_name"),
+        ("***", "***"),
+    ):
+        person.button("New chat").click()
+        person.says(text)
+        person.expect(person.page.get_by_role("heading", level=1)).to_have_text(title)
 
 
 def test_the_drawer_keeps_the_focus_and_gives_it_back(worker, person):
