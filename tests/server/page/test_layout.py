@@ -245,7 +245,8 @@ def test_everything_can_be_reached_with_the_keyboard(worker, person):
             assert outline == "solid", name
             seen.append(name)
     for name in (
-        "New chat", "Search conversations", "q py", "Actions: q py", "Model", "Settings", "Copy message", "Edit", "Copy code", "Code, py",
+        "New chat", "Search conversations", "q py", "Actions: q py", "Model", "Settings",
+        "Copy message", "Edit", "Copy code", "Code, py",
         "Copy answer", "Regenerate", "Message", "Send",
     ):  # fmt: skip
         assert name in seen, (name, seen)
