@@ -14,7 +14,7 @@ from bitnet.commands.declare import Output, task
 from bitnet.convert.options import ConvertOptions
 
 
-@task(group="Models", example="bitnet inspect-gguf smollm2-135m", aliases=("show",))
+@task(group="Models", example="bitnet inspect-gguf smollm2-135m")
 def inspect_gguf(
     c,
     model=model_option(

@@ -195,6 +195,28 @@ def plan(
     common.output.finish(sheet.facts(), sheet.lines())
 
 
+@task(group="Models", example="bitnet show smollm2-135m", name="show")
+def show_model(
+    c,
+    model=model_option(),
+    cache=CacheOptions(),
+    output=Output(),
+):
+    """Show one page about a model that is here.
+
+    What it is, its licence, context and memory; its tokenizer with special tokens and chat
+    templates; the sampling that its files recommend, and which key says so; and each file, with its
+    purpose or the reason why it is not read. A model is not fetched for it: `plan` describes one
+    that is not here. Every key and tensor of a GGUF file: `inspect-gguf`.
+    """
+    from bitnet.sheet.model_sheet import describe_model
+    from bitnet.sheet.plan import this_machine
+
+    path = Context(cache=cache).model(model)
+    sheet = describe_model(path, this_machine(path.parent))
+    output.finish(sheet.facts(), sheet.lines())
+
+
 def _list_files(model, file, rev, select, common):
     """Show the files that ``download-model`` would fetch; fails where the disk has no room."""
     from bitnet.hub.resolve import refs_of, resolve_all

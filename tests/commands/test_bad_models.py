@@ -24,6 +24,7 @@ MODEL = {
     "render": ("render", "--messages", "rows.jsonl"),
     "run": ("run", "--prompt", "a"),
     "serve": ("serve", "--model"),
+    "show": ("show",),
     "tokenize": ("tokenize", "--file", "rows.jsonl"),
     "verify": ("verify", "--model"),
     "verify-tokenizer": ("verify-tokenizer", "--against", "bad.gguf"),

@@ -28,6 +28,7 @@ COMMANDS = {
     "models": "",
     "search": "a-model",
     "plan": "tiny.gguf",
+    "show": "tiny.gguf",
     "run": "tiny.gguf ab --max-tokens 2",
     "infer": f"tiny.gguf {PRINTED} --stats --dump-ids",
     "batch": "tiny.gguf --input prompts.jsonl --output answers.jsonl --max-tokens 2",

@@ -1,0 +1,78 @@
+"""The page about a model: its files, tokenizer, sampling and memory."""
+
+import json
+
+import pytest
+from hf_folders import tiny_folder, tokenizer_folder
+from tiny_models import TOKENS, tiny_gguf
+
+from bitnet.sheet.model_sheet import describe_model
+from bitnet.sheet.plan import Resources
+
+MACHINE = Resources(free_disk=None, free_memory=None)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tiny_folder(tmp_path / "model", "llama", transformers_version="4.46.3")
+    tokenizer_folder(path, TOKENS)
+    settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "suppress_tokens": [3, 5]}
+    (path / "generation_config.json").write_text(json.dumps(settings))
+    (path / "README.md").write_text("---\nlicense: apache-2.0\ntags: []\n---\n# A model")
+    return path
+
+
+def test_a_folder_is_described_with_its_files_and_where_each_value_is_from(folder):
+    sheet = describe_model(folder, MACHINE)
+    assert sheet.writer == "4.46.3"
+    assert sheet.plan.licence == "apache-2.0"
+    sampling = sheet.facts()["generation"]["sampling"]
+    assert sampling["temperature"] == {
+        "value": 0.6,
+        "source": "generation_config.json: temperature",
+    }
+    assert sheet.facts()["generation"]["suppressed"] == [3, 5]
+    uses = {use.name: use.is_read for use in sheet.files}
+    assert uses["tokenizer.json"]
+    assert not uses["README.md"]
+
+
+def test_the_page_names_special_tokens_templates_and_origins(folder):
+    text = "\n".join(describe_model(folder, MACHINE).lines())
+    for part in (
+        "architecture",
+        "context",
+        "memory",
+        f"bos_token       0       {TOKENS[0]!r}",
+        "chat templates  default",
+        "temperature         0.6     generation_config.json: temperature",
+        "in no answer        2 tokens",
+        "written by transformers 4.46.3",
+        "README.md: not read: text for people",
+    ):
+        assert part in text
+
+
+def test_a_gguf_file_is_described_by_its_keys(tmp_path):
+    keys = {"general.sampling.temp": 0.5, "tokenizer.chat_template": "{{ messages[0].content }}"}
+    path = tiny_gguf(tmp_path / "tiny.gguf", **keys)
+    sheet = describe_model(path, MACHINE)
+    assert sheet.tokenizer.place == "embedded"
+    assert sheet.tokenizer.templates == ["default"]
+    origin = sheet.generation.sampling["temperature"]
+    assert (origin.value, origin.source) == (0.5, "general.sampling.temp")
+    json.dumps(sheet.facts())
+
+
+def test_a_model_without_a_tokenizer_is_described_with_the_reason(tmp_path):
+    sheet = describe_model(tiny_folder(tmp_path / "model", "llama"), MACHINE)
+    assert sheet.tokenizer is None
+    assert sheet.findings[0].subject == "tokenizer"
+    assert any("none that fits" in line for line in sheet.lines())
+
+
+def test_real_models_are_described_by_name_and_file(test_models):
+    for path in sorted(test_models.glob("*.gguf")):
+        sheet = describe_model(path, MACHINE)
+        assert sheet.tokenizer.special
+        assert sheet.plan.context_length >= 8192
