@@ -150,6 +150,13 @@ def test_the_registry_of_sources_loads_nothing_that_connects():
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "base").glob("[a-z]*.py")), ids=lambda p: p.stem)
+def test_each_module_of_the_ground_floor_can_be_imported_first(path):
+    code = f"import bitnet.base.{path.stem}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_modules_import_each_other_in_a_circle():
     known = {path.relative_to(ROOT).with_suffix("").as_posix() for path in MODULES}
     imported = {}

@@ -11,7 +11,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from bitnet.base import settings
 from bitnet.base.bars import BARS
 
 if TYPE_CHECKING:
@@ -76,6 +75,8 @@ class Progress:
         self._before = 0  # bytes that were there
         self._stream = stream if stream is not None else sys.stderr
         if mode == "auto":
+            from bitnet.base import settings  # here: it reads files, which need human_size
+
             has_escapes = self._stream.isatty() and not settings.dumb_terminal()
             mode = "bar" if has_escapes else "lines"
         self._mode = mode
