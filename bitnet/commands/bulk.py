@@ -148,6 +148,7 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
             prompt_name=options.prompt_name or None,
             normalize=options.normalize,
             dimensions=dimensions,
+            truncate=options.truncate,
         )
         vectors = round_vectors(embeddings, options.precision)
         summary = f"{len(texts):,} vectors of {embeddings.shape[1]:,} numbers"

@@ -115,6 +115,8 @@ _OTHER_LOGITS = {
     "paligemma": "its prompt attends in both directions, which is not computed",
     "aya_vision": "it does not scale its logits as its text model does",
 }
+# Heads of encoders that are left out.
+_BESIDE_VECTORS = ("ForMaskedLM", "ForPreTraining")
 _HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
 
 
@@ -183,7 +185,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
         metadata={"general.architecture": name} | {f"{name}.{key}": v for key, v in keys.items()},
         freq_factors=freq_factors,
         tied=bool(config.get("tie_word_embeddings")),
-        headless=bool(named) and not named.endswith(_WRITES_TEXT),
+        headless=family.encodes or (bool(named) and not named.endswith(_WRITES_TEXT)),
         biases=frozenset().union(*biases),
         vocab_size=config.get("vocab_size"),
         values=family.values(config),
@@ -287,7 +289,8 @@ def _first_architecture(config: Config) -> str:
 def _check_code(config: Config, family: Family) -> None:
     """Refuse models of other kinds, such as classifiers, or with custom code."""
     named = _first_architecture(config)
-    if named and not named.endswith((*_WRITES_TEXT, _HEADLESS)):
+    kinds = (*_WRITES_TEXT, _HEADLESS, *(_BESIDE_VECTORS if family.encodes else ()))
+    if named and not named.endswith(kinds):
         why = "such a model neither generates text nor computes embeddings"
         raise refusal("architectures", config["architectures"], why)
     code = config.get("auto_map")

@@ -105,7 +105,7 @@ def _of(kind: Kind, names: str) -> dict[str, Kind]:
 
 #: Kinds of the keys that a family reads.
 KINDS: dict[str, Kind] = {
-    **_of(_integer(1, MAX_LAYERS), "num_hidden_layers n_layer"),
+    **_of(_integer(1, MAX_LAYERS), "num_hidden_layers n_layer n_layers"),
     **_of(
         _integer(1, MAX_POSITIONS),
         "max_position_embeddings n_positions original_max_position_embeddings",
@@ -118,11 +118,12 @@ KINDS: dict[str, Kind] = {
         "linear_value_head_dim mamba_d_conv mamba_d_state mamba_expand mamba_head_dim "
         "mamba_n_groups mamba_n_heads mamba_num_heads n_group n_groups no_rope_layer_interval "
         "num_attention_heads qk_nope_head_dim qk_rope_head_dim ssm_state_size topk_group "
-        "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head",
+        "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head dim "
+        "hidden_dim n_heads type_vocab_size",
     ),
     **_of(
         _COUNT,
-        "first_k_dense_replace max_window_layers moe_k moe_layer_start_index "
+        "first_k_dense_replace pad_token_id max_window_layers moe_k moe_layer_start_index "
         "moe_num_shared_experts n_shared_experts num_dense_layers "
         "moe_shared_expert_intermediate_size shared_expert_intermediate_size",
     ),
@@ -160,7 +161,7 @@ KINDS: dict[str, Kind] = {
     **_of(_NUMBERS, "mlp_multipliers ssm_multipliers"),
     **_of(_INTEGERS, "full_attn_idxs no_rope_layers"),
     **_of(_TABLE, "rope_parameters rope_scaling"),
-    **_of(Kind("a text", _is_text), "activation_function"),
+    **_of(Kind("a text", _is_text), "activation activation_function"),
     "auto_map": Kind("an object or a text", lambda value: isinstance(value, dict | str), True),
     "hybrid_override_pattern": Kind(
         "a letter for each layer",

@@ -99,6 +99,9 @@ class Family:
     has_freq_factors: bool = False  # files have frequency factors even where all of them are one
     # ternary layers round a token's input to int8 (W1.58A8), as in training
     rounds_inputs: bool = False
+    encodes: bool = False  # it makes vectors of texts and has no head that writes
+    # beginnings of the names of a folder's tensors that are for other tasks
+    unread: tuple[str, ...] = ()
     norms_from_zero: bool = False  # the safetensors weights of norms are stored minus one
     # folders may have blocks behind the last, which draft tokens and are left out
     more_blocks: bool = False

@@ -14,6 +14,11 @@ _OUTER = {
     "wpe.weight": "position_embd.weight",
     "ln_f.weight": "output_norm.weight",
     "ln_f.bias": "output_norm.bias",
+    "embeddings.word_embeddings.weight": "token_embd.weight",
+    "embeddings.position_embeddings.weight": "position_embd.weight",
+    "embeddings.token_type_embeddings.weight": "token_types.weight",
+    "embeddings.LayerNorm.weight": "token_embd_norm.weight",
+    "embeddings.LayerNorm.bias": "token_embd_norm.bias",
     "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
     "embedding_norm.weight": "token_embd_norm.weight",
     "embeddings.weight": "token_embd.weight",
@@ -28,6 +33,8 @@ _OUTER = {
     "per_layer_model_projection.weight": "per_layer_model_proj.weight",
     "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
 }
+# Ends of names of norms' tensors that came from TensorFlow.
+_FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _MATRICES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 _STATES = {
     "in_proj": "ssm_in",
@@ -141,15 +148,16 @@ _INNER = {
 #: Ends of names of scales that are tensors of a model, and not of the encoding of another one.
 SCALES = tuple(name for name in _INNER.values() if name.endswith(".scale"))
 _LAYER = re.compile(
-    r"(?:layers|h)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
+    r"(?:layers|h|layer|encoder\.layer)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
 )
 _PREFIX = re.compile(
-    r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?(?:transformer\.)?"
+    r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
+    r"(?:bert\.|roberta\.|distilbert\.)?(?:transformer\.)?"
 )
 _NOT_TEXT = re.compile(
     r"^(?:model\.)?(?:vision_tower|audio_tower|embed_vision|embed_audio|visual"
     r"|multi_modal_projector|vision_model|connector)\.|^(?:model\.)?image_newline$|^mtp\.|rotary_emb\.inv_freq$"
-    r"|\.attn\.(?:masked_)?bias$"
+    r"|\.attn\.(?:masked_)?bias$|^(?:\w+\.)?embeddings\.position_ids$"
 )
 
 
@@ -161,6 +169,11 @@ def gguf_name(name: str, family: Family) -> str:
     if _NOT_TEXT.search(name):
         return ""
     short = _PREFIX.sub("", name)
+    if family.unread and short.startswith(family.unread):
+        return ""
+    for former, now in _FORMER.items():
+        if short.endswith(former):
+            short = short.removesuffix(former) + now
     if short in _OUTER:
         return _OUTER[short]
     match = _LAYER.fullmatch(short)

@@ -250,6 +250,8 @@ class Checkpoint(Keys):
     opened_s: float = 0.0  # seconds it took to open
     # keys ignored on request, with their values
     ignored: Mapping[str, Any] = field(default_factory=dict)
+    # tokens of a text to embed that its settings keep; ``None``: they have no limit
+    text_limit: int | None = None
     # prefixes that the model expects before texts it embeds
     prompts: Prompts = field(default_factory=Prompts)
     # a BitNet model: ternary layers round a token's input to int8, whatever their quantization type

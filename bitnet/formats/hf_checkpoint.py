@@ -103,6 +103,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         description.family.rope_style,
         config=outer,
         ignored=description.ignored,
+        text_limit=sentence_transformers.text_limit(files),
         prompts=sentence_transformers.prompts(files),
         rounds_inputs=bits is not None or description.family.rounds_inputs,
         inventory=files,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 #: By their number in GGUF.
 POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last")
+_LONGEST = 1 << 31  # tokens; transformers writes a far larger number where there is no limit
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _MODES = {
     "pooling_mode_mean_tokens": "mean",
@@ -70,6 +71,23 @@ def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:
             model=model, below=f"{settings}: ",
         )  # fmt: skip
     return pooling
+
+
+def text_limit(files: Inventory) -> int | None:
+    """Tokens of a text that the model of *files* keeps, special ones included; ``None``: all.
+
+    Without ``max_seq_length`` that library takes the tokenizer's own limit.
+    """
+    limit = None
+    for name, key in (
+        ("tokenizer_config.json", "model_max_length"),
+        ("sentence_bert_config.json", "max_seq_length"),
+    ):
+        if "modules.json" in files and name in files:
+            value = files.json(name, dict).get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LONGEST:
+                limit = value
+    return limit
 
 
 def prompts(files: Inventory) -> Prompts:

@@ -322,7 +322,7 @@ def _place_beside(file: Obtained, project: Project, claims: Claims) -> None:
 
 def notices(model: Source, store: Store) -> dict[str, Blob]:
     """Existing files that belong next to *model*, notices and terms, by name."""
-    names = [Path(package.member).name for package in model.notices]
+    names = [package.file_name for package in model.notices]
     found = {name: store.index.find(model.repo, model.revision, name) for name in names}
     blobs = {name: store.find(record.sha256) for name, record in found.items() if record}
     return {name: blob for name, blob in blobs.items() if blob is not None}

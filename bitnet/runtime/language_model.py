@@ -41,6 +41,7 @@ from bitnet.runtime.request import (
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.sequence import check_vectors
 from bitnet.runtime.structured import Grammars
+from bitnet.runtime.text_ids import encode_input, prompt_text, text_ids
 from bitnet.runtime.tools import NO_TOOLS
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits, model_facts
@@ -80,6 +81,7 @@ class LanguageModel:
         load_s: seconds it took to load.
         ignored_keys: keys of the model file that were ignored on request.
         prompts: prefixes that the model expects before texts it embeds, by name.
+        text_limit: tokens of a text to embed that its settings keep, or None without a limit.
         generation: sampling and suppressed ids of the model's files.
     """
 
@@ -104,6 +106,7 @@ class LanguageModel:
         self.load_s: float = 0.0
         self.ignored_keys: tuple[str, ...] = ()
         self.prompts: Prompts = Prompts()
+        self.text_limit: int | None = None
         self.generation: GenerationSettings = GenerationSettings()
 
     @property
@@ -139,7 +142,9 @@ class LanguageModel:
         """
         request.check()
         if request.embed:
-            return self.embedding_ids(request.prompt, request.prompt_name), request
+            truncate = self.text_limit is not None
+            ids = self.embedding_ids(request.prompt, request.prompt_name, truncate=truncate)
+            return ids, request
         if not self.config.writes:
             raise Unsupported(
                 f"{self.path.name} makes vectors of texts and does not write any",
@@ -148,7 +153,7 @@ class LanguageModel:
         request = request.with_settings(self.generation)
         calls = reasoning = None
         if (messages := request.messages) is None:
-            ids = self._encode("prompt", request.prompt)
+            ids = encode_input(self.tokenizer, "prompt", request.prompt)
         else:
             if request.thinking is not None:
                 switches = thinking_variables(self.tokenizer, request.thinking)
@@ -270,6 +275,7 @@ class LanguageModel:
         prompt_name: str | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
+        truncate: bool = True,
     ) -> NDArray[np.float32]:
         """Embeddings of *texts*, pooled as the model says; by the mean if it does not.
 
@@ -279,6 +285,8 @@ class LanguageModel:
             prompt_name: one of :attr:`prompts`; the model's default when not given.
             normalize: scale each vector to length one.
             dimensions: number of leading dimensions to keep; all when not given.
+            truncate: leave out the ends of texts beyond :attr:`text_limit`, as
+                sentence-transformers does; otherwise such texts are refused.
 
         Returns:
             ``(len(texts), dimensions)``; one row for a single text.
@@ -286,16 +294,20 @@ class LanguageModel:
         Raises:
             UsageError: the prompt name is unknown, *dimensions* is out of its range, or a text
                 has no tokens or unknown ids.
-            InferenceError: a text is longer than the context, the hidden states are not finite,
-                or memory runs out.
+            InferenceError: a text is longer than the context, or than the limit where it is not
+                truncated, the hidden states are not finite, or memory runs out.
         """
         check_vectors(self.config.dim, dimensions)
         check_type("prompt_name", prompt_name, "a text or None", str, None)
         check_type("texts", texts, "a text or a list of them", str, Sequence, np.ndarray)
         inputs = [texts] if isinstance(texts, str) else texts
         scheduler = self.scheduler(max_batch=VECTORS_AT_ONCE)
-        requests = (Request(prompt=text, embed=True, prompt_name=prompt_name) for text in inputs)
-        running = [scheduler.prepare(*self.prepare(request)) for request in requests]
+        truncate = truncate and self.text_limit is not None
+        running = []
+        for text in inputs:
+            ids = self.embedding_ids(text, prompt_name, truncate=truncate)
+            request = Request(prompt=ids, embed=True, prompt_name=prompt_name)
+            running.append(scheduler.prepare(ids, request))
         # Texts of one pass finish together.
         for sequence in sorted(running, key=lambda sequence: sequence.prompt_tokens, reverse=True):
             scheduler.queue(sequence)
@@ -313,23 +325,16 @@ class LanguageModel:
     ) -> list[int]:
         """Ids of a text to embed; *text* and *prompt_name* are those of :meth:`embed`.
 
-        With *truncate*, the end of a text that the context cannot hold is left out; an end token
-        that the tokenizer adds, which last-token pooling reads, still follows.
+        With *truncate*, the end of a text beyond :attr:`text_limit` or the context is left out; an
+        end token that the tokenizer adds, which last-token pooling reads, still follows.
 
         Raises:
             UsageError: the prompt name is unknown, or *text* is not a text.
+            InferenceError: a text that is not truncated is longer than the limit.
         """
-        name = self.prompts.default if prompt_name is None else prompt_name
-        if name and name not in self.prompts.texts:
-            known = ", ".join(sorted(self.prompts.texts)) or "none"
-            raise UsageError(
-                f"{self.path.name} has no prompt called {name!r}; it has: {known}",
-                hint="write what should stand before the texts into them",
-                field="prompt_name",
-            )
-        if isinstance(text, str) and not (text := self.prompts.texts.get(name, "") + text):
-            return self.tokenizer.encode("")
-        return self._encode("input", text, self.context if truncate else None)
+        prompt = prompt_text(self.prompts, prompt_name, self.path.name)
+        room = self.text_limit, self.context
+        return text_ids(self.tokenizer, text, prompt, room=room, truncate=truncate)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits at every position of *ids*, ``(len(ids), vocab_size)``.
@@ -370,14 +375,6 @@ class LanguageModel:
         if request.json_schema is not None:
             return self.grammars.json_schema(read_schema(request.json_schema))
         return None if request.regex is None else self.grammars.regex(request.regex)
-
-    def _encode(
-        self, name: str, text: str | Sequence[int], at_most: int | None = None
-    ) -> list[int]:
-        if not isinstance(text, str):
-            return check_ids(name, text, "a text or token ids")
-        check_prompt(text)
-        return self.tokenizer.encode(text, at_most=at_most)
 
 
 def load_checkpoint(
@@ -422,6 +419,7 @@ def load_checkpoint(
     model.load_s = load_s
     model.ignored_keys = tuple(sorted(checkpoint.ignored))
     model.prompts = checkpoint.prompts
+    model.text_limit = checkpoint.text_limit
     model.generation = read_generation_settings(checkpoint).within(model.config.vocab_size)
     return model
 

@@ -49,6 +49,9 @@ class VectorOptions:
         choices=PRECISIONS,
     )
     normalize: bool = option(True, "scale vectors to length one")
+    truncate: bool = option(
+        True, "cut texts at the model's max_seq_length; --no-truncate refuses longer ones"
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,140 @@
+"""BERT and its relatives: encoders, which see a text in both directions and make vectors of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.families.blocks import Branch, FeedForward
+from bitnet.families.dense import ModelConfig, attention, model_of, sizes
+from bitnet.families.family import ATTENTION, LlamaCppSupport, Values, register, register_variant
+from bitnet.families.keys import Config, Keys, neutral, read, reads
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
+_HEADS = ("cls.", "lm_head.", "pooler.", "qa_outputs.", "vocab_")  # for other tasks
+
+
+def _bert(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    mixer = attention(keys, its.dim, rope=None)
+    network = FeedForward(its.ffn, "gelu", gated=False)
+    block = (
+        Branch("", (mixer,), stream_norm="attn_output_norm"),
+        Branch("", (network,), stream_norm="layer_output_norm"),
+    )
+    table = keys.weights.get("token_types.weight")
+    return model_of(
+        keys,
+        its,
+        [block] * its.layers,
+        norm_eps=keys.number("attention.layer_norm_epsilon"),
+        causal=bool(keys.value("attention.causal", False)),
+        centered_norms=True,
+        norm_biases=True,
+        biases=_PRODUCTS,
+        positions=True,
+        text_rows=table.shape[0] if table is not None and table.shape else 0,
+        embedding_norm="token_embd_norm",
+        final_norm="",
+    )
+
+
+def _bert_keys(_config: Config) -> dict[str, Any]:
+    return {"attention.causal": False}
+
+
+_BERT = register(
+    title="BERT",
+    architecture="bert",
+    activation="gelu",
+    encodes=True,
+    stated="layer_norm_eps type_vocab_size",
+    config_keys={
+        **reads("layer_norm_eps"),
+        "is_decoder": neutral(None, False),
+        "position_embedding_type": neutral(None, "absolute"),
+        "type_vocab_size": read("must be the rows of its table"),
+    },
+    gguf_keys=reads("attention.layer_norm_epsilon"),
+    tensors={
+        "attention.self.query": "attn_q",
+        "attention.self.key": "attn_k",
+        "attention.self.value": "attn_v",
+        "attention.output.dense": "attn_output",
+        "attention.output.LayerNorm": "attn_output_norm",
+        "intermediate.dense": "ffn_up",
+        "output.dense": "ffn_down",
+        "output.LayerNorm": "layer_output_norm",
+    },
+    unread=_HEADS,
+    biases={"": _PRODUCTS},
+    rotates=False,
+    llama_cpp=LlamaCppSupport(tensors=(".bias",)),
+    translate=_bert_keys,
+    decoder=_bert,
+)
+
+
+def _first_position(config: Config) -> int:
+    """Row of the position table for the first token; those before are for padding."""
+    return int(config["pad_token_id"]) + 1
+
+
+def _roberta_keys(config: Config) -> dict[str, Any]:
+    positions = config["max_position_embeddings"] - _first_position(config)
+    return _bert_keys(config) | {"context_length": positions}
+
+
+def _roberta_orders(config: Config) -> Values:
+    first = _first_position(config)
+
+    def behind_padding(rows: NDArray[Any]) -> NDArray[Any]:
+        return rows[first:]
+
+    return {"position_embd.weight": behind_padding}
+
+
+register_variant(
+    _BERT,
+    title="RoBERTa and XLM-R",
+    in_gguf=False,
+    model_types=("roberta", "xlm-roberta", "camembert"),
+    stated="layer_norm_eps pad_token_id type_vocab_size",
+    config_keys=reads("pad_token_id"),
+    orders=_roberta_orders,
+    translate=_roberta_keys,
+)
+
+
+def _distilbert_keys(config: Config) -> dict[str, Any]:
+    return _bert_keys(config) | {"attention.layer_norm_epsilon": 1e-12}  # of its class
+
+
+register_variant(
+    _BERT,
+    title="DistilBERT",
+    in_gguf=False,
+    model_types=("distilbert",),
+    aliases={
+        "activation": "hidden_act",
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+    },
+    stated="hidden_dim",
+    config_keys={"layer_norm_eps": neutral(None, 1e-12), "type_vocab_size": neutral(None)},
+    tensors={
+        "attention.q_lin": "attn_q",
+        "attention.k_lin": "attn_k",
+        "attention.v_lin": "attn_v",
+        "attention.out_lin": "attn_output",
+        "sa_layer_norm": "attn_output_norm",
+        "ffn.lin1": "ffn_up",
+        "ffn.lin2": "ffn_down",
+        "output_layer_norm": "layer_output_norm",
+    },
+    translate=_distilbert_keys,
+)
