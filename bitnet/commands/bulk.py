@@ -32,9 +32,9 @@ SHOWN = 20  # failed rows
     required=("input", "output"),
 )
 def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
-    """Answer the prompts of a file into another file.
+    """Answer a file of prompts.
 
-    A killed run goes on where it was.
+    If it is interrupted, the same command continues where it stopped.
     """
     from bitnet.base import locks
     from bitnet.batch.files import BatchFiles
@@ -116,10 +116,9 @@ VECTORS = {
     "bitnet embed smollm2-135m --input texts.txt --dimensions 8",
 )
 def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=Context()):
-    """Embed texts as vectors.
+    """Compute embeddings of texts.
 
-    They are pooled as the model says, and behind its prompt where it has one; a model that says
-    nothing gives the mean of its last hidden states.
+    Uses the pooling and the prompt that the model defines; mean pooling is the default.
     """
     import numpy as np
 
@@ -216,9 +215,10 @@ def bench(
     model=ModelOptions(),
     common=Context(),
 ):
-    """Measure how fast a model loads, reads a prompt and writes.
+    """Measure the speed of loading, prefill and decoding.
 
-    The table, or the report with --json, goes to stdout. Other work on the machine falsifies it.
+    Prints a table, or a report with --json. Run it on an idle machine: other load distorts the
+    result.
     """
     from bitnet.bench import BenchPlan, changes, measure, read_report, report_lines
 

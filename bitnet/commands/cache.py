@@ -24,7 +24,7 @@ DRY_RUN = option(False, "show what would be removed, and remove nothing")
 
 @task(group="Cache", example="bitnet cache list", name="cache.list")
 def cache_list(c, cache=CacheOptions(), output=Output()):
-    """List what is in the cache, with sizes and last use.
+    """List the files in the cache.
 
     Models and tokenizers come first, by repository, with the paths that hold each file: deleting
     it from the cache frees its bytes only when no other path holds it.
@@ -93,7 +93,7 @@ def cache_verify(
     ),
     common=Context(),
 ):
-    """Check every file in the cache for damage.
+    """Verify the files in the cache.
 
     Tokenizers must be valid JSON, models complete GGUF files, and both what was fetched where that
     is recorded. Ends with exit code 13 when one is damaged.
@@ -146,9 +146,10 @@ def rm(
     dry_run=DRY_RUN,
     common=Context(),
 ):
-    """Remove one model, and say what still holds its files.
+    """Remove a model from the cache.
 
-    Files that a project or another model also has stay on the disk under those names.
+    Files that a project or another model uses stay on the disk. They are listed with the paths
+    that hold them.
     """
     from bitnet.hub.models import remove_model
     from bitnet.hub.ref import parse
@@ -184,11 +185,11 @@ def clean_cache(
     cache=CacheOptions(),
     output=Output(),
 ):
-    """Remove cached files: shows them first, then asks.
+    """Remove files from the cache.
 
-    Without options everything but downloaded models is removed. Files in use by another process
-    are kept and named. Without a terminal to ask on, nothing is removed unless --yes is given
-    (exit code 2).
+    Lists the files, then asks before it removes them. Without options it removes everything
+    except downloaded models. Files in use by another process are kept and listed. Without a
+    terminal, nothing is removed unless --yes is given (exit code 2).
     """
     from bitnet.cache.prune import plan, prune
 
@@ -232,12 +233,11 @@ def bundle_export(
     cache=CacheOptions(),
     console=Output(),
 ):
-    """Write models and tokenizers to one file, for elsewhere.
+    """Export models and tokenizers to one file.
 
-    Without MODEL and --tokenizer it holds everything that bitnet.lock.json pins. What a model
-    needs goes along: its tokenizer where that is another file, its notices, its attestation, and
-    what the lock file says about it. Nothing is fetched. `bundle import` reads the file on a
-    machine without a network.
+    Without MODEL and --tokenizer, exports everything that bitnet.lock.json pins. The bundle
+    includes the tokenizers, notices, attestations and lock file entries of its models. Nothing
+    is downloaded. `bundle import` reads the file on a machine without a network.
     """
     from bitnet.hub import bundles
 
@@ -317,11 +317,11 @@ def bundle_import(
     cache=CacheOptions(),
     console=Output(),
 ):
-    """Take in a bundle; its models can then be used by name.
+    """Import the models and tokenizers of a bundle.
 
-    Every digest is computed before a file is kept, and nothing is kept of a bundle that is damaged.
-    No connection is opened. With --project the files go to their places in a project too, as `sync`
-    puts them there.
+    Every digest is verified before a file is kept; nothing is kept of a damaged bundle. No
+    connection is opened. With --project, the files are also placed in a project, as `sync`
+    does.
     """
     from bitnet.hub.bundles import import_bundle
     from bitnet.verify.attest import Attestation

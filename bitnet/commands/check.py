@@ -50,13 +50,12 @@ def verify(
     cache=CacheOptions(),
     output=Output(),
 ):
-    """Check a model, its tokenizer and one pass of it.
+    """Verify a model, its tokenizer and a forward pass.
 
-    One verdict for each check: file, identity, metadata, tensors, weights, family, tokenizer,
-    files, vocabulary, template, stop ids, one forward pass. Ends with exit code 15 when one failed;
-    what is not a model at all ends with the exit code that it has everywhere, 13 or 19. A model
-    that nothing identifies (no attestation, no digest, none that this version knows) is UNPINNED at
-    best.
+    Prints a verdict for each check: file, identity, metadata, tensors, weights, family,
+    tokenizer, files, vocabulary, template, stop ids, one forward pass. If a check fails, the
+    exit code is 15. A file that is not a model has the exit code of every command, 13 or 19. A
+    model without an attestation or a known digest is UNPINNED at best.
     """
     from bitnet.verify import Digest
 
@@ -202,9 +201,10 @@ def health(
     cache=CacheOptions(),
     output=Output(),
 ):
-    """Verify every model in a folder: one line each.
+    """Verify every model in a folder.
 
-    Ends with exit code 15 when one failed; `bitnet verify` shows the checks of a single one.
+    Prints a line for each model. If one fails, the exit code is 15; `bitnet verify` shows the
+    checks of a single model.
     """
     from bitnet.formats.model_files import find_models
 
@@ -293,11 +293,12 @@ def attest(
     force=FORCE,
     show=Output(),
 ):
-    """Write down what a model is, by content.
+    """Record a model's identity by its content.
 
-    A digest for each tensor, key, token list and template, and a few positions as both backends
-    compute them. Order, alignment and splitting do not change it; any other bit does. Compare with
-    `bitnet verify --against FILE`.
+    Prints a digest of each tensor, metadata key, token list and template, and the results of
+    both backends at a few positions. The order, alignment and splitting of the file do not
+    change the attestation; any other bit does. Compare a model with it: `bitnet verify
+    --against FILE`.
     """
     from bitnet.formats.containers import open_checkpoint
     from bitnet.tokenizer.discover import resolve_tokenizer
@@ -353,10 +354,10 @@ def doctor(
     model=MODEL,
     common=Context(),
 ):
-    """Say what is wrong here, and what to do about it.
+    """Diagnose problems of this installation.
 
-    Ends in one sentence. The exit code is that of the first thing that is wrong, 0 when nothing
-    is. Secrets are never shown.
+    The last line is a summary. The exit code is that of the first problem, or 0. Secrets are
+    never shown.
     """
     from bitnet.doctor import examine, markdown, verdict
 
@@ -377,7 +378,7 @@ def doctor(
 
 @task(group="Check", example="bitnet exit-codes")
 def exit_codes(c, output=Output()):
-    """Print what every exit code means."""
+    """List the exit codes."""
     rows = [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
     output.finish(EXIT_CODES, table(("code", "meaning"), rows, right=(0,)))
 
@@ -389,11 +390,11 @@ def completion(
         None, "for which shell: bash, zsh or fish", choices=("bash", "zsh", "fish"), positional=True
     ),
 ):
-    """Print the script that completes commands in a shell.
+    """Generate a shell completion script.
 
-    A line for ~/.bashrc: `source <(bitnet completion bash)`; for ~/.zshrc, below compinit:
-    `source <(bitnet completion zsh)`. Fish reads ~/.config/fish/completions/bitnet.fish: write it
-    there. The shell adds the names of files.
+    For bash, add this line to ~/.bashrc: `source <(bitnet completion bash)`. For zsh, add this
+    line to ~/.zshrc, below compinit: `source <(bitnet completion zsh)`. For fish, write the
+    script to ~/.config/fish/completions/bitnet.fish.
     """
     from invoke.completion.complete import print_completion_script
 
@@ -425,11 +426,12 @@ def ci_init(
     dry_run=option(False, "show what would be written, and write nothing"),
     output=Output(),
 ):
-    """Write workflows for continuous integration into a project.
+    """Add CI workflows to a project.
 
-    For GitHub Actions; --with gitlab, pre-commit and docker are templates, too. CI installs
-    this program from a commit or from the project itself, and its requirements by SHA-256. Files
-    with other content stop it, and nothing is written, unless --force is given.
+    Writes workflows for GitHub Actions; --with adds templates for gitlab, pre-commit and
+    docker. CI installs this program from a commit or from the project itself, and its
+    requirements by SHA-256. If a file with other content exists, nothing is written, unless
+    --force is given.
     """
     from bitnet.ci.templates import DEFAULT, plan_files, write_files
 
@@ -445,9 +447,10 @@ def ci_init(
 
 @task(group="CI", example="bitnet ci-lint", name="ci-lint")
 def ci_lint(c, project=option(".", "root of the project", metavar="DIR"), output=Output()):
-    """Check a project's GitHub Actions workflows.
+    """Lint the GitHub Actions workflows of a project.
 
-    The schema, zizmor, actionlint and shellcheck, from the extra `ci`; no connection is opened.
+    Checks the schema, and runs zizmor, actionlint and shellcheck from the extra `ci`. No
+    connection is opened.
     """
     from bitnet.ci.templates import lint
 

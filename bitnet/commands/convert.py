@@ -23,7 +23,7 @@ def inspect_gguf(
     full=option(False, "count every ternary weight; without it a sample of each tensor is read"),
     output=Output(),
 ):
-    """Show what is inside a GGUF file, and what is odd about it."""
+    """Show the contents of a GGUF file and their problems."""
     from bitnet.sheet.inspection import inspect_gguf
 
     found = inspect_gguf(Context().model(model), full=full)
@@ -42,11 +42,11 @@ def convert(
     options=ConvertOptions(),
     console=Output(),
 ):
-    """Write a model as a GGUF file in another encoding.
+    """Convert or quantize a model to GGUF.
 
-    What will be written, and which engines will compute it differently, is said before. Every
-    tensor of the new file is read back and compared with its source. What would lose something is
-    refused, except for rounding floats to F16, BF16 and blocks, which is what they are for.
+    Before it writes, it prints what the file will contain, and which engines will compute it
+    differently. Every tensor of the new file is read back and compared with its source. A lossy
+    conversion is refused, except for rounding floats to F16, BF16 and quantized blocks.
     """
     from bitnet.convert.run import plan_conversion
 

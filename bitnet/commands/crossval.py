@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 def crossval(c, requested=CrossvalOptions(), force=FORCE, model=ModelOptions(), common=Context()):
     """Compare a model's logits and tokens with another engine.
 
-    The summary goes to stdout. Exit code 15: they differ, or the engine failed; 22: there is
-    nothing to compare with, or a check could not be made.
+    The summary goes to stdout. The exit code is 15 if the results differ or the engine failed,
+    and 22 if there is nothing to compare with or a check could not be made.
     """
     from bitnet.crossval.judge import judge
 

@@ -35,6 +35,7 @@ from bitnet.base.errors import BitnetError, UsageError
 from bitnet.base.options import option
 from bitnet.base.outputs import refuse_inputs
 from bitnet.base.tables import show
+from bitnet.commands.elsewhere import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -56,8 +57,6 @@ _TYPES: dict[str, type] = {
 _METAVARS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"}
 _PATHS = ("DIR", "FILE", "PATH")  # metavars of what stays the bytes that the file system has
 _OF_A_FILE = re.compile("DIR|FILE|PATH|SOURCE")  # in metavars of what may be a path
-# Short options of other engines' programs.
-_LETTERS = {"-m": "--model", "-p": "--prompt", "-n": "--max-tokens", "-o": "--output"}
 _ADAPTER = re.compile(r"^(?:[^=]*=)?(.+?)(?::[-+.\d]+)?$")  # the path in [NAME=]PATH[:SCALE]
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number"}
 
@@ -430,7 +429,7 @@ class Words:
 
     def _unknown(self, flag: str) -> UsageError:
         flags = [*self._flags, *self._off]
-        likely = _LETTERS.get(flag, "")
+        likely = OPTIONS.get(flag, "")
         near = f"did you mean {likely}?" if likely in flags else nearest(flag, flags)
         text = f"{self._command.command_words} has no option {flag}"
         return UsageError(text, hint=near or self._command.usage)

@@ -49,11 +49,11 @@ def run(
     model=ModelOptions(),
     common=Context(),
 ):
-    """Run a model by its name; what is missing is fetched.
+    """Run a model, and download it first if necessary.
 
-    Says what is fetched and how large it is before it begins. With a prompt, or a pipe, it answers
-    once: a model with a chat template as a message, another one by continuing the text. With both,
-    the piped text stands before the prompt. Otherwise it talks with you.
+    Prints what it downloads, and the size, before it begins. With a prompt or piped text it
+    answers once; piped text comes before the prompt. A model without a chat template continues
+    the text. Otherwise it starts a chat.
     """
     from bitnet.runtime.language_model import Conversation
 
@@ -100,10 +100,10 @@ LARGE_VOCABULARY = 128_000
 
 @task(group="Run", example='bitnet infer smollm2-135m --prompt "Once upon a time" --max-tokens 32')
 def infer(c, prompt=PromptOptions(), request=Request(), model=ModelOptions(), common=Context()):
-    """Continue a text, or answer a message, with a model.
+    """Generate text from a prompt.
 
-    The text goes to stdout as it is generated; one line with timings goes to stderr. A text that is
-    piped into the command is the prompt, or stands before --prompt, with a line break between.
+    The text goes to stdout as it is generated, and one line of timings to stderr. Piped text is
+    the prompt, or comes before --prompt on a line of its own.
     """
     if prompt.logprobs is not None and not common.output.json:
         raise UsageError("--logprobs needs --json", hint="add --json")
@@ -246,9 +246,9 @@ def chat(
     model=ModelOptions(),
     common=Context(),
 ):
-    """Talk with a model, in its own chat template.
+    """Chat with a model.
 
-    On a terminal lines can be edited and recalled, and /help lists what else there is. From a pipe
+    On a terminal, lines can be edited and recalled; /help lists the commands. From a pipe,
     every line is a message, and the first error ends the program.
     """
     from bitnet.runtime.language_model import Conversation

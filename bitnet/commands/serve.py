@@ -25,9 +25,10 @@ logger = logging.getLogger(__name__)
 
 @task(group="Serve", example="bitnet serve smollm2-135m --port 9999", aliases=("worker",))
 def serve(c, options=ServeOptions(), model=ModelOptions(), common=Context()):
-    """Serve a model over HTTP, as OpenAI's API and a chat page.
+    """Serve models over HTTP.
 
-    Stop it with Ctrl-C or SIGTERM: answers that run may finish.
+    Serves the APIs of OpenAI, Anthropic, Ollama and llama.cpp's server, and a chat page. Stop
+    it with Ctrl-C or SIGTERM: running answers may finish.
     """
     options = replace(options, worker_id=options.worker_id or f"worker-{secrets.token_hex(4)}")
     if model.exact_head == "auto":  # clients that sample from the whole vocabulary need all of it

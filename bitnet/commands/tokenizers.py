@@ -51,11 +51,11 @@ def tokenizer(
     against=option("", "... with this one", formerly=("with",), metavar="FILE"),
     common=Context(),
 ):
-    """Fetch the LLaMA-3 tokenizer, checked, or compare two.
+    """Download the LLaMA-3 tokenizer, or compare two.
 
-    The file is verified (digest, and every id of the vocabulary) and pinned in bitnet.lock.json.
-    The two sources are never swapped for each other. --compare A --against B says where two files
-    differ in meaning: vocabulary, merges, special tokens, template.
+    The file is verified (its digest, and every id of the vocabulary) and pinned in
+    bitnet.lock.json. One source never replaces the other. With --compare A --against B it lists
+    the differences of two files: vocabulary, merges, special tokens, template.
     """
     from bitnet.hub.orders import tokenizer_order
     from bitnet.hub.provide import provide_all
@@ -96,10 +96,9 @@ def pre_download_tokenizers(
     model_dir=option("models", "folder with models, searched recursively", metavar="DIR"),
     common=Context(),
 ):
-    """Fetch the tokenizers that models lack into the cache.
+    """Download the tokenizers that models lack.
 
-    A model with a complete tokenizer, inside it or beside it, needs nothing. Ends with the exit
-    code of the first failure if there is one.
+    Models with a complete tokenizer are skipped. The exit code is that of the first failure.
     """
     from bitnet.formats.model_files import find_models
 
@@ -151,7 +150,10 @@ def explain_tokenizer(
     pre=PRE,
     output=Output(),
 ):
-    """Show every place a tokenizer was looked for, and why."""
+    """Explain which tokenizer a model gets.
+
+    Lists every place that was searched, and why its tokenizer was chosen or rejected.
+    """
     from bitnet.tokenizer.discover import download_info, model_facts, not_found, search
 
     facts = model_facts(Context().model(model))
@@ -189,7 +191,10 @@ def export_tokenizer(
     force=option(False, "replace files that are there"),
     console=Output(),
 ):
-    """Write a tokenizer as tokenizer.json, exactly or not at all."""
+    """Export a tokenizer as tokenizer.json.
+
+    A tokenizer that this format cannot represent exactly is refused.
+    """
     from bitnet.tokenizer.export import export_tokenizer as export
     from bitnet.tokenizer.load import load_spec
 
@@ -219,7 +224,10 @@ def verify_tokenizer(
     pre=PRE,
     output=Output(),
 ):
-    """Compare two tokenizers: parts, texts and every id."""
+    """Compare two tokenizers in every detail.
+
+    Compares their parts, the ids of texts, and the text of every id.
+    """
     from bitnet.tokenizer.comparison import compare
     from bitnet.tokenizer.load import load_spec
     from bitnet.tokenizer.probes import probe_texts
@@ -268,7 +276,10 @@ def compat_check(
     pre=PRE,
     output=Output(),
 ):
-    """Say in one line whether model and tokenizer fit."""
+    """Check whether a tokenizer fits a model.
+
+    Prints one line.
+    """
     from bitnet.tokenizer.comparison import compatibility
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.tokenizer.load import load_tokenizer
@@ -301,8 +312,8 @@ def tokenize(
 ):
     """Show the token ids of a text.
 
-    The ids go to stdout on one line. --pieces shows which characters each id stands for; several
-    ids can share one character, and BOS and EOS stand for none.
+    The ids go to stdout on one line. --pieces shows the characters of each id; several ids can
+    share one character, and BOS and EOS have none.
     """
     from bitnet.tokenizer.load import load_tokenizer
 
@@ -347,10 +358,10 @@ def render(
     chat_template=option("", "Jinja file instead of the model's template", metavar="FILE"),
     output=Output(),
 ):
-    """Show the text that a model gets for a conversation.
+    """Render a conversation with a model's chat template.
 
-    It is the prompt of a chat, with the messages where the model's template writes them. --json
-    adds its ids and what the template takes.
+    Prints the prompt that the model gets for the messages. --json adds its ids and the
+    variables of the template.
     """
     from bitnet.runtime.conversation import conversation_text
     from bitnet.runtime.request import Request, check_messages

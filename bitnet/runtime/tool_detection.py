@@ -64,7 +64,7 @@ def format_of(template: ChatTemplate) -> CallFormat:
         if named is JSON:
             raise UsageError(
                 f"tools: the calls that the chat template of {template.source} writes have a form"
-                " that bitnet cannot read",
+                " that is unknown here",
                 hint="leave tools out, or name another template with --chat-template FILE",
                 field="tools",
             )

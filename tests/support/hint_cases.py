@@ -89,6 +89,10 @@ CASES = (
     # --- what is typed wrongly ---
     Case("--list", "bitnet no-such-command", "shows"),
     Case("--help", "bitnet --config", "shows"),
+    Case("{meant}", "bitnet ps", "shows"),
+    Case("{meant}", f"bitnet -m {MODEL} -p ab", "itself", model),
+    Case("{meant}", f"bitnet generate {MODEL} -p ab", "itself", model),
+    Case("run {shlex.join(words)}", f"bitnet {MODEL} ab", "itself", model),
     Case("{first} --help", "bitnet cache", "shows"),
     Case("{self.command_words} --help", "bitnet infer bitnet-tiny --nonsense", "shows"),
     Case(
@@ -483,7 +487,7 @@ EXTRAS = {
 # Commands that no error names, and those that no test can provoke in every door.
 PAGES = {
     'run smollm2-135m "Why is the sky blue?"': "an example in the help",
-    "completion bash": "a line of the help",
+    "completion --help": "a line of the help",
     "{word} COMMAND [--options]": "usage in the help",
     "{command.command_words}": "usage in the help",
     "help network": "a line of the help",

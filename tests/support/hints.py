@@ -40,6 +40,8 @@ FILLED = {
     "{word(model)}": "models/model.gguf",
     "run {word(self.name)}": "run smollm2-135m",
     "inspect-gguf {text}": "inspect-gguf bitnet-tiny",
+    "{meant}": "models",
+    "run {shlex.join(words)}": "run smollm2-135m",
     "search {word(text)}": "search tiny",
     "search qwen3": "search tiny",
     "{first}": "cache",

@@ -1,0 +1,75 @@
+"""Commands and options of other programs, and what they are called here.
+
+Users of ollama, llama.cpp, huggingface_hub and uv type what they know. It is not accepted as it is,
+since it rarely means the same; the hint is the command line with the names of this program.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+#: Our command for one of another program.
+COMMANDS = {
+    "benchmark": "bench",
+    "cli": "infer",
+    "complete": "infer",
+    "delete": "rm",
+    "embedding": "embed",
+    "embeddings": "embed",
+    "fetch": "download-model",
+    "find": "search",
+    "generate": "infer",
+    "get": "download-model",
+    "info": "inspect-gguf",
+    "install": "download-model",
+    "ls": "models",
+    "perplexity": "crossval",
+    "ps": "models",
+    "quantise": "convert",
+    "quantize": "convert",
+    "remove": "rm",
+    "server": "serve",
+    "start": "serve",
+    "tokenise": "tokenize",
+    "uninstall": "rm",
+}
+#: Our option for one of another program.
+OPTIONS = {
+    "-c": "--context",
+    "-hf": "--model",
+    "-hfr": "--model",
+    "-m": "--model",
+    "-n": "--max-tokens",
+    "-o": "--output",
+    "-p": "--prompt",
+    "-t": "--threads",
+    "--ctx-size": "--context",
+    "--format": "--json",
+    "--hf-repo": "--model",
+    "--output-format": "--json",
+}
+_REASONS = {"ps": "no service runs in the background"}
+
+
+def explain(word: str) -> str:
+    """Reason why the command *word* of another program is not one here; empty if there is none."""
+    reason = _REASONS.get(word, "")
+    return f": {reason}" if reason else ""
+
+
+def translate(words: Sequence[str], commands: Collection[str]) -> str:
+    """The command line that *words* of another program mean here; empty if that is unknown.
+
+    *commands* are the names of ours.
+    """
+    options = [OPTIONS.get(word, word) for word in words]
+    command = COMMANDS.get(words[0], "")
+    if command in commands:
+        return shlex.join([command, *options[1:]])
+    if words[0] in OPTIONS:
+        return shlex.join(["infer", *options])
+    return ""
