@@ -10,6 +10,7 @@ seen: obtained files wait in the store, and the next run continues. A tokenizer 
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ import time
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from bitnet.base.errors import (
@@ -106,9 +108,8 @@ def provide_all(
         # A name is recorded before its link exists: a link without a name could not be removed.
         for file in files:
             _record_name(file, project)
-        files = _place(files, project, root)
+        files = _place(files, project, root, claims)
         for file in files:
-            _place_beside(file, project, claims)
             if file.fetched and not file.pin.verified:
                 text = "%s is not verified by a digest: no server announced one; it has SHA-256 %s"
                 logger.warning(text, file.pin.file, file.pin.sha256)
@@ -185,18 +186,47 @@ def _obtain_all(
 # --- place ----------------------------------------------------------------------------------------
 
 
-def _place(files: list[Obtained], project: Project, root: Path | None) -> list[Obtained]:
-    """Put *files* into their places; in a cache that may only be read a single model has none."""
+def _place(
+    files: list[Obtained], project: Project, root: Path | None, claims: Claims
+) -> list[Obtained]:
+    """Put *files* into their places, with what belongs to them."""
     items = [(file.blob, file.order.target) for file in files if file.checked]
     try:
         place_all([(blob, target) for blob, target in items if target is not None], project, root)
+        for file in files:
+            _place_beside(file, project, claims)
     except PermissionDenied:
-        target = files[0].order.target if len(files) == 1 else None
-        is_link = target is not None and relative(target, project.cache) is not None
-        if not is_link or files[0].order.kind != "model":
+        places = [file.order.target or file.order.entry for file in files]
+        if not all(place and relative(place, project.cache) for place in places):
             raise
-        return [replace(files[0], order=replace(files[0].order, target=None))]
+        return _place_for_now(files, project)
     return files
+
+
+def _place_for_now(files: list[Obtained], project: Project) -> list[Obtained]:
+    """*files* of a cache that may only be read, in a folder that goes with this process.
+
+    A single model needs no place: it is read where it is in the store. The files of others find
+    each other by their names.
+    """
+    if len(files) == 1 and files[0].order.kind == "model":
+        order = replace(files[0].order, target=None)
+        return [replace(files[0], order=order)]
+    folder = Path(mkdtemp(prefix="bitnet-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    placed = []
+    for file in files:
+        order = file.order
+        path = order.target or order.entry or file.blob.path
+        link = folder / path.absolute().relative_to(project.cache.absolute())
+        try:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.blob.path.absolute())
+        except OSError as error:
+            raise from_os_error(error, link) from error
+        placed.append(replace(file, order=replace(order, target=link)))
+    logger.info("the cache is only read: links to its files are in %s", folder)
+    return placed
 
 
 def place_all(

@@ -3,6 +3,7 @@
 import builtins
 import errno
 import io
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,40 @@ def test_a_model_in_a_cache_that_is_only_read_is_used_by_name(project, read_only
     for name in ("org/one", "org/two"):  # the second has no link, and gets none
         path = models.provide(parse(f"hf:{name}:tiny.gguf"), project, fetch=False)
         assert path.read_bytes()[:4] == b"GGUF"
+
+
+def test_a_model_of_several_files_is_used_without_its_links(project, read_only):
+    store = project.store
+    names = [f"tiny-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for name in names:
+        (project.folder / name).write_bytes(b"GGUF" + name.encode())
+        digest = sha256_of(project.folder / name)
+        blob = store.adopt(project.folder / name, digest)
+        (project.folder / name).unlink()
+        record = Pin("model", "org/parts", "main", name, None, digest, blob.size)
+        store.index.write(record, *record.index_name)
+    read_only(project.cache)
+    path = models.provide(parse("hf:org/parts"), project, fetch=False)
+    assert path.name == names[0]
+    assert project.cache not in path.parents
+    assert [(path.parent / name).read_bytes() for name in names] == [
+        b"GGUF" + name.encode() for name in names
+    ]
+
+
+def test_a_tokenizer_is_used_without_its_link(project, read_only):
+    store = project.store
+    content = json.dumps({"model": {"type": "BPE"}}).encode()
+    (project.folder / "t.json").write_bytes(content)
+    digest = sha256_of(project.folder / "t.json")
+    assert store.adopt(project.folder / "t.json", digest) is not None
+    record = Pin("tokenizer", "org/words", "main", "tokenizer.json", None, digest, len(content))
+    store.index.write(record, *record.index_name)
+    read_only(project.cache)
+    source = Source("t", "org/words", vocab_size=5, cache_key="words")
+    order = order_of(source, project, check=lambda path, size: None)
+    (got,) = provide_all([order], replace(project, records=False), root=project.cache)
+    assert (got.path.name, got.path.read_bytes()) == ("tokenizer.json", content)
 
 
 def test_a_project_gets_its_file_from_a_cache_that_is_only_read(project, read_only):
