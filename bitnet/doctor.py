@@ -16,7 +16,7 @@ from bitnet.base import locks, native, settings
 from bitnet.base.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
 from bitnet.base.files import CACHE_HINT
 from bitnet.base.findings import Finding
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_header import printable
 

@@ -48,9 +48,9 @@ def _imports(path):
     """Every ``bitnet.X`` that *path* imports anywhere, with its line."""
     for node in _nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-            if node.module == "bitnet":
-                names = [f"bitnet.{alias.name}" for alias in node.names]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            if node.module != "bitnet":
+                names.append(node.module)
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         else:

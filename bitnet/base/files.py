@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError, InvalidFormat, NoSpace, from_os_error
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 
 if TYPE_CHECKING:
     from io import BufferedReader

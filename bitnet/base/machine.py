@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bitnet.base import settings
 from bitnet.base.errors import InferenceError, Unsupported
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,7 +11,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Literal, TextIO
 
+from bitnet.base import settings
 from bitnet.base.bars import BARS
+from bitnet.base.quantities import human_size, human_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,39 +22,6 @@ Mode = Literal["auto", "bar", "lines", "json", "none"]
 
 _INTERVALS_S = {"lines": 5.0, "json": 0.5, "bar": 0.1}
 RATE_WINDOW_S = 10.0
-
-
-def human_size(size_bytes: float) -> str:
-    """*size_bytes* in decimal units as download pages give it: ``98.4 MB``."""
-    value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 999.95:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
-
-
-def human_count(count: int | None) -> str:
-    """*count* with three digits: ``817``, ``1.72 B``, ``494 M``; ``?`` for None."""
-    if count is None:
-        return "?"
-    value = float(count)
-    for unit in ("", " k", " M"):
-        if value < 999.5:
-            digits = 3 if unit else 4
-            return f"{value:.{digits}g}{unit}"
-        value /= 1000
-    return f"{value:.3g} B"
-
-
-def human_time(duration_s: float) -> str:
-    """*duration_s* as ``7s``, ``3m05s`` or ``2h07m``."""
-    seconds = max(0, round(duration_s))
-    if seconds < 60:
-        return f"{seconds}s"
-    if seconds < 3600:
-        return f"{seconds // 60}m{seconds % 60:02d}s"
-    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
 
 
 class Progress:
@@ -75,8 +44,6 @@ class Progress:
         self._before = 0  # bytes that were there
         self._stream = stream if stream is not None else sys.stderr
         if mode == "auto":
-            from bitnet.base import settings  # here: it reads files, which need human_size
-
             has_escapes = self._stream.isatty() and not settings.dumb_terminal()
             mode = "bar" if has_escapes else "lines"
         self._mode = mode

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from bitnet.base.errors import UsageError
+from bitnet.base.files import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -406,9 +407,6 @@ def access_token() -> str | None:
     """The hub's access token: ``HF_TOKEN``, else the one that ``hf auth login`` stored."""
     if (token := hf_token()) is not None:
         return token
-    # bitnet.base.files reports progress, whose form is a setting.
-    from bitnet.base.files import open_file
-
     try:
         with open_file(hugging_face_token_path()) as file:
             text = file.read().decode("ascii").strip()

@@ -33,7 +33,7 @@ from bitnet.base.errors import (
 )
 from bitnet.base.files import read_json
 from bitnet.base.machine import peak_memory, thread_count, total_memory
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.base.tables import quantity, table
 from bitnet.runtime.request import Request
 

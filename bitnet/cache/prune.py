@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base import locks, settings
 from bitnet.base.errors import CacheBusy, NotFound, UsageError, from_os_error
 from bitnet.base.options import parse_duration
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.base.tables import DIGITS, quantity
 from bitnet.base.trust import SHA256
 from bitnet.cache.entries import Entry, entries, locks_for

@@ -11,7 +11,8 @@ from bitnet.base.findings import render
 from bitnet.base.invocation import as_started, word
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.outputs import OutputFile
-from bitnet.base.progress import Progress, human_size, human_time
+from bitnet.base.progress import Progress
+from bitnet.base.quantities import human_size, human_time
 from bitnet.base.tables import brief, quantity, short, show, table
 from bitnet.cache import Selection
 from bitnet.commands.context import Context, model_option, provide_pins

@@ -19,7 +19,7 @@ from bitnet.base import settings, terminal
 from bitnet.base.errors import TokenizerNotFound, UsageError, from_os_error
 from bitnet.base.files import read_bytes
 from bitnet.base.options import CacheOptions, option
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.base.tables import show
 from bitnet.commands.declare import Output
 from bitnet.hub.options import FetchOptions

@@ -15,7 +15,7 @@ from bitnet.base.errors import BitnetError, InferenceError, NotFound, UsageError
 from bitnet.base.invocation import word
 from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind, json_in
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.base.terminal import as_json
 from bitnet.commands.context import (
     Context,

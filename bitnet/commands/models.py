@@ -23,7 +23,7 @@ from bitnet.base.invocation import word
 from bitnet.base.machine import fits_in_memory
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.outputs import OutputFile, OutputKind
-from bitnet.base.progress import human_count, human_size
+from bitnet.base.quantities import human_count, human_size
 from bitnet.base.tables import show, table
 from bitnet.base.trust import REPOSITORY
 from bitnet.commands.context import VERIFY, Context, model_option, provide_pins

@@ -17,7 +17,7 @@ from bitnet.base.errors import InvalidFormat, VerificationFailed
 from bitnet.base.files import require_space
 from bitnet.base.findings import Finding
 from bitnet.base.outputs import OutputFile
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.convert.engines import differences
 from bitnet.convert.metadata import metadata
 from bitnet.convert.mixtures import mixture_types, read_importance

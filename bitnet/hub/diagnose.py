@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, NetworkError
 from bitnet.base.findings import Finding
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.base.trust import origin, redact_url
 from bitnet.hub.http import Transient, requests
 from bitnet.hub.session import HubSession

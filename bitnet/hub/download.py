@@ -23,7 +23,8 @@ from bitnet.base.errors import (
     from_os_error,
 )
 from bitnet.base.files import CACHE_HINT, OUTPUT_HINT, device_of, git_oid, require_space
-from bitnet.base.progress import Mode, Progress, human_size
+from bitnet.base.progress import Mode, Progress
+from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.hub.orders import FileOrder, Obtained, pin_of
 from bitnet.hub.repository import head

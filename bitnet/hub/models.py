@@ -22,7 +22,7 @@ from bitnet.base.errors import BitnetError, CacheBusy, NotFound, Offline, UsageE
 from bitnet.base.files import git_oid, path_of, text_of
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import word
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.cache.entries import Entry, entries
 from bitnet.cache.prune import Removal, is_same_file, prune

@@ -13,7 +13,7 @@ from bitnet import sources
 from bitnet.base.errors import BitnetError, IntegrityError, NotFound, Offline, UsageError
 from bitnet.base.files import path_of, sha256_of
 from bitnet.base.machine import fits_in_memory
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.base.trust import REPOSITORY, SHA256, place_problem, printable
 from bitnet.hub.options import FileSelection
 from bitnet.hub.orders import model_path, order_of

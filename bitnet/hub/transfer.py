@@ -26,7 +26,7 @@ from bitnet.base.errors import (
     RateLimited,
     from_os_error,
 )
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.hub import http
 from bitnet.hub.http import urllib3

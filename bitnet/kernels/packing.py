@@ -23,7 +23,7 @@ import numpy as np
 from bitnet.base import settings
 from bitnet.base.errors import InferenceError, InvalidFormat
 from bitnet.base.machine import free_memory, free_swap
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.quants import registry
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 

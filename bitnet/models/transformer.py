@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.base.machine import lock_pages
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.kernels.program import Interpreter, Segment
 from bitnet.models.exact_head.head import Head, HeadMode, read_by_row

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.server.loading import load_narrated, memory_of, open_narrated
 from bitnet.server.refusals import Refused, from_error, stopping, too_late
 from bitnet.server.slot import FOREVER, Slot

@@ -13,7 +13,7 @@ import numpy as np
 
 from bitnet.base.errors import BitnetError
 from bitnet.base.findings import Finding, render
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.base.tables import brief, quantity, table
 from bitnet.families.blocks import KeysValues
 from bitnet.formats.checkpoint import Checkpoint

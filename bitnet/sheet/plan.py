@@ -17,7 +17,7 @@ from bitnet.base.errors import BitnetError, InvalidFormat
 from bitnet.base.files import free_space
 from bitnet.base.findings import Finding, render
 from bitnet.base.machine import OVERHEAD_BYTES, free_memory
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.families.blocks import KVType
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF

@@ -19,7 +19,7 @@ from bitnet.base.errors import BitnetError, TokenizerNotFound, from_os_error
 from bitnet.base.files import digest_of
 from bitnet.base.findings import Finding, worst
 from bitnet.base.invocation import word
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.base.tables import quantity
 from bitnet.formats.containers import container_of, open_checkpoint
 from bitnet.formats.gguf_audit import audit, code_counts

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from bitnet.base.progress import Progress, human_size, human_time
+from bitnet.base.progress import Progress
+from bitnet.base.quantities import human_size, human_time
 
 
 class Clock:

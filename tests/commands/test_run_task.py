@@ -9,7 +9,7 @@ from tiny_models import tiny_gguf
 
 from bitnet import sources
 from bitnet.base import settings
-from bitnet.base.progress import human_size
+from bitnet.base.quantities import human_size
 from bitnet.sources import PACKAGED
 from bitnet.store import Store
 
