@@ -189,7 +189,7 @@ class Model:
                 outside = next(token for token in segment.tokens if not 0 <= token < size)
                 raise UsageError(
                     f"token id {outside} is outside the model's vocabulary of {size:,}",
-                    hint="use the model's own tokenizer",
+                    hint="use the model's own tokenizer, and no token that it adds without a row",
                 )
             if segment.cache.length and not self.config.causal:
                 raise InferenceError(

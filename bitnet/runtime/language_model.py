@@ -251,7 +251,7 @@ class LanguageModel:
     @cached_property
     def grammars(self) -> Grammars:
         """Grammars that constrain an answer; :class:`Unsupported` without llguidance."""
-        return Grammars(self.tokenizer)
+        return Grammars(self.tokenizer, rows=self.model.config.vocab_size)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, up to the beginning of the assistant's answer.

@@ -381,7 +381,7 @@ class Scheduler:
         if min(ids) < 0 or max(ids) >= size:
             raise UsageError(
                 f"the {field} has token ids outside the model's vocabulary of {size:,}",
-                hint="use the model's own tokenizer",
+                hint="use the model's own tokenizer, and no token that it adds without a row",
                 field=field,
             )
 

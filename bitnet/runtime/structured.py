@@ -43,13 +43,14 @@ MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
 class Grammar:
     """A compiled grammar, in the state after the tokens of an answer so far."""
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, rows: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._rows = rows  # ids that the model can choose
 
     def start(self) -> Grammar:
         """A clone for another answer, which takes microseconds."""
-        return Grammar(self._matcher.deep_copy(), self._vocab_size)
+        return Grammar(self._matcher.deep_copy(), self._vocab_size, self._rows)
 
     @property
     def finished(self) -> bool:
@@ -61,7 +62,11 @@ class Grammar:
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
         bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
-        return np.flatnonzero(bits)
+        ids = np.flatnonzero(bits)
+        with_row = ids[ids < self._rows]
+        if len(ids) and not len(with_row):
+            raise _dead_end("no token of the model continues the answer")
+        return with_row
 
     def accept(self, token: int) -> None:
         """Advance by *token*, one of those allowed."""
@@ -78,16 +83,20 @@ class Grammar:
         message = _first_line(self._matcher.get_error())
         if message.startswith("NoExtension"):
             message = "no token of the model continues the answer"
-        raise Unsupported(
-            f"the grammar of the answer gave up: {message}",
-            hint="simplify --json-schema or --regex, or use characters that the tokenizer knows",
-        )
+        raise _dead_end(message)
+
+
+def _dead_end(message: str) -> Unsupported:
+    return Unsupported(
+        f"the grammar of the answer gave up: {message}",
+        hint="simplify --json-schema or --regex, or use characters that the tokenizer knows",
+    )
 
 
 class Grammars:
-    """Compiles grammars for the tokens of one tokenizer."""
+    """Compiles grammars for the tokens of one tokenizer, of which the model has *rows*."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, rows: int | None = None) -> None:
         try:
             import llguidance
         except ImportError as error:
@@ -97,6 +106,7 @@ class Grammars:
             ) from error
         self._library: Any = llguidance
         self._tokenizer = tokenizer
+        self._rows = tokenizer.vocab_size if rows is None else rows
         self._kept: OrderedDict[bytes, Grammar] = OrderedDict()  # by digest, oldest first
 
     def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
@@ -137,7 +147,7 @@ class Grammars:
             logger.warning("%s: %s", field, message)
         matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)
         matcher.compute_bitmask()  # the slowest one, here and not in a forward pass
-        return Grammar(matcher, self._tokenizer.vocab_size)
+        return Grammar(matcher, self._tokenizer.vocab_size, self._rows)
 
     @cached_property
     def _vocabulary(self) -> Any:

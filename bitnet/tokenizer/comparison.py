@@ -277,7 +277,10 @@ def compatibility(
     problem = ""
     own = _own(facts, pre, findings)
     different = different_ids(own, tokenizer) if own is not None else []
-    if spare is None:
+    beyond = facts.tokens_beyond(tokenizer)
+    if beyond:
+        findings.append(f"{beyond:,} added tokens have no row: a prompt with one is refused")
+    elif spare is None:
         size = facts.token_count or facts.vocab_size
         problem = f"vocabulary size differs (Model: {size}, Tokenizer: {has})"
     elif own is not None and different:

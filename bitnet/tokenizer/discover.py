@@ -78,6 +78,19 @@ class ModelFacts:
         spare = (rows or vocab_size) - vocab_size
         return spare if 0 <= spare < MAX_PADDING else None
 
+    def tokens_beyond(self, tokenizer: Tokenizer) -> int:
+        """Number of ids of *tokenizer* without a row, if all are added tokens; else 0.
+
+        Fine-tuned folders have them (``[PAD]`` behind 32,000 rows). As in transformers they do no
+        harm until one occurs: a prompt with one is refused, and no answer can have one.
+        """
+        rows = self.embedding_rows
+        if self.gguf is not None or rows is None or tokenizer.vocab_size <= rows:
+            return 0
+        beyond = range(rows, tokenizer.vocab_size)
+        are_added = len(beyond) < MAX_PADDING and all(map(tokenizer.is_added, beyond))
+        return len(beyond) if are_added else 0
+
 
 def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
     """Facts of a GGUF file or of a folder with ``config.json``, or of either when it is open."""
@@ -325,6 +338,11 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     if spare is not None:
         padded = f", {spare} padded embedding rows" if spare else ""
         return f"{has:,} tokens, as the model needs{padded}"
+    beyond = model.tokens_beyond(tokenizer)
+    if beyond:
+        text = f"{has:,} tokens, the last {beyond:,} of them without a row of the embedding"
+        logger.warning("%s: %s: a prompt with one of these is refused", tokenizer.source, text)
+        return text
     if needed == has:  # the list fits, the embedding does not
         needed = model.embedding_rows or needed
     text = f"Vocabulary size mismatch: expected {needed}, got {has}"

@@ -232,6 +232,10 @@ class Tokenizer:
         """
         return self._engine.spelling(self.check_id(id)).replace(SPACE_SYMBOL.encode(), b" ")
 
+    def is_added(self, id: int) -> bool:
+        """True if *id* is a token beside the model's vocabulary: control or added."""
+        return bool(self._engine.is_verbatim(self.check_id(id)))
+
     def check_id(self, id: int) -> int:
         """*id* as an ``int``; NumPy integers are accepted.
 

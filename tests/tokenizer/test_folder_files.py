@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 from hf_folders import tiny_folder, tokenizer_folder
+from tiny_models import TOKENS
 
-from bitnet.base.errors import Unsupported
+import bitnet
+from bitnet.base.errors import TokenizerNotFound, Unsupported, UsageError
 from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer import load_tokenizer, resolve_tokenizer
+from bitnet.tokenizer.comparison import compatibility
 from bitnet.tokenizer.folder_files import compare_tokenizer_files, list_files
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -71,3 +74,28 @@ def test_two_kinds_of_tokenizers_without_a_choice_are_refused_at_every_door(tmp_
     for read in (load_tokenizer, resolve_tokenizer):
         with pytest.raises(Unsupported, match=r"tokenizer\.model and vocab\.json"):
             read(path)
+
+
+def test_added_tokens_without_a_row_are_refused_when_they_occur_and_only_then(tmp_path):
+    path = tiny_folder(tmp_path / "model", "llama")
+    tokenizer_folder(path, TOKENS)
+    rows = json.loads((path / "config.json").read_text())["vocab_size"]
+    document = json.loads((path / "tokenizer.json").read_text())
+    for id in range(len(TOKENS), rows + 1):
+        entry = {**document["added_tokens"][0], "id": id, "content": f"<more{id}>"}
+        document["added_tokens"].append(entry)
+    (path / "tokenizer.json").write_text(json.dumps(document))
+    model = bitnet.load(path)
+    assert model.tokenizer.vocab_size == rows + 1
+    assert set(model.generate("ab", max_tokens=4, regex="[ab]+")) <= {"a", "b"}
+    assert model.generate("ab", max_tokens=4, min_tokens=4)
+    with pytest.raises(UsageError, match="outside the model's vocabulary"):
+        model.generate(f"ab<more{rows}>", max_tokens=1)
+    assert compatibility(path, model.tokenizer).compatible
+
+
+def test_ordinary_tokens_without_a_row_are_another_vocabulary(tmp_path):
+    path = tiny_folder(tmp_path / "model", "llama", vocab_size=len(TOKENS) - 2)
+    tokenizer_folder(path, TOKENS)
+    with pytest.raises(TokenizerNotFound, match="Vocabulary size mismatch"):
+        resolve_tokenizer(path)
