@@ -12,6 +12,7 @@ import json
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.files import open_file
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with, json_in
 from bitnet.crossval.records import to_json
 
@@ -54,7 +55,7 @@ def _is_report(path: Path) -> bool:
 
 
 def _is_page(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return b"\n<title>Cross-validation: " in file.read(1000)
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
+from bitnet.base.files import read_bytes
 from bitnet.base.findings import Finding, render
 from bitnet.base.tables import quantity
 from bitnet.formats.containers import open_checkpoint
@@ -201,7 +202,7 @@ def _licence(checkpoint: Checkpoint) -> str:
     if checkpoint.gguf is not None or "README.md" not in checkpoint.inventory:
         return ""
     try:
-        text = checkpoint.inventory.path("README.md").read_text("utf-8", "replace")
+        text = read_bytes(checkpoint.inventory.path("README.md")).decode("utf-8", "replace")
     except (OSError, BitnetError):
         return ""
     head = text.split("\n---", 1)[0] if text.startswith("---") else ""
