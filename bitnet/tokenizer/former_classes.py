@@ -52,7 +52,8 @@ def _all(text: str, *roles: str) -> dict[str, str]:
 
 _END = "<|endoftext|>"
 _THREE = ("bos_token", "eos_token", "unk_token")
-_CLASSES = {
+#: Rules by the name of the class, without the suffix ``Fast``.
+FORMER_CLASSES = {
     "LlamaTokenizer": FormerClass(
         {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
         add_bos=True,
@@ -79,7 +80,7 @@ def former_class(name: str | None, version: Any, config: dict[str, Any]) -> Form
     of these.
     """
     match = re.match(r"4\.(\d{1,3})\.", version) if isinstance(version, str) else None
-    former = _CLASSES.get((name or "").removesuffix("Fast"))
+    former = FORMER_CLASSES.get((name or "").removesuffix("Fast"))
     if match is None or former is None:
         return None
     if former.prefix_space == "converts" and config.get("add_prefix_space") is not None:

@@ -1,15 +1,18 @@
 """A folder means what transformers makes of it, or is refused with the name of a key."""
 
 import json
+import os
+import subprocess
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-from folder_expectations import outcome
+from folder_expectations import outcome, write
 from tokenizer_folders import CLASSES, Folder
 
 from bitnet.tokenizer import tokenizer_class
+from bitnet.tokenizer.former_classes import FORMER_CLASSES
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,6 +23,7 @@ pytestmark = [
 
 FOLDERS = 2_000
 PARTS = 20
+SAVED = 800  # drawn folders that each earlier version saves
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +46,33 @@ def test_drawn_folders_give_transformers_ids_texts_and_templates(part, transform
         assert not result.startswith("difference"), (seed, result)
         counts[result.split(":")[0]] += 1
     assert counts["equal"] > FOLDERS // PARTS // 3
+
+
+@pytest.mark.parametrize("version", ["4.46.3", "4.57.1"])
+def test_drawn_folders_that_earlier_versions_save_get_their_ids(version, tmp_path):
+    folder = os.environ.get("BITNET_TEST_TRANSFORMERS_4")
+    if not folder:
+        pytest.skip("needs environments of transformers 4: BITNET_TEST_TRANSFORMERS_4")
+    script = Path(__file__).parents[1] / "support" / "record_folders.py"
+    python = Path(folder) / f"transformers-{version}" / "bin" / "python"
+    cases = [f"{seed}@{version}" for seed in range(SAVED)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [python, "-W", "ignore", script, "--print", *cases],
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    counts = Counter()
+    for case in map(json.loads, done.stdout.splitlines()):
+        name = case["files"]["tokenizer_config.json"].get("tokenizer_class", "")
+        if name.removesuffix("Fast") not in FORMER_CLASSES:
+            continue  # read as transformers 5 reads it
+        path = write(case, tmp_path / case["case"])
+        result = outcome(path, case, ids_only=True)
+        assert not result.startswith("difference"), (case["case"], result)
+        counts[result.split(":")[0]] += 1
+    assert counts["equal"] > SAVED // 8
 
 
 def test_the_table_of_classes_is_that_of_the_installed_transformers(transformers):
