@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bitnet.base import locks
 from bitnet.base.errors import BitnetError, InvalidFormat, from_os_error
 from bitnet.base.files import open_file, sha256_of
-from bitnet.store import Store
-from bitnet.store.blobs import AREAS
-from bitnet.store.claims import claim_path
+from bitnet.store import Store, tree
 from bitnet.store.partial import name_of
 
 if TYPE_CHECKING:
@@ -99,7 +97,10 @@ def entries(root: Path) -> list[Entry]:
 
 def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
     """Folders of the cache, without links, and the names of the files and links in each."""
-    waiting = [root / "store/partial" if area == "store" else root / area for area in AREAS[::-1]]
+    waiting = [
+        tree.partial_folder(tree.store_folder(root)) if area == "store" else root / area
+        for area in tree.AREAS[::-1]
+    ]
     while waiting:
         folder = waiting.pop()
         try:
@@ -189,7 +190,7 @@ def locks_for(path: Path) -> list[Path]:
     if path.parents[1].name == "partial":
         return [path.parent.with_name(f"{path.parent.name}.lock")]
     if path.parents[1].name == "sha256":
-        return [store / "partial" / f"{path.name}.lock", claim_path(store, path.name)]
+        return [tree.transfer_lock(store, path.name), tree.claim_path(store, path.name)]
     return []
 
 

@@ -20,7 +20,7 @@ from bitnet.base.trust import SHA256
 from bitnet.cache.entries import Entry, entries, locks_for
 from bitnet.store import Store, links
 from bitnet.store.blobs import tag_problem
-from bitnet.store.claims import claim_path
+from bitnet.store.tree import claim_path
 
 if TYPE_CHECKING:
     from bitnet.cache import Selection

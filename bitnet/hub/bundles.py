@@ -44,6 +44,7 @@ from bitnet.hub.provide import notices, provide_all
 from bitnet.hub.ref import Ref, parse
 from bitnet.hub.repository import file_url
 from bitnet.sources import Source
+from bitnet.store import tree
 from bitnet.store.blobs import make_cache
 from bitnet.store.records import (
     LOCK_FILE,
@@ -449,10 +450,10 @@ def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
                 if file.read(_BLOCK) != _member(name, blob.size):
                     raise InvalidFormat(f"something else is where {name} belongs")
                 end = file.tell() + blob.size + -blob.size % _BLOCK
-                guard = store.folder / "partial" / f"{blob.sha256}.lock"
+                guard = tree.transfer_lock(store.folder, blob.sha256)
                 with locks.hold(guard, timeout_s=settings.lock_timeout(), what=name) as lock:
                     if store.find(blob.sha256) is None:
-                        store.put(_chunks(file, blob.size), blob, name, alone=lock.is_kernel)
+                        store.put(_chunks(file, blob.size), blob, blob.sha256, alone=lock.is_kernel)
                         fresh.append(blob.sha256)
                 file.seek(end)
                 done += blob.size

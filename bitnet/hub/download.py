@@ -29,7 +29,7 @@ from bitnet.base.trust import redact_url
 from bitnet.hub.orders import FileOrder, Obtained, pin_of
 from bitnet.hub.repository import head
 from bitnet.hub.transfer import Replaced, Transfer
-from bitnet.store import Blob, Partial, Pin, Store
+from bitnet.store import Blob, Partial, Pin, Store, tree
 from bitnet.store.blobs import make_cache
 from bitnet.store.partial import sweep
 
@@ -170,11 +170,10 @@ class _Fetch:
     def _lock_entry(self, facts: Version) -> Obtained:
         """The file, fetched by this process or by the holder of the lock."""
         make_cache(self.store.root)
-        folder = self.store.folder / "partial"
-        sweep(folder)
+        sweep(tree.partial_folder(self.store.folder))
         name, clock = self.order.source.file, self.session.clock
         with locks.hold(
-            folder / f"{facts.key}.lock",
+            tree.transfer_lock(self.store.folder, facts.key),
             timeout_s=settings.lock_timeout(),
             what=name,
             clock=clock,
@@ -183,7 +182,7 @@ class _Fetch:
             here = self._find_version(facts)
             if here is not None:
                 return here  # another process fetched it while we waited
-            where = folder / facts.key, name.rpartition("/")[2]
+            where = tree.transfer_folder(self.store.folder, facts.key), name.rpartition("/")[2]
             source = self.order.source
             of = [redact_url(source.url)] if source.url else source.index_name
             partial = Partial.begin(*where, facts, alone=lock.is_kernel, fresh=self.fresh, of=of)

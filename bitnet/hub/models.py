@@ -1,10 +1,6 @@
 """Models and tokenizers by name: provide, list, compare with the hub, and remove them.
 
-The bytes are in the store. ``<cache>/models`` has links to them, under their names::
-
-    <cache>/models/NAME/FILE
-    <cache>/models/hf/ORG/REPO@REVISION/FILE
-    <cache>/models/url-HASH/FILE
+The bytes are in the store. ``<cache>/models`` has links to them, under their names.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from bitnet.hub.resolve import TEMPLATE_FOLDER, choose, is_pattern, models_in, r
 from bitnet.hub.session import HubSession
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
-from bitnet.store import Pin, Store, links
+from bitnet.store import Pin, Store, links, tree
 from bitnet.store.placing import sweep_placings
 
 if TYPE_CHECKING:
@@ -186,7 +182,7 @@ def provide_tokenizer(
     key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")
     if remote.url:
         key = f"url-{hashlib.sha256(remote.url.encode()).hexdigest()[:16]}"
-    folder = project.cache / "tokenizers" / key
+    folder = tree.tokenizer_path(project.cache, key, "tokenizer.json").parent
     for name in _tokenizer_names(remote) or names:
         path = folder / name
         if path.is_file() and project.store.may_replace(path):  # it is as it was put there

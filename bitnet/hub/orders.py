@@ -16,6 +16,7 @@ from bitnet.base.trust import redact_url
 from bitnet.hub.http import OTHER_FILE
 from bitnet.hub.repository import file_url
 from bitnet.sources import Source
+from bitnet.store import tree
 from bitnet.store.records import LOCK_FILE, Blob, Pin, find_pin
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _pin(source: Source, pinned: Pin) -> Source:
 
 def tokenizer_entry(source: Source, cache: Path) -> Path:
     """Path of the tokenizer of *source* in the cache."""
-    return cache / "tokenizers" / source.cache_key / Path(source.file).name
+    return tree.tokenizer_path(cache, source.cache_key, Path(source.file).name)
 
 
 def tokenizer_order(

@@ -30,6 +30,7 @@ from bitnet.base.errors import UsageError
 from bitnet.base.invocation import word
 from bitnet.hub.tags import has_tag, is_tag
 from bitnet.shipped import SHIPPED
+from bitnet.store import tree
 
 if TYPE_CHECKING:
     from re import Match
@@ -91,10 +92,13 @@ class Ref:
     def folder(self, cache: Path) -> Path:
         """Folder in *cache* with links to its files."""
         if self.url:
-            return cache / "models" / f"url-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
+            return (
+                tree.models_folder(cache)
+                / f"url-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
+            )
         if self.packaged:
-            return cache / "models" / self.packaged
-        return cache / "models/hf" / f"{self.repo}@{quote(self.revision, safe='')}"
+            return tree.models_folder(cache) / self.packaged
+        return tree.models_folder(cache) / "hf" / f"{self.repo}@{quote(self.revision, safe='')}"
 
 
 def names() -> list[str]:

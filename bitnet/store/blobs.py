@@ -27,7 +27,7 @@ from bitnet.base.errors import (
 )
 from bitnet.base.files import digest_of, keep, open_file, sha256_of
 from bitnet.base.trust import SHA256, open_folder
-from bitnet.store import hugging_face, links
+from bitnet.store import hugging_face, links, tree
 from bitnet.store.partial import Partial, Version
 from bitnet.store.placing import ABANDONED_S, placing
 from bitnet.store.records import Blob, Pin, from_record, to_record
@@ -38,15 +38,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AREAS = ("tokenizers", "models", "store", "exact-heads")
 TAG = "CACHEDIR.TAG"
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"  # https://bford.info/cachedir/
 _TEXT = SIGNATURE + b"\n# Cache of bitnet; any file in it may be deleted at any time.\n"
-_BESIDE = {*AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
+_BESIDE = {*tree.AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
 # Two changes within one tick of a file system's clock leave the same time; FAT counts in steps of
 # two seconds. A file changed less than this ago may change again without showing it.
 SETTLED_S = 3.0
-_SUPERSEDED = ".superseded"
 
 
 def make_cache(root: Path) -> None:
@@ -60,14 +58,14 @@ def make_cache(root: Path) -> None:
         if is_new and not has_tag(root):
             with suppress(PermissionError):
                 (root / TAG).write_bytes(_TEXT)
-        (root / "store/partial").mkdir(parents=True, exist_ok=True)
+        tree.partial_folder(tree.store_folder(root)).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise from_os_error(error, error.filename or root, in_cache=True) from error
 
 
 def keep_in_cache(path: Path, *parts: bytes | memoryview) -> str:
     """Write *parts* to *path* in a cache, as :func:`bitnet.base.files.keep`."""
-    areas = (folder for folder in path.parents if folder.name in AREAS)
+    areas = (folder for folder in path.parents if folder.name in tree.AREAS)
     try:
         make_cache(next(areas).parent)
     except BitnetError as error:
@@ -244,16 +242,16 @@ class Store:
     def __init__(self, root: Path, *, rehash: bool = False) -> None:
         self.root = root
         self.rehash = rehash
-        self.folder = root / "store"
-        self.verified = VerifiedFiles(self.folder / "verified")
+        self.folder = tree.store_folder(root)
+        self.verified = VerifiedFiles(tree.digests_folder(self.folder))
         # records of the names that were looked up, one file for each
         self.index = RecordFolder(
-            self.folder / "names", partial(from_record, where="index"), to_record
+            tree.names_folder(self.folder), partial(from_record, where="index"), to_record
         )
 
     def path_of(self, sha256: str) -> Path:
         """Path of the file with this digest, existing or not."""
-        return self.folder / "sha256" / sha256[:2] / sha256
+        return tree.blob_path(self.folder, sha256)
 
     def find(self, sha256: str) -> Blob | None:
         """The file with this digest; one that was changed, through a link to it, is removed."""
@@ -288,17 +286,17 @@ class Store:
 
     def list_superseded(self) -> dict[str, Path]:
         """Marks of versions that their name left, by digest."""
-        marks = (self.folder / "partial").glob(f"*{_SUPERSEDED}")
-        by_digest = {mark.name.removesuffix(_SUPERSEDED): mark for mark in marks}
+        marks = tree.partial_folder(self.folder).glob(f"*{tree.SUPERSEDED}")
+        by_digest = {mark.name.removesuffix(tree.SUPERSEDED): mark for mark in marks}
         return {digest: mark for digest, mark in by_digest.items() if SHA256.fullmatch(digest)}
 
     def _mark_of(self, sha256: str) -> Path:
-        return self.folder / "partial" / f"{sha256}{_SUPERSEDED}"
+        return tree.mark_path(self.folder, sha256)
 
     def blobs(self) -> Iterator[Blob]:
         """Every file of the store, by its name; nothing is read, and links are left out."""
         with suppress(OSError):
-            for path in sorted((self.folder / "sha256").glob("??/*")):
+            for path in sorted(tree.blob_folder(self.folder).glob("??/*")):
                 with suppress(OSError):
                     is_link = path.is_symlink() or path.parent.is_symlink()
                     if not is_link and path.is_file() and SHA256.fullmatch(path.name):
@@ -353,14 +351,14 @@ class Store:
         alone: bool,
         ready: Callable[[], None] = lambda: None,
     ) -> Blob:
-        """Store a file made of *chunks*, if it is the *expected* one; *name* is for messages.
+        """Store a file made of *chunks*, if it is the *expected* one; *name* is its file name.
 
         *alone*: no other process does the same. *ready* is called before it becomes visible.
         """
         sha256 = expected.sha256
         size = expected.size
         version = Version("", size=size, sha256=sha256)
-        folder = self.folder / "partial" / sha256
+        folder = tree.transfer_folder(self.folder, sha256)
         partial = Partial.begin(folder, name, version, alone=alone, fresh=True)
         try:
             digest, count = hashlib.sha256(), 0

@@ -1,7 +1,5 @@
 """Claims: files of a store that running commands still need, so that nothing removes them.
 
-    <cache>/store/partial/<digest>.in-use.lock    held together by the commands that need the file
-
 A command claims a digest before it looks for the file, and until the file is at its place. A
 removal holds the same lock alone. On a cache that cannot be written there are no claims: reading
 needs no lock.
@@ -16,17 +14,13 @@ from typing import TYPE_CHECKING
 
 from bitnet.base import locks, settings
 from bitnet.base.errors import BitnetError, CacheBusy
+from bitnet.store.tree import claim_path
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
 logger = logging.getLogger(__name__)
-
-
-def claim_path(store_folder: Path, sha256: str) -> Path:
-    """Lock file of the commands that need the file with this digest."""
-    return store_folder / "partial" / f"{sha256}.in-use.lock"
 
 
 class Claims:

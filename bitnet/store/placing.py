@@ -1,8 +1,5 @@
 """Notes about files that are being placed, so that the next command finds what a kill leaves.
 
-    <cache>/store/partial/placing-<name>.json    the targets, and the process that makes them
-    <cache>/store/partial/placing-<name>.lock    held by that process
-
 A file appears beside its target as ``<file>.partial.<process>-<random>`` and is then renamed; a
 folder appears in the same way, with all of its files. A note names the targets before the first of
 them is made. A later command that can lock a note removes the unfinished files that it names, and
@@ -24,6 +21,7 @@ from bitnet.base import locks
 from bitnet.base.errors import BitnetError
 from bitnet.base.files import keep, path_of, read_bytes, text_of
 from bitnet.store.links import remove, short_name
+from bitnet.store.tree import partial_folder, placement_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,8 +40,8 @@ def placing(
 
     Without permission to write there is no note.
     """
-    base = store_folder / "partial" / f"placing-{os.getpid()}-{token_hex(4)}"
-    note, guard = base.with_suffix(".json"), base.with_suffix(".lock")
+    note = placement_note(store_folder, f"{os.getpid()}-{token_hex(4)}")
+    guard = note.with_suffix(".lock")
     content = {
         "process": os.getpid(),
         "targets": [text_of(os.path.abspath(target)) for target in targets],  # noqa: PTH100
@@ -65,7 +63,7 @@ def placing(
 def sweep_placings(store_folder: Path) -> None:
     """Remove what killed processes left of the files that they were placing."""
     try:
-        notes = sorted((store_folder / "partial").glob("placing-*.json"))
+        notes = sorted(partial_folder(store_folder).glob(placement_note(store_folder, "*").name))
     except OSError:
         return
     for note in notes:

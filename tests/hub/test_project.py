@@ -11,7 +11,7 @@ from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import provide
 from bitnet.store import Pin
-from bitnet.store.claims import claim_path
+from bitnet.store.tree import claim_path
 
 MODEL = Pin("model", "org/model", "main", "model.gguf", None, "b" * 64, 5)
 
