@@ -27,6 +27,7 @@ from bitnet.models.load import config_from
 from bitnet.quants.weight import Weight
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.tokenizer import vocabularies
+from bitnet.tokenizer.template_origin import oddities_of, templates_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -200,6 +201,10 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
     """Inspection of an open file; see :func:`inspect_gguf`."""
     known_vocabulary = _identify_vocabulary(gguf.metadata)
     findings = [*audit(gguf), *_pre_findings(gguf.metadata, known_vocabulary)]
+    findings += [
+        Finding("warning", kind, text)
+        for kind, text in oddities_of(templates_of(gguf.metadata), gguf)
+    ]
     inside = not any(finding.subject == "truncated" for finding in findings)
     ternary = list(code_counts(gguf, full=full)) if inside else []
     findings += [

@@ -252,10 +252,20 @@ class TemplateProcess:
             raise InvalidFormat(f"the chat template was stopped: {text}", hint=_HINT)
         return text if kind == chat_child.TEXT else None
 
-    def _run(self, template: str, variables: dict[str, Any] | None, now: str) -> tuple[int, str]:
+    def reaches(self, template: str) -> list[str]:
+        """Names that *template* reaches for and no chat template needs; empty if it is damaged."""
+        kind, text = self._run(template, None, "", reaches=True)
+        if kind == chat_child.STOPPED:
+            raise InvalidFormat(f"the chat template was stopped: {text}", hint=_HINT)
+        names: list[str] = json.loads(text) if kind == chat_child.TEXT else []
+        return names
+
+    def _run(
+        self, template: str, variables: dict[str, Any] | None, now: str, *, reaches: bool = False
+    ) -> tuple[int, str]:
         """The kind of the answer and its text."""
         try:
-            job = marshal.dumps((chat_child.CPU_MS, template, variables, now))
+            job = marshal.dumps((chat_child.CPU_MS, template, variables, now, reaches))
         except ValueError:
             raise UsageError(
                 "the messages or variables hold something that is not a JSON value",

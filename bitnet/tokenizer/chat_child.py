@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from jinja2 import Template
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CPU_MS = 1_500  # milliseconds of processor time of one rendering
 MEMORY_BYTES = 384 << 20  # beyond those of a process that has rendered nothing
@@ -49,8 +50,9 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, **form)  # type: ignore[arg-type]
 
 
-@functools.lru_cache(maxsize=8)
-def _compile(source: str) -> Template:
+@functools.cache
+def _sandbox() -> ImmutableSandboxedEnvironment:
+    """The environment in which templates run."""
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -73,15 +75,78 @@ def _compile(source: str) -> Template:
     )
     sandbox.filters["tojson"] = _to_json
     sandbox.globals["raise_exception"] = _raise_exception
-    return sandbox.from_string(source)
+    return sandbox
 
 
-def answer(source: str, variables: dict[str, Any] | None, now: str) -> tuple[int, str]:
-    """The kind of the answer and its text; without *variables* the template is only compiled."""
+@functools.lru_cache(maxsize=8)
+def _compile(source: str) -> Template:
+    return _sandbox().from_string(source)
+
+
+# Names of Jinja, and of Python's objects, from which programs leave a sandbox. The others begin
+# with an underscore.
+_GLOBALS = frozenset({"cycler", "joiner", "lipsum", "self"})
+_INTERNALS = frozenset(
+    {
+        *("mro", "func_globals", "func_code", "func_closure", "im_func", "im_self", "im_class"),
+        *("gi_frame", "gi_code", "cr_frame", "cr_code", "ag_frame", "ag_code"),
+        *("f_globals", "f_locals", "f_builtins", "f_back", "tb_frame", "tb_next"),
+    }
+)
+
+
+def reach(source: str) -> list[str]:
+    """Names that *source* reaches for and that have no use in a chat template, sorted.
+
+    These are attributes of Python's objects, computed names of attributes, and other files. Keys
+    that are computed when it runs are not seen; the sandbox denies them.
+    """
+    from jinja2 import nodes
+
+    tree = _sandbox().parse(source)
+    names = set()
+    for attribute in tree.find_all(nodes.Getattr):
+        of = attribute.node.name if isinstance(attribute.node, nodes.Name) else ""
+        if _is_internal(attribute.attr):
+            names.add(f".{attribute.attr}")
+        elif of in _GLOBALS:
+            names.add(f"{of}.{attribute.attr}")
+    for item in tree.find_all(nodes.Getitem):
+        if isinstance(item.arg, nodes.Const) and _is_internal(item.arg.value):
+            names.add(f"[{item.arg.value!r}]")
+    for call in tree.find_all(nodes.Filter):
+        if call.name == "attr":
+            names.add("|attr")
+        if call.name == "map":
+            arguments = [*call.args, *(pair.value for pair in call.kwargs)]
+            texts = [it.value for it in arguments if isinstance(it, nodes.Const)]
+            names |= {f"|map({it!r})" for it in texts if it == "attr" or _is_internal(it)}
+    for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
+        if tree.find(kind) is not None:
+            statement = kind.__name__.removesuffix("Import").lower() or "import"
+            names.add(f"{{% {statement} %}}")
+    return sorted(names)
+
+
+def _is_internal(name: object) -> bool:
+    """True if *name* is an attribute of Python's own, and not a field of a message."""
+    return isinstance(name, str) and (name.startswith("_") or name in _INTERNALS)
+
+
+def answer(
+    source: str, variables: dict[str, Any] | None, now: str, reaches: bool = False
+) -> tuple[int, str]:
+    """The kind of the answer and its text.
+
+    Without *variables* the template is only compiled; if the caller asks what it *reaches*, the
+    text is that list in JSON.
+    """
     from jinja2 import TemplateSyntaxError
 
     try:
         template = _compile(source)
+        if reaches:
+            return TEXT, json.dumps(reach(source))
     except TemplateSyntaxError as error:
         return INVALID, f"{error.message} at line {error.lineno}"
     except MemoryError:

@@ -125,7 +125,7 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
         token_count=len(tokens),
         embedding_rows=int(embedding.shape[0]) if embedding and embedding.shape else None,
         filler_tokens=len(tokens) - last,
-        repository=_repository(gguf.metadata),
+        repository=repository_of(gguf.metadata),
         gguf=gguf,
     )
 
@@ -135,7 +135,7 @@ def _whole(metadata: Mapping[str, Any], key: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _repository(metadata: Mapping[str, Any]) -> str:
+def repository_of(metadata: Mapping[str, Any]) -> str:
     """``org/name`` from the keys about a model's origin; empty if there is none."""
     for key in ("general.source.huggingface.repository", "general.source.url", "general.repo_url"):
         value = metadata.get(key)

@@ -159,7 +159,7 @@ def _read_side_files(files: Inventory) -> SideFiles:
         added=_read_added(config, load("added_tokens.json")),
         model_config=load("config.json"),
         declared_ends=tuple(dict.fromkeys(ends)),
-        templates=sources or _templates_in(config, load("chat_template.json")),
+        templates=sources or templates_in(config, load("chat_template.json")),
         raw=b"".join(name.encode() + content for name, content in raw.items()),
     )
 
@@ -172,7 +172,7 @@ def template_files(files: Inventory) -> list[str]:
     return sorted(f"{TEMPLATE_FOLDER}/{path.name}" for path in folder.glob("*.jinja"))
 
 
-def _templates_in(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, str]:
+def templates_in(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, str]:
     """Templates of ``tokenizer_config.json``, by name; else that of ``chat_template.json``."""
     template = config.get("chat_template")
     if isinstance(template, list):

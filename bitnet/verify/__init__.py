@@ -31,6 +31,7 @@ from bitnet.tokenizer.comparison import compatibility, measure_agreement
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.folder_files import compare_tokenizer_files, list_files
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, read_files
+from bitnet.tokenizer.template_origin import oddities_of, templates_of
 from bitnet.verify.attest import HINT, compare, recognise, summarize, unread_files
 from bitnet.verify.trace import forward_verdict
 from bitnet.verify.vocabulary import vocabulary_out_of_range
@@ -420,7 +421,24 @@ class _Examination:
             hint = "give another one: --chat-template FILE"
             return self._report("failed", f"it leaves the message out: {text!r}", hint)
         count = len(tokenizer.encode(text, add_special=False))
-        return f"renders; one short message is {count} tokens"
+        text = f"renders; one short message is {count} tokens"
+        odd = [description for _, description in self._odd_templates(tokenizer)]
+        if odd:
+            hint = "use another one: --chat-template FILE"
+            return self._report("warning", f"{summarize(odd)}; it {text}", hint)
+        return text
+
+    def _odd_templates(self, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+        """Kind and description of what is odd about the templates of *tokenizer*."""
+        gguf = self._require_checkpoint().gguf
+        if gguf is not None and self.tokenizer is None:
+            templates = templates_of(gguf.metadata)
+            if templates:
+                return oddities_of(templates, gguf)
+        templates = dict(tokenizer.named_templates)
+        if tokenizer.chat_template is not None:
+            templates["default"] = tokenizer.chat_template
+        return oddities_of(templates, None)
 
     @_check("stop ids")
     def _stop_ids(self) -> Finding | str:

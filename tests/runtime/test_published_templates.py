@@ -20,7 +20,7 @@ from published_templates import (
 )
 
 from bitnet.runtime.turns import Turns
-from bitnet.tokenizer.chat import chat_template
+from bitnet.tokenizer.chat import chat_template, template_process
 
 TEMPLATES = read_table()["templates"]
 needs_source = pytest.mark.skipif(
@@ -45,6 +45,12 @@ def test_few_conversations_are_refused():
         if conversation not in ("unknown role", "result without call")
     }
     assert len(refused) < len(TEMPLATES) * len(CONVERSATIONS) / 20
+
+
+@needs_source
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_no_published_template_reaches_into_python(name):
+    assert template_process().reaches(source_of(name)) == []
 
 
 @needs_source
