@@ -77,10 +77,12 @@ REFUSES = sorted(
 
 def minimal(name):
     """A command line of *name* that is understood."""
-    if name == "completion":
-        return name, "bash"
     needed = [one for one in load()[name].options if getattr(one, "required", False)]
-    return (name, *("x" if one.positional else f"--{one.names[0]}=x" for one in needed))
+    values = [(one, one.choices[0] if one.choices else "x") for one in needed]
+    return (
+        name,
+        *(value if one.positional else f"--{one.names[0]}={value}" for one, value in values),
+    )
 
 
 @pytest.mark.parametrize("value", NONSENSE)

@@ -17,7 +17,7 @@ __all__ = ["load"]
 
 #: The modules with commands.
 COMMANDS = (
-    *("bulk", "cache", "check", "convert", "crossval", "generate", "models", "serve"),
+    *("bulk", "cache", "check", "convert", "crossval", "generate", "launch", "models", "serve"),
     "tokenizers",
 )
 

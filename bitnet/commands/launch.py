@@ -1,0 +1,251 @@
+"""``launch``: a coding agent whose model is one of ours, without a change to its settings."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from invoke.exceptions import Exit
+
+from bitnet.base import settings
+from bitnet.base.errors import InferenceError, Unsupported, UsageError
+from bitnet.base.options import option
+from bitnet.commands.context import Context, model_path, say
+from bitnet.commands.declare import task
+from bitnet.runtime.options import ModelOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_POLL_S = 0.1  # between two looks whether the server is ready
+_LOG_CHARS = 2000  # of the end of the server's log, in an error
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A program, and how it is told about a server; it reads nothing else."""
+
+    program: str
+    install: str  # the command that installs it
+    #: Environment variables for a server's address, a model's name, and a folder of its own.
+    environment: Callable[[str, str, Path], dict[str, str]]
+    #: Arguments for the same.
+    arguments: Callable[[str, str], list[str]]
+
+
+def _claude_environment(server: str, model: str, folder: Path) -> dict[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": server,
+        "ANTHROPIC_AUTH_TOKEN": "none",
+        "ANTHROPIC_MODEL": model,
+        "ANTHROPIC_SMALL_FAST_MODEL": model,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CONFIG_DIR": str(folder),
+    }
+
+
+def _codex_arguments(server: str, model: str) -> list[str]:
+    provider = f'{{name="bitnet", base_url="{server}/v1", wire_api="responses"}}'
+    words = ['model_provider="bitnet"', f"model_providers.bitnet={provider}"]
+    return ["--model", model, *(word for each in words for word in ("--config", each))]
+
+
+def _opencode_environment(server: str, model: str, folder: Path) -> dict[str, str]:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{server}/v1", "apiKey": "none"},
+        "models": {model: {}},
+    }
+    config = {
+        "provider": {"bitnet": provider},
+        "model": f"bitnet/{model}",
+        "small_model": f"bitnet/{model}",
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    folders = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+    return {
+        "OPENCODE_CONFIG_CONTENT": json.dumps(config),
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        **{name: str(folder / name.lower()) for name in folders},
+    }
+
+
+def _aider_environment(server: str, _model: str, _folder: Path) -> dict[str, str]:
+    return {
+        "OPENAI_API_BASE": f"{server}/v1",
+        "OPENAI_API_KEY": "none",
+        "AIDER_ANALYTICS": "false",
+        "AIDER_CHECK_UPDATE": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+
+
+def _aider_arguments(_server: str, model: str) -> list[str]:
+    return ["--model", f"openai/{model}", "--no-show-model-warnings", "--no-show-release-notes"]
+
+
+AGENTS = {
+    "claude": Agent(
+        "claude",
+        "npm install -g @anthropic-ai/claude-code",
+        _claude_environment,
+        lambda _server, _model: [],
+    ),
+    "codex": Agent(
+        "codex",
+        "npm install -g @openai/codex",
+        lambda _server, _model, folder: {"CODEX_HOME": str(folder)},
+        _codex_arguments,
+    ),
+    "opencode": Agent(
+        "opencode", "npm install -g opencode-ai", _opencode_environment, lambda _server, _model: []
+    ),
+    "aider": Agent("aider", "pip install aider-chat", _aider_environment, _aider_arguments),
+}
+
+
+@task(
+    group="Serve",
+    example="bitnet launch codex smollm2-135m --print",
+)
+def launch(
+    c,
+    agent=option(None, "program to start", choices=tuple(AGENTS), positional=True),
+    server=option(
+        "", "address of a running server; default: start one, and stop it afterwards", metavar="URL"
+    ),
+    args=option("", "arguments for the program, as a shell has them", metavar="TEXT"),
+    print_=option(False, "print the variables and the command, and start nothing"),
+    model=ModelOptions(),
+    common=Context(),
+):
+    """Start a coding agent that uses a model of this machine.
+
+    The agent is told about the server by variables and arguments, and keeps its settings of this
+    run in a temporary folder; its own settings are neither read nor changed. The exit code is the
+    agent's.
+    """
+    chosen = AGENTS[agent]
+    try:
+        words = shlex.split(args)
+    except ValueError as error:
+        raise UsageError(f"--args {args!r}: {error}", hint="close its quotes") from None
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bitnet-launch-")))
+        if server:
+            address = server.rstrip("/").removesuffix("/v1")
+            name = _find_model(address) if not model.model else model.model
+        elif print_:
+            address, name = "http://127.0.0.1:PORT", model.model or "MODEL"
+        else:
+            from bitnet.formats.model_files import model_name
+
+            path = model_path(model, common)
+            address, name = stack.enter_context(_serving(path, model, folder)), model_name(path)
+        own_folder = folder / agent
+        own_folder.mkdir()
+        variables = chosen.environment(address, name, own_folder)
+        command = [chosen.program, *chosen.arguments(address, name), *words]
+        if print_:
+            lines = [f"{key}={shlex.quote(value)}" for key, value in variables.items()]
+            common.output.finish(
+                {"environment": variables, "command": command}, [*lines, shlex.join(command)]
+            )
+            return
+        _check_installed(chosen)
+        say(f"{chosen.program} uses {name} at {address}")
+        environment = settings.child_environment(**variables)
+        code = subprocess.run(command, env=environment, check=False).returncode
+    if code:
+        raise Exit(code=code)
+
+
+def _check_installed(agent: Agent) -> None:
+    if shutil.which(agent.program) is None:
+        raise Unsupported(f"{agent.program} is not installed", hint=agent.install)
+
+
+@contextmanager
+def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
+    """The address of a server of the model at *path*, which ends with the context."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "bitnet", "serve", str(path), "--host", "127.0.0.1"]
+    command += ["--port", str(port), *_options_of(model)]
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        while _fetch(address, "/health/ready") is None:
+            if process.poll() is not None:
+                text = log.read_text(errors="replace")[-_LOG_CHARS:].strip()
+                raise InferenceError(
+                    f"the server ended with exit code {process.returncode}: {text}",
+                    hint=f"bitnet serve {shlex.quote(str(path))}",
+                )
+            time.sleep(_POLL_S)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _options_of(model: ModelOptions) -> Iterator[str]:
+    """The words of a command line that give the options of *model* but for the model itself."""
+    default = ModelOptions()
+    for entry in fields(model):
+        value = getattr(model, entry.name)
+        if entry.name == "model" or value == getattr(default, entry.name):
+            continue
+        flag = f"--{entry.name.replace('_', '-')}"
+        if isinstance(value, bool):
+            yield flag if value else flag.replace("--", "--no-", 1)
+            continue
+        for each in value if isinstance(value, list | tuple) else [value]:
+            yield from (flag, str(each))
+
+
+def _find_model(address: str) -> str:
+    """The name of the first model of the server at *address*."""
+    reply = _fetch(address, "/v1/models")
+    try:
+        return str(json.loads(reply or b"")["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        raise UsageError(
+            f"--server {address}: no server with a model answers there", hint="bitnet serve"
+        ) from None
+
+
+def _fetch(address: str, path: str) -> bytes | None:
+    """The body of the reply of the server at *address*; None if there is none, or an error."""
+    place = urlsplit(address)
+    if place.scheme != "http" or place.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise UsageError(
+            f"--server {address}: expected the address of this machine, http://127.0.0.1:PORT",
+            hint="start the agent with its own settings for a server elsewhere",
+        )
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=5)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.read() if response.status == http.client.OK else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()

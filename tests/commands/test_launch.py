@@ -1,0 +1,114 @@
+"""``launch``: an agent is told about a server, and nothing of it is left behind."""
+
+import json
+import os
+import sys
+
+import pytest
+from server_process import listening
+from tiny_models import tiny_gguf
+
+from bitnet.commands.launch import AGENTS
+
+#: A program that writes its arguments and variables to a file, asks the server, and ends with 7.
+PROGRAM = """#!{python}
+import json, os, sys, urllib.request
+names = {names}
+with urllib.request.urlopen({address} + "/v1/models") as reply:
+    models = json.load(reply)["data"]
+seen = {{name: os.environ.get(name) for name in names}}
+facts = {{"arguments": sys.argv[1:], "environment": seen, "model": models[0]["id"]}}
+open({target!r}, "w").write(json.dumps(facts))
+sys.exit(7)
+"""
+posix = pytest.mark.skipif(os.name == "nt", reason="the stand-in is a script with a first line")
+
+
+def stand_in(folder, monkeypatch, agent, address):
+    """A program named as *agent*, first in PATH; the file that it writes. *address* is code."""
+    target = folder / "seen.json"
+    program = folder / AGENTS[agent].program
+    names = list(AGENTS[agent].environment("http://x", "m", folder))
+    program.write_text(
+        PROGRAM.format(python=sys.executable, names=names, address=address, target=str(target))
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return target
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_print_shows_the_variables_and_the_command_and_starts_nothing(agent, bitnet, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    done = bitnet("launch", agent, "some-model", "--print", "--json", "--args", "-x 'a b'")
+    assert done.code == 0
+    facts = json.loads(done.out)
+    assert facts["command"][0] == AGENTS[agent].program
+    assert facts["command"][-2:] == ["-x", "a b"]
+    assert "some-model" in json.dumps(facts)
+    assert "http://127.0.0.1:" in json.dumps(facts)
+
+
+@posix
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_uses_a_running_server_and_its_exit_code_is_ours(
+    agent, bitnet, tmp_path, monkeypatch
+):
+    with listening(tiny_gguf(tmp_path / "m.gguf"), name="served") as worker:
+        target = stand_in(tmp_path, monkeypatch, agent, repr(worker.address))
+        done = bitnet("launch", agent, "--server", f"{worker.address}/v1", "--args", "--extra 1")
+    assert done.code == 7
+    facts = json.loads(target.read_text())
+    assert facts["arguments"][-2:] == ["--extra", "1"]
+    assert facts["model"] == "served"
+    told = json.dumps([facts["environment"], facts["arguments"]])
+    assert worker.address in told
+    assert "served" in told
+    for value in facts["environment"].values():
+        assert "bitnet-launch-" not in value or not os.path.exists(value)  # noqa: PTH110 - a text
+
+
+@posix
+def test_a_server_is_started_for_an_agent_and_stopped_after_it(bitnet, tmp_path, monkeypatch):
+    address = "os.environ['ANTHROPIC_BASE_URL']"
+    target = stand_in(tmp_path, monkeypatch, "claude", address)
+    done = bitnet("launch", "claude", tiny_gguf(tmp_path / "m.gguf"), "--threads", 1)
+    assert done.code == 7, done.err
+    facts = json.loads(target.read_text())
+    assert facts["model"] == facts["environment"]["ANTHROPIC_MODEL"] == "m"
+    address = facts["environment"]["ANTHROPIC_BASE_URL"]
+    refused = bitnet("launch", "claude", "--server", address)
+    assert (refused.code, "no server with a model answers there" in refused.err) == (2, True)
+
+
+def test_a_server_that_cannot_start_is_reported_with_its_reason(bitnet, tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, "codex", "''")
+    damaged = tmp_path / "m.gguf"
+    damaged.write_bytes(b"GGUF")
+    done = bitnet("launch", "codex", damaged)
+    assert done.code != 0
+    assert "the server ended with exit code" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--server", "http://example.com/v1"), "expected the address of this machine"),
+        (("--args", "'a"), "--args"),
+        (("--server", "http://127.0.0.1:9"), "no server with a model"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(words, message, bitnet):
+    done = bitnet("launch", "aider", *words)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_an_agent_that_is_not_installed_is_named_with_its_command(bitnet, monkeypatch, tmp_path):
+    with listening(tiny_gguf(tmp_path / "m.gguf")) as worker:
+        monkeypatch.setenv("PATH", "")
+        done = bitnet("launch", "opencode", "--server", worker.address)
+    assert done.code != 0
+    assert "opencode is not installed" in done.err
+    assert "npm install" in done.err

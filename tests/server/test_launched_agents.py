@@ -1,0 +1,100 @@
+"""Coding agents as people install them, each with one task: read a file, edit it, run a command.
+
+What the model writes is scripted; the agents, their requests, templates, tools and streams are
+real. Home and settings are empty, and no address but the worker's is told to them.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from scripted_model import script, scripted_gguf, write_call
+from server_process import listening
+
+from bitnet.commands.launch import AGENTS
+
+LIMIT_S = 240  # of a whole task; some take half a minute to start
+TASK = "Make the colour in note.txt blue, and copy the file to copy.txt."
+BEFORE, AFTER = "The colour is red.\n", "The colour is blue.\n"
+DONE = "The colour is blue now."
+COPY = "cat note.txt > copy.txt"
+REPLACEMENT = f"note.txt\n```text\n<<<<<<< SEARCH\n{BEFORE}=======\n{AFTER}>>>>>>> REPLACE\n```\n"
+
+
+def steps_of(agent, note):
+    """Answers of the model, by the number of results that it has seen."""
+    if agent == "claude":
+        return [
+            write_call("Read", file_path=note),
+            write_call("Edit", file_path=note, old_string="red", new_string="blue"),
+            write_call("Bash", command=COPY, description="Copy the note"),
+            DONE,
+        ]
+    if agent == "codex":
+        commands = ("cat note.txt", "sed -i s/red/blue/ note.txt", COPY)
+        return [*(write_call("exec_command", cmd=command) for command in commands), DONE]
+    if agent == "opencode":
+        return [
+            write_call("read", filePath=note),
+            write_call("edit", filePath=note, oldString="red", newString="blue"),
+            write_call("bash", command=COPY, description="Copy the note"),
+            DONE,
+        ]
+    return [DONE]  # aider offers no tools
+
+
+ARGUMENTS = {
+    "claude": ["-p", TASK, "--permission-mode", "acceptEdits", "--allowedTools", "Read,Edit,Bash"],
+    "codex": ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK],
+    "opencode": ["run", TASK],
+    "aider": ["--yes-always", "--no-git", "--edit-format", "diff", "--message", TASK, "note.txt"],
+}
+
+
+def program_of(agent):
+    """The installed program of *agent*."""
+    folders = os.environ.get("BITNET_TEST_AGENTS", "")
+    program = shutil.which(AGENTS[agent].program, path=folders) if folders else None
+    if program is None:
+        pytest.skip(f"needs {agent} in a folder of BITNET_TEST_AGENTS: {AGENTS[agent].install}")
+    return program
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
+    program = program_of(agent)
+    work, home, settings = (tmp_path / name for name in ("work", "home", "settings"))
+    for folder in (work, home, settings):
+        folder.mkdir()
+    note = work / "note.txt"
+    note.write_text(BEFORE)
+    path = scripted_gguf(tmp_path, monkeypatch)
+    with listening(path, name="tiny", max_output_tokens=4000, max_batch=4) as worker:
+        prompts = script(
+            monkeypatch,
+            worker.slot.model.tokenizer,
+            steps_of(agent, str(note)),
+            without_tools=REPLACEMENT if agent == "aider" else "A title",
+        )
+        chosen = AGENTS[agent]
+        environment = {
+            "PATH": f"{Path(program).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(home),
+            "TMPDIR": str(tmp_path),
+            **chosen.environment(worker.address, "tiny", settings),
+        }
+        done = subprocess.run(
+            [program, *chosen.arguments(worker.address, "tiny"), *ARGUMENTS[agent]],
+            cwd=work, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    shown = f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, shown
+    assert note.read_text() == AFTER, shown
+    assert prompts
+    if agent != "aider":  # which runs no commands without being asked by a person
+        assert (work / "copy.txt").read_text() == AFTER, shown
+        assert DONE in shown
+        assert len([prompt for prompt in prompts if "<tools>" in prompt]) >= 4
