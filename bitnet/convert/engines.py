@@ -57,6 +57,10 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
         return
     if not config.causal:
         yield _LLAMA_CPP, "lets no position see those behind it, unless it is told to"
+    is_erf = any(getattr(mixer, "activation", "") == "gelu" for mixer in config.mixers())
+    if family.llama_cpp.gelu_tanh and is_erf:
+        what = f"computes GELU of {checkpoint.architecture} models by the hyperbolic tangent"
+        yield _LLAMA_CPP, f"{what}, up to 5e-4 from what it is"
     yield from _attentions(config, family.llama_cpp)
     for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():
         yield from _mixer(mixer, config, family.llama_cpp)

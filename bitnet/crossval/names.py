@@ -124,6 +124,8 @@ def _of_blocks(config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield from _POST_NORMS.items()
     else:
         yield "attn_post_norm", "ffn_norm"
+    if any(branch.parallel for branch in branches):
+        yield "ffn_out", ""  # with the input of the block
     mixers = tuple(config.mixers())
     if any(isinstance(mixer, ShortConvolution) for mixer in mixers):
         yield from _LFM2.items()

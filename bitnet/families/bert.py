@@ -71,7 +71,7 @@ _BERT = register(
     unread=_HEADS,
     biases={"": _PRODUCTS},
     rotates=False,
-    llama_cpp=LlamaCppSupport(tensors=(".bias",)),
+    llama_cpp=LlamaCppSupport(tensors=(".bias",), gelu_tanh=True),
     translate=_bert_keys,
     decoder=_bert,
 )

@@ -288,6 +288,7 @@ class ModelConfig:
     pooling: Pooling = "none"
     centered_norms: bool = False  # norms subtract the mean first (LayerNorm)
     norm_biases: bool = False  # norms have biases
+    norm_weights: bool = True  # norms have weights
     biases: tuple[str, ...] = ()  # names of products that must have biases; others may
     # each position has an embedding, a row of ``position_embd``, which is added to the token's
     positions: bool = False

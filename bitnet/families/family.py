@@ -45,6 +45,7 @@ class LlamaCppSupport:
     window_layers: int = 0
     # it loads only models whose state-space models are twice as wide as the model
     wide_states: bool = False
+    gelu_tanh: bool = False  # it computes GELU by the hyperbolic tangent
     # kinds of layers without which it crashes: ``attention``, ``window`` or ``state``
     needs: frozenset[str] = frozenset()
     # keys with which it computes NaN, or nothing but zeros, where they are 0

@@ -26,6 +26,7 @@ SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
 # YaRN (arXiv:2309.00071): pairs with more rotations than this over the original context are kept,
 # pairs with less than one rotation are interpolated.
 _YARN_FAST, _YARN_SLOW = 32, 1
+_FACTORS = 1e-6, 1e6  # of an extension; others leave nothing of a frequency, or no number
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +136,8 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
         freq_factors=checkpoint.numbers("rope_freqs.weight", pairs) if short is None else short,
         long_freq_factors=long,
     )
+    if not _FACTORS[0] <= factor <= _FACTORS[1]:
+        raise contradiction(checkpoint, f"rope.scaling.factor is {factor:g}")
     attention_factor = checkpoint.number("rope.scaling.attn_factor", 1.0)
     for key, number in (
         ("rope.freq_base", rope.theta),
@@ -184,11 +187,20 @@ class Scaling(NamedTuple):
         context = self.parameters.get(_CONTEXT, self.config["max_position_embeddings"])
         return int(self.config.get(_CONTEXT, context))
 
+    def require_factor(self) -> float:
+        """Factor of the extension, which must be there."""
+        if self.parameters.get("factor") is None:
+            raise KeyError("factor")
+        return self.factor
+
     @property
     def factor(self) -> float:
         """Factor of the extension, by default that of both context lengths."""
         given = self.parameters.get("factor")
-        return float(given or self.config["max_position_embeddings"] / self.original)
+        factor = float(given or self.config["max_position_embeddings"] / self.original)
+        if not _FACTORS[0] <= factor <= _FACTORS[1]:
+            raise ValueError(f"a RoPE scaling by {factor:g}")
+        return factor
 
 
 def above_zero(*candidates: Any) -> float:
@@ -203,7 +215,7 @@ def _dynamic(its: Scaling) -> Tables:
     if its.parameters.get("alpha"):  # Hunyuan's, which does not depend on the length after all
         stretch = its.parameters["alpha"] ** (its.dims / (its.dims - 2))
         return {"rope.freq_base": above_zero(its.base * stretch)}, {}
-    return _scaling_keys("dynamic", float(its.parameters["factor"])), {}
+    return _scaling_keys("dynamic", its.require_factor()), {}
 
 
 def _scaling_keys(kind: str, factor: float) -> dict[str, Any]:
@@ -254,7 +266,9 @@ def _longrope(its: Scaling) -> Tables:
         "rope.scaling.attn_factor": float(scale),
     }
     tensors = {
-        f"rope_factors_{name}.weight": np.array(its.parameters[f"{name}_factor"], dtype=np.float32)
+        f"rope_factors_{name}.weight": _floats(
+            np.array(its.parameters[f"{name}_factor"], dtype=np.float64)
+        )
         for name in ("short", "long")
     }
     for freq_factors in tensors.values():
@@ -281,7 +295,7 @@ def _llama3(its: Scaling) -> Tables:
     if not high > low:
         raise ValueError("high_freq_factor is not above low_freq_factor")
     kept = np.clip((turns - low) / (high - low), 0, 1)
-    freq_factors = 1 / ((1 - kept) / parameters["factor"] + kept)
+    freq_factors = 1 / ((1 - kept) / its.require_factor() + kept)
     return {}, {"rope_freqs.weight": _floats(freq_factors)}
 
 
@@ -291,15 +305,15 @@ def _proportional(its: Scaling) -> Tables:
     pairs, turning = its.dims // 2, int(share * its.dims // 2)
     if not 0 <= turning <= pairs:
         raise ValueError(f"a partial_rotary_factor of {share}")
-    freq_factors = np.full(pairs, _NO_TURN, dtype=np.float32)
+    freq_factors = np.full(pairs, _NO_TURN, dtype=np.float64)
     freq_factors[:turning] = above_zero(its.parameters.get("factor", 1.0))
-    return {}, {"rope_freqs.weight": freq_factors}
+    return {}, {"rope_freqs.weight": _floats(freq_factors)}
 
 
 #: Formula of each kind of scaling.
 FORMULAS: dict[str, Callable[[Scaling], Tables]] = {
     "default": lambda _its: ({}, {}),
-    "linear": lambda its: (_scaling_keys("linear", float(its.parameters["factor"])), {}),
+    "linear": lambda its: (_scaling_keys("linear", its.require_factor()), {}),
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,

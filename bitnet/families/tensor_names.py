@@ -14,6 +14,14 @@ _OUTER = {
     "wpe.weight": "position_embd.weight",
     "ln_f.weight": "output_norm.weight",
     "ln_f.bias": "output_norm.bias",
+    "embed_in.weight": "token_embd.weight",
+    "embed_out.weight": "output.weight",
+    "embed_positions.weight": "position_embd.weight",
+    "final_layer_norm.weight": "output_norm.weight",
+    "final_layer_norm.bias": "output_norm.bias",
+    "word_embeddings.weight": "token_embd.weight",
+    "word_embeddings_layernorm.weight": "token_embd_norm.weight",
+    "word_embeddings_layernorm.bias": "token_embd_norm.bias",
     "embeddings.word_embeddings.weight": "token_embd.weight",
     "embeddings.position_embeddings.weight": "position_embd.weight",
     "embeddings.token_type_embeddings.weight": "token_types.weight",
@@ -152,12 +160,12 @@ _LAYER = re.compile(
 )
 _PREFIX = re.compile(
     r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
-    r"(?:bert\.|roberta\.|distilbert\.)?(?:transformer\.)?"
+    r"(?:bert\.|roberta\.|distilbert\.)?(?:transformer\.)?(?:gpt_neox\.)?(?:decoder\.)?"
 )
 _NOT_TEXT = re.compile(
     r"^(?:model\.)?(?:vision_tower|audio_tower|embed_vision|embed_audio|visual"
     r"|multi_modal_projector|vision_model|connector)\.|^(?:model\.)?image_newline$|^mtp\.|rotary_emb\.inv_freq$"
-    r"|\.attn\.(?:masked_)?bias$|^(?:\w+\.)?embeddings\.position_ids$"
+    r"|\.(?:attn|attention)\.(?:masked_)?bias$|^(?:\w+\.)?embeddings\.position_ids$"
 )
 
 

@@ -126,6 +126,8 @@ class Builder:
 
         With *parts* each of them is a group with a weight of its own, a row of a matrix.
         """
+        if not self.decoder.norm_weights:
+            return self._bare_norm(x)
         weight = f"{self.block}{name}"
         if name not in self.decoder.bare_norms:
             weight += ".weight"
@@ -148,6 +150,12 @@ class Builder:
         normed = self.value(x.width)
         self.append(Norm(normed, x, weight, eps, parts or 1, bias=bias))
         return normed
+
+    def _bare_norm(self, x: Register) -> Register:
+        """Norm of *x* that subtracts its mean and has neither a weight nor a bias."""
+        centered = self.value(x.width)
+        self.append(Center(centered, x))
+        return self.norm_without_weight(centered, x.width)
 
     def norm_without_weight(self, x: Register, width: int) -> Register:
         """RMS norm of *x* in groups of *width*."""

@@ -111,7 +111,7 @@ OF_STATES = {
     for name in HYBRIDS
 }
 # llama.cpp never takes the embedding for the head of these.
-OWN_HEADS = ("olmo2", "phi2", *MIXTURES)
+OWN_HEADS = ("gptneox", "nemotron", "olmo2", "phi2", "stablelm", *MIXTURES)
 
 
 def quantized(weight, encoding):

@@ -37,7 +37,9 @@ FAMILIES = (
     "arcee",
     "bitnet",
     "bitnet-b1.58",
+    "bloom",
     "cohere2",
+    "command-r",
     "ernie4_5",
     "exaone4",
     "gemma",
@@ -45,27 +47,37 @@ FAMILIES = (
     "gemma3",
     "glm4",
     "gpt2",
+    "gptneox",
     "granite",
     "helium",
     "hunyuan-dense",
     "llama",
     "minicpm",
     "mistral3",
+    "nemotron",
+    "olmo",
     "olmo2",
+    "opt",
     "phi2",
     "phi3",
     "qwen2",
     "qwen3",
     "seed_oss",
     "smollm3",
+    "stablelm",
     "starcoder",
     "starcoder2",
 )
 
 #: Families whose norms subtract means.
-LAYER_NORMS = ("cohere2", "gpt2", "phi2", "starcoder", "starcoder2")
+LAYER_NORMS = (
+    *("bloom", "cohere2", "command-r", "gpt2", "gptneox", "nemotron", "olmo", "opt", "phi2"),
+    *("stablelm", "starcoder", "starcoder2"),
+)
 #: Families whose networks have no gate.
-UNGATED = ("arcee", "gpt2", "phi2", "starcoder", "starcoder2")
+UNGATED = (
+    *("arcee", "bloom", "gpt2", "gptneox", "nemotron", "opt", "phi2", "starcoder", "starcoder2"),
+)
 #: Families whose layers differ in shape.
 LAYERED = ("deepseek2", "gemma4")
 #: Families with states of fixed size in some of their layers.
@@ -202,7 +214,9 @@ def metadata(architecture, **more):
         keys = KEYS | EXPERTS | LATENT | more
     if architecture in LAYER_NORMS:
         keys = {"attention.layer_norm_epsilon": 1e-5} | keys
-    if architecture == "cohere2":
+    if architecture == "gptneox":
+        keys = {"use_parallel_residual": True} | keys
+    if architecture in ("cohere2", "command-r"):
         keys = {"logit_scale": 0.5} | keys
     if architecture == "minicpm":
         scales = {"embedding_scale": 2.0, "residual_scale": 0.7, "logit_scale": 1.5}

@@ -1,0 +1,275 @@
+"""Decoders of 2021 to 2024 with LayerNorm: GPT-NeoX, BLOOM, OPT, StableLM, OLMo 1 and others."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bitnet.families.blocks import Branch, FeedForward
+from bitnet.families.dense import ModelConfig, attention, model_of, sizes
+from bitnet.families.family import ATTENTION, BIASES, QKV, LlamaCppSupport, Values, register
+from bitnet.families.gpt import beside_attention, layer_norms
+from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_ALL_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"))
+_OWN_HEAD: dict[str, Any] = {"required": ("output.weight",), "tied": False}
+_EPS = reads("attention.layer_norm_epsilon")
+_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+_MEGATRON = {"mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
+
+
+def _with_heads_apart(key: str, config: Config) -> Values:
+    """Rows of a folder are those of query, key and value head by head; GGUF has all queries first.
+
+    *key* is that of the number of heads in *config*.
+    """
+    heads = config[key]
+
+    def queries_first(rows: NDArray[Any]) -> NDArray[Any]:
+        by_head = rows.reshape(heads, 3, -1, *rows.shape[1:])
+        return by_head.swapaxes(0, 1).reshape(rows.shape)
+
+    return {"attn_qkv.weight": queries_first, "attn_qkv.bias": queries_first}
+
+
+def _gptneox(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    mixer = attention(keys, its.dim, fused=True)
+    network = FeedForward(its.ffn, "gelu", gated=False)
+    is_parallel = bool(keys.value("use_parallel_residual", True))
+    block = (
+        Branch("attn_norm", (mixer,)),
+        Branch("ffn_norm", (network,), parallel=is_parallel),
+    )
+    return model_of(
+        keys,
+        its,
+        [block] * its.layers,
+        norm_eps=keys.number("attention.layer_norm_epsilon"),
+        centered_norms=True,
+        norm_biases=True,
+        biases=_PRODUCTS,
+    )
+
+
+def _gptneox_keys(config: Config) -> dict[str, Any]:
+    return {
+        "attention.head_count_kv": config["num_attention_heads"],
+        "use_parallel_residual": config["use_parallel_residual"],
+    }
+
+
+register(
+    title="GPT-NeoX and Pythia",
+    architecture="gptneox",
+    model_types=("gpt_neox",),
+    activation="gelu",
+    aliases={"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
+    defaults={"partial_rotary_factor": 0.25, "use_parallel_residual": True},
+    stated="layer_norm_eps",
+    config_keys={
+        **reads("layer_norm_eps partial_rotary_factor use_parallel_residual"),
+        "attention_bias": neutral(None, True),
+    },
+    partial_rotation=True,
+    gguf_keys=_EPS | reads("use_parallel_residual"),
+    tensors={
+        **_MEGATRON,
+        "attention.dense": "attn_output",
+        "attention.query_key_value": "attn_qkv",
+    },
+    orders=partial(_with_heads_apart, "num_attention_heads"),
+    biases={"": _PRODUCTS},
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), gelu_tanh=True, **_OWN_HEAD),
+    translate=_gptneox_keys,
+    decoder=_gptneox,
+)
+
+
+def _bloom(keys: Keys) -> ModelConfig:
+    return layer_norms(
+        keys,
+        rope=None,
+        alibi=8.0,
+        fused=True,
+        ffn={"gated": False, "activation": "gelu_tanh"},
+        model={"biases": _PRODUCTS, "embedding_norm": "token_embd_norm"},
+    )
+
+
+def _bloom_keys(config: Config) -> dict[str, Any]:
+    width = config["hidden_size"]
+    return {
+        "attention.key_length": width // config["num_attention_heads"],
+        "attention.head_count_kv": config["num_attention_heads"],
+        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+        "feed_forward_length": 4 * width,
+    }
+
+
+register(
+    title="BLOOM",
+    architecture="bloom",
+    activation="gelu",
+    aliases={
+        "n_embed": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers",
+        "seq_length": "max_position_embeddings",
+    },
+    # Positions have no end; this is what the models were trained for.
+    defaults={"max_position_embeddings": 2048, "tie_word_embeddings": True},
+    stated="layer_norm_epsilon",
+    config_keys={
+        **reads("layer_norm_epsilon"),
+        "apply_residual_connection_post_layernorm": neutral(None, False),
+        "hidden_act": HARMLESS,  # its class has one
+        "slow_but_exact": HARMLESS,
+    },
+    gguf_keys=_EPS,
+    tensors={
+        **_MEGATRON,
+        "self_attention.dense": "attn_output",
+        "self_attention.query_key_value": "attn_qkv",
+    },
+    orders=partial(_with_heads_apart, "num_attention_heads"),
+    biases={"": _PRODUCTS},
+    rotates=False,
+    llama_cpp=_ALL_BIASES,
+    translate=_bloom_keys,
+    decoder=_bloom,
+)
+
+
+def _opt(keys: Keys) -> ModelConfig:
+    network = {"gated": False, "activation": "relu"}
+    biases = (*ATTENTION, "ffn_up", "ffn_down")
+    places = {"biases": biases, "positions": True}
+    return layer_norms(keys, rope=None, ffn=network, model=places)
+
+
+def _opt_keys(config: Config) -> dict[str, Any]:
+    width = config["hidden_size"]
+    if config.get("word_embed_proj_dim") not in (None, width):
+        raise ValueError("embeddings of another width than the blocks (word_embed_proj_dim)")
+    return {
+        "attention.head_count_kv": config["num_attention_heads"],
+        "attention.key_length": width // config["num_attention_heads"],
+        "attention.layer_norm_epsilon": 1e-5,  # of its class
+    }
+
+
+def _behind_padding(rows: NDArray[Any]) -> NDArray[Any]:
+    return rows[2:]
+
+
+register(
+    title="OPT",
+    architecture="opt",
+    activation="relu",
+    aliases={"activation_function": "hidden_act", "ffn_dim": "intermediate_size"},
+    defaults={"tie_word_embeddings": True},
+    stated="ffn_dim",
+    config_keys={
+        "_remove_final_layer_norm": neutral(None, False),
+        "do_layer_norm_before": neutral(None, True),
+        "enable_bias": neutral(None, True),
+        "layer_norm_elementwise_affine": neutral(None, True),
+        **reads("word_embed_proj_dim"),
+    },
+    gguf_keys=_EPS,
+    tensors={
+        "fc1": "ffn_up",
+        "fc2": "ffn_down",
+        "final_layer_norm": "ffn_norm",
+        "self_attn_layer_norm": "attn_norm",
+    },
+    orders=lambda _config: {"position_embd.weight": _behind_padding},
+    biases={"": (*ATTENTION, "ffn_up", "ffn_down")},
+    rotates=False,
+    llama_cpp=None,
+    translate=_opt_keys,
+    decoder=_opt,
+)
+register(
+    title="StableLM",
+    architecture="stablelm",
+    defaults={"partial_rotary_factor": 0.25},
+    stated="layer_norm_eps",
+    config_keys={
+        **reads("layer_norm_eps partial_rotary_factor use_qkv_bias"),
+        "qk_layernorm": neutral(None, False),
+        "use_parallel_residual": neutral(None, False),
+    },
+    partial_rotation=True,
+    gguf_keys=_EPS,
+    biases={"use_qkv_bias": QKV},
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", "norm.bias", *BIASES), **_OWN_HEAD),
+    decoder=layer_norms,
+)
+
+
+def _nemotron_keys(config: Config) -> dict[str, Any]:
+    return {"attention.layer_norm_epsilon": config["norm_eps"]}
+
+
+register(
+    title="Nemotron 4 and Minitron",
+    architecture="nemotron",
+    activation="relu2",
+    defaults={"partial_rotary_factor": 0.5},
+    stated="norm_eps num_key_value_heads",
+    config_keys=reads("norm_eps partial_rotary_factor"),
+    partial_rotation=True,
+    norms_from_zero=True,
+    gguf_keys=_EPS,
+    biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True, **_OWN_HEAD),
+    translate=_nemotron_keys,
+    decoder=partial(layer_norms, ffn={"gated": False, "activation": "relu_squared"}),
+)
+
+
+def _command_r(keys: Keys) -> ModelConfig:
+    return beside_attention(
+        keys,
+        FeedForward(sizes(keys).ffn),
+        norm_biases=False,
+        logit_scale=keys.number("logit_scale"),
+    )
+
+
+register(
+    title="Command-R",
+    architecture="command-r",
+    model_types=("cohere",),
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    defaults={"tie_word_embeddings": True},
+    stated="layer_norm_eps logit_scale rope_theta",
+    config_keys={**reads("layer_norm_eps logit_scale"), "use_qk_norm": neutral(None, False)},
+    gguf_keys=_EPS | reads("logit_scale"),
+    biases={"attention_bias": ATTENTION},
+    llama_cpp=LlamaCppSupport(tensors=tuple(f"{part}.bias" for part in QKV), whole_width=True),
+    decoder=_command_r,
+)
+
+
+def _olmo_keys(_config: Config) -> dict[str, Any]:
+    return {"attention.layer_norm_epsilon": 1e-5}  # of its class
+
+
+register(
+    title="OLMo 1",
+    architecture="olmo",
+    gguf_rope_style="interleaved",
+    config_keys={"clip_qkv": neutral(None)},
+    gguf_keys=_EPS,
+    biases={"attention_bias": ATTENTION},
+    llama_cpp=LlamaCppSupport(whole_width=True),
+    translate=_olmo_keys,
+    decoder=partial(layer_norms, model={"norm_biases": False, "norm_weights": False}),
+)
