@@ -15,7 +15,7 @@ from bitnet import __version__
 from bitnet.base import locks, native, settings
 from bitnet.base.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
 from bitnet.base.files import CACHE_HINT
-from bitnet.base.findings import Finding
+from bitnet.base.findings import Finding, worst
 from bitnet.base.quantities import human_size
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_header import printable
@@ -32,12 +32,14 @@ def examine(root: Path, model: Path | None = None) -> list[Finding]:
 
 
 def verdict(findings: Iterable[Finding]) -> str:
-    """One sentence: the first problem and its remedy."""
-    wrong = next((finding for finding in findings if finding.failed), None)
-    if wrong is None:
+    """One sentence: the first problem, else the first warning, and its remedy."""
+    problems = [finding for finding in worst(findings) if finding.severity in ("failed", "warning")]
+    if not problems:
         return "Nothing is wrong."
-    first = wrong.text.splitlines()[0].rstrip(".")
-    return f"{first}: {wrong.hint}." if wrong.hint else f"{first}."
+    first = problems[0].text.splitlines()[0].rstrip(".")
+    if not problems[0].failed:
+        first = f"It works, but {problems[0].subject} is {first}"
+    return f"{first}: {problems[0].hint}." if problems[0].hint else f"{first}."
 
 
 def markdown(findings: list[Finding]) -> str:
@@ -79,7 +81,7 @@ def _backend() -> Finding:
         return Finding.of("backend", error)
     reason, hint = native.problem()
     if reason:
-        return Finding("note", "backend", f"numpy, up to a hundred times slower: {reason}", hint)
+        return Finding("warning", "backend", f"numpy, up to a hundred times slower: {reason}", hint)
     return Finding("ok", "backend", native.backend_name())
 
 

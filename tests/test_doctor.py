@@ -125,3 +125,12 @@ def test_pip_is_a_dependency_and_doctor_fails_without_it(monkeypatch):
     assert not by_name(doctor._versions())["pip"].failed
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     assert by_name(doctor._versions())["pip"].failed
+
+
+def test_without_compiled_kernels_something_is_wrong(tmp_path, monkeypatch):
+    monkeypatch.setattr("bitnet.base.native.problem", lambda: ("it was not built", "inv native"))
+    found = examine(tmp_path)
+    backend = by_name(found)["backend"]
+    assert (backend.severity, backend.exit_code) == ("warning", 0)
+    assert verdict(found).startswith("It works, but backend is numpy, up to a hundred times slower")
+    assert verdict(found).endswith("inv native.")

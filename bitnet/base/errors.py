@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 from bitnet.base.invocation import as_started
+
+# A command of a shell, or an option without one, with its value in capitals.
+_OPTION = re.compile(
+    r"(?P<command>\b(?:bitnet|pip|uv|pipx|python3?|llama-[\w-]+) [^,;()\n]*)"
+    r"|(?<![\w-])--(?P<name>[a-z][a-z0-9-]*)(?:[ =](?P<value>[A-Z][A-Z0-9]*\b))?"
+)
 
 EXIT_CODES = {0: "success", 1: "internal error: please report it"}  # classes below add theirs
 
@@ -16,7 +23,8 @@ EXIT_CODES = {0: "success", 1: "internal error: please report it"}  # classes be
 class BitnetError(Exception):
     """Base class; the message says what failed, on what, and what was expected.
 
-    *hint* is the command or step that helps; the text of the exception ends with it.
+    *hint* is the command or step that helps. The text of the exception ends with it, for Python
+    code: an option of the command line is the parameter of that name there.
     """
 
     exit_code: int = 1
@@ -33,7 +41,20 @@ class BitnetError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\nhint: {as_started(self.hint)}" if self.hint else self.message
+        if not self.hint:
+            return self.message
+        return f"{self.message}\nhint: {as_started(_for_python(self.hint))}"
+
+
+def _for_python(hint: str) -> str:
+    """*hint* with parameters in place of options, but for those in commands."""
+
+    def replace_option(match: re.Match[str]) -> str:
+        if match["command"]:
+            return match["command"]
+        return f"{match['name'].replace('-', '_')}={match['value'] or '...'}"
+
+    return _OPTION.sub(replace_option, hint)
 
 
 class UsageError(BitnetError, exit_code=2):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bitnet.base.invocation import as_started
+from bitnet.base.tables import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -85,9 +86,13 @@ def worst(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def render(findings: Iterable[Finding]) -> Iterator[str]:
-    """Findings as text, one per line, with details and hints of problems and warnings below."""
+    """Findings as text, with details and hints of problems and warnings below.
+
+    On a terminal, sentences are wrapped; hints are commands, and are not.
+    """
     for finding in findings:
-        yield str(finding)
-        yield from (f"  {line}" for line in finding.details)
+        yield from wrap(str(finding))
+        for line in finding.details:
+            yield from wrap(line, first="  ", indent="    ")
         if finding.hint and finding.severity in ("failed", "warning"):
             yield f"  {as_started(finding.hint)}"

@@ -15,8 +15,11 @@ import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PROGRAMS = ("bitnet", "inv", "invoke")
 # A command: at the start, after a blank, bracket or backtick; not a path or `bitnet` alone.
@@ -96,8 +99,9 @@ def extra_command(extra: str) -> str:
     if _has("pipx_metadata.json"):
         return f"pipx inject {PACKAGE} {packages}"
     if _has("uv-receipt.toml"):
-        more = " ".join(f"--with {package}" for package in [*_packages_of_uv(), *packages.split()])
-        return f"uv tool install {more} {_source()}"
+        added, extras = _receipt_of_uv()
+        more = " ".join(f"--with {package}" for package in [*added, *packages.split()])
+        return f"uv tool install {more} {_source(extras)}"
     return f"{_pip_install()} {packages}"
 
 
@@ -106,7 +110,9 @@ def reinstall_command() -> str:
     if _has("pipx_metadata.json"):
         return f"pipx reinstall {PACKAGE}"
     if _has("uv-receipt.toml"):
-        return f"uv tool install --reinstall {_source()}"
+        added, extras = _receipt_of_uv()
+        more = "".join(f"--with {package} " for package in added)
+        return f"uv tool install --reinstall {more}{_source(extras)}"
     editable = "-e " if direct_url().get("dir_info", {}).get("editable") else ""
     return f"{_pip_install()} --force-reinstall --no-deps {editable}{_source()}"
 
@@ -122,19 +128,26 @@ def direct_url() -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _packages_of_uv() -> list[str]:
-    """Packages that ``uv tool install --with`` added before: it removes those it is not given."""
+def _receipt_of_uv() -> tuple[list[str], list[str]]:
+    """Packages that ``uv tool install --with`` added before, and extras of this one.
+
+    uv removes those that it is not given again.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     receipt = tomllib.loads((Path(sys.prefix) / "uv-receipt.toml").read_text(encoding="utf-8"))
     packages = []
+    own_extras: list[str] = []
     for entry in receipt.get("tool", {}).get("requirements", []):
-        extras = f"[{','.join(entry['extras'])}]" if entry.get("extras") else ""
-        if entry["name"] != PACKAGE:
-            packages.append(shlex.quote(f"{entry['name']}{extras}{entry.get('specifier', '')}"))
-    return packages
+        extras = entry.get("extras") or []
+        if entry["name"] == PACKAGE:
+            own_extras += extras
+        else:
+            bracketed = f"[{','.join(extras)}]" if extras else ""
+            packages.append(shlex.quote(f"{entry['name']}{bracketed}{entry.get('specifier', '')}"))
+    return packages, own_extras
 
 
 def _has(name: str) -> bool:
@@ -149,14 +162,20 @@ def _pip_install() -> str:
     return f"{python} -m pip install"
 
 
-def _source() -> str:
-    """Origin of this installation as one word of a shell: a path, an address or its name."""
+def _source(extras: Sequence[str] = ()) -> str:
+    """Origin of this installation with *extras*, as one word of a shell.
+
+    It is a path, an address or the name of the package.
+    """
     facts = direct_url()
     address = facts.get("url", "")
+    bracketed = f"[{','.join(extras)}]" if extras else ""
     if address.startswith("file:"):
         from urllib.request import url2pathname  # here, since it loads what connects
 
-        return shlex.quote(url2pathname(urlsplit(address).path))
+        return shlex.quote(f"{url2pathname(urlsplit(address).path)}{bracketed}")
     if commit := facts.get("vcs_info", {}).get("commit_id"):
-        return shlex.quote(f"git+{address}@{commit}")
-    return shlex.quote(address or PACKAGE)
+        address = f"git+{address}@{commit}"
+    if address and bracketed:
+        address = f"{PACKAGE}{bracketed} @ {address}"
+    return shlex.quote(address or f"{PACKAGE}{bracketed}")

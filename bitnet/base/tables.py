@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import textwrap
 from typing import TYPE_CHECKING, TextIO
 
 from bitnet.base import settings
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 NARROWEST = 8  # characters that a cell keeps
 DIGITS = 12  # of a digest, which tell files of one cache apart
 _GAP = "  "
+_UNBROKEN = re.compile(r"`[^`]*`|(?<![^ ,])~?/[^,]*(?=,|$)")  # a command, a path with spaces
+_GLUE = "\x00"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
@@ -43,20 +46,25 @@ def table(
     shrink: Sequence[int] = (),
     whole: int | None = None,
     right: Sequence[int] = (),
+    below: Sequence[int] = (),
     stream: TextIO | None = None,
 ) -> Iterator[str]:
     """Lines of a table, the heading first; the cells of the columns *right* end in one line.
 
     Where the terminal *stream*, by default stdout, is too narrow, the cells of the columns *shrink*
     lose their middle, the widest first. The column *whole* has names that are typed again: one that
-    is too long moves the rest of its row.
+    is too long moves the rest of its row. If that is not enough, the columns *below* are not cells:
+    each row has them below it, with their headings, and paths in them are not broken.
     """
     stream = stream or sys.stdout
     rows = [[harmless(cell) for cell in row] for row in rows]
+    if below and stream.isatty() and _least_width(head, rows, shrink, whole) > _columns():
+        yield from _stack(head, rows, shrink, whole, right, below, stream)
+        return
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     bold, plain = "", ""
     if stream.isatty():
-        room = shutil.get_terminal_size().columns - len(_GAP) * (len(head) - 1)
+        room = _columns() - len(_GAP) * (len(head) - 1)
         if whole is not None and sum(widths) > room:
             widths[whole] = min(widths[whole], room // 2)
         while sum(widths) > room and any(widths[column] > NARROWEST for column in shrink):
@@ -75,6 +83,79 @@ def table(
 
     yield f"{bold}{line(head)}{plain}"
     yield from map(line, rows)
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _least_width(
+    head: Sequence[str], rows: Sequence[Sequence[str]], shrink: Sequence[int], whole: int | None
+) -> int:
+    """Width of the narrowest table; a long name in the column *whole* does not count."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for at in {*shrink, *([] if whole is None else [whole])}:
+        widths[at] = min(widths[at], max(NARROWEST, len(head[at])))
+    return sum(widths) + len(_GAP) * (len(head) - 1)
+
+
+def _stack(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    shrink: Sequence[int],
+    whole: int | None,
+    right: Sequence[int],
+    below: Sequence[int],
+    stream: TextIO,
+) -> Iterator[str]:
+    """Lines of a table whose columns *below* are under each row."""
+    kept_columns = [at for at in range(len(head)) if at not in below]
+
+    def places(columns: Sequence[int]) -> list[int]:
+        return [kept_columns.index(at) for at in columns if at in kept_columns]
+
+    lines = table(
+        [head[at] for at in kept_columns],
+        [[row[at] for at in kept_columns] for row in rows],
+        shrink=places(shrink),
+        whole=None if whole is None else places([whole])[0],
+        right=places(right),
+        stream=stream,
+    )
+    yield next(lines)
+    for row, line in zip(rows, lines, strict=True):
+        yield line
+        cells = [f"{head[at]} {_glue_path(row[at])}" for at in below if row[at]]
+        yield from wrap(", ".join(cells), indent="    ", first="    ", stream=stream)
+
+
+def wrap(
+    text: str, *, indent: str = "  ", first: str = "", stream: TextIO | None = None
+) -> list[str]:
+    """*text* as lines for the terminal *stream*, by default stdout, broken at spaces.
+
+    Paths, and commands in backticks, stay on one line, so that they can be copied. Lines after the
+    first begin with *indent*. Elsewhere it is one line.
+    """
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        return [f"{first}{text}"]
+    glued = _UNBROKEN.sub(lambda match: match[0].replace(" ", _GLUE), text)
+    lines = textwrap.wrap(
+        glued,
+        max(20, _columns()),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_GLUE, " ") for line in lines]
+
+
+def _glue_path(cell: str) -> str:
+    """*cell* as one word if it is one path, which may have blanks and commas."""
+    is_path = "/" in cell and ", /" not in cell
+    return cell.replace(" ", _GLUE) if is_path else cell
 
 
 def brief(text: str) -> str:

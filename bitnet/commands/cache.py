@@ -44,13 +44,13 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
             human_time(time.time() - entry.last_used_s),
             entry.kind,
             entry.key if "/" in entry.key else short(entry.key),
-            str(entry.path),
+            short(str(entry.path)),
             _note(entry),
         )
         for entry in listing
         if entry.inode not in of_repositories
     ]
-    others = table(head, rows, shrink=(2, 4, 5), whole=3, right=(0, 1)) if rows else ()
+    others = table(head, rows, shrink=(2,), whole=3, right=(0, 1), below=(4, 5)) if rows else ()
     summary = f"{quantity(len(listing), 'file')}, {human_size(total)} in {cache.root}"
     facts = {"root": str(cache.root), "size_bytes": total}
     facts["entries"] = [entry.facts() for entry in listing]
@@ -69,7 +69,7 @@ def _by_repository(listing):
             rows.append((f"  {entry.origin.file}", human_size(entry.size_bytes), held_by))
     if rows:
         head = ("repository and file", "size", "held by")
-        yield from (*table(head, rows, shrink=(2,), whole=0, right=(1,)), "")
+        yield from (*table(head, rows, whole=0, right=(1,), below=(2,)), "")
 
 
 def _users(entry):

@@ -22,7 +22,7 @@ from bitnet.base.findings import SEVERITIES, Finding, render, status_of
 from bitnet.base.invocation import extra_command, program, word
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.outputs import OutputFile, begins_with
-from bitnet.base.tables import show, table
+from bitnet.base.tables import show, table, wrap
 from bitnet.commands.context import FORCE, IGNORE_KEY, PRE, TO_CHECK, Context, model_option
 from bitnet.commands.declare import Output, task
 
@@ -371,7 +371,8 @@ def doctor(
     if report and not common.output.json:
         print(markdown(findings))
     else:
-        common.output.finish(facts, [*map(str, findings), verdict(findings)])
+        lines = [line for finding in findings for line in wrap(str(finding))]
+        common.output.finish(facts, [*lines, verdict(findings)])
     if wrong := next((finding for finding in findings if finding.failed), None):
         raise Exit(code=wrong.exit_code)
 

@@ -107,7 +107,7 @@ def _lines(rows):
             size = f"~{size.replace('.0 ', ' ')}"
         words = (row["name"], _YES[row["here"]], size, row["family"] or "?")
         cells.append((*words, runs, row["licence"] or "?"))
-    return table(head, cells, shrink=(3, 4, 5), whole=0, right=(2,))
+    return table(head, cells, shrink=(3, 4, 5), whole=0, right=(2,), below=(3, 4, 5))
 
 
 def _size(size_bytes):
@@ -152,7 +152,9 @@ def search(
         words = (row["name"], parameters, row["family"] or "?", _YES[row["runs"]])
         cells.append((*words, human_count(row["downloads"]), licence))
     head = ("name", "parameters", "family", "runs here", "downloads", "licence")
-    common.output.finish(rows, table(head, cells, shrink=(2, 5), whole=0, right=(1, 4)))
+    common.output.finish(
+        rows, table(head, cells, shrink=(2, 5), whole=0, right=(1, 4), below=(2, 3, 4, 5))
+    )
 
 
 def _runs(model):

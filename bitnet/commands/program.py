@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 COLUMN = 28  # where the help of an option starts
 NAMES = 22  # and that of a command
 NARROWEST, WIDEST = 40, 100  # columns
+_TOO_NARROW = 60  # for two columns
 
 _ABOUT = "Run language models locally, and verify their results."
 _EXAMPLE = 'bitnet run smollm2-135m "Why is the sky blue?"'
@@ -354,7 +355,9 @@ def summary(command: object) -> str:
 
 
 def _entry(name: str, text: str, column: int) -> Iterator[str]:
-    """A name and its text; a long name has a line of its own."""
+    """A name and its text; a long name has a line of its own, and every one where it is narrow."""
+    if _width() < _TOO_NARROW:
+        column = 6
     lines = _wrap(text, column)
     if len(name) + 4 > column:
         yield f"  {name}"
@@ -365,11 +368,20 @@ def _entry(name: str, text: str, column: int) -> Iterator[str]:
 
 
 def _wrap(text: str, indent: int) -> Iterator[str]:
-    width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
     margin = " " * indent
     yield from textwrap.wrap(
-        text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+        text,
+        _width(),
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
+
+
+def _width() -> int:
+    """Columns of a line of help."""
+    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
 
 
 def candidates(words: list[str], collection: Collection) -> list[str]:

@@ -3,11 +3,14 @@
 import errno
 import inspect
 import os
+import re
 
 import pytest
+from hints import TEXTS
 
 from bitnet.base import errors
-from bitnet.base.errors import EXIT_CODES, BitnetError, from_os_error
+from bitnet.base.errors import EXIT_CODES, BitnetError, NotFound, from_os_error
+from bitnet.base.invocation import as_started
 
 CLASSES = [
     member
@@ -63,3 +66,31 @@ def test_the_texts_that_scripts_search_for_are_kept():
 
 def test_an_error_without_a_number_is_still_told():
     assert "something odd" in from_os_error(OSError("something odd"), "file").message
+
+
+@pytest.mark.parametrize(
+    ("hint", "shown"),
+    [
+        ("name a tokenizer file: --tokenizer FILE", "name a tokenizer file: tokenizer=FILE"),
+        ("allow more with --retries=N, or wait", "allow more with retries=N, or wait"),
+        ("leave --base-url out", "leave base_url=... out"),
+        ("bitnet convert a.gguf --type Q8_0", "bitnet convert a.gguf --type Q8_0"),
+        ("bitnet a --b C, or --lock-memory", "bitnet a --b C, or lock_memory=..."),
+        ("uv tool install --with x .", "uv tool install --with x ."),
+    ],
+)
+def test_python_code_is_told_parameters_in_place_of_options(hint, shown):
+    error = NotFound("missing", hint=hint)
+    assert as_started(f"hint: {shown}") in str(error)
+    assert error.hint == hint  # the program shows it as it is
+
+
+def test_no_hint_of_the_program_names_an_option_to_python_code():
+    bare = re.compile(r"(?<![\w-])--[a-z]")
+    commands = re.compile(r"\b(?:bitnet|pip|uv|pipx|python3?|llama-[\w-]+) [^,;()\n]*")
+    named = [text for _, text in TEXTS if bare.search(text)]
+    assert len(named) > 30
+    for text in named:
+        shown = str(NotFound("missing", hint=text)).partition("hint: ")[2]
+        outside = commands.sub("", shown)
+        assert not bare.search(outside), text

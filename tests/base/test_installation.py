@@ -50,3 +50,26 @@ def test_uv_is_given_again_what_it_added_before(prefix):
 def test_an_environment_without_pip_is_changed_by_uv(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert extra_command("structured").startswith("uv pip install --python ")
+
+
+@pytest.mark.parametrize(
+    ("origin", "source"),
+    [
+        ({}, "'bitnet-xtask[otel,serve]'"),
+        ({"url": "file:///a/b"}, "'/a/b[otel,serve]'"),
+        (
+            {"url": "https://h/b.git", "vcs_info": {"commit_id": "c0"}},
+            "'bitnet-xtask[otel,serve] @ git+https://h/b.git@c0'",
+        ),
+    ],
+)
+def test_uv_is_given_the_extras_that_are_installed(origin, source, prefix, monkeypatch):
+    (prefix / "uv-receipt.toml").write_text(
+        "[tool]\nrequirements = [{ name = 'bitnet-xtask', extras = ['otel', 'serve'] }, "
+        "{ name = 'ray' }]\n"
+    )
+    monkeypatch.setattr("bitnet.base.invocation.direct_url", lambda: origin)
+    for command in (extra_command("structured"), reinstall_command()):
+        assert command.startswith("uv tool install ")
+        assert command.endswith(f" {source}")
+        assert "--with ray " in command

@@ -57,3 +57,43 @@ def test_a_live_line_stays_one_line(monkeypatch, terminal):
     with tables.LiveLine() as line:
         line.tell("x" * 50)
     assert terminal.getvalue() == "\r" + "x" * 19 + "\x1b[K\r\x1b[K"
+
+
+HEAD = ("name", "size", "path", "note")
+PATH = "/a folder/with a long name/of a model.gguf"
+
+
+def columns(monkeypatch, number):
+    monkeypatch.setenv("COLUMNS", str(number))
+
+
+@pytest.mark.parametrize("number", range(20, 60))
+def test_columns_that_do_not_fit_are_below_their_row_and_never_cut(number, terminal, monkeypatch):
+    columns(monkeypatch, number)
+    rows = [("model-1", "1 B", PATH, "two links"), ("model-2", "2 B", "", "")]
+    lines = list(tables.table(HEAD, rows, right=[1], below=[2, 3], stream=terminal))
+    assert [line.split()[0] for line in lines if line[0] != " "] == ["name", "model-1", "model-2"]
+    assert sum(PATH in line for line in lines) == 1
+    assert "…" not in "".join(lines)
+
+
+def test_columns_that_fit_stay_in_their_row(terminal, monkeypatch):
+    columns(monkeypatch, 100)
+    rows = [("model-1", "1 B", PATH, "two links")]
+    lines = list(tables.table(HEAD, rows, right=[1], below=[2, 3], stream=terminal))
+    assert lines[1] == f"model-1   1 B  {PATH}  two links"
+    piped = tables.table(HEAD, rows, right=[1], below=[2, 3], stream=io.StringIO())
+    assert list(piped) == lines
+
+
+@pytest.mark.parametrize("number", range(20, 80))
+def test_sentences_break_at_spaces_and_commands_and_paths_do_not(number, terminal, monkeypatch):
+    columns(monkeypatch, number)
+    command = "`bitnet verify model.gguf`"
+    text = f"one of the checks failed, see {command} and the file, {PATH}, for more"
+    lines = tables.wrap(text, stream=terminal)
+    assert " ".join(line.strip() for line in lines) == text
+    assert sum(command in line for line in lines) == 1
+    assert sum(PATH in line for line in lines) == 1
+    assert all(len(line) <= max(number, len(PATH) + 4) for line in lines)
+    assert tables.wrap(text, stream=io.StringIO()) == [text]

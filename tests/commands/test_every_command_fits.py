@@ -130,3 +130,31 @@ def test_one_thing_is_singular(shown):
     wrong = re.compile(r"(?<![\d,.])1 (?:files|tensors|models|threads|weights|tokens|checks)\b")
     for name, text in shown[1].items():
         assert wrong.search(text) is None, f"{name}: {text}"
+
+
+@pytest.mark.parametrize("words", [["models"], ["models", "--help"]], ids=["models", "help"])
+def test_forty_columns_are_enough(words, tmp_path):
+    environment = {"BITNET_CACHE_DIR": str(tmp_path / "cache")}
+    run = OnTerminal([BITNET, *words], folder=tmp_path, columns=40, **environment)
+    assert run.end() == 0
+    for line in re.split(r"\r?\n|\r", ESCAPE.sub("", run.shown)):
+        assert len(line) <= 40, line
+
+
+def test_eighty_columns_cut_no_path_of_the_cache(tmp_path):
+    cache = tmp_path / "a cache folder whose name is long, with blanks"
+    path = cache / "tokenizers/some-tokenizer-with-a-long-name/tokenizer.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    run = OnTerminal([BITNET, "cache", "list"], folder=tmp_path, BITNET_CACHE_DIR=str(cache))
+    assert run.end() == 0
+    assert str(path) in re.sub(r"\r?\n", "\n", run.shown)
+
+
+def test_verify_breaks_its_sentences_at_spaces(tmp_path):
+    run = OnTerminal([BITNET, "verify", "bitnet-tiny"], folder=tmp_path, columns=60)
+    assert run.end() == 0
+    lines = re.split(r"\r?\n", ESCAPE.sub("", run.shown))
+    checks = [line for line in lines if re.match(r"[✓!·✗-] |  \S", line) and "bitnet " not in line]
+    assert len(checks) > 10
+    assert all(len(line) <= 60 for line in checks)

@@ -235,7 +235,7 @@ CASES = (
         damaged_in_cache,
     ),
     Case(
-        "download-model {artifact.repo} --file {word(artifact.file)} --force",
+        "download-model {pin.repo} --file {word(pin.file)} --force",
         "bitnet cache verify org/tiny",
         "works",
         damaged_model,

@@ -32,7 +32,7 @@ FILLED = {
     "{next(same, source.name)}": "mirror",
     "--source {source}": "--source mirror",
     "bundle export MODEL --output FILE": "bundle export smollm2-135m --output bundle.tar",
-    "{artifact.repo} --file {word(artifact.file)}": "org/tiny --file tiny.gguf",
+    "{pin.repo} --file {word(pin.file)}": "org/tiny --file tiny.gguf",
     "{model.id}": "smollm2-135m",
     "run {word(name)}": "run smollm2-135m",
     "{word(name or 'smollm2-135m')}": "models/model.gguf",
