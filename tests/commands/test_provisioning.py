@@ -121,7 +121,7 @@ def test_a_split_model_is_attested_once(hub, bitnet, tmp_path):
 
 
 def test_several_matches_are_listed_and_nothing_is_fetched(hub, bitnet):
-    done = bitnet("download-model", "--id", "org/model")
+    done = bitnet("download-model", "--id", "org/model", "--file", "*.gguf")
     assert done.code == 2
     assert "small-Q4_K_M.gguf  1.5 kB  Q4_K_M  fits in RAM" in done.err
     assert "big-F16.gguf  5.0 kB  F16" in done.err
@@ -153,7 +153,7 @@ def test_all_parts_of_a_split_model_are_fetched(hub, bitnet):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--id", "nothing"), 2, "expects ORG/REPO"),
+        (("--id", "nothing"), 2, "expected ORG/REPO"),
         (("--id", "org/model", "--file", "small.gguf"), 19, "small-Q4_K_M.gguf"),
         (("--id", "org/none", "--file", "x"), 19, "org/none"),
         (("--id", "org/model", "--file", "x.txt", "--sha256", "12"), 2, "64 hexadecimal"),
