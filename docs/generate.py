@@ -5,11 +5,12 @@ Run it as ``inv docs`` or ``inv docs --check``.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base import settings
 from bitnet.base.errors import EXIT_CODES
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from bitnet.wire.schemas import Schema
 
 FOLDER = Path(__file__).parent / "reference"
+MEASURED = Path(__file__).parents[1] / "benchmarks" / "results" / "sensitivity.json"
 # Examples that are not run as blocks of the page, and what runs them.
 NOT_RUN = {
     "ci-lint": "the linters come from a package index; tests/commands/test_ci_tasks.py has them",
@@ -50,6 +52,7 @@ def pages() -> dict[str, str]:
         "exit-codes.md": exit_codes(),
         "models.md": models(),
         "requests.md": requests(),
+        "sensitivity.md": sensitivity(),
     }
 
 
@@ -209,6 +212,77 @@ def models() -> str:
         "larger than the context length for these models only. Positions beyond it are not reused.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def sensitivity() -> str:
+    """Bounds of the check of operations, and the measurements that they rest on."""
+    table = json.loads(MEASURED.read_text(encoding="utf-8"))
+    rows = table["measured"]
+    versions = ", ".join(f"{name} {version}" for name, version in table["versions"].items())
+    intro = (
+        "What [`bitnet crossval`](../how-to/crossval.md#what-is-compared) sees when it computes "
+        "every operation of an engine again in float64, measured with tiny models of every "
+        "family: the right model, and the same with one mistake. Measured with "
+        f"{versions}; `inv sensitivity` measures again, and fails where a bound has less than "
+        f"{table['margin']:g} times the largest residual of a right model."
+    )
+    right = _table(
+        ["Operation", "Residual", "Bound", "Largest of right models", "Margin", "Where"],
+        list(_right_rows(rows, table["bounds"])),
+    )
+    wrong = _table(
+        ["Mistake", "Engine", "Activations", "Models", "Fail", "Least excess", "Where"],
+        list(_wrong_rows(rows)),
+    )
+    unseen = "\n".join(f"- {kind}: {reason}." for kind, reason in table["may_pass"].items())
+    parts = [
+        "# What crossval sees",
+        NOTICE,
+        intro,
+        "## Right models",
+        "*error* is the relative error of the worst position, *gain* the slope over float64's "
+        "values less 1, and *mean* the mean residual of 16 positions, relative to one.",
+        right,
+        "## Models with one mistake",
+        "*Models* counts every place of the mistake: each norm and each bias alone. The *excess* "
+        "is by how many times the worst operation exceeds its bound; below 1 the mistake passes.",
+        wrong,
+        "These may pass:",
+        unseen,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _right_rows(
+    rows: Mapping[str, Any], bounds: Mapping[str, Mapping[str, float]]
+) -> Iterator[list[str]]:
+    """The largest residual of right models of each kind of operation, by measure."""
+    for kind, bound in bounds.items():
+        for measure, most in bound.items():
+            found = [
+                (*row["right"][kind][measure], title)
+                for title, row in rows.items()
+                if kind in row["right"]
+            ]
+            if found:
+                value, where, title = max(found)
+                margin = f"{most / value:.1f}" if value else "-"
+                yield [kind, measure, f"{most:.1e}", f"{value:.1e}", margin, f"{title}, {where}"]
+
+
+def _wrong_rows(rows: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Number of failing models of each mistake, by the bits that activations are rounded to."""
+    classes: dict[tuple[str, str, str], list[Any]] = {}
+    for title, row in rows.items():
+        engine, _, encoding = title.partition(" ")
+        size = {"F32": "F32", "F16": "16 bits", "BF16": "16 bits"}.get(encoding, "8 bits")
+        for kind, seen in row["wrong"].items():
+            classes.setdefault((kind, engine, size), []).append(seen)
+    for (kind, engine, size), parts in sorted(classes.items()):
+        models = sum(part["models"] for part in parts)
+        fail = sum(part["fail"] for part in parts)
+        times, where = min(part["least"] for part in parts)
+        yield [kind, engine, size, f"{models:,}", f"{fail:,}", f"{times:.2g}", where]
 
 
 def _family(family: Family) -> str:

@@ -17,7 +17,7 @@ from bitnet.crossval.trace import EngineFacts, Prompt
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SCHEMA_VERSION = 9  # of a report
+SCHEMA_VERSION = 10  # of a report
 
 # real: the native kernels; reference: our NumPy backend; mock: a mock tokenizer;
 # none: nothing was counted.

@@ -1,22 +1,30 @@
-"""Names of llama.cpp's intermediates, in terms of our own.
+"""Our names of llama.cpp's intermediates.
 
-llama.cpp names the values of its graphs, family by family, and one name has different values in
-some of them. What a family computes follows from its blocks, so the translation does too.
+A node of its graph has a name, an operation, and the weight that it reads. Weights are called as in
+the model's file, on both sides: the product with ``blk.0.attn_q.weight`` is ``Qcur_product-0`` in
+the program of every family, whatever the node is called. Only what no weight gives is found by its
+name, and one name has different values in some families, which follow from the family's blocks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bitnet.families.blocks import Experts, ShortConvolution
+from bitnet.crossval.prefix import results
+from bitnet.families.blocks import Experts, FeedForward
+from bitnet.kernels.instructions import Linear, Norm, Rotate, Split
+from bitnet.kernels.mixer_instructions import Convolve
+from bitnet.kernels.program import Mark
+from bitnet.models.hidden_program import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from bitnet.families.blocks import ModelConfig
+    from bitnet.kernels.program import Instruction, Program, Register
 
 # Names in the graphs of llama.cpp of what :meth:`Model.trace` calls otherwise, in every family.
 _EVERYWHERE = {
@@ -25,50 +33,112 @@ _EVERYWHERE = {
     "inp_scaled": "embed",
     "model.embed_tokens": "embed",
     "model.input_embed": "embed",
-    "bqkv": "wqkv",
-    "wqkv_b": "wqkv",
-    "ffn_up_b": "ffn_up",
-    "ffn_gate_b": "ffn_gate",
-    "ffn_gelu": "ffn_act",
-    "ffn_relu": "ffn_act",
-    "ffn_sqr(relu)": "ffn_act",
-    "Qcur_norm": "Qcur",
-    "Kcur_norm": "Kcur",
     "Qcur_attn_temp_scaled": "Qcur",
     "Qcur-post-rope": "Qcur",
     "Kcur-post-rope": "Kcur",
     "Vcur-post-rope": "Vcur",
-    "ssm_out": "mamba_out",
     "nemotron_h_block_out": "l_out",
     "ffn_swiglu": "ffn_act",
     "ffn_geglu": "ffn_act",
+    "ffn_gate_par": "ffn_act",
     "ffn_up_gate": "ffn_act",
     "ffn_moe_logits_biased": "ffn_moe_logits",
 }
-# Where a norm follows, these are taken before it, in some families; else the norm is that of the
-# next branch.
-_POST_NORMS = {
-    "attn_out": "",
-    "ffn_out": "",
-    "attn_post_norm": "attn_out",
-    "ffn_post_norm": "ffn_out",
-}
-# LFM2 has names of transformers' modules; its norms of queries and keys come before their rotation,
-# whose result has no name.
-_LFM2 = {
-    "model.layers.{}.operator_norm": "attn_norm",
-    "model.layers.{}.conv.out_proj": "attn_out",
-    "model.layers.{}.self_attn.out_proj": "attn_out",
-    "model.layers.{}.ffn_out": "ffn_norm",
-    "model.layers.{}.self_attn.q_layernorm": "Qcur_normed",
-    "model.layers.{}.self_attn.k_layernorm": "Kcur_normed",
-    "Qcur": "Qcur_product",
-    "Kcur": "Kcur_product",
-}
 # Taken before the factor on the result of a branch.
-_BEFORE_SCALE = ("attn_out", "ffn_out", "ffn_moe_out", "ffn_shexp", "mamba_out")
-# Families whose queries have the factor of scores.
-_SCALED_QUERIES = ("phi3",)
+_BEFORE_SCALE = ("ffn_out", "ffn_moe_out", "ffn_shexp")
+# Activations of networks without a gate, a later one behind the earlier ones. With a gate, the
+# value is that of the product with it.
+_WITHOUT_GATE = ("ffn_gelu", "ffn_relu", "ffn_sqr(relu)")
+_SEPARATOR = "|"
+# End of the name of the norm in front of a router, whose input llama.cpp divides by what we divide
+# the router by. Other tensors with such a name are factors on the result of a product.
+_ROUTER_NORM = "ffn_gate_inp.scale"
+
+# Beginnings of the names of ggml's operations.
+_ROTATION = "ROPE"
+_SILU = "SILU"
+# Those that do not read a weight, and whose node has the weight of what they read.
+PASSED_ON = (_ROTATION, _SILU, "UNARY", "RESHAPE", "VIEW", "PERMUTE", "CONT")
+
+
+class Node(NamedTuple):
+    """A value in the graph of llama.cpp."""
+
+    name: str  # as the graph calls it
+    operation: str  # that gave it, as ggml calls it
+    weight: str  # name of the weight that gave it, or what it rotates; empty: none
+
+    @property
+    def key(self) -> str:
+        """The node as the name of an array in a file."""
+        return _SEPARATOR.join(self)
+
+    @classmethod
+    def from_key(cls, key: str) -> Node:
+        """The node that has *key*; one that is a name alone has no operation and no weight."""
+        name, *rest = key.rsplit(_SEPARATOR, 2)
+        operation, weight = rest if len(rest) == 2 else ("", "")
+        return cls(name if len(rest) == 2 else key, operation, weight)
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """Weight that gives a value of a program, and what is done to its result."""
+
+    weight: str  # name of the tensor: the bias where there is one
+    scale: float = 1.0  # factor that is part of our tensor, and that llama.cpp applies later
+    then: str = ""  # beginning of the name of ggml's operation behind it; empty: none
+    is_part: bool = False  # only some columns of the result
+
+
+def sources_of(
+    program: Program, scales: Mapping[str, float], tensors: Container[str]
+) -> dict[str, WeightSource]:
+    """The source of each value that *program* marks, by name, for those that a weight gives.
+
+    Args:
+        program: the pass.
+        scales: factors that tensors are multiplied with when they are loaded, by name.
+        tensors: names of the model's tensors.
+    """
+    sources: dict[Register, WeightSource] = {}
+    by_name: dict[str, WeightSource] = {}
+    for step in program.instructions:
+        if isinstance(step, Mark):
+            if step.register in sources:
+                by_name[step.name] = sources[step.register]
+            continue
+        changed = dict(_sources_behind(step, sources, scales, tensors))
+        for register in results(step):
+            sources.pop(register, None)
+        sources |= changed
+    return by_name
+
+
+def _sources_behind(
+    step: Instruction,
+    sources: Mapping[Register, WeightSource],
+    scales: Mapping[str, float],
+    tensors: Container[str],
+) -> Iterator[tuple[Register, WeightSource]]:
+    """Registers that *step* changes, each with its source; *sources* are those before."""
+    if isinstance(step, Linear):
+        for out, weight, bias in zip(step.outs, step.weights, step.biases, strict=True):
+            factor = f"{weight.removesuffix('weight')}scale"
+            if factor.endswith(_ROUTER_NORM):
+                yield out, WeightSource(bias or weight)
+            else:
+                last = bias or (factor if factor in tensors else weight)
+                yield out, WeightSource(last, scales.get(weight, 1.0))
+    elif isinstance(step, Norm) and step.weight and not step.weight.endswith(_ROUTER_NORM):
+        yield step.out, WeightSource(step.bias or step.weight, scales.get(step.weight, 1.0))
+    elif isinstance(step, Convolve):
+        yield step.out, WeightSource(step.bias or step.weight, then=_SILU if step.silu else "")
+    elif isinstance(step, Rotate) and step.x in sources:
+        yield step.out, replace(sources[step.x], then=_ROTATION)
+    elif isinstance(step, Split) and step.x in sources:
+        for out in step.outs:
+            yield out, replace(sources[step.x], is_part=True)
 
 
 @dataclass(frozen=True)
@@ -77,59 +147,93 @@ class Names:
 
     ours: Mapping[str, str]  # our name of each that differs; empty: it is another value
     scales: Mapping[str, float]  # factors on values, by our name
+    sources: Mapping[str, WeightSource]  # of the values that a weight gives, by our name
 
     def whole(self, names: Iterable[str]) -> list[str]:
-        """Beginnings of llama.cpp's names of the intermediates that we call *names*."""
-        operations = {name.rpartition("-")[0] for name in names}
+        """Beginnings of names, and weights, of the nodes that we call *names*."""
+        needed = set(names)
+        operations = {name.rpartition("-")[0] for name in needed}
         theirs = (name for name, ours in self.ours.items() if ours in operations)
-        return sorted({*operations, *theirs})
+        weights = (self.sources[name].weight for name in needed & self.sources.keys())
+        return sorted({*operations, *theirs, *weights})
 
     def translate(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """*arrays* by our names; one that has another name there replaces one of the same name."""
-        by_our_name: dict[str, NDArray[Any]] = {}
-        for name in sorted(arrays, key=self._is_renamed):
-            operation, dash, layer = name.rpartition("-")
-            operation, layer = (operation, layer) if dash else (layer, "")
-            ours = self.ours.get(operation, operation)
-            if ours:
-                scale = self.scales.get(ours, 1.0)
-                by_our_name[f"{ours}{dash}{layer}"] = arrays[name] * scale
+        """*arrays*, by the keys of their nodes, as our values, by our names."""
+        nodes = {Node.from_key(key): values for key, values in arrays.items()}
+        by_our_name = self._by_their_name(nodes)
+        for name, source in self.sources.items():
+            if source.is_part and not source.then:
+                continue  # no node of a weight has these columns alone
+            by_our_name.pop(name, None)
+            behind = [
+                node
+                for node in nodes
+                if node.weight == source.weight and _follows(node.operation, source.then)
+            ]
+            if len(behind) > 1 and source.is_part:
+                behind = [node for node in behind if self._ours(node) == name]
+            if behind:
+                by_our_name[name] = nodes[behind[-1]] * source.scale
         return by_our_name
 
-    def _is_renamed(self, name: str) -> tuple[bool, int]:
-        """Order in which names replace each other: later ones in the tables are later values."""
-        operation = name.rpartition("-")[0] or name
+    def _by_their_name(self, nodes: Mapping[Node, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Values by our names; a name that differs from ours is that of a later state."""
+        by_our_name: dict[str, NDArray[Any]] = {}
+        for node in sorted(nodes, key=self._place):
+            ours = self._ours(node)
+            if ours:
+                scale = self.scales.get(ours.rpartition("-")[0], 1.0)
+                by_our_name[ours] = nodes[node] * scale
+        return by_our_name
+
+    def _ours(self, node: Node) -> str:
+        """Our name for what *node* is called; empty: it is another value."""
+        operation, dash, layer = node.name.rpartition("-")
+        if not dash:
+            return self.ours.get(node.name, node.name)
+        ours = self.ours.get(operation, operation)
+        return f"{ours}-{layer}" if ours else ""
+
+    def _place(self, node: Node) -> tuple[bool, int]:
+        """Order in which nodes replace each other: later ones in the table are later values."""
+        operation = node.name.rpartition("-")[0] or node.name
         places = list(self.ours)
         is_renamed = operation in self.ours
         return is_renamed, places.index(operation) if is_renamed else 0
 
 
-def names_for(config: ModelConfig, more: Mapping[str, str]) -> Names:
-    """Names in llama.cpp's graph of a model of *config*; *more* are those of a fork of it."""
-    names = {**_EVERYWHERE, **dict(_of_blocks(config)), **more}
+def _follows(operation: str, then: str) -> bool:
+    """True if *operation* of ggml is what *then* requires: without it, one that reads a weight."""
+    if then:
+        return operation.startswith(then)
+    return not operation.startswith(PASSED_ON)
+
+
+def names_for(
+    config: ModelConfig, program: Program, tensors: Container[str], more: Mapping[str, str]
+) -> Names:
+    """Names in llama.cpp's graph of a model of *config*.
+
+    Args:
+        config: the model.
+        program: its pass.
+        tensors: names of its tensors.
+        more: names in the graphs of a fork of llama.cpp, which go before those of llama.cpp.
+    """
+    names = {**_EVERYWHERE, **dict(_of_networks(config)), **more}
     branches = [branch for block in config.blocks for branch in block]
     factors: dict[str, float] = {}
-    results = {branch.scale for branch in branches}
-    if len(results) == 1:
-        factors = dict.fromkeys(_BEFORE_SCALE, results.pop())
-    if config.architecture in _SCALED_QUERIES:
-        factors["Qcur"] = 1 / config.attentions[0].scale
-    return Names(names, factors)
+    scales = {branch.scale for branch in branches}
+    if len(scales) == 1:
+        factors = dict.fromkeys(_BEFORE_SCALE, scales.pop())
+    return Names(names, factors, sources_of(program, layout(config).scales, tensors))
 
 
-def _of_blocks(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Names that follow from the blocks of *config*."""
-    branches = [branch for block in config.blocks for branch in block]
-    if any(branch.post_norm for branch in branches):
-        yield from _POST_NORMS.items()
-    else:
-        yield "attn_post_norm", "ffn_norm"
-    if any(branch.parallel for branch in branches):
-        yield "ffn_out", ""  # with the input of the block
-    mixers = tuple(config.mixers())
-    if any(isinstance(mixer, ShortConvolution) for mixer in mixers):
-        yield from _LFM2.items()
-    for mixer in mixers:
+def _of_networks(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Names that follow from the networks and the mixtures of experts of *config*."""
+    for mixer in config.mixers():
+        if isinstance(mixer, FeedForward) and not mixer.gated:
+            yield from dict.fromkeys(_WITHOUT_GATE, "ffn_act").items()
         if isinstance(mixer, Experts):
             if mixer.biased and mixer.routing.gating == "softmax_chosen":
                 yield "ffn_moe_probs", "ffn_moe_logits"  # with its bias

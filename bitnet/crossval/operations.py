@@ -11,17 +11,26 @@ prompt costs as little as a short one.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from bitnet.crossval.bounds import (
+    BOUNDS,
+    NOT_FINITE,
+    NOT_GIVEN,
+    ROWS,
+    Kind,
+    Residual,
+    is_within,
+    measure,
+)
 from bitnet.crossval.prefix import fill_caches, inputs, list_cached, results
 from bitnet.kernels import instructions
 from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.mixer_instructions import ExpertLinear, Route
+from bitnet.kernels.mixer_instructions import DeltaRule, ExpertLinear, Route, SelectiveScan
 from bitnet.kernels.program import Mark
 
 if TYPE_CHECKING:
@@ -34,37 +43,9 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Program, Register
     from bitnet.models.transformer import Model
 
-ROWS = 16  # positions whose operations are computed again; ik_llama.cpp computes as many at a time
-
-# What an operation rounds, from the least to the most.
-Kind = Literal[
-    "sum", "gate", "attention", "q8 attention", "product", "half product", "int8 product"
-]
-
-# Largest accepted relative error of an operation, with the largest that llama.cpp, ik_llama.cpp or
-# our engine has with SmolLM2 (Q4_1) and Gemma 3 (Q4_K_M).
-BOUNDS: dict[Kind, float] = {
-    "sum": 1e-6,  # norms and sums in float32: 3.0e-7
-    "gate": 2e-3,  # softmax of a router; GELU from a table in float16: 7.1e-4
-    "attention": 8e-3,  # keys and values in 16 bits: 2.2e-3
-    "q8 attention": 0.15,  # in 8 bits: 7.3e-2 for a head of SmolLM2
-    "product": 1e-4,  # float32 throughout
-    "half product": 2e-2,  # weights, and in llama.cpp activations, of 16 bits
-    "int8 product": 0.16,  # activations of 8 bits: 0.12, through a norm that follows
-}
 _STREAM = ("embed", "l_out-", "result_")  # names of the residual stream itself
 _HALF = ("F16", "BF16")
 _CACHED = ("Kcur-", "Vcur-")
-
-# Largest accepted gain of a product: rounding scatters results and does not stretch them. The
-# largest measured one is 4.9e-3, through a norm that follows.
-GAIN = 1e-2
-
-# Error of an operation that an engine did not give; JSON has no infinity.
-NOT_GIVEN = 1e300
-
-# Error of an operation with NaN or infinities on either side; JSON has neither.
-NOT_FINITE = 1e299
 
 
 @dataclass(frozen=True)
@@ -75,11 +56,17 @@ class Operation:
     kind: Kind  # what it rounds
     error: float  # ``|theirs - float64| / |float64|`` of the worst position
     gain: float  # slope of theirs over float64's values, less 1
+    mean: float  # mean residual of :data:`ROWS` positions, as a part of the size of one
+
+    @property
+    def residual(self) -> Residual:
+        """The measures of its residual."""
+        return Residual(self.error, self.gain, self.mean)
 
     @property
     def is_near(self) -> bool:
-        """True if error and gain are within their bounds."""
-        return self.error <= BOUNDS[self.kind] and abs(self.gain) <= GAIN
+        """True if its residual is within the bound of its kind."""
+        return is_within(self.residual, BOUNDS[self.kind])
 
 
 def list_planned(program: Program) -> tuple[tuple[str, ...], ...]:
@@ -130,7 +117,7 @@ def missing_operations(
             missing += absent
         elif len(absent) == len(group) and absent != ["embed"]:
             missing.append(" or ".join(absent))
-    return tuple(Operation(name, "sum", NOT_GIVEN, 0.0) for name in missing)
+    return tuple(Operation(name, "sum", NOT_GIVEN, 0.0, 0.0) for name in missing)
 
 
 def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool, str]:
@@ -143,10 +130,12 @@ def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool
     if wrong is not None and wrong.error == NOT_FINITE:
         return False, f"{wrong.name} of {engine}, or in float64 on the same inputs, is not finite"
     if wrong is not None:
+        bound = BOUNDS[wrong.kind]
         return False, (
             f"{wrong.name} of {engine} differs from float64 on the same inputs: relative error "
-            f"{wrong.error:.1e} (at most {BOUNDS[wrong.kind]:.0e} for {wrong.kind}), gain "
-            f"{wrong.gain:+.1e} (at most {GAIN:.0e})"
+            f"{wrong.error:.1e} (at most {bound.error:.0e} for {wrong.kind}), gain "
+            f"{wrong.gain:+.1e} (at most {bound.gain:.0e}), mean residual {wrong.mean:.1e} "
+            f"(at most {bound.mean:.0e})"
         )
     compared = {step.name for step in real_steps}
     needed = [step.name for step in steps if step.error == NOT_GIVEN]
@@ -208,7 +197,7 @@ def check_operations(
         rows = theirs.get(name, np.empty(0))[-len(value) :]
         if rows.size == value.size:
             rows = np.asarray(rows, dtype=np.float64).reshape(value.shape)
-            steps.append(Operation(name, kinds[name], *_distance(rows, value)))
+            steps.append(Operation(name, kinds[name], *measure(rows, value)))
             if name.startswith(_CACHED):
                 rows = _round_to_cache(rows, half_cache)
         try:
@@ -245,21 +234,6 @@ def _round_to_cache(values: NDArray[Any], half: bool) -> NDArray[np.float64]:
     return (values.astype(np.float16) if half else values).astype(np.float64)
 
 
-def _distance(theirs: NDArray[np.float64], ours: NDArray[Any]) -> tuple[float, float]:
-    """Relative error of the worst row, and the gain; :data:`NOT_FINITE` and 0 without numbers."""
-    if not (np.isfinite(theirs).all() and np.isfinite(ours).all()):
-        return NOT_FINITE, 0.0
-    errors = np.linalg.norm(theirs - ours, axis=1)
-    sizes = np.linalg.norm(ours, axis=1)
-    relative = np.where(errors == 0, 0.0, errors / np.maximum(sizes, np.finfo(np.float64).tiny))
-    squares = float((ours * ours).sum())
-    gain = float((theirs * ours).sum()) / squares - 1 if squares else 0.0
-    error = float(relative.max())
-    if not (math.isfinite(error) and math.isfinite(gain)):
-        return NOT_FINITE, 0.0
-    return error, gain
-
-
 def _kinds(
     exact: Model,
     checkpoint: Checkpoint,
@@ -291,6 +265,10 @@ def _kinds(
             rounds.append(attention)
         elif isinstance(step, (instructions.Gate, Route)):
             rounds.append("gate")
-        worst: Kind = max(rounds, key=lambda kind: BOUNDS[kind], default="sum")
+        elif isinstance(step, instructions.Rotate):
+            rounds.append("rotation")
+        elif isinstance(step, (DeltaRule, SelectiveScan)):
+            rounds.append("state")
+        worst: Kind = max(rounds, key=get_args(Kind).index, default="sum")
         kinds |= dict.fromkeys(results(step), worst)
     return mark_kinds | {"result_output": product("output.weight")}

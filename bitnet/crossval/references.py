@@ -134,8 +134,9 @@ class LlamaCpp(_InProcess):
 
     def intermediates(self, question: Question) -> Mapping[str, NDArray[Any]] | None:
         config = config_from(question.checkpoint)
-        program = hidden_program(config, question.checkpoint.weights)
-        names = names_for(config, self.names)
+        tensors = question.checkpoint.weights
+        program = hidden_program(config, tensors)
+        names = names_for(config, program, tensors, self.names)
         whole = names.whole(list_cached(program, last=False))
         return names.translate(self._ask(question, whole=whole)[1])
 

@@ -54,6 +54,7 @@ def _projections(
         queries_and_gates, k, v = write.linears(
             h, ("attn_q", 2 * heads), ("attn_k", kv), ("attn_v", kv), biased=biased
         )
+        write.mark("Qcur_full", queries_and_gates)
         q, gate = write.split(queries_and_gates, heads, heads, groups=mixer.heads)
         return q, k, v, gate
     if mixer.fused:

@@ -21,6 +21,7 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
         ("ssm_beta", heads),
     )
     write.mark("linear_attn_qkv_mixed", qkv)
+    write.mark("z", z)
     write.mark("alpha", alpha)
     write.mark("beta", beta)
 

@@ -6,9 +6,10 @@ import pytest
 from crossval_evidence import PARTED, PASSED, ROW, STEPS, evidence
 
 from bitnet.base.findings import Finding
+from bitnet.crossval.bounds import NOT_GIVEN
 from bitnet.crossval.evidence import TokenizerParity
 from bitnet.crossval.judge import checks_of, judge
-from bitnet.crossval.operations import NOT_GIVEN, Operation
+from bitnet.crossval.operations import Operation
 
 
 def outcome(found):
@@ -199,7 +200,7 @@ def test_a_product_that_stretches_fails_though_its_scatter_would_hide_it():
         {"bitnet": ()},
         {"bitnet": STEPS[:1]},
         {"llama.cpp": STEPS},
-        {"bitnet": (*STEPS, Operation("Kcur-0", "sum", NOT_GIVEN, 0.0))},
+        {"bitnet": (*STEPS, Operation("Kcur-0", "sum", NOT_GIVEN, 0.0, 0.0))},
     ],
 )
 def test_operations_that_were_not_compared_fail(operations):

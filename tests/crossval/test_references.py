@@ -16,8 +16,8 @@ from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.base.invocation import extra_command
 from bitnet.convert.options import ConvertOptions
 from bitnet.crossval import ask, float64
+from bitnet.crossval.bounds import ROWS
 from bitnet.crossval.float64 import Float64
-from bitnet.crossval.operations import ROWS
 from bitnet.crossval.recording import Recorded
 from bitnet.crossval.references import IkLlamaCpp, LlamaCpp, Transformers, choose
 from bitnet.crossval.trace import EngineFailed, Prompt, Question

@@ -16,7 +16,10 @@ ROW = Row(
     theirs_kl=1e-3,
     theirs_scale=1.0,
 )
-STEPS = (Operation("Qcur-0", "int8 product", 0.01, 1e-4), Operation("l_out-0", "sum", 1e-7, 0.0))
+STEPS = (
+    Operation("Qcur-0", "int8 product", 0.01, 1e-4, 2e-3),
+    Operation("l_out-0", "sum", 1e-7, 0.0, 2e-8),
+)
 PARITY = TokenizerParity(3, 3, decoded=2, decoded_equal=2)
 WHOLE = Row(0, 7, 5, 5, 1.0)  # a continuation of eight steps that are all equal
 PARTED = Row(0, 3, 5, 6, 2.0)

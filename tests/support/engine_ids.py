@@ -26,7 +26,7 @@ def _main(asked, found):
     import ctypes
     from importlib import import_module
 
-    from bitnet.crossval.reference_process import Llama
+    from bitnet.crossval.llama_library import Llama
 
     paths, texts = json.loads(Path(asked).read_text())
     file = import_module("xllamacpp.xllamacpp").__file__

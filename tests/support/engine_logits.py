@@ -47,7 +47,7 @@ def _main(path, asked, found):
     import ctypes
     from importlib import import_module
 
-    from bitnet.crossval.reference_process import Llama
+    from bitnet.crossval.llama_library import Llama
     from bitnet.crossval.trace import EngineFailed
 
     prompts, adapters = json.loads(Path(asked).read_text())

@@ -1,8 +1,10 @@
 """Tiny models of every family as files that llama.cpp loads."""
 
+import zlib
+
 import numpy as np
 from builders import Tensor, vocabulary, write_gguf
-from tiny_models import DIM, EXPERTS, HYBRIDS, MIXTURES, TOKENS, VOCAB, tiny
+from tiny_models import DIM, EXPERTS, HYBRIDS, MIXTURES, TOKENS, VOCAB, in_encoding, tiny
 
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants import types
@@ -122,6 +124,13 @@ def quantized(weight, encoding):
     return quantize(weight.name, values, types.by_name(encoding))
 
 
+def _bias_of(matrix):
+    """A bias for the rows of *matrix*, which random numbers are."""
+    seed = np.random.default_rng(zlib.crc32(matrix.name.encode()))
+    values = (seed.standard_normal(matrix.shape[0]) * 0.08).astype("<f4")
+    return Tensor(matrix.name.replace("weight", "bias"), matrix.shape[:1], 0, values.tobytes())
+
+
 def convolution_biases(tensors):
     """Biases of the convolutions of state spaces, without which llama.cpp crashes."""
     if not any(tensor.name.endswith(".ssm_d") for tensor in tensors):
@@ -138,13 +147,17 @@ def convolution_biases(tensors):
     ]
 
 
-def written(path, architecture, keys, experts="F32"):
-    """A tiny model as a file that llama.cpp loads, and that file opened."""
+def written(path, architecture, keys, experts="F32", encoding="F32"):
+    """A tiny model as a file that llama.cpp loads, and that file opened.
+
+    Matrices of blocks are in *encoding*, unless only the *experts* have one.
+    """
     model = tiny(architecture, **({"vocab_size": VOCAB} | keys))
+    model = in_encoding(model, encoding, rounded=True)
     stored = {name: quantized(weight, experts) for name, weight in model.weights.items()}
     more = vocabulary(
         TOKENS,
-        merges=["a b"],
+        merges=[],
         token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
         pre="gpt-2",
         bos_token_id=0,
@@ -156,7 +169,7 @@ def written(path, architecture, keys, experts="F32"):
         tensors.append(Tensor("output.weight", (VOCAB, DIM), 0, tensors[0].data))
     if architecture == "gpt-oss":  # where these biases are not optional
         tensors += [
-            Tensor(it.name.replace("weight", "bias"), it.shape[:1], 0, it.data[: 4 * it.shape[0]])
+            _bias_of(it)
             for it in tensors
             if any(f"attn_{part}.weight" in it.name for part in ("q", "k", "v", "output"))
         ]

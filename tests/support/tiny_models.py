@@ -288,11 +288,14 @@ def seeing(decoder, windows):
     return replace(decoder, blocks=tuple(blocks))
 
 
-def in_encoding(checkpoint, name):
-    """*checkpoint* with the matrices of its blocks in the encoding *name*."""
+def in_encoding(checkpoint, name, *, rounded=False):
+    """*checkpoint* with the matrices of its blocks in the encoding *name*.
+
+    Q4_K are random codes, unless weights are *rounded*, for which the compiled module is needed.
+    """
     expected = layout(config_from(checkpoint))
     weights = {
-        key: _encoded(weight, name)
+        key: _encoded(weight, name, rounded)
         if key.startswith("blk.") and len(weight.shape) > 1 and key not in expected.vectors
         else weight
         for key, weight in checkpoint.weights.items()
@@ -300,16 +303,16 @@ def in_encoding(checkpoint, name):
     return replace(checkpoint, weights=weights)
 
 
-def _encoded(weight, name):
+def _encoded(weight, name, rounded):
     quant = types.by_name(name)
     if len(weight.shape) == 3:
-        parts = [_encoded(matrix, name) for matrix in weight.matrices()]
+        parts = [_encoded(matrix, name, rounded) for matrix in weight.matrices()]
         if name == "I2_S":  # whose scale belongs to a tensor; no file has such experts
             name, quant = "TQ2_0", types.by_name("TQ2_0")
-            parts = [_encoded(matrix, name) for matrix in weight.matrices()]
+            parts = [_encoded(matrix, name, rounded) for matrix in weight.matrices()]
         data = np.concatenate([part.data for part in parts])
         return Weight(weight.name, weight.shape, quant, data)
-    if name == "Q4_K":
+    if name == "Q4_K" and not rounded:
         return Weight(weight.name, weight.shape, quant, _random_q4_k(weight))
     return quantize(weight.name, weight.data.view("<f4").reshape(weight.shape), quant)
 

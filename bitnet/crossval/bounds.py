@@ -1,0 +1,92 @@
+"""Bounds on the difference of one operation of an engine from float64, and its measures.
+
+Three measures of the residual, ``theirs - float64``, each with a bound for every kind of
+operation. *error* is its size in the worst row: the window of one row, or one head, shows there.
+*gain* is the slope of theirs over float64's values, less 1: an epsilon or a norm that is off scales
+all rows alike, while rounding scatters them. *mean* is the size of the mean residual of all rows: a
+bias that is left out is in each of them, while rounding averages out.
+
+``benchmarks/results/sensitivity.json`` has what right models of every family measure, in every
+encoding and engine, and what models with one mistake do. A test holds these bounds against it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Positions whose operations are computed again; ik_llama.cpp computes as many at a time.
+ROWS = 16
+
+# What an operation rounds, from the least to the most.
+Kind = Literal[
+    "sum",
+    "state",
+    "product",
+    "rotation",
+    "gate",
+    "attention",
+    "half product",
+    "q8 attention",
+    "int8 product",
+]
+
+
+class Residual(NamedTuple):
+    """Difference of an operation from float64, or the largest accepted one."""
+
+    error: float  # ``|theirs - float64| / |float64|`` of the worst row
+    gain: float  # slope of theirs over float64's values, less 1
+    mean: float  # mean residual of ROWS rows, as a part of the size of a row
+
+
+BOUNDS: dict[Kind, Residual] = {
+    "sum": Residual(1e-6, 2e-7, 2.5e-7),  # norms and sums in float32
+    "state": Residual(1e-6, 5e-7, 5e-7),  # as many sums as there are positions
+    "product": Residual(1e-4, 1e-6, 5e-6),  # float32 throughout
+    "rotation": Residual(3e-4, 1e-6, 1e-4),  # angles of late positions in float32
+    "gate": Residual(2e-3, 2e-4, 4e-4),  # softmax of a router; GELU from a table in float16
+    "attention": Residual(8e-3, 1e-3, 2e-3),  # keys and values in 16 bits
+    "half product": Residual(2e-2, 1e-3, 3e-3),  # weights, and activations, of 16 bits
+    "q8 attention": Residual(0.15, 1e-2, 5e-2),  # keys and values in 8 bits
+    "int8 product": Residual(0.16, 1e-2, 2e-2),  # activations of 8 bits
+}
+
+# Error of an operation that an engine did not give; JSON has no infinity.
+NOT_GIVEN = 1e300
+
+# Error of an operation with NaN or infinities on either side; JSON has neither.
+NOT_FINITE = 1e299
+
+
+def is_within(residual: Residual, bound: Residual) -> bool:
+    """True if every measure of *residual* is within *bound*; NaN is not."""
+    return all(abs(value) <= most for value, most in zip(residual, bound, strict=True))
+
+
+def measure(theirs: NDArray[np.float64], ours: NDArray[Any]) -> Residual:
+    """The residual of *theirs* beside *ours*, both ``(rows, width)``, ours in float64.
+
+    Its error is :data:`NOT_FINITE` where either has NaN or infinities.
+    """
+    if not (np.isfinite(theirs).all() and np.isfinite(ours).all()):
+        return Residual(NOT_FINITE, 0.0, 0.0)
+    residual = theirs - ours
+    errors = np.linalg.norm(residual, axis=1)
+    sizes = np.linalg.norm(ours, axis=1)
+    relative = np.where(errors == 0, 0.0, errors / np.maximum(sizes, np.finfo(np.float64).tiny))
+    squares = float((ours * ours).sum())
+    gain = float((residual * ours).sum()) / squares if squares else 0.0
+
+    # The mean of fewer rows scatters more.
+    size = math.sqrt(squares / len(ours)) if squares else 0.0
+    mean = float(np.linalg.norm(residual.mean(axis=0))) * math.sqrt(len(ours) / ROWS)
+    measured = Residual(float(relative.max()), gain, mean / size if size else mean)
+    if not all(map(math.isfinite, measured)):
+        return Residual(NOT_FINITE, 0.0, 0.0)
+    return measured

@@ -1,0 +1,251 @@
+"""Measure what the check of operations sees, for every family, encoding and engine.
+
+    python tests/support/sensitivity.py benchmarks/results/sensitivity.json
+
+For each engine and encoding the file has the largest residuals of right models, by kind of
+operation, and how far each mistake exceeds the bounds where it does so least. ``inv sensitivity``
+runs it and writes the page; it fails where a bound has no margin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llama_cpp_models import CASES, IDS, OF_EXPERTS, OF_STATES, written
+from mistakes import mistakes
+from tiny_models import FAMILIES, HYBRIDS, LAYERED, MIXTURES, VOCAB, in_encoding, tiny
+
+from bitnet.convert.options import BLOCKS, FLOATS
+from bitnet.crossval.bounds import BOUNDS, Kind, Residual
+from bitnet.crossval.operations import (
+    Operation,
+    check_operations,
+    our_intermediates,
+    reference_operations,
+)
+from bitnet.crossval.references import IkLlamaCpp, LlamaCpp
+from bitnet.crossval.trace import Prompt, Question
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.hidden_program import layout
+from bitnet.models.load import config_from, load_model
+from bitnet.models.transformer import Model
+from bitnet.quants import types
+
+if TYPE_CHECKING:
+    from bitnet.formats.checkpoint import Checkpoint
+
+OURS = tuple(dict.fromkeys((*FAMILIES, *HYBRIDS, *LAYERED, *MIXTURES)))
+THEIRS = {name: (name, {}) for name in (*FAMILIES, *LAYERED)} | CASES | OF_STATES | OF_EXPERTS
+OF_64_BLOCKS = ("exaone4-windows", "exaone4-windows-without-a-key")  # too slow for the table
+TERNARY = ("I2_S", "TQ1_0", "TQ2_0")  # of ternary families
+ENCODINGS = (*FLOATS, *BLOCKS)
+#: One for each type of activations that llama.cpp rounds to: floats, Q8_0, Q8_1 and Q8_K.
+THEIR_ENCODINGS = (*FLOATS, "Q8_0", "Q4_1", "Q4_K")
+#: ik_llama.cpp overwrites memory that is not its own for experts of 16 bits.
+IK_ENCODINGS = ("F32", "Q8_0", "Q4_K")
+#: Those in which mistakes are measured: floats, halves, and activations of 8 bits.
+WITH_MISTAKES = ("F32", "F16", "Q8_0")
+
+#: Why llama.cpp does not load a family, in its own words (xllamacpp 2026.10.11549).
+REFUSED = {
+    "bitnet-b1.58": "unknown model architecture: 'bitnet-b1.58'",
+    "helium": "unknown model architecture: 'helium'",
+    "opt": "unknown model architecture: 'opt'",
+}
+#: Those that ik-llama-cpp-python 0.1.5 loads and computes as their authors do. It does not load the
+#: others, aborts at a block of keys that no query sees (windows, MLA), ignores their keys (granite,
+#: minicpm, mistral3), or has another attention (gpt-oss, qwen35).
+READ_BY_IK = (
+    *("bitnet", "ernie4_5", "ernie4_5-moe-experts", "gemma", "glm4", "llama", "qwen2", "qwen3"),
+    *("qwen3moe-experts", "seed_oss", "smollm3", "yarn", "linear-without-a-type"),
+)
+
+#: Least number of times by which a bound exceeds right models, and a mistake exceeds a bound.
+MARGIN = 1.5
+
+#: Mistakes that may pass, and the reason.
+MAY_PASS = {
+    "every epsilon x1.5": "where the residual stream is large, as in Gemma, it changes a norm by "
+    "less than float32 rounds",
+    "a bias of attention x1.01": "it is smaller than the rounding of activations to 8 or 16 bits; "
+    "with weights in F32 it fails",
+}
+
+Judge = Callable[[Model], tuple[Operation, ...]]
+
+
+def of_ours(architecture: str, encoding: str) -> tuple[Checkpoint, Judge]:
+    """A tiny model, and what compares our engine's operations with those of a float64 model."""
+    checkpoint = in_encoding(tiny(architecture), encoding, rounded=True)
+    theirs = our_intermediates(load_model(checkpoint, ops=NativeOps()), IDS)
+    arithmetic = "float" if encoding == "F32" else "int8"
+
+    def judged(exact: Model) -> tuple[Operation, ...]:
+        return check_operations(
+            exact, checkpoint, IDS, theirs, arithmetic=arithmetic, half_cache=False
+        )
+
+    return checkpoint, judged
+
+
+def of_llama_cpp(
+    case: str, encoding: str, folder: Path, engine: type[LlamaCpp] = LlamaCpp
+) -> tuple[Checkpoint, Judge]:
+    """The same of llama.cpp, which runs once and is then compared with each model."""
+    checkpoint = written(folder / f"{case}-{encoding}.gguf", *THEIRS[case], encoding=encoding)
+    question = Question(checkpoint, prompts=(Prompt("", IDS),))
+    reference = engine()
+    answers: dict[tuple[int, ...], Any] = {}
+    ask = reference.intermediates
+
+    def remembered(asked: Question) -> Any:
+        (prompt,) = asked.prompts
+        if prompt.ids not in answers:
+            answers[prompt.ids] = ask(asked)
+        return answers[prompt.ids]
+
+    reference.intermediates = remembered  # type: ignore[method-assign]
+
+    def judged(exact: Model) -> tuple[Operation, ...]:
+        return reference_operations(reference, question, exact) or ()
+
+    return checkpoint, judged
+
+
+def excess(steps: tuple[Operation, ...]) -> float:
+    """By how many times the worst of *steps* exceeds its bound; below 1 all are within theirs."""
+    return max(
+        abs(value) / most
+        for step in steps
+        for value, most in zip(step.residual, BOUNDS[step.kind], strict=True)
+    )
+
+
+def measure_model(checkpoint: Checkpoint, judged: Judge, *, wrong_ones: bool) -> dict[str, Any]:
+    """Largest residuals of the right model, by kind, and the excess of each mistake, if asked."""
+    right: dict[Kind, dict[str, tuple[float, str]]] = {}
+    exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
+    for step in judged(exact):
+        largest = right.setdefault(step.kind, {})
+        for measure, value in zip(Residual._fields, step.residual, strict=True):
+            largest[measure] = max(largest.get(measure, (0.0, "")), (abs(value), step.name))
+    wrong: dict[str, list[tuple[float, str]]] = {}
+    for mistake in mistakes(checkpoint) if wrong_ones else ():
+        wrong.setdefault(mistake.kind, []).append((excess(judged(mistake.model())), mistake.place))
+    return {"right": right, "wrong": wrong}
+
+
+def measure_encoding(
+    models: Iterator[tuple[str, Checkpoint, Judge]], *, wrong_ones: bool
+) -> dict[str, Any]:
+    """Results of :func:`measure_model` for all *models* of an engine in one encoding, together."""
+    right: dict[str, dict[str, list[Any]]] = {}
+    wrong: dict[str, dict[str, Any]] = {}
+    names = []
+    for name, checkpoint, judged in models:
+        names.append(name)
+        measured = measure_model(checkpoint, judged, wrong_ones=wrong_ones)
+        for kind, largest in measured["right"].items():
+            row = right.setdefault(kind, {})
+            for measure, (value, operation) in largest.items():
+                entry = [float(f"{value:.2g}"), f"{name} {operation}"]
+                row[measure] = max(row.get(measure, [0.0, ""]), entry)
+        for kind, places in measured["wrong"].items():
+            row = wrong.setdefault(kind, {"models": 0, "fail": 0, "least": [1e300, ""]})
+            row["models"] += len(places)
+            row["fail"] += sum(times > 1 for times, _ in places)
+            times, place = min(places)
+            entry = [float(f"{times:.2g}"), f"{name} {place}".rstrip()]
+            row["least"] = min(row["least"], entry)
+    return {"models": names, "right": right, "wrong": wrong}
+
+
+def models_of(engine: str, encoding: str, folder: Path) -> Iterator[tuple[str, Checkpoint, Judge]]:
+    """Every model that *engine* reads in *encoding*, with its judge."""
+    if engine == "bitnet":
+        for name in ("bitnet", "bitnet-b1.58") if encoding in TERNARY else OURS:
+            yield name, *of_ours(name, encoding)
+        return
+    kind = {"llama.cpp": LlamaCpp, "ik_llama.cpp": IkLlamaCpp}[engine]
+    for name in READ_BY_IK if engine == "ik_llama.cpp" else THEIRS:
+        if name in REFUSED or name in OF_64_BLOCKS:
+            continue
+        if fits(*THEIRS[name], encoding):
+            yield name, *of_llama_cpp(name, encoding, folder, kind)
+
+
+def fits(architecture: str, keys: dict[str, Any], encoding: str) -> bool:
+    """True if rows of the matrices of such a model are whole blocks of *encoding*."""
+    model = tiny(architecture, **({"vocab_size": VOCAB} | keys))
+    size = types.by_name(encoding).block_size
+    blocks = (it for name, it in model.weights.items() if name.startswith("blk."))
+    vectors = layout(config_from(model)).vectors
+    return all(
+        it.shape[-1] % size == 0 for it in blocks if len(it.shape) > 1 and it.name not in vectors
+    )
+
+
+def faults(table: dict[str, Any]) -> Iterator[str]:
+    """Bounds without a margin, and mistakes that pass and may not."""
+    for title, row in table["measured"].items():
+        for kind, largest in row["right"].items():
+            for measure, (value, where) in largest.items():
+                most = getattr(BOUNDS[kind], measure)
+                if value * MARGIN > most:
+                    yield f"{title}, {where}: {measure} {value:.1e} of {kind}, at most {most:.1e}"
+        for kind, seen in row["wrong"].items():
+            times, where = seen["least"]
+            if times < MARGIN and kind not in MAY_PASS:
+                yield f"{title}, {where}: {kind} exceeds its bounds {times:.2g} times"
+
+
+def main(words: list[str]) -> int:
+    """Measure, write the table, and print what has no margin."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--engines", default="bitnet,llama.cpp,ik_llama.cpp")
+    parser.add_argument("--encodings", default="")
+    parser.add_argument("--merge", nargs="*", type=Path, default=[], help="parts to join instead")
+    options = parser.parse_args(words)
+    table: dict[str, Any] = {"versions": _versions(), "measured": {}}
+    for part in options.merge:
+        table["measured"] |= json.loads(part.read_text())["measured"]
+    engines = [] if options.merge else options.engines.split(",")
+    for engine in engines:
+        some = {"bitnet": (*ENCODINGS, *TERNARY), "ik_llama.cpp": IK_ENCODINGS}
+        for encoding in (
+            options.encodings.split(",") if options.encodings else some.get(engine, THEIR_ENCODINGS)
+        ):
+            started = time.process_time()
+            with tempfile.TemporaryDirectory() as folder:
+                models = models_of(engine, encoding, Path(folder))
+                row = measure_encoding(models, wrong_ones=encoding in WITH_MISTAKES)
+            row["seconds"] = round(time.process_time() - started)
+            table["measured"][f"{engine} {encoding}"] = row
+            print(f"{engine} {encoding}: {row['seconds']} s", file=sys.stderr)
+    table["bounds"] = {kind: bound._asdict() for kind, bound in BOUNDS.items()}
+    table["margin"] = MARGIN
+    table["may_pass"] = MAY_PASS
+    options.output.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    problems = list(faults(table))
+    print("\n".join(problems) or "every bound has its margin")
+    return 1 if problems else 0
+
+
+def _versions() -> dict[str, str]:
+    packages = ("xllamacpp", "ik-llama-cpp-python", "numpy")
+    return {name: importlib.metadata.version(name) for name in packages}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

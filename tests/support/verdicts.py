@@ -1,0 +1,68 @@
+"""The whole verdict on a model: the right graph passes, and small mistakes in it fail."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+from mistakes import scaled_up, with_epsilon
+from mutants import mutated, rotated
+
+from bitnet import load
+from bitnet.crossval.judge import judge
+from bitnet.crossval.options import CrossvalOptions
+from bitnet.crossval.run import cross_validate
+from bitnet.formats.containers import open_checkpoint
+
+TEXTS = ("abcdefghijklmnopqrstuvw", "zyxwv")
+OPTIONS = CrossvalOptions(greedy=0, max_positions=24)
+CONFIGURATIONS = {
+    "every epsilon x100": lambda config: with_epsilon(config, 100),
+    "theta x1.3": lambda config: rotated(
+        config, lambda rope: replace(rope, theta=rope.theta * 1.3)
+    ),
+}
+
+
+def scale_up(weight):
+    values = scaled_up(weight.data.view("<f4")).astype("<f4")
+    return replace(weight, data=values.view("uint8"))
+
+
+def last_norm(checkpoint):
+    """Name of the last norm of the blocks of *checkpoint*."""
+    return [name for name in checkpoint.weights if name.endswith("norm.weight")][-1]
+
+
+def remembering(reference):
+    """*reference*, which is asked once: another model of ours does not change its answers."""
+    for name in ("trace", "intermediates"):
+        answers = {}
+
+        def ask(question, method=getattr(reference, name), answers=answers):
+            key = question.prompts, question.texts
+            if key not in answers:
+                answers[key] = method(question)
+            return answers[key]
+
+        setattr(reference, name, ask)
+    return reference
+
+
+def check_verdicts(path, reference):
+    """The right graph passes, and each mistake fails."""
+    checkpoint = open_checkpoint(path)
+    weights = {"one norm x1.01": (last_norm(checkpoint), scale_up)}
+    reference = remembering(reference)
+    statuses = {}
+    for mistake in ("", *CONFIGURATIONS, *weights):
+        with ExitStack() as stack:
+            stack.enter_context(mutated(mistake, CONFIGURATIONS, weights))
+            model = stack.enter_context(load(path))
+            if mistake == "theta x1.3" and not model.model.config.ropes:
+                continue
+            evidence, _ = cross_validate(model, checkpoint, reference, OPTIONS, texts=TEXTS)
+        verdict = judge(evidence)
+        statuses[mistake] = verdict.status
+        if not mistake:
+            assert verdict.status == "passed", "; ".join(verdict.reasons)
+    passed = [mistake for mistake, status in statuses.items() if mistake and status != "failed"]
+    assert passed == []
