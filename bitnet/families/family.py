@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from bitnet.base.errors import Unsupported
 from bitnet.families.dense import ModelConfig, dense
 from bitnet.families.keys import COMMON, Config, Keys, RopeStyle, Rule, check, read
+from bitnet.families.refused import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -181,6 +182,12 @@ def of_model_type(model_type: str, named: str = "") -> Family | None:
 
 def architecture_refusal(name: str, supported: Iterable[str], *, kind: str = "") -> Unsupported:
     """Error for a model of the architecture *name*."""
+    meaning = kind_of(name)
+    if meaning:
+        return Unsupported(
+            f"Unsupported {kind}architecture: {name}, {meaning}",
+            hint="bitnet search finds models of other families",
+        )
     return Unsupported(
         f"Unsupported {kind}architecture: {name or '(none)'}. "
         f"Supported: {', '.join(sorted(supported))}",

@@ -90,6 +90,41 @@ register(
     decoder=_with_experts,
 )
 
+
+def _qwen2_experts(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    used = max(keys.integer("expert_used_count"), 1)
+    shared = keys.integer("expert_shared_feed_forward_length", its.ffn)
+    mixture = experts(
+        keys,
+        width=its.ffn // used,
+        routing={"renormalised": False},
+        shared=shared,
+        shared_gated=True,
+    )
+    return dense(keys, biased=True, mixture=mixture)
+
+
+register(
+    title="Qwen 1.5 and 2 with experts",
+    architecture="qwen2moe",
+    model_types=("qwen2_moe",),
+    defaults={"norm_topk_prob": False},
+    stated="moe_intermediate_size num_key_value_heads shared_expert_intermediate_size",
+    config_keys={
+        **EXPERT_CONFIG,
+        **reads("moe_intermediate_size shared_expert_intermediate_size"),
+        "decoder_sparse_step": neutral(None, 1),
+        "mlp_only_layers": neutral(None),
+        "norm_topk_prob": neutral(False),
+        "qkv_bias": neutral(None, True),
+        "sliding_window": HARMLESS,  # use_sliding_window must be false
+    },
+    gguf_keys=SHARED_KEYS,
+    biases={"": QKV},
+    llama_cpp=LlamaCppSupport(whole_width=True, required=("output.weight",), tied=False),
+    decoder=_qwen2_experts,
+)
 _PERIOD = 4
 _IS_LINEAR = {"linear_attention": True, "full_attention": False}
 

@@ -246,7 +246,7 @@ def test_master_weights_become_ternary(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"model_type": "mamba"}, "Unsupported architecture: mamba. Supported: .*llama"),
+        ({"model_type": "other"}, "Unsupported architecture: other. Supported: .*llama"),
         ({"model_type": None}, "Unsupported architecture"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
     ],

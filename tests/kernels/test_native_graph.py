@@ -45,7 +45,14 @@ def both_ways(checkpoint, batches):
 
 
 NONE = np.empty(0, np.float32)
-AT_REST = {"place": 0, "scale": 1.0, "softcap": 0.0, "sinks": None}
+AT_REST = {
+    "place": 0,
+    "scale": 1.0,
+    "softcap": 0.0,
+    "sinks": None,
+    "slopes": None,
+    "causal": True,
+}
 
 
 def graph_of(widths, tables):
@@ -216,7 +223,7 @@ def test_a_page_is_what_the_compiled_module_takes_for_one():
 
     with pytest.raises(ValueError, match="no room"):
         run(PAGE, [1], [1])
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(ValueError, match="behind the last"):
         run(2**63 - 1, [1], [1])
     with pytest.raises(ValueError, match="another number of tables"):
         run(0, [1])
@@ -313,6 +320,7 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
         ({"scale": float("nan")}, "scale or softcap"),
         ({"softcap": -1.0}, "scale or softcap"),
         ({"sinks": np.zeros(3, np.float32)}, "one per head"),
+        ({"slopes": np.zeros(3, np.float32)}, "one per head"),
     ],
 )
 def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
@@ -324,6 +332,8 @@ def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
         "scale": 1.0,
         "softcap": 0.0,
         "sinks": None,
+        "slopes": None,
+        "causal": True,
     }
     places = {name: place for place, name in enumerate(registers)}
 

@@ -62,6 +62,15 @@ LATENT = {
     "v_head_dim": 12,
 }
 MIXED = {
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {
+            **EXPERTS,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": False,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
     "gemma4-26b-a4b": (
         "Gemma4",
         {

@@ -123,6 +123,7 @@ MIXTURES = {
         "swiglu_clamp_exp": [7.0, 7.0],
     },
     "olmoe": {},
+    "qwen2moe": {"expert_shared_feed_forward_length": 256},
     "qwen35moe": {"expert_shared_feed_forward_length": 256},
     "qwen3moe": {},
     "smallthinker": {"attention.sliding_window": 4096, "expert_gating_func": 2},

@@ -1,0 +1,34 @@
+"""Models that no family reads are refused with what they are."""
+
+import pytest
+
+from bitnet.families.family import architecture_refusal, of_gguf, of_model_type
+from bitnet.families.refused import _BY_NAME, kind_of
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("t5", "an encoder and a decoder"),
+        ("llada-moe", "a diffusion language model"),
+        ("rwkv7", "RWKV"),
+        ("glm-dsa", "sparse attention"),
+    ],
+)
+def test_a_known_kind_of_model_is_refused_with_what_it_is(name, kind):
+    error = architecture_refusal(name, ["llama"])
+    assert f"{name}, " in error.message
+    assert kind in error.message
+    assert "Supported" not in error.message
+
+
+def test_an_unknown_one_is_refused_with_what_there_is():
+    assert kind_of("unheard-of") == ""
+    assert "Supported: llama" in architecture_refusal("unheard-of", ["llama"]).message
+
+
+def test_nothing_that_a_family_reads_is_in_the_table():
+    for name in _BY_NAME:
+        assert of_gguf(name) is None
+        assert of_gguf(name.replace("_", "-")) is None
+        assert of_model_type(name) is None
