@@ -10,6 +10,20 @@ if TYPE_CHECKING:
 
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
+    "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "embedding_norm.weight": "token_embd_norm.weight",
+    "embeddings.weight": "token_embd.weight",
+    "norm.weight": "output_norm.weight",
+    "norm.bias": "output_norm.bias",
+    "final_layernorm.weight": "output_norm.weight",
+    "final_layernorm.bias": "output_norm.bias",
+    "lm_head.bias": "output.bias",
+    "lm_head.weight": "output.weight",
+    "lm_head.weight_scale": "output.scale",
+    "norm_f.weight": "output_norm.weight",
+    "per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+    # Names of older decoders and of encoders, behind the usual ones.
     "wte.weight": "token_embd.weight",
     "wpe.weight": "position_embd.weight",
     "ln_f.weight": "output_norm.weight",
@@ -27,19 +41,6 @@ _OUTER = {
     "embeddings.token_type_embeddings.weight": "token_types.weight",
     "embeddings.LayerNorm.weight": "token_embd_norm.weight",
     "embeddings.LayerNorm.bias": "token_embd_norm.bias",
-    "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
-    "embedding_norm.weight": "token_embd_norm.weight",
-    "embeddings.weight": "token_embd.weight",
-    "norm.weight": "output_norm.weight",
-    "norm.bias": "output_norm.bias",
-    "final_layernorm.weight": "output_norm.weight",
-    "final_layernorm.bias": "output_norm.bias",
-    "lm_head.bias": "output.bias",
-    "lm_head.weight": "output.weight",
-    "lm_head.weight_scale": "output.scale",
-    "norm_f.weight": "output_norm.weight",
-    "per_layer_model_projection.weight": "per_layer_model_proj.weight",
-    "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
 }
 # Ends of names of norms' tensors that came from TensorFlow.
 _FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
