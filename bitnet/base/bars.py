@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 DEFAULT_COLUMNS = 80  # where the terminal does not say
 FREE_COLUMNS = 4
 _LEAST_LABEL = 8  # characters
-_FULL, _EMPTY = "#", "-"  # in every encoding of a locale
+# In every encoding of a locale.
+_FULL = "#"
+_EMPTY = "-"
 
 
 class Bar(Protocol):

@@ -67,7 +67,8 @@ class Lock:
                     how = fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX
                     fcntl.flock(fd, how | fcntl.LOCK_NB)
                 if os.fstat(fd).st_nlink:
-                    self._fd, fd = fd, -1
+                    self._fd = fd
+                    fd = -1
                     return True
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.EAGAIN):
@@ -151,7 +152,8 @@ def hold(
     *leave* the file is deleted with the lock, and a killed process's file by the next one. *shared*
     holds it together with others that do the same; where the system cannot, it has no effect.
     """
-    lock, what = _SystemLock(path, is_shared=shared), what or path.name
+    lock = _SystemLock(path, is_shared=shared)
+    what = what or path.name
     try:
         lock.is_kernel = lock.is_kernel and _locks_work(path.parent)
         started = last_report = clock()

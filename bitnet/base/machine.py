@@ -158,7 +158,8 @@ def lock_pages(arrays: Iterable[NDArray[np.uint8]]) -> int:
 
     total = 0
     for array in arrays:
-        address, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
+        address = ctypes.c_void_p(array.ctypes.data)
+        size = ctypes.c_size_t(array.nbytes)
         try:
             failed = ctypes.CDLL(None, use_errno=True).mlock(address, size)
         except (AttributeError, OSError, TypeError) as error:  # pragma: no cover - Windows
@@ -198,7 +199,8 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
     mounts = []
     for line in lines:
         place, _, source = line.partition(" - ")
-        fields, about = place.split(" "), source.split(" ")
+        fields = place.split(" ")
+        about = source.split(" ")
         if len(fields) >= 5 and len(about) >= 3 and about[0] in ("cgroup", "cgroup2"):
             mounts.append((about[0], about[2].split(","), fields[3], fields[4]))
     for line in memberships:

@@ -54,7 +54,8 @@ def _import() -> tuple[ModuleType | None, str, str]:
         return None, reason, hint
     except ImportError as error:
         return None, str(error), _INSTALL
-    built, expected = str(getattr(extension, "INTERFACE", "")), interface()
+    built = str(getattr(extension, "INTERFACE", ""))
+    expected = interface()
     if not expected:
         return None, f"{_STUB} is missing, which tells what it was built for", _INSTALL
     if built != expected:

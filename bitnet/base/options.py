@@ -83,10 +83,12 @@ def range_text(low: float, high: float | None) -> str:
 def check_bounds(record: Any) -> None:
     """Check that the numbers of a dataclass are within their bounds."""
     for entry in fields(record):
-        bounds, value = entry.metadata.get("bounds"), getattr(record, entry.name)
+        bounds = entry.metadata.get("bounds")
+        value = getattr(record, entry.name)
         if not bounds:
             continue
-        whole, optional = str(entry.type).startswith("int"), "None" in str(entry.type)
+        whole = str(entry.type).startswith("int")
+        optional = "None" in str(entry.type)
         expected = f"{'a whole' if whole else 'a'} number{' or None' * optional}"
         kind = Integral if whole else Real
         check_type(entry.name, value, expected, kind, *[None] * optional)

@@ -40,7 +40,9 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.label, self.total, self.done = label, total, 0
+        self.label = label
+        self.total = total
+        self.done = 0
         self._before = 0  # bytes that were there
         self._stream = stream if stream is not None else sys.stderr
         if mode == "auto":
@@ -139,7 +141,8 @@ class Progress:
         """Print *event* as JSON, or in a log the *line*."""
         text = line() if self._mode == "lines" else ""
         if self._mode == "json":
-            rate, eta = round(self.rate), self.eta_s
+            rate = round(self.rate)
+            eta = self.eta_s
             facts = {"event": event, "label": self.label, "done": self.done, "total": self.total}
             eta = None if eta is None else round(eta, 1)
             text = json.dumps(facts | {"rate": rate, "eta_s": eta})

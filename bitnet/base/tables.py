@@ -25,7 +25,8 @@ DIGITS = 12  # of a digest, which tell files of one cache apart
 _GAP = "  "
 _UNBROKEN = re.compile(r"`[^`]*`|(?<![^ ,])~?/[^,]*(?=,|$)")  # a command, a path with spaces
 _GLUE = "\x00"
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_BOLD = "\x1b[1m"
+_PLAIN = "\x1b[0m"
 _DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
@@ -62,7 +63,8 @@ def table(
         yield from _stack(head, rows, shrink, whole, right, below, stream)
         return
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    bold, plain = "", ""
+    bold = ""
+    plain = ""
     if stream.isatty():
         room = _columns() - len(_GAP) * (len(head) - 1)
         if whole is not None and sum(widths) > room:
@@ -72,7 +74,8 @@ def table(
         if whole is not None:
             widths[whole] = max(NARROWEST, widths[whole] - max(0, sum(widths) - room))
         if not settings.no_color() and not settings.dumb_terminal():
-            bold, plain = _BOLD, _PLAIN
+            bold = _BOLD
+            plain = _PLAIN
 
     def line(cells: Sequence[str]) -> str:
         padded = []

@@ -46,7 +46,8 @@ def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
         raise error
     match = _PARTS.match(error.object, error.start)
     assert match is not None
-    part, end = match[0], match.end()
+    part = match[0]
+    end = match.end()
     if (name := decode_names(part)) != part:
         return name.encode(), end
     if part in _MARKS and _LINE_START.search(error.object[: error.start]):

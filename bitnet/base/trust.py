@@ -150,7 +150,8 @@ def place_problem(text: str) -> str:
 def refuse_links(root: Path, folder: Path) -> Path:
     """The real path of *folder*, which is at or below *root*, also through links."""
     try:
-        real_root, real = root.resolve(), folder.resolve()
+        real_root = root.resolve()
+        real = folder.resolve()
     except (OSError, RuntimeError) as error:
         raise UsageError(f"{folder}: links in a circle", hint="remove them") from error
     if real != real_root and real_root not in real.parents:
@@ -170,7 +171,8 @@ def open_folder(root: Path, folder: Path) -> Iterator[int | None]:
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
-        real_root, real = root.resolve(), refuse_links(root, folder)
+        real_root = root.resolve()
+        real = refuse_links(root, folder)
         if os.open not in os.supports_dir_fd or not hasattr(os, "O_DIRECTORY"):  # Windows
             real.mkdir(parents=True, exist_ok=True)
             yield None

@@ -88,7 +88,9 @@ def spread(samples: Sequence[float]) -> dict[str, Any]:
 
 def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """The report of :func:`measure` as a table."""
-    model, machine, load = report["model"], report["machine"], report["load_s"]
+    model = report["model"]
+    machine = report["machine"]
+    load = report["load_s"]
     size = human_size(model["size_bytes"])
     yield f"{model['name']}, {size}, {model['architecture']}; {machine['backend']}"
     reads = ", ".join(
@@ -123,7 +125,8 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[st
         yield "load s", report["load_s"]["median"] / 1
         yield "peak memory MB", report["peak_memory_bytes"] / 1e6
 
-    old, compared = dict(metrics(before)), []
+    old = dict(metrics(before))
+    compared = []
     for name, now in metrics(after):
         if (was := old.get(name)) and now:
             ratio = now / was if name.endswith("tok/s") else was / now
@@ -237,7 +240,8 @@ def measure(
     *model* was loaded once, so that the disk cache is warm; it is closed, and *reload* loads it
     again. 0 threads are the backend's own choice.
     """
-    path, engine = model.path, model.engine
+    path = model.path
+    engine = model.engine
     files = [path] if path.is_file() else path.glob("*.safetensors")
     facts = {
         "name": path.name,
@@ -268,7 +272,8 @@ def measure(
         answer = model.stream(prompt, max_tokens=WRITTEN_TOKENS, lookup=0)
         deque(answer, maxlen=0)
         share = answer.tokenize_share
-        memory, backend = peak_memory(), model.backend
+        memory = peak_memory()
+        backend = model.backend
         model.close()
     except (InferenceError, MemoryError) as error:
         raise BenchmarkError(

@@ -144,7 +144,8 @@ def _store_entries(root: Path) -> list[Entry]:
     blobs = list(store.blobs())
     if not blobs:
         return []
-    names, users = list(store.index), store.users()
+    names = list(store.index)
+    users = store.users()
     blob_entries: list[Entry] = []
     for blob in blobs:
         ours = [name for name in names if name.sha256 == blob.sha256]

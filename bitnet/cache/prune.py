@@ -177,7 +177,8 @@ def _means(own: str, key: str) -> bool:
 
 def refuse_unless_cache(root: Path) -> None:
     """Refuse a folder that is not certainly a cache of ours before anything in it is removed."""
-    real, home = root.resolve(), settings.expand_home(Path("~")).resolve()
+    real = root.resolve()
+    home = settings.expand_home(Path("~")).resolve()
     try:
         problem = "" if real not in (home, *home.parents) else "it is not a cache folder"
         problem = problem or tag_problem(root)

@@ -202,11 +202,13 @@ def _find_source(project: Path, given: str) -> str:
     return source
 
 
-_WORKFLOWS, _ACTIONS = ".github/workflows/*.y*ml", ".github/actions/*/action.y*ml"
+_WORKFLOWS = ".github/workflows/*.y*ml"
+_ACTIONS = ".github/actions/*/action.y*ml"
 _SCRIPTS = ("scripts/*.sh", ".github/actions/*/*.sh")
 # Options of each run of a linter, and the files that it reads; actionlint also passes every
 # ``run:`` block to shellcheck.
-_SCHEMA, _QUIET = "--builtin-schema", ("--offline", "--no-progress", "--quiet")
+_SCHEMA = "--builtin-schema"
+_QUIET = ("--offline", "--no-progress", "--quiet")
 LINTERS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
     "check-jsonschema": (
         ((_SCHEMA, "vendor.github-workflows"), (_WORKFLOWS,)),

@@ -38,7 +38,8 @@ def differences(
 
 def _of_file(jobs: Sequence[Job]) -> _Texts:
     if changed := [job for job in jobs if not job.keeps_rounding]:
-        before, after = changed[0].weight.quant.name, changed[0].target.name
+        before = changed[0].weight.quant.name
+        after = changed[0].target.name
         rounds = "rounds" if changed[0].target.is_ternary else "no longer rounds"
         what = f"{rounds} what {len(changed)} matrices multiply to int8 per token: "
         yield _EVERY, f"{what}{before} -> {after} keeps the weights, and not the results"
@@ -68,7 +69,9 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
 
 
 def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
-    kind, layers, attentions = config.architecture, config.n_layers, config.attentions
+    kind = config.architecture
+    layers = config.n_layers
+    attentions = config.attentions
     windows = {its.window for its in attentions if 0 < its.window < config.context_length}
     if engine.window_layers:
         windowed = any(its.window or its.rope is None for its in attentions)
@@ -106,7 +109,8 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
 
 
 def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
-    kind, eps = config.architecture, config.norm_eps
+    kind = config.architecture
+    eps = config.norm_eps
     if isinstance(mixer, DeltaNet):
         if mixer.key_dim != mixer.value_dim:
             what = f"does not load {kind} models with keys of {mixer.key_dim} and values of "
@@ -126,7 +130,8 @@ def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Text
 
 
 def _tensors(checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
-    kind, names = checkpoint.architecture, checkpoint.weights
+    kind = checkpoint.architecture
+    names = checkpoint.weights
     for name in names:  # of tensors that only some models of a family have
         is_optional = name == "output.weight" or name.startswith("rope_f") or name.endswith(".bias")
         if is_optional and not name.endswith(engine.tensors):

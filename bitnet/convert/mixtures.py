@@ -148,7 +148,8 @@ class _Assignment:
     """Types of the tensors of one model, asked in llama.cpp's order: by block, then by name."""
 
     def __init__(self, checkpoint: Checkpoint, request: ConvertOptions) -> None:
-        self.mixture, self.default = request.type, MIXTURES[request.type].type
+        self.mixture = request.type
+        self.default = MIXTURES[request.type].type
         self.weighted = bool(request.imatrix)
         self.weights = checkpoint.weights
         self.architecture = checkpoint.architecture
@@ -163,7 +164,8 @@ class _Assignment:
         self.counts: Counter[str] = Counter()
 
     def type_of(self, weight: Weight) -> QuantType:
-        name, columns = self._choose(weight, _role(weight.name)), weight.shape[-1]
+        name = self._choose(weight, _role(weight.name))
+        columns = weight.shape[-1]
         if columns % types.by_name(name).block_size:
             name = _NARROW.get(name, name)
         return types.by_name("F16" if columns % types.by_name(name).block_size else name)
@@ -217,13 +219,15 @@ def _role(name: str) -> str:
     return next((role for part, role in _PARTS.items() if part in name), "")
 
 
-_SUMS, _COUNTS = ".in_sum2", ".counts"
+_SUMS = ".in_sum2"
+_COUNTS = ".counts"
 Importance = Mapping[str, NDArray[np.float32]]  # weights of the inputs of a matrix, by its name
 
 
 def importance_of(importance: Importance, weight: Weight) -> NDArray[np.float32] | None:
     """Weights of the inputs of *weight*, ``(columns,)`` or ``(experts, columns)``."""
-    values, shape = importance.get(weight.name), (*weight.shape[:-2], weight.shape[-1])
+    values = importance.get(weight.name)
+    shape = (*weight.shape[:-2], weight.shape[-1])
     if values is None or values.size == math.prod(shape):
         return values if values is None else values.reshape(shape)
     if weight.name in ("token_embd.weight", "per_layer_token_embd.weight"):
@@ -246,7 +250,8 @@ def read_importance(path: Path) -> Importance:
         }
     importance = {}
     for name in {it.removesuffix(_SUMS).removesuffix(_COUNTS) for it in tensors}:
-        sums, counts = tensors.get(name + _SUMS), tensors.get(name + _COUNTS)
+        sums = tensors.get(name + _SUMS)
+        counts = tensors.get(name + _COUNTS)
         if sums is None or counts is None or counts.size == 0 or sums.size % counts.size:
             raise _invalid(path, f"sums and counts of {name} do not belong together")
         calls = np.floor(counts + np.float32(0.5)).reshape(-1, 1)

@@ -121,7 +121,8 @@ class ConversionPlan:
         tensors = [_new(it, partial(_convert, it, results)) for it in self.jobs]
         with expect_unchanged(views):
             write_new(output, self.metadata, tensors, check=check, on_progress=on_progress)
-        converted, ignored = tuple(it for it, _ in results), tuple(sorted(self.checkpoint.ignored))
+        converted = tuple(it for it, _ in results)
+        ignored = tuple(sorted(self.checkpoint.ignored))
         return Conversion(output, output.stat().st_size, converted, self.warnings, ignored)
 
 
@@ -184,11 +185,15 @@ class Converted:
 
 def _convert(job: Job, results: list[tuple[Converted, bytes]]) -> Iterator[bytes | memoryview]:
     """The bytes of a new tensor; the result and their SHA-256 are appended to *results*."""
-    digest, exact, error = hashlib.sha256(), True, 0.0
+    digest = hashlib.sha256()
+    exact = True
+    error = 0.0
     for piece in job.pieces():
         digest.update(piece.data)
-        exact, error = exact and piece.exact, max(error, piece.error)
+        exact = exact and piece.exact
+        error = max(error, piece.error)
         yield piece.data
-    before, after = job.weight.quant.name, job.target.name
+    before = job.weight.quant.name
+    after = job.target.name
     tensor = Converted(job.weight.name, before, after, exact, error, job.keeps_rounding)
     results.append((tensor, digest.digest()))

@@ -97,7 +97,8 @@ class Job:
 
         A ternary type has all values of the tensor at once.
         """
-        name, target = self.weight.name, self.target
+        name = self.weight.name
+        target = self.target
         if target.name in BLOCKS and not np.isfinite(values).all():
             raise Unsupported(
                 f"{name}: some of its weights are infinite or NaN, which {target.name} cannot hold",
@@ -111,7 +112,8 @@ class Job:
                 encoded = registry.quantize(name, values, target, self.importance)
             again = registry.dequantize(encoded)
             error = float(np.abs(values - again).max(initial=0))
-        exact, largest = np.array_equal(values, again), float(np.abs(values).max(initial=0))
+        exact = np.array_equal(values, again)
+        largest = float(np.abs(values).max(initial=0))
         error /= largest or 1.0
         if not math.isfinite(error):
             raise Unsupported(
@@ -270,7 +272,8 @@ _PROBE_ROWS = 16  # of a matrix outside of the blocks, which may be ternary as w
 
 def _count_nonzero(ternary: Ternary) -> NDArray[np.int64]:
     """Number of nonzero weights of each scale, in the shape of the scales."""
-    rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
+    rows = ternary.codes.shape[0]
+    groups = ternary.scales.shape[1]
     counts = np.count_nonzero(ternary.codes.reshape(rows, groups, -1), axis=2)
     used: NDArray[np.int64] = (
         counts if len(ternary.scales) == rows else counts.sum(axis=0, keepdims=True)
@@ -308,7 +311,8 @@ def job(
     rounds = target.is_ternary and (
         checkpoint.rounds_inputs or target.name not in registry.OF_ANY_MODEL
     )
-    rows, columns = row_order(weight.name, checkpoint, config), column_order(weight.name, config)
+    rows = row_order(weight.name, checkpoint, config)
+    columns = column_order(weight.name, config)
     weighs = importance is not None and target.name in BLOCKS and target != weight.quant
     inputs = importance_of(importance, weight) if importance is not None and weighs else None
     return Job(weight, target, rows, request.allow_lossy, rounds, columns, inputs)
@@ -348,11 +352,13 @@ def _as_ternary(values: NDArray[np.float32], target: QuantType) -> Ternary | Non
     rows, columns = values.shape
     layout = SCALED_BLOCKS.get(target.name)
     if layout is None:
-        groups, shape = values.reshape(1, -1), (1, 1)
+        groups = values.reshape(1, -1)
+        shape = (1, 1)
     elif columns % layout.weights:
         return None
     else:
-        groups, shape = values.reshape(-1, layout.weights), (rows, columns // layout.weights)
+        groups = values.reshape(-1, layout.weights)
+        shape = (rows, columns // layout.weights)
     sizes = np.abs(groups)
     smallest = np.where(sizes == 0, np.inf, sizes).min(axis=1, initial=np.inf, keepdims=True)
     scales = np.where(np.isinf(smallest), 0, smallest).astype(np.float32)

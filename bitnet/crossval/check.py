@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Of numbers in six digits, by the same engines on the same processor.
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-13
+_RELATIVE = 1e-3
+_ABSOLUTE = 1e-13
 _SHOWN = 5
 
 # What made the report. Where it is another here, its numbers cannot be computed again.
@@ -85,7 +86,8 @@ def compare_again(evidence: Evidence, again: Evidence) -> Finding:
 
     The time of the report is not compared: there is nothing to compare it with.
     """
-    values, others = to_json(evidence), to_json(again)
+    values = to_json(evidence)
+    others = to_json(again)
     del values["created"], others["created"]
     different = list(_differences(values, others, ""))
     if evidence.model.sha256 != again.model.sha256:

@@ -127,7 +127,8 @@ def divergence(p: Position | None, q: Position | None) -> float | None:
     """KL from *p* to *q*, at least 0; the module describes the sum. None without finite logits."""
     if p is None or q is None or not (p.is_finite and q.is_finite):
         return None
-    mine, other = p.log_probabilities(), q.log_probabilities()
+    mine = p.log_probabilities()
+    other = q.log_probabilities()
     floor = min(other.values())
     common = {token: log_p for token, log_p in mine.items() if token in other}
     return max(_sum(common, other, floor), _sum(mine, other, floor), 0.0)
@@ -138,13 +139,16 @@ def _sum(mine: Mapping[int, float], theirs: Mapping[int, float], floor: float) -
 
     A token that *theirs* lacks is there at most as likely as *floor*.
     """
-    total, mass, other_mass = 0.0, 0.0, 0.0
+    total = 0.0
+    mass = 0.0
+    other_mass = 0.0
     for token, log_p in mine.items():
         log_q = theirs.get(token)
         mass += math.exp(log_p)
         other_mass += 0.0 if log_q is None else math.exp(log_q)
         total += math.exp(log_p) * (log_p - (floor if log_q is None else log_q))
-    rest, rest_other = max(1 - mass, 0.0), max(1 - other_mass, _TINY)
+    rest = max(1 - mass, 0.0)
+    rest_other = max(1 - other_mass, _TINY)
     if rest > _ROUNDING:
         total += rest * math.log(rest / rest_other)
     return total
@@ -157,7 +161,8 @@ def nearness(exact: Position | None, engine: Position) -> tuple[float | None, fl
     """
     if exact is None or not (exact.is_finite and engine.is_finite):
         return None, None
-    right, theirs = exact.log_probabilities(), engine.log_probabilities()
+    right = exact.log_probabilities()
+    theirs = engine.log_probabilities()
     common = [token for token in exact.ids if token in theirs]
     x = np.array([right[token] for token in common])
     y = np.array([theirs[token] for token in common])
@@ -188,7 +193,8 @@ def tokenizer_parity(
     decoded = theirs.decoded or (None,) * len(texts)
     if not len(theirs.tokenized) == len(decoded) == len(texts):
         return TokenizerParity(len(texts), 0)
-    different, same_text = [], []
+    different = []
+    same_text = []
     for (text, special), reply, their_text in zip(texts, theirs.tokenized, decoded, strict=True):
         ids = tuple(tokenizer.encode(text, add_special=special))
         if ids != reply:

@@ -132,7 +132,9 @@ class Verdict:
 
 def checks_of(evidence: Evidence) -> dict[str, Callable[[Evidence], Finding]]:
     """The planned checks by name, in display order."""
-    plan, model, runs = evidence.plan, evidence.model, not evidence.plan.tokenizer_only
+    plan = evidence.plan
+    model = evidence.model
+    runs = not evidence.plan.tokenizer_only
     is_known = bool(model.problem or model.original or plan.recorded_sha256)
     checks: dict[str, tuple[bool, Callable[[Evidence], Finding]]] = {
         "model": (is_known, _model),
@@ -180,11 +182,13 @@ def _summarize(evidence: Evidence) -> dict[str, float | None]:
     The first have the names of ``llama-perplexity --kl-divergence``: KLD is the KL divergence from
     the reference to ours, dp the difference of the probabilities of the actual next token.
     """
-    rows, tie = evidence.rows, near_tie(evidence)
+    rows = evidence.rows
+    tie = near_tie(evidence)
     if not rows:
         return {}
     kinds = [kind_of(row, tie) for row in rows]
-    ours, theirs = mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
+    ours = mean(row.ours_kl for row in rows)
+    theirs = mean(row.theirs_kl for row in rows)
     klds = sorted(row.kl for row in rows if row.kl is not None)
     complete = len(klds) == len(rows)
     squared = mean(
@@ -239,7 +243,8 @@ def kind_of(row: Row, tie: float) -> Kind:
 
 
 def _model(evidence: Evidence) -> Finding:
-    model, recorded = evidence.model, evidence.plan.recorded_sha256
+    model = evidence.model
+    recorded = evidence.plan.recorded_sha256
     if model.problem:
         return Finding("failed", "model", model.problem, "fetch it again: bitnet sync")
     if recorded and recorded != model.sha256:
@@ -255,7 +260,8 @@ def _model(evidence: Evidence) -> Finding:
 
 def _answers(evidence: Evidence) -> Finding:
     """Check that every side answered all of the request and nothing else."""
-    plan, rows = evidence.plan, evidence.rows
+    plan = evidence.plan
+    rows = evidence.rows
     sides = ["reference"]
     if not plan.tokenizer_only:
         sides = ["ours", "reference", *(["float64"] if plan.float64 else [])]
@@ -299,7 +305,8 @@ def _tokenizer(evidence: Evidence) -> Finding:
 
 
 def _compute_path(evidence: Evidence) -> Finding:
-    path, kernels = evidence.compute_path, evidence.kernels
+    path = evidence.compute_path
+    kernels = evidence.kernels
     products = sum(calls for name, calls in kernels.items() if name.startswith("linear/"))
     if path == "mock":
         text = "the tokenizer is a mock, which takes bytes for tokens"
@@ -315,11 +322,12 @@ def _compute_path(evidence: Evidence) -> Finding:
 
 def _distance(values: Sequence[float | None], most: float) -> tuple[bool, str]:
     """True if KL divergences are within *most* on average; and the metrics."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        count = len(values) - len(known)
+    divergences = [value for value in values if value is not None]
+    if not divergences or len(divergences) < len(values):
+        count = len(values) - len(divergences)
         return False, f"{count} of {len(values)} positions could not be compared"
-    average, worst = fmean(known), max(known)
+    average = fmean(divergences)
+    worst = max(divergences)
     return average <= most and worst <= WORST * most, (
         f"mean KL {average:.1e} (at most {most:.1e}), worst position {worst:.1e} "
         f"(at most {WORST * most:.1e})"
@@ -350,9 +358,11 @@ def _reference(evidence: Evidence) -> Finding:
 
 
 def _logits(evidence: Evidence) -> Finding:
-    ours, theirs = evidence.ours.arithmetic, evidence.reference.arithmetic
+    ours = evidence.ours.arithmetic
+    theirs = evidence.reference.arithmetic
     rows = rows_to_judge(evidence)
-    ours_kl, theirs_kl = mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
+    ours_kl = mean(row.ours_kl for row in rows)
+    theirs_kl = mean(row.theirs_kl for row in rows)
     most = kl_between(ours, theirs, ours_kl, theirs_kl)
     near, text = _distance([row.kl for row in rows], most)
     if left_out := len(evidence.rows) - len(rows):
@@ -382,9 +392,11 @@ def _top1(evidence: Evidence) -> Finding:
 
 
 def _exact(evidence: Evidence) -> Finding:
-    ours, theirs = evidence.ours.arithmetic, evidence.reference.arithmetic
+    ours = evidence.ours.arithmetic
+    theirs = evidence.reference.arithmetic
     rows = rows_to_judge(evidence)
-    ours_kl, theirs_kl = mean(row.ours_kl for row in rows), mean(row.theirs_kl for row in rows)
+    ours_kl = mean(row.ours_kl for row in rows)
+    theirs_kl = mean(row.theirs_kl for row in rows)
     near, text = _nearness(evidence, "ours", kl_of_ours(ours, theirs, theirs_kl), SCALE[ours])
     if ours_kl is not None and theirs_kl is not None and evidence.plan.independent:
         closer = "ours is closer" if ours_kl < theirs_kl else "the reference is closer"

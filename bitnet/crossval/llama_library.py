@@ -34,7 +34,9 @@ _ROPES = tuple(struct.pack("<6fIf", 0, 0, -1, *yarn, 0, -1) for yarn in ((-1, -1
 _THREADS = struct.pack("<2I", 4, 4)  # n_threads, n_threads_batch
 # rope_scaling_type, pooling_type, attention_type, flash_attn_type; forks have only three of them.
 _UNSET = struct.pack("<i", -1)
-_F32, _F16 = 0, 1  # numbers of the types in ggml
+# Numbers of the types in ggml.
+_F32 = 0
+_F16 = 1
 
 _SOURCES = 10  # pointers in a tensor to those that it was computed from: GGML_MAX_SRC
 # Operations whose result is named by the weight that they read, in ggml's words.
@@ -157,7 +159,8 @@ class Llama:
         """Parameters of a context, and the callback in them, which must live as long as it."""
         params = self._c.llama_context_default_params()
         raw = bytes(params.raw)
-        sizes, rope = raw.find(_SIZES), max(map(raw.find, _ROPES))
+        sizes = raw.find(_SIZES)
+        rope = max(map(raw.find, _ROPES))
         after = -(-(rope + len(_ROPES[0])) // 8) * 8  # cb_eval is a pointer
         kv_types = struct.pack("<2i", _F16, _F16)
         known = 0 <= sizes < rope and raw[after + 16 : after + 24] == kv_types
@@ -276,8 +279,12 @@ _OLDER = {
 
 def _declare(c: Any) -> None:
     """Argument and result types of the functions used."""
-    pointer, ints = ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)
-    int32, size, text, flag = ctypes.c_int32, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_bool
+    pointer = ctypes.c_void_p
+    ints = ctypes.POINTER(ctypes.c_int32)
+    int32 = ctypes.c_int32
+    size = ctypes.c_size_t
+    text = ctypes.c_char_p
+    flag = ctypes.c_bool
     for name, result, arguments in (
         ("llama_backend_init", None, []),
         ("llama_model_default_params", _Params, []),
@@ -302,5 +309,6 @@ def _declare(c: Any) -> None:
         function = getattr(c, name, None) or getattr(c, _OLDER.get(name, name), None)
         if function is None:
             raise EngineFailed(f"the engine does not export {name}")
-        function.restype, function.argtypes = result, arguments
+        function.restype = result
+        function.argtypes = arguments
         setattr(c, name, function)

@@ -45,7 +45,9 @@ def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
 
 
 def _our_prompt(model: LanguageModel, prompt: Prompt) -> PromptTrace:
-    ids, size, error = prompt.ids, model.config.vocab_size, prompt.error
+    ids = prompt.ids
+    size = model.config.vocab_size
+    error = prompt.error
     if not error and max(ids) >= size:
         error = f"id {max(ids)} is outside the vocabulary of {size}"
     if error:

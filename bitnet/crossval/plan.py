@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer
 
 # Of a longer prompt only the last positions are compared: they attend to all others.
-LONG, COMPARED = 128, 48
+LONG = 128
+COMPARED = 48
 
 # Prose, a story, code, a fact with numbers, another language, digits: 137 tokens of SmolLM2's. The
 # last has more than 544 of every vocabulary we know, behind the windows of 512 that models have.
@@ -158,7 +159,8 @@ def begin_evidence(
     texts: Sequence[str],
 ) -> Evidence:
     """Evidence with its plan and the facts that are known before an engine runs."""
-    recording, backend = reference.recording, "none"
+    recording = reference.recording
+    backend = "none"
     if model is not None:  # with the form of its keys and values if it is not the default
         kind = model.config.kv_type
         backend = model.backend if kind == "f16" else f"{model.backend}, {kind} keys and values"

@@ -31,7 +31,8 @@ class Recorded(Reference):
 
     def trace(self, question: Question) -> Trace:
         """The recorded answers, to the prompts that it brings if any are asked."""
-        tokenized, prompts = self.recording.tokenized, self.recording.prompts
+        tokenized = self.recording.tokenized
+        prompts = self.recording.prompts
         if tokenized is None:
             tokenized = tuple(one.ids for one in prompts)
         asked = prompts if question.prompts else ()

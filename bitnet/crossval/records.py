@@ -43,7 +43,8 @@ def from_json(
         return value
 
     def read(kind: Any, values: Any, where: str) -> Any:
-        origin, arguments = get_origin(kind), get_args(kind)
+        origin = get_origin(kind)
+        arguments = get_args(kind)
         if is_dataclass(kind):
             names = get_type_hints(kind)
             expect(type(values) is dict, values, where, "an object")
@@ -51,7 +52,8 @@ def from_json(
             if wrong and not partial:
                 what = "has an unknown field" if wrong[0] in values else "lacks the field"
                 raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint=hint)
-            some, make = names.keys() & values.keys(), cast("Any", kind)
+            some = names.keys() & values.keys()
+            make = cast("Any", kind)
             return make(**{it: read(names[it], values[it], f"{where}.{it}") for it in some})
         if origin is UnionType:
             (inner,) = [it for it in arguments if it is not NoneType]

@@ -126,7 +126,8 @@ def _write_tensors(file: Path, arrays: dict[str, NDArray[np.float32]]) -> None:
 
     https://huggingface.co/docs/safetensors describes the format.
     """
-    directory, end = {}, 0
+    directory = {}
+    end = 0
     for name, values in arrays.items():
         place = [end, end + values.nbytes]
         directory[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": place}
@@ -140,7 +141,8 @@ def _write_tensors(file: Path, arrays: dict[str, NDArray[np.float32]]) -> None:
 
 class _TransformersEngine:
     def __init__(self, path: str, threads: int, weights: bool) -> None:
-        torch, transformers = _module("torch"), _module("transformers")
+        torch = _module("torch")
+        transformers = _module("transformers")
         self._torch, self._model = torch, cast("Any", None)
         built = Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"
         self.library = built if built.exists() else Path(torch._C.__file__ or "")

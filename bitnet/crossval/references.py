@@ -166,7 +166,8 @@ class IkLlamaCpp(LlamaCpp):
         return _InProcess.reads(self, checkpoint)
 
     def _file(self, question: Question, folder: Path) -> Path:
-        path, weights = question.checkpoint.path, question.checkpoint.weights.values()
+        path = question.checkpoint.path
+        weights = question.checkpoint.weights.values()
         widths = [it.shape[-1] for it in weights if it.quant.name == "I2_S"]
         spec = importlib.util.find_spec(self.package)
         if not widths or not question.prompts or spec is None or spec.origin is None:

@@ -127,7 +127,9 @@ def as_html(evidence: Evidence, verdict: Verdict) -> str:
 
 
 def _title(evidence: Evidence) -> str:
-    plan, ours, reference = evidence.plan, evidence.ours, evidence.reference
+    plan = evidence.plan
+    ours = evidence.ours
+    reference = evidence.reference
     backend = "" if evidence.backend == "none" else f" {evidence.backend}"
     recorded = "" if plan.live else "recorded "
     against = f"{recorded}{reference.name} {reference.version}".rstrip()
@@ -179,7 +181,8 @@ def _worst(evidence: Evidence) -> Iterator[tuple[str, ...]]:
 
 def _provenance(evidence: Evidence) -> list[tuple[str, str]]:
     """Names and values of what ran."""
-    model, machine = evidence.model, evidence.machine
+    model = evidence.model
+    machine = evidence.machine
     processor = machine.get("processor", ""), machine.get("features", "")
     kernels = ", ".join(f"{name} x {count:,}" for name, count in evidence.kernels.items())
     facts = [

@@ -236,7 +236,8 @@ def _compare_operations(
 
     They are those of a pass over the prompt of *answer*, which is ours.
     """
-    checkpoint, ids = question.checkpoint, answer.ids
+    checkpoint = question.checkpoint
+    ids = answer.ids
     exact = float64.model(checkpoint)
     planned = list_planned(exact.program)
     faults = dict(faults)

@@ -147,7 +147,8 @@ def prompt_trace(
         forward(prompt.ids[: prompt.first], all_positions=False)
     logits = forward(prompt.ids[prompt.first :], all_positions=True)
     positions = positions_from(logits, count=count)
-    greedy, gaps = [], []
+    greedy = []
+    gaps = []
     last = positions[-1]
     for _ in range(prompt.steps):
         if not last.is_finite:
@@ -155,14 +156,16 @@ def prompt_trace(
         greedy.append(last.ids[0])
         gaps.append(last.gap)
         (last,) = positions_from(forward([last.ids[0]], all_positions=True), count=2)
-    text, first = prompt.text, prompt.first
+    text = prompt.text
+    first = prompt.first
     return PromptTrace(text, prompt.ids, tuple(positions), tuple(greedy), tuple(gaps), first=first)
 
 
 def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
     """The trace in JSON *values*; *name* is their source, for messages."""
     try:
-        engine, prompts = values["engine"], values["prompts"]
+        engine = values["engine"]
+        prompts = values["prompts"]
         engine = engine if isinstance(engine, dict) else {"name": engine}
         whole = {**values, "engine": engine, "prompts": prompts}
         trace = from_json(Trace, whole, name, partial=True)
@@ -175,7 +178,8 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
 
 
 def _check_answer(answer: PromptTrace) -> None:
-    count, gaps = len(answer.positions), len(answer.top2_gaps)
+    count = len(answer.positions)
+    gaps = len(answer.top2_gaps)
     if count > len(answer.ids) or gaps != len(answer.greedy):
         raise ValueError(f"{len(answer.ids)} ids, {count} positions, {gaps} gaps")
     for at in answer.positions:

@@ -164,7 +164,8 @@ def tokenizer_file(source: Source, project: Project) -> BundledFile:
 
 def find_tokenizer(path: Path, project: Project) -> list[BundledFile]:
     """The tokenizer at *path*, if it is one that the cache keeps for models."""
-    place, store = relative(path, project.cache), project.store
+    place = relative(path, project.cache)
+    store = project.store
     if place is None or not _TOKENIZER.fullmatch(place):
         return []
     digest = store.digest_of(path)
@@ -206,7 +207,8 @@ def collect(
     by_name: dict[tuple[str, str, str], Pin] = {}
     places: dict[str, Path] = {}
     for member in members:
-        pin, path = member.pin, member.path
+        pin = member.pin
+        path = member.path
         sha256 = store.digest_of(path)
         record = store.index.find(*pin.index_name)
         commit = record.commit if record is not None and record.sha256 == sha256 else pin.commit
@@ -235,7 +237,8 @@ def write_bundle(
     path = output.path
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is not a file", hint="name a file with --output FILE")
-    total, digest = bundle.size, hashlib.sha256()
+    total = bundle.size
+    digest = hashlib.sha256()
     fresh = path.with_name(f".{path.name[:99]}.partial")  # replaced by the next if this is killed
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -254,7 +257,8 @@ def write_bundle(
                 put(bytes(-len(bundle.manifest) % _BLOCK))
                 for sha256, blob in bundle.blobs.items():
                     put(_member(f"sha256/{sha256}", blob.size))
-                    content, begin = hashlib.sha256(), out.tell()
+                    content = hashlib.sha256()
+                    begin = out.tell()
                     with open_file(blob.path) as file:
                         for chunk in _chunks(file, blob.size):
                             put(chunk)
@@ -340,7 +344,8 @@ def read_bundle(path: Path) -> Bundle:
                     hint="make one with: bitnet bundle export MODEL --output FILE",
                 )
             bundle = _parse_manifest(file.read(size), path)
-            expected, actual = bundle.size, os.fstat(file.fileno()).st_size
+            expected = bundle.size
+            actual = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise from_os_error(error, path) from error
     if expected != actual:
@@ -406,7 +411,8 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
 
 def _is_other(file: Pin, project: Project) -> bool:
     """True if the name of *file* means another file on this machine, which stays; says so."""
-    store, name = project.store, file.index_name
+    store = project.store
+    name = file.index_name
     record = store.index.find(*name)
     is_same = record is None or record.sha256 == file.sha256 or store.find(record.sha256) is None
     if is_same or project.force:
@@ -441,7 +447,8 @@ def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
     missing = sum(blob.size for blob in blobs if not store.path_of(blob.sha256).is_file())
     require_space(store.root, missing, bundle.path.name, "choose another disk: --cache-dir DIR")
     fresh: list[str] = []
-    done, total = 0, sum(blob.size for blob in blobs)
+    done = 0
+    total = sum(blob.size for blob in blobs)
     try:
         with open_file(bundle.path) as file:
             file.seek(_BLOCK + len(bundle.manifest) + -len(bundle.manifest) % _BLOCK)

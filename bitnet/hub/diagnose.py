@@ -101,7 +101,8 @@ def _steps(
         target = response.headers.get("Location", "")
         moved = f", the file comes from {urlsplit(target).hostname}" if target else ""
         yield f"status {response.status_code}{moved}"
-    started, size = time.monotonic(), 0
+    started = time.monotonic()
+    size = 0
     part = {"Range": f"bytes=0-{SPEED_BYTES - 1}"}
     with session.open(url, headers=part, accept=(200, 206)) as response:
         for chunk in response.iter_content(1 << 16):

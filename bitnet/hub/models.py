@@ -133,7 +133,8 @@ def _path_to_open(files: list[Obtained]) -> Path:
 
 def _files_here(model: Ref, project: Project) -> list[str]:
     """Files of *model* on the hub, as far as this machine knows; empty if it is new."""
-    store, folder = project.store, model.folder(project.cache)
+    store = project.store
+    folder = model.folder(project.cache)
     if is_pattern(model.file):
         linked = [path for path in folder.rglob("*") if path.is_file()]  # whole models only
         sizes = {text_of(path.relative_to(folder)): path.stat().st_size for path in linked}
@@ -296,7 +297,8 @@ def list_models(store: Store) -> list[KnownModel]:
         fetched.pop(f"hf:{source.repo}:{source.file}", None)
     for name, parts in sorted(fetched.items()):
         first = min(parts, key=lambda part: part.file)
-        size, path = sum(part.size for part in parts), store.path_of(first.sha256)
+        size = sum(part.size for part in parts)
+        path = store.path_of(first.sha256)
         rows.append(KnownModel(name, first.file, size, True, "", "", path))
     return rows
 
@@ -336,7 +338,8 @@ def _compare(pin: Pin, project: Project, session: HubSession) -> Finding:
         facts = head(url, session)
     except NotFound as error:
         return Finding.of(pin.file, error)
-    digest, problem = project.store.digest_of(path), ""
+    digest = project.store.digest_of(path)
+    problem = ""
     if not (facts.sha256 or facts.git_oid):
         text = f"the hub names no digest of it at {revision}"
         return Finding("skipped", pin.file, text, "compare it with another server: --base-url")

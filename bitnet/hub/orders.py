@@ -129,9 +129,11 @@ def pin_of(
 ) -> Pin:
     """The record of *blob* as the file that *order* asks for."""
     source = order.source
-    repo, revision = source.repo, source.revision
+    repo = source.repo
+    revision = source.revision
     if source.url:  # the ETag distinguishes versions behind one address
-        repo, revision = redact_url(source.url), etag or "unknown"
+        repo = redact_url(source.url)
+        revision = etag or "unknown"
     name = order.kind, repo, revision, source.file
     return Pin(*name, commit, blob.sha256, blob.size, source.licence, verified=verified)
 
@@ -182,7 +184,8 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
     """The order for a model file, at *target* or below ``models``, as :func:`order_of`."""
     file_url(source.repo, source.revision, source.file, project.options)  # refuses bad names
     default = model_path(project, source)
-    path, identity = target or default, ("model", *source.index_name)
+    path = target or default
+    identity = ("model", *source.index_name)
     pinned = project.pin_of(identity)
     if pinned is not None:
         if source.sha256 not in (None, pinned.sha256):

@@ -148,7 +148,8 @@ def _require_space(orders: Sequence[FileOrder], project: Project) -> None:
     sizes: dict[int, int] = {}
     folders: dict[int, Path] = {}
     for order in orders:
-        size, target = order.source.size, order.target
+        size = order.source.size
+        target = order.target
         if not size or target is None or target.exists():
             continue
         device = device_of(target.parent)
@@ -237,7 +238,8 @@ def place_all(
     A missing folder appears complete or not at all. In an existing one, the file that makes it a
     model is removed first and added last. No place may leave *root*, the project's by default.
     """
-    store, todo = project.store, []
+    store = project.store
+    todo = []
     root = (root if root is not None else project.folder).absolute()
     for blob, target in items:
         if blob.path == target or store.is_intact(target, blob.sha256, blob.size):
@@ -315,7 +317,9 @@ def _record_name(file: Obtained, project: Project) -> None:
     This does not depend on a transfer: the bytes may be here already, under another name. A name
     without it is missing from lists, and its bytes would go with the other name.
     """
-    order, pin, store = file.order, file.pin, project.store
+    order = file.order
+    pin = file.pin
+    store = project.store
     source = order.source
     if not file.checked or not store.path_of(pin.sha256).is_file():
         return
@@ -337,7 +341,9 @@ def _record_name(file: Obtained, project: Project) -> None:
 
 def _place_beside(file: Obtained, project: Project, claims: Claims) -> None:
     """Put what belongs to *file* into its places: the cache's entry, notices and terms."""
-    store, order, blob = project.store, file.order, file.blob
+    store = project.store
+    order = file.order
+    blob = file.blob
     if order.entry is not None and blob.path != order.entry:
         if order.target is None or not order.entry.exists():
             store.place(store.find(blob.sha256) or blob, order.entry, project.cache)

@@ -202,7 +202,9 @@ def _next_page(url: str, links: str) -> str | None:
 
 def _source(entry: dict[str, object], repo: str, revision: str) -> Source:
     """The file that an *entry* of a listing describes."""
-    path, stored, count = str(entry["path"]), entry.get("lfs"), entry.get("size", 0)
+    path = str(entry["path"])
+    stored = entry.get("lfs")
+    count = entry.get("size", 0)
     path.encode()  # half a surrogate is not a name
     oid = stored.get("oid") if isinstance(stored, dict) else None
     digest = str(oid).removeprefix("sha256:").lower()
@@ -228,7 +230,8 @@ def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound
             names = [str(ref["name"]) for kind in ("branches", "tags") for ref in refs[kind]]
         except (BitnetError, KeyError, TypeError):
             return error
-        wrong, what = revision, f"no revision {revision!r} in {repo}"
+        wrong = revision
+        what = f"no revision {revision!r} in {repo}"
     except BitnetError:
         return error
     near = difflib.get_close_matches(wrong, names, n=3, cutoff=0.5)

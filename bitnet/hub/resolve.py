@@ -180,7 +180,8 @@ def choose(
         named: the hint is a name of a model, and not an option.
         pick: asks a user; None if there is no user to ask.
     """
-    repo, pattern = ref.repo, ref.file
+    repo = ref.repo
+    pattern = ref.file
     if ref.tag:
         return _choose_tagged(ref, models)
     if len(models) == 1:

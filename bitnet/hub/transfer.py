@@ -168,7 +168,8 @@ class Transfer:
         self._url, self._patience = url, Patience(self.session)
         with self._lock:
             self._advance()
-        size, asked = self.size or 0, settings.connections()
+        size = self.size or 0
+        asked = settings.connections()
         may_split = asked != 1 and self._ranges and self.facts.accepts_ranges
         is_long = size - self.partial.done.total > 2 * PROBE_BYTES
         is_long = is_long and (asked > 1 or size > PARALLEL_FROM_BYTES)
@@ -202,7 +203,8 @@ class Transfer:
     def _is_slow_alone(self) -> bool:
         """Fetch one part alone, which binds the version; true if more connections may help."""
         gap = self._next_gap()
-        start, stop = gap.at, min(gap.stop or gap.at + PROBE_BYTES, gap.at + PROBE_BYTES)
+        start = gap.at
+        stop = min(gap.stop or gap.at + PROBE_BYTES, gap.at + PROBE_BYTES)
         begun = self.session.clock()
         while gaps := self.partial.done.missing(stop):
             self._attempt(_Piece(gaps[0][0], stop))
@@ -289,7 +291,8 @@ class Transfer:
         if self._ending():
             raise http.Stopped
         headers = {}
-        start, stop = piece.at, piece.stop
+        start = piece.at
+        stop = piece.stop
         if self._ranges and (start or stop is not None):
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
             if self.partial.server_etag and not self.facts.sha256:
@@ -329,7 +332,8 @@ class Transfer:
         self, response: requests.Response, start: int, stop: int | None, *, asked: bool
     ) -> tuple[int, int | None]:
         """Start and end of *response*'s body in the file."""
-        etag, bound = strong_etag(response.headers.get("ETag")), self.partial.server_etag
+        etag = strong_etag(response.headers.get("ETag"))
+        bound = self.partial.server_etag
         if self.facts.sha256:
             etag = bound = None  # replicas have different ETags; the digest decides in the end
         if response.status_code == 416:
@@ -360,9 +364,11 @@ class Transfer:
 
     def _receive(self, response: requests.Response, piece: _Piece, end: int | None) -> None:
         """Write the body of *response*; it must reach *end* if that is known."""
-        session, limits = self.session, self._limits
+        session = self.session
+        limits = self._limits
         start = piece.at
-        since, at_since = session.clock(), start
+        since = session.clock()
+        at_since = start
         most = max(1, int(limits.rate * http.BURST_S)) if limits.rate else READ_BYTES
         while end is None or piece.at < end:
             if limits.is_stopped:
@@ -386,7 +392,8 @@ class Transfer:
             if waited >= settings.stall_timeout():
                 if piece.at - at_since < STALL_BYTES_PER_S * waited:
                     raise http.Transient(http.request_error(self._url, "stalled"))
-                since, at_since = session.clock(), piece.at
+                since = session.clock()
+                at_since = piece.at
         at = piece.at
         if end is not None and at < end:
             raise http.Transient(
@@ -403,7 +410,8 @@ class Transfer:
         """Write *chunk* into *piece*, and count it."""
         partial = self.partial
         with self._lock:
-            at, stop = piece.at, piece.at + len(chunk)
+            at = piece.at
+            stop = piece.at + len(chunk)
             if (piece.stop is not None and stop > piece.stop) or partial.done.overlaps(at, stop):
                 raise AssertionError(f"bytes {at} to {stop} do not belong to this connection")
             try:

@@ -134,7 +134,8 @@ class FaultyTransport(Transport):
 
     def __init__(self, faults: list[NetworkFault], for_ever: bool, **options: Any) -> None:
         super().__init__(**options)
-        self._faults, self._for_ever = deque(faults), for_ever
+        self._faults = deque(faults)
+        self._for_ever = for_ever
 
     def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
         """Carry *request*, or break it with the next fault."""
@@ -174,7 +175,8 @@ class FaultyTransport(Transport):
 
 def _break_body(raw: Any, fault: NetworkFault) -> None:
     """Let the body *raw* end in *fault* after its number of bytes."""
-    read1, left = raw.read1, fault.after_bytes or 0
+    read1 = raw.read1
+    left = fault.after_bytes or 0
 
     def read_some(amt: int, decode_content: bool | None = None) -> bytes:
         nonlocal left

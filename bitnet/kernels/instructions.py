@@ -197,9 +197,11 @@ class Rotate:
         cos = (np.cos(angles) * scale).astype(x.dtype)[:, None, :]  # (T, 1, pairs)
         sin = (np.sin(angles) * scale).astype(x.dtype)[:, None, :]
         pairs = angles.shape[1]
-        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+        first = slice(0, pairs)
+        second = slice(pairs, 2 * pairs)
         if self.rotation.style == "interleaved":
-            first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+            first = slice(0, 2 * pairs, 2)
+            second = slice(1, 2 * pairs, 2)
         rotated = x.copy()
         rotated[..., first] = x[..., first] * cos - x[..., second] * sin
         rotated[..., second] = x[..., second] * cos + x[..., first] * sin
@@ -325,7 +327,8 @@ class Gate:
         gate = on.registers[self.gate]
         up = np.ones_like(gate) if self.up is None else on.registers[self.up]
         if self.activation in ("silu_clamped", "swiglu_oai"):
-            gate, up = np.minimum(gate, _LIMIT), np.clip(up, -_LIMIT, _LIMIT)
+            gate = np.minimum(gate, _LIMIT)
+            up = np.clip(up, -_LIMIT, _LIMIT)
         if self.activation == "swiglu_oai":
             on.registers[self.out] = gate * sigmoid(gate * gate.dtype.type(1.702)) * (up + 1)
         else:
@@ -353,7 +356,8 @@ class Hadamard:
         apart = 1
         while apart < self.block:
             pairs = y.reshape(len(y), -1, 2, apart)
-            first, second = pairs[:, :, 0], pairs[:, :, 1]
+            first = pairs[:, :, 0]
+            second = pairs[:, :, 1]
             y = np.stack([first + second, first - second], axis=2).reshape(-1, self.block)
             apart *= 2
         y = (y * x.dtype.type(self.block**-0.5)).reshape(x.shape)

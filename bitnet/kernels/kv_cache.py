@@ -103,13 +103,15 @@ class KVCache:
 
         Returns :meth:`view` of them.
         """
-        start, stop = self.length, self.length + len(keys)
+        start = self.length
+        stop = self.length + len(keys)
         self._make_room(stop)
         table, place, kind = self._places[number]
         for at in range(start // PAGE, pages_for(stop)):
             held = table.pages[at]
             assert held is not None, "there is room"
-            page, base = held[place], at * PAGE
+            page = held[place]
+            base = at * PAGE
             slots = slice(max(0, start - base), min(PAGE, stop - base))
             new = slice(base + slots.start - start, base + slots.stop - start)
             if self._coded:
@@ -122,10 +124,12 @@ class KVCache:
     def view(self, number: int, count: int) -> tuple[Array, Array]:
         """Keys and values, ``(kv_heads, S, D)``, that *count* new positions attend to."""
         table, place, kind = self._places[number]
-        start, stop = self.length, self.length + count
+        start = self.length
+        stop = self.length + count
         # Start at a split, so that the partial sums equal those of the native module.
         first = table.first_place(start) * PAGE // SPLIT * SPLIT // PAGE
-        stored, held = table.stack(place, first, pages_for(stop)), stop - first * PAGE
+        stored = table.stack(place, first, pages_for(stop))
+        held = stop - first * PAGE
         if self._coded:
             all_keys, all_values = kv_codes.load(stored, kind.head_dim, kind.kv_type)
             return all_keys[:, :held], all_values[:, :held]
@@ -250,7 +254,8 @@ class _Pages:
         self.pages: list[Page | None] = []  # by place; ``None``: freed
         # of the pages, 0 for freed ones
         self.addresses: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
-        self._page_shape, self._dtype = page_shape, dtype
+        self._page_shape = page_shape
+        self._dtype = dtype
         self._shared: set[int] = set()  # places of pages that another table may hold too
         self._spare: list[Page] = []
 
@@ -434,7 +439,8 @@ class States:
         """Share what *source* has up to *length*, which it can reach."""
         self._copies = {at: copy for at, copy in source._copies.items() if at <= length}
         its = source._live if source._length == length else self._copies.get(length, self._live[:0])
-        self._live, self._length = its.copy(), length
+        self._live = its.copy()
+        self._length = length
 
 
 def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]]:

@@ -21,8 +21,11 @@ Array: TypeAlias = "NDArray[np.floating[Any]]"
 
 PAGE = 64  # positions; ``kKeyBlock`` in native/kernels/isa/kernels.hpp
 _WIDTH = 16  # zeros fill the last as many codes of a vector
-_KEY_RANGE, _VALUE_RANGE = np.float32(32767), np.float32(16383)
-_LARGEST, _SMALLEST = np.float32(1e18), np.float32(1e-18)  # of which squares are normal numbers
+_KEY_RANGE = np.float32(32767)
+_VALUE_RANGE = np.float32(16383)
+# Their squares are normal numbers.
+_LARGEST = np.float32(1e18)
+_SMALLEST = np.float32(1e-18)
 _LARGEST_BYTES = np.float32(1e14)  # of a q8 vector: products of whole heads stay finite
 _LANES = 16  # partial sums of a length, as in native/kernels/ops/float_ops.hpp
 
@@ -68,7 +71,8 @@ def rotate(x: Array) -> Array:
     block = rotation_block(x.shape[-1])
     parts = x.reshape(*x.shape[:-1], -1, block)
     for _ in range(block.bit_length() - 1):
-        even, odd = parts[..., ::2], parts[..., 1::2]
+        even = parts[..., ::2]
+        odd = parts[..., 1::2]
         parts = np.concatenate((even + odd, even - odd), axis=-1)
     return parts.reshape(x.shape)
 
@@ -121,13 +125,16 @@ def store(
 
     *page* is that of a layer, ``(2, kv_heads, page_words(D, kv_type))``.
     """
-    at, head_dim = np.arange(PAGE)[slots], keys.shape[-1]
+    at = np.arange(PAGE)[slots]
+    head_dim = keys.shape[-1]
     (key_codes, value_codes), steps = _parts(page, head_dim, kv_type)
     each = key_codes.shape[-1]
     if kv_type == "q8":
-        k, v = encode_bytes(keys), encode_bytes(values)
+        k = encode_bytes(keys)
+        v = encode_bytes(values)
     else:
-        k, v = encode_keys(keys), encode_values(values)
+        k = encode_keys(keys)
+        v = encode_values(values)
     padding = ((0, 0), (0, 0), (0, _whole(head_dim) - head_dim))
     of_keys, of_values = (np.pad(its.codes.astype(key_codes.dtype), padding) for its in (k, v))
     if kv_type == "q8":
@@ -175,7 +182,8 @@ def _parts(
     ``q8`` in fours, the keys plus 128; the steps of both ``(2, kv_heads, 64)``, with ``q8`` their
     upper halves.
     """
-    heads, width = page.shape[1], _whole(head_dim)
+    heads = page.shape[1]
+    width = _whole(head_dim)
     each, code, step = (4, np.int8, np.uint16) if kv_type == "q8" else (2, np.int16, np.float32)
     words = PAGE * width * np.dtype(code).itemsize // 2
     keys, values = (its.view(code) for its in page[:, :, :words])

@@ -75,15 +75,18 @@ class DeltaRule:
 
     def run(self, on: Pass) -> None:
         heads = self.alpha.width
-        key_dim, value_dim = self.k.width // self.key_heads, self.v.width // heads
-        repeats, v = heads // self.key_heads, on.heads(self.v, value_dim)
+        key_dim = self.k.width // self.key_heads
+        value_dim = self.v.width // heads
+        repeats = heads // self.key_heads
+        v = on.heads(self.v, value_dim)
         q, k = (
             np.repeat(it, repeats, axis=1) if self.grouped else np.concatenate([it] * repeats, 1)
             for it in (_of_length_one(on.heads(it, key_dim)) for it in (self.q, self.k))
         )
         q = q / v.dtype.type(np.sqrt(key_dim))
         step = np.logaddexp(v.dtype.type(0), on.registers[self.alpha] + on.weights[self.dt])
-        decay, rate = np.exp(on.weights[self.a] * step), sigmoid(on.registers[self.beta])  # (T, H)
+        decay = np.exp(on.weights[self.a] * step)
+        rate = sigmoid(on.registers[self.beta])  # (T, H)
         out = np.empty_like(v)
         for rows, state in on.states_of(self.cache, (heads, key_dim, value_dim)):
             matrices = state.astype(v.dtype)
@@ -127,7 +130,8 @@ class SelectiveScan:
 
     def run(self, on: Pass) -> None:
         heads = self.dt.width
-        state_size, head_dim = self.b.width // self.groups, self.x.width // heads
+        state_size = self.b.width // self.groups
+        head_dim = self.x.width // heads
         x = on.heads(self.x, head_dim)
         b, c = (
             np.repeat(on.heads(it, state_size), heads // self.groups, axis=1)  # (T, H, N)
@@ -136,8 +140,10 @@ class SelectiveScan:
         step = np.logaddexp(
             x.dtype.type(0), on.registers[self.dt] + on.weights[self.bias]
         )  # (T, H)
-        decay, written = np.exp(on.weights[self.a] * step), step[:, :, None] * x
-        skip, out = on.weights[self.skip][:, None], np.empty_like(x)
+        decay = np.exp(on.weights[self.a] * step)
+        written = step[:, :, None] * x
+        skip = on.weights[self.skip][:, None]
+        out = np.empty_like(x)
         for rows, state in on.states_of(self.cache, (heads, state_size, head_dim)):
             states = state.astype(x.dtype)
             for t in range(rows.start, rows.stop):
@@ -162,7 +168,8 @@ class Route:
     routing: Routing
 
     def run(self, on: Pass) -> None:
-        logits, bias = on.registers[self.logits], on.weights[self.bias] if self.bias else None
+        logits = on.registers[self.logits]
+        bias = on.weights[self.bias] if self.bias else None
         on.registers[self.experts], on.registers[self.weights] = self.choose(logits, bias)
 
     def choose(self, logits: Array, bias: Array | None) -> tuple[Array, Array]:
@@ -195,7 +202,8 @@ class Enumerate:
     experts: Register
 
     def run(self, on: Pass) -> None:
-        rows, used = sum(map(len, on.positions())), self.experts.width
+        rows = sum(map(len, on.positions()))
+        used = self.experts.width
         on.registers[self.experts] = np.tile(np.arange(used, dtype=np.float32), (rows, 1))
 
 
@@ -215,11 +223,13 @@ class ExpertLinear:
     apart: bool = False
 
     def run(self, on: Pass) -> None:
-        x, used = on.registers[self.x], self.experts.width
+        x = on.registers[self.x]
+        used = self.experts.width
         chosen = on.registers[self.experts].astype(np.intp).reshape(-1)  # (T * used,)
         parts = x.reshape(-1, x.shape[1] // used) if self.apart else np.repeat(x, used, axis=0)
         for out, weight, bias in zip(self.outs, self.weights, self.biases, strict=True):
-            matrices, rows = on.weights[weight], out.width // used
+            matrices = on.weights[weight]
+            rows = out.width // used
             biases = (
                 on.weights[bias].reshape(len(matrices), rows) if bias else [None] * len(matrices)
             )
@@ -239,7 +249,8 @@ class Combine:
     weights: Register
 
     def run(self, on: Pass) -> None:
-        x, weights = on.registers[self.x], on.registers[self.weights]
+        x = on.registers[self.x]
+        weights = on.registers[self.weights]
         parts = x.reshape(len(x), self.weights.width, self.out.width)
         total = parts[:, 0] * weights[:, :1]
         for part in range(1, self.weights.width):

@@ -65,7 +65,8 @@ SMALLEST = 256 << 20  # ternary weights of a model that no cache holds
 
 def packs_dense(module: ModuleType, weights: int) -> bool:
     """True if *weights* ternary weights of a model should be packed five to a byte."""
-    setting, level = settings.ternary_layout(), module.kernel_level()
+    setting = settings.ternary_layout()
+    level = module.kernel_level()
     fast = module.has_kernel(module.kernel_types().index("TERNARY_DENSE"))
     if setting == "dense" and not fast:
         logger.warning("BITNET_TERNARY_LAYOUT=dense is slow here: %s has no kernel for it", level)
@@ -124,7 +125,8 @@ class NativeOps(Ops):
         def run(segments: Sequence[Segment]) -> Array:
             places = []
             for its in segments:
-                cache, count = its.cache, len(its.tokens)
+                cache = its.cache
+                count = len(its.tokens)
                 pages = cache.pages(count)
                 context = graph.context(cache.reach, range(cache.length, cache.length + count))
                 if pages is None or context is None:
@@ -160,13 +162,16 @@ class NativeOps(Ops):
         caches = on.program.caches if "cache" in values else ()
         graph = CompiledProgram(self._native, Program(steps, caches, whole), on.weights)
         inputs = floats(np.concatenate([on.registers[it] for it in taken], axis=1))
-        pieces, at = [], 0
+        pieces = []
+        at = 0
         of_caches = zip(pages, on.states, strict=True) if caches else repeat(((), _NOTHING))
         for its, positions, its_cache in zip(on.segments, on.positions(), of_caches, strict=False):
-            reach, rotation = its.cache.reach, values.get("rotation")
+            reach = its.cache.reach
+            rotation = values.get("rotation")
             parts = by_regime(positions, reach, rotation) if rotation else [positions]
             for part in filter(None, parts):
-                count, context = len(part), graph.context(reach, part)
+                count = len(part)
+                context = graph.context(reach, part)
                 rows = inputs[at : at + count]
                 pieces.append((count, part.start, count, context, *its_cache, rows))
                 at += count
@@ -235,7 +240,8 @@ class CompiledProgram:
         self._names: dict[str, int] = {}  # numbers of their places in memory
         for instruction in program.instructions:
             self._add(instruction)
-        self._result, self._width = self._operand(program.result), program.result.width
+        self._result = self._operand(program.result)
+        self._width = program.result.width
 
     def _add(self, instruction: Instruction) -> None:
         if isinstance(instruction, Mark):

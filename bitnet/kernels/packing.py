@@ -68,7 +68,8 @@ def experts_stay(weights: Collection[Weight]) -> bool:
 
     An error says that copies of all others do not fit in memory.
     """
-    choice, free = settings.experts(), free_memory()
+    choice = settings.experts()
+    free = free_memory()
     total = sum(weight.size_bytes for weight in weights)
     staying = sum(
         weight.size_bytes
@@ -130,14 +131,16 @@ def _tile(
 ) -> Matrix:
     """A copy of the matrix *data* with interleaved rows, made slice by slice."""
     kind, tiled = map(native.kernel_types().index, (name, f"{name}_R16"))
-    wide, row_bytes = native.tiled_columns(kind, columns), native.row_bytes(kind, columns)
+    wide = native.tiled_columns(kind, columns)
+    row_bytes = native.row_bytes(kind, columns)
     tile_bytes = _TILE_ROWS * native.row_bytes(tiled, wide)
     tiles = native.allocate_weights(-(-rows // _TILE_ROWS) * tile_bytes)
     step = max(1, _SLICE_BYTES // (_TILE_ROWS * row_bytes)) * _TILE_ROWS
     for begin in range(0, rows, step):
         count = min(step, rows - begin)
         piece = data[begin * row_bytes : (begin + count) * row_bytes]
-        first, last = begin // _TILE_ROWS, -(-(begin + count) // _TILE_ROWS)
+        first = begin // _TILE_ROWS
+        last = -(-(begin + count) // _TILE_ROWS)
         native.pack_rows(kind, piece, count, columns, tiles[first * tile_bytes : last * tile_bytes])
         give_back_pages(piece)
     return Matrix(tiled, tiles, rows, wide, columns, factors)
@@ -159,10 +162,14 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
     rows, inputs = weight.shape
     name = weight.quant.name
     if inputs % _IN_PLACE.get(name, inputs + 1) == 0:
-        source, codes, scales = name, weight.data, registry.ternary_scales(weight)
+        source = name
+        codes = weight.data
+        scales = registry.ternary_scales(weight)
     else:
         ternary = registry.unpack_ternary(weight)
-        source, codes, scales = "CODES", ternary.codes.view(np.uint8).reshape(-1), ternary.scales
+        source = "CODES"
+        codes = ternary.codes.view(np.uint8).reshape(-1)
+        scales = ternary.scales
     tiles = -(-rows // _TILE_ROWS)
     groups = scales.shape[1]
     dense = dense and _whole_lines("TERNARY_DENSE", inputs) <= _MOST_DENSE
@@ -179,7 +186,8 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
             hint="the file is damaged, or written with another layout; download it again",
         )
     give_back_pages(weight.data)
-    first, factors = scales[0, 0], None
+    first = scales[0, 0]
+    factors = None
     if groups > 1:
         filled = np.zeros((tiles * _TILE_ROWS, groups), dtype=np.float32)
         filled[:rows] = scales

@@ -88,7 +88,8 @@ class ReferenceOps(Ops):
         _calls[f"embed/{_kind(table)}/numpy"] += 1
         rows = np.asarray(tokens, dtype=np.intp)
         if isinstance(table, _TernaryMatrix):
-            codes, scales = table.codes, table.scales
+            codes = table.codes
+            scales = table.scales
             scales = np.broadcast_to(scales, (len(codes), scales.shape[1]))[rows]
             per_column = np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
             embedded: Array = codes[rows] * per_column

@@ -67,7 +67,8 @@ _TERNARY = {
 #: Ternary encodings that hold models of every kind; the others are BitNet's own.
 OF_ANY_MODEL = frozenset(SCALED_BLOCKS)
 
-_Q4_0, _Q6_K = types.by_id(2), types.by_id(14)
+_Q4_0 = types.by_id(2)
+_Q6_K = types.by_id(14)
 # Blocks of rounded numbers; without the compiled module, gguf-py rounds to the first of them.
 _IN_PYTHON = 5
 _BLOCKS = (
@@ -89,7 +90,8 @@ def with_kernels(weight: Weight) -> Weight:
     take half the memory, but rounds inputs in longer runs: an outlier costs three times as much).
     Q3_K becomes Q6_K, which has the same scales and longer codes.
     """
-    name, size = weight.quant.name, weight.quant.type_size
+    name = weight.quant.name
+    size = weight.quant.type_size
     whole = not weight.data.size % max(size, 1)
     if name == "Q3_K" and whole:
         data = _q3_k_with_six_bits(weight.data.reshape(-1, size))
@@ -113,7 +115,8 @@ def _q3_k_with_six_bits(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
     high = blocks[:, None, None, :32] >> bits & 1
     low = blocks[:, 32:96].reshape(count, 2, 1, 32) >> fields & 3
     codes = low + 4 * high + np.uint8(28)  # less 32, as -4 to 3: (blocks, 2, 4, 32)
-    fine, top = blocks[:, 96:104], blocks[:, 104:108]
+    fine = blocks[:, 96:104]
+    top = blocks[:, 104:108]
     scales = np.concatenate([fine & 15, fine >> 4], axis=1)
     scales |= np.concatenate([(top >> shift & 3) << 4 for shift in (0, 2, 4, 6)], axis=1)
     nibbles = codes & 15
@@ -189,7 +192,8 @@ def quantize(
 
     Blocks are rounded as llama-quantize does; *importance* weighs the squared errors of columns.
     """
-    codec, scale = _TERNARY.get(quant.name), 1.0
+    codec = _TERNARY.get(quant.name)
+    scale = 1.0
     if codec is not None:
         if codec.pack is None or values.ndim != 2 or values.shape[1] % quant.block_size:
             raise _no_encoder(name, values.shape, quant)

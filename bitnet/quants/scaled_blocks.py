@@ -99,7 +99,8 @@ class ScaledBlocks:
         if not self.double and (ternary.codes > 1).any():
             return f"weights of twice their scale, which {self.name} has no code for"
         if self.parts[0].base == 2:
-            rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
+            rows = ternary.codes.shape[0]
+            groups = ternary.scales.shape[1]
             zeros = (ternary.codes.reshape(rows, groups, -1) == 0).any(axis=2)
             if (zeros & (ternary.scales != 0)).any():
                 return f"weights that are zero, which {self.name} has no code for"

@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 32
 _UP = np.array([[0], [2], [4], [6]], dtype=np.uint8)  # shifts of the fields of a byte
 _DOWN = _UP[::-1]
-_X86_BLOCK, _ARM_BLOCK = 128, 64  # of I2_S
+# Of I2_S.
+_X86_BLOCK = 128
+_ARM_BLOCK = 64
 # Of weights; ik_llama.cpp's products of IQ1_BN and IQ2_BN abort at shorter ones.
 SHORTEST_ROW = 512
 _BLOCK = 64  # of IQ1_BN and IQ2_BN
@@ -114,7 +116,8 @@ def _pack_fields(codes: NDArray[np.int8], shifts: NDArray[np.uint8]) -> NDArray[
 
 def unpack_i2_s(packed: NDArray[np.uint8], shape: Sequence[int], *, arm: bool = False) -> Ternary:
     """Ternary matrix of one I2_S tensor, whose padding is ignored."""
-    n, block = math.prod(shape), _ARM_BLOCK if arm else _X86_BLOCK
+    n = math.prod(shape)
+    block = _ARM_BLOCK if arm else _X86_BLOCK
     scales = i2_s_scale(packed, shape, block)
     fields = pow2_fields(packed[: n // 4].reshape(-1, block // 4), _DOWN)  # (blocks, 4, bytes)
     return Ternary(codes_from_unsigned(fields, "I2_S").reshape(tuple(shape)), scales)

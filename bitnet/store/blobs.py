@@ -361,7 +361,8 @@ class Store:
         folder = tree.transfer_folder(self.folder, sha256)
         partial = Partial.begin(folder, name, version, alone=alone, fresh=True)
         try:
-            digest, count = hashlib.sha256(), 0
+            digest = hashlib.sha256()
+            count = 0
             for chunk in chunks:
                 partial.write(count, chunk)
                 digest.update(chunk)

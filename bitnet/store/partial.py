@@ -242,7 +242,8 @@ class Partial:
 
     def write(self, offset: int, chunk: bytes) -> None:
         """Write *chunk* at *offset*; the caller then adds it to :attr:`done`."""
-        view, at = memoryview(chunk), offset
+        view = memoryview(chunk)
+        at = offset
         while view:
             if hasattr(os, "pwrite"):
                 written = os.pwrite(self.fd, view, at)

@@ -134,7 +134,9 @@ def refuse_unreadable(pin: Pin) -> None:
 
 def _problem(record: Mapping[str, Any]) -> str:
     """Values of *record* that are not valid, as text; empty if all are."""
-    size, place, file = record.get("size"), record.get("path"), record.get("file")
+    size = record.get("size")
+    place = record.get("path")
+    file = record.get("file")
     licence = record.get("licence", "")
     checks = {
         "kind": record.get("kind") in (*_LOCKED_KINDS, "version"),
@@ -158,7 +160,8 @@ def relative(path: Path, folder: Path) -> str | None:
     """*path* relative to *folder* with forward slashes; ``None`` if it is outside."""
     try:
         if ".." in path.parts or ".." in folder.parts:
-            path, folder = path.resolve(), folder.resolve()
+            path = path.resolve()
+            folder = folder.resolve()
         return text_of(path.absolute().relative_to(folder.absolute()).as_posix())
     except ValueError:
         return None

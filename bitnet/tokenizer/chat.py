@@ -81,7 +81,9 @@ class ChatTemplate:
         source: str = "the model",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        self.source, self.text, self._now = source, template, now
+        self.source = source
+        self.text = template
+        self._now = now
         seen = {**(tokens or {}), "bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: text for name, text in seen.items() if text}
         if len(template) > TEMPLATE_CHARS:
@@ -144,7 +146,8 @@ class ChatTemplate:
 
     def _add_reasoning(self, suited: Message, reasoning: str) -> None:
         """Put *reasoning* where the template looks for it in *suited*."""
-        facts, content = self.facts, suited["content"]
+        facts = self.facts
+        content = suited["content"]
         text = content if isinstance(content, str) else flatten(content)
         if facts.reasoning == "parts":
             suited["content"] = reasoning_as_parts(reasoning, text)
@@ -297,7 +300,8 @@ class TemplateProcess:
         self.close()  # its memory may be in pieces
         if content:
             return content
-        seconds, memory = chat_child.CPU_MS / 1000, chat_child.MEMORY_BYTES >> 20
+        seconds = chat_child.CPU_MS / 1000
+        memory = chat_child.MEMORY_BYTES >> 20
         reason = f"more than {seconds:g} s of processor time or {memory} MiB of memory"
         return bytes([chat_child.STOPPED]) + reason.encode()
 
@@ -318,7 +322,8 @@ class TemplateProcess:
 
     def close(self) -> None:
         """End the process."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             process.kill()
             process.wait()

@@ -188,7 +188,8 @@ def _limit_time(seconds: float) -> None:
 
 def main() -> None:
     """Answer jobs from standard input until it ends."""
-    jobs, answers = sys.stdin.buffer, sys.stdout.buffer
+    jobs = sys.stdin.buffer
+    answers = sys.stdout.buffer
     if hasattr(signal, "SIGPROF"):
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
     answer("{{ 1 }}", {}, "2000-01-01")  # imports everything

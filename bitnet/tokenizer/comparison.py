@@ -91,7 +91,8 @@ def measure_agreement(
 
 def compare(left: TokenizerSpec, right: TokenizerSpec, texts: Sequence[str]) -> Agreement:
     """Compare two specifications, the ids of *texts*, and the text of every id."""
-    first, second = Tokenizer.from_spec(left), Tokenizer.from_spec(right)
+    first = Tokenizer.from_spec(left)
+    second = Tokenizer.from_spec(right)
     unknown = {left.unknown_id} & {right.unknown_id}  # it has no text of its own
 
     def decode(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
@@ -114,7 +115,8 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
     one named pre-tokenizer, and options without an effect, are left out.
     """
     if left.model != right.model:
-        left, right = as_sentencepiece(left) or left, as_sentencepiece(right) or right
+        left = as_sentencepiece(left) or left
+        right = as_sentencepiece(right) or right
     models = {left.model, right.model}
     aside = {"model"} if left.byte_level == right.byte_level and models <= {"bpe", "spm"} else set()
     if left.pre and left.pre == right.pre:
@@ -133,7 +135,8 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
     plain = plain or not (left.normalizer or right.normalizer)
     flags = ADDED_FLAGS[: -1 if plain else None]
     parts += _tables("added tokens", *(_flags_of_added(spec, flags) for spec in (left, right)))
-    ours, theirs = _values(left), _values(right)
+    ours = _values(left)
+    theirs = _values(right)
     for name in (name for name in ours if name not in aside and ours[name] != theirs[name]):
         values = (ours[name], theirs[name])
         texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in values)
@@ -272,7 +275,8 @@ def compatibility(
 ) -> Compatibility:
     """Check *tokenizer* against *model*: size, embedded token texts if any, stop ids, template."""
     facts = model_facts(model)
-    has, spare = tokenizer.vocab_size, facts.padding(tokenizer.vocab_size)
+    has = tokenizer.vocab_size
+    spare = facts.padding(tokenizer.vocab_size)
     findings: list[str] = []
     problem = ""
     own = _own(facts, pre, findings)

@@ -48,13 +48,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_ID = 0xFFFFFFFF
-NORMAL, CONTROL = int(TokenType.NORMAL), int(TokenType.CONTROL)
+NORMAL = int(TokenType.NORMAL)
+CONTROL = int(TokenType.CONTROL)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
 _META = (
     *("bos_id", "eos_id", "chat_template", "named_templates", "template_tokens", "pre", "source"),
     *("fingerprint", "model", "byte_level"),
 )
-_VERBATIM, _BYTE = 2, 4  # token flags of the compiled file
+# Token flags of the compiled file.
+_VERBATIM = 2
+_BYTE = 4
 _LONG = 1 << 17  # characters: a text this long is encoded on several threads
 
 
@@ -150,7 +153,9 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
     check_spec(spec, merges=getattr(spec.merges, "raw", None) is None)
     bits = [(name, bit) for bit, name in enumerate(ADDED_FLAGS)]
     try:
-        meta, charsmaps, spelled = meta_of(spec), charsmaps_of(spec), is_spelled(spec)
+        meta = meta_of(spec)
+        charsmaps = charsmaps_of(spec)
+        spelled = is_spelled(spec)
         if len(charsmaps) > 1:
             raise NotNative("several character maps")
         if spelled:

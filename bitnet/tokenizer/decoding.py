@@ -36,7 +36,8 @@ class _Chain:
         self, steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
     ) -> None:
         self._options: dict[str, Any] = steps[0][1]
-        self._spellings, self._texts = spellings, texts
+        self._spellings = spellings
+        self._texts = texts
 
     def leave_out(self) -> str:
         """Text that becomes certain with a hidden special token."""
@@ -99,7 +100,8 @@ class _SentencePiece(_Chain):
             self._run += self.piece(id)
             self._strip = False
             return self._characters(final=False)
-        before, text = self.finish(), self.piece(id).decode()
+        before = self.finish()
+        text = self.piece(id).decode()
         plain = id != self._unknown and not self._spellings.is_verbatim(id)
         if self._strip and plain and self._spellings.spelling(id).startswith(_SYMBOL):
             text = text[1:]
@@ -231,7 +233,8 @@ class DecodingStep:
             self._index += 1
         self._held += part.text
         if part.last:
-            text, self._held = self._held, ""
+            text = self._held
+            self._held = ""
             yield from self.token(text)
 
     def finish(self) -> Iterable[Part]:
@@ -337,7 +340,8 @@ class _ByteFallback(DecodingStep):
         yield Part(value)
 
     def finish(self) -> Iterable[Part]:
-        run, self._run = self._run, b""
+        run = self._run
+        self._run = b""
         if run:
             try:
                 yield Part(run.decode())
@@ -402,7 +406,8 @@ class _CleanUp(DecodingStep):
         return clean_up(text)
 
     def finish(self) -> Iterable[Part]:
-        text, self._held = self._held, ""
+        text = self._held
+        self._held = ""
         yield Part(clean_up(text))
 
 
@@ -418,7 +423,8 @@ class _Ctc(DecodingStep):
         return text
 
     def token(self, text: str) -> Iterable[Part]:
-        repeated, self._before = text == self._before, text
+        repeated = text == self._before
+        self._before = text
         if not repeated and (made := self.inside(text)):
             yield Part(made)
 
@@ -432,7 +438,8 @@ class _WordEnds(DecodingStep):
         return text.replace(self.options.get("suffix", "</w>"), " ")
 
     def token(self, text: str) -> Iterable[Part]:
-        waiting, self._waiting = self._waiting, text
+        waiting = self._waiting
+        self._waiting = text
         if waiting is not None:
             yield Part(self.inside(waiting))
 

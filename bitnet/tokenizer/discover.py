@@ -95,12 +95,17 @@ class ModelFacts:
 def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
     """Facts of a GGUF file or of a folder with ``config.json``, or of either when it is open."""
     if isinstance(model, Checkpoint):
-        path, gguf, files, config = model.path, model.gguf, model.inventory, model.config or {}
+        path = model.path
+        gguf = model.gguf
+        files = model.inventory
+        config = model.config or {}
     else:
         path = Path(model)
         if not path.exists():
             raise mapped_file.missing(path)
-        gguf, files, config = None, Inventory(path), {}
+        gguf = None
+        files = Inventory(path)
+        config = {}
         if not path.is_dir():
             gguf = GGUF.open(path)
         elif "config.json" not in files:
@@ -111,7 +116,8 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
         inner = config.get("text_config")
         text = {**(inner if isinstance(inner, dict) else {}), **config}
         declared = _whole(text, "vocab_size")
-        name, repo = str(text.get("model_type", "unknown")), str(text.get("_name_or_path", ""))
+        name = str(text.get("model_type", "unknown"))
+        repo = str(text.get("_name_or_path", ""))
         return ModelFacts(path, name, declared, 0, declared, repository=repo, files=files)
     tokens = gguf.metadata.get("tokenizer.ggml.tokens", ())
     embedding = gguf.tensors.get("token_embd.weight")
@@ -252,7 +258,8 @@ def search(
     outcome = Search(model)
     if explicit is not None:
         outcome.tokenizer = load_tokenizer(explicit, pre=pre)
-        outcome.place, outcome.path = "explicit", explicit
+        outcome.place = "explicit"
+        outcome.path = explicit
         outcome.note("explicit", explicit, "chosen", fits(model, outcome.tokenizer))
         return outcome
     for place, path in _places(model):
@@ -289,7 +296,9 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
         outcome.refusal = outcome.refusal or (path, error)
         return
     if outcome.tokenizer is None:
-        outcome.tokenizer, outcome.place, outcome.path = candidate, place, path
+        outcome.tokenizer = candidate
+        outcome.place = place
+        outcome.path = path
         outcome.note(place, path, "chosen", reason)
         return
     difference = disagreement(outcome.tokenizer, candidate)
@@ -333,7 +342,8 @@ def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
 
 def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     """The reason why *tokenizer* fits *model*, in words."""
-    needed, has = model.token_count or model.vocab_size, tokenizer.vocab_size
+    needed = model.token_count or model.vocab_size
+    has = tokenizer.vocab_size
     spare = model.padding(has)
     if spare is not None:
         padded = f", {spare} padded embedding rows" if spare else ""
@@ -358,7 +368,8 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
 
 def _places(model: ModelFacts) -> Iterator[tuple[str, Path]]:
     """Each place of the search with a file that may hold the tokenizer, in order."""
-    folder, stem = model.folder, model.path.stem
+    folder = model.folder
+    stem = model.path.stem
     names = ["tokenizer.json", "tokenizer.model", "tekken.json", f"{stem}.tokenizer.json"]
     if folder == model.path:
         names = tokenizer_names(model.files or Inventory(folder))
@@ -389,7 +400,8 @@ def download_info(model: ModelFacts) -> TokenizerDownloadInfo | None:
 
 def not_found(failed: Search) -> TokenizerNotFound:
     """Error for an unsuccessful search: the places searched, and what would help."""
-    model, info = failed.model, download_info(failed.model)
+    model = failed.model
+    info = download_info(failed.model)
     looked = "".join(f"\n - {it.place}: {it.path}: {it.reason}" for it in failed.candidates)
     hint = "name a tokenizer file: --tokenizer FILE"
     if failed.refusal is not None and failed.refusal[1].hint:

@@ -120,9 +120,11 @@ def _compare(
         raise _inexact(spec, form, f"read back, {error.message}") from None
     unknown = {spec.unknown_id}  # it has no text of its own
     for name in ("stop_ids", "chat_template", *extra_facts):
-        expected, got = getattr(original, name), getattr(copy, name)
+        expected = getattr(original, name)
+        got = getattr(copy, name)
         if name == "special_ids":
-            expected, got = expected - unknown, got - unknown
+            expected = expected - unknown
+            got = got - unknown
         if expected != got:
             text = f"{name} is {expected!r:.80}, and would be {got!r:.80}"
             raise _inexact(spec, form, text)

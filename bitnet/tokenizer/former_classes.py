@@ -14,7 +14,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-_OLD, _NEW = 46, 57  # minor versions whose rules are known
+# Minor versions whose rules are known.
+_OLD = 46
+_NEW = 57
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ def spec_from_file(
     *pre* is used where the file names no pre-tokenizer; *files* are those of its folder, if read.
     """
     file = TokenizerFile(Path(path), pre, files)
-    name, data = file.path.name, file.data
+    name = file.path.name
+    data = file.data
     if name in ("vocab.json", "merges.txt"):
         return _vocab_merges(file)
     if name == "tokenizer.json" or data[:64].lstrip()[:1] == b"{":
@@ -124,7 +125,8 @@ def _vocab_merges(file: TokenizerFile) -> TokenizerSpec:
         TokenizerFile(file.path.with_name(name), file.pre, file.files)
         for name in ("vocab.json", "merges.txt")
     )
-    vocabulary, side = vocab.document, vocab.side
+    vocabulary = vocab.document
+    side = vocab.side
     are_ids = isinstance(vocabulary, dict) and sorted(vocabulary.values()) == [
         *range(len(vocabulary))
     ]

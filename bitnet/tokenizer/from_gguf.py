@@ -112,7 +112,8 @@ def _bpe(fields: _Fields, pre: str | None) -> TokenizerSpec:
     add_sep = fields.flag("add_sep_token", name in ("jina-v1-en", "jina-v2-code", "roberta-bpe"))
     add_eos = fields.flag("add_eos_token", False)
     if add_sep and separator is not None and not add_eos:
-        eos, add_eos = separator, True
+        eos = separator
+        add_eos = True
     lowercase = name == "whitespace" and fields.flag("normalizer.lowercase", False)
     return bpe_spec(
         name,
@@ -228,7 +229,8 @@ def _finish(fields: _Fields, spec: TokenizerSpec) -> TokenizerSpec:
             continue  # converters fill ids without a token with [PAD9]
         added += _entries(fields, spec, AddedToken(id, text, special=kind != USER_DEFINED))
     # A special token that the file names by id counts even if its type is wrong.
-    marked, types = {token.id for token in added}, fields.token_types
+    marked = {token.id for token in added}
+    types = fields.token_types
     ends = [fields.token_id(name, None) for name in ("eot", "eom")]
     named = {spec.bos_id, spec.eos_id, spec.unknown_id, *ends}
     named |= {fields.token_id(name, None) for name in ("padding", "mask")}
@@ -314,10 +316,8 @@ class _Fields:
 
     def token_id(self, name: str, default: int | None) -> int | None:
         """The id under ``<name>_token_id``; an id outside of the vocabulary counts as absent."""
-        value, size = (
-            self.get(f"{_PREFIX}{name}_token_id", int, "a token id"),
-            self.length("tokens"),
-        )
+        value = self.get(f"{_PREFIX}{name}_token_id", int, "a token id")
+        size = self.length("tokens")
         if value is None or not 0 <= value < size:
             value = default
         return value if value is not None and value < size else None

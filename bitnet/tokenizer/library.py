@@ -315,7 +315,8 @@ class _Tokenizers(LibraryEngine):
 
 def _renumber(library: Tokenizer, spec: TokenizerSpec) -> dict[int, int]:
     """Ids of the added tokens that *library* numbers differently."""
-    ids, steps = {}, library.normalizer
+    ids = {}
+    steps = library.normalizer
     for token in spec.added:
         text = _content(spec, token)
         made = steps.normalize_str(text) if steps and token.normalized else token.text
@@ -415,7 +416,8 @@ class _SentencePiece(LibraryEngine):
 
     def _widen(self, spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """*spans*, of a character in bytes with the whole of it: the library has it at the last."""
-        continues, end = False, 0
+        continues = False
+        end = 0
         for place in range(len(spans) - 1, -1, -1):
             id, start, stop = spans[place]
             if not self.is_byte(id):

@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
 # Of one regular expression: bytes, nesting depth, instructions, the n of {n}.
-PATTERN_BYTES, PATTERN_DEPTH, PATTERN_PROGRAM, PATTERN_REPEAT = 16_384, 32, 20_000, 1_000
+PATTERN_BYTES = 16_384
+PATTERN_DEPTH = 32
+PATTERN_PROGRAM = 20_000
+PATTERN_REPEAT = 1_000
 # Of matching one text: minimum steps, and steps per byte.
-BASE_STEPS, STEPS_PER_BYTE = 20_000, 150
+BASE_STEPS = 20_000
+STEPS_PER_BYTE = 150
 STEPS = 64  # normalizers and pre-tokenizers of one tokenizer
-TOKENS, MERGES = (1 << 21) - 2, (1 << 22) - 2
+TOKENS = (1 << 21) - 2
+MERGES = (1 << 22) - 2
 RANK_WORK = 1 << 26  # sum of squared token lengths when deriving merges from ranks
 TOKEN_BYTES = 4_096
 ADDED_TOKEN_BYTES = 512
@@ -36,7 +41,8 @@ CHARSMAP_BYTES = 4 << 20  # of such a map; the usual one has 240 KB
 AFFIX_IDS = 1_024  # put around a text
 SPACES = 1_024  # in a row, for a library that finds added tokens of spaces which take in others
 # Bytes out of the normalizers, or the decoders, per byte in; and out of the former for any text.
-GROWTH, GROWTH_BASE = 64, 65_536
+GROWTH = 64
+GROWTH_BASE = 65_536
 SCORE = 1e30  # largest absolute score
 TEMPLATE_CHARS = 1 << 20  # source of a chat template
 
@@ -129,7 +135,8 @@ def _check_ids(spec: TokenizerSpec, merges: Iterable[tuple[int, int]]) -> None:
     for id in itertools.chain(ids, itertools.chain.from_iterable(merges)):
         if type(id) is not int or not 0 <= id < size:
             raise ValueError(f"the id {id!r} for {size:,} tokens")
-    affixes, most = (spec.continuing_prefix, spec.word_suffix), spec.max_chars_per_word
+    affixes = (spec.continuing_prefix, spec.word_suffix)
+    most = spec.max_chars_per_word
     if type(most) is not int or not all(type(affix) is str for affix in affixes):
         raise ValueError("WordPiece options of a wrong type")
     _within(spec, "characters in a word", most, WORD_CHARS)

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", int, bytes)
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_UNIGRAM, _BPE = 1, 2
+_VARINT = 0
+_FIXED64 = 1
+_BYTES = 2
+_FIXED32 = 5
+_UNIGRAM = 1
+_BPE = 2
 
 
 def parse_model(data: bytes, *, source: str = "tokenizer.model") -> TokenizerSpec:
@@ -81,7 +85,8 @@ def _parse(data: bytes, source: str) -> TokenizerSpec:
 
 def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a ``tokenizer.model`` of SentencePiece and its side files."""
-    spec, side = parse_model(file.data, source=str(file.path)), file.side
+    spec = parse_model(file.data, source=str(file.path))
+    side = file.side
     pieces = [*zip(spec.tokens, spec.token_types, strict=True)]
     more = {token.id: token for token in side.added}
     behind = range(len(pieces), max(more, default=-1) + 1)
@@ -111,10 +116,12 @@ def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Number and value of every field of one message."""
-    at, size = 0, len(data)
+    at = 0
+    size = len(data)
     while at < size:
         tag, at = _varint(data, at)
-        number, wire = tag >> 3, tag & 7
+        number = tag >> 3
+        wire = tag & 7
         if number == 0:
             raise ValueError(f"a field has number 0 at byte {at}")
         if wire == _VARINT:

@@ -36,7 +36,8 @@ class TokenizerFile:
     """The file at *path* of a folder with *files*; *pre* is a pre-tokenizer named by the caller."""
 
     def __init__(self, path: Path, pre: str | None = None, files: Inventory | None = None) -> None:
-        self.path, self.pre = path, pre
+        self.path = path
+        self.pre = pre
         self.files = files or Inventory(path.parent)
 
     @cached_property
@@ -111,7 +112,8 @@ class SideFiles:
         """Fields of *bos* and *eos*: ids of the tokenizer's own file, true if texts get them."""
         fields: dict[str, Any] = {}
         for role, (default, is_added) in (("bos", bos), ("eos", eos)):
-            id, adds = self.special_id(role, special, default), self.adds(role)
+            id = self.special_id(role, special, default)
+            adds = self.adds(role)
             fields[f"{role}_id"] = id
             fields[f"add_{role}"] = id is not None and (is_added if adds is None else adds)
         return fields
@@ -213,7 +215,8 @@ def _read_bytes(files: Inventory, name: str) -> bytes:
 
 def read_json(files: Inventory, name: str) -> Any:
     """JSON value in the file *name*."""
-    data, path = _read_bytes(files, name), files.path(name)
+    data = _read_bytes(files, name)
+    path = files.path(name)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -165,7 +165,8 @@ class _Probes:
         return unknown is not None and text == unknown.replace(_LATER, role)
 
     def _writes_later_system(self) -> bool:
-        first, second = self._message("system", _SYSTEM), self._message("system", _LATER)
+        first = self._message("system", _SYSTEM)
+        second = self._message("system", _LATER)
         answer = self._message("assistant", _ANSWER)
         marks = [_SYSTEM, _LATER, _ANSWER, _SECOND]
         between = (first, self._user(), answer, second, self._user(_SECOND))
@@ -210,7 +211,8 @@ class _Probes:
         )
 
     def _takes_id(self, name: str) -> bool:
-        before, self._id = self._id, name
+        before = self._id
+        self._id = name
         shown = self._shows([_VALUE], *self._loop())
         self._id = before
         return shown

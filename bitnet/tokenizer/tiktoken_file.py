@@ -53,7 +53,8 @@ def _expand(text: str) -> list[str]:
 
 def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a tiktoken rank file; a named pre-tokenizer overrides a known one's."""
-    path, side = file.path, file.side
+    path = file.path
+    side = file.side
     ranks = _ranks(file.data, path)
     published = _read_published().get(_digest_of_ranks(ranks), {})
     name = file.pre or published.get("pre")
@@ -156,7 +157,8 @@ def spec_from_tekken(file: TokenizerFile) -> TokenizerSpec:
 
 
 def _spec(file: TokenizerFile) -> TokenizerSpec:
-    path, document = str(file.path), file.document
+    path = str(file.path)
+    document = file.document
     config = document["config"]
     version = config.get("version")
     if version not in _VERSIONS:

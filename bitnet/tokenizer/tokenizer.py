@@ -60,7 +60,8 @@ class Tokenizer:
         self.pre: str = meta["pre"]
         self.model: str = meta["model"]
         self.fingerprint: str = meta["fingerprint"]
-        self._prefix, self._suffix = meta["prefix"], meta["suffix"]
+        self._prefix = meta["prefix"]
+        self._suffix = meta["suffix"]
         self._decoding = meta["decoder"], engine, dict(meta["respelled"])
         try:
             self._pieces = start_decoding(*self._decoding)
@@ -191,7 +192,8 @@ class Tokenizer:
         return bool(self._prefix) and ids[: len(self._prefix)] != self._prefix
 
     def _within_affixes(self, ids: list[int], at_most: int | None = None) -> list[int]:
-        prefix, suffix = self._prefix if self._adds_prefix(ids) else [], self._suffix
+        prefix = self._prefix if self._adds_prefix(ids) else []
+        suffix = self._suffix
         if suffix and ids[-len(suffix) :] == suffix:
             del ids[-len(suffix) :]
         if at_most is not None:

@@ -89,7 +89,9 @@ class _Reading:
     def __init__(
         self, document: dict[str, Any], side: SideFiles, source: str, *, is_byte_level: bool
     ) -> None:
-        self._file, self._side, self._source = document, side, source
+        self._file = document
+        self._side = side
+        self._source = source
         self._is_byte_level = is_byte_level
         self._named_extra: dict[str, Any] = {}  # ``extra_special_tokens`` as an object
         self._config: dict[str, Any] = {}
@@ -232,7 +234,8 @@ class _Reading:
         It renames the key of ``tokenizer_config.json`` if the new one is empty, then reads
         ``special_tokens_map.json``, and renames again if the new one is absent.
         """
-        former, name = "additional_special_tokens", "extra_special_tokens"
+        former = "additional_special_tokens"
+        name = "extra_special_tokens"
         own = dict(self._side.tokenizer_config)
         if former in own and not own.get(name):
             own[name] = own.pop(former)

@@ -36,7 +36,8 @@ def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
         read = apply_side_files(
             file.document, file.side, source=source, is_byte_level=b'"ByteLevel"' in file.data
         )
-        document, roles = read.document, read.roles
+        document = read.document
+        roles = read.roles
         if document is not file.document:
             _check_shown(document, read.once_normalized, source)
         spec = _spec(document, file.side, source, roles)
@@ -144,7 +145,8 @@ def _outside(
     added: Sequence[AddedToken], vocabulary: dict[str, int], size: int, source: str
 ) -> frozenset[int]:
     """Ids of the added tokens that are not in the model's vocabulary of *size* entries."""
-    last, own_ids = size - 1, set(vocabulary.values())
+    last = size - 1
+    own_ids = set(vocabulary.values())
     outside: dict[str, int] = {}
     for token in added:
         own = vocabulary.get(token.text, outside.get(token.text))

@@ -60,7 +60,9 @@ def _read_table() -> dict[str, PreTokenizer]:
     """The table; ``steps`` may be those of an earlier name."""
     table: dict[str, PreTokenizer] = {}
     for row in json.loads(Path(__file__).with_name("pre_tokenizers.json").read_text("utf-8")):
-        names, steps, normalizer = row.pop("names"), row.pop("steps"), row.pop("normalizer", ())
+        names = row.pop("names")
+        steps = row.pop("steps")
+        normalizer = row.pop("normalizer", ())
         row.pop("note", None)
         if isinstance(steps, str):
             cut = table[steps].steps
@@ -173,7 +175,8 @@ class LazySequence(Sequence[T]):
         self, length: int | None, load: Callable[[], list[T]], *, raw: list[Any] | None = None
     ) -> None:
         self.raw = raw
-        self._length, self._load = length, load
+        self._length = length
+        self._load = load
 
     @cached_property
     def _items(self) -> list[T]:
@@ -226,7 +229,8 @@ def token_ids(tokens: Sequence[str]) -> dict[str, int]:
 def halves_of(text: str, tokens: Container[str]) -> Iterator[tuple[str, str]]:
     """All ways to join two of *tokens* into *text*."""
     for cut in range(1, len(text)):
-        left, right = text[:cut], text[cut:]
+        left = text[:cut]
+        right = text[cut:]
         if left in tokens and right in tokens:
             yield left, right
 

@@ -194,13 +194,15 @@ class _Examination:
             (wrong if known.differences else right).append(known.text)
             self.trace = None if known.differences else known.attestation.trace
         if self.manifest is not None:
-            manifest, files = self.manifest, checkpoint.inventory
+            manifest = self.manifest
+            files = checkpoint.inventory
             texts = manifest.differences(checkpoint.path, files, rewritten=rewritten)
             if texts:
                 wrong.append(summarize(texts))
             else:
                 right.append(f"{manifest.titles} as {manifest.source} says")
-        texts, unread = right or [UNPINNED], unread_files(checkpoint)
+        texts = right or [UNPINNED]
+        unread = unread_files(checkpoint)
         beside: list[str] = []
         if self.proof is not None:
             proof = self.proof
@@ -350,7 +352,8 @@ class _Examination:
 
     def _covers(self, tokenizer: Tokenizer) -> bool:
         """True if *tokenizer* is of the model's own files, or of a pinned one."""
-        source, model = Path(tokenizer.source), self._require_checkpoint().path
+        source = Path(tokenizer.source)
+        model = self._require_checkpoint().path
         is_embedded = tokenizer.source == f"embedded in {model.name}"
         if model in (source, source.parent) or (is_embedded and self.tokenizer is None):
             return True

@@ -222,7 +222,8 @@ def _differences(
         now = now if len(now) <= 60 else f"{now[:60]}..."
         return f"key {key} is {now}, attested is another value"
 
-    old_tensors, old_keys = dict(attestation.tensors), dict(attestation.keys)
+    old_tensors = dict(attestation.tensors)
+    old_keys = dict(attestation.keys)
     pairs = {name: (old_tensors.get(name), tensors.get(name)) for name in old_tensors | tensors}
     return {
         name: f"tensor {name} {about_tensor(was, now)}"
@@ -242,7 +243,8 @@ def _from_facts(facts: Mapping[str, Any]) -> Attestation:
     lists = {str(key): Grid.parse(**grid) for key, grid in facts["lists"].items()}
     trace = _trace(facts["trace"])
     files = tuple(map(str, facts["files"]))
-    name, architecture = str(facts["name"]), str(facts["architecture"])
+    name = str(facts["name"])
+    architecture = str(facts["architecture"])
     unread = {str(file): _hexadecimal(digest) for file, digest in facts["unread"].items()}
     return Attestation(name, architecture, tensors, keys, lists, trace, files, unread)
 

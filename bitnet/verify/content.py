@@ -169,7 +169,8 @@ def _split_lists(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items]
     if not isinstance(model, dict):
         return file, {}
     lists: dict[str, Items] = {}
-    vocabulary, merges = model.get("vocab"), model.get("merges")
+    vocabulary = model.get("vocab")
+    merges = model.get("merges")
     rest = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
     if isinstance(vocabulary, dict) and all(
         type(id) is int and 0 <= id < 1 << 63 for id in vocabulary.values()
@@ -251,7 +252,8 @@ class Grid:
 
     def facts(self) -> dict[str, Any]:
         """The grid as JSON values."""
-        rows, columns = "".join(self.rows), "".join(self.columns)
+        rows = "".join(self.rows)
+        columns = "".join(self.columns)
         return {"length": self.length, "rows": rows, "columns": columns}
 
     def overlap(self, items: Items) -> float:
@@ -268,7 +270,8 @@ class Grid:
             where = f"different from item {first * side:,} on"
             return f"{len(items):,} items instead of {self.length:,}, {where}"
         now = Grid.of(items)
-        rows, columns = _unequal(self.rows, now.rows), _unequal(self.columns, now.columns)
+        rows = _unequal(self.rows, now.rows)
+        columns = _unequal(self.columns, now.columns)
         places = [row * side + column for row, column in product(rows, columns)]
         named = [f"{at:,} {items.text(at)}" for at in places if at < len(items)]
         if not named:  # the short digests of two rows collide

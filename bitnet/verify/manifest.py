@@ -136,14 +136,18 @@ def name_problem(name: object) -> str:
 
 def _parse_resource(resource: Mapping[str, Any], *, is_shard: bool) -> tuple[str, FilePart]:
     """Name of the file of *resource*, and the part that it describes."""
-    name, algorithm, digest = resource["name"], resource["algorithm"], resource["digest"]
-    start, stop = 0, None
+    name = resource["name"]
+    algorithm = resource["algorithm"]
+    digest = resource["digest"]
+    start = 0
+    stop = None
     if is_shard:
         algorithm = algorithm.partition("-sharded-")[0]  # the size of the shards follows
         name, first, last = ["", "", *name.rsplit(":", 2)][-3:]
         if not (first.isdecimal() and last.isdecimal()):
             raise ValueError(f"{resource['name']!r} is not a part of a file")
-        start, stop = int(first), int(last)
+        start = int(first)
+        stop = int(last)
     if name != ALONE and (problem := name_problem(name)):
         raise ValueError(f"it names a file {name!r}: {problem}")
     if algorithm not in _TITLES:

@@ -129,7 +129,8 @@ def forward_verdict(
     if recorded is None:
         text += f"the attestation records no pass of the {backend} backend"
         return _finding("ok", text)
-    worst, most = _worst_difference(recorded, logits[1]), TOLERANCE[backend]
+    worst = _worst_difference(recorded, logits[1])
+    most = TOLERANCE[backend]
     if not worst <= most:
         text += f"{worst:.2g} nats from the recorded pass, at most {most:g} expected"
         return _finding("failed", f"{text}: this machine or this version computes wrong")
@@ -172,7 +173,8 @@ def judge_logits(logits: NDArray[np.floating], ids: list[int], *, judge_text: bo
     if len(ids) < 2:
         return _finding("failed", f"the tokenizer makes {len(ids)} tokens of an English sentence")
     likelihoods = log_probabilities(rows[:-1])[np.arange(len(ids) - 1), ids[1:]]
-    loss, guess = -float(likelihoods.mean()), float(np.log(rows.shape[1]))
+    loss = -float(likelihoods.mean())
+    guess = float(np.log(rows.shape[1]))
     text += f"; loss on an English sentence {loss:.2f}, by guessing {guess:.2f}"
     if not loss < guess:
         return _finding("failed", f"{text}: untrained, not English, damaged, or not its tokenizer")

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import TokenizerSpec
     from bitnet.verify.content import Content
 
-NORMAL, CONTROL = TokenType.NORMAL, TokenType.CONTROL
+NORMAL = TokenType.NORMAL
+CONTROL = TokenType.CONTROL
 FEWEST = 16  # merges needed to speak of an order
 FEW = 4  # exceptions that indicate damage; more are another way to make a vocabulary
 NEAR = 0.9  # share of equal rows at which a list is recognised as a known one
@@ -88,7 +89,8 @@ def _unlike_pinned(content: Content) -> Iterator[str]:
     for name, attestation in attestations_by_name().items():
         for part in ("tokens", "merges"):
             key = f"tokenizer.ggml.{part}"
-            items, grid = content.lists.get(key), attestation.lists.get(key)
+            items = content.lists.get(key)
+            grid = attestation.lists.get(key)
             if items is None or grid is None or len(items) != grid.length:
                 continue
             if NEAR <= grid.overlap(items) < 1:

@@ -95,7 +95,8 @@ def weight_anomalies(weight: Weight) -> list[Finding]:
 
 def code_anomalies(counts: TernaryCounts) -> list[Finding]:
     """Anomalies in the counts of -1, 0 and +1 of a ternary tensor."""
-    name, total = counts.name, counts.total
+    name = counts.name
+    total = counts.total
     if counts.invalid:
         return [_wrong(f"{name}: {counts.invalid:,} of {total:,} codes mean nothing")]
     used = counts.minus + counts.plus + counts.double
@@ -119,7 +120,8 @@ def _number_anomalies(
 
 
 def _block_anomalies(weight: Weight) -> list[Finding]:
-    anomalies, present = [], np.zeros(0, dtype=bool)
+    anomalies = []
+    present = np.zeros(0, dtype=bool)
     blocks = weight.data.reshape(-1, weight.quant.type_size)
     for offset, dtype, signed in _SCALES[weight.quant.name]:
         end = offset + np.dtype(dtype).itemsize
@@ -140,7 +142,8 @@ def _block_anomalies(weight: Weight) -> list[Finding]:
 
 
 def _scale_anomalies(weight: Weight, values: NDArray[np.float32], *, signed: bool) -> list[Finding]:
-    name, encoding = weight.name, weight.quant.name
+    name = weight.name
+    encoding = weight.quant.name
     if bad := int(np.count_nonzero(~np.isfinite(values))):
         return [_wrong(f"{name}: {bad:,} scales are NaN or infinite")]
     anomalies = []
@@ -163,7 +166,8 @@ def _ternary_anomalies(weight: Weight) -> list[Finding]:
         used = (packed.reshape(weight.shape[0], -1) != _ALL_ZERO_CODES).any(axis=1)
     else:
         ternary = unpack_ternary(weight)
-        scales, used = np.asarray(ternary.scales).reshape(-1), (ternary.codes != 0).any(axis=1)
+        scales = np.asarray(ternary.scales).reshape(-1)
+        used = (ternary.codes != 0).any(axis=1)
     anomalies = [] if scales.size else [_wrong(f"{weight.name}: it has no scale")]
     wrong = scales[~(np.isfinite(scales) & (scales > 0))]
     if wrong.size:
@@ -217,7 +221,8 @@ def settings_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
     """Settings that differ from all released models of the family."""
     for key, by_family in RELEASED.items():
         families = (name for name in by_family if checkpoint.architecture.startswith(name))
-        family, value = next(families, None), checkpoint.value(key, None)
+        family = next(families, None)
+        value = checkpoint.value(key, None)
         if family is None or value is None:
             continue
         number = float(value) if isinstance(value, int | float) else math.nan
@@ -278,17 +283,20 @@ def _odd_rows(name: str, values: NDArray[np.float32]) -> Iterator[str]:
 
 
 def _odd_norm(name: str, values: NDArray[np.float32]) -> Iterator[str]:
-    negative, sizes = float(np.mean(values < 0)), np.abs(values)
+    negative = float(np.mean(values < 0))
+    sizes = np.abs(values)
     if not negative <= MOST_NEGATIVE:
         yield f"{name}: {negative:.0%} of its numbers are negative"
-    largest, middle = float(sizes.max()), float(np.median(sizes))
+    largest = float(sizes.max())
+    middle = float(np.median(sizes))
     if middle and not largest <= LARGEST_OF_NORM * middle:
         yield f"{name}: a number is {largest / middle:,.0f} times the median one"
 
 
 def _copies_within(weight: Weight) -> Iterator[str]:
     """Rows, or stretches of a page, that occur twice, except those of one repeated byte."""
-    raw, rows = weight.data, weight.shape[0]
+    raw = weight.data
+    rows = weight.shape[0]
     if raw.size % rows == 0 and (count := _twice(raw.reshape(rows, -1))):
         yield f"{weight.name}: {count:,} rows occur twice"
     elif count := _twice(raw[: raw.size - raw.size % CHUNK].reshape(-1, CHUNK)):
