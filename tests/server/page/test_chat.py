@@ -149,11 +149,11 @@ def test_text_files_go_with_a_message_and_stay_with_it(worker, person):
 
 def test_a_refused_message_gives_its_files_back(worker, person):
     person.goes_to(worker.address)
-    person.sets(Tokens_at_most="9999")
+    person.sets(Top_p="3")
     person.page.get_by_label("Attach text files").set_input_files([FILE])
     person.expect(person.page.locator("#attached li")).to_have_count(1)
     person.button("Send").click()  # a file alone is a message
-    person.expect(person.page.get_by_role("alert")).to_contain_text("at most 48")
+    person.expect(person.page.get_by_role("alert")).to_contain_text("expected 0 to 1")
     person.expect(person.page.locator("#attached li")).to_have_text("notes.md×")
 
 
@@ -229,9 +229,9 @@ def test_a_worker_that_cannot_be_reached_is_said_and_the_text_is_back(worker, pe
 def test_a_refused_message_is_said_and_can_be_sent_again(worker, person):
     person.goes_to(worker.address)
     person.says("first")
-    person.sets(Tokens_at_most="9999")
+    person.sets(Top_p="3")
     person.says("abc")
-    person.expect(person.page.get_by_role("alert")).to_contain_text("at most 48")
+    person.expect(person.page.get_by_role("alert")).to_contain_text("expected 0 to 1")
     person.expect(person.text).to_have_value("abc")
     person.expect(person.questions).to_have_text(["first"])
     person.reloads()  # and nothing else was kept
@@ -277,11 +277,11 @@ def test_an_edited_question_that_is_refused_is_still_in_its_box(writer, person, 
     person.goes_to(writer.address)
     dictated("one")
     person.says("first")
-    person.sets(Tokens_at_most="9999")
+    person.sets(Top_p="3")
     person.button("Edit").click()
     person.page.get_by_label("Edited message").fill("changed")
     person.page.get_by_label("Edited message").press("Enter")
-    person.expect(person.page.get_by_role("alert")).to_contain_text("at most 48")
+    person.expect(person.page.get_by_role("alert")).to_contain_text("expected 0 to 1")
     person.expect(person.page.get_by_label("Edited message")).to_have_value("changed")
     person.expect(person.answers).to_have_text(["one"])
 
