@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import shlex
 import shutil
@@ -22,7 +21,7 @@ from invoke.exceptions import Exit
 from bitnet.base import settings
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.options import option
-from bitnet.commands.context import Context, model_path, say
+from bitnet.commands.context import Context, open_file, say
 from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions
 
@@ -154,8 +153,10 @@ def launch(
         else:
             from bitnet.formats.model_files import model_name
 
-            path = model_path(model, common)
-            address, name = stack.enter_context(_serving(path, model, folder)), model_name(path)
+            path = open_file(model, common).path  # refused here as by every other command
+            _check_installed(chosen)
+            address = stack.enter_context(_serving(path, model, folder))
+            name = model_name(path)
         own_folder = folder / agent
         own_folder.mkdir()
         variables = chosen.environment(address, name, own_folder)
@@ -185,8 +186,8 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "bitnet", "serve", str(path), "--host", "127.0.0.1"]
-    command += ["--port", str(port), *_options_of(model)]
+    words = [str(path), *_options_of(model), "--port"]
+    command = [sys.executable, "-m", "bitnet", "serve", *words, str(port), "--host", "127.0.0.1"]
     log = folder / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -197,7 +198,7 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
                 text = log.read_text(errors="replace")[-_LOG_CHARS:].strip()
                 raise InferenceError(
                     f"the server ended with exit code {process.returncode}: {text}",
-                    hint=f"bitnet serve {shlex.quote(str(path))}",
+                    hint=f"bitnet serve {shlex.join(words)} 0",
                 )
             time.sleep(_POLL_S)
         yield address
@@ -234,13 +235,20 @@ def _find_model(address: str) -> str:
 
 def _fetch(address: str, path: str) -> bytes | None:
     """The body of the reply of the server at *address*; None if there is none, or an error."""
-    place = urlsplit(address)
-    if place.scheme != "http" or place.hostname not in ("127.0.0.1", "localhost", "::1"):
+    import http.client
+
+    try:
+        place = urlsplit(address)
+        is_here = place.hostname in ("127.0.0.1", "localhost", "::1")
+        port = place.port
+    except ValueError:  # brackets or a port that are not those of an address
+        is_here = False
+    if not is_here or place.scheme != "http":
         raise UsageError(
             f"--server {address}: expected the address of this machine, http://127.0.0.1:PORT",
             hint="start the agent with its own settings for a server elsewhere",
         )
-    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=5)
+    connection = http.client.HTTPConnection(place.hostname, port, timeout=5)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -186,7 +186,7 @@ def architecture_refusal(name: str, supported: Iterable[str], *, kind: str = "")
     if meaning:
         return Unsupported(
             f"Unsupported {kind}architecture: {name}, {meaning}",
-            hint="bitnet search finds models of other families",
+            hint="choose a model of another family: bitnet search qwen3",
         )
     return Unsupported(
         f"Unsupported {kind}architecture: {name or '(none)'}. "

@@ -20,6 +20,7 @@ MODEL = {
     "fix-gguf": ("fix-gguf", "--set-pre", "llama-bpe", "--output", "new.gguf"),
     "infer": ("infer", "--prompt", "a", "--model"),
     "inspect-gguf": ("inspect-gguf",),
+    "launch": ("launch", "codex", "--model"),
     "plan": ("plan", "--model"),
     "render": ("render", "--messages", "rows.jsonl"),
     "run": ("run", "--prompt", "a"),

@@ -1,5 +1,6 @@
 """Each command on terminals of 80 and 120 columns: no table is wider, and no digest is whole."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -61,6 +62,7 @@ COMMANDS = {
 }
 NOT_HERE = {
     "chat": "a conversation: test_chat_task.py and test_run_on_a_terminal.py",
+    "launch": "its lines are variables and a command to copy: test_launch.py",
     "serve": "its lines are events: tests/server",
     "completion": "prints a script for a shell",
     "attest": "prints a document, whose content is digests",
@@ -134,8 +136,9 @@ def test_one_thing_is_singular(shown):
 
 @pytest.mark.parametrize("words", [["models"], ["models", "--help"]], ids=["models", "help"])
 def test_forty_columns_are_enough(words, tmp_path):
-    environment = {"BITNET_CACHE_DIR": str(tmp_path / "cache")}
-    run = OnTerminal([BITNET, *words], folder=tmp_path, columns=40, **environment)
+    by_name = os.pathsep.join([str(BITNET.parent), os.environ["PATH"]])  # a long path is not cut
+    environment = {"BITNET_CACHE_DIR": str(tmp_path / "cache"), "PATH": by_name}
+    run = OnTerminal(["bitnet", *words], folder=tmp_path, columns=40, **environment)
     assert run.end() == 0
     for line in re.split(r"\r?\n|\r", ESCAPE.sub("", run.shown)):
         assert len(line) <= 40, line

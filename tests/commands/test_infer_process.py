@@ -75,7 +75,7 @@ PARTS = {
     *("batch.options", "cache.exact_heads", "convert.options", "crossval.options", "hub.options"),
     *("server.narration", "server.options"),
     *("store.blobs", "store.links", "store.partial", "store.placing", "store.records"),
-    "store.tag",
+    *("store.hugging_face", "store.tag", "store.tree"),
 }
 LATER = {
     *("formats.hf_checkpoint", "models.adapted"),

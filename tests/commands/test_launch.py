@@ -83,11 +83,11 @@ def test_a_server_is_started_for_an_agent_and_stopped_after_it(bitnet, tmp_path,
 
 def test_a_server_that_cannot_start_is_reported_with_its_reason(bitnet, tmp_path, monkeypatch):
     stand_in(tmp_path, monkeypatch, "codex", "''")
-    damaged = tmp_path / "m.gguf"
-    damaged.write_bytes(b"GGUF")
-    done = bitnet("launch", "codex", damaged)
+    without_tokenizer = tiny_gguf(tmp_path / "m.gguf", tokenizer=False)
+    done = bitnet("launch", "codex", without_tokenizer, "--threads", 1)
     assert done.code != 0
-    assert "the server ended with exit code" in done.err
+    assert "the server ended with exit code 19" in done.err
+    assert f"serve {without_tokenizer} --threads 1 --port 0" in done.err
     assert "Traceback" not in done.err
 
 
@@ -95,6 +95,11 @@ def test_a_server_that_cannot_start_is_reported_with_its_reason(bitnet, tmp_path
     ("words", "message"),
     [
         (("--server", "http://example.com/v1"), "expected the address of this machine"),
+        (("--server", "https://127.0.0.1:9"), "expected the address of this machine"),
+        (("--server", "http://127.0.0.1:PORT"), "expected the address of this machine"),
+        (("--server", "http://127.0.0.1:99999"), "expected the address of this machine"),
+        (("--server", "http://[127.0.0.1"), "expected the address of this machine"),
+        (("--server", "127.0.0.1:9"), "expected the address of this machine"),
         (("--args", "'a"), "--args"),
         (("--server", "http://127.0.0.1:9"), "no server with a model"),
     ],

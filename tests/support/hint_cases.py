@@ -36,6 +36,7 @@ from hint_setups import (
     other_bundle,
     other_rules,
     recorded,
+    recurrent,
     replaced,
     reported,
     shared,
@@ -168,6 +169,7 @@ CASES = (
     Case("models", "bitnet infer no-such-model --prompt a", "shows"),
     Case("search {word(text)}", "bitnet infer tiny-model --prompt a", "shows", shared),
     Case("search qwen3", "bitnet search", "shows"),
+    Case("search qwen3", "bitnet infer models/mamba.gguf --prompt a", "shows", recurrent),
     Case("models", "bitnet bundle export --output b.tar", "shows"),
     Case("models", f"bitnet bundle export {MODEL} --output b.tar", "shows", model),
     Case("models", f"bitnet rm {MODEL}", "shows", model),
@@ -459,6 +461,15 @@ CASES = (
         fill={"MODEL": "bitnet-tiny --tests pp8,tg2"},
         into=" >before.json",
     ),
+    # --- serving ---
+    Case(
+        "serve {shlex.join(words)} 0",
+        "printf '#!/bin/sh' >aider; chmod +x aider; "
+        "PATH=$PWD:$PATH bitnet launch aider models/bare.gguf --threads 1",
+        "shows",
+        no_tokenizer,
+        ends=(19, 20),  # 20 without the extra of the server
+    ),
     # --- continuous integration ---
     Case("ci-init", "bitnet ci-lint", "shows", without_workflows),
     Case("ci-init --with {EVERY[0]}", "bitnet ci-init --with nonsense", "itself", templates),
@@ -488,6 +499,7 @@ EXTRAS = {
 PAGES = {
     'run smollm2-135m "Why is the sky blue?"': "an example in the help",
     "completion --help": "a line of the help",
+    "serve": "runs until it is stopped: tests/commands/test_launch.py",
     "{word} COMMAND [--options]": "usage in the help",
     "{command.command_words}": "usage in the help",
     "help network": "a line of the help",

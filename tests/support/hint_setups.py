@@ -182,6 +182,10 @@ def other_rules(place):
     path.write_text(json.dumps(facts | {"normalizer": {"type": "Lowercase"}}))
 
 
+def recurrent(place):
+    write_gguf(place.work / "models/mamba.gguf", {"general.architecture": "mamba"})
+
+
 def unusual(place):
     tiny_gguf(place.work / MODEL, **{"llama.rope.freq_base": 50.0})
     place.must(f"bitnet attest {MODEL} --output a.json")

@@ -42,6 +42,7 @@ FILLED = {
     "inspect-gguf {text}": "inspect-gguf bitnet-tiny",
     "{meant}": "models",
     "run {shlex.join(words)}": "run smollm2-135m",
+    "serve {shlex.join(words)} 0": "serve models/model.gguf --port 0",
     "search {word(text)}": "search tiny",
     "search qwen3": "search tiny",
     "{first}": "cache",
@@ -144,6 +145,7 @@ DISTINCT = sorted({filled(words) for _, _, words in COMMANDS})
 # Need more than the tests of hints have; each is run where its reason says.
 NEED_A_REAL_MODEL = ("bench", "download-model smollm2-135m", "run", "bundle export smollm2-135m")
 NEED_AN_ENGINE = ("crossval",)
+RUN_UNTIL_STOPPED = ("serve",)
 CLEAN = ("cache clean",)
 
 
