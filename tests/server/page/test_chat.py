@@ -346,7 +346,8 @@ def test_of_several_models_the_one_that_is_picked_answers_also_after_a_reload(mo
         assert states == {"tiny": "unloaded", "other": "loaded"}
 
 
-def test_a_worker_that_was_started_with_another_model_is_asked_for_its_models(worker, person):
+def test_a_worker_that_was_started_with_another_model_is_asked_for_its_models(serving, person):
+    worker = serving(keys={"llama.context_length": 1024}, strict_names=True)
     old = {"data": [{"id": "gone"}]}
     person.page.route("**/v1/models", lambda route: route.fulfill(json=old))
     person.goes_to(worker.address)
