@@ -62,9 +62,20 @@ def check(c, since=option("origin/main", "commit from which on files count as ch
 
 @task()
 def lint(c, fix=option(False, "repair what can be repaired, and format")):
-    """Check style and formatting with ruff."""
+    """Check style and formatting: Python with ruff, C++ with clang-format."""
     c.run(f"{sys.executable} -m ruff check {'--fix' if fix else ''} .")
     c.run(f"{sys.executable} -m ruff format {'' if fix else '--check'} .")
+    sources = sorted((ROOT / "native").rglob("*.?pp"))
+    paths = " ".join(shlex.quote(str(path)) for path in sources)
+    with c.cd(str(ROOT)):
+        c.run(f"{_clang_format()} {'-i' if fix else '--dry-run --Werror'} {paths}")
+
+
+def _clang_format():
+    """Path of the clang-format that the extra ``dev`` installs; lines break as it says."""
+    from clang_format import get_executable
+
+    return shlex.quote(str(get_executable("clang-format")))
 
 
 @task()

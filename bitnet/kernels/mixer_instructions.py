@@ -1,4 +1,7 @@
-"""Instructions of layers with a state of fixed size, and of mixtures of experts."""
+"""Instructions of layers with a state of fixed size, and of mixtures of experts.
+
+The compiled module builds them in ``native/kernels/graph/mixer_instructions.cpp``.
+"""
 
 from __future__ import annotations
 

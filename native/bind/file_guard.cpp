@@ -30,8 +30,9 @@ constexpr int kRanges = 1024;
 Range ranges[kRanges];
 uintptr_t page_size = 4096;
 
-// The handlers that were there, each once, the latest last. One that gives the signal back to its predecessor
-// (as faulthandler does) means the one before it, so they are asked one after the other.
+// The handlers that were there, each once, the latest last. One that gives the signal back to its
+// predecessor (as faulthandler does) means the one before it, so they are asked one after the
+// other.
 constexpr int kHandlers = 16;
 struct sigaction handlers[kHandlers];
 std::atomic<int> handler_count{0}, asked{0};
@@ -43,8 +44,8 @@ bool put_zeros(uintptr_t address) {
         if (begin == 0 || address < begin || address >= end) continue;
         range.torn.store(true);
         const uintptr_t page = address / page_size * page_size;
-        return mmap(reinterpret_cast<void*>(page), end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
-                    -1, 0) != MAP_FAILED;
+        return mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
     }
     return false;
 }
@@ -77,7 +78,7 @@ void on_fault(int number, siginfo_t* info, void* context) {
 // Whether a fault comes here, also where another handler has been put in the place of this one.
 // Called with the interpreter's lock.
 bool watch() {
-    struct sigaction now {};
+    struct sigaction now{};
     if (sigaction(SIGBUS, nullptr, &now) != 0) return false;
     if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault) return true;
     const int count = handler_count.load();
@@ -88,7 +89,7 @@ bool watch() {
     handlers[std::max(same, count - 1)] = now;
     handler_count.store(std::max(same + 1, count));
     page_size = uintptr_t(sysconf(_SC_PAGESIZE));
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = on_fault;
     // Not blocked meanwhile: a handler that was there may raise the signal again.
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER;

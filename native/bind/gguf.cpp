@@ -4,7 +4,8 @@
 namespace bitnet {
 namespace {
 
-// Calls take(at, size) with the text of each of *count* strings from *at* on; ends at the first one that does not fit.
+// Calls take(at, size) with the text of each of *count* strings from *at* on; ends at the first one
+// that does not fit.
 template <class Take>
 void each_string(std::string_view data, size_t& at, uint64_t& count, Take take) {
     for (; count > 0 && count <= (data.size() - at) / sizeof(uint64_t); --count) {
@@ -31,7 +32,8 @@ nb::tuple gguf_skip_strings(nb::handle object, size_t at, uint64_t count) {
 nb::object gguf_string_starts(nb::handle object, uint64_t count) {
     const Buffer buffer(object);
     if (count > buffer.size() / sizeof(uint64_t)) return nb::none();
-    nb::object out = nb::steal(PyByteArray_FromStringAndSize(nullptr, Py_ssize_t((count + 1) * sizeof(uint64_t))));
+    nb::object out = nb::steal(
+        PyByteArray_FromStringAndSize(nullptr, Py_ssize_t((count + 1) * sizeof(uint64_t))));
     if (!out.is_valid()) throw nb::python_error();
     char* starts = PyByteArray_AS_STRING(out.ptr());
     size_t at = 0;
@@ -41,7 +43,8 @@ nb::object gguf_string_starts(nb::handle object, uint64_t count) {
     };
     {
         const Released released;
-        each_string(buffer.text(), at, count, [&](size_t text, size_t) { put(text - sizeof(uint64_t)); });
+        each_string(buffer.text(), at, count,
+                    [&](size_t text, size_t) { put(text - sizeof(uint64_t)); });
     }
     if (count > 0) return nb::none();
     put(at);
@@ -57,7 +60,8 @@ nb::object gguf_strings(nb::handle object, uint64_t count) {
     size_t at = 0;
     Py_ssize_t i = 0;
     each_string(buffer.text(), at, count, [&](size_t begin, size_t size) {
-        PyObject* text = PyUnicode_DecodeUTF8(buffer.text().data() + begin, Py_ssize_t(size), "surrogateescape");
+        PyObject* text =
+            PyUnicode_DecodeUTF8(buffer.text().data() + begin, Py_ssize_t(size), "surrogateescape");
         if (text == nullptr) throw nb::python_error();
         PyList_SET_ITEM(out.ptr(), i++, text);
     });

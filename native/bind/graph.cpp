@@ -1,5 +1,5 @@
-// Python's view of a graph, which is built from instructions of bitnet/kernels with packing.Matrix and float arrays for
-// the names of weights.
+// Python's view of a graph, which is built from instructions of bitnet/kernels with packing.Matrix
+// and float arrays for the names of weights.
 #include "bind/module.hpp"
 
 #include <nanobind/stl/pair.h>
@@ -29,15 +29,20 @@ public:
         return all<FloatArray>(field, [](nb::handle item) -> FloatArray {
             if (item.is_none()) return {};
             Floats array;
-            if (!nb::try_cast(item, array, false)) throw nb::type_error("an array is not one of float32, row by row");
+            if (!nb::try_cast(item, array, false))
+                throw nb::type_error("an array is not one of float32, row by row");
             return {array.data(), int64_t(array.size())};
         });
     }
     std::vector<std::vector<Matrix>> matrices(const char* field) const override {
         return all<std::vector<Matrix>>(field, [](nb::handle item) {
             std::vector<Matrix> several;
-            if (!nb::isinstance<nb::tuple>(item)) return several.push_back(matrix(item)), several;
-            for (const nb::handle source : nb::cast<nb::tuple>(item)) several.push_back(matrix(source));
+            if (!nb::isinstance<nb::tuple>(item)) {
+                several.push_back(matrix(item));
+                return several;
+            }
+            for (const nb::handle source : nb::cast<nb::tuple>(item))
+                several.push_back(matrix(source));
             return several;
         });
     }
@@ -62,14 +67,19 @@ private:
     static Matrix matrix(nb::handle source) {
         Matrix m;
         const auto bytes = nb::cast<Bytes>(source.attr("data"));
-        m.rows = nb::cast<int64_t>(source.attr("rows")), m.cols = nb::cast<int64_t>(source.attr("columns"));
-        m.type = checked_type(nb::cast<int>(source.attr("kind")), m.rows, m.cols, bytes), m.data = bytes.data();
-        m.inputs = nb::cast<int64_t>(source.attr("inputs")), m.scale = nb::cast<float>(source.attr("scale"));
+        m.rows = nb::cast<int64_t>(source.attr("rows"));
+        m.cols = nb::cast<int64_t>(source.attr("columns"));
+        m.type = checked_type(nb::cast<int>(source.attr("kind")), m.rows, m.cols, bytes);
+        m.data = bytes.data();
+        m.inputs = nb::cast<int64_t>(source.attr("inputs"));
+        m.scale = nb::cast<float>(source.attr("scale"));
         require(m.inputs == m.cols || !is_float(m.type), "a float matrix is never padded");
         if (const nb::object factors = source.attr("factors"); !factors.is_none()) {
             const auto values = nb::cast<Floats>(factors);
-            require(values.size() == 1 || int64_t(values.size()) == m.rows, "factors must be one, or one per row");
-            m.factors = values.data(), m.n_factors = int64_t(values.size());
+            require(values.size() == 1 || int64_t(values.size()) == m.rows,
+                    "factors must be one, or one per row");
+            m.factors = values.data();
+            m.n_factors = int64_t(values.size());
         }
         return m;
     }
@@ -84,7 +94,8 @@ public:
     }
 
     int64_t add_table(int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t window, bool q8) {
-        return Graph::add_table({layers, kv_heads, head_dim, window, q8 ? KvType::q8 : KvType::f16});
+        return Graph::add_table(
+            {layers, kv_heads, head_dim, window, q8 ? KvType::q8 : KvType::f16});
     }
 
     int64_t add_context(const std::vector<std::pair<Doubles, double>>& rotations) {
@@ -94,29 +105,36 @@ public:
         return Graph::add_context(std::move(all));
     }
 
-    // *segments*: (tokens, position of the first, output rows, context, addresses of pages by table, state,
-    // what the program takes, and maybe where the second text begins) each.
-    void run(const IdArray& tokens, const nb::list& segments, int64_t result, const OutFloats& out) {
+    // *segments*: (tokens, position of the first, output rows, context, addresses of pages by
+    // table, state, what the program takes, and maybe where the second text begins) each.
+    void run(const IdArray& tokens, const nb::list& segments, int64_t result,
+             const OutFloats& out) {
         std::vector<Segment> all;
         for (nb::handle item : segments) {
             const auto it = nb::cast<nb::tuple>(item);
-            require(it.size() == 7 || it.size() == 8, "a segment of no sense");
+            require(it.size() == 7 || it.size() == 8,
+                    "a segment is not a tuple of seven or eight parts");
             Segment& s = all.emplace_back();
-            s.count = nb::cast<int64_t>(it[0]), s.start = nb::cast<int64_t>(it[1]);
-            s.outputs = nb::cast<int64_t>(it[2]), s.context = nb::cast<int64_t>(it[3]);
+            s.count = nb::cast<int64_t>(it[0]);
+            s.start = nb::cast<int64_t>(it[1]);
+            s.outputs = nb::cast<int64_t>(it[2]);
+            s.context = nb::cast<int64_t>(it[3]);
             for (const nb::handle table : nb::cast<nb::tuple>(it[4])) {
                 const auto pages = nb::cast<Addresses>(table);
                 auto& own = s.pages.emplace_back();
-                for (size_t i = 0; i < pages.size(); ++i) own.push_back(reinterpret_cast<int16_t*>(uintptr_t(pages.data()[i])));
+                for (size_t i = 0; i < pages.size(); ++i)
+                    own.push_back(reinterpret_cast<int16_t*>(uintptr_t(pages.data()[i])));
             }
             const auto state = nb::cast<OutFloats>(it[5]);
-            s.state = state.data(), s.state_size = int64_t(state.size());
+            s.state = state.data();
+            s.state_size = int64_t(state.size());
             const auto given = nb::cast<Floats>(it[6]);
             s.given = {given.data(), int64_t(given.size())};
             if (it.size() == 8) s.second = nb::cast<int64_t>(it[7]);
         }
         const Computing computing;
-        Graph::run(tokens.data(), int64_t(tokens.size()), all, result, out.data(), int64_t(out.size()));
+        Graph::run(tokens.data(), int64_t(tokens.size()), all, result, out.data(),
+                   int64_t(out.size()));
     }
 
 private:
@@ -129,12 +147,14 @@ void bind_graph(nb::module_& m) {
     nb::class_<PyGraph>(m, "Graph")
         .def(nb::init<>())
         .def("add_register", &PyGraph::add_register, "width"_a, "place"_a)
-        .def("add_table", &PyGraph::add_table, "layers"_a, "kv_heads"_a, "head_dim"_a, "window"_a, "q8"_a = false)
+        .def("add_table", &PyGraph::add_table, "layers"_a, "kv_heads"_a, "head_dim"_a, "window"_a,
+             "q8"_a = false)
         .def("add_context", &PyGraph::add_context, "rotations"_a)
         .def("add_rotation", &PyGraph::add_rotation, "pairs"_a, "half"_a)
         .def("set_state", &PyGraph::set_state, "size"_a)
         .def("add", &PyGraph::add, "instruction"_a, "fields"_a)
-        .def("run", &PyGraph::run, "tokens"_a.noconvert(), "segments"_a, "result"_a, "out"_a.noconvert());
+        .def("run", &PyGraph::run, "tokens"_a.noconvert(), "segments"_a, "result"_a,
+             "out"_a.noconvert());
 }
 
 }  // namespace bitnet

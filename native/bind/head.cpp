@@ -13,24 +13,40 @@ struct BoundHead {
     using Order = Array<const int32_t>;
     ExactHead m;
 
-    BoundHead(int type, const Bytes& weight, int64_t rows, int64_t cols, const Order& order, const Floats& factors,
-              const OutBytes& tiles, const OutBytes& sixth, const OutFloats& step, const OutFloats& residual,
-              const OutFloats& norm, int file, int64_t file_offset) {
-        require(type >= 0 && type < kTypes && is_float(Type(type)) && !is_tiled(Type(type)), "only F32, F16 and BF16 heads have bounds");
+    BoundHead(int type, const Bytes& weight, int64_t rows, int64_t cols, const Order& order,
+              const Floats& factors, const OutBytes& tiles, const OutBytes& sixth,
+              const OutFloats& step, const OutFloats& residual, const OutFloats& norm, int file,
+              int64_t file_offset) {
+        require(type >= 0 && type < kTypes && is_float(Type(type)) && !is_tiled(Type(type)),
+                "only F32, F16 and BF16 heads have bounds");
         require(rows > 0 && cols > 0 && cols <= kHeadColumns, "rows and cols are out of range");
-        require(int64_t(weight.size()) / row_bytes(Type(type), cols) >= rows, "weight has too few bytes");
+        require(int64_t(weight.size()) / row_bytes(Type(type), cols) >= rows,
+                "weight has too few bytes");
         const int64_t padded = head_tiles(rows) * kHeadRows;
-        require(int64_t(order.size()) == cols && int64_t(factors.size()) == cols, "order and factors must be (cols,)");
+        require(int64_t(order.size()) == cols && int64_t(factors.size()) == cols,
+                "order and factors must be (cols,)");
         for (int64_t i = 0; i < cols; ++i)
-            require(order.data()[i] >= 0 && order.data()[i] < cols, "a column number is out of range");
-        require(int64_t(tiles.size()) == head_tiles(rows) * head_tile_bytes(cols), "tiles has a wrong size");
+            require(order.data()[i] >= 0 && order.data()[i] < cols,
+                    "a column number is out of range");
+        require(int64_t(tiles.size()) == head_tiles(rows) * head_tile_bytes(cols),
+                "tiles has a wrong size");
         require(int64_t(sixth.size()) == padded * head_sixth_bytes(cols), "sixth has a wrong size");
-        require(int64_t(step.size()) == padded && int64_t(residual.size()) == padded && int64_t(norm.size()) == padded,
+        require(int64_t(step.size()) == padded && int64_t(residual.size()) == padded &&
+                    int64_t(norm.size()) == padded,
                 "step, residual and norm must have whole tiles of rows");
-        m.type = Type(type), m.weight = weight.data(), m.rows = rows, m.cols = cols;
-        m.order = order.data(), m.factors = factors.data(), m.tiles = tiles.data(), m.sixth = sixth.data();
-        m.step = step.data(), m.residual = residual.data(), m.norm = norm.data();
-        m.file = file, m.file_offset = file_offset;
+        m.type = Type(type);
+        m.weight = weight.data();
+        m.rows = rows;
+        m.cols = cols;
+        m.order = order.data();
+        m.factors = factors.data();
+        m.tiles = tiles.data();
+        m.sixth = sixth.data();
+        m.step = step.data();
+        m.residual = residual.data();
+        m.norm = norm.data();
+        m.file = file;
+        m.file_offset = file_offset;
     }
 };
 
@@ -50,11 +66,13 @@ bool bind_build(const BoundHead& s, int64_t begin, int64_t end) {
 // None for a hidden state that cannot be bounded, else (ids, logits, bound, tail, refined).
 nb::object to_tuple(HeadResult&& r) {
     if (!r.usable) return nb::none();
-    return nb::make_tuple(to_array(std::move(r.ids)), to_array(std::move(r.logits)), r.bound, r.tail, r.refined);
+    return nb::make_tuple(to_array(std::move(r.ids)), to_array(std::move(r.logits)), r.bound,
+                          r.tail, r.refined);
 }
 
 nb::list bind_find(const BoundHead& s, const Floats& x, int64_t count,
-                          const std::vector<float>& margins, const std::vector<Array<const int64_t>>& listed) {
+                   const std::vector<float>& margins,
+                   const std::vector<Array<const int64_t>>& listed) {
     const int64_t tokens = int64_t(x.size()) / s.m.cols;
     require(int64_t(x.size()) == tokens * s.m.cols, "x must be (tokens, cols)");
     require(int64_t(margins.size()) == tokens && int64_t(listed.size()) == tokens && count > 0,
@@ -81,15 +99,20 @@ nb::list bind_find(const BoundHead& s, const Floats& x, int64_t count,
     return out;
 }
 
-bool bind_bounds(const BoundHead& s, const Floats& x, bool sixth, const OutFloats& approx, const OutFloats& upper) {
-    require(int64_t(x.size()) == s.m.cols && int64_t(approx.size()) == head_tiles(s.m.rows) * kHeadRows && upper.size() == approx.size(),
+bool bind_bounds(const BoundHead& s, const Floats& x, bool sixth, const OutFloats& approx,
+                 const OutFloats& upper) {
+    require(int64_t(x.size()) == s.m.cols &&
+                int64_t(approx.size()) == head_tiles(s.m.rows) * kHeadRows &&
+                upper.size() == approx.size(),
             "x must be (cols,), approx and upper whole tiles of rows");
     const Computing computing;
     return head_bounds(s.m, x.data(), sixth, approx.data(), upper.data());
 }
 
-void bind_rows(const BoundHead& s, const Floats& x, const Array<const int64_t>& ids, const OutFloats& out) {
-    require(int64_t(x.size()) == s.m.cols && ids.size() == out.size(), "x must be (cols,), out like ids");
+void bind_rows(const BoundHead& s, const Floats& x, const Array<const int64_t>& ids,
+               const OutFloats& out) {
+    require(int64_t(x.size()) == s.m.cols && ids.size() == out.size(),
+            "x must be (cols,), out like ids");
     for (size_t i = 0; i < ids.size(); ++i)
         require(ids.data()[i] >= 0 && ids.data()[i] < s.m.rows, "a row number is out of range");
     const Computing computing;
@@ -99,7 +122,8 @@ void bind_rows(const BoundHead& s, const Floats& x, const Array<const int64_t>& 
 nb::tuple bind_sizes(int64_t rows, int64_t cols) {
     require(rows > 0 && cols > 0 && cols <= kHeadColumns, "rows and cols are out of range");
     const int64_t padded = head_tiles(rows) * kHeadRows;
-    return nb::make_tuple(head_tiles(rows) * head_tile_bytes(cols), padded * head_sixth_bytes(cols), padded);
+    return nb::make_tuple(head_tiles(rows) * head_tile_bytes(cols), padded * head_sixth_bytes(cols),
+                          padded);
 }
 
 }  // namespace
@@ -108,15 +132,19 @@ void bind_exact_head(nb::module_& m) {
     m.def("exact_head_sizes", &bind_sizes, "rows"_a, "cols"_a);
     m.attr("EXACT_HEAD_COLUMNS") = kHeadColumns;
     nb::class_<BoundHead>(m, "ExactHead")
-        .def(nb::init<int, const Bytes&, int64_t, int64_t, const BoundHead::Order&, const Floats&, const OutBytes&, const OutBytes&,
-                      const OutFloats&, const OutFloats&, const OutFloats&, int, int64_t>(),
-             nb::keep_alive<1, 3>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(),
-             nb::keep_alive<1, 10>(), nb::keep_alive<1, 11>(), nb::keep_alive<1, 12>(), "type"_a, "weight"_a.noconvert(), "rows"_a,
-             "cols"_a, "order"_a.noconvert(), "factors"_a.noconvert(), "tiles"_a.noconvert(), "sixth"_a.noconvert(),
-             "step"_a.noconvert(), "residual"_a.noconvert(), "norm"_a.noconvert(), "file"_a = -1, "file_offset"_a = 0)
+        .def(nb::init<int, const Bytes&, int64_t, int64_t, const BoundHead::Order&, const Floats&,
+                      const OutBytes&, const OutBytes&, const OutFloats&, const OutFloats&,
+                      const OutFloats&, int, int64_t>(),
+             nb::keep_alive<1, 3>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
+             nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>(),
+             nb::keep_alive<1, 11>(), nb::keep_alive<1, 12>(), "type"_a, "weight"_a.noconvert(),
+             "rows"_a, "cols"_a, "order"_a.noconvert(), "factors"_a.noconvert(),
+             "tiles"_a.noconvert(), "sixth"_a.noconvert(), "step"_a.noconvert(),
+             "residual"_a.noconvert(), "norm"_a.noconvert(), "file"_a = -1, "file_offset"_a = 0)
         .def("build", &bind_build, "begin"_a, "end"_a)
         .def("find", &bind_find, "x"_a.noconvert(), "count"_a, "margins"_a, "listed"_a)
-        .def("bounds", &bind_bounds, "x"_a.noconvert(), "sixth"_a, "approx"_a.noconvert(), "upper"_a.noconvert())
+        .def("bounds", &bind_bounds, "x"_a.noconvert(), "sixth"_a, "approx"_a.noconvert(),
+             "upper"_a.noconvert())
         .def("rows", &bind_rows, "x"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert());
 }
 

@@ -1,5 +1,5 @@
-// Python's view of the kernels: which there are, their counters and threads, how weights are packed for them, and the operations by
-// themselves, with what they require of their operands.
+// Python's view of the kernels: which there are, their counters and threads, how weights are packed
+// for them, and the operations by themselves, with what they require of their operands.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -20,47 +20,56 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bind_allocate(size_t size) {
     std::shared_ptr<uint8_t> memory = allocate_weights(size);
     if (!memory) throw std::bad_alloc();
     uint8_t* bytes = memory.get();
-    const nb::capsule owner(new std::shared_ptr<uint8_t>(std::move(memory)),
-                            [](void* p) noexcept { delete static_cast<std::shared_ptr<uint8_t>*>(p); });
+    const nb::capsule owner(new std::shared_ptr<uint8_t>(std::move(memory)), [](void* p) noexcept {
+        delete static_cast<std::shared_ptr<uint8_t>*>(p);
+    });
     return {bytes, {size}, owner};
 }
 
 Type known_row_type(int type) {
-    return require(can_tile(known_type(type)), "the encoding has no form with interleaved rows"), Type(type);
+    require(can_tile(known_type(type)), "the encoding has no form with interleaved rows");
+    return Type(type);
 }
 
-void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols, const OutBytes& out) {
+void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols,
+                    const OutBytes& out) {
     const Type checked = checked_type(type, rows, cols, weight);
     known_row_type(type);
-    require(int64_t(out.size()) == weight_bytes(tiled(checked), rows, tiled_cols(checked, cols)), "out has the wrong size");
+    require(int64_t(out.size()) == weight_bytes(tiled(checked), rows, tiled_cols(checked, cols)),
+            "out has the wrong size");
     const Computing computing;
     pack_rows(checked, weight.data(), rows, cols, out.data());
 }
 
-void bind_quantize_rows(int ggml_id, const Floats& x, const std::optional<Floats>& importance, const OutBytes& out) {
+void bind_quantize_rows(int ggml_id, const Floats& x, const std::optional<Floats>& importance,
+                        const OutBytes& out) {
     const Quantizer* found = find_quantizer(ggml_id);
     require(found != nullptr, "the type has no quantizer");
     const Quantizer& its = *found;
-    require(x.ndim() == 2 && x.size() > 0 && int64_t(x.shape(1)) % its.weights == 0, "x must be (rows, cols) of whole blocks");
-    require(int64_t(out.size()) == int64_t(x.size()) / its.weights * its.bytes, "out has the wrong size");
+    require(x.ndim() == 2 && x.size() > 0 && int64_t(x.shape(1)) % its.weights == 0,
+            "x must be (rows, cols) of whole blocks");
+    require(int64_t(out.size()) == int64_t(x.size()) / its.weights * its.bytes,
+            "out has the wrong size");
     require(!importance || importance->size() == x.shape(1), "importance must be (cols,)");
     const Computing computing;
-    quantize_rows(its, x.data(), importance ? importance->data() : nullptr, int64_t(x.shape(0)), int64_t(x.shape(1)),
-                  out.data());
+    quantize_rows(its, x.data(), importance ? importance->data() : nullptr, int64_t(x.shape(0)),
+                  int64_t(x.shape(1)), out.data());
 }
 
 // In the order of TernarySource; encodings by the names the quants package gives them.
 constexpr std::string_view kSources[] = {"CODES", "I2_S", "TQ2_0", "TQ1_0", "PACKED_U8", "IQ2_BN"};
 static_assert(sizeof(kSources) / sizeof(kSources[0]) == size_t(TernarySource::kCount));
 
-bool bind_pack_ternary(const std::string& source, const Bytes& weight, int64_t rows, int64_t inputs, int type, int64_t cols,
-               const OutBytes& out) {
+bool bind_pack_ternary(const std::string& source, const Bytes& weight, int64_t rows, int64_t inputs,
+                       int type, int64_t cols, const OutBytes& out) {
     const auto kind = TernarySource(place_of(kSources, source, "unknown ternary source"));
     const int64_t size = rows > 0 && inputs > 0 ? ternary_source_bytes(kind, rows, inputs) : 0;
-    require(size > 0 && int64_t(weight.size()) >= size, "weight has too few bytes or a wrong shape");
+    require(size > 0 && int64_t(weight.size()) >= size,
+            "weight has too few bytes or a wrong shape");
     require(type >= 0 && type < kTypes && is_ternary(Type(type)), "unknown ternary type");
     const auto packed = Type(type);
-    require(cols >= inputs && cols % ternary_step(packed) == 0 && int64_t(out.size()) >= ternary_code_bytes(packed, rows, cols),
+    require(cols >= inputs && cols % ternary_step(packed) == 0 &&
+                int64_t(out.size()) >= ternary_code_bytes(packed, rows, cols),
             "out must hold whole tiles of cols columns");
     require(packed != Type::TernaryDense || cols <= kDenseCols, "too many columns for dense tiles");
     const Computing computing;
@@ -78,17 +87,21 @@ std::vector<std::string> type_names() {
     return names;
 }
 
-// ---- the operations by themselves: outputs are allocated by the caller and never converted, so a wrong dtype is a TypeError
+// ---- the operations by themselves: outputs are allocated by the caller and never converted, so a
+// wrong dtype is a TypeError
 
-void bind_linear(int type, const Bytes& weight, int64_t rows, int64_t cols, float scale, const Floats& x,
-                 const OutFloats& out) {
+void bind_linear(int type, const Bytes& weight, int64_t rows, int64_t cols, float scale,
+                 const Floats& x, const OutFloats& out) {
     const Type checked = checked_type(type, rows, cols, weight);
     const int64_t tokens = int64_t(x.size()) / cols;
     require(int64_t(x.size()) == tokens * cols && int64_t(out.size()) == tokens * rows,
             "x must be (tokens, cols) and out (tokens, rows)");
     LinearJob job;
-    job.matrix.type = checked, job.matrix.data = weight.data(), job.matrix.scale = scale;
-    job.matrix.rows = rows, job.matrix.cols = job.matrix.inputs = cols;
+    job.matrix.type = checked;
+    job.matrix.data = weight.data();
+    job.matrix.scale = scale;
+    job.matrix.rows = rows;
+    job.matrix.cols = job.matrix.inputs = cols;
     job.y = out.data();
     const Computing computing;
     linear(job, x.data(), tokens);
@@ -104,8 +117,8 @@ void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float
     embed(checked, weight.data(), rows, cols, scale, ids.data(), int64_t(ids.size()), out.data());
 }
 
-// One call of a kernel of the active instruction set, on several threads: body(first, end) for parts of *n* units of
-// *work* elements.
+// One call of a kernel of the active instruction set, on several threads: body(first, end) for
+// parts of *n* units of *work* elements.
 template <class F>
 void run_row_op(Op op, int64_t n, int64_t multiple, int64_t work, F&& body) {
     const Computing computing;
@@ -113,13 +126,20 @@ void run_row_op(Op op, int64_t n, int64_t multiple, int64_t work, F&& body) {
     Split(n, multiple, n * work < kSerialWork).run(body);
 }
 
-void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half, const OutFloats& out) {
-    require(x.ndim() == 3 && cos.ndim() == 2 && cos.shape(0) == x.shape(0) && cos.size() == sin.size() &&
-                out.size() == x.size() && 2 * cos.shape(1) <= x.shape(2),
+void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half,
+               const OutFloats& out) {
+    require(x.ndim() == 3 && cos.ndim() == 2 && cos.shape(0) == x.shape(0) &&
+                cos.size() == sin.size() && out.size() == x.size() &&
+                2 * cos.shape(1) <= x.shape(2),
             "x must be (tokens, heads, head_dim), cos and sin (tokens, rotated / 2)");
     RopeArgs a;
-    a.x = x.data(), a.cos = cos.data(), a.sin = sin.data(), a.out = out.data();
-    a.heads = int64_t(x.shape(1)), a.head_dim = int64_t(x.shape(2)), a.rotated = 2 * int64_t(cos.shape(1));
+    a.x = x.data();
+    a.cos = cos.data();
+    a.sin = sin.data();
+    a.out = out.data();
+    a.heads = int64_t(x.shape(1));
+    a.head_dim = int64_t(x.shape(2));
+    a.rotated = 2 * int64_t(cos.shape(1));
     a.half = half;
     run_row_op(Op::rope, int64_t(x.shape(0)), 1, a.heads * a.head_dim,
                [&](int64_t t0, int64_t t1) { detail::active().rope(a, t0, t1); });
@@ -127,39 +147,53 @@ void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half,
 
 using Pages = Array<const int16_t, nb::ndim<4>>;
 
-void bind_attention(const Floats& q, const Pages& pages, int64_t start, float scale, int64_t window, float softcap,
-                    const OutFloats& out, const std::optional<Floats>& sinks) {
+void bind_attention(const Floats& q, const Pages& pages, int64_t start, float scale, int64_t window,
+                    float softcap, const OutFloats& out, const std::optional<Floats>& sinks) {
     require(q.ndim() == 3 && out.size() == q.size(), "q and out must be (tokens, heads, head_dim)");
     AttentionArgs a;
-    a.tokens = int64_t(q.shape(0)), a.heads = int64_t(q.shape(1)), a.head_dim = int64_t(q.shape(2));
+    a.tokens = int64_t(q.shape(0));
+    a.heads = int64_t(q.shape(1));
+    a.head_dim = int64_t(q.shape(2));
     a.kv_heads = int64_t(pages.shape(2));
     require(q.size() > 0, "there are no queries");
     // No width of a head has both.
     const auto words = int64_t(pages.shape(3));
     a.kv_type = words == head_words(a.head_dim, KvType::q8) ? KvType::q8 : KvType::f16;
-    require(a.kv_heads > 0 && a.heads % a.kv_heads == 0 && pages.shape(1) == 2 && words == head_words(a.head_dim, a.kv_type),
-            "pages must be (pages, 2, kv_heads, page_words(head_dim, type)) as in kernels/kv_codes.py");
+    require(
+        a.kv_heads > 0 && a.heads % a.kv_heads == 0 && pages.shape(1) == 2 &&
+            words == head_words(a.head_dim, a.kv_type),
+        "pages must be (pages, 2, kv_heads, page_words(head_dim, type)) as in kernels/kv_codes.py");
     require(start >= 0 && window >= 0 && int64_t(pages.shape(0)) * kKeyBlock - a.tokens >= start,
             "the pages must hold every position up to the last query");
     check_scores(scale, softcap);
     std::vector<const int16_t*> each;
-    for (size_t i = 0; i < pages.shape(0); ++i) each.push_back(pages.data() + int64_t(i) * pages.stride(0));
-    a.q = q.data(), a.pages = each.data(), a.out = out.data();
+    for (size_t i = 0; i < pages.shape(0); ++i)
+        each.push_back(pages.data() + int64_t(i) * pages.stride(0));
+    a.q = q.data();
+    a.pages = each.data();
+    a.out = out.data();
     require(!sinks || int64_t(sinks->size()) == a.heads, "sinks must be one per head");
-    a.start = start, a.scale = scale, a.window = window, a.softcap = softcap;
+    a.start = start;
+    a.scale = scale;
+    a.window = window;
+    a.softcap = softcap;
     a.sinks = sinks ? sinks->data() : nullptr;
     const Computing computing;
     attention({a});
 }
 
 void bind_softcap(const Floats& x, float cap, const OutFloats& out) {
-    require(x.size() == out.size() && cap > 0.0f, "x and out must have one size, cap must be above 0");
-    run_row_op(Op::softcap, int64_t(x.size()), 1024, 1,
-               [&](int64_t i0, int64_t i1) { detail::active().softcap(x.data() + i0, i1 - i0, cap, out.data() + i0); });
+    require(x.size() == out.size() && cap > 0.0f,
+            "x and out must have one size, cap must be above 0");
+    run_row_op(Op::softcap, int64_t(x.size()), 1024, 1, [&](int64_t i0, int64_t i1) {
+        detail::active().softcap(x.data() + i0, i1 - i0, cap, out.data() + i0);
+    });
 }
 
-void bind_turns(const Array<const double>& angles, double scale, const OutFloats& cos, const OutFloats& sin) {
-    require(angles.size() == cos.size() && angles.size() == sin.size(), "angles, cos and sin must have one size");
+void bind_turns(const Array<const double>& angles, double scale, const OutFloats& cos,
+                const OutFloats& sin) {
+    require(angles.size() == cos.size() && angles.size() == sin.size(),
+            "angles, cos and sin must have one size");
     const Computing computing;
     turns(angles.data(), int64_t(angles.size()), scale, cos.data(), sin.data());
 }
@@ -167,15 +201,18 @@ void bind_turns(const Array<const double>& angles, double scale, const OutFloats
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
-    m.def("linear", &bind_linear, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a, "x"_a.noconvert(),
+    m.def("linear", &bind_linear, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
+          "x"_a.noconvert(), "out"_a.noconvert());
+    m.def("embed", &bind_embed, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
+          "ids"_a.noconvert(), "out"_a.noconvert());
+    m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a,
           "out"_a.noconvert());
-    m.def("embed", &bind_embed, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a, "ids"_a.noconvert(),
-          "out"_a.noconvert());
-    m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a, "out"_a.noconvert());
-    m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a, "window"_a,
-          "softcap"_a, "out"_a.noconvert(), "sinks"_a.noconvert().none() = nb::none());
+    m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a,
+          "scale"_a, "window"_a, "softcap"_a, "out"_a.noconvert(),
+          "sinks"_a.noconvert().none() = nb::none());
     m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert());
-    m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());
+    m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(),
+          "sin"_a.noconvert());
     m.def("kernel_types", &type_names);
     m.def("kernel_levels", &levels);
     m.def("kernel_level", &level);
@@ -186,13 +223,20 @@ void bind_kernels(nb::module_& m) {
     m.def("kernel_counters", &counters);
     m.def("threads", &threads);
     m.def("set_threads", &set_threads, "count"_a);
-    m.def("row_bytes", [](int type, int64_t cols) { return row_bytes(known_type(type), cols); }, "type"_a, "cols"_a);
+    m.def(
+        "row_bytes", [](int type, int64_t cols) { return row_bytes(known_type(type), cols); },
+        "type"_a, "cols"_a);
     m.def("allocate_weights", &bind_allocate, "size"_a);
-    m.def("pack_rows", &bind_pack_rows, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "out"_a.noconvert());
-    m.def("pack_ternary", &bind_pack_ternary, "source"_a, "weight"_a.noconvert(), "rows"_a, "inputs"_a, "type"_a, "cols"_a,
+    m.def("pack_rows", &bind_pack_rows, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a,
           "out"_a.noconvert());
-    m.def("tiled_columns", [](int type, int64_t cols) { return tiled_cols(known_row_type(type), cols); }, "type"_a, "cols"_a);
-    m.def("quantize_rows", &bind_quantize_rows, "ggml_id"_a, "x"_a.noconvert(), "importance"_a.none(), "out"_a.noconvert());
+    m.def("pack_ternary", &bind_pack_ternary, "source"_a, "weight"_a.noconvert(), "rows"_a,
+          "inputs"_a, "type"_a, "cols"_a, "out"_a.noconvert());
+    m.def(
+        "tiled_columns",
+        [](int type, int64_t cols) { return tiled_cols(known_row_type(type), cols); }, "type"_a,
+        "cols"_a);
+    m.def("quantize_rows", &bind_quantize_rows, "ggml_id"_a, "x"_a.noconvert(),
+          "importance"_a.none(), "out"_a.noconvert());
     m.def("sum_bytes", &bind_sum_bytes, "bytes"_a.noconvert());
 }
 

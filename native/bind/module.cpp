@@ -9,7 +9,7 @@ NB_MODULE(_native, m) {
     m.attr("INTERFACE") = BITNET_INTERFACE;
     m.def("set_leak_warnings", &nb::set_leak_warnings, "wanted"_a);
     using namespace bitnet;
-    for (const auto bind : {bind_file_guard, bind_gguf, bind_graph, bind_kernels, bind_exact_head, bind_tokenizer,
-                            bind_tokenizer_parts})
+    for (const auto bind : {bind_file_guard, bind_gguf, bind_graph, bind_kernels, bind_exact_head,
+                            bind_tokenizer, bind_tokenizer_parts})
         bind(m);
 }

@@ -1,5 +1,5 @@
-// What every file of this folder needs: its functions as members of the module, arrays, buffers and texts of Python, a
-// ValueError for what they lack, and the state in which C++ computes.
+// What every file of this folder needs: its functions as members of the module, arrays, buffers and
+// texts of Python, a ValueError for what they lack, and the state in which C++ computes.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -32,22 +32,25 @@ public:
     ~Buffer() { PyBuffer_Release(&view_); }
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
-    std::string_view text() const { return {static_cast<const char*>(view_.buf), static_cast<size_t>(view_.len)}; }
+    std::string_view text() const {
+        return {static_cast<const char*>(view_.buf), size_t(view_.len)};
+    }
     const uint8_t* data() const { return static_cast<const uint8_t*>(view_.buf); }
-    size_t size() const { return static_cast<size_t>(view_.len); }
+    size_t size() const { return size_t(view_.len); }
 
 private:
     Py_buffer view_;
 };
 
-// The text of a Python string, which keeps it. Throws for half of a surrogate pair, or too long a text.
+// The text of a Python string, which keeps it. Throws for half of a surrogate pair, or too long a
+// text.
 std::string_view utf8(nb::handle text);
 
 inline nb::bytes to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
 // As nanobind's gil_scoped_release, and safe in a daemon thread of an interpreter that ends: such a
-// thread may not come back. Until Python 3.13 it is ended in here, with glibc by unwinding its stack,
-// which no frame above could let pass; so it stops here, as in later versions of Python.
+// thread may not come back. Until Python 3.13 it is ended in here, with glibc by unwinding its
+// stack, which no frame above could let pass; so it stops here, as in later versions of Python.
 class Released {
 public:
     Released() : state_(PyEval_SaveThread()) {}
@@ -73,17 +76,23 @@ using OutFloats = Array<float>;
 using Bytes = Array<const uint8_t>;
 using OutBytes = Array<uint8_t>;
 
-inline Type known_type(int type) { return require(type >= 0 && type < kTypes, "unknown weight type"), Type(type); }
-
-// The type of a matrix, whose bytes *weight* has.
-inline Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weight) {
-    require(rows > 0 && cols > 0 && row_bytes(known_type(type), cols) > 0, "cols is not a whole number of blocks");
-    require(rows <= INT64_MAX / (8 * cols), "the matrix is too large");
-    require(int64_t(weight.size()) >= weight_bytes(Type(type), rows, cols), "weight has too few bytes");
+inline Type known_type(int type) {
+    require(type >= 0 && type < kTypes, "unknown weight type");
     return Type(type);
 }
 
-// While kernels run: without the interpreter's lock, in the floating-point mode they are written for.
+// The type of a matrix, whose bytes *weight* has.
+inline Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weight) {
+    require(rows > 0 && cols > 0 && row_bytes(known_type(type), cols) > 0,
+            "cols is not a whole number of blocks");
+    require(rows <= INT64_MAX / (8 * cols), "the matrix is too large");
+    require(int64_t(weight.size()) >= weight_bytes(Type(type), rows, cols),
+            "weight has too few bytes");
+    return Type(type);
+}
+
+// While kernels run: without the interpreter's lock, in the floating-point mode they are written
+// for.
 struct Computing {
     const Released released;
     const FloatMode mode;

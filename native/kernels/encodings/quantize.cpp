@@ -6,14 +6,21 @@
 namespace bitnet {
 namespace {
 
-struct BlockQ2_K { uint8_t scales[16], q[64]; uint16_t d, dmin; };
-struct BlockQ3_K { uint8_t high[32], q[64], scales[12]; uint16_t d; };
+struct BlockQ2_K {
+    uint8_t scales[16], q[64];
+    uint16_t d, dmin;
+};
+struct BlockQ3_K {
+    uint8_t high[32], q[64], scales[12];
+    uint16_t d;
+};
 static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110, "ggml layout");
 
 // The integer part, and INT_MIN for what is none, as x86-64 converts.
 int truncate(float v) { return v > -2147483648.0f && v < 2147483648.0f ? int(v) : INT_MIN; }
 
-// Weights of squared errors: importance times sqrt(mean square + x^2), so that large weights count more.
+// Weights of squared errors: importance times sqrt(mean square + x^2), so that large weights count
+// more.
 void weigh(const float* x, const float* importance, int n, float mean_square, float* w) {
     for (int i = 0; i < n; ++i) w[i] = importance[i] * std::sqrt(mean_square + x[i] * x[i]);
 }
@@ -43,7 +50,8 @@ void pack_fifths(const uint8_t* codes, uint8_t* high) {
 // ---- 32 weights: a scale, or a scale and a minimum
 
 // Codes 0 to 2 half - 1 of Q4_0 and Q5_0.
-uint16_t round_symmetric(const float* x, const float* importance, float mean_square, int half, uint8_t* codes) {
+uint16_t round_symmetric(const float* x, const float* importance, float mean_square, int half,
+                         uint8_t* codes) {
     if (importance) {
         float w[32];
         int8_t fitted[32];
@@ -52,17 +60,19 @@ uint16_t round_symmetric(const float* x, const float* importance, float mean_squ
         std::copy(fitted, fitted + 32, codes);
         return float_to_half(scale);
     }
-    const float scale = extreme(x, 32) / float(-half), inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+    const float scale = extreme(x, 32) / float(-half),
+                inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
     const float middle = float(half) + 0.5f;
-    for (int i = 0; i < 32; ++i) codes[i] = uint8_t(std::min(2 * half - 1, int(int8_t(truncate(x[i] * inverse + middle)))));
+    for (int i = 0; i < 32; ++i)
+        codes[i] = uint8_t(std::min(2 * half - 1, int(int8_t(truncate(x[i] * inverse + middle)))));
     return float_to_half(scale);
 }
 
 constexpr AffineSearch kWeighted{-0.9f, 0.05f, 36, false, true};
 
 // Codes 0 to *top* of Q4_1 and Q5_1.
-void round_affine(const float* x, const float* importance, float mean_square, int top, uint8_t* codes, uint16_t& d,
-                  uint16_t& m) {
+void round_affine(const float* x, const float* importance, float mean_square, int top,
+                  uint8_t* codes, uint16_t& d, uint16_t& m) {
     float low = x[0], scale;
     if (importance) {
         float w[32];
@@ -70,7 +80,10 @@ void round_affine(const float* x, const float* importance, float mean_square, in
         scale = fit_affine(kWeighted, x, w, 32, top, codes, low);
     } else {
         float high = x[0];
-        for (int i = 1; i < 32; ++i) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;
+        for (int i = 1; i < 32; ++i) {
+            low = x[i] < low ? x[i] : low;
+            high = x[i] > high ? x[i] : high;
+        }
         scale = (high - low) / float(top);
         const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
         for (int i = 0; i < 32; ++i) {
@@ -78,7 +91,8 @@ void round_affine(const float* x, const float* importance, float mean_square, in
             codes[i] = top == 15 ? uint8_t(std::min(top, int(int8_t(code)))) : uint8_t(code);
         }
     }
-    d = float_to_half(scale), m = float_to_half(low);
+    d = float_to_half(scale);
+    m = float_to_half(low);
 }
 
 template <class Block>
@@ -100,25 +114,30 @@ void round_to_scale(const float* x, const float* importance, float mean_square, 
 }
 
 template <class Block>  // Q4_1, Q5_1
-void round_to_scale_and_minimum(const float* x, const float* importance, float mean_square, Block& block) {
+void round_to_scale_and_minimum(const float* x, const float* importance, float mean_square,
+                                Block& block) {
     uint8_t codes[32];
     round_affine(x, importance, mean_square, kTop<Block>, codes, block.d, block.m);
     pack_codes(codes, block);
 }
 
 void round_q8_0(const float* x, const float*, float, BlockQ8_0& block) {
-    const float scale = std::fabs(extreme(x, 32)) / 127.0f, inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
+    const float scale = std::fabs(extreme(x, 32)) / 127.0f,
+                inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
     block.d = float_to_half(scale);
     for (int i = 0; i < 32; ++i) block.q[i] = int8_t(truncate(std::round(x[i] * inverse)));
 }
 
 void round_mxfp4(const float* x, const float*, float, BlockMXFP4& block) {
     const float largest = std::fabs(extreme(x, 32));
-    block.power = largest > 0.0f ? uint8_t(int(std::floor(float(std::log2(double(largest))))) + 125) : 0;
+    block.power =
+        largest > 0.0f ? uint8_t(int(std::floor(float(std::log2(double(largest))))) + 125) : 0;
     const float scale = half_power(block.power);
     uint8_t codes[32];
     for (int i = 0; i < 32; ++i) {
-        const auto error = [&](int code) { return std::fabs(float(kFp4Codes.code[code]) * scale - x[i]); };
+        const auto error = [&](int code) {
+            return std::fabs(float(kFp4Codes.code[code]) * scale - x[i]);
+        };
         codes[i] = 0;
         for (int code = 1; code < 16; ++code)
             if (error(code) < error(codes[i])) codes[i] = uint8_t(code);
@@ -139,12 +158,14 @@ struct AffineSuper {
     uint16_t d, dmin;
 };
 
-// Codes from 0 to *top* of numbers that are not negative, by the largest of them; the step as float16.
+// Codes from 0 to *top* of numbers that are not negative, by the largest of them; the step as
+// float16.
 uint16_t round_by_largest(const float* x, int n, int top, uint8_t* codes) {
     float largest = 0.0f;
     for (int i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
     const float inverse = largest > 0.0f ? float(top) / largest : 0.0f;
-    for (int i = 0; i < n; ++i) codes[i] = uint8_t(std::min(top, int(uint8_t(nearest(inverse * x[i])))));
+    for (int i = 0; i < n; ++i)
+        codes[i] = uint8_t(std::min(top, int(uint8_t(nearest(inverse * x[i])))));
     return float_to_half(largest / float(top));
 }
 
@@ -152,25 +173,29 @@ uint16_t round_by_largest(const float* x, int n, int top, uint8_t* codes) {
 template <class Code>
 void round_again(const float* x, int n, float d, float m, int low, int high, Code* codes) {
     if (d == 0.0f) return;
-    for (int i = 0; i < n; ++i) codes[i] = Code(clamp_code(nearest((x[i] + m) / d), low, high) - low);
+    for (int i = 0; i < n; ++i)
+        codes[i] = Code(clamp_code(nearest((x[i] + m) / d), low, high) - low);
 }
 
-void round_super(const AffineType& type, const float* x, const float* importance, AffineSuper& out) {
+void round_super(const AffineType& type, const float* x, const float* importance,
+                 AffineSuper& out) {
     const int group = type.group, groups = kSuper / group;
-    const float mean_square = importance ? type.mean_squares * sum_of_squares(x, kSuper) / float(kSuper) : 0.0f;
+    const float mean_square =
+        importance ? type.mean_squares * sum_of_squares(x, kSuper) / float(kSuper) : 0.0f;
     float scales[16], mins[16], weights[16], w[32];
     for (int g = 0; g < groups; ++g) {
         const float* part = x + g * group;
         if (importance) {
             weigh(part, importance + g * group, group, mean_square, w);
         } else {
-            const float least = type.plain.absolute ? 0.0f : std::sqrt(sum_of_squares(part, group) / float(group));
+            const float least =
+                type.plain.absolute ? 0.0f : std::sqrt(sum_of_squares(part, group) / float(group));
             for (int i = 0; i < group; ++i) w[i] = least + std::fabs(part[i]);
         }
         weights[g] = sum(w, group);
         float minimum;
-        scales[g] = fit_affine(importance ? kWeighted : type.plain, part, w, group, type.top, out.codes + g * group,
-                               minimum);
+        scales[g] = fit_affine(importance ? kWeighted : type.plain, part, w, group, type.top,
+                               out.codes + g * group, minimum);
         mins[g] = -minimum;
     }
     if (importance) {
@@ -182,15 +207,16 @@ void round_super(const AffineType& type, const float* x, const float* importance
     }
     for (int g = 0; g < groups; ++g)
         round_again(x + g * group, group, half_to_float(out.d) * float(out.scales[g]),
-                    half_to_float(out.dmin) * float(out.mins[g]), 0, type.top, out.codes + g * group);
+                    half_to_float(out.dmin) * float(out.mins[g]), 0, type.top,
+                    out.codes + g * group);
 }
 
 // Two bits of 256 codes, four rows of 32 in a byte.
 void pack_pairs(const uint8_t* codes, uint8_t* q) {
     for (int half = 0; half < 2; ++half, codes += 128)
         for (int i = 0; i < 32; ++i)
-            q[32 * half + i] = uint8_t((codes[i] & 3) | (codes[i + 32] & 3) << 2 | (codes[i + 64] & 3) << 4 |
-                                       (codes[i + 96] & 3) << 6);
+            q[32 * half + i] = uint8_t((codes[i] & 3) | (codes[i + 32] & 3) << 2 |
+                                       (codes[i + 64] & 3) << 4 | (codes[i + 96] & 3) << 6);
 }
 
 // The reverse of unpack_k_scales.
@@ -208,29 +234,35 @@ void round_q2_k(const float* x, const float* importance, float, BlockQ2_K& block
     round_super(kType, x, importance, super);
     for (int g = 0; g < 16; ++g) block.scales[g] = uint8_t(super.scales[g] | super.mins[g] << 4);
     pack_pairs(super.codes, block.q);
-    block.d = super.d, block.dmin = super.dmin;
+    block.d = super.d;
+    block.dmin = super.dmin;
 }
 
 template <class Block>  // Q4_K, Q5_K
 void round_k(const float* x, const float* importance, float, Block& block) {
     constexpr bool kFifths = std::is_same_v<Block, BlockQ5_K>;
-    constexpr AffineSearch kPlain = kFifths ? AffineSearch{-0.5f, 0.1f, 15, false, false} : AffineSearch{-1.0f, 0.1f, 20, false, false};
+    constexpr AffineSearch kPlain = kFifths ? AffineSearch{-0.5f, 0.1f, 15, false, false}
+                                            : AffineSearch{-1.0f, 0.1f, 20, false, false};
     AffineSuper super;
     round_super({32, kFifths ? 31 : 15, 63, kPlain, 2.0f}, x, importance, super);
-    block.d = super.d, block.dmin = super.dmin;
+    block.d = super.d;
+    block.dmin = super.dmin;
     pack_k_scales(super, block.scales);
     for (int j = 0; j < 4; ++j)
         for (int i = 0; i < 32; ++i)
-            block.q[32 * j + i] = uint8_t((super.codes[64 * j + i] & 15) | super.codes[64 * j + 32 + i] << 4);
+            block.q[32 * j + i] =
+                uint8_t((super.codes[64 * j + i] & 15) | super.codes[64 * j + 32 + i] << 4);
     if constexpr (kFifths)
-        for (int i = 0; i < kSuper; ++i) block.high[i % 32] |= uint8_t((super.codes[i] >> 4) << (i / 32));
+        for (int i = 0; i < kSuper; ++i)
+            block.high[i % 32] |= uint8_t((super.codes[i] >> 4) << (i / 32));
 }
 
 // ---- 256 weights with a signed scale per group of 16: Q3_K, Q6_K
 
 float of_largest_size(const float* scales) { return extreme(scales, 16); }
 
-void scales_of_q3_k(const float* x, const float* importance, int8_t* codes, int8_t* scale_codes, uint16_t& d) {
+void scales_of_q3_k(const float* x, const float* importance, int8_t* codes, int8_t* scale_codes,
+                    uint16_t& d) {
     float scales[16], weights[16], w[16];
     const float mean_square = importance ? 2.0f * sum_of_squares(x, kSuper) / float(kSuper) : 0.0f;
     for (int g = 0; g < 16; ++g) {
@@ -250,7 +282,9 @@ void scales_of_q3_k(const float* x, const float* importance, int8_t* codes, int8
     }
     const float largest = of_largest_size(scales), inverse = -32.0f / largest;
     for (int g = 0; g < 16; ++g)
-        scale_codes[g] = largest != 0.0f ? int8_t(clamp_code(int8_t(nearest(inverse * scales[g])), -32, 31) + 32) : 0;
+        scale_codes[g] =
+            largest != 0.0f ? int8_t(clamp_code(int8_t(nearest(inverse * scales[g])), -32, 31) + 32)
+                            : 0;
     d = largest != 0.0f ? float_to_half(1.0f / inverse) : 0;
 }
 
@@ -261,7 +295,8 @@ void round_q3_k(const float* x, const float* importance, float, BlockQ3_K& block
         const int code = scale_codes[g];
         block.scales[g % 8] |= uint8_t((code & 15) << (g < 8 ? 0 : 4));
         block.scales[8 + g % 4] |= uint8_t(code >> 4 << 2 * (g / 4));
-        round_again(x + 16 * g, 16, half_to_float(block.d) * float(code - 32), 0.0f, -4, 3, codes + 16 * g);
+        round_again(x + 16 * g, 16, half_to_float(block.d) * float(code - 32), 0.0f, -4, 3,
+                    codes + 16 * g);
     }
     uint8_t low[kSuper];
     for (int i = 0; i < kSuper; ++i) {
@@ -276,7 +311,8 @@ void round_q6_k(const float* x, const float* importance, float, BlockQ6_K& block
     float scales[16], w[16];
     for (int g = 0; g < 16; ++g) {
         weigh_by_square(x + 16 * g, 16, w);
-        scales[g] = fit_symmetric(x + 16 * g, importance ? importance + 16 * g : w, 16, 32, codes + 16 * g);
+        scales[g] =
+            fit_symmetric(x + 16 * g, importance ? importance + 16 * g : w, 16, 32, codes + 16 * g);
     }
     const float largest = of_largest_size(scales);
     if (std::fabs(largest) < kNothing) return;
@@ -284,25 +320,27 @@ void round_q6_k(const float* x, const float* importance, float, BlockQ6_K& block
     block.d = float_to_half(1.0f / inverse);
     for (int g = 0; g < 16; ++g) {
         block.scales[g] = int8_t(std::min(127, nearest(inverse * scales[g])));
-        round_again(x + 16 * g, 16, half_to_float(block.d) * float(block.scales[g]), 0.0f, -32, 31, codes + 16 * g);
+        round_again(x + 16 * g, 16, half_to_float(block.d) * float(block.scales[g]), 0.0f, -32, 31,
+                    codes + 16 * g);
     }
     for (int half = 0; half < 2; ++half)
         for (int i = 0; i < 32; ++i) {
             const int8_t* four = codes + 128 * half + i;  // 32 apart
             block.low[64 * half + i] = uint8_t((four[0] & 15) | four[64] << 4);
             block.low[64 * half + 32 + i] = uint8_t((four[32] & 15) | four[96] << 4);
-            block.high[32 * half + i] =
-                uint8_t(four[0] >> 4 | four[32] >> 4 << 2 | four[64] >> 4 << 4 | four[96] >> 4 << 6);
+            block.high[32 * half + i] = uint8_t(four[0] >> 4 | four[32] >> 4 << 2 |
+                                                four[64] >> 4 << 4 | four[96] >> 4 << 6);
         }
 }
 
 // ---- 32 weights with a scale of sixteen uneven values: IQ4_NL, and IQ4_XS with eight of them
 
-// Code of the value nearest to *v*: as many as have a neighbour below that is not nearer. Without branches, because
-// a search of sixteen tries takes most of the time.
+// Code of the value nearest to *v*: as many as have a neighbour below that is not nearer. Without
+// branches, because a search of sixteen tries takes most of the time.
 int nearest_uneven(float v) {
     int code = 0;
-    for (int i = 1; i < 16; ++i) code += !(v - float(kIq4Codes.code[i - 1]) < float(kIq4Codes.code[i]) - v);
+    for (int i = 1; i < 16; ++i)
+        code += !(v - float(kIq4Codes.code[i - 1]) < float(kIq4Codes.code[i]) - v);
     return code;
 }
 
@@ -310,15 +348,18 @@ float fit_uneven(const float* x, const float* importance, float mean_square) {
     const float largest = extreme(x, 32);
     if (std::fabs(largest) < kNothing) return 0.0f;
     float w[32];
-    if (importance) weigh(x, importance, 32, mean_square, w);
-    else weigh_by_square(x, 32, w);
+    if (importance)
+        weigh(x, importance, 32, mean_square, w);
+    else
+        weigh_by_square(x, 32, w);
     const auto fit_of = [&](float inverse) {
         Fit fit;
         int codes[32];
         for (int i = 0; i < 32; ++i) codes[i] = nearest_uneven(inverse * x[i]);
         for (int i = 0; i < 32; ++i) {
             const float value = float(kIq4Codes.code[codes[i]]);
-            fit.xc += w[i] * value * x[i], fit.cc += w[i] * value * value;
+            fit.xc += w[i] * value * x[i];
+            fit.cc += w[i] * value * value;
         }
         return fit;
     };
@@ -327,7 +368,10 @@ float fit_uneven(const float* x, const float* importance, float mean_square) {
     float gain = scale * fit.xc;
     for (int i = -7; i <= 7; ++i) {
         fit = fit_of(float(i + kIq4Codes.code[0]) / largest);
-        if (fit.cc > 0.0f && fit.xc * fit.xc > gain * fit.cc) scale = fit.scale(), gain = scale * fit.xc;
+        if (fit.cc > 0.0f && fit.xc * fit.xc > gain * fit.cc) {
+            scale = fit.scale();
+            gain = scale * fit.xc;
+        }
     }
     return scale;
 }
@@ -348,7 +392,8 @@ void round_iq4_nl(const float* x, const float* importance, float, BlockIQ4_NL& b
 void round_iq4_xs(const float* x, const float* importance, float, BlockIQ4_XS& block) {
     const float mean_square = sum_of_squares(x, kSuper) * (2.0f / float(kSuper));
     float scales[8];
-    for (int g = 0; g < 8; ++g) scales[g] = fit_uneven(x + 32 * g, importance ? importance + 32 * g : nullptr, mean_square);
+    for (int g = 0; g < 8; ++g)
+        scales[g] = fit_uneven(x + 32 * g, importance ? importance + 32 * g : nullptr, mean_square);
     const float d = -extreme(scales, 8) / 32.0f, inverse = d != 0.0f ? 1.0f / d : 0.0f;
     block.d = float_to_half(d);
     for (int g = 0; g < 8; ++g) {
@@ -377,12 +422,18 @@ constexpr Quantizer quantizer(int ggml_id) {
 }
 
 constexpr Quantizer kQuantizers[] = {
-    quantizer<BlockQ4_0, 32, round_to_scale>(2), quantizer<BlockQ4_1, 32, round_to_scale_and_minimum>(3),
-    quantizer<BlockQ5_0, 32, round_to_scale>(6), quantizer<BlockQ5_1, 32, round_to_scale_and_minimum>(7),
-    quantizer<BlockQ8_0, 32, round_q8_0>(8), quantizer<BlockQ2_K, 256, round_q2_k>(10),
-    quantizer<BlockQ3_K, 256, round_q3_k>(11), quantizer<BlockQ4_K, 256, round_k>(12),
-    quantizer<BlockQ5_K, 256, round_k>(13), quantizer<BlockQ6_K, 256, round_q6_k>(14),
-    quantizer<BlockIQ4_NL, 32, round_iq4_nl>(20), quantizer<BlockIQ4_XS, 256, round_iq4_xs>(23),
+    quantizer<BlockQ4_0, 32, round_to_scale>(2),
+    quantizer<BlockQ4_1, 32, round_to_scale_and_minimum>(3),
+    quantizer<BlockQ5_0, 32, round_to_scale>(6),
+    quantizer<BlockQ5_1, 32, round_to_scale_and_minimum>(7),
+    quantizer<BlockQ8_0, 32, round_q8_0>(8),
+    quantizer<BlockQ2_K, 256, round_q2_k>(10),
+    quantizer<BlockQ3_K, 256, round_q3_k>(11),
+    quantizer<BlockQ4_K, 256, round_k>(12),
+    quantizer<BlockQ5_K, 256, round_k>(13),
+    quantizer<BlockQ6_K, 256, round_q6_k>(14),
+    quantizer<BlockIQ4_NL, 32, round_iq4_nl>(20),
+    quantizer<BlockIQ4_XS, 256, round_iq4_xs>(23),
     quantizer<BlockMXFP4, 32, round_mxfp4>(39),
 };
 
@@ -394,11 +445,12 @@ const Quantizer* find_quantizer(int ggml_id) {
     return nullptr;
 }
 
-void quantize_rows(const Quantizer& its, const float* x, const float* importance, int64_t rows, int64_t cols,
-                   uint8_t* out) {
+void quantize_rows(const Quantizer& its, const float* x, const float* importance, int64_t rows,
+                   int64_t cols, uint8_t* out) {
     const int64_t row_bytes = cols / its.weights * its.bytes;
     Split(rows, 1, rows * cols < kSerialWork).run([&](int64_t first, int64_t end) {
-        for (int64_t r = first; r < end; ++r) its.row(x + r * cols, importance, cols, out + r * row_bytes);
+        for (int64_t r = first; r < end; ++r)
+            its.row(x + r * cols, importance, cols, out + r * row_bytes);
     });
 }
 

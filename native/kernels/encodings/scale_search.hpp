@@ -1,9 +1,10 @@
 // Searches for the scale, or scale and minimum, of a group of weights.
 //
-// A group x with weights w becomes codes c. The error of a scale s is sum w (x - s c)^2. For given codes the best scale
-// is sum(w x c) / sum(w c c), and what it gains is sum(w x c)^2 / sum(w c c). So a search tries step widths, rounds
-// to codes, and compares gains (fit_symmetric), errors (fit_positive, fit_affine), or changes one code at a time
-// (improve_codes). The order of every sum and product is ggml's (ggml-quants.c), so that the same candidate wins.
+// A group x with weights w becomes codes c. The error of a scale s is sum w (x - s c)^2. For given
+// codes the best scale is sum(w x c) / sum(w c c), and what it gains is sum(w x c)^2 / sum(w c c).
+// So a search tries step widths, rounds to codes, and compares gains (fit_symmetric), errors
+// (fit_positive, fit_affine), or changes one code at a time (improve_codes). The order of every sum
+// and product is ggml's (ggml-quants.c), so that the same candidate wins.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +14,11 @@
 #include "encodings/blocks.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-constexpr int kSuper = 256;          // weights of a block of the K types
-constexpr float kNothing = 1e-15f;   // a group whose largest weight is below it becomes zeros
+constexpr int kSuper = 256;         // weights of a block of the K types
+constexpr float kNothing = 1e-15f;  // a group whose largest weight is below it becomes zeros
 
 // Nearest integer, ties to even; beyond 2^22 the low bits of what ggml computes.
 inline int nearest(float v) { return int(float_to_bits(v + 12582912.0f) & 0x7fffff) - 0x400000; }
@@ -27,7 +29,10 @@ inline int clamp_code(int code, int low, int high) { return std::max(low, std::m
 inline float extreme(const float* x, int n) {
     float size = 0.0f, value = 0.0f;
     for (int i = 0; i < n; ++i)
-        if (std::fabs(x[i]) > size) size = std::fabs(x[i]), value = x[i];
+        if (std::fabs(x[i]) > size) {
+            size = std::fabs(x[i]);
+            value = x[i];
+        }
     return value;
 }
 
@@ -40,7 +45,10 @@ inline float sum_of_squares(const float* x, int64_t n) {
 // Sums of w x c and w c c over a group with codes c.
 struct Fit {
     float xc = 0.0f, cc = 0.0f;
-    void add(float x, float w, float c) { xc += w * x * c, cc += w * c * c; }
+    void add(float x, float w, float c) {
+        xc += w * x * c;
+        cc += w * c * c;
+    }
     Fit without(float x, float w, float c) const { return {xc - w * x * c, cc - w * c * c}; }
     float scale() const { return xc / cc; }
 };
@@ -52,7 +60,9 @@ inline float fit_symmetric(const float* x, const float* w, int n, int half, int8
         std::fill(codes, codes + n, int8_t(0));
         return 0.0f;
     }
-    const auto code = [&](float inverse, int i) { return clamp_code(nearest(inverse * x[i]), -half, half - 1); };
+    const auto code = [&](float inverse, int i) {
+        return clamp_code(nearest(inverse * x[i]), -half, half - 1);
+    };
     const auto fit_of = [&](float inverse) {
         Fit fit;
         for (int i = 0; i < n; ++i) fit.add(x[i], w[i], float(code(inverse, i)));
@@ -66,18 +76,21 @@ inline float fit_symmetric(const float* x, const float* w, int n, int half, int8
         if (i == 0) continue;
         const float inverse = -(float(half) + 0.1f * float(i)) / largest;
         fit = fit_of(inverse);
-        if (fit.cc > 0.0f && fit.xc * fit.xc > gain * fit.cc)
-            chosen = inverse, scale = fit.scale(), gain = scale * fit.xc;
+        if (fit.cc > 0.0f && fit.xc * fit.xc > gain * fit.cc) {
+            chosen = inverse;
+            scale = fit.scale();
+            gain = scale * fit.xc;
+        }
     }
     for (int i = 0; i < n; ++i) codes[i] = int8_t(half + code(chosen, i));
     return scale;
 }
 
-// Changes single codes, from *low* to *high*, while the gain of *fit* grows, in at most five rounds.
-// *rest_needed*: a weight is left alone where the others alone have no fit.
+// Changes single codes, from *low* to *high*, while the gain of *fit* grows, in at most five
+// rounds. *rest_needed*: a weight is left alone where the others alone have no fit.
 template <class Code>
-inline void improve_codes(const float* x, const float* w, int n, int low, int high, bool rest_needed, Code* codes,
-                          Fit& fit) {
+inline void improve_codes(const float* x, const float* w, int n, int low, int high,
+                          bool rest_needed, Code* codes, Fit& fit) {
     bool changed = true;
     for (int round = 0; round < 5 && changed; ++round) {
         changed = false;
@@ -87,14 +100,18 @@ inline void improve_codes(const float* x, const float* w, int n, int low, int hi
             const int code = clamp_code(nearest(x[i] * other.cc / other.xc), low, high);
             if (code == codes[i]) continue;
             other.add(x[i], w[i], float(code));
-            if (other.cc > 0.0f && other.xc * other.xc * fit.cc > fit.xc * fit.xc * other.cc)
-                codes[i] = Code(code), fit = other, changed = true;
+            if (other.cc > 0.0f && other.xc * other.xc * fit.cc > fit.xc * fit.xc * other.cc) {
+                codes[i] = Code(code);
+                fit = other;
+                changed = true;
+            }
         }
     }
 }
 
 // Scale of codes from -half to half - 1, weighted by x^2; *codes* are stored plus half.
-inline float fit_symmetric_stepwise(const float* x, const float* w, int n, int half, int8_t* codes) {
+inline float fit_symmetric_stepwise(const float* x, const float* w, int n, int half,
+                                    int8_t* codes) {
     const float largest = extreme(x, n);
     if (std::fabs(largest) < kNothing) {
         std::fill(codes, codes + n, int8_t(0));
@@ -135,7 +152,10 @@ inline float fit_positive(const float* x, const float* w, int n, int top, uint8_
         if (i == 0) continue;
         const float inverse = (0.1f * float(i) + float(top)) / largest;
         const float error = error_of(inverse, limited);
-        if (error < least) least = error, chosen = inverse;
+        if (error < least) {
+            least = error;
+            chosen = inverse;
+        }
     }
     Fit fit;
     for (int i = 0; i < n; ++i) {
@@ -152,12 +172,13 @@ struct AffineSearch {
     float first, step;
     int steps;
     bool absolute;  // errors count by their magnitude instead of their square
-    bool bounded;   // numbers are limited before they are rounded, so that none is too large for nearest()
+    bool bounded;   // numbers are limited before they are rounded, so that none is too large for
+                    // nearest()
 };
 
 // Scale and minimum, at most 0, of codes from 0 to *top*: x is about scale * code + minimum.
-inline float fit_affine(const AffineSearch& search, const float* x, const float* w, int n, int top, uint8_t* codes,
-                        float& minimum) {
+inline float fit_affine(const AffineSearch& search, const float* x, const float* w, int n, int top,
+                        uint8_t* codes, float& minimum) {
     float low = x[0], high = x[0], sum_w = w[0], sum_x = sum_w * x[0];
     for (int i = 1; i < n; ++i) {
         if (x[i] < low) low = x[i];
@@ -193,21 +214,29 @@ inline float fit_affine(const AffineSearch& search, const float* x, const float*
     uint8_t tried[32];
     for (int step = 0; step <= search.steps; ++step) {
         // The minimum of the best fit so far, where one might expect that of the weights.
-        round((search.first + search.step * float(step) + float(top)) / (high - minimum), search.bounded, tried);
+        round((search.first + search.step * float(step) + float(top)) / (high - minimum),
+              search.bounded, tried);
         float sum_c = 0.0f, sum_cc = 0.0f, sum_xc = 0.0f;
         for (int i = 0; i < n; ++i) {
             const float c = float(tried[i]), wc = w[i] * c;
-            sum_c += wc, sum_cc += wc * c, sum_xc += wc * x[i];
+            sum_c += wc;
+            sum_cc += wc * c;
+            sum_xc += wc * x[i];
         }
         const float determinant = sum_w * sum_cc - sum_c * sum_c;
         if (!(determinant > 0.0f)) continue;
         float its_scale = (sum_w * sum_xc - sum_x * sum_c) / determinant;
         float its_minimum = (sum_cc * sum_x - sum_c * sum_xc) / determinant;
-        if (its_minimum > 0.0f) its_minimum = 0.0f, its_scale = sum_xc / sum_cc;
+        if (its_minimum > 0.0f) {
+            its_minimum = 0.0f;
+            its_scale = sum_xc / sum_cc;
+        }
         const float error = error_of(its_scale, its_minimum, tried);
         if (error < least) {
             std::copy(tried, tried + n, codes);
-            least = error, scale = its_scale, minimum = its_minimum;
+            least = error;
+            scale = its_scale;
+            minimum = its_minimum;
         }
     }
     return scale;

@@ -6,7 +6,8 @@
 //
 //   F32 F16 BF16   column by column: weight [r]
 //   Q*_0 Q*_1      per 32 columns: scale f16 [r], minimum f16 [r] (Q*_1), high bits, codes
-//   Q4_K Q5_K      per 256: d f16 [r], dmin f16 [r], scales u8 [8][r], minima u8 [8][r], then per 32:
+//   Q4_K Q5_K      per 256: d f16 [r], dmin f16 [r], scales u8 [8][r], minima u8 [8][r], then per
+//   32:
 //                  high bits (Q5_K), codes
 //   Q6_K           per 256: d f16 [r], scales s8 [8][2][r], then per 32: high bits, codes
 //   MXFP4          per 32: power u8 [r], codes
@@ -14,7 +15,8 @@
 //   IQ4_XS         per 256: d f16 [r], scales s8 [8][r], then per 32: codes
 //
 //   codes          4 x 64 bytes: byte b of dword r of line i has column 4i + b in its low four bits
-//                  and column 16 + 4i + b in the high ones. Q8_0: 8 x 64, code + 128 of column 4i + b
+//                  and column 16 + 4i + b in the high ones. Q8_0: 8 x 64, code + 128 of column 4i +
+//                  b
 //   high bits      Q5: 64 bytes, bit j of byte b of dword r belongs to column 4j + b.
 //                  Q6: 2 x 64, bits 2j, 2j + 1 of line h to column 16h + 4j + b
 #pragma once
@@ -28,8 +30,9 @@ namespace bitnet {
 
 constexpr int kTileRows = 16;
 
-// Bytes of a tile's block: *groups* times 32 columns; high bits and codes are per group. *offset* is what kernels
-// subtract from codes without a sign; those of a table have it added when they are looked up.
+// Bytes of a tile's block: *groups* times 32 columns; high bits and codes are per group. *offset*
+// is what kernels subtract from codes without a sign; those of a table have it added when they are
+// looked up.
 struct TileLayout {
     int groups, header, high, codes, offset;
     constexpr int unit() const { return high + codes; }
@@ -38,18 +41,30 @@ struct TileLayout {
 
 constexpr TileLayout tile_layout(Type type) {
     switch (type) {
-        case Type::Q8_0_R16: return {1, 32, 0, 512, 128};
-        case Type::Q4_0_R16: return {1, 32, 0, 256, 8};
-        case Type::Q4_1_R16: return {1, 64, 0, 256, 0};
-        case Type::Q5_0_R16: return {1, 32, 64, 256, 16};
-        case Type::Q5_1_R16: return {1, 64, 64, 256, 0};
-        case Type::Q4_K_R16: return {8, 320, 0, 256, 0};
-        case Type::Q5_K_R16: return {8, 320, 64, 256, 0};
-        case Type::Q6_K_R16: return {8, 288, 128, 256, 32};
-        case Type::MXFP4_R16: return {1, 16, 0, 256, 16};
-        case Type::IQ4_NL_R16: return {1, 32, 0, 256, 128};
-        case Type::IQ4_XS_R16: return {8, 160, 0, 256, 128};
-        default: return {1, 0, 0, 0, 0};
+        case Type::Q8_0_R16:
+            return {1, 32, 0, 512, 128};
+        case Type::Q4_0_R16:
+            return {1, 32, 0, 256, 8};
+        case Type::Q4_1_R16:
+            return {1, 64, 0, 256, 0};
+        case Type::Q5_0_R16:
+            return {1, 32, 64, 256, 16};
+        case Type::Q5_1_R16:
+            return {1, 64, 64, 256, 0};
+        case Type::Q4_K_R16:
+            return {8, 320, 0, 256, 0};
+        case Type::Q5_K_R16:
+            return {8, 320, 64, 256, 0};
+        case Type::Q6_K_R16:
+            return {8, 288, 128, 256, 32};
+        case Type::MXFP4_R16:
+            return {1, 16, 0, 256, 16};
+        case Type::IQ4_NL_R16:
+            return {1, 32, 0, 256, 128};
+        case Type::IQ4_XS_R16:
+            return {8, 160, 0, 256, 128};
+        default:
+            return {1, 0, 0, 0, 0};
     }
 }
 
@@ -63,9 +78,11 @@ constexpr bool tile_sizes_agree() {
 }
 static_assert(tile_sizes_agree(), "tile layout");
 
-// Rows of a file as tiles, on all threads; *out* has rows rounded up to 16 times row_bytes(tiled) of tiled_cols.
+// Rows of a file as tiles, on all threads; *out* has rows rounded up to 16 times row_bytes(tiled)
+// of tiled_cols.
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out);
 
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 template <Type kFirst, class Add, int... kNext>
@@ -73,15 +90,21 @@ void each_from(Add add, std::integer_sequence<int, kNext...>) {
     (add(std::integral_constant<Type, Type(kNext + int(kFirst))>()), ...);
 }
 
-// Calls *add* with every type from kFirst to the one before kEnd, as a constant: linear_block<type.value>.
+// Calls *add* with every type from kFirst to the one before kEnd, as a constant:
+// linear_block<type.value>.
 template <Type kFirst, Type kEnd, class Add>
-void each_type(Add add) { each_from<kFirst>(add, std::make_integer_sequence<int, int(kEnd) - int(kFirst)>()); }
+void each_type(Add add) {
+    each_from<kFirst>(add, std::make_integer_sequence<int, int(kEnd) - int(kFirst)>());
+}
 
 // The same for every block encoding with interleaved rows.
 template <class Add>
-void each_block_type(Add add) { each_type<Type::Q8_0_R16, Type::Q1_0_R16>(add); }
+void each_block_type(Add add) {
+    each_type<Type::Q8_0_R16, Type::Q1_0_R16>(add);
+}
 
-[[maybe_unused]] inline int tile_code(Type type, const TileLayout& layout, const uint8_t* unit, int lane, int c) {
+[[maybe_unused]] inline int tile_code(Type type, const TileLayout& layout, const uint8_t* unit,
+                                      int lane, int c) {
     const int j = c / 4, byte = 4 * lane + c % 4;
     if (type == Type::Q8_0_R16) return int(unit[64 * j + byte]) - layout.offset;
     const int both = unit[layout.high + 64 * (j % 4) + byte];
@@ -93,7 +116,8 @@ void each_block_type(Add add) { each_type<Type::Q8_0_R16, Type::Q1_0_R16>(add); 
 }
 
 // Group *g* of row *lane* of a tile in a block encoding. This is the specification.
-[[maybe_unused]] inline void unpack_tile_group(Type type, const uint8_t* tile, int lane, int64_t g, Group& out) {
+[[maybe_unused]] inline void unpack_tile_group(Type type, const uint8_t* tile, int lane, int64_t g,
+                                               Group& out) {
     const TileLayout layout = tile_layout(type);
     const uint8_t* block = tile + g / layout.groups * layout.block();
     const int j = int(g % layout.groups);
@@ -107,16 +131,19 @@ void each_block_type(Add add) { each_type<Type::Q8_0_R16, Type::Q1_0_R16>(add); 
         out.scale[0] = out.scale[1] = d * float(block[64 + 16 * j + lane]);
         out.min = -(read_half(block + 32 + 2 * lane) * float(block[192 + 16 * j + lane]));
     }
-    if (layout.header == 160) out.scale[0] = out.scale[1] = d * float(read<int8_t>(block + 32 + 16 * j + lane));
+    if (layout.header == 160)
+        out.scale[0] = out.scale[1] = d * float(read<int8_t>(block + 32 + 16 * j + lane));
     if (layout.header == 288)
-        for (int i = 0; i < 2; ++i) out.scale[i] = d * float(read<int8_t>(block + 32 + 32 * j + 16 * i + lane));
+        for (int i = 0; i < 2; ++i)
+            out.scale[i] = d * float(read<int8_t>(block + 32 + 32 * j + 16 * i + lane));
 }
 
 // Weight *column* of row *lane* of a tile of floats.
 [[maybe_unused]] inline float tile_float(Type type, const uint8_t* tile, int lane, int64_t column) {
     const int64_t at = kTileRows * column + lane;
     if (type == Type::F32_R16) return read<float>(tile + 4 * at);
-    return type == Type::F16_R16 ? read_half(tile + 2 * at) : bf16_to_float(read<uint16_t>(tile + 2 * at));
+    return type == Type::F16_R16 ? read_half(tile + 2 * at)
+                                 : bf16_to_float(read<uint16_t>(tile + 2 * at));
 }
 
 }  // namespace

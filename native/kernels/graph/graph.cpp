@@ -7,7 +7,8 @@
 namespace bitnet {
 
 int Graph::add_register(int64_t width, int64_t place) {
-    require(place >= 0 && place <= int64_t(registers_.size()), "places in memory are numbered in order");
+    require(place >= 0 && place <= int64_t(registers_.size()),
+            "places in memory are numbered in order");
     registers_.push_back({checked(width), size_t(place)});
     if (int64_t(widths_.size()) <= place) widths_.resize(size_t(place) + 1);
     widths_[size_t(place)] = std::max(widths_[size_t(place)], width);
@@ -33,7 +34,8 @@ int64_t Graph::add_context(std::vector<Frequencies> rotations) {
     const std::lock_guard<std::mutex> lock(passes_.get().running);
     require(rotations.size() == rotations_.size(), "frequencies for another number of rotations");
     for (size_t i = 0; i < rotations.size(); ++i)
-        require(int64_t(rotations[i].of_pair.size()) == rotations_[i].pairs, "frequencies for another number of pairs");
+        require(int64_t(rotations[i].of_pair.size()) == rotations_[i].pairs,
+                "frequencies for another number of pairs");
     contexts_.push_back(std::move(rotations));
     return int64_t(contexts_.size()) - 1;
 }
@@ -45,12 +47,29 @@ void Graph::set_state(int64_t size) {
 
 void Graph::add(std::string_view instruction, const Operands& its) {
     static const std::map<std::string_view, Builder Graph::*> builders = {
-        {"Embed", &Graph::embed}, {"Lookup", &Graph::lookup}, {"Take", &Graph::take}, {"Norm", &Graph::norm}, {"Center", &Graph::center},
-        {"Linear", &Graph::linear},        {"Split", &Graph::split}, {"Join", &Graph::join}, {"Transpose", &Graph::transpose}, {"Rotate", &Graph::rotate},
-        {"Temper", &Graph::temper}, {"Attend", &Graph::attend}, {"Convolve", &Graph::convolve},
-        {"DeltaRule", &Graph::delta_rule}, {"SelectiveScan", &Graph::selective_scan}, {"Gate", &Graph::gate},
-        {"Route", &Graph::route}, {"Enumerate", &Graph::enumerate}, {"ExpertLinear", &Graph::expert_linear},
-        {"Combine", &Graph::combine}, {"Hadamard", &Graph::hadamard}, {"Add", &Graph::add_to}, {"Scale", &Graph::scale},
+        {"Embed", &Graph::embed},
+        {"Lookup", &Graph::lookup},
+        {"Take", &Graph::take},
+        {"Norm", &Graph::norm},
+        {"Center", &Graph::center},
+        {"Linear", &Graph::linear},
+        {"Split", &Graph::split},
+        {"Join", &Graph::join},
+        {"Transpose", &Graph::transpose},
+        {"Rotate", &Graph::rotate},
+        {"Temper", &Graph::temper},
+        {"Attend", &Graph::attend},
+        {"Convolve", &Graph::convolve},
+        {"DeltaRule", &Graph::delta_rule},
+        {"SelectiveScan", &Graph::selective_scan},
+        {"Gate", &Graph::gate},
+        {"Route", &Graph::route},
+        {"Enumerate", &Graph::enumerate},
+        {"ExpertLinear", &Graph::expert_linear},
+        {"Combine", &Graph::combine},
+        {"Hadamard", &Graph::hadamard},
+        {"Add", &Graph::add_to},
+        {"Scale", &Graph::scale},
         {"Select", &Graph::select}};
     const auto found = builders.find(instruction);
     require(found != builders.end(), "no such instruction");
@@ -70,13 +89,15 @@ std::vector<int> Graph::groups(const Operands& its, const char* parts, const cha
     int64_t sum = 0;
     for (const int r : all) {
         sum += width(r);
-        require(count > 0 && width(r) % count == 0 && r != reg(its, whole), "the parts are not whole groups");
+        require(count > 0 && width(r) % count == 0 && r != reg(its, whole),
+                "the parts are not whole groups");
     }
     require(sum == width(reg(its, whole)), "the parts have another width than the whole");
     return all;
 }
 
-std::vector<const float*> Graph::biases(const Operands& its, const std::vector<int64_t>& sizes) const {
+std::vector<const float*> Graph::biases(const Operands& its,
+                                        const std::vector<int64_t>& sizes) const {
     const std::vector<FloatArray> arrays = its.arrays("biases");
     require(!sizes.empty() && arrays.size() == sizes.size(), "lists differ in length");
     std::vector<const float*> all;
@@ -87,11 +108,13 @@ std::vector<const float*> Graph::biases(const Operands& its, const std::vector<i
     return all;
 }
 
-// Where in the state of a sequence an instruction has its *size* floats: the first or the last of those of its layer.
+// Where in the state of a sequence an instruction has its *size* floats: the first or the last of
+// those of its layer.
 int64_t Graph::state_offset(const Operands& its, int64_t size, bool first) const {
     const int64_t start = its.integer("start"), stop = its.integer("stop");
     require(!selected_, "a state behind the outputs alone");
-    require(start >= 0 && start <= stop && stop <= state_size_ && size <= stop - start, "the state ends before");
+    require(start >= 0 && start <= stop && stop <= state_size_ && size <= stop - start,
+            "the state ends before");
     return first ? start : stop - size;
 }
 
@@ -123,19 +146,24 @@ int Graph::add_rotation(int64_t pairs, bool half) {
 
 void Graph::check(const std::vector<Segment>& segments) const {
     for (const Segment& s : segments) {
-        require(s.count > 0 && s.start >= 0 && s.outputs >= 0 && s.outputs <= s.count, "a segment of no sense");
-        require(s.start <= positions_ - s.count, "a position is behind the last that the model has");
+        require(s.count > 0 && s.start >= 0 && s.outputs >= 0 && s.outputs <= s.count,
+                "a segment has no tokens, a negative position or more outputs than tokens");
+        require(s.start <= positions_ - s.count,
+                "a position is behind the last that the model has");
         require(s.context >= 0 && s.context < int64_t(contexts_.size()), "no such context");
         require(s.pages.size() == tables_.size(), "pages of another number of tables");
         require(s.state_size == state_size_, "a state of another size");
         require(s.given.size == s.count * taken_, "the program takes rows of another width");
         for (size_t i = 0; i < tables_.size(); ++i) {
             const std::vector<int16_t*>& pages = s.pages[i];
-            require(int64_t(pages.size()) * kKeyBlock - s.count >= s.start, "the pages have no room for the tokens");
+            require(int64_t(pages.size()) * kKeyBlock - s.count >= s.start,
+                    "the pages have no room for the tokens");
             AttentionArgs a;
-            a.start = s.start, a.window = tables_[i].window;
+            a.start = s.start;
+            a.window = tables_[i].window;
             for (size_t page = 0; page < pages.size(); ++page)
-                require(pages[page] || int64_t(page) < a.first_key(0) / kKeyBlock, "a page is missing");
+                require(pages[page] || int64_t(page) < a.first_key(0) / kKeyBlock,
+                        "a page is missing");
         }
     }
 }
@@ -168,13 +196,16 @@ void Graph::run_rows(const Stage& stage) {
     });
 }
 
-void Graph::run(const int64_t* tokens, int64_t count, const std::vector<Segment>& segments, int64_t result, float* out,
-                int64_t size) {
+void Graph::run(const int64_t* tokens, int64_t count, const std::vector<Segment>& segments,
+                int64_t result, float* out, int64_t size) {
     Pass& pass = passes_.get();
     const std::lock_guard<std::mutex> lock(pass.running);
     check(segments);
     int64_t rows = 0, outputs = 0;
-    for (const Segment& segment : segments) rows += segment.count, outputs += segment.outputs;
+    for (const Segment& segment : segments) {
+        rows += segment.count;
+        outputs += segment.outputs;
+    }
     require(count == rows, "another number of tokens than the segments have");
     for (int64_t i = 0; i < count && taken_ == 0; ++i)
         require(tokens[i] >= 0 && tokens[i] < vocabulary_, "a token is outside of the vocabulary");
@@ -185,8 +216,10 @@ void Graph::run(const int64_t* tokens, int64_t count, const std::vector<Segment>
     start(tokens, segments);
     for (const Stage& stage : stages_) {
         if (pass.rows == 0) return;
-        if (stage.whole) stage.whole();
-        else run_rows(stage);
+        if (stage.whole)
+            stage.whole();
+        else
+            run_rows(stage);
     }
     std::copy(at(int(result), 0), at(int(result), pass.rows), out);
 }

@@ -26,24 +26,29 @@ struct Segment {
     int64_t count = 0, start = 0;  // tokens, position of the first one
     int64_t outputs = 0;           // how many of its last rows are results
     int64_t context = 0;           // number of its rope frequencies: Graph::add_context
-    // Of each table; see AttentionArgs. Room for start + count positions, null where no query sees one.
+    // Of each table; see AttentionArgs. Room for start + count positions, null where no query sees
+    // one.
     std::vector<std::vector<int16_t*>> pages;
     float* state = nullptr;  // of its layers with a state of fixed size
     int64_t state_size = 0;
-    int64_t second = std::numeric_limits<int64_t>::max();  // position from which on tokens are the second text's
+    int64_t second =
+        std::numeric_limits<int64_t>::max();  // position from which on tokens are the second text's
     FloatArray given;  // what the program takes for each token, (count, width)
 };
 
-// The fields of an instruction by their names in kernels/instructions.py, with numbers for registers and rotations, and
-// what the names of weights stand for. A field without a value has no items.
+// The fields of an instruction by their names in kernels/instructions.py, with numbers for
+// registers and rotations, and what the names of weights stand for. A field without a value has no
+// items.
 class Operands {
 public:
     virtual ~Operands() = default;
     virtual std::vector<int64_t> integers(const char* field) const = 0;
     virtual double number(const char* field) const = 0;
     virtual std::string text(const char* field) const = 0;
-    virtual std::vector<FloatArray> arrays(const char* field) const = 0;  // without data where one has no value
-    virtual std::vector<std::vector<Matrix>> matrices(const char* field) const = 0;  // several for experts
+    virtual std::vector<FloatArray> arrays(
+        const char* field) const = 0;  // without data where one has no value
+    virtual std::vector<std::vector<Matrix>> matrices(
+        const char* field) const = 0;  // several for experts
 
     int64_t integer(const char* field) const {
         const std::vector<int64_t> all = integers(field);
@@ -55,22 +60,28 @@ public:
 
 // Widths and counts whose products stay far from the end of an int64_t.
 inline int64_t checked(int64_t count) {
-    require(count > 0 && count <= 1 << 24, "a width or a number of heads or layers is out of range");
+    require(count > 0 && count <= 1 << 24,
+            "a width or a number of heads or layers is out of range");
     return count;
 }
 
-// Programs are checked as they are built: std::invalid_argument for operands that do not fit together.
+// Programs are checked as they are built: std::invalid_argument for operands that do not fit
+// together.
 class Graph {
 public:
-    // Number of a register of *width*. Those of one place share its memory: one of them is in use at a time.
+    // Number of a register of *width*. Those of one place share its memory: one of them is in use
+    // at a time.
     int add_register(int64_t width, int64_t place);
     int64_t width(int r) const { return registers_[size_t(r)].width; }
 
-    // A table of pages, with keys and values of heads of one shape that see as far, of so many layers.
+    // A table of pages, with keys and values of heads of one shape that see as far, of so many
+    // layers.
     struct Table {
         int64_t layers, kv_heads, head_dim, window;
         KvType type = KvType::f16;
-        int64_t layer_words() const { return 2 * kv_heads * head_words(head_dim, type); }  // int16 of one layer in a page
+        int64_t layer_words() const {
+            return 2 * kv_heads * head_words(head_dim, type);
+        }  // int16 of one layer in a page
     };
     int64_t add_table(const Table& table);
 
@@ -86,9 +97,10 @@ public:
     // The next instruction of the program. Weights must outlive the graph.
     void add(std::string_view instruction, const Operands& its);
 
-    // The output rows of register *result*, those of all segments one after the other, *out* with room for *rows*.
-    void run(const int64_t* tokens, int64_t count, const std::vector<Segment>& segments, int64_t result, float* out,
-             int64_t size);
+    // The output rows of register *result*, those of all segments one after the other, *out* with
+    // room for *rows*.
+    void run(const int64_t* tokens, int64_t count, const std::vector<Segment>& segments,
+             int64_t result, float* out, int64_t size);
 
 private:
     using RowFunction = std::function<void(int64_t row)>;
@@ -96,7 +108,7 @@ private:
         std::vector<RowFunction> rows;  // each for every row; or
         std::function<void()> whole;
         std::vector<std::function<void()>> before;  // once per pass: counters, room for activations
-        int64_t multiple = 1;  // of rows that one thread takes
+        int64_t multiple = 1;                       // of rows that one thread takes
     };
     struct Rotation {
         int64_t pairs;
@@ -129,8 +141,9 @@ private:
 
     // One for each kind of instruction.
     using Builder = void(const Operands& its);
-    Builder embed, lookup, take, norm, center, linear, split, join, transpose, rotate, temper, attend, convolve, delta_rule,
-        selective_scan, gate, route, enumerate, expert_linear, combine, hadamard, add_to, scale, select;
+    Builder embed, lookup, take, norm, center, linear, split, join, transpose, rotate, temper,
+        attend, convolve, delta_rule, selective_scan, gate, route, enumerate, expert_linear,
+        combine, hadamard, add_to, scale, select;
 
     int known(int64_t r) const;
     int reg(const Operands& its, const char* field) const { return known(its.integer(field)); }
@@ -147,12 +160,16 @@ private:
     void add_whole(std::function<void()> function);
     void product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                  const std::vector<const float*>& biases);
-    void products(int x, int experts, const std::vector<int>& outs, const std::vector<std::vector<Matrix>>& matrices,
+    void products(int x, int experts, const std::vector<int>& outs,
+                  const std::vector<std::vector<Matrix>>& matrices,
                   const std::vector<const float*>& biases, bool apart);
     template <class Args, class Fill>
-    void add_recurrence(Op op, const Args& same, int64_t offset, void (*Kernels::*kernel)(const Args&, int64_t), Fill fill);
+    void add_recurrence(Op op, const Args& same, int64_t offset,
+                        void (*Kernels::*kernel)(const Args&, int64_t), Fill fill);
     // Rows that a segment has where the program is: before or behind the selection.
-    static int64_t rows_of(const Segment& segment, bool selected) { return selected ? segment.outputs : segment.count; }
+    static int64_t rows_of(const Segment& segment, bool selected) {
+        return selected ? segment.outputs : segment.count;
+    }
     void check(const std::vector<Segment>& segments) const;
     void start(const int64_t* tokens, const std::vector<Segment>& segments);
     void run_rows(const Stage& stage);
@@ -160,8 +177,9 @@ private:
     std::vector<Register> registers_;
     std::vector<int64_t> widths_, offsets_;  // of places
     int64_t total_width_ = 0, state_size_ = 0, vocabulary_ = 0, taken_ = 0;
-    int64_t positions_ = std::numeric_limits<int64_t>::max();  // that have a row in every table of positions
-    bool selected_ = false;  // what is added runs on the rows of the outputs
+    int64_t positions_ =
+        std::numeric_limits<int64_t>::max();  // that have a row in every table of positions
+    bool selected_ = false;                   // what is added runs on the rows of the outputs
     std::vector<Table> tables_;
     std::vector<Stage> stages_;
     std::vector<Rotation> rotations_;

@@ -19,7 +19,8 @@ template <class F>
 void split(int64_t n, F&& body) {
     const int64_t parts = int64_t(threads()) * (threads() > 1 ? 16 : 1);
     const int64_t step = std::max<int64_t>(1, (n + parts - 1) / parts);
-    parallel_for((n + step - 1) / step, [&](int64_t c) { body(c * step, std::min(n, (c + 1) * step)); });
+    parallel_for((n + step - 1) / step,
+                 [&](int64_t c) { body(c * step, std::min(n, (c + 1) * step)); });
 }
 
 // What the copy says of all rows, for one hidden state.
@@ -40,29 +41,32 @@ struct Bounds {
             numbers = numbers && !std::isnan(approx[size_t(r)]) && !std::isnan(upper[size_t(r)]);
         const auto highest_of = [&](const std::vector<float>& values) {
             const float* first = &values[size_t(at)];
-            return numbers ? *std::max_element(first, first + kHeadRows) : std::numeric_limits<float>::quiet_NaN();
+            return numbers ? *std::max_element(first, first + kHeadRows)
+                           : std::numeric_limits<float>::quiet_NaN();
         };
         best[size_t(tile)] = highest_of(approx);
         highest[size_t(tile)] = highest_of(upper);
     }
     // NaN has no place among other values, so nothing can be chosen with one.
     bool ordered() const {
-        return std::none_of(best.begin(), best.end(), [](float value) { return std::isnan(value); });
+        return std::none_of(best.begin(), best.end(),
+                            [](float value) { return std::isnan(value); });
     }
     void leave_out(int64_t row) { approx[size_t(row)] = upper[size_t(row)] = kNone; }
 };
 
 // Every tile is read once and used for all hidden states.
 void bound_all(const ExactHead& m, const std::vector<HeadInput>& inputs, std::vector<Bounds>& out) {
-    const int64_t tiles = head_tiles(m.rows), blocks = head_blocks(m.cols) + 1, bytes = head_tile_bytes(m.cols);
+    const int64_t tiles = head_tiles(m.rows), blocks = head_blocks(m.cols) + 1,
+                  bytes = head_tile_bytes(m.cols);
     const HeadTile kernel = kernels().tile;
     for (size_t i = 0; i < inputs.size(); ++i) out[i].resize(tiles);
     split(tiles, [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; ++t)
             for (size_t i = 0; i < inputs.size(); ++i) {
                 const int64_t r = t * kHeadRows;
-                kernel(m.tiles + t * bytes, blocks, inputs[i], m.step + r, m.residual + r, m.norm + r,
-                       &out[i].approx[size_t(r)], &out[i].upper[size_t(r)]);
+                kernel(m.tiles + t * bytes, blocks, inputs[i], m.step + r, m.residual + r,
+                       m.norm + r, &out[i].approx[size_t(r)], &out[i].upper[size_t(r)]);
                 for (int64_t row = m.rows; row < r + kHeadRows; ++row)
                     if (row >= r) out[i].leave_out(row);
                 out[i].summarize(t);
@@ -86,7 +90,8 @@ std::vector<int64_t> likely_best(const Bounds& s, int64_t count) {
             const auto first = s.approx.begin() + tile * kHeadRows;
             tile = std::max_element(first, first + kHeadRows) - s.approx.begin();
         }
-    order.erase(std::remove_if(order.begin(), order.end(), [&](int64_t r) { return s.approx[size_t(r)] == kNone; }),
+    order.erase(std::remove_if(order.begin(), order.end(),
+                               [&](int64_t r) { return s.approx[size_t(r)] == kNone; }),
                 order.end());
     return order;
 }
@@ -102,18 +107,20 @@ std::vector<int64_t> rows_from(const Bounds& s, float threshold) {
 }
 
 // Tightens the upper bounds of *rows*, rising, by their sixth bits, and with *approx* their logits.
-void refine(const ExactHead& m, const HeadInput& x, const std::vector<int64_t>& rows, Bounds& s, bool approx) {
+void refine(const ExactHead& m, const HeadInput& x, const std::vector<int64_t>& rows, Bounds& s,
+            bool approx) {
     const HeadSixth kernel = kernels().sixth;
     const int64_t bytes = head_sixth_bytes(m.cols), count = int64_t(rows.size());
     split(count, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-            prefetch_bytes(m.sixth + rows[size_t(std::min(i + kRowsAhead, count - 1))] * bytes, bytes);
+            prefetch_bytes(m.sixth + rows[size_t(std::min(i + kRowsAhead, count - 1))] * bytes,
+                           bytes);
             const int64_t r = rows[size_t(i)];
             const uint8_t* row = m.sixth + r * bytes;
             float sum, error, value, upper;
             kernel(row, m.cols, x, &sum, &error);
-            finish_row(s.approx[size_t(r)] + sum * m.step[r], error * read<float>(row) + x.slack * m.norm[r], value,
-                       upper);
+            finish_row(s.approx[size_t(r)] + sum * m.step[r],
+                       error * read<float>(row) + x.slack * m.norm[r], value, upper);
             s.upper[size_t(r)] = std::min(s.upper[size_t(r)], upper);
             if (approx) s.approx[size_t(r)] = value;
         }
@@ -146,21 +153,27 @@ HeadResult choose(const ExactHead& m, const HeadQuery& query, const HeadInput& x
     const std::vector<int64_t> likely = likely_best(s, query.count);
     std::vector<float> exact(likely.size());
     linear_rows(m, query.x, likely.data(), int64_t(likely.size()), exact.data());
-    if (std::any_of(exact.begin(), exact.end(), [](float logit) { return std::isnan(logit); })) return {};
-    // As many rows as asked for reach the lowest of these; with fewer rows than that, all are found.
+    if (std::any_of(exact.begin(), exact.end(), [](float logit) { return std::isnan(logit); }))
+        return {};
+    // As many rows as asked for reach the lowest of these; with fewer rows than that, all are
+    // found.
     float threshold = kNone;
-    if (int64_t(likely.size()) == query.count) threshold = *std::min_element(exact.begin(), exact.end());
+    if (int64_t(likely.size()) == query.count)
+        threshold = *std::min_element(exact.begin(), exact.end());
     if (query.margin >= 0.0f && !exact.empty())
-        threshold = std::min(threshold, *std::max_element(exact.begin(), exact.end()) - query.margin);
+        threshold =
+            std::min(threshold, *std::max_element(exact.begin(), exact.end()) - query.margin);
     std::vector<int64_t> found = rows_from(s, threshold);
     if (threshold > kNone) {
         out.refined = int64_t(found.size());
         refine(m, x, found, s, false);
-        found.erase(std::remove_if(found.begin(), found.end(), [&](int64_t r) { return s.upper[size_t(r)] < threshold; }),
+        found.erase(std::remove_if(found.begin(), found.end(),
+                                   [&](int64_t r) { return s.upper[size_t(r)] < threshold; }),
                     found.end());
     }
     out.ids.resize(found.size() + query.listed.size());
-    std::merge(found.begin(), found.end(), query.listed.begin(), query.listed.end(), out.ids.begin());
+    std::merge(found.begin(), found.end(), query.listed.begin(), query.listed.end(),
+               out.ids.begin());
     out.logits.resize(out.ids.size());
     linear_rows(m, query.x, out.ids.data(), int64_t(out.ids.size()), out.logits.data());
     out.bound = threshold;
@@ -208,7 +221,8 @@ void repeat_first_block(int64_t blocks, HeadInput& out) {
 
 // The digits once more, in the order of the sixth bits.
 void order_by_bits(int64_t cols, HeadInput& out) {
-    const int64_t blocks = head_blocks(cols), groups = head_groups(cols), size = kHeadGroup * kHeadBlock;
+    const int64_t blocks = head_blocks(cols), groups = head_groups(cols),
+                  size = kHeadGroup * kHeadBlock;
     out.sixth_high.assign(size_t(groups * size), 0);
     out.sixth_low.assign(size_t(groups * size), 0);
     out.sixth_step.assign(size_t(groups * 8), 0.0f);
@@ -216,12 +230,14 @@ void order_by_bits(int64_t cols, HeadInput& out) {
     for (int64_t b = 0; b < blocks; ++b)
         for (int64_t i = 0; i < kHeadBlock; ++i) {
             const auto from = size_t(b * kHeadBlock + i);
-            const auto to = size_t(b / kHeadGroup * size + i / 8 * kHeadGroupBytes + b % kHeadGroup * 8 + i % 8);
+            const auto to = size_t(b / kHeadGroup * size + i / 8 * kHeadGroupBytes +
+                                   b % kHeadGroup * 8 + i % 8);
             out.sixth_high[to] = out.high[from];
             out.sixth_low[to] = out.low[from];
             const auto lane = size_t(2 * b + i % 8 / 4);
             out.sixth_middle[lane] += 128 * out.high[from] + out.low[from];
-            out.sixth_step[lane] = out.step[size_t(b == 0 ? blocks : b)] * 0.5f;  // a quarter of a code's
+            out.sixth_step[lane] =
+                out.step[size_t(b == 0 ? blocks : b)] * 0.5f;  // a quarter of a code's
         }
 }
 
@@ -230,7 +246,8 @@ void order_by_bits(int64_t cols, HeadInput& out) {
 bool head_input(const ExactHead& m, const float* x, HeadInput& out) {
     const int64_t blocks = head_blocks(m.cols), width = blocks * kHeadBlock;
     std::vector<double> scaled(size_t(width), 0.0);
-    for (int64_t i = 0; i < m.cols; ++i) scaled[size_t(i)] = double(x[m.order[i]]) * double(m.factors[i]);
+    for (int64_t i = 0; i < m.cols; ++i)
+        scaled[size_t(i)] = double(x[m.order[i]]) * double(m.factors[i]);
     out.high.resize(size_t(width + kHeadBlock));
     out.low.resize(out.high.size());
     out.step.resize(size_t(blocks + 1));
@@ -250,16 +267,19 @@ bool head_input(const ExactHead& m, const float* x, HeadInput& out) {
     }
     if (!(total < kHeadLimit * kHeadLimit)) return false;
     double error = 0.0;
-    for (int64_t b = 0; b < blocks; ++b) error += round_block(&scaled[size_t(b * kHeadBlock)], b, out);
+    for (int64_t b = 0; b < blocks; ++b)
+        error += round_block(&scaled[size_t(b * kHeadBlock)], b, out);
     repeat_first_block(blocks, out);
     order_by_bits(m.cols, out);
     const double norm = std::sqrt(total) * (1.0 + 1e-9), rounded = std::sqrt(error) * (1.0 + 1e-9);
-    const double approximate = double(3 * blocks + 16) * 1.02 * kUnit;  // float sums over the blocks and half blocks
-    const double exact = double(m.cols + 8) * 1.02 * kUnit;        // float sum of the head's own kernel
-    const double residual = 16.0 * kUnit;                          // float arithmetic of the residuals
+    const double approximate =
+        double(3 * blocks + 16) * 1.02 * kUnit;  // float sums over the blocks and half blocks
+    const double exact = double(m.cols + 8) * 1.02 * kUnit;  // float sum of the head's own kernel
+    const double residual = 16.0 * kUnit;                    // float arithmetic of the residuals
     // Products that underflow: 2^-125 each, per unit of a norm that is at least 1e-17.
     const double underflow = double(m.cols) * 0x1p-125 / 1e-17;
-    out.slack = round_up((rounded + approximate * (norm + rounded) + (exact + residual) * norm + underflow) * sums);
+    out.slack = round_up(
+        (rounded + approximate * (norm + rounded) + (exact + residual) * norm + underflow) * sums);
     return true;
 }
 
@@ -275,7 +295,8 @@ bool build_copy(const ExactHead& m, int64_t begin, int64_t end) {
             for (int64_t r = t * kHeadRows; r < std::min(m.rows, (t + 1) * kHeadRows); ++r) {
                 detail::active().dequantize(m.type, m.weight, r, m.cols, row.data());
                 float* to = &rows[size_t((r - t * kHeadRows) * width)];
-                for (int64_t i = 0; i < m.cols; ++i) to[i] = row[size_t(m.order[i])] * inverse[size_t(i)];
+                for (int64_t i = 0; i < m.cols; ++i)
+                    to[i] = row[size_t(m.order[i])] * inverse[size_t(i)];
             }
             if (!kernels().pack(m, t, rows.data())) fits = false;
         }

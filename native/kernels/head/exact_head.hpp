@@ -1,19 +1,20 @@
 // A copy of an output head, five bits a weight and a sixth one apart, and what it proves about the
 // logits of a hidden state.
 //
-// Columns are permuted and scaled by powers of two (w' = w / s_j, x' = x * s_j, so that x.w = x'.w')
-// and cut into blocks of 64. Weight (r, j) of the copy is step_r * (code - 15.5), codes 0 .. 31; the
-// columns of block 0 have a second code, 1/32 as fine, in one more block at the end. Per row and
-// block the norm of what is left, rounded up, is kept in eight bits.
+// Columns are permuted and scaled by powers of two (w' = w / s_j, x' = x * s_j, so that x.w =
+// x'.w') and cut into blocks of 64. Weight (r, j) of the copy is step_r * (code - 15.5), codes 0 ..
+// 31; the columns of block 0 have a second code, 1/32 as fine, in one more block at the end. Per
+// row and block the norm of what is left, rounded up, is kept in eight bits.
 //
-// A block of a tile is two halves of 32 columns, each five lines of 64 bytes; byte b of dword r of a
-// line belongs to row r. Line 0: bit g is the high bit of column 4g + b. Lines 1 .. 4: line 1 + i has
-// the low four bits of column 8i + b, and above them those of column 8i + 4 + b.
+// A block of a tile is two halves of 32 columns, each five lines of 64 bytes; byte b of dword r of
+// a line belongs to row r. Line 0: bit g is the high bit of column 4g + b. Lines 1 .. 4: line 1 + i
+// has the low four bits of column 8i + b, and above them those of column 8i + 4 + b.
 //
-// The sixth bit of a weight says in which half of its code's step it lies: it adds or takes a quarter
-// of step_r, in block 0 of the second code's. It lies by rows, as only few rows need it: the unit of
-// the norms that six bits leave, a norm per block in eight bits, then eight bytes a block; bit i of
-// byte b is that of column 8i + b. docs/architecture/exact-head.md has the proof of the bounds.
+// The sixth bit of a weight says in which half of its code's step it lies: it adds or takes a
+// quarter of step_r, in block 0 of the second code's. It lies by rows, as only few rows need it:
+// the unit of the norms that six bits leave, a norm per block in eight bits, then eight bytes a
+// block; bit i of byte b is that of column 8i + b. docs/architecture/exact-head.md has the proof of
+// the bounds.
 #pragma once
 
 #include <cmath>
@@ -27,8 +28,8 @@
 
 namespace bitnet {
 
-constexpr int64_t kHeadRows = 16;     // rows of a tile, interleaved
-constexpr int64_t kHeadBlock = 64;    // columns of a block
+constexpr int64_t kHeadRows = 16;   // rows of a tile, interleaved
+constexpr int64_t kHeadBlock = 64;  // columns of a block
 constexpr int64_t kHeadBlockBytes = kHeadRows * kHeadBlock * 5 / 8;
 constexpr int64_t kHeadColumns = 32768;  // at most
 constexpr int64_t kHeadGroup = 4;        // blocks whose sixth bits are read at once
@@ -37,7 +38,7 @@ constexpr int64_t kHeadLevels = 32, kHeadMiddle = 16;
 constexpr int64_t kHeadLargest = 127 * 128;  // of a rounded activation
 // Codes reach that many times the root mean square of a row which leaves least.
 constexpr float kHeadClips[] = {3.0f, 3.5f, 4.0f, 5.0f};
-constexpr double kHeadLimit = 1e15;   // larger norms are refused: nothing may overflow
+constexpr double kHeadLimit = 1e15;  // larger norms are refused: nothing may overflow
 
 // Blocks of the columns themselves; the copy has one more.
 constexpr int64_t head_blocks(int64_t cols) { return (cols + kHeadBlock - 1) / kHeadBlock; }
@@ -50,8 +51,12 @@ constexpr int64_t head_tile_bytes(int64_t cols) {
 }
 
 // Sixth bits come in whole groups of blocks and rows of them in whole cache lines.
-constexpr int64_t head_groups(int64_t cols) { return (head_blocks(cols) + kHeadGroup - 1) / kHeadGroup; }
-constexpr int64_t head_bits(int64_t cols) { return (int64_t(sizeof(float)) + head_blocks(cols) + 7) / 8 * 8; }
+constexpr int64_t head_groups(int64_t cols) {
+    return (head_blocks(cols) + kHeadGroup - 1) / kHeadGroup;
+}
+constexpr int64_t head_bits(int64_t cols) {
+    return (int64_t(sizeof(float)) + head_blocks(cols) + 7) / 8 * 8;
+}
 constexpr int64_t head_sixth_bytes(int64_t cols) {
     return (head_bits(cols) + head_groups(cols) * kHeadGroupBytes + 63) / 64 * 64;
 }
@@ -61,42 +66,44 @@ struct ExactHead {
     Type type = Type::F16;
     const uint8_t* weight = nullptr;  // the head itself, (rows, cols)
     int64_t rows = 0, cols = 0;
-    int file = -1;                    // that has these bytes at *file_offset* as well; -1: none
+    int file = -1;  // that has these bytes at *file_offset* as well; -1: none
     int64_t file_offset = 0;
-    const int32_t* order = nullptr;   // (cols,) column of the head at each place of the copy
-    const float* factors = nullptr;   // (cols,) s_j, by place
+    const int32_t* order = nullptr;  // (cols,) column of the head at each place of the copy
+    const float* factors = nullptr;  // (cols,) s_j, by place
     uint8_t* tiles = nullptr;
-    uint8_t* sixth = nullptr;         // (tiles * 16, head_sixth_bytes)
-    float* step = nullptr;            // (tiles * 16,)
-    float* residual = nullptr;        // (tiles * 16,) what one of the eight-bit norms counts
-    float* norm = nullptr;            // (tiles * 16,) at least |w'_r| and the norms of all parts of its copy
+    uint8_t* sixth = nullptr;   // (tiles * 16, head_sixth_bytes)
+    float* step = nullptr;      // (tiles * 16,)
+    float* residual = nullptr;  // (tiles * 16,) what one of the eight-bit norms counts
+    float* norm = nullptr;  // (tiles * 16,) at least |w'_r| and the norms of all parts of its copy
 };
 
 // One hidden state, rounded to 15 bits per block: x' = 2 * step * (128 * high + low) + error.
 struct HeadInput {
-    std::vector<int8_t> high, low;    // (blocks + 1) * 64
-    std::vector<float> step;          // (blocks + 1,) half the step of the activations
-    std::vector<int32_t> middle;      // (blocks + 1,) 31 * sum of q
-    std::vector<float> norm;          // (blocks + 8,) of x', rounded up; zeros after the blocks
+    std::vector<int8_t> high, low;  // (blocks + 1) * 64
+    std::vector<float> step;        // (blocks + 1,) half the step of the activations
+    std::vector<int32_t> middle;    // (blocks + 1,) 31 * sum of q
+    std::vector<float> norm;        // (blocks + 8,) of x', rounded up; zeros after the blocks
     // The same digits as sixth bits lie: 32 bytes for bit i of all bytes of a group of blocks.
     std::vector<int8_t> sixth_high, sixth_low;  // groups * 256
-    // For every four bytes of sixth bits, eight to a group: a quarter of what a code and a digit count,
-    // and the sum of q.
+    // For every four bytes of sixth bits, eight to a group: a quarter of what a code and a digit
+    // count, and the sum of q.
     std::vector<float> sixth_step;
     std::vector<int32_t> sixth_middle;
-    float slack = 0.0f;               // what an error costs per unit of the row's norm
+    float slack = 0.0f;  // what an error costs per unit of the row's norm
 };
 
 // False when *x* is not finite, or so long that products could overflow.
 bool head_input(const ExactHead& m, const float* x, HeadInput& out);
 
 // approx and upper of the 16 rows of one tile.
-using HeadTile = void (*)(const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step,
-                            const float* residual, const float* norm, float* approx, float* upper);
+using HeadTile = void (*)(const uint8_t* tile, int64_t blocks, const HeadInput& x,
+                          const float* step, const float* residual, const float* norm,
+                          float* approx, float* upper);
 // What the sixth bits of a row add, per step of the row, and the sum that its norms count.
-using HeadSixth = void (*)(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum, float* error);
-// Fills one tile of the copy, and the sixth bits, from its 16 rows, permuted, scaled and padded to whole
-// blocks, which it overwrites; false when a norm is not finite or above kHeadLimit.
+using HeadSixth = void (*)(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum,
+                           float* error);
+// Fills one tile of the copy, and the sixth bits, from its 16 rows, permuted, scaled and padded to
+// whole blocks, which it overwrites; false when a norm is not finite or above kHeadLimit.
 using HeadPack = bool (*)(const ExactHead& m, int64_t tile, float* rows);
 
 struct HeadKernels {
@@ -104,36 +111,38 @@ struct HeadKernels {
     HeadSixth sixth;
     HeadPack pack;
 };
-// Fills tiles t0 .. t1 - 1 and their sixth bits, step, residual and norm; false when the head has weights that
-// cannot be bounded.
+// Fills tiles t0 .. t1 - 1 and their sixth bits, step, residual and norm; false when the head has
+// weights that cannot be bounded.
 bool build_copy(const ExactHead& m, int64_t t0, int64_t t1);
 
 struct HeadQuery {
-    const float* x = nullptr;          // (cols,)
-    int64_t count = 1;                 // how many of the best rows outside *listed* must be found
-    float margin = -1.0f;              // >= 0: also every row down to this far below the best found
-    std::vector<int64_t> listed;       // rising; these rows are always found and decide nothing else
+    const float* x = nullptr;     // (cols,)
+    int64_t count = 1;            // how many of the best rows outside *listed* must be found
+    float margin = -1.0f;         // >= 0: also every row down to this far below the best found
+    std::vector<int64_t> listed;  // rising; these rows are always found and decide nothing else
 };
 
 struct HeadResult {
-    bool usable = false;               // false: this hidden state cannot be bounded, and nothing was found
-    std::vector<int64_t> ids;          // rising
-    int64_t refined = 0;               // rows whose sixth bits were read
-    std::vector<float> logits;         // the very bits the head's own kernel gives
-    float bound = 0.0f;                // the logit of every other row is below it
-    double tail = 0.0;                 // with a margin: sum of exp(logit - bound) over them at most
+    bool usable = false;        // false: this hidden state cannot be bounded, and nothing was found
+    std::vector<int64_t> ids;   // rising
+    int64_t refined = 0;        // rows whose sixth bits were read
+    std::vector<float> logits;  // the very bits the head's own kernel gives
+    float bound = 0.0f;         // the logit of every other row is below it
+    double tail = 0.0;          // with a margin: sum of exp(logit - bound) over them at most
 };
 
 std::vector<HeadResult> find_logits(const ExactHead& m, const std::vector<HeadQuery>& queries);
 
-// What the copy says of every row, with sixth bits or without, approx and upper (tiles * 16,); false:
-// x cannot be bounded.
+// What the copy says of every row, with sixth bits or without, approx and upper (tiles * 16,);
+// false: x cannot be bounded.
 bool head_bounds(const ExactHead& m, const float* x, bool sixth, float* approx, float* upper);
 
-// Logits of rows *ids* with the head's own kernel, on all threads (ops/ops.cpp). Rows of a file are read from
-// there: a fault for a page of a mapping takes longer, and keeps it in the memory of the process.
+// Logits of rows *ids* with the head's own kernel, on all threads (ops/ops.cpp). Rows of a file are
+// read from there: a fault for a page of a mapping takes longer, and keeps it in the memory of the
+// process.
 void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t count, float* out);
 
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 // *error* is rounded too low by less than 2^-20 of itself, and so is the sum.

@@ -7,6 +7,7 @@
 #include "head/exact_head.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 // Rounding of the sums of squares below; float sums of n terms are off by n * 2^-24 at most.
@@ -19,7 +20,8 @@ inline float sum_of_squares(const float* x, int64_t n) {
     float lanes[8] = {};
     for (int64_t i = 0; i < n; i += 8)
         for (int64_t k = 0; k < 8; ++k) lanes[k] += x[i + k] * x[i + k];
-    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
+           ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
 
 inline float largest_of(const float* x, int64_t n) {
@@ -46,7 +48,8 @@ inline float quantize_head(float* __restrict left, float step, uint8_t* __restri
     return sum_of_squares(values, kHeadBlock);
 }
 
-// Sixth bits of what one or two codes have left of a block, the last of them at *step*; takes them off.
+// Sixth bits of what one or two codes have left of a block, the last of them at *step*; takes them
+// off.
 inline void quantize_sixth(float* __restrict left, float step, uint8_t* __restrict bits) {
     const float quarter = 0.25f * step;
     for (int64_t b = 0; b < 8; ++b) bits[b] = 0;
@@ -87,7 +90,10 @@ inline float best_step(const float* w, int64_t blocks, float largest, float typi
             quantize_sixth(left, b == 0 ? step / float(kHeadLevels) : step, codes);
             total += std::sqrt(sum_of_squares(left, kHeadBlock));
         }
-        if (total < least) least = total, best = step;
+        if (total < least) {
+            least = total;
+            best = step;
+        }
     }
     return best < 1e-30f ? 0.0f : best;
 }
@@ -96,7 +102,8 @@ inline float best_step(const float* w, int64_t blocks, float largest, float typi
 inline float pack_norms(const float* left, int64_t blocks, int64_t stride, uint8_t* norms) {
     const float unit = *std::max_element(left, left + blocks) / 255.0f * (1.0f + 0x1p-20f);
     for (int64_t b = 0; b < blocks; ++b)
-        norms[b * stride] = uint8_t(std::min(255.0f, std::ceil(left[b] / unit * (1.0f + 0x1p-20f))));
+        norms[b * stride] =
+            uint8_t(std::min(255.0f, std::ceil(left[b] / unit * (1.0f + 0x1p-20f))));
     return unit;
 }
 
@@ -105,7 +112,8 @@ inline bool pack_row(const ExactHead& m, int64_t r, float* w, uint8_t* tile) {
     const int64_t blocks = head_blocks(m.cols), width = blocks * kHeadBlock, lane = r % kHeadRows;
     const float squares = sum_of_squares(w, width);
     if (!(squares < kHeadLimit * kHeadLimit)) return false;
-    const float step = best_step(w, blocks, largest_of(w, width), std::sqrt(squares / float(m.cols)));
+    const float step =
+        best_step(w, blocks, largest_of(w, width), std::sqrt(squares / float(m.cols)));
     uint8_t codes[kHeadBlock], *out = tile + head_codes(blocks + 1);
     uint8_t* sixth = m.sixth + r * head_sixth_bytes(m.cols);
     float left[kHeadColumns / kHeadBlock] = {}, left_by_six[kHeadColumns / kHeadBlock] = {};
@@ -119,7 +127,8 @@ inline bool pack_row(const ExactHead& m, int64_t r, float* w, uint8_t* tile) {
             pack_block(codes, lane, out + blocks * kHeadBlockBytes);
         }
         left[b] = norm_up(sum_of_squares(block, kHeadBlock), kHeadBlock);
-        quantize_sixth(block, b == 0 ? step / float(kHeadLevels) : step, sixth + head_bits(m.cols) + 8 * b);
+        quantize_sixth(block, b == 0 ? step / float(kHeadLevels) : step,
+                       sixth + head_bits(m.cols) + 8 * b);
         left_by_six[b] = norm_up(sum_of_squares(block, kHeadBlock), kHeadBlock);
     }
     m.step[r] = step;
@@ -127,7 +136,8 @@ inline bool pack_row(const ExactHead& m, int64_t r, float* w, uint8_t* tile) {
     tile[blocks * kHeadRows + lane] = 0;
     const float unit = pack_norms(left_by_six, blocks, 1, sixth + sizeof(float));
     std::memcpy(sixth, &unit, sizeof(float));
-    const float quarters = 0.0625f * step * step * float(width);  // squares of what the sixth bits add, at most
+    const float quarters =
+        0.0625f * step * step * float(width);  // squares of what the sixth bits add, at most
     const float copy = norm_up(coarse, width) + norm_up(fine, width) + norm_up(quarters, width);
     m.norm[r] = std::max(norm_up(squares, width), copy);
     return m.norm[r] < kHeadLimit;
@@ -138,7 +148,8 @@ inline bool pack_tile(const ExactHead& m, int64_t tile, float* rows) {
     const int64_t width = head_blocks(m.cols) * kHeadBlock;
     uint8_t* out = m.tiles + tile * head_tile_bytes(m.cols);
     bool fits = true;
-    for (int64_t i = 0; i < kHeadRows; ++i) fits &= pack_row(m, tile * kHeadRows + i, rows + i * width, out);
+    for (int64_t i = 0; i < kHeadRows; ++i)
+        fits &= pack_row(m, tile * kHeadRows + i, rows + i * width, out);
     return fits;
 }
 

@@ -1,10 +1,10 @@
-// AMX: tdpbssd multiplies 16 tokens x 64 columns with 64 columns x 16 rows, all of them bytes with signs.
-// Intel's processors for servers have it since 2023. Batches of more than kDecodeTokens tokens go through
-// it; the rest is AVX-512's.
+// AMX: tdpbssd multiplies 16 tokens x 64 columns with 64 columns x 16 rows, all of them bytes with
+// signs. Intel's processors for servers have it since 2023. Batches of more than kDecodeTokens
+// tokens go through it; the rest is AVX-512's.
 //
-// Lines of 64 bytes with four columns of each of 16 rows, which is how tiles of weights lie in memory once
-// their codes are bytes, are the rows of a right-hand tile as they are. Activations are left-hand tiles where
-// they lie. Its sums are those of every other level: exact integers.
+// Lines of 64 bytes with four columns of each of 16 rows, which is how tiles of weights lie in
+// memory once their codes are bytes, are the rows of a right-hand tile as they are. Activations are
+// left-hand tiles where they lie. Its sums are those of every other level: exact integers.
 
 #include "isa/avx512_dense.hpp"
 
@@ -30,9 +30,10 @@ constexpr TileShapes full_shapes() {
 }
 constexpr TileShapes kFullTiles = full_shapes();
 
-// Tiles of these shapes for the thread it lives in; without it the system need not save them. Their instructions are written
-// in assembly because the macros of GCC 12 say too little about memory: ldtilecfg is said to read 8 of its 64 bytes,
-// tileloadd none at all, so stores before them may be dropped or moved behind them.
+// Tiles of these shapes for the thread it lives in; without it the system need not save them. Their
+// instructions are written in assembly because the macros of GCC 12 say too little about memory:
+// ldtilecfg is said to read 8 of its 64 bytes, tileloadd none at all, so stores before them may be
+// dropped or moved behind them.
 class Tiles {
 public:
     explicit Tiles(const TileShapes& shapes) { __asm__ volatile("ldtilecfg %0" : : "m"(shapes)); }
@@ -41,26 +42,37 @@ public:
     Tiles& operator=(const Tiles&) = delete;
 
     template <int kTile>
-    static void zero() { __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTile)); }
+    static void zero() {
+        __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTile));
+    }
     // Rows *stride* bytes apart.
     template <int kTile>
     static void load(const void* from, int64_t stride) {
-        __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(kTile) : "memory");
+        __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2"
+                         :
+                         : "r"(from), "r"(stride), "i"(kTile)
+                         : "memory");
     }
     template <int kTile>
     static void store(void* to, int64_t stride) {
-        __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(kTile) : "memory");
+        __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"
+                         :
+                         : "r"(to), "r"(stride), "i"(kTile)
+                         : "memory");
     }
     // kSum [m][n] += kLeft [m][4 k + i] * kRight [k][4 n + i] over k and i.
     template <int kSum, int kLeft, int kRight>
     static void multiply() {
-        __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+        __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0"
+                         :
+                         : "i"(kSum), "i"(kLeft), "i"(kRight));
     }
 };
 
-constexpr int kTokens = 16;                     // of a tile
-constexpr int kColumns = 64;                    // of a tile of ternary products
-constexpr int64_t kTernaryInputBytes = 1 << 20; // activations that stay in the second cache, 2 MB with AMX
+constexpr int kTokens = 16;   // of a tile
+constexpr int kColumns = 64;  // of a tile of ternary products
+constexpr int64_t kTernaryInputBytes =
+    1 << 20;  // activations that stay in the second cache, 2 MB with AMX
 
 // int32 of 16 tokens x 16 rows, as a tile is stored.
 struct alignas(64) Sums {
@@ -105,22 +117,24 @@ inline void multiply_group(const uint8_t* codes, const BlockInput* x, int64_t st
 
 // Adds them to *sum* as add_group does (ops/tile_products.hpp).
 template <class C>
-inline void add_products(const UnpackedGroup<C>& group, const Sums* products, const BlockInput* x, int64_t stride,
-                         Lanes (&sum)[kTokens]) {
+inline void add_products(const UnpackedGroup<C>& group, const Sums* products, const BlockInput* x,
+                         int64_t stride, Lanes (&sum)[kTokens]) {
     const Lanes scale = group.scale(0, 0), second_scale = group.scale(0, 1);
     Lanes min = scale;
     if constexpr (C::kMin) min = group.min(0);
     BITNET_UNROLL(16) for (int n = 0; n < kTokens; ++n, x += stride) {
         const Lanes second = Vec::to_float(products[1].token(n)), step = Lanes::set(x->step[1]);
         const Lanes first = Vec::to_float(products[0].token(n)) * Lanes::set(x->step[0]);
-        if constexpr (C::kHalves) sum[n] = Lanes::fma(second * step, second_scale, Lanes::fma(first, scale, sum[n]));
-        else sum[n] = Lanes::fma(Lanes::fma(second, step, first), scale, sum[n]);
+        if constexpr (C::kHalves)
+            sum[n] = Lanes::fma(second * step, second_scale, Lanes::fma(first, scale, sum[n]));
+        else
+            sum[n] = Lanes::fma(Lanes::fma(second, step, first), scale, sum[n]);
         if constexpr (C::kMin) sum[n] = Lanes::fma(Lanes::set(x->sum), min, sum[n]);
     }
 }
 
-// The unpacked tile of row r times tokens t .. t + 15. The tiles are one group of columns ahead of the
-// vectors, so that neither waits for the other.
+// The unpacked tile of row r times tokens t .. t + 15. The tiles are one group of columns ahead of
+// the vectors, so that neither waits for the other.
 template <class C>
 void sixteen_tokens(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t t) {
     using Unpacked = UnpackedGroup<C>;
@@ -131,15 +145,18 @@ void sixteen_tokens(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t
     BITNET_UNROLL(16) for (int n = 0; n < kTokens; ++n) sum[n] = Lanes::set(0.0f);
     multiply_group(tile, x, stride, products[0]);
     for (int64_t g = 0; g < groups; ++g, ++x, tile += Unpacked::kBytes) {
-        if (g + 1 < groups) multiply_group(tile + Unpacked::kBytes, x + 1, stride, products[(g + 1) % 2]);
+        if (g + 1 < groups)
+            multiply_group(tile + Unpacked::kBytes, x + 1, stride, products[(g + 1) % 2]);
         add_products<C>(Unpacked{tile}, products[g % 2], x, stride, sum);
     }
-    BITNET_UNROLL(16) for (int n = 0; n < kTokens; ++n) store_rows(a.y + (t + n) * a.rows + r, 0, rows_of(a, r), sum[n]);
+    BITNET_UNROLL(16)
+    for (int n = 0; n < kTokens; ++n)
+        store_rows(a.y + (t + n) * a.rows + r, 0, rows_of(a, r), sum[n]);
 }
 
-// Tokens that are left over are multiplied with AVX-512, or once more with some before them as a whole tile
-// where they are more than half of one: by the counts of instructions (docs/architecture/kernels.md) a tile
-// takes as long as eight tokens without.
+// Tokens that are left over are multiplied with AVX-512, or once more with some before them as a
+// whole tile where they are more than half of one: by the counts of instructions
+// (docs/architecture/kernels.md) a tile takes as long as eight tokens without.
 template <Type kType>
 void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
     const LinearKernel without_tiles = avx512_vnni_kernels().prefill[int(kType)];
@@ -152,9 +169,13 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch)
         for (int64_t r = r0; r < r1; r += kTileRows) {
             unpack_tile<kType>(a.weight + r * a.row_bytes, a.cols, scratch, Signed<kType>());
             int64_t t = t0;
-            for (; t + kTokens <= t1; t += kTokens) sixteen_tokens<SignedForm<kType>>(a, scratch, r, t);
-            if (t1 - t > kTokens / 2) sixteen_tokens<SignedForm<kType>>(a, scratch, r, t1 - kTokens);
-            else if (t < t1) without_tiles(a.of_tokens(t, t1), r, r + kTileRows < r1 ? r + kTileRows : r1, scratch);
+            for (; t + kTokens <= t1; t += kTokens)
+                sixteen_tokens<SignedForm<kType>>(a, scratch, r, t);
+            if (t1 - t > kTokens / 2)
+                sixteen_tokens<SignedForm<kType>>(a, scratch, r, t1 - kTokens);
+            else if (t < t1)
+                without_tiles(a.of_tokens(t, t1), r, r + kTileRows < r1 ? r + kTileRows : r1,
+                              scratch);
         }
     }
 }
@@ -174,8 +195,8 @@ inline void multiply_columns(const int8_t* const (&x)[2], int64_t cols, const ui
     }
 }
 
-// G tiles of rows, as *lines* of bytes (cols / 4, G, 16, 4) and 16 more for the last columns, times 16 tokens
-// from t[0] on, and from t[1] on.
+// G tiles of rows, as *lines* of bytes (cols / 4, G, 16, 4) and 16 more for the last columns, times
+// 16 tokens from t[0] on, and from t[1] on.
 template <int G, int N>
 void ternary_tokens(const LinearArgs& a, const uint8_t* lines, int64_t r, const int64_t (&t)[2]) {
     const int8_t* x[2] = {a.q + t[0] * a.cols, a.q + t[1] * a.cols};
@@ -207,8 +228,8 @@ void ternary_tokens(const LinearArgs& a, const uint8_t* lines, int64_t r, const 
             }
 }
 
-// The lines of G tiles from row r on. Columns that do not fill a tile of 64 are multiplied in one that begins
-// before them, with zeros where columns were multiplied already.
+// The lines of G tiles from row r on. Columns that do not fill a tile of 64 are multiplied in one
+// that begins before them, with zeros where columns were multiplied already.
 template <class Product, int G>
 void unpack_tiles(const LinearArgs& a, int64_t r, uint8_t* lines) {
     for (int g = 0; g < G; ++g) Product::unpack(a, r + kTernaryRows * g, lines + 64 * g, 64 * G);
@@ -225,23 +246,27 @@ void ternary_rows(const LinearArgs& a, int64_t r, int64_t t0, int64_t t1, uint8_
     unpack_tiles<Product, G>(a, r, lines);
     const auto start = [&](int64_t t) { return t + kTokens <= a.tokens ? t : a.tokens - kTokens; };
     int64_t t = t0;
-    for (; t + kTokens < t1; t += 2 * kTokens) ternary_tokens<G, 2>(a, lines, r, {start(t), start(t + kTokens)});
+    for (; t + kTokens < t1; t += 2 * kTokens)
+        ternary_tokens<G, 2>(a, lines, r, {start(t), start(t + kTokens)});
     if (t < t1) ternary_tokens<G, 1>(a, lines, r, {start(t), start(t)});
 }
 
 template <class Product>
 void linear_ternary(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
-    if (a.tokens < kTokens || a.cols < kColumns) return avx512_vnni_kernels().prefill[int(a.type)](a, r0, r1, scratch);
+    if (a.tokens < kTokens || a.cols < kColumns)
+        return avx512_vnni_kernels().prefill[int(a.type)](a, r0, r1, scratch);
     const Tiles tiles(kFullTiles);
     const int64_t step = tokens_per_pass(a.tokens, a.cols, 2 * kTokens, kTernaryInputBytes);
     for (int64_t t0 = 0; t0 < a.tokens; t0 += step) {
         const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;
         int64_t r = r0;
-        for (; r + kTernaryRows < r1; r += 2 * kTernaryRows) ternary_rows<Product, 2>(a, r, t0, t1, scratch);
+        for (; r + kTernaryRows < r1; r += 2 * kTernaryRows)
+            ternary_rows<Product, 2>(a, r, t0, t1, scratch);
         if (r < r1) ternary_rows<Product, 1>(a, r, t0, t1, scratch);
     }
 }
-static_assert(scratch_bytes(kColumns) >= 2 * (16 * kColumns + 1024), "two tiles of rows do not fit the scratch memory");
+static_assert(scratch_bytes(kColumns) >= 2 * (16 * kColumns + 1024),
+              "two tiles of rows do not fit the scratch memory");
 
 }  // namespace
 

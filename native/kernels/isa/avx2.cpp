@@ -10,8 +10,8 @@ struct Vec : Avx2 {
     static constexpr bool kSignedCodes = true;  // codes to 255 would overflow 16 bits
     static constexpr int places(int) { return 2; }
 
-    // Codes in a byte are summed in 16 bits. Those above the offset may overflow on the way, but the sums start at
-    // -offset * sum(q), modulo 2^16, and end within 16 bits.
+    // Codes in a byte are summed in 16 bits. Those above the offset may overflow on the way, but
+    // the sums start at -offset * sum(q), modulo 2^16, and end within 16 bits.
     static constexpr int kDepth = 64;  // so many pairs of products of ternary codes
     static_assert(kDepth * 2 * 2 * 127 <= 32767, "16-bit sums overflow");
     template <int kMost = 2, int kOffset = 0, bool kSigned = false>
@@ -23,12 +23,15 @@ struct Vec : Avx2 {
         static Int widened(Int pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
         void start() { v = zero(); }
         void start(const BlockInput& x, int half) {
-            v = kOffset != 0 ? _mm256_slli_epi16(set(read<int>(x.minus_pairs[half])), log2_of(kOffset)) : zero();
+            v = kOffset != 0
+                    ? _mm256_slli_epi16(set(read<int>(x.minus_pairs[half])), log2_of(kOffset))
+                    : zero();
         }
         void add(Int codes, const int8_t* q, int i) {
             const Int x = set(read<int>(q + 4 * i));
-            const Int pairs = kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
-                                      : _mm256_maddubs_epi16(codes, x);
+            const Int pairs =
+                kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes))
+                        : _mm256_maddubs_epi16(codes, x);
             v = kDeep ? _mm256_add_epi16(v, pairs) : _mm256_add_epi32(v, widened(pairs));
             pin(v);
         }
@@ -60,23 +63,29 @@ constexpr Table digits_of_multiple(int divisor) {
     return out;
 }
 
-// Five digits of a byte, which is 28 g + low: 28 g is the multiple at or before its upper four bits, or the next one.
-// Low is 9 d + the rest, which has two digits.
+// Five digits of a byte, which is 28 g + low: 28 g is the multiple at or before its upper four
+// bits, or the next one. Low is 9 d + the rest, which has two digits.
 struct DenseDigits {
     static constexpr int kDigits = 5, kSums = 1, kLargest = 1, kTogether = kDigits;
     static constexpr int place(int) { return 0; }
     static void isolate_all(__m256i bytes, __m256i* out) {
-        static constexpr Table kMultiple = multiples_of_28(), kFourth = digits_of_multiple(1), kFifth = digits_of_multiple(3),
-                               kFirst = digits_of(1), kSecond = digits_of(3);
-        const auto upper = [](__m256i v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); };
-        const auto minus = [](__m256i v, int n) { return _mm256_sub_epi8(v, _mm256_set1_epi8(char(n))); };
+        static constexpr Table kMultiple = multiples_of_28(), kFourth = digits_of_multiple(1),
+                               kFifth = digits_of_multiple(3), kFirst = digits_of(1),
+                               kSecond = digits_of(3);
+        const auto upper = [](__m256i v) {
+            return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15));
+        };
+        const auto minus = [](__m256i v, int n) {
+            return _mm256_sub_epi8(v, _mm256_set1_epi8(char(n)));
+        };
         __m256i low = _mm256_sub_epi8(bytes, kMultiple.of(upper(bytes)));
         low = _mm256_min_epu8(low, minus(low, 28));
         const __m256i group = upper(_mm256_sub_epi8(bytes, low));
         const __m256i rest = _mm256_min_epu8(low, _mm256_min_epu8(minus(low, 9), minus(low, 18)));
         out[0] = kFirst.of(rest);
         out[1] = kSecond.of(rest);
-        out[2] = _mm256_and_si256(_mm256_sub_epi8(low, rest), _mm256_set1_epi8(3));  // of 0, 9 and 18
+        out[2] =
+            _mm256_and_si256(_mm256_sub_epi8(low, rest), _mm256_set1_epi8(3));  // of 0, 9 and 18
         out[3] = kFourth.of(group);
         out[4] = kFifth.of(group);
     }

@@ -5,6 +5,7 @@
 #include "isa/simd_x86.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 // A register of floats.
@@ -15,19 +16,28 @@ struct Lanes {
     static Lanes load(const void* p) { return {_mm512_loadu_ps(p)}; }
     static Lanes halves(const uint8_t* p) { return {_mm512_cvtph_ps(load256(p))}; }
     // Floats of their upper 16 bits.
-    static Lanes upper(const void* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16))}; }
-    static Lanes unsigned_bytes(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load128(p)))}; }
-    static Lanes signed_bytes(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(p)))}; }
+    static Lanes upper(const void* p) {
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16))};
+    }
+    static Lanes unsigned_bytes(const uint8_t* p) {
+        return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load128(p)))};
+    }
+    static Lanes signed_bytes(const uint8_t* p) {
+        return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load128(p)))};
+    }
     static Lanes half_powers(const uint8_t* p) {  // half_power of encodings/blocks.hpp
         const __m512i power = _mm512_cvtepu8_epi32(load128(p)), one = _mm512_set1_epi32(1);
         const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(power, one), 23);
-        return {_mm512_castsi512_ps(_mm512_max_epi32(normal, _mm512_slli_epi32(_mm512_add_epi32(power, one), 21)))};
+        return {_mm512_castsi512_ps(
+            _mm512_max_epi32(normal, _mm512_slli_epi32(_mm512_add_epi32(power, one), 21)))};
     }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
     // Nearest integers, halves to even, of numbers that int16 holds, those of *a* first.
     static void round_to(Lanes a, Lanes b, int16_t* p) {
-        const __m512i in_turns = _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
-        _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), in_turns));
+        const __m512i in_turns =
+            _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
+        _mm512_storeu_si512(
+            p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), in_turns));
     }
     friend Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
     friend Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -39,7 +49,8 @@ struct Lanes {
     static Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
     // Zero where *x* is below *least*.
     Lanes unless_below(Lanes x, float least) const {
-        return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(least), _CMP_NLT_UQ), v)};
+        return {
+            _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(least), _CMP_NLT_UQ), v)};
     }
     __m256 low() const { return _mm512_castps512_ps256(v); }
     __m256 high() const { return _mm512_extractf32x8_ps(v, 1); }
@@ -49,9 +60,11 @@ struct Lanes {
 struct Avx512 {
     static constexpr int kTokens = 8, kWholeTokens = 8, kFloatTokens = 8, kUnpackFrom = 0;
     static constexpr bool kSignedCodes = false;  // vpdpbusd wants them unsigned
-    // Ternary weights: 24 registers of sums, three of weights; GCC 12 keeps them where every loop over them is unrolled.
-    // Where columns have scales, sums of runs and of groups are in registers as well.
-    static constexpr int kInputs = 4, kUnrolledColumns = 1, kTernaryTokens = 8, kTernaryTiles = 3, kGroupTokens = 4, kGroupTiles = 2;
+    // Ternary weights: 24 registers of sums, three of weights; GCC 12 keeps them where every loop
+    // over them is unrolled. Where columns have scales, sums of runs and of groups are in registers
+    // as well.
+    static constexpr int kInputs = 4, kUnrolledColumns = 1, kTernaryTokens = 8, kTernaryTiles = 3,
+                         kGroupTokens = 4, kGroupTiles = 2;
     static constexpr int kPackedTokens = 16, kPackedAtOnce = 8, kRunTokens = 4, kRunPlaces = 4;
     static constexpr bool kRunsTogether = true;
     static constexpr int places(int tokens) { return tokens <= 2 ? 4 : 1; }
@@ -64,14 +77,18 @@ struct Avx512 {
     static Int set(int32_t n) { return _mm512_set1_epi32(n); }
     static Int load(const uint8_t* p) { return _mm512_loadu_si512(p); }
     static void store(uint8_t* p, Int v) { _mm512_storeu_si512(p, v); }
-    static Int and_bytes(Int a, int byte) { return _mm512_and_si512(a, _mm512_set1_epi8(char(byte))); }
+    static Int and_bytes(Int a, int byte) {
+        return _mm512_and_si512(a, _mm512_set1_epi8(char(byte)));
+    }
     static Int or_masked(Int a, Int b, int byte) {  // a | (b & byte)
         return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi8(char(byte)), 0xf8);
     }
-    // Bits of each byte moved up, or down by less than nothing; those of its neighbours are masked by the caller.
+    // Bits of each byte moved up, or down by less than nothing; those of its neighbours are masked
+    // by the caller.
     static Int shift(Int a, int left) {
         if (left == 0) return a;
-        return left < 0 ? _mm512_srli_epi16(a, unsigned(-left)) : _mm512_slli_epi16(a, unsigned(left));
+        return left < 0 ? _mm512_srli_epi16(a, unsigned(-left))
+                        : _mm512_slli_epi16(a, unsigned(left));
     }
     static Int flip(Int a) { return a; }
     static Int look_up(const int8_t* table, Int nibbles) {
@@ -85,17 +102,21 @@ struct Avx512 {
     // Sum of 64 bytes with signs at a time.
     static int32_t sum_bytes(const int8_t* q, int n) {
         Int sum = zero();
-        for (int i = 0; i < n; i += 64) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), _mm512_loadu_si512(q + i));
+        for (int i = 0; i < n; i += 64)
+            sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), _mm512_loadu_si512(q + i));
         return _mm512_reduce_add_epi32(sum);
     }
 
     static Double zero_double() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
     static Double add_scaled(Double sum, Int a, Lanes scale) {
-        return {_mm512_fmadd_pd(_mm512_cvtps_pd(scale.low()), _mm512_cvtepi32_pd(_mm512_castsi512_si256(a)), sum.low),
-                _mm512_fmadd_pd(_mm512_cvtps_pd(scale.high()), _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(a, 1)), sum.high)};
+        return {_mm512_fmadd_pd(_mm512_cvtps_pd(scale.low()),
+                                _mm512_cvtepi32_pd(_mm512_castsi512_si256(a)), sum.low),
+                _mm512_fmadd_pd(_mm512_cvtps_pd(scale.high()),
+                                _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(a, 1)), sum.high)};
     }
     static Lanes to_float(Double a) {
-        return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.low)), _mm512_cvtpd_ps(a.high), 1)};
+        return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.low)),
+                                   _mm512_cvtpd_ps(a.high), 1)};
     }
 
     static constexpr int kDepth = 0;  // so many products of ternary codes fit; 0: any number

@@ -4,6 +4,7 @@
 #include "isa/avx512.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 using Vec = Avx512;
 }
@@ -17,7 +18,9 @@ namespace {
 // What vpermb finds by the lowest six bits of a byte, with i / divisor % modulus * factor at i.
 struct Table {
     alignas(64) uint8_t at[64];
-    __m512i of(__m512i index) const { return _mm512_permutexvar_epi8(index, _mm512_load_si512(at)); }
+    __m512i of(__m512i index) const {
+        return _mm512_permutexvar_epi8(index, _mm512_load_si512(at));
+    }
 };
 constexpr Table table(int divisor, int modulus, int factor) {
     Table out{};
@@ -32,20 +35,24 @@ constexpr uint32_t inverse(uint32_t odd) {  // modulo 2^32, by Newton's method
 }
 static_assert(inverse(21) * 21 == 1);
 
-// A byte is 28 g + low, and its upper six bits divided by seven are g. The last two digits are the multiple of 28 and of
-// 84 they stand for, which spares a table, and have sums of their own, or they are as they are.
+// A byte is 28 g + low, and its upper six bits divided by seven are g. The last two digits are the
+// multiple of 28 and of 84 they stand for, which spares a table, and have sums of their own, or
+// they are as they are.
 template <bool kInPlace>
 struct DenseDigits {
-    static constexpr int kDigits = 5, kSums = kInPlace ? kDigits : 1, kLargest = 1, kTogether = kDigits;
+    static constexpr int kDigits = 5, kSums = kInPlace ? kDigits : 1, kLargest = 1,
+                         kTogether = kDigits;
     static constexpr int place(int) { return 0; }
     static void isolate_all(__m512i bytes, __m512i* out) {
-        static constexpr Table kFirst = table(1, 3, 1), kSecond = table(3, 3, 1), kThird = table(9, 3, 1),
-                               kGroup = table(7, 9, 28), kFourth = table(7, 3, kInPlace ? 28 : 1),
+        static constexpr Table kFirst = table(1, 3, 1), kSecond = table(3, 3, 1),
+                               kThird = table(9, 3, 1), kGroup = table(7, 9, 28),
+                               kFourth = table(7, 3, kInPlace ? 28 : 1),
                                kFifth = table(21, 3, kInPlace ? 84 : 1);
         const __m512i upper = _mm512_srli_epi16(bytes, 2);
         out[3] = kFourth.of(upper);
         out[4] = kFifth.of(upper);
-        const __m512i low = _mm512_sub_epi8(bytes, kInPlace ? _mm512_add_epi8(out[3], out[4]) : kGroup.of(upper));
+        const __m512i low =
+            _mm512_sub_epi8(bytes, kInPlace ? _mm512_add_epi8(out[3], out[4]) : kGroup.of(upper));
         out[0] = kFirst.of(low);
         out[1] = kSecond.of(low);
         out[2] = kThird.of(low);
@@ -55,7 +62,8 @@ struct DenseDigits {
         const auto sum = [&](int i) { return sums[i].total(); };
         if constexpr (kInPlace) {
             const __m512i three = Vec::add(Vec::add(sum(3), sum(3)), sum(3));
-            const __m512i upper = _mm512_mullo_epi32(Vec::over_power(Vec::add(three, sum(4)), 2), Vec::set(int(inverse(21))));
+            const __m512i upper = _mm512_mullo_epi32(Vec::over_power(Vec::add(three, sum(4)), 2),
+                                                     Vec::set(int(inverse(21))));
             return Vec::add(Vec::add(sum(0), sum(1)), Vec::add(sum(2), upper));
         } else {
             return sum(0);

@@ -8,7 +8,8 @@ void add_avx512_vbmi_ternary(Kernels&);
 void add_avx512_vbmi_ternary(Kernels& k) {
     use<TernaryProduct<Dense, false>>(k, Type::TernaryDense);
     use<GroupProduct<Dense>>(k, Type::PTQ1_0_R16);
-    k.dense_pays = true;  // vpermb looks up five weights of a byte; elsewhere it was slower or not measured
+    k.dense_pays =
+        true;  // vpermb looks up five weights of a byte; elsewhere it was slower or not measured
 }
 
 }  // namespace bitnet

@@ -1,8 +1,9 @@
 // AVX-VNNI: AVX2 and vpdpbusd of 256 bits, which adds four products of bytes to 32 bits at once.
 // Intel's processors for desktops and laptops have it since 2021, without AVX-512.
 //
-// BITNET_AVX_VNNI_PLAIN makes it plain C++, so that these kernels can be compared with the others on any processor with AVX2;
-// BITNET_AVX_VNNI_EVEX takes the instruction of AVX-512 VL, to measure with.
+// BITNET_AVX_VNNI_PLAIN makes it plain C++, so that these kernels can be compared with the others
+// on any processor with AVX2; BITNET_AVX_VNNI_EVEX takes the instruction of AVX-512 VL, to measure
+// with.
 #include "isa/avx2.hpp"
 
 namespace bitnet {
@@ -14,7 +15,9 @@ inline __m256i dpbusd(__m256i sum, __m256i a, __m256i b) {
     int32_t total[8];
     uint8_t x[32];
     int8_t y[32];
-    std::memcpy(total, &sum, 32), std::memcpy(x, &a, 32), std::memcpy(y, &b, 32);
+    std::memcpy(total, &sum, 32);
+    std::memcpy(x, &a, 32);
+    std::memcpy(y, &b, 32);
     for (int i = 0; i < 32; ++i) total[i / 4] += int32_t(x[i]) * y[i];
     return load256(total);
 #elif defined(BITNET_AVX_VNNI_EVEX)

@@ -25,7 +25,7 @@ CpuRegisters cpuid(uint32_t leaf, uint32_t subleaf) {
     CpuRegisters r;
 #if defined(_MSC_VER)
     int out[4];
-    __cpuidex(out, static_cast<int>(leaf), static_cast<int>(subleaf));
+    __cpuidex(out, int(leaf), int(subleaf));
     r = {uint32_t(out[0]), uint32_t(out[1]), uint32_t(out[2]), uint32_t(out[3])};
 #else
     __cpuid_count(leaf, subleaf, r.a, r.b, r.c, r.d);
@@ -71,7 +71,8 @@ CpuFeatures detect() {
 #if defined(BITNET_I8MM)
     int there = 0;
     size_t size = sizeof there;
-    found.neon_i8mm = sysctlbyname("hw.optional.arm.FEAT_I8MM", &there, &size, nullptr, 0) == 0 && there != 0;
+    found.neon_i8mm =
+        sysctlbyname("hw.optional.arm.FEAT_I8MM", &there, &size, nullptr, 0) == 0 && there != 0;
 #endif
 #endif
     return found;

@@ -1,5 +1,5 @@
-// Which kernels are used: those of the best instruction set that passes the self-test (self_test.cpp); and how often each
-// ran.
+// Which kernels are used: those of the best instruction set that passes the self-test
+// (self_test.cpp); and how often each ran.
 #include <atomic>
 
 #include "isa/kernels.hpp"
@@ -60,7 +60,8 @@ bool set_level(const std::string& name) {
 
 bool has_kernel(Type type) {
     const Kernels &chosen = active(), &scalar = scalar_kernels();
-    return chosen.decode[int(type)] != scalar.decode[int(type)] && chosen.prefill[int(type)] != scalar.prefill[int(type)];
+    return chosen.decode[int(type)] != scalar.decode[int(type)] &&
+           chosen.prefill[int(type)] != scalar.prefill[int(type)];
 }
 
 bool dense_pays() { return active().dense_pays; }
@@ -69,7 +70,8 @@ namespace {
 
 #define BITNET_NAME(op) #op,
 constexpr int kLevels = 5, kOps = int(Op::kCount);
-constexpr const char* kOpNames[kOps] = {"linear", "linear", "embed", "attention", BITNET_ROW_OPS(BITNET_NAME)};
+constexpr const char* kOpNames[kOps] = {"linear", "linear", "embed", "attention",
+                                        BITNET_ROW_OPS(BITNET_NAME)};
 #undef BITNET_NAME
 
 std::atomic<uint64_t> calls[kLevels][kOps][kTypes];
@@ -81,7 +83,8 @@ bool has_type(int op) { return op <= int(Op::embed); }
 void count_call(Op op, Type type) {
     size_t level = 0;
     while (detail::offered()[level]->name != active().name) ++level;
-    calls[level][int(op)][has_type(int(op)) ? int(type) : 0].fetch_add(1, std::memory_order_relaxed);
+    calls[level][int(op)][has_type(int(op)) ? int(type) : 0].fetch_add(1,
+                                                                       std::memory_order_relaxed);
 }
 
 std::map<std::string, uint64_t> counters() {

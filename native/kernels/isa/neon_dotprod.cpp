@@ -32,13 +32,16 @@ void sixth_neon(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum
             }
             const auto lane = size_t(8 * g + 4 * half);
             const int32x4_t doubled = vaddq_s32(vshlq_n_s32(high, 8), vshlq_n_s32(low, 1));
-            const float32x4_t centred = vcvtq_f32_s32(vsubq_s32(doubled, vld1q_s32(&x.sixth_middle[lane])));
+            const float32x4_t centred =
+                vcvtq_f32_s32(vsubq_s32(doubled, vld1q_s32(&x.sixth_middle[lane])));
             total = vfmaq_f32(total, centred, vld1q_f32(&x.sixth_step[lane]));
         }
     for (int64_t b = 0; b < head_blocks(cols); b += 8) {  // beyond the norms the state has zeros
         const uint16x8_t counts = vmovl_u8(vld1_u8(norms + b));
-        left = vfmaq_f32(left, vcvtq_f32_u32(vmovl_u16(vget_low_u16(counts))), vld1q_f32(&x.norm[size_t(b)]));
-        left = vfmaq_f32(left, vcvtq_f32_u32(vmovl_high_u16(counts)), vld1q_f32(&x.norm[size_t(b + 4)]));
+        left = vfmaq_f32(left, vcvtq_f32_u32(vmovl_u16(vget_low_u16(counts))),
+                         vld1q_f32(&x.norm[size_t(b)]));
+        left = vfmaq_f32(left, vcvtq_f32_u32(vmovl_high_u16(counts)),
+                         vld1q_f32(&x.norm[size_t(b + 4)]));
     }
     *sum = vaddvq_f32(total);
     *error = vaddvq_f32(left);

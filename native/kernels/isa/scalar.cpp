@@ -16,9 +16,15 @@ struct Lanes {
         for (int i = 0; i < 8; ++i) out.v[i] = value(i);
         return out;
     }
-    static Lanes set(float f) { return of([&](int) { return f; }); }
-    static Lanes load(const float* p) { return of([&](int i) { return p[i]; }); }
-    static Lanes upper(const uint16_t* p) { return of([&](int i) { return bits_to_float(uint32_t(p[i]) << 16); }); }
+    static Lanes set(float f) {
+        return of([&](int) { return f; });
+    }
+    static Lanes load(const float* p) {
+        return of([&](int i) { return p[i]; });
+    }
+    static Lanes upper(const uint16_t* p) {
+        return of([&](int i) { return bits_to_float(uint32_t(p[i]) << 16); });
+    }
     void store(float* p) const {
         for (int i = 0; i < 8; ++i) p[i] = v[i];
     }
@@ -28,9 +34,15 @@ struct Lanes {
             p[i] = int16_t(f == f ? int32_t(round_half_even(f)) : 0);
         }
     }
-    friend Lanes operator+(const Lanes& a, const Lanes& b) { return of([&](int i) { return a.v[i] + b.v[i]; }); }
-    friend Lanes operator-(const Lanes& a, const Lanes& b) { return of([&](int i) { return a.v[i] - b.v[i]; }); }
-    friend Lanes operator*(const Lanes& a, const Lanes& b) { return of([&](int i) { return a.v[i] * b.v[i]; }); }
+    friend Lanes operator+(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] + b.v[i]; });
+    }
+    friend Lanes operator-(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] - b.v[i]; });
+    }
+    friend Lanes operator*(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] * b.v[i]; });
+    }
     static Lanes larger(const Lanes& a, const Lanes& b) {
         return of([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
     }
@@ -38,13 +50,16 @@ struct Lanes {
         return of([&](int i) { return x.v[i] < least ? 0.0f : v[i]; });
     }
     Lanes times_power(const Lanes& power) const {
-        return of([&](int i) { return bits_to_float(float_to_bits(v[i]) + (float_to_bits(power.v[i]) << 23)); });
+        return of([&](int i) {
+            return bits_to_float(float_to_bits(v[i]) + (float_to_bits(power.v[i]) << 23));
+        });
     }
 };
 
 void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out) {
     for (int i = 0; i < 4; ++i)
-        for (int r = 0; r < kTileRows; ++r) std::memcpy(out + 64 * i + 4 * r, rows[r] + at + 4 * i, 4);
+        for (int r = 0; r < kTileRows; ++r)
+            std::memcpy(out + 64 * i + 4 * r, rows[r] + at + 4 * i, 4);
 }
 
 void planes(const uint8_t* line, uint8_t* out) {
@@ -79,8 +94,10 @@ float dot_block(const LinearArgs& a, int64_t r, int64_t t) {
     float sum = 0.0f;
     Group group;
     for (int64_t g = 0; g < a.cols / 32; ++g) {
-        if (is_tiled(a.type)) unpack_tile_group(a.type, row, lane, g, group);
-        else unpack_group(a.type, row, g, group);
+        if (is_tiled(a.type))
+            unpack_tile_group(a.type, row, lane, g, group);
+        else
+            unpack_group(a.type, row, g, group);
         const BlockInput& x = a.inputs[t * block_inputs(a.cols) + g];
         int32_t part[2] = {0, 0};
         for (int i = 0; i < 32; ++i) part[i / 16] += int32_t(group.code[i]) * x.q[i];
@@ -105,7 +122,8 @@ float dot_groups(const LinearArgs& a, int64_t r, int64_t t) {
     for (int64_t run = 0; run < runs; ++run) {
         const int8_t* q = a.q + t * a.cols + run * kRun;
         int32_t sum = 0;
-        for (int c = 0; c < kRun; ++c) sum += (group_code(a.type, lines, run * kRun + c, lane) - 1) * q[c];
+        for (int c = 0; c < kRun; ++c)
+            sum += (group_code(a.type, lines, run * kRun + c, lane) - 1) * q[c];
         part = std::fma(float(sum), a.step[t * runs + run], part);
         if ((run + 1) % shared && run + 1 < runs) continue;
         y = std::fma(part, read_half(tile + (run / shared * kTernaryRows + lane) * 2), y);
@@ -152,8 +170,8 @@ LinearKernel linear_of(Type type) {
 }
 
 // The exact head.
-void tile_scalar(const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step, const float* residual,
-                 const float* norm, float* approx, float* upper) {
+void tile_scalar(const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step,
+                 const float* residual, const float* norm, float* approx, float* upper) {
     const uint8_t *norms = tile, *codes = tile + head_codes(blocks);
     for (int64_t r = 0; r < kHeadRows; ++r) {
         float sum = 0.0f, error = 0.0f;
@@ -181,7 +199,8 @@ void sixth_scalar(const uint8_t* row, int64_t cols, const HeadInput& x, float* s
         int32_t product = 0;
         for (int64_t i = 0; i < 32; ++i) {
             const int64_t byte = 4 * lane + i % 4, bit = i / 4;
-            const auto at = size_t(byte / kHeadGroupBytes * 8 * kHeadGroupBytes + bit * kHeadGroupBytes + byte % kHeadGroupBytes);
+            const auto at = size_t(byte / kHeadGroupBytes * 8 * kHeadGroupBytes +
+                                   bit * kHeadGroupBytes + byte % kHeadGroupBytes);
             product += (bits[byte] >> bit & 1) * (128 * x.sixth_high[at] + x.sixth_low[at]);
         }
         *sum += float(2 * product - x.sixth_middle[size_t(lane)]) * x.sixth_step[size_t(lane)];

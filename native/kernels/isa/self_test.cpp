@@ -1,5 +1,5 @@
-// Every kernel of the chosen level against the scalar one, once per process, before the first product. A level with one that
-// disagrees is not used: the next one is, and in the end `scalar`.
+// Every kernel of the chosen level against the scalar one, once per process, before the first
+// product. A level with one that disagrees is not used: the next one is, and in the end `scalar`.
 
 #include "ops/linear.hpp"
 #include "ops/ops.hpp"
@@ -43,14 +43,25 @@ std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Rando
                 std::memcpy(&bytes[at], &f, 4);
                 break;
             }
-            case Type::F16: put_half(at); break;
-            case Type::BF16: bytes[at + 1] = uint8_t(0x3c | (bytes[at + 1] & 0x80)); break;
+            case Type::F16:
+                put_half(at);
+                break;
+            case Type::BF16:
+                bytes[at + 1] = uint8_t(0x3c | (bytes[at + 1] & 0x80));
+                break;
             case Type::Ternary:
             case Type::TernaryBlocks:
-            case Type::TernaryDense: break;
-            case Type::Q6_K: put_half(at + 208); break;
-            case Type::PTQ1_0: put_half(at + size_t(size.bytes) - 2); break;
-            case Type::MXFP4: bytes[at] = uint8_t(118 + bytes[at] % 4); break;
+            case Type::TernaryDense:
+                break;
+            case Type::Q6_K:
+                put_half(at + 208);
+                break;
+            case Type::PTQ1_0:
+                put_half(at + size_t(size.bytes) - 2);
+                break;
+            case Type::MXFP4:
+                bytes[at] = uint8_t(118 + bytes[at] % 4);
+                break;
             default:
                 put_half(at);
                 if (size.minimum) put_half(at + 2);
@@ -59,8 +70,10 @@ std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Rando
     if (is_ternary(type)) {
         const auto codes = size_t(ternary_code_bytes(type, rows, cols));
         for (size_t i = 0; i < codes; ++i)  // code 3 and low digits of 27 mean nothing
-            if (type == Type::TernaryDense) bytes[i] = uint8_t(bytes[i] % 9 * 28 + bytes[i] / 9 % 27);
-            else bytes[i] &= uint8_t(~((bytes[i] & (bytes[i] >> 1) & 0x55) << 1));
+            if (type == Type::TernaryDense)
+                bytes[i] = uint8_t(bytes[i] % 9 * 28 + bytes[i] / 9 % 27);
+            else
+                bytes[i] &= uint8_t(~((bytes[i] & (bytes[i] >> 1) & 0x55) << 1));
         for (size_t i = codes; i < bytes.size(); i += 4) {
             const float scale = random.unit();
             std::memcpy(&bytes[i], &scale, 4);
@@ -79,15 +92,17 @@ bool close(const std::vector<float>& got, const std::vector<float>& expected, bo
     return error <= kSelfTestNmse * norm;
 }
 
-// Whether run(kernels, out) writes the same *n* numbers with *k* as with the scalar kernels; if they are not to be *exact*,
-// floats near them.
+// Whether run(kernels, out) writes the same *n* numbers with *k* as with the scalar kernels; if
+// they are not to be *exact*, floats near them.
 template <class T, class Run>
 bool agrees(const Kernels& k, int64_t n, bool exact, Run run) {
     std::vector<T> got(static_cast<size_t>(n)), expected(got.size());
     run(scalar_kernels(), expected.data());
     run(k, got.data());
-    if constexpr (std::is_same_v<T, float>) return close(got, expected, exact);
-    else return std::memcmp(got.data(), expected.data(), got.size() * sizeof(T)) == 0;
+    if constexpr (std::is_same_v<T, float>)
+        return close(got, expected, exact);
+    else
+        return std::memcmp(got.data(), expected.data(), got.size() * sizeof(T)) == 0;
 }
 
 // Matrix of *type*: random rows, packed where the type has interleaved ones.
@@ -108,22 +123,32 @@ struct Product {
     Activations activations;
     LinearArgs a;
 
-    explicit Product(Type type) : rows(is_ternary(type) || is_grouped(type) ? 33 : 19), tokens(is_float(type) ? 17 : 41) {
-        const int64_t cols = is_grouped(type) ? 1280 : is_float(type) ? 480 : encoding(type).weights <= 32 ? 160 : 512;
+    explicit Product(Type type)
+        : rows(is_ternary(type) || is_grouped(type) ? 33 : 19), tokens(is_float(type) ? 17 : 41) {
+        const int64_t cols = is_grouped(type)               ? 1280
+                             : is_float(type)               ? 480
+                             : encoding(type).weights <= 32 ? 160
+                                                            : 512;
         Random random;
         weight = random_matrix(type, rows, cols, random);
         x = random.units(tokens * cols);
         activations.prepare({{type, weight.data(), rows, cols, cols}}, tokens);
         for (int64_t t = 0; t < tokens; ++t) activations.quantize(&x[size_t(t * cols)], t);
-        a.weight = weight.data(), a.type = type, a.row_bytes = row_bytes(type, cols);
-        a.rows = rows, a.cols = cols, a.scale = 0.7f, a.x = x.data();
+        a.weight = weight.data();
+        a.type = type;
+        a.row_bytes = row_bytes(type, cols);
+        a.rows = rows;
+        a.cols = cols;
+        a.scale = 0.7f;
+        a.x = x.data();
         activations.point(a);
     }
 
     // y (n, rows) of the first *n* tokens.
     std::vector<float> run(LinearKernel kernel, int64_t n) {
         std::vector<float> y(size_t(n * rows));
-        a.tokens = n, a.y = y.data();
+        a.tokens = n;
+        a.y = y.data();
         kernel(a, 0, rows, thread_scratch(scratch_bytes(a.cols)));
         return y;
     }
@@ -134,7 +159,9 @@ bool linear_agrees(Type type, const Kernels& k) {
     Product product(type);
     const LinearKernel decode = k.decode[int(type)], prefill = k.prefill[int(type)];
     const std::vector<float> all = product.run(prefill, product.tokens);
-    if (!close(all, product.run(scalar_kernels().decode[int(type)], product.tokens), !is_float(type))) return false;
+    if (!close(all, product.run(scalar_kernels().decode[int(type)], product.tokens),
+               !is_float(type)))
+        return false;
     for (const int64_t tokens : {1, 7, kDecodeTokens}) {
         const std::vector<float> some = product.run(decode, tokens);
         if (!std::equal(some.begin(), some.end(), all.begin())) return false;
@@ -149,7 +176,9 @@ bool dequantize_agrees(const Kernels& k) {
         const Type type = Type(i);
         if (is_ternary(type) || is_tiled(type)) continue;
         const std::vector<uint8_t> weight = random_weights(type, 2, kCols, random);
-        const auto run = [&](const Kernels& its, float* out) { its.dequantize(type, weight.data(), 1, kCols, out); };
+        const auto run = [&](const Kernels& its, float* out) {
+            its.dequantize(type, weight.data(), 1, kCols, out);
+        };
         if (!agrees<float>(k, kCols, true, run)) return false;
     }
     return true;
@@ -170,9 +199,14 @@ bool gather_agrees(const Kernels& k) {
         const int64_t cols = is_float(type) ? 51 : 512;
         const std::vector<uint8_t> weight = random_weights(type, kTileRows, cols, random);
         const uint8_t* rows[kTileRows];
-        for (int r = 0; r < kTileRows; ++r) rows[r] = &weight[size_t((r * 7 + 3) % kTileRows * row_bytes(type, cols))];
-        const auto run = [&](const Kernels& its, uint8_t* out) { its.gather(type, rows, cols, out); };
-        if (!agrees<uint8_t>(k, weight_bytes(tiled(type), kTileRows, cols), true, run) || !rows_agree(type)) return false;
+        for (int r = 0; r < kTileRows; ++r)
+            rows[r] = &weight[size_t((r * 7 + 3) % kTileRows * row_bytes(type, cols))];
+        const auto run = [&](const Kernels& its, uint8_t* out) {
+            its.gather(type, rows, cols, out);
+        };
+        if (!agrees<uint8_t>(k, weight_bytes(tiled(type), kTileRows, cols), true, run) ||
+            !rows_agree(type))
+            return false;
     }
     return true;
 }
@@ -200,28 +234,42 @@ bool packing_agrees(const Kernels& k) {
         }
         scalar_kernels().pack_two_bits(source, rows, kCols, tile.data());
         without_threes(tile);
-        const auto run = [&](const Kernels& its, uint8_t* out) { its.make_dense(tile.data(), kDense, out); };
+        const auto run = [&](const Kernels& its, uint8_t* out) {
+            its.make_dense(tile.data(), kDense, out);
+        };
         if (!agrees<uint8_t>(k, kDense / kDenseStep * 64, true, run)) return false;
     }
     return true;
 }
 
-// The copy of a head of random numbers, and what its bits say of a state that leans towards one of the rows.
+// The copy of a head of random numbers, and what its bits say of a state that leans towards one of
+// the rows.
 bool exact_head_agrees(const Kernels& k) {
     constexpr int64_t kRows = kHeadRows, kCols = 200, kWidth = head_blocks(kCols) * kHeadBlock;
-    constexpr int64_t kTile = head_tile_bytes(kCols), kSixth = head_sixth_bytes(kCols), kFloats = kTile + kRows * kSixth;
+    constexpr int64_t kTile = head_tile_bytes(kCols), kSixth = head_sixth_bytes(kCols),
+                      kFloats = kTile + kRows * kSixth;
     Random random;
     const std::vector<float> weight = random.units(kRows * kWidth), ones(kCols, 1.0f);
     std::vector<float> x = random.units(kCols);
     std::vector<int32_t> order(kCols);
-    for (int64_t c = 0; c < kCols; ++c) x[size_t(c)] += weight[size_t(kWidth + c)], order[size_t(c)] = int32_t(c);
+    for (int64_t c = 0; c < kCols; ++c) {
+        x[size_t(c)] += weight[size_t(kWidth + c)];
+        order[size_t(c)] = int32_t(c);
+    }
     ExactHead m;
-    m.rows = kRows, m.cols = kCols, m.order = order.data(), m.factors = ones.data();
+    m.rows = kRows;
+    m.cols = kCols;
+    m.order = order.data();
+    m.factors = ones.data();
     const auto pack = [&](const Kernels& its, uint8_t* out) {
-        m.tiles = out, m.sixth = out + kTile;
-        m.step = reinterpret_cast<float*>(out + kFloats), m.residual = m.step + kRows, m.norm = m.residual + kRows;
+        m.tiles = out;
+        m.sixth = out + kTile;
+        m.step = reinterpret_cast<float*>(out + kFloats);
+        m.residual = m.step + kRows;
+        m.norm = m.residual + kRows;
         std::vector<float> rows = weight;
-        for (int64_t r = 0; r < kRows; ++r) std::fill_n(&rows[size_t(r * kWidth + kCols)], kWidth - kCols, 0.0f);
+        for (int64_t r = 0; r < kRows; ++r)
+            std::fill_n(&rows[size_t(r * kWidth + kCols)], kWidth - kCols, 0.0f);
         its.exact_head.pack(m, 0, rows.data());
     };
     if (!agrees<uint8_t>(k, kFloats + 12 * kRows, true, pack)) return false;
@@ -230,10 +278,12 @@ bool exact_head_agrees(const Kernels& k) {
     HeadInput input;
     head_input(m, x.data(), input);
     const auto tile = [&](const Kernels& its, float* out) {
-        its.exact_head.tile(m.tiles, head_blocks(kCols) + 1, input, m.step, m.residual, m.norm, out, out + kRows);
+        its.exact_head.tile(m.tiles, head_blocks(kCols) + 1, input, m.step, m.residual, m.norm, out,
+                            out + kRows);
     };
     const auto sixth = [&](const Kernels& its, float* out) {
-        for (int64_t r = 0; r < kRows; ++r) its.exact_head.sixth(m.sixth + r * kSixth, kCols, input, out + r, out + kRows + r);
+        for (int64_t r = 0; r < kRows; ++r)
+            its.exact_head.sixth(m.sixth + r * kSixth, kCols, input, out + r, out + kRows + r);
     };
     return agrees<float>(k, 2 * kRows, false, tile) && agrees<float>(k, 2 * kRows, false, sixth);
 }
@@ -244,34 +294,62 @@ bool states_agree(const Kernels& k) {
     constexpr int64_t kOut = kTokens * kHeads * kValues, kState = kHeads * kKeys * kValues;
     constexpr int64_t kMixed = kTokens * kChannels, kBefore = (kWidth - 1) * kChannels;
     Random random;
-    const std::vector<float> q = random.units(kTokens * kKeys), key = random.units(kTokens * kKeys), v = random.units(kOut);
-    const std::vector<float> alpha = random.units(kTokens * kHeads), a = random.units(kHeads), start = random.units(kState);
+    const std::vector<float> q = random.units(kTokens * kKeys), key = random.units(kTokens * kKeys),
+                             v = random.units(kOut);
+    const std::vector<float> alpha = random.units(kTokens * kHeads), a = random.units(kHeads),
+                             start = random.units(kState);
     const std::vector<float> x = random.units(kMixed), weight = random.units(kChannels * kWidth);
     const auto delta = [&](const Kernels& its, float* out) {
         DeltaArgs d;
-        d.q = q.data(), d.k = key.data(), d.v = v.data(), d.alpha = d.beta = alpha.data(), d.a = d.dt = a.data();
-        d.state = std::copy_n(start.data(), kState, out) - kState, d.out = out + kState, d.tokens = kTokens, d.heads = kHeads;
-        d.key_heads = 1, d.key_dim = kKeys, d.value_dim = kValues;
+        d.q = q.data();
+        d.k = key.data();
+        d.v = v.data();
+        d.alpha = d.beta = alpha.data();
+        d.a = d.dt = a.data();
+        d.state = std::copy_n(start.data(), kState, out) - kState;
+        d.out = out + kState;
+        d.tokens = kTokens;
+        d.heads = kHeads;
+        d.key_heads = 1;
+        d.key_dim = kKeys;
+        d.value_dim = kValues;
         for (int64_t head = 0; head < kHeads; ++head) its.delta_rule(d, head);
     };
     const auto scan = [&](const Kernels& its, float* out) {
         ScanArgs s;
-        s.x = v.data(), s.b = q.data(), s.c = key.data(), s.dt = alpha.data(), s.a = s.bias = s.skip = a.data();
-        s.state = std::copy_n(start.data(), kState, out) - kState, s.out = out + kState, s.tokens = kTokens, s.heads = kHeads;
-        s.head_dim = kValues, s.groups = 1, s.state_size = kKeys;
+        s.x = v.data();
+        s.b = q.data();
+        s.c = key.data();
+        s.dt = alpha.data();
+        s.a = s.bias = s.skip = a.data();
+        s.state = std::copy_n(start.data(), kState, out) - kState;
+        s.out = out + kState;
+        s.tokens = kTokens;
+        s.heads = kHeads;
+        s.head_dim = kValues;
+        s.groups = 1;
+        s.state_size = kKeys;
         for (int64_t head = 0; head < kHeads; ++head) its.selective_scan(s, head);
     };
     const auto convolve = [&](bool silu) {
         return [&, silu](const Kernels& its, float* out) {
             ConvolveArgs c;
-            c.x = x.data(), c.weight = weight.data(), c.bias = silu ? nullptr : x.data(), c.silu = silu;
-            c.state = std::copy_n(start.data(), kBefore, out) - kBefore, c.out = out + kBefore;
-            c.tokens = kTokens, c.channels = kChannels, c.width = kWidth;
+            c.x = x.data();
+            c.weight = weight.data();
+            c.bias = silu ? nullptr : x.data();
+            c.silu = silu;
+            c.state = std::copy_n(start.data(), kBefore, out) - kBefore;
+            c.out = out + kBefore;
+            c.tokens = kTokens;
+            c.channels = kChannels;
+            c.width = kWidth;
             its.convolve(c, 0, kChannels);
         };
     };
-    return agrees<float>(k, kState + kOut, true, delta) && agrees<float>(k, kState + kOut, true, scan) &&
-           agrees<float>(k, kBefore + kMixed, true, convolve(true)) && agrees<float>(k, kBefore + kMixed, true, convolve(false));
+    return agrees<float>(k, kState + kOut, true, delta) &&
+           agrees<float>(k, kState + kOut, true, scan) &&
+           agrees<float>(k, kBefore + kMixed, true, convolve(true)) &&
+           agrees<float>(k, kBefore + kMixed, true, convolve(false));
 }
 
 bool row_ops_agree(const Kernels& k) {
@@ -279,17 +357,35 @@ bool row_ops_agree(const Kernels& k) {
     Random random;
     const std::vector<float> x = random.units(kCols), w = random.units(kCols);
     const auto near = [&](auto run) { return agrees<float>(k, kCols, false, run); };
-    for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid,
-                            Gate::silu_clamped, Gate::swiglu_oai, Gate::identity, Gate::gelu, Gate::gelu_quick})
-        if (!near([&](const Kernels& its, float* out) { its.gate(kind, x.data(), w.data(), kCols - 3, out); })) return false;
+    for (const Gate kind :
+         {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid, Gate::silu_clamped,
+          Gate::swiglu_oai, Gate::identity, Gate::gelu, Gate::gelu_quick})
+        if (!near([&](const Kernels& its, float* out) {
+                its.gate(kind, x.data(), w.data(), kCols - 3, out);
+            }))
+            return false;
     for (const bool half : {true, false}) {
         RopeArgs a;
-        a.x = x.data(), a.cos = w.data(), a.sin = w.data() + 20, a.half = half;
-        a.heads = 8, a.head_dim = kCols / 8, a.rotated = 40;
-        if (!near([&](const Kernels& its, float* out) { a.out = out, its.rope(a, 0, 1); })) return false;
+        a.x = x.data();
+        a.cos = w.data();
+        a.sin = w.data() + 20;
+        a.half = half;
+        a.heads = 8;
+        a.head_dim = kCols / 8;
+        a.rotated = 40;
+        if (!near([&](const Kernels& its, float* out) {
+                a.out = out;
+                its.rope(a, 0, 1);
+            }))
+            return false;
     }
-    return near([&](const Kernels& its, float* out) { its.rms_norm(x.data(), w.data(), kCols - 3, 1e-5f, out); }) &&
-           near([&](const Kernels& its, float* out) { its.softcap(x.data(), kCols - 3, 0.5f, out); }) && states_agree(k);
+    return near([&](const Kernels& its, float* out) {
+               its.rms_norm(x.data(), w.data(), kCols - 3, 1e-5f, out);
+           }) &&
+           near([&](const Kernels& its, float* out) {
+               its.softcap(x.data(), kCols - 3, 0.5f, out);
+           }) &&
+           states_agree(k);
 }
 
 // Rounded activations are part of the ternary result, so they must be the same bits.
@@ -302,7 +398,9 @@ bool rounding_agrees(const Kernels& k) {
     };
     Random random;
     const std::vector<float> x = random.units(kCols);
-    const auto blocks = [&](const Kernels& its, BlockInput* out) { its.quantize_block(x.data(), kCols, out); };
+    const auto blocks = [&](const Kernels& its, BlockInput* out) {
+        its.quantize_block(x.data(), kCols, out);
+    };
     const auto others = [&](const Kernels& its, Rounded* out) {
         its.quantize_ternary(x.data(), kCols, out->q, out->step, out->sum);
         its.quantize_runs(x.data(), kCols, out->q + kCols, out->step + 1, out->sum + 1);
@@ -313,30 +411,42 @@ bool rounding_agrees(const Kernels& k) {
 bool attention_agrees(KvType type, const Kernels& k) {
     AttentionArgs a;
     a.kv_type = type;
-    a.tokens = 11, a.heads = 4, a.kv_heads = 2, a.head_dim = 72, a.start = 70, a.window = 68, a.scale = 0.2f;
+    a.tokens = 11;
+    a.heads = 4;
+    a.kv_heads = 2;
+    a.head_dim = 72;
+    a.start = 70;
+    a.window = 68;
+    a.scale = 0.2f;
     const int64_t rows = a.tokens * a.heads / a.kv_heads, positions = a.start + a.tokens;
     const size_t page = size_t(2 * a.kv_heads * head_words(a.head_dim, type));
     Random random;
-    std::vector<float> q(size_t(a.tokens * a.heads * a.head_dim)), kv(size_t(a.kv_heads * a.head_dim));
+    std::vector<float> q(size_t(a.tokens * a.heads * a.head_dim)),
+        kv(size_t(a.kv_heads * a.head_dim));
     for (float& f : q) f = random.unit();
-    std::vector<int16_t> pages[2] = {std::vector<int16_t>(2 * page), std::vector<int16_t>(2 * page)};
+    std::vector<int16_t> pages[2] = {std::vector<int16_t>(2 * page),
+                                     std::vector<int16_t>(2 * page)};
     const Kernels* both[2] = {&scalar_kernels(), &k};
     for (int64_t p = 0; p < positions; ++p) {
         for (float& f : kv) f = random.unit();
         for (int i = 0; i < 2; ++i)
-            both[i]->store_position(kv.data(), kv.data(), type, a.kv_heads, a.head_dim, p % kKeyBlock,
-                                    &pages[i][size_t(p / kKeyBlock) * page]);
+            both[i]->store_position(kv.data(), kv.data(), type, a.kv_heads, a.head_dim,
+                                    p % kKeyBlock, &pages[i][size_t(p / kKeyBlock) * page]);
     }
     if (pages[0] != pages[1]) return false;
     const int16_t* at[2] = {pages[0].data(), pages[0].data() + page};
-    a.q = q.data(), a.pages = at;
+    a.q = q.data();
+    a.pages = at;
     const auto floats = size_t(PartialAttention::floats(rows, a.head_dim));
     std::vector<float> got(floats), expected(floats);
-    auto* scratch = reinterpret_cast<float*>(thread_scratch(size_t(attend_scratch(rows, a.head_dim)) * sizeof(float)));
+    auto* scratch = reinterpret_cast<float*>(
+        thread_scratch(size_t(attend_scratch(rows, a.head_dim)) * sizeof(float)));
     for (const bool causal : {true, false}) {
-        a.causal = causal, a.slopes = causal ? nullptr : q.data();
+        a.causal = causal;
+        a.slopes = causal ? nullptr : q.data();
         for (int64_t head = 0; head < a.kv_heads; ++head)
-            for (const int64_t tokens : {int64_t(2), a.tokens}) {  // a few rows, and enough for tiles and for a rest
+            for (const int64_t tokens :
+                 {int64_t(2), a.tokens}) {  // a few rows, and enough for tiles and for a rest
                 scalar_kernels().attend(a, head, 0, tokens, 0, 1, expected.data(), scratch);
                 k.attend(a, head, 0, tokens, 0, 1, got.data(), scratch);
                 if (!close(got, expected, true)) return false;
@@ -362,7 +472,8 @@ std::vector<std::string> self_test() {
     check(exact_head_agrees(chosen), "exact head");
     check(row_ops_agree(chosen), "operations on rows");
     check(packing_agrees(chosen), "packing of ternary weights");
-    check(attention_agrees(KvType::f16, chosen) && attention_agrees(KvType::q8, chosen), "attention");
+    check(attention_agrees(KvType::f16, chosen) && attention_agrees(KvType::q8, chosen),
+          "attention");
     const std::vector<const Kernels*>& tables = detail::offered();
     if (wrong.empty() || chosen.name == tables.front()->name) return wrong;
     auto level = tables.end() - 1;

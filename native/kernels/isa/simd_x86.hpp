@@ -6,12 +6,15 @@
 #include "isa/kernels.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
-inline void prefetch_line(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_line(const uint8_t* p) {
+    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
 
 // Keeps *v* where it is: GCC 12 otherwise reorders the additions of neighbouring accumulators until
 // they no longer fit into the registers, which halves the speed of an unrolled inner loop.
@@ -24,15 +27,16 @@ inline void pin(Vector& v) {
 #endif
 }
 
-// Sums of four products of codes without a sign and inputs with one: those of step *i* of 16 columns from *q* on.
-// They begin with `start`, not with a constructor: GCC 12 runs that in a loop, and keeps an array that loops go over
-// in memory.
+// Sums of four products of codes without a sign and inputs with one: those of step *i* of 16
+// columns from *q* on. They begin with `start`, not with a constructor: GCC 12 runs that in a loop,
+// and keeps an array that loops go over in memory.
 template <class Vec, int kOffset>
 struct DotSum {
     typename Vec::Int v;
     void start() { v = Vec::zero(); }
     void start(const BlockInput& x, int half) {
-        v = kOffset != 0 ? Vec::times_power(Vec::set(x.minus_q[half]), log2_of(kOffset)) : Vec::zero();
+        v = kOffset != 0 ? Vec::times_power(Vec::set(x.minus_q[half]), log2_of(kOffset))
+                         : Vec::zero();
     }
     void add(typename Vec::Int codes, const int8_t* q, int i) {
         v = Vec::dot(v, codes, Vec::set(read<int>(q + 4 * i)));
@@ -45,11 +49,15 @@ struct DotSum {
 inline void transpose_lines(const uint8_t* const* rows, int64_t at, uint8_t* out) {
     BITNET_UNROLL(2) for (int half = 0; half < 2; ++half) {
         __m256i row[4];
-        BITNET_UNROLL(4) for (int i = 0; i < 4; ++i)
-            row[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(load128(rows[8 * half + i] + at)),
-                                             load128(rows[8 * half + 4 + i] + at), 1);
-        const __m256i a = _mm256_unpacklo_epi32(row[0], row[1]), b = _mm256_unpacklo_epi32(row[2], row[3]);
-        const __m256i c = _mm256_unpackhi_epi32(row[0], row[1]), d = _mm256_unpackhi_epi32(row[2], row[3]);
+        BITNET_UNROLL(4)
+        for (int i = 0; i < 4; ++i)
+            row[i] =
+                _mm256_inserti128_si256(_mm256_castsi128_si256(load128(rows[8 * half + i] + at)),
+                                        load128(rows[8 * half + 4 + i] + at), 1);
+        const __m256i a = _mm256_unpacklo_epi32(row[0], row[1]),
+                      b = _mm256_unpacklo_epi32(row[2], row[3]);
+        const __m256i c = _mm256_unpackhi_epi32(row[0], row[1]),
+                      d = _mm256_unpackhi_epi32(row[2], row[3]);
         auto* to = reinterpret_cast<__m256i*>(out + 32 * half);
         _mm256_storeu_si256(to, _mm256_unpacklo_epi64(a, b));
         _mm256_storeu_si256(to + 2, _mm256_unpackhi_epi64(a, b));
@@ -73,18 +81,23 @@ inline void transpose_halves(const uint8_t* const* rows, int64_t at, uint8_t* ou
                 a[4 * h + 2 * r + 1] = _mm_unpackhi_epi32(b[4 * h + r], b[4 * h + r + 2]);
             }
         for (int c = 0; c < 4; ++c) {
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 64 * c), _mm_unpacklo_epi64(a[c], a[4 + c]));
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 64 * c + 32), _mm_unpackhi_epi64(a[c], a[4 + c]));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 64 * c),
+                             _mm_unpacklo_epi64(a[c], a[4 + c]));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 64 * c + 32),
+                             _mm_unpackhi_epi64(a[c], a[4 + c]));
         }
     }
 }
 
 // Bytes 0, 1, 2 and 3 of the dwords of a line, 16 each.
 inline void planes(const uint8_t* line, uint8_t* out) {
-    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    const __m256i bytes = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     const __m256i dwords = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    const __m256i a = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(load256(line), bytes), dwords);
-    const __m256i b = _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(load256(line + 32), bytes), dwords);
+    const __m256i a =
+        _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(load256(line), bytes), dwords);
+    const __m256i b =
+        _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(load256(line + 32), bytes), dwords);
     const __m256i even = _mm256_unpacklo_epi64(a, b), odd = _mm256_unpackhi_epi64(a, b);
     auto* to = reinterpret_cast<__m128i*>(out);
     _mm_storeu_si128(to, _mm256_castsi256_si128(even));
@@ -105,9 +118,11 @@ inline int32_t sum8(__m256i v) {
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
 }
 
-// Sixth bits of the exact head with AVX2, which AVX-512 would not make faster: a row is 32 bytes for every 256 columns.
-// Eight bits of pairs of digits of at most 127 add up to 2032, which 16 bits hold.
-[[maybe_unused]] void sixth_x86(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum, float* error) {
+// Sixth bits of the exact head with AVX2, which AVX-512 would not make faster: a row is 32 bytes
+// for every 256 columns. Eight bits of pairs of digits of at most 127 add up to 2032, which 16 bits
+// hold.
+[[maybe_unused]] void sixth_x86(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum,
+                                float* error) {
     const uint8_t *norms = row + sizeof(float), *bits = row + head_bits(cols);
     const __m256i one = _mm256_set1_epi8(1), ones = _mm256_set1_epi16(1);
     __m256 total = _mm256_setzero_ps(), left = total;
@@ -120,15 +135,17 @@ inline int32_t sum8(__m256i v) {
             high = _mm256_add_epi16(high, _mm256_maddubs_epi16(bit, load256(&x.sixth_high[at])));
             low = _mm256_add_epi16(low, _mm256_maddubs_epi16(bit, load256(&x.sixth_low[at])));
         }
-        const __m256i doubled = _mm256_add_epi32(_mm256_slli_epi32(_mm256_madd_epi16(high, ones), 8),
-                                                 _mm256_slli_epi32(_mm256_madd_epi16(low, ones), 1));
+        const __m256i doubled =
+            _mm256_add_epi32(_mm256_slli_epi32(_mm256_madd_epi16(high, ones), 8),
+                             _mm256_slli_epi32(_mm256_madd_epi16(low, ones), 1));
         const __m256i middle = load256(&x.sixth_middle[size_t(8 * g)]);
         total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(doubled, middle)),
                                 _mm256_loadu_ps(&x.sixth_step[size_t(8 * g)]), total);
     }
     for (int64_t b = 0; b < head_blocks(cols); b += 8) {  // beyond the norms the state has zeros
         const __m128i counts = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(norms + b));
-        left = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(counts)), _mm256_loadu_ps(&x.norm[size_t(b)]), left);
+        left = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(counts)),
+                               _mm256_loadu_ps(&x.norm[size_t(b)]), left);
     }
     *sum = sum8(total);
     *error = sum8(left);

@@ -1,6 +1,6 @@
 // Who computes which part of attention. A query's keys are seen in splits that begin at fixed
-// positions, and their partial results are merged in order, whether one thread does them all or each
-// is done by another: a long context keeps every thread busy and the bits do not change.
+// positions, and their partial results are merged in order, whether one thread does them all or
+// each is done by another: a long context keeps every thread busy and the bits do not change.
 
 #include "ops/ops.hpp"
 #include "ops/partial_attention.hpp"
@@ -11,8 +11,10 @@ using detail::active;
 
 namespace {
 
-constexpr int64_t kQueryRows = 128;     // of a unit, or those of kQueryBlock tokens: they share a page in the first caches
-constexpr int64_t kUnitsPerThread = 4;  // at least, before units grow: a slow core does not hold the rest
+constexpr int64_t kQueryRows =
+    128;  // of a unit, or those of kQueryBlock tokens: they share a page in the first caches
+constexpr int64_t kUnitsPerThread =
+    4;  // at least, before units grow: a slow core does not hold the rest
 constexpr int64_t kSplitKeys = int64_t(kSplitPages) * kKeyBlock;
 
 // Queries [t0, t1) of one segment and key head over splits [first, last).
@@ -25,9 +27,11 @@ struct Unit {
     int64_t floats() const { return PartialAttention::floats(rows(), args->head_dim); }
 };
 
-// Factor on a sum of values whose weights have the sum *sum*, with one more key of the score *sink* and the value 0.
+// Factor on a sum of values whose weights have the sum *sum*, with one more key of the score *sink*
+// and the value 0.
 float with_sink(float sink, float top, float sum) {
-    const float its = sink * kLog2E, most = its > top ? its : top, before = power_or_zero(top - most);
+    const float its = sink * kLog2E, most = its > top ? its : top,
+                before = power_or_zero(top - most);
     return before / (sum * before + power_or_zero(its - most));
 }
 
@@ -38,8 +42,12 @@ void write(const Unit& unit, const PartialAttention& part, float* spare) {
     for (int64_t r = 0; r < unit.rows(); ++r) {
         const int64_t head = unit.kv_head * group + r % group;
         float s = a.sinks ? with_sink(a.sinks[head], part.top[r], part.sum[r]) : 1.0f / part.sum[r];
-        float *out = a.out + ((unit.t0 + r / group) * a.heads + head) * dim, *acc = part.acc + r * code_width(dim);
-        if (rotated) rotate(acc, dim, spare), s *= 1.0f / float(rotated_block(dim));
+        float *out = a.out + ((unit.t0 + r / group) * a.heads + head) * dim,
+              *acc = part.acc + r * code_width(dim);
+        if (rotated) {
+            rotate(acc, dim, spare);
+            s *= 1.0f / float(rotated_block(dim));
+        }
         for (int64_t d = 0; d < dim; ++d) out[d] = acc[d] * s;
     }
 }
@@ -54,7 +62,8 @@ void attend(const Unit& unit, int64_t first, int64_t last, float* partial, float
 void attention(const std::vector<AttentionArgs>& batch) {
     std::vector<Unit> units;
     int64_t blocks = 0;
-    for (const AttentionArgs& a : batch) blocks += (a.tokens + kQueryBlock - 1) / kQueryBlock * a.kv_heads;
+    for (const AttentionArgs& a : batch)
+        blocks += (a.tokens + kQueryBlock - 1) / kQueryBlock * a.kv_heads;
     const int64_t spare = std::max<int64_t>(1, blocks / (kUnitsPerThread * threads()));
     struct Piece {
         size_t unit;
@@ -65,7 +74,8 @@ void attention(const std::vector<AttentionArgs>& batch) {
     for (const AttentionArgs& a : batch) {
         count_call(Op::attention);
         const bool few = a.tokens <= kQueryBlock;
-        const int64_t most = std::max<int64_t>(1, kQueryRows / (kQueryBlock * (a.heads / a.kv_heads)));
+        const int64_t most =
+            std::max<int64_t>(1, kQueryRows / (kQueryBlock * (a.heads / a.kv_heads)));
         const int64_t size = kQueryBlock * std::min(spare, most);
         // Last blocks first: with a causal mask they are the longest.
         for (int64_t block = (a.tokens - 1) / size; block >= 0; --block)
@@ -76,7 +86,8 @@ void attention(const std::vector<AttentionArgs>& batch) {
                 if (few && unit.last - unit.first > 1) {
                     unit.partials = shared;
                     shared += (unit.last - unit.first) * unit.floats();
-                    for (int64_t split = unit.first; split < unit.last; ++split) pieces.push_back({units.size(), split});
+                    for (int64_t split = unit.first; split < unit.last; ++split)
+                        pieces.push_back({units.size(), split});
                 } else {
                     pieces.push_back({units.size(), -1});
                 }
@@ -93,9 +104,11 @@ void attention(const std::vector<AttentionArgs>& batch) {
     const auto run = [&](int64_t p0, int64_t p1) {
         for (int64_t p = p0; p < p1; ++p) {
             const Unit& unit = units[pieces[size_t(p)].unit];
-            const int64_t split = pieces[size_t(p)].split, rows = unit.rows(), dim = unit.args->head_dim;
+            const int64_t split = pieces[size_t(p)].split, rows = unit.rows(),
+                          dim = unit.args->head_dim;
             const int64_t floats = split < 0 ? unit.floats() : 0;
-            auto* memory = reinterpret_cast<float*>(thread_scratch(size_t(floats + attend_scratch(rows, dim)) * sizeof(float)));
+            auto* memory = reinterpret_cast<float*>(
+                thread_scratch(size_t(floats + attend_scratch(rows, dim)) * sizeof(float)));
             if (split >= 0) {
                 attend(unit, split, split + 1, partial(unit, split), memory);
                 continue;

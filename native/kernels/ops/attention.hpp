@@ -1,13 +1,14 @@
 // Attention by codes of 16 or 8 bits, built once per instruction set.
 //
-// Queries, keys, weights and values are integers, so their products and sums are exact: blocking by queries, keys and
-// elements is free, and every instruction set gives the same bits. What follows a sum of integers is float32 without fused
-// operations, in the order written here.
+// Queries, keys, weights and values are integers, so their products and sums are exact: blocking by
+// queries, keys and elements is free, and every instruction set gives the same bits. What follows a
+// sum of integers is float32 without fused operations, in the order written here.
 #pragma once
 
 #include "ops/attention_forms.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 // Two lines of the cache that are read soon: a page is too short for the hardware to see it coming.
@@ -23,14 +24,16 @@ inline void fetch(const void* at) {
 }
 
 // Scores of one row without those of keys it does not see, and the lanes of the largest.
-inline void look(const AttentionArgs& a, const QueryRow& row, float octave, float* score, Parts& largest) {
+inline void look(const AttentionArgs& a, const QueryRow& row, float octave, float* score,
+                 Parts& largest) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
     if (a.softcap > 0.0f) {
         softcap(score + row.first, row.last - row.first, a.softcap, score + row.first);
         for (int i = row.first; i < row.last; ++i) score[i] *= octave;
     }
     if (row.slope != 0.0f)
-        for (int i = row.first; i < row.last; ++i) score[i] -= row.slope * octave * float(row.at < i ? i - row.at : row.at - i);
+        for (int i = row.first; i < row.last; ++i)
+            score[i] -= row.slope * octave * float(row.at < i ? i - row.at : row.at - i);
     for (int i = 0; i < row.first; ++i) score[i] = -INFINITY;
     for (int i = row.last; i < kKeyBlock; ++i) score[i] = -INFINITY;
     Parts part;
@@ -45,19 +48,24 @@ inline void look(const AttentionArgs& a, const QueryRow& row, float octave, floa
 // Calls body(N) for a tile of *n* rows, N in 1 .. kMost.
 template <int kMost, class F>
 void with_rows(int64_t n, F&& body) {
-    if constexpr (kMost == 1) body(std::integral_constant<int, 1>());
-    else if (n >= kMost) body(std::integral_constant<int, kMost>());
-    else with_rows<kMost - 1>(n, body);
+    if constexpr (kMost == 1)
+        body(std::integral_constant<int, 1>());
+    else if (n >= kMost)
+        body(std::integral_constant<int, kMost>());
+    else
+        with_rows<kMost - 1>(n, body);
 }
 
-// Queries [t0, t1) of the heads that share *kv_head*, in tiles of up to kRows rows (a query of one head each). Sums of a
-// tile and kVectors registers of keys, or elements, are held at once, with a page's codes where they lie.
+// Queries [t0, t1) of the heads that share *kv_head*, in tiles of up to kRows rows (a query of one
+// head each). Sums of a tile and kVectors registers of keys, or elements, are held at once, with a
+// page's codes where they lie.
 template <class Form, int kRows, int kVectors, bool kFetch>
 struct Block {
     using Page = CachePage<Form>;
     using Code = typename Form::Code;
     using Weights = typename Form::Weights;
-    static constexpr int kEach = Form::kEach, kLine = 128 / sizeof(Code);  // codes that are fetched at once
+    static constexpr int kEach = Form::kEach,
+                         kLine = 128 / sizeof(Code);  // codes that are fetched at once
     static constexpr int kWidth = Lanes::kWidth, kStep = kVectors * kWidth;
     const AttentionArgs& a;
     const int64_t kv_head, t0, t1, group, rows, width;
@@ -68,9 +76,17 @@ struct Block {
     float* const rest;     // behind all
 
     Block(const AttentionArgs& args, int64_t head, int64_t from, int64_t to, float* scratch)
-        : a(args), kv_head(head), t0(from), t1(to), group(args.heads / args.kv_heads), rows((to - from) * group),
-          width(code_width(a.head_dim)), q(reinterpret_cast<Code*>(scratch)), form(reinterpret_cast<float*>(q + rows * width)),
-          step(reinterpret_cast<float*>(q + rows * width) + Form::kPageFloats), start(reinterpret_cast<int32_t*>(step + rows)),
+        : a(args),
+          kv_head(head),
+          t0(from),
+          t1(to),
+          group(args.heads / args.kv_heads),
+          rows((to - from) * group),
+          width(code_width(a.head_dim)),
+          q(reinterpret_cast<Code*>(scratch)),
+          form(reinterpret_cast<float*>(q + rows * width)),
+          step(reinterpret_cast<float*>(q + rows * width) + Form::kPageFloats),
+          start(reinterpret_cast<int32_t*>(step + rows)),
           rest(step + 2 * rows) {}
 
     // Calls body(r, N) for each tile of N rows, the first one from row *r* on.
@@ -86,7 +102,8 @@ struct Block {
     void take_queries() {
         const int64_t dim = a.head_dim;
         // Scores are powers of two in the end.
-        const float scale = (a.softcap > 0.0f ? a.scale : a.scale * (kLog2E * Form::kUnits)) * Form::factor(dim);
+        const float scale =
+            (a.softcap > 0.0f ? a.scale : a.scale * (kLog2E * Form::kUnits)) * Form::factor(dim);
         auto* codes = reinterpret_cast<Code*>(rest + 2 * dim);
         tiles(0, [&](int64_t r, auto n) {
             for (int i = 0; i < n; ++i) {
@@ -94,7 +111,8 @@ struct Block {
                 const float* from = a.q + (t * a.heads + kv_head * group + (r + i) % group) * dim;
                 step[r + i] = form.encode(from, dim, true, rest, codes) * scale;
                 start[r + i] = Form::start(codes, width);
-                for (int64_t d = 0; d < width; d += kEach) std::memcpy(q + r * width + d * n + kEach * i, codes + d, 4);
+                for (int64_t d = 0; d < width; d += kEach)
+                    std::memcpy(q + r * width + d * n + kEach * i, codes + d, 4);
             }
         });
     }
@@ -103,59 +121,81 @@ struct Block {
     void see(int64_t r, int count, int64_t base, QueryRow* out) const {
         int64_t t = t0 + r / group, end = (r / group + 1) * group;
         for (int n = 0; n < count; ++n) {
-            if (r + n == end) ++t, end += group;
+            if (r + n == end) {
+                ++t;
+                end += group;
+            }
             const float slope = a.slopes ? a.slopes[kv_head * group + (r + n) % group] : 0.0f;
             out[n] = {int(std::clamp<int64_t>(a.first_key(t) - base, 0, kKeyBlock)),
-                      int(std::clamp<int64_t>(a.end_key(t) - base, 0, kKeyBlock)), int(a.start + t - base), slope, 1.0f, 0.0f};
+                      int(std::clamp<int64_t>(a.end_key(t) - base, 0, kKeyBlock)),
+                      int(a.start + t - base),
+                      slope,
+                      1.0f,
+                      0.0f};
         }
     }
 
-    // Scores of M tiles from row *r* on and of keys [first, last), and maybe some around them: keys that are in the first
-    // cache are multiplied with all tiles. What is at *soon* is fetched meanwhile.
+    // Scores of M tiles from row *r* on and of keys [first, last), and maybe some around them: keys
+    // that are in the first cache are multiplied with all tiles. What is at *soon* is fetched
+    // meanwhile.
     template <int N, int M>
-    void score(int64_t r, Page keys, const Code* soon, int first, int last, float (*score)[kKeyBlock]) const {
+    void score(int64_t r, Page keys, const Code* soon, int first, int last,
+               float (*score)[kKeyBlock]) const {
         int at = first / kStep * kStep;
         if constexpr (kFetch) score_keys<N, kFetch>(r, keys, soon, at, score), at += kStep;
         if constexpr (!kFetch || kStep < kKeyBlock)
             for (; at < last; at += kStep)
-                for (int n = 0; n < M * N; n += N) score_keys<N, false>(r + n, keys, nullptr, at, score + n);
+                for (int n = 0; n < M * N; n += N)
+                    score_keys<N, false>(r + n, keys, nullptr, at, score + n);
     }
 
-    // score[n] of keys [at, at + kStep): products with row r + n, in units of its step and the steps of the keys.
+    // score[n] of keys [at, at + kStep): products with row r + n, in units of its step and the
+    // steps of the keys.
     template <int N, bool kAhead>
-    void score_keys(int64_t r, Page keys, const Code* soon, int at, float (*score)[kKeyBlock]) const {
+    void score_keys(int64_t r, Page keys, const Code* soon, int at,
+                    float (*score)[kKeyBlock]) const {
         using Sums = typename Form::Keys;
         Sums sum[N][kVectors];
-        BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
+        BITNET_UNROLL(8)
+        for (int n = 0; n < N; ++n)
             BITNET_UNROLL(8) for (int i = 0; i < kVectors; ++i) sum[n][i].start(start[r + n]);
         const int64_t width = this->width;  // stores of registers may be to anything, members too
         const Code *from = keys.codes + kEach * at, *query = q + r * width;
         const float* by = step + r;
         if constexpr (kAhead) fetch_steps(soon);
         for (int64_t d = 0; d < width; d += kEach, from += kEach * kKeyBlock, query += kEach * N) {
-            if constexpr (kAhead) fetch(soon + d * kKeyBlock), fetch(soon + d * kKeyBlock + kLine);
+            if constexpr (kAhead) {
+                fetch(soon + d * kKeyBlock);
+                fetch(soon + d * kKeyBlock + kLine);
+            }
             decltype(Sums::load(from)) k[kVectors];
-            BITNET_UNROLL(8) for (int i = 0; i < kVectors; ++i) k[i] = Sums::load(from + kEach * i * kWidth);
-            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(8) for (int i = 0; i < kVectors; ++i) sum[n][i].add(k[i], query + kEach * n);
+            BITNET_UNROLL(8)
+            for (int i = 0; i < kVectors; ++i) k[i] = Sums::load(from + kEach * i * kWidth);
+            BITNET_UNROLL(8)
+            for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(8)
+                for (int i = 0; i < kVectors; ++i) sum[n][i].add(k[i], query + kEach * n);
         }
-        BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
-            BITNET_UNROLL(8) for (int i = 0; i < kVectors; ++i) {
+        BITNET_UNROLL(8)
+        for (int n = 0; n < N; ++n) BITNET_UNROLL(8) for (int i = 0; i < kVectors; ++i) {
                 const Lanes steps = Form::steps(keys.steps + at + i * kWidth);
                 (sum[n][i].numbers() * Lanes::set(by[n]) * steps).store(score[n] + at + i * kWidth);
             }
     }
 
-    // The softmax of a tile's rows, step by step, so that none waits for what another one does last. What is one number of
-    // a row is computed for all of them at once.
+    // The softmax of a tile's rows, step by step, so that none waits for what another one does
+    // last. What is one number of a row is computed for all of them at once.
     template <int N>
-    void weigh_rows(QueryRow* seen, Page values, float* top, float* sum, float (*score)[kKeyBlock], Weights* weights) {
+    void weigh_rows(QueryRow* seen, Page values, float* top, float* sum, float (*score)[kKeyBlock],
+                    Weights* weights) {
         constexpr int kWhole = whole_eights(N);
         alignas(64) float of_page[kWhole] = {}, sums[kWhole] = {}, steps[kWhole] = {};
         Parts largest[kWhole];
         for (int n = 0; n < kWhole; ++n)
-            if (n < N && seen[n].sees()) look(a, seen[n], kLog2E * Form::kUnits, score[n], largest[n]);
-            else zero(largest[n]);
+            if (n < N && seen[n].sees())
+                look(a, seen[n], kLog2E * Form::kUnits, score[n], largest[n]);
+            else
+                zero(largest[n]);
         fold_rows<N, false>(largest, of_page);
         form.template weigh<N>(seen, of_page, values, score, weights, sums, steps);
         for (int n = 0; n < kWhole; ++n) of_page[n] *= 1.0f / Form::kUnits;
@@ -163,61 +203,79 @@ struct Block {
         for (int n = 0; n < N; ++n) before[n] = top[n];
         for (int n = 0; n < kWhole; ++n) {
             most[n] = of_page[n] > before[n] ? of_page[n] : before[n];
-            before[n] = power_or_zero(before[n] - most[n]), now[n] = power_or_zero(of_page[n] - most[n]);
+            before[n] = power_or_zero(before[n] - most[n]);
+            now[n] = power_or_zero(of_page[n] - most[n]);
         }
         for (int n = 0; n < N; ++n) {
             if (!seen[n].sees()) continue;
-            top[n] = most[n], sum[n] = sum[n] * before[n] + sums[n] * now[n];
-            seen[n].before = before[n], seen[n].factor = steps[n] * now[n];
+            top[n] = most[n];
+            sum[n] = sum[n] * before[n] + sums[n] * now[n];
+            seen[n].before = before[n];
+            seen[n].factor = steps[n] * now[n];
         }
     }
 
     // acc = acc * before + sum of codes * factor, over keys [first, last).
     template <int N, int M>
-    void add(const QueryRow* seen, Page values, const Code* soon, int first, int last, const Weights* codes, float* acc) const {
-        first = first / kEach * kEach, last = (last + kEach - 1) / kEach * kEach;
+    void add(const QueryRow* seen, Page values, const Code* soon, int first, int last,
+             const Weights* codes, float* acc) const {
+        first = first / kEach * kEach;
+        last = (last + kEach - 1) / kEach * kEach;
         int64_t d = 0;
         for (; d + kStep <= width; d += kStep)
             for (int n = 0; n < M * N; n += N)
-                add_vectors<N, kVectors, kFetch>(seen + n, values.codes, soon, d, first, last, codes + n, acc + n * width);
+                add_vectors<N, kVectors, kFetch>(seen + n, values.codes, soon, d, first, last,
+                                                 codes + n, acc + n * width);
         for (; d < width; d += kWidth)
             for (int n = 0; n < M * N; n += N)
-                add_vectors<N, 1, false>(seen + n, values.codes, soon, d, first, last, codes + n, acc + n * width);
+                add_vectors<N, 1, false>(seen + n, values.codes, soon, d, first, last, codes + n,
+                                         acc + n * width);
     }
 
-    // The same of kCount registers of elements from *d* on and keys [first, last), whole kEach of them.
+    // The same of kCount registers of elements from *d* on and keys [first, last), whole kEach of
+    // them.
     template <int N, int kCount, bool kAhead>
-    void add_vectors(const QueryRow* seen, const Code* values, const Code* soon, int64_t d, int first, int last, const Weights* codes,
-                     float* acc) const {
+    void add_vectors(const QueryRow* seen, const Code* values, const Code* soon, int64_t d,
+                     int first, int last, const Weights* codes, float* acc) const {
         using Sums = typename Form::Values;
         const int64_t width = this->width;
         Sums sum[N][kCount];
-        BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
+        BITNET_UNROLL(8)
+        for (int n = 0; n < N; ++n)
             BITNET_UNROLL(8) for (int i = 0; i < kCount; ++i) sum[n][i].start(codes[n]);
         values += first * width + kEach * d;
         if constexpr (kAhead) fetch_steps(soon);
         for (int key = first; key < last; key += kEach, values += kEach * width) {
             if constexpr (kAhead)  // in order, which these values are not read in
-                for (int i = 0; i < kEach * kCount * kWidth; i += kLine) fetch(soon + d * kKeyBlock + key * kCount * kWidth + i);
+                for (int i = 0; i < kEach * kCount * kWidth; i += kLine)
+                    fetch(soon + d * kKeyBlock + key * kCount * kWidth + i);
             decltype(Sums::load(values)) v[kCount];
-            BITNET_UNROLL(8) for (int i = 0; i < kCount; ++i) v[i] = Sums::load(values + kEach * i * kWidth);
-            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(8) for (int i = 0; i < kCount; ++i) sum[n][i].add(v[i], codes[n].at(key));
+            BITNET_UNROLL(8)
+            for (int i = 0; i < kCount; ++i) v[i] = Sums::load(values + kEach * i * kWidth);
+            BITNET_UNROLL(8)
+            for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(8)
+                for (int i = 0; i < kCount; ++i) sum[n][i].add(v[i], codes[n].at(key));
         }
         BITNET_UNROLL(8) for (int n = 0; n < N; ++n) {
             if (!seen[n].sees()) continue;
-            BITNET_UNROLL(8) for (int i = 0; i < kCount; ++i) seen[n].add(sum[n][i].numbers(), acc + n * width + d + i * kWidth);
+            BITNET_UNROLL(8)
+            for (int i = 0; i < kCount; ++i)
+                seen[n].add(sum[n][i].numbers(), acc + n * width + d + i * kWidth);
         }
     }
 
     void fetch_steps(const Code* soon) const {
-        for (int64_t i = 0; i < kKeyBlock * int64_t(sizeof(typename Form::Step) / sizeof(Code)); i += kLine) fetch(soon + kKeyBlock * width + i);
+        for (int64_t i = 0; i < kKeyBlock * int64_t(sizeof(typename Form::Step) / sizeof(Code));
+             i += kLine)
+            fetch(soon + kKeyBlock * width + i);
     }
 
-    // M tiles of N rows over the page that begins at *base*. The values, and the keys that are seen *next*, are fetched
-    // while what comes before them is read.
+    // M tiles of N rows over the page that begins at *base*. The values, and the keys that are seen
+    // *next*, are fetched while what comes before them is read.
     template <int N, int M>
-    void attend_page(int64_t r, Page keys, Page values, const Code* next, int64_t base, const PartialAttention& part) {
+    void attend_page(int64_t r, Page keys, Page values, const Code* next, int64_t base,
+                     const PartialAttention& part) {
         QueryRow row[M * N];
         see(r, M * N, base, row);
         // Later rows see no fewer keys and begin no earlier.
@@ -226,36 +284,44 @@ struct Block {
         alignas(64) float scores[M * N][kKeyBlock];
         alignas(64) Weights weights[M * N];
         score<N, M>(r, keys, values.codes, first, last, scores);
-        for (int n = 0; n < M * N; n += N) weigh_rows<N>(row + n, values, part.top + r + n, part.sum + r + n, scores + n, weights + n);
+        for (int n = 0; n < M * N; n += N)
+            weigh_rows<N>(row + n, values, part.top + r + n, part.sum + r + n, scores + n,
+                          weights + n);
         add<N, M>(row, values, next, first, last, weights, part.acc + r * width);
     }
 
     // The pages of one split.
     void attend_split(int64_t split, const PartialAttention& part) {
-        std::fill_n(part.acc, rows * width, 0.0f), std::fill_n(part.top, rows, -INFINITY), std::fill_n(part.sum, rows, 0.0f);
+        std::fill_n(part.acc, rows * width, 0.0f);
+        std::fill_n(part.top, rows, -INFINITY);
+        std::fill_n(part.sum, rows, 0.0f);
         for (int64_t p = split * kSplitPages; p < (split + 1) * kSplitPages; ++p) {
             const int64_t base = p * kKeyBlock;
             if (base >= a.end_key(t1 - 1)) break;
             if (base + kKeyBlock <= a.first_key(t0)) continue;
             const int16_t* page = a.pages[p] + a.layer_offset;
-            const Page keys(page, kv_head, a.head_dim), values(page, a.kv_heads + kv_head, a.head_dim);
+            const Page keys(page, kv_head, a.head_dim),
+                values(page, a.kv_heads + kv_head, a.head_dim);
             const bool end = base + kKeyBlock >= a.end_key(t1 - 1);
-            const Code* next = end ? keys.codes : Page(a.pages[p + 1] + a.layer_offset, kv_head, a.head_dim).codes;
+            const Code* next =
+                end ? keys.codes : Page(a.pages[p + 1] + a.layer_offset, kv_head, a.head_dim).codes;
             form.take_page(keys, values);
             constexpr int kTogether = kFetch ? 1 : 4;
             int64_t r = 0;
             if constexpr (kTogether > 1)
                 for (; r + kRows * kTogether <= rows; r += kRows * kTogether)
                     attend_page<kRows, kTogether>(r, keys, values, next, base, part);
-            tiles(r, [&](int64_t at, auto n) { attend_page<n, 1>(at, keys, values, next, base, part); });
+            tiles(r, [&](int64_t at, auto n) {
+                attend_page<n, 1>(at, keys, values, next, base, part);
+            });
         }
     }
 };
 
 // Queries [t0, t1) of the heads that share *kv_head*, over the keys of splits [first, last).
 template <class Block>
-void attend_with(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last, float* partial,
-                 float* scratch) {
+void attend_with(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first,
+                 int64_t last, float* partial, float* scratch) {
     Block block(a, kv_head, t0, t1, scratch);
     const int64_t rows = block.rows;
     const PartialAttention seen(partial, rows, a.head_dim), more(block.rest, rows, a.head_dim);
@@ -268,23 +334,27 @@ void attend_with(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1
 }
 
 template <class Form>
-void attend_by(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last, float* partial,
-               float* scratch) {
+void attend_by(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first,
+               int64_t last, float* partial, float* scratch) {
     // Up to as many rows the cache, in memory, is waited for.
     const bool few = (t1 - t0) * (a.heads / a.kv_heads) <= 2 * Form::kFewRows;
     (few ? attend_with<Block<Form, Form::kFewRows, Form::kFewVectors, true>>
-         : attend_with<Block<Form, Form::kManyRows, Form::kManyVectors, false>>)(a, kv_head, t0, t1, first, last, partial, scratch);
+         : attend_with<Block<Form, Form::kManyRows, Form::kManyVectors, false>>)(a, kv_head, t0, t1,
+                                                                                 first, last,
+                                                                                 partial, scratch);
 }
 
-inline void attend(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last, float* partial,
-                   float* scratch) {
-    (a.kv_type == KvType::q8 ? attend_by<QuadForm> : attend_by<PairForm>)(a, kv_head, t0, t1, first, last, partial, scratch);
+inline void attend(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first,
+                   int64_t last, float* partial, float* scratch) {
+    (a.kv_type == KvType::q8 ? attend_by<QuadForm> : attend_by<PairForm>)(a, kv_head, t0, t1, first,
+                                                                          last, partial, scratch);
 }
 
-// One position's keys and values, (kv_heads, dim) each, into place *slot* of a page. kEach codes of a key are neighbouring
-// elements, those of values neighbouring positions.
+// One position's keys and values, (kv_heads, dim) each, into place *slot* of a page. kEach codes of
+// a key are neighbouring elements, those of values neighbouring positions.
 template <class Form>
-void store_as(const float* k, const float* v, int64_t kv_heads, int64_t dim, int64_t slot, int16_t* page) {
+void store_as(const float* k, const float* v, int64_t kv_heads, int64_t dim, int64_t slot,
+              int16_t* page) {
     using Code = typename Form::Code;
     using Step = typename Form::Step;
     constexpr int kEach = Form::kEach;
@@ -295,7 +365,8 @@ void store_as(const float* k, const float* v, int64_t kv_heads, int64_t dim, int
     Form form(nullptr);
     for (int64_t h = 0; h < 2 * kv_heads; ++h, page += head_words(dim, Form::kType)) {
         const bool key = h < kv_heads;
-        const float step = form.encode(key ? k + h * dim : v + (h - kv_heads) * dim, dim, key, spare.data(), codes);
+        const float step = form.encode(key ? k + h * dim : v + (h - kv_heads) * dim, dim, key,
+                                       spare.data(), codes);
         auto* to = reinterpret_cast<Code*>(page);
         for (int64_t d = 0; d < width; ++d) {
             const int64_t at = key ? d / kEach * kEach * kKeyBlock + kEach * slot + d % kEach
@@ -303,12 +374,13 @@ void store_as(const float* k, const float* v, int64_t kv_heads, int64_t dim, int
             to[at] = Form::stored(codes[d], key);
         }
         const uint32_t bits = float_to_bits(step) >> (32 - 8 * sizeof(Step));
-        std::memcpy(to + kKeyBlock * width + slot * int64_t(sizeof(Step) / sizeof(Code)), &bits, sizeof(Step));
+        std::memcpy(to + kKeyBlock * width + slot * int64_t(sizeof(Step) / sizeof(Code)), &bits,
+                    sizeof(Step));
     }
 }
 
-inline void store_position(const float* k, const float* v, KvType type, int64_t kv_heads, int64_t dim, int64_t slot,
-                           int16_t* page) {
+inline void store_position(const float* k, const float* v, KvType type, int64_t kv_heads,
+                           int64_t dim, int64_t slot, int16_t* page) {
     (type == KvType::q8 ? store_as<QuadForm> : store_as<PairForm>)(k, v, kv_heads, dim, slot, page);
 }
 

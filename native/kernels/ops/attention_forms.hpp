@@ -1,4 +1,5 @@
-// Attention's two forms of codes, of 16 and of 8 bits: how vectors become integers, and what a softmax makes of scores.
+// Attention's two forms of codes, of 16 and of 8 bits: how vectors become integers, and what a
+// softmax makes of scores.
 #pragma once
 
 #include <cfloat>
@@ -7,6 +8,7 @@
 #include "ops/partial_attention.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 // What a row (a query of one head) sees of the page at hand, and what the page changes of it.
@@ -23,7 +25,8 @@ struct QueryRow {
     }
 };
 
-// How a vector becomes integers. What is not finite has no codes: zeros with a NaN step carry it to the result.
+// How a vector becomes integers. What is not finite has no codes: zeros with a NaN step carry it to
+// the result.
 struct Coding {
     float scale, step;
 
@@ -36,14 +39,17 @@ struct Coding {
     // The step has the upper 16 bits of a float32, none less than the largest magnitude over 127.
     explicit Coding(float largest) {
         const bool finite = largest <= 1e14f, zero = !finite || largest < 1e-18f;
-        step = !finite ? NAN : zero ? 0.0f : bits_to_float((float_to_bits(largest / 127.0f) + 0xffff) & 0xffff0000);
+        step = !finite ? NAN
+               : zero  ? 0.0f
+                       : bits_to_float((float_to_bits(largest / 127.0f) + 0xffff) & 0xffff0000);
         scale = zero ? 0.0f : 1.0f / step;
     }
 
     template <class Code>
     void encode(const float* x, int64_t n, Code* codes) const {
         std::fill(codes + n, codes + code_width(n), Code(0));
-        if (scale == 0.0f) std::fill_n(codes, n, Code(0));
+        if (scale == 0.0f)
+            std::fill_n(codes, n, Code(0));
         else
             for (int64_t i = 0; i < n; ++i) codes[i] = Code(int32_t(round_half_even(x[i] * scale)));
     }
@@ -55,21 +61,26 @@ struct CachePage {
     const typename Form::Code* codes;
     const typename Form::Step* steps;
     CachePage(const int16_t* page, int64_t head, int64_t dim)
-        : codes(reinterpret_cast<const typename Form::Code*>(page + head * head_words(dim, Form::kType))),
-          steps(reinterpret_cast<const typename Form::Step*>(codes + kKeyBlock * code_width(dim))) {}
+        : codes(reinterpret_cast<const typename Form::Code*>(page +
+                                                             head * head_words(dim, Form::kType))),
+          steps(reinterpret_cast<const typename Form::Step*>(codes + kKeyBlock * code_width(dim))) {
+    }
 };
 
-// Calls body(n) for each of N rows that sees something of a page; *other* for those, up to whole eights, that do not.
+// Calls body(n) for each of N rows that sees something of a page; *other* for those, up to whole
+// eights, that do not.
 template <int N, class F, class G>
 inline void each_row(const QueryRow* rows, F&& body, G&& other) {
     for (int n = 0; n < N; ++n)
-        if (rows[n].sees()) body(n);
-        else other(n);
+        if (rows[n].sees())
+            body(n);
+        else
+            other(n);
     for (int n = N; n < whole_eights(N); ++n) other(n);
 }
 
-// Codes of 16 bits. Of a tile: rows (queries of one head each) and registers of keys or elements whose sums are held, of many
-// rows, and of few, as in decode. NEON's sums take two registers each.
+// Codes of 16 bits. Of a tile: rows (queries of one head each) and registers of keys or elements
+// whose sums are held, of many rows, and of few, as in decode. NEON's sums take two registers each.
 struct PairForm {
     static constexpr KvType kType = KvType::f16;
 #if defined(__AVX512F__)
@@ -96,10 +107,13 @@ struct PairForm {
     static int32_t start(const Code*, int64_t) { return 0; }
     static float factor(int64_t) { return 1.0f; }
 
-    // Any part of a query's product with a key is below 2^31, and any sum of values, times codes of weights.
+    // Any part of a query's product with a key is below 2^31, and any sum of values, times codes of
+    // weights.
     static float encode(const float* x, int64_t dim, bool key, float*, Code* codes) {
-        const Coding coding = key ? Coding(std::sqrt(sum_over(dim, [&](int64_t i) { return x[i] * x[i]; })), kCodeRange)
-                                  : Coding(max_abs(x, dim), kValueRange);
+        const Coding coding =
+            key ? Coding(std::sqrt(sum_over(dim, [&](int64_t i) { return x[i] * x[i]; })),
+                         kCodeRange)
+                : Coding(max_abs(x, dim), kValueRange);
         coding.encode(x, dim, codes);
         return coding.step;
     }
@@ -107,42 +121,56 @@ struct PairForm {
     // Called for each page, before its products.
     void take_page(Page, Page) {}
 
-    // Codes of the weights times the steps of the values. Their sum, or the largest where it says less, keeps every sum of
-    // values below 2^31.
+    // Codes of the weights times the steps of the values. Their sum, or the largest where it says
+    // less, keeps every sum of values below 2^31.
     template <int N>
-    static void weigh(const QueryRow* rows, const float* of_page, Page values, float (*score)[kKeyBlock], Weights* codes, float* sums,
-                      float* steps) {
+    static void weigh(const QueryRow* rows, const float* of_page, Page values,
+                      float (*score)[kKeyBlock], Weights* codes, float* sums, float* steps) {
         constexpr int kWholeRows = whole_eights(N);
         alignas(64) float of_parts[kWholeRows] = {}, largest[kWholeRows] = {}, scales[kWholeRows];
         Parts weights[kWholeRows], parts[kWholeRows], most[kWholeRows];
         each_row<N>(
-            rows, [&](int n) { weigh_row(of_page[n], values.steps, score[n], weights[n], parts[n], most[n]); },
-            [&](int n) { zero(weights[n]), zero(parts[n]), zero(most[n]); });
-        fold_rows<N, true>(weights, sums), fold_rows<N, true>(parts, of_parts), fold_rows<N, false>(most, largest);
+            rows,
+            [&](int n) {
+                weigh_row(of_page[n], values.steps, score[n], weights[n], parts[n], most[n]);
+            },
+            [&](int n) {
+                zero(weights[n]);
+                zero(parts[n]);
+                zero(most[n]);
+            });
+        fold_rows<N, true>(weights, sums), fold_rows<N, true>(parts, of_parts),
+            fold_rows<N, false>(most, largest);
         for (int n = 0; n < kWholeRows; ++n) {
             const float by_sum = of_parts[n] / kWeightSum, by_largest = largest[n] / kCodeRange;
             steps[n] = by_largest > by_sum ? by_largest : by_sum;
             scales[n] = steps[n] > 1e-30f ? 1.0f / steps[n] : 0.0f;
         }
         for (int n = 0; n < N; ++n) {
-            if (!rows[n].sees()) std::fill_n(codes[n].code, kKeyBlock, int16_t(0));
+            if (!rows[n].sees())
+                std::fill_n(codes[n].code, kKeyBlock, int16_t(0));
             else
                 for (int i = 0; i < kKeyBlock; i += 2 * Lanes::kWidth) {
-                    const auto scaled = [&](int at) { return Lanes::load(score[n] + at) * Lanes::set(scales[n]); };
+                    const auto scaled = [&](int at) {
+                        return Lanes::load(score[n] + at) * Lanes::set(scales[n]);
+                    };
                     Lanes::round_to(scaled(i), scaled(i + Lanes::kWidth), codes[n].code + i);
                 }
         }
     }
 
 private:
-    // Weights of one row, and those times the steps of the values, which *score* becomes: the lanes of the sum of the first,
-    // and of the sum and the largest of the second.
-    static void weigh_row(float top, const float* steps, float* score, Parts& sum, Parts& of_parts, Parts& largest) {
+    // Weights of one row, and those times the steps of the values, which *score* becomes: the lanes
+    // of the sum of the first, and of the sum and the largest of the second.
+    static void weigh_row(float top, const float* steps, float* score, Parts& sum, Parts& of_parts,
+                          Parts& largest) {
         constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
         Parts weights, parts, most;
         for (int i = 0; i < kKeyBlock / kWidth; ++i) {
-            const Lanes its = Lanes::load(score + i * kWidth), weight = power(its - Lanes::set(top));
-            // Of what is hidden the step may be anything. One that is seen and NaN counts, however small its weight is.
+            const Lanes its = Lanes::load(score + i * kWidth),
+                        weight = power(its - Lanes::set(top));
+            // Of what is hidden the step may be anything. One that is seen and NaN counts, however
+            // small its weight is.
             const Lanes part = weight * Lanes::load(steps + i * kWidth).unless_below(its, -FLT_MAX);
             part.store(score + i * kWidth);
             const int lane = i % kParts;
@@ -150,7 +178,11 @@ private:
             parts[lane] = i < kParts ? part : parts[lane] + part;
             most[lane] = i < kParts ? part : Lanes::larger(part, most[lane]);
         }
-        for (int i = 0; i < kParts; ++i) sum[i] = weights[i], of_parts[i] = parts[i], largest[i] = most[i];
+        for (int i = 0; i < kParts; ++i) {
+            sum[i] = weights[i];
+            of_parts[i] = parts[i];
+            largest[i] = most[i];
+        }
     }
 };
 
@@ -166,7 +198,8 @@ struct QuadForm {
 #endif
     static constexpr int kEach = 4, kPageFloats = kKeyBlock / 2;
     static constexpr float kUnits = 2048.0f, kWhole = 32767.0f;
-    static constexpr float kMost = 32640.0f;  // the largest code, 255, with seven bits behind the point
+    static constexpr float kMost =
+        32640.0f;  // the largest code, 255, with seven bits behind the point
     using Code = uint8_t;
     using Step = uint16_t;
     using Keys = KeyQuads;
@@ -202,8 +235,8 @@ struct QuadForm {
     }
 
     template <int N>
-    void weigh(const QueryRow* rows, const float* of_page, Page values, float (*score)[kKeyBlock], Weights* codes, float* sums,
-               float* steps) const {
+    void weigh(const QueryRow* rows, const float* of_page, Page values, float (*score)[kKeyBlock],
+               Weights* codes, float* sums, float* steps) const {
         constexpr int kWholeRows = whole_eights(N);
         Parts lanes[kWholeRows], most[kWholeRows];
         alignas(64) int16_t own[kKeyBlock], parts[N][kKeyBlock];
@@ -220,13 +253,17 @@ struct QuadForm {
                 if (!whole && (first != own_first || last != own_last)) {
                     uint16_t seen[kKeyBlock] = {};
                     std::copy(values.steps + first, values.steps + last, seen + first);
-                    own_unit = ratios_of(seen, own), own_first = first, own_last = last;
+                    own_unit = ratios_of(seen, own);
+                    own_first = first;
+                    own_last = last;
                 }
-                weigh_row(power, of_page[n], score[n], whole ? ratios : own, parts[n], lanes[n], most[n]);
+                weigh_row(power, of_page[n], score[n], whole ? ratios : own, parts[n], lanes[n],
+                          most[n]);
                 steps[n] = whole ? unit : own_unit;
             },
             [&](int n) {
-                zero(lanes[n]), zero(most[n]);
+                zero(lanes[n]);
+                zero(most[n]);
                 if (n < N) std::fill_n(parts[n], kKeyBlock, int16_t(0));
             });
         fold_rows<N, true>(lanes, sums), fold_rows<N, false>(most, largest);
@@ -249,23 +286,26 @@ private:
     float unit = 0.0f;
     bool all_numbers = true, all_keys = true;
 
-    // A page's steps of values as ratios of their largest one; returns what the product of the least weight and ratio stands for,
-    // times a value's code.
+    // A page's steps of values as ratios of their largest one; returns what the product of the
+    // least weight and ratio stands for, times a value's code.
     static float ratios_of(const uint16_t* steps, int16_t* ratios) {
         constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
         Lanes its[kKeyBlock / kWidth], most[kParts], sums[kParts];
         for (int i = 0; i < kKeyBlock; i += kWidth) {
             const Lanes of_step = its[i / kWidth] = Lanes::upper(steps + i);
             Lanes &top = most[i / kWidth % kParts], &sum = sums[i / kWidth % kParts];
-            top = i < kLanes ? of_step : Lanes::larger(of_step, top), sum = i < kLanes ? of_step : sum + of_step;
+            top = i < kLanes ? of_step : Lanes::larger(of_step, top);
+            sum = i < kLanes ? of_step : sum + of_step;
         }
         const float largest = Sixteen(most).largest(), nan_or_not = Sixteen(sums).sum() * 0.0f;
         const Lanes scale = Lanes::set(largest > 0.0f ? kWhole / largest : 0.0f);
-        for (int i = 0; i < kKeyBlock / kWidth; i += 2) Words::nearest(its[i] * scale, its[i + 1] * scale).store(ratios + i * kWidth);
+        for (int i = 0; i < kKeyBlock / kWidth; i += 2)
+            Words::nearest(its[i] * scale, its[i + 1] * scale).store(ratios + i * kWidth);
         return largest * (32768.0f / kWhole / kWhole) + nan_or_not;
     }
 
-    // 32,767 times 2^-x, x in 1 / 2,048: a cubic polynomial (1.4e-4), halved as the whole part says; 0 of the largest x.
+    // 32,767 times 2^-x, x in 1 / 2,048: a cubic polynomial (1.4e-4), halved as the whole part
+    // says; 0 of the largest x.
     struct Power {
         Words half = Words::kept(1024), shift = Words::kept(16), whole = Words::kept(32767);
         Words first = Words::kept(22652), second = Words::kept(7545), third = Words::kept(1277);
@@ -275,9 +315,10 @@ private:
         }
     };
 
-    // What the values count for one row: weights times ratios. The lanes of the sum of the weights, and of the largest product.
-    static void weigh_row(const Power& power, float top, const float* score, const int16_t* ratios, int16_t* parts, Parts& sum,
-                          Parts& most) {
+    // What the values count for one row: weights times ratios. The lanes of the sum of the weights,
+    // and of the largest product.
+    static void weigh_row(const Power& power, float top, const float* score, const int16_t* ratios,
+                          int16_t* parts, Parts& sum, Parts& most) {
         constexpr int kWidth = Lanes::kWidth;
         constexpr int16_t kOne[2] = {1, 1};
         PairSums sums;
@@ -289,10 +330,13 @@ private:
             weight.store(parts + i);
             sums.add(PairSums::load(parts + i), kOne);
             const Words part = weight * Words::load(ratios + i);
-            part.store(parts + i), largest = Words::larger(largest, part);
+            part.store(parts + i);
+            largest = Words::larger(largest, part);
         }
-        zero(sum), zero(most);
-        sum[0] = sums.numbers(), most[0] = largest.largest();
+        zero(sum);
+        zero(most);
+        sum[0] = sums.numbers();
+        most[0] = largest.largest();
     }
 };
 

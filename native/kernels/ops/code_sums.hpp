@@ -1,19 +1,20 @@
 // Sums of products of codes: what attention needs of an instruction set.
 //
-// `Pairs` holds two neighbouring codes of 16 bits of each of kWidth sums. The sums are integers, so any order of additions
-// gives the same. They begin with `start`, not with a constructor: GCC 12 runs that in a loop, and keeps an array that loops
-// go over in memory.
+// `Pairs` holds two neighbouring codes of 16 bits of each of kWidth sums. The sums are integers, so
+// any order of additions gives the same. They begin with `start`, not with a constructor: GCC 12
+// runs that in a loop, and keeps an array that loops go over in memory.
 //
-// `Quads` holds four neighbouring bytes of each of kWidth sums. Keys are bytes without a sign, values have one, and codes of
-// weights have none.
+// `Quads` holds four neighbouring bytes of each of kWidth sums. Keys are bytes without a sign,
+// values have one, and codes of weights have none.
 //
-// `Words` are 2 * kWidth numbers of 16 bits, of a row's keys, in whatever order their packing leaves them: `key_at`. A
-// product is round(a b / 2^15), halves up.
+// `Words` are 2 * kWidth numbers of 16 bits, of a row's keys, in whatever order their packing
+// leaves them: `key_at`. A product is round(a b / 2^15), halves up.
 #pragma once
 
 #include "ops/lanes.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 struct PairCodes {  // of a row's weights
@@ -26,7 +27,9 @@ struct PairSums {
     using Pairs = __m512i;
     __m512i v;
     template <class... Any>
-    void start(const Any&...) { v = _mm512_setzero_si512(); }
+    void start(const Any&...) {
+        v = _mm512_setzero_si512();
+    }
     static Pairs load(const int16_t* p) { return _mm512_loadu_si512(p); }
     void add(Pairs a, const int16_t* pair) {
         v = _mm512_dpwssd_epi32(v, a, _mm512_set1_epi32(read<int32_t>(pair)));
@@ -39,8 +42,12 @@ struct PairSums {
     using Pairs = __m256i;
     __m256i v;
     template <class... Any>
-    void start(const Any&...) { v = _mm256_setzero_si256(); }
-    static Pairs load(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+    void start(const Any&...) {
+        v = _mm256_setzero_si256();
+    }
+    static Pairs load(const int16_t* p) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    }
     void add(Pairs a, const int16_t* pair) {
         const __m256i b = _mm256_set1_epi32(read<int32_t>(pair));
 #if defined(__GNUC__)
@@ -59,7 +66,9 @@ struct PairSums {  // the products of the first and of the second code of a pair
     };
     int32x4_t v[4];
     template <class... Any>
-    void start(const Any&...) { v[0] = v[1] = v[2] = v[3] = vdupq_n_s32(0); }
+    void start(const Any&...) {
+        v[0] = v[1] = v[2] = v[3] = vdupq_n_s32(0);
+    }
     static Pairs load(const int16_t* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
     void add(Pairs a, const int16_t* pair) {
         const int16x8_t b = vreinterpretq_s16_s32(vdupq_n_s32(read<int32_t>(pair)));
@@ -68,25 +77,35 @@ struct PairSums {  // the products of the first and of the second code of a pair
         v[2] = vmlal_s16(v[2], vget_low_s16(a.high), vget_low_s16(b));
         v[3] = vmlal_high_s16(v[3], a.high, b);
     }
-    Lanes numbers() const { return {vcvtq_f32_s32(vpaddq_s32(v[0], v[1])), vcvtq_f32_s32(vpaddq_s32(v[2], v[3]))}; }
+    Lanes numbers() const {
+        return {vcvtq_f32_s32(vpaddq_s32(v[0], v[1])), vcvtq_f32_s32(vpaddq_s32(v[2], v[3]))};
+    }
 };
 #else
 struct PairSums {
     using Pairs = const int16_t*;
-    uint32_t v[8];  // modulo 2^32: sums over keys out of sight, whose codes may be anything, are not used
+    uint32_t v[8];  // modulo 2^32: sums over keys out of sight, whose codes may be anything, are
+                    // not used
     template <class... Any>
-    void start(const Any&...) { std::fill_n(v, 8, 0u); }
+    void start(const Any&...) {
+        std::fill_n(v, 8, 0u);
+    }
     static Pairs load(const int16_t* p) { return p; }
     void add(Pairs a, const int16_t* pair) {
         for (int i = 0; i < 16; ++i) v[i / 2] += uint32_t(int32_t(a[i]) * pair[i % 2]);
     }
-    Lanes numbers() const { return Lanes::of([&](int i) { return float(int32_t(v[i])); }); }
+    Lanes numbers() const {
+        return Lanes::of([&](int i) { return float(int32_t(v[i])); });
+    }
 };
 #endif
 
 #if defined(BITNET_F16C)
 // Packing takes four lanes of each of two registers in turn.
-constexpr int packed(int i) { return i / (2 * Lanes::kWidth) * 2 * Lanes::kWidth + i % 8 / 4 * Lanes::kWidth + i % (2 * Lanes::kWidth) / 8 * 4; }
+constexpr int packed(int i) {
+    return i / (2 * Lanes::kWidth) * 2 * Lanes::kWidth + i % 8 / 4 * Lanes::kWidth +
+           i % (2 * Lanes::kWidth) / 8 * 4;
+}
 #endif
 
 #if defined(__AVX512F__)
@@ -97,23 +116,29 @@ struct Words {
     static Words load(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
     void store(int16_t* p) const { _mm512_storeu_si512(p, v); }
     // Nearest integers, halves to even, at least -32,768, which is also what is not a number.
-    static Words nearest(Lanes a, Lanes b) { return {_mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v))}; }
+    static Words nearest(Lanes a, Lanes b) {
+        return {_mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v))};
+    }
     friend Words operator-(Words a, Words b) { return {_mm512_sub_epi16(a.v, b.v)}; }
     friend Words operator*(Words a, Words b) { return {_mm512_mulhrs_epi16(a.v, b.v)}; }
     // Of -32,768: 32,767.
     Words negative() const { return {_mm512_subs_epi16(_mm512_setzero_si512(), v)}; }
     // The last eleven bits, as those behind the point of a number.
-    Words fraction() const { return {_mm512_and_si512(_mm512_slli_epi16(v, 4), _mm512_set1_epi16(0x7ff0))}; }
+    Words fraction() const {
+        return {_mm512_and_si512(_mm512_slli_epi16(v, 4), _mm512_set1_epi16(0x7ff0))};
+    }
     // Divided by two as often as *times*, up to 15, says, and rounded down.
     Words halved(Words times) const { return {_mm512_srlv_epi16(v, times.v)}; }
     static Words larger(Words a, Words b) { return {_mm512_max_epi16(a.v, b.v)}; }
     // The larger of two numbers, which are not below 0, in each lane.
     Lanes largest() const {
-        return {_mm512_cvtepi32_ps(_mm512_max_epi32(_mm512_srli_epi32(v, 16), _mm512_and_si512(v, _mm512_set1_epi32(0xffff))))};
+        return {_mm512_cvtepi32_ps(_mm512_max_epi32(
+            _mm512_srli_epi32(v, 16), _mm512_and_si512(v, _mm512_set1_epi32(0xffff))))};
     }
     // Times 2^shift, below 2^16, and *factor* / 2^16, rounded down.
     Words scaled(int shift, int factor) const {
-        return {_mm512_mulhi_epu16(_mm512_sllv_epi16(v, _mm512_set1_epi16(int16_t(shift))), _mm512_set1_epi16(int16_t(factor)))};
+        return {_mm512_mulhi_epu16(_mm512_sllv_epi16(v, _mm512_set1_epi16(int16_t(shift))),
+                                   _mm512_set1_epi16(int16_t(factor)))};
     }
     static Words kept(int16_t n) {  // in a register: GCC 12 makes it for every row otherwise
         Words out = set(n);
@@ -131,13 +156,17 @@ struct Words {  // of four keys the even ones first, as Quads has them
     static __m256i both(__m128i bytes) { return _mm256_broadcastsi128_si256(bytes); }
     static Words nearest(Lanes a, Lanes b) {
         const __m128i turned = _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
-        return {_mm256_shuffle_epi8(_mm256_packs_epi32(_mm256_cvtps_epi32(a.v), _mm256_cvtps_epi32(b.v)), both(turned))};
+        return {_mm256_shuffle_epi8(
+            _mm256_packs_epi32(_mm256_cvtps_epi32(a.v), _mm256_cvtps_epi32(b.v)), both(turned))};
     }
     friend Words operator-(Words a, Words b) { return {_mm256_sub_epi16(a.v, b.v)}; }
     friend Words operator*(Words a, Words b) { return {_mm256_mulhrs_epi16(a.v, b.v)}; }
     Words negative() const { return {_mm256_subs_epi16(_mm256_setzero_si256(), v)}; }
-    Words fraction() const { return {_mm256_and_si256(_mm256_slli_epi16(v, 4), _mm256_set1_epi16(0x7ff0))}; }
-    Words halved(Words times) const {  // the upper half of twice the product with 2^(15 - times), whose two bytes are looked up
+    Words fraction() const {
+        return {_mm256_and_si256(_mm256_slli_epi16(v, 4), _mm256_set1_epi16(0x7ff0))};
+    }
+    Words halved(Words times) const {  // the upper half of twice the product with 2^(15 - times),
+                                       // whose two bytes are looked up
         const __m128i first = _mm_setr_epi8(-128, 64, 32, 16, 8, 4, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0);
         const __m256i upper = _mm256_slli_epi16(_mm256_shuffle_epi8(both(first), times.v), 8);
         const __m256i lower = _mm256_shuffle_epi8(both(_mm_slli_si128(first, 8)), times.v);
@@ -145,10 +174,12 @@ struct Words {  // of four keys the even ones first, as Quads has them
     }
     static Words larger(Words a, Words b) { return {_mm256_max_epi16(a.v, b.v)}; }
     Lanes largest() const {
-        return {_mm256_cvtepi32_ps(_mm256_max_epi32(_mm256_srli_epi32(v, 16), _mm256_and_si256(v, _mm256_set1_epi32(0xffff))))};
+        return {_mm256_cvtepi32_ps(_mm256_max_epi32(
+            _mm256_srli_epi32(v, 16), _mm256_and_si256(v, _mm256_set1_epi32(0xffff))))};
     }
     Words scaled(int shift, int factor) const {
-        return {_mm256_mulhi_epu16(_mm256_sll_epi16(v, _mm_cvtsi32_si128(shift)), _mm256_set1_epi16(int16_t(factor)))};
+        return {_mm256_mulhi_epu16(_mm256_sll_epi16(v, _mm_cvtsi32_si128(shift)),
+                                   _mm256_set1_epi16(int16_t(factor)))};
     }
     static Words kept(int16_t n) { return set(n); }
 };
@@ -158,20 +189,33 @@ struct Words {
     static constexpr int key_at(int i) { return i; }
     static Words set(int16_t n) { return {vdupq_n_s16(n), vdupq_n_s16(n)}; }
     static Words load(const int16_t* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
-    void store(int16_t* p) const { vst1q_s16(p, low), vst1q_s16(p + 8, high); }
+    void store(int16_t* p) const {
+        vst1q_s16(p, low);
+        vst1q_s16(p + 8, high);
+    }
     static Words nearest(Lanes a, Lanes b) {
-        const auto its = [](float32x4_t x) { return vqmovn_s32(vcvtnq_s32_f32(vmaxnmq_f32(x, vdupq_n_f32(-32768.0f)))); };
+        const auto its = [](float32x4_t x) {
+            return vqmovn_s32(vcvtnq_s32_f32(vmaxnmq_f32(x, vdupq_n_f32(-32768.0f))));
+        };
         return {vcombine_s16(its(a.low), its(a.high)), vcombine_s16(its(b.low), its(b.high))};
     }
-    friend Words operator-(Words a, Words b) { return {vsubq_s16(a.low, b.low), vsubq_s16(a.high, b.high)}; }
-    friend Words operator*(Words a, Words b) { return {vqrdmulhq_s16(a.low, b.low), vqrdmulhq_s16(a.high, b.high)}; }
+    friend Words operator-(Words a, Words b) {
+        return {vsubq_s16(a.low, b.low), vsubq_s16(a.high, b.high)};
+    }
+    friend Words operator*(Words a, Words b) {
+        return {vqrdmulhq_s16(a.low, b.low), vqrdmulhq_s16(a.high, b.high)};
+    }
     Words negative() const { return {vqnegq_s16(low), vqnegq_s16(high)}; }
     Words fraction() const {
         const int16x8_t behind = vdupq_n_s16(0x7ff0);
         return {vandq_s16(vshlq_n_s16(low, 4), behind), vandq_s16(vshlq_n_s16(high, 4), behind)};
     }
-    Words halved(Words times) const { return {vshlq_s16(low, vnegq_s16(times.low)), vshlq_s16(high, vnegq_s16(times.high))}; }
-    static Words larger(Words a, Words b) { return {vmaxq_s16(a.low, b.low), vmaxq_s16(a.high, b.high)}; }
+    Words halved(Words times) const {
+        return {vshlq_s16(low, vnegq_s16(times.low)), vshlq_s16(high, vnegq_s16(times.high))};
+    }
+    static Words larger(Words a, Words b) {
+        return {vmaxq_s16(a.low, b.low), vmaxq_s16(a.high, b.high)};
+    }
     Lanes largest() const {
         const int16x8_t most = vmaxq_s16(low, high);
         return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(most))), vcvtq_f32_s32(vmovl_high_s16(most))};
@@ -181,7 +225,8 @@ struct Words {
             const uint16x8_t x = vshlq_u16(vreinterpretq_u16_s16(of), vdupq_n_s16(int16_t(shift)));
             const uint16x8_t by = vdupq_n_u16(uint16_t(factor));
             const uint16x4_t first = vshrn_n_u32(vmull_u16(vget_low_u16(x), vget_low_u16(by)), 16);
-            return vreinterpretq_s16_u16(vcombine_u16(first, vshrn_n_u32(vmull_high_u16(x, by), 16)));
+            return vreinterpretq_s16_u16(
+                vcombine_u16(first, vshrn_n_u32(vmull_high_u16(x, by), 16)));
         };
         return {its(low), its(high)};
     }
@@ -197,8 +242,12 @@ struct Words {
         return out;
     }
     static constexpr int key_at(int i) { return i; }
-    static Words set(int16_t n) { return of([&](int) { return n; }); }
-    static Words load(const int16_t* p) { return of([&](int i) { return p[i]; }); }
+    static Words set(int16_t n) {
+        return of([&](int) { return n; });
+    }
+    static Words load(const int16_t* p) {
+        return of([&](int i) { return p[i]; });
+    }
     void store(int16_t* p) const { std::copy_n(v, 16, p); }
     static Words nearest(const Lanes& a, const Lanes& b) {
         return of([&](int i) {
@@ -206,15 +255,27 @@ struct Words {
             return f > -32768.0f ? std::min(int32_t(round_half_even(f)), 32767) : -32768;
         });
     }
-    friend Words operator-(const Words& a, const Words& b) { return of([&](int i) { return a.v[i] - b.v[i]; }); }
+    friend Words operator-(const Words& a, const Words& b) {
+        return of([&](int i) { return a.v[i] - b.v[i]; });
+    }
     friend Words operator*(const Words& a, const Words& b) {
         return of([&](int i) { return (a.v[i] * b.v[i] + 0x4000) >> 15; });
     }
-    Words negative() const { return of([&](int i) { return std::min(-v[i], 32767); }); }
-    Words fraction() const { return of([&](int i) { return v[i] * 16 & 0x7ff0; }); }
-    Words halved(const Words& times) const { return of([&](int i) { return v[i] >> times.v[i]; }); }
-    static Words larger(const Words& a, const Words& b) { return of([&](int i) { return std::max(a.v[i], b.v[i]); }); }
-    Lanes largest() const { return Lanes::of([&](int i) { return float(std::max(v[i], v[8 + i])); }); }
+    Words negative() const {
+        return of([&](int i) { return std::min(-v[i], 32767); });
+    }
+    Words fraction() const {
+        return of([&](int i) { return v[i] * 16 & 0x7ff0; });
+    }
+    Words halved(const Words& times) const {
+        return of([&](int i) { return v[i] >> times.v[i]; });
+    }
+    static Words larger(const Words& a, const Words& b) {
+        return of([&](int i) { return std::max(a.v[i], b.v[i]); });
+    }
+    Lanes largest() const {
+        return Lanes::of([&](int i) { return float(std::max(v[i], v[8 + i])); });
+    }
     Words scaled(int shift, int factor) const {
         return of([&](int i) { return (uint32_t(v[i]) << shift) * uint32_t(factor) >> 16; });
     }
@@ -222,22 +283,26 @@ struct Words {
 };
 #endif
 
-// What is taken from a code with seven bits behind the point before it is rounded: each of a page's 64 keys has another fraction, so
-// that of many small weights, each a part of a code, as many count as their sum says.
+// What is taken from a code with seven bits behind the point before it is rounded: each of a page's
+// 64 keys has another fraction, so that of many small weights, each a part of a code, as many count
+// as their sum says.
 struct Thresholds {
     alignas(64) int16_t at[kKeyBlock] = {};
     constexpr Thresholds() {
         for (int i = 0; i < kKeyBlock; ++i) {
             at[i] = 63;
-            for (int bit = 0; bit < 6; ++bit) at[i] = int16_t(at[i] - ((Words::key_at(i) >> bit & 1) << (6 - bit)));
+            for (int bit = 0; bit < 6; ++bit)
+                at[i] = int16_t(at[i] - ((Words::key_at(i) >> bit & 1) << (6 - bit)));
         }
     }
 };
 constexpr Thresholds kThresholds;
 
-// Codes, up to 255, of what the values at *i* of a row count, of which the largest becomes 255 by *shift* and *factor*.
+// Codes, up to 255, of what the values at *i* of a row count, of which the largest becomes 255 by
+// *shift* and *factor*.
 inline Words codes_at(const int16_t* parts, int shift, int factor, int i) {
-    return (Words::load(parts + i).scaled(shift, factor) - Words::load(kThresholds.at + i)) * Words::set(256);
+    return (Words::load(parts + i).scaled(shift, factor) - Words::load(kThresholds.at + i)) *
+           Words::set(256);
 }
 
 #if defined(__AVX512F__)
@@ -246,7 +311,8 @@ inline __m512i four_bytes(const void* p) { return _mm512_set1_epi32(read<int32_t
 struct QuadCodes {  // of a row's weights
     alignas(64) uint8_t code[kKeyBlock];
     void set(const int16_t* parts, int shift, int factor) {
-        _mm512_store_si512(code, _mm512_packus_epi16(codes_at(parts, shift, factor, 0).v, codes_at(parts, shift, factor, 32).v));
+        _mm512_store_si512(code, _mm512_packus_epi16(codes_at(parts, shift, factor, 0).v,
+                                                     codes_at(parts, shift, factor, 32).v));
     }
     const uint8_t* at(int key) const { return code + (key & 12) * 4 + (key >> 4) * 4; }
 };
@@ -282,9 +348,12 @@ struct QuadCodes {
 };
 struct QuadSums {
     __m256i v;
-    static Quads with_sign(__m256i v) { return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), _mm256_srai_epi16(v, 8)}; }
+    static Quads with_sign(__m256i v) {
+        return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), _mm256_srai_epi16(v, 8)};
+    }
     void add(Quads a, __m256i even, __m256i odd) {
-        v = _mm256_add_epi32(v, _mm256_add_epi32(_mm256_madd_epi16(a.even, even), _mm256_madd_epi16(a.odd, odd)));
+        v = _mm256_add_epi32(
+            v, _mm256_add_epi32(_mm256_madd_epi16(a.even, even), _mm256_madd_epi16(a.odd, odd)));
         pin(v);
     }
     Lanes numbers() const { return {_mm256_cvtepi32_ps(v)}; }
@@ -304,7 +373,8 @@ struct ValueQuads : QuadSums {
     static Quads load(const uint8_t* p) { return with_sign(load256(p)); }
     void start(const QuadCodes&) { v = _mm256_setzero_si256(); }
     void add(Quads values, const int16_t* weights) {
-        QuadSums::add(values, _mm256_set1_epi32(read<int32_t>(weights)), _mm256_set1_epi32(read<int32_t>(weights + 2)));
+        QuadSums::add(values, _mm256_set1_epi32(read<int32_t>(weights)),
+                      _mm256_set1_epi32(read<int32_t>(weights + 2)));
     }
 };
 #elif defined(BITNET_NEON)
@@ -318,7 +388,8 @@ struct QuadCodes {
         start = 0;
         for (int i = 0; i < kKeyBlock; i += 16) {
             const Words words = codes_at(parts, shift, factor, i);
-            const uint8x16_t bytes = vcombine_u8(vmovn_u16(vreinterpretq_u16_s16(words.low)), vmovn_u16(vreinterpretq_u16_s16(words.high)));
+            const uint8x16_t bytes = vcombine_u8(vmovn_u16(vreinterpretq_u16_s16(words.low)),
+                                                 vmovn_u16(vreinterpretq_u16_s16(words.high)));
             vst1q_u8(code + i, bytes);
             start -= 128 * int32_t(vaddlvq_u8(bytes));
         }
@@ -326,15 +397,21 @@ struct QuadCodes {
     const uint8_t* at(int key) const { return code + key; }
 };
 struct QuadSums {
-    static Quads load(const uint8_t* p) { return {veorq_u8(vld1q_u8(p), vdupq_n_u8(128)), veorq_u8(vld1q_u8(p + 16), vdupq_n_u8(128))}; }
-    static uint8x16_t four_bytes(const uint8_t* p) { return vreinterpretq_u8_s32(vdupq_n_s32(read<int32_t>(p))); }
+    static Quads load(const uint8_t* p) {
+        return {veorq_u8(vld1q_u8(p), vdupq_n_u8(128)),
+                veorq_u8(vld1q_u8(p + 16), vdupq_n_u8(128))};
+    }
+    static uint8x16_t four_bytes(const uint8_t* p) {
+        return vreinterpretq_u8_s32(vdupq_n_s32(read<int32_t>(p)));
+    }
 };
 struct KeyQuads : QuadSums {
     int32x4_t low, high;
     void start(int32_t) { low = high = vdupq_n_s32(0); }
     void add(Quads keys, const uint8_t* query) {
         const int8x16_t x = vreinterpretq_s8_u8(four_bytes(query));
-        low = vdotq_s32(low, vreinterpretq_s8_u8(keys.low), x), high = vdotq_s32(high, vreinterpretq_s8_u8(keys.high), x);
+        low = vdotq_s32(low, vreinterpretq_s8_u8(keys.low), x);
+        high = vdotq_s32(high, vreinterpretq_s8_u8(keys.high), x);
     }
     Lanes numbers() const { return {vcvtq_f32_s32(low), vcvtq_f32_s32(high)}; }
 };
@@ -342,9 +419,13 @@ struct ValueQuads : QuadSums {
     uint32x4_t low, high;
     void start(const QuadCodes& w) { low = high = vreinterpretq_u32_s32(vdupq_n_s32(w.start)); }
     void add(Quads values, const uint8_t* weights) {
-        low = vdotq_u32(low, values.low, four_bytes(weights)), high = vdotq_u32(high, values.high, four_bytes(weights));
+        low = vdotq_u32(low, values.low, four_bytes(weights));
+        high = vdotq_u32(high, values.high, four_bytes(weights));
     }
-    Lanes numbers() const { return {vcvtq_f32_s32(vreinterpretq_s32_u32(low)), vcvtq_f32_s32(vreinterpretq_s32_u32(high))}; }
+    Lanes numbers() const {
+        return {vcvtq_f32_s32(vreinterpretq_s32_u32(low)),
+                vcvtq_f32_s32(vreinterpretq_s32_u32(high))};
+    }
 };
 #else
 using Quads = const uint8_t*;
@@ -361,7 +442,9 @@ struct QuadCodes {
 struct QuadSums {
     int32_t v[Lanes::kWidth];
     static Quads load(const uint8_t* p) { return p; }
-    Lanes numbers() const { return Lanes::of([&](int i) { return float(v[i]); }); }
+    Lanes numbers() const {
+        return Lanes::of([&](int i) { return float(v[i]); });
+    }
 };
 struct KeyQuads : QuadSums {
     void start(int32_t at) { std::fill_n(v, Lanes::kWidth, at); }

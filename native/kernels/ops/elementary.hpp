@@ -1,21 +1,23 @@
-// Exponentials, sines and cosines from additions and products alone: the same bits with every compiler
-// and C library.
+// Exponentials, sines and cosines from additions and products alone: the same bits with every
+// compiler and C library.
 #pragma once
 
 #include "encodings/blocks.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 // Nearest integer, halves to even, for |x| < 2^22: the addition shifts the fraction out.
 [[maybe_unused]] inline float round_half_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
-// e^x within 2 ulp (Cephes' polynomial), with |x| clamped to 87, where floats are normal; NaN stays.
-// The clamp is on the bits: around a comparison of floats GCC computes the clamped result too, with
-// subnormals.
+// e^x within 2 ulp (Cephes' polynomial), with |x| clamped to 87, where floats are normal; NaN
+// stays. The clamp is on the bits: around a comparison of floats GCC computes the clamped result
+// too, with subnormals.
 [[maybe_unused]] inline float exp_fast(float x) {
     const uint32_t bits = float_to_bits(x), magnitude = bits & 0x7fffffff;
-    const uint32_t clamped = magnitude < 0x42ae0000 || magnitude > 0x7f800000 ? magnitude : 0x42ae0000;
+    const uint32_t clamped =
+        magnitude < 0x42ae0000 || magnitude > 0x7f800000 ? magnitude : 0x42ae0000;
     x = bits_to_float((bits & 0x80000000) | clamped);
     const float n = round_half_even(x * 1.44269504f);
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -31,10 +33,12 @@ namespace {
     return p * bits_to_float(exponent);
 }
 
-// Share of the normal distribution that is below *x*, (1 + erf(x / sqrt(2))) / 2, within 4e-7 of the smaller of it and of what is
-// above: e^(-x^2 / 2) times a polynomial of 1 / (1 + |x| / sqrt(8)) (minimax; exact to 1e-7 at 0). NaN stays.
-constexpr float kNormal[] = {-5.906894803e-02f, 2.845748961e-01f, -4.871997833e-01f, 2.780670226e-01f, -2.662556991e-02f,
-                             2.026868314e-01f,  2.431037724e-01f, 2.823753059e-01f,  2.820864320e-01f};
+// Share of the normal distribution that is below *x*, (1 + erf(x / sqrt(2))) / 2, within 4e-7 of
+// the smaller of it and of what is above: e^(-x^2 / 2) times a polynomial of 1 / (1 + |x| /
+// sqrt(8)) (minimax; exact to 1e-7 at 0). NaN stays.
+constexpr float kNormal[] = {-5.906894803e-02f, 2.845748961e-01f,  -4.871997833e-01f,
+                             2.780670226e-01f,  -2.662556991e-02f, 2.026868314e-01f,
+                             2.431037724e-01f,  2.823753059e-01f,  2.820864320e-01f};
 [[maybe_unused]] inline float normal_share(float x) {
     const float t = 1.0f / (1.0f + 0.353553391f * (x < 0.0f ? -x : x));
     float p = kNormal[0];
@@ -44,19 +48,23 @@ constexpr float kNormal[] = {-5.906894803e-02f, 2.845748961e-01f, -4.871997833e-
 }
 
 // 2^r, |r| <= 1/2, within 2e-7 of it: the coefficients of r^5 to 1 (minimax, exact at 0).
-constexpr float kPower[] = {1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f, 6.931470037e-1f, 1.0f};
+constexpr float kPower[] = {1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f,
+                            2.402224243e-1f, 6.931470037e-1f, 1.0f};
 constexpr float kLeastPower = -100.0f;
 
-// 2^x for the weights of a softmax, x not above 0: exactly 0 below 2^-100. NaN stays, as long as the last nine bits are
-// zero, which a shift puts into the exponent: `NAN` and what operations make of it or of infinities.
+// 2^x for the weights of a softmax, x not above 0: exactly 0 below 2^-100. NaN stays, as long as
+// the last nine bits are zero, which a shift puts into the exponent: `NAN` and what operations make
+// of it or of infinities.
 [[maybe_unused]] inline float power_or_zero(float x) {
-    const float clamped = x < kLeastPower ? kLeastPower : x, n = clamped + 12582912.0f, r = clamped - (n - 12582912.0f);
+    const float clamped = x < kLeastPower ? kLeastPower : x, n = clamped + 12582912.0f,
+                r = clamped - (n - 12582912.0f);
     float p = kPower[0];
     for (int i = 1; i < 6; ++i) p = p * r + kPower[i];
     return x < kLeastPower ? 0.0f : bits_to_float(float_to_bits(p) + (float_to_bits(n) << 23));
 }
 
-// Within a unit of the last place of a double. Angles are reduced by multiples of pi/2 that are below 2^20; larger ones lose digits of their own.
+// Within a unit of the last place of a double. Angles are reduced by multiples of pi/2 that are
+// below 2^20; larger ones lose digits of their own.
 [[maybe_unused]] inline void sine_and_cosine(double angle, double& sine, double& cosine) {
     // pi/2 in parts of 33 bits (fdlibm), so that products with a multiple below 2^20 are exact.
     constexpr double kFirst = 1.57079632673412561417e+00, kSecond = 6.07710050630396597660e-11,

@@ -8,6 +8,7 @@
 #include "isa/kernels.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 constexpr int kLanes = 16;
@@ -42,7 +43,10 @@ inline float max_abs(const float* x, int64_t n) {
     const auto fold = [&](int n) {  // of a constant: GCC does not unroll a loop over halves
         for (int j = 0; j < n; ++j) lane[j] = lane[j] > lane[j + n] ? lane[j] : lane[j + n];
     };
-    fold(8), fold(4), fold(2), fold(1);
+    fold(8);
+    fold(4);
+    fold(2);
+    fold(1);
     return bits_to_float(lane[0]);
 }
 
@@ -115,7 +119,8 @@ void softcap(const float* x, int64_t n, float cap, float* out) {
 }
 
 template <class F>
-inline void map_pairs(const float* __restrict a, const float* __restrict b, int64_t n, float* __restrict out, F value) {
+inline void map_pairs(const float* __restrict a, const float* __restrict b, int64_t n,
+                      float* __restrict out, F value) {
     for (int64_t i = 0; i < n; ++i) out[i] = value(a[i], b[i]);
 }
 
@@ -128,20 +133,30 @@ inline void gate(Gate kind, const float* gates, const float* ups, int64_t n, flo
         });
     };
     switch (kind) {
-        case Gate::silu: return each([](float g, float u) { return g / (1.0f + exp_fast(-g)) * u; });
-        case Gate::gelu_tanh:  // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), u = sqrt(2 / pi) (g + 0.044715 g^3)
+        case Gate::silu:
+            return each([](float g, float u) { return g / (1.0f + exp_fast(-g)) * u; });
+        case Gate::gelu_tanh:  // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), u = sqrt(2 / pi) (g +
+                               // 0.044715 g^3)
             return each([](float g, float u) {
                 return g / (1.0f + exp_fast(-(1.5957691216f * (g + 0.044715f * g * g * g)))) * u;
             });
-        case Gate::gelu: return each([](float g, float u) { return g * normal_share(g) * u; });
-        case Gate::gelu_quick: return each([](float g, float u) { return g / (1.0f + exp_fast(-1.702f * g)) * u; });
+        case Gate::gelu:
+            return each([](float g, float u) { return g * normal_share(g) * u; });
+        case Gate::gelu_quick:
+            return each([](float g, float u) { return g / (1.0f + exp_fast(-1.702f * g)) * u; });
         case Gate::relu2:
-            return each([](float g, float u) { return (g < 0.0f ? 0.0f : g) * (g < 0.0f ? 0.0f : g) * u; });
-        case Gate::relu: return each([](float g, float u) { return (g < 0.0f ? 0.0f : g) * u; });
-        case Gate::identity: return each([](float g, float u) { return g * u; });
-        case Gate::sigmoid: return each([](float g, float u) { return u / (1.0f + exp_fast(-g)); });
-        case Gate::silu_clamped: return clamped(1.0f, 0.0f);
-        case Gate::swiglu_oai: return clamped(1.702f, 1.0f);
+            return each(
+                [](float g, float u) { return (g < 0.0f ? 0.0f : g) * (g < 0.0f ? 0.0f : g) * u; });
+        case Gate::relu:
+            return each([](float g, float u) { return (g < 0.0f ? 0.0f : g) * u; });
+        case Gate::identity:
+            return each([](float g, float u) { return g * u; });
+        case Gate::sigmoid:
+            return each([](float g, float u) { return u / (1.0f + exp_fast(-g)); });
+        case Gate::silu_clamped:
+            return clamped(1.0f, 0.0f);
+        case Gate::swiglu_oai:
+            return clamped(1.702f, 1.0f);
     }
 }
 

@@ -4,9 +4,11 @@
 #include "ops/float_ops.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// Of 16 numbers, in kLanes / kWidth registers: their sum in the order of sum_lanes, and the largest.
+// Of 16 numbers, in kLanes / kWidth registers: their sum in the order of sum_lanes, and the
+// largest.
 #if defined(BITNET_F16C)
 struct Sixteen {
 #if defined(__AVX512F__)
@@ -16,13 +18,15 @@ struct Sixteen {
 #endif
     float sum() const {
         const __m256 eight = _mm256_add_ps(low, high);
-        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        const __m128 four =
+            _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
         const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
     }
     float largest() const {
         const __m256 eight = _mm256_max_ps(low, high);
-        const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        const __m128 four =
+            _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
         const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
     }
@@ -30,7 +34,10 @@ struct Sixteen {
 };
 #else
 struct Sixteen {
-    explicit Sixteen(const Lanes* v) { v[0].store(lane), v[1].store(lane + 8); }
+    explicit Sixteen(const Lanes* v) {
+        v[0].store(lane);
+        v[1].store(lane + 8);
+    }
     float sum() { return sum_lanes(lane); }
     float largest() const {
         float top = lane[0];
@@ -51,13 +58,20 @@ inline void zero(Parts& parts) {
 // The same of eight rows at once, with a third of the instructions.
 template <class F>
 inline void fold_eight(const Parts* rows, float* out, F f) {
-    const auto halves = [&](__m512 a, __m512 b) { return f(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); };
-    const auto quarters = [&](__m512 a, __m512 b) { return f(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); };
+    const auto halves = [&](__m512 a, __m512 b) {
+        return f(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    };
+    const auto quarters = [&](__m512 a, __m512 b) {
+        return f(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
     const auto of = [&](int row) { return halves(rows[row]->v, rows[row + 1]->v); };
-    const __m512d first = _mm512_castps_pd(quarters(of(0), of(2))), second = _mm512_castps_pd(quarters(of(4), of(6)));
-    const __m512 two = f(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)), _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
+    const __m512d first = _mm512_castps_pd(quarters(of(0), of(2))),
+                  second = _mm512_castps_pd(quarters(of(4), of(6)));
+    const __m512 two = f(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
-    _mm256_store_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, f(two, _mm512_movehdup_ps(two)))));
+    _mm256_store_ps(
+        out, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, f(two, _mm512_movehdup_ps(two)))));
 }
 #endif
 
@@ -68,19 +82,23 @@ inline void fold_rows(const Parts* rows, float* out) {
 #if defined(__AVX512F__)
     if constexpr (N > 4)
         for (; n < N; n += 8)
-            fold_eight(rows + n, out + n, [](__m512 a, __m512 b) { return kSum ? _mm512_add_ps(a, b) : _mm512_max_ps(a, b); });
+            fold_eight(rows + n, out + n, [](__m512 a, __m512 b) {
+                return kSum ? _mm512_add_ps(a, b) : _mm512_max_ps(a, b);
+            });
 #endif
     for (; n < N; ++n) out[n] = kSum ? Sixteen(rows[n]).sum() : Sixteen(rows[n]).largest();
 }
 
 // 2^x of numbers that are not above 0, and zero below 2^-100: `power_or_zero`.
 inline Lanes power(Lanes x) {
-    const Lanes round = Lanes::set(12582912.0f), clamped = Lanes::larger(Lanes::set(kLeastPower), x);
+    const Lanes round = Lanes::set(12582912.0f),
+                clamped = Lanes::larger(Lanes::set(kLeastPower), x);
     const Lanes shifted = clamped + round, n = shifted - round, r = clamped - n;
     Lanes p = Lanes::set(kPower[0]);
     for (int i = 1; i < 6; ++i) p = p * r + Lanes::set(kPower[i]);
 #if defined(__AVX512F__)
-    return {_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(kLeastPower), _CMP_NLT_UQ), p.v, n.v)};
+    return {_mm512_maskz_scalef_ps(
+        _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(kLeastPower), _CMP_NLT_UQ), p.v, n.v)};
 #else
     return p.times_power(shifted).unless_below(x, kLeastPower);
 #endif

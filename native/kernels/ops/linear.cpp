@@ -18,7 +18,9 @@ void ensure(std::vector<T>& items, int64_t n) {
 
 }  // namespace
 
-LinearCall::LinearCall(const LinearJob& its, const float* x, int64_t tokens, const Activations& activations) : job(its) {
+LinearCall::LinearCall(const LinearJob& its, const float* x, int64_t tokens,
+                       const Activations& activations)
+    : job(its) {
     const Matrix& m = job.matrix;
     const bool decode = tokens <= kDecodeTokens;
     count_call(decode ? Op::decode : Op::prefill, m.type);
@@ -52,9 +54,12 @@ void Activations::prepare(const std::vector<Matrix>& matrices, int64_t tokens) {
     block_cols_ = tokens_.cols = runs_.cols = 0;
     for (const Matrix& m : matrices) {
         inputs_ = m.inputs;
-        if (is_ternary(m.type)) tokens_.cols = m.cols;
-        else if (is_grouped(m.type)) runs_.cols = m.cols;
-        else if (!is_float(m.type)) block_cols_ = m.cols;
+        if (is_ternary(m.type))
+            tokens_.cols = m.cols;
+        else if (is_grouped(m.type))
+            runs_.cols = m.cols;
+        else if (!is_float(m.type))
+            block_cols_ = m.cols;
     }
     if (block_cols_) ensure(blocks_, tokens * block_inputs(block_cols_));
     tokens_.make_room(tokens, tokens);
@@ -78,11 +83,12 @@ void Activations::quantize(const float* x, int64_t t) {
     if (const int64_t cols = block_cols_)
         active().quantize_block(padded(cols), cols, &blocks_[size_t(t * block_inputs(cols))]);
     if (const int64_t cols = tokens_.cols)
-        active().quantize_ternary(padded(cols), cols, &tokens_.q[size_t(t * cols)], &tokens_.step[size_t(t)],
-                                  &tokens_.sums[size_t(t)]);
+        active().quantize_ternary(padded(cols), cols, &tokens_.q[size_t(t * cols)],
+                                  &tokens_.step[size_t(t)], &tokens_.sums[size_t(t)]);
     if (const int64_t cols = runs_.cols) {
         const auto at = size_t(t * cols / 32);
-        active().quantize_runs(padded(cols), cols, &runs_.q[size_t(t * cols)], &runs_.step[at], &runs_.sums[at]);
+        active().quantize_runs(padded(cols), cols, &runs_.q[size_t(t * cols)], &runs_.step[at],
+                               &runs_.sums[at]);
     }
 }
 
@@ -110,7 +116,8 @@ void Activations::point(LinearArgs& a) const {
 
 bool share_input(const Matrix& a, const Matrix& b) {
     if (is_float(a.type) || is_float(b.type)) return true;
-    return is_ternary(a.type) != is_ternary(b.type) || is_grouped(a.type) != is_grouped(b.type) || a.cols == b.cols;
+    return is_ternary(a.type) != is_ternary(b.type) || is_grouped(a.type) != is_grouped(b.type) ||
+           a.cols == b.cols;
 }
 
 void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t tokens,
@@ -133,7 +140,8 @@ void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t to
         for (const Part& part : parts) {
             const LinearArgs& args = part.product.args;
             const int64_t r0 = (std::max(t0, part.start) - part.start) * kTileRows;
-            const int64_t r1 = std::min((std::min(t1, part.end) - part.start) * kTileRows, args.rows);
+            const int64_t r1 =
+                std::min((std::min(t1, part.end) - part.start) * kTileRows, args.rows);
             if (r0 < r1) part.product.run(r0, r1);
         }
     });
@@ -172,7 +180,8 @@ int64_t best(const float* scores, const uint8_t* left, int64_t n) {
 }
 
 // Leaves only the experts of the best groups; the score of a group is the sum of its two best.
-void keep_groups(const Routing& its, const float* scores, uint8_t* left, float* of_group, uint8_t* groups_left) {
+void keep_groups(const Routing& its, const float* scores, uint8_t* left, float* of_group,
+                 uint8_t* groups_left) {
     const int64_t size = its.count / its.groups;
     for (int64_t g = 0; g < its.groups; ++g) {
         const float* own = scores + g * size;
@@ -183,7 +192,8 @@ void keep_groups(const Routing& its, const float* scores, uint8_t* left, float* 
         own_left[first] = 1;
         of_group[g] = second < 0 ? own[first] : own[first] + own[second];
     }
-    for (int64_t i = 0; i < its.groups_used; ++i) groups_left[best(of_group, groups_left, its.groups)] = 0;
+    for (int64_t i = 0; i < its.groups_used; ++i)
+        groups_left[best(of_group, groups_left, its.groups)] = 0;
     for (int64_t g = 0; g < its.groups; ++g)
         if (groups_left[g]) std::memset(left + g * size, 0, size_t(size));
 }
@@ -222,13 +232,15 @@ std::vector<Rows> sort_by_expert(const ExpertInput& in, ExpertRoom& room) {
     return found;
 }
 
-// Inputs of experts with several tokens, neighbours in room.inputs, and in room.x where a matrix has floats.
+// Inputs of experts with several tokens, neighbours in room.inputs, and in room.x where a matrix
+// has floats.
 void gather(const ExpertInput& in, const std::vector<Rows>& all, const Activations& activations,
             const std::vector<Matrix>& forms, ExpertRoom& room) {
     if (std::all_of(all.begin(), all.end(), [](const Rows& rows) { return rows.alone(); })) return;
     const int64_t uses = in.tokens * in.used;
     room.inputs.prepare(forms, uses);
-    const bool floats = std::any_of(forms.begin(), forms.end(), [](const Matrix& m) { return is_float(m.type); });
+    const bool floats =
+        std::any_of(forms.begin(), forms.end(), [](const Matrix& m) { return is_float(m.type); });
     if (floats && int64_t(room.x.size()) < uses * in.cols) room.x.resize(size_t(uses * in.cols));
     Split(int64_t(all.size()), 1, uses * in.cols < kSerialWork).run([&](int64_t i0, int64_t i1) {
         for (int64_t i = i0; i < i1; ++i) {
@@ -236,7 +248,8 @@ void gather(const ExpertInput& in, const std::vector<Rows>& all, const Activatio
             for (int64_t at = rows.first; !rows.alone() && at < rows.first + rows.count; ++at) {
                 const int64_t use = room.order[size_t(at)], row = in.apart ? use : use / in.used;
                 room.inputs.take(activations, row, at);
-                if (floats) std::copy_n(in.x + row * in.cols, in.cols, &room.x[size_t(at * in.cols)]);
+                if (floats)
+                    std::copy_n(in.x + row * in.cols, in.cols, &room.x[size_t(at * in.cols)]);
             }
         }
     });
@@ -276,15 +289,19 @@ Gating gating_of(std::string_view name) {
 }
 
 void check(const Routing& its) {
-    require(std::isfinite(its.scale), "a scale of no sense");
-    require(its.groups > 0 && its.count % its.groups == 0 && its.groups_used > 0 && its.groups_used <= its.groups,
-            "groups of no sense");
-    require(its.used > 0 && its.used <= its.count / its.groups * its.groups_used, "fewer experts than are to be chosen");
+    require(std::isfinite(its.scale), "the factor on the weights of experts is not finite");
+    require(its.groups > 0 && its.count % its.groups == 0 && its.groups_used > 0 &&
+                its.groups_used <= its.groups,
+            "the experts are not whole groups, or more groups are chosen than there are");
+    require(its.used > 0 && its.used <= its.count / its.groups * its.groups_used,
+            "fewer experts than are to be chosen");
 }
 
-void route(const Routing& its, const float* logits, const float* bias, float* experts, float* weights) {
+void route(const Routing& its, const float* logits, const float* bias, float* experts,
+           float* weights) {
     const int64_t n = its.count;
-    auto* scores = reinterpret_cast<float*>(thread_scratch(size_t(n + its.groups) * 9 + size_t(n) * 4));
+    auto* scores =
+        reinterpret_cast<float*>(thread_scratch(size_t(n + its.groups) * 9 + size_t(n) * 4));
     float* choice = scores + n;
     float* of_group = choice + n;
     auto* left = reinterpret_cast<uint8_t*>(of_group + its.groups);
@@ -311,17 +328,20 @@ void route(const Routing& its, const float* logits, const float* bias, float* ex
     for (int64_t i = 0; i < its.used; ++i) weights[i] *= its.scale;
 }
 
-void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& in, const Activations& activations,
-                     const std::vector<Matrix>& forms, ExpertRoom& room) {
+void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& in,
+                     const Activations& activations, const std::vector<Matrix>& forms,
+                     ExpertRoom& room) {
     const std::vector<Rows> all = sort_by_expert(in, room);
     gather(in, all, activations, forms, room);
     if (room.y.size() < jobs.size()) room.y.resize(jobs.size());
     for (size_t j = 0; j < jobs.size(); ++j) {
         const auto size = size_t(in.tokens * in.used * jobs[j].matrices[0].rows);
-        if (room.y[j].size() < size && int64_t(all.size()) < in.tokens * in.used) room.y[j].resize(size);
+        if (room.y[j].size() < size && int64_t(all.size()) < in.tokens * in.used)
+            room.y[j].resize(size);
     }
     std::vector<Part> parts;
-    std::vector<int64_t> costs;  // of a tile: its weights are read once, whatever the number of tokens
+    std::vector<int64_t>
+        costs;  // of a tile: its weights are read once, whatever the number of tokens
     int64_t work = 0, total = 0;
     for (const Rows& rows : all)
         for (size_t j = 0; j < jobs.size(); ++j) {
@@ -331,10 +351,12 @@ void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& in, 
             total += costs.back() * ((m.rows + kTileRows - 1) / kTileRows);
             work += m.rows * m.cols * rows.count;
         }
-    const int64_t wanted = work < kSerialWork ? total : total / (threads() * (threads() > 1 ? 8 : 1)) + 1;
+    const int64_t wanted =
+        work < kSerialWork ? total : total / (threads() * (threads() > 1 ? 8 : 1)) + 1;
     std::vector<Piece> pieces;
     for (size_t i = 0; i < parts.size(); ++i) {
-        const int64_t rows = parts[i].product.args.rows, step = std::max<int64_t>(1, wanted / costs[i]) * kTileRows;
+        const int64_t rows = parts[i].product.args.rows,
+                      step = std::max<int64_t>(1, wanted / costs[i]) * kTileRows;
         for (int64_t r = 0; r < rows; r += step) pieces.push_back({i, r, std::min(rows, r + step)});
     }
     auto run = [&](int64_t i) {
@@ -343,8 +365,10 @@ void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& in, 
         part.product.run(piece.r0, piece.r1);
         scatter(part, jobs[part.job].y, room, piece.r0, piece.r1);
     };
-    if (work >= kSerialWork) parallel_for(int64_t(pieces.size()), run);
-    else for (size_t i = 0; i < pieces.size(); ++i) run(int64_t(i));
+    if (work >= kSerialWork)
+        parallel_for(int64_t(pieces.size()), run);
+    else
+        for (size_t i = 0; i < pieces.size(); ++i) run(int64_t(i));
 }
 
 }  // namespace bitnet

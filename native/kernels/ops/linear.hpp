@@ -1,5 +1,5 @@
-// Products of the same input with one or several matrices: the input is rounded once and the threads
-// meet once.
+// Products of the same input with one or several matrices: the input is rounded once and the
+// threads meet once.
 #pragma once
 
 #include <string_view>
@@ -12,11 +12,11 @@ namespace bitnet {
 struct Matrix {
     Type type = Type::F32;
     const uint8_t* data = nullptr;
-    int64_t rows = 0, cols = 0;       // cols: a whole number of blocks
-    int64_t inputs = 0;               // width in the model; the columns behind it are zero weights
-    float scale = 1.0f;               // ternary: of all weights
-    const float* factors = nullptr;   // what outputs are multiplied with, or null
-    int64_t n_factors = 0;            // 1 or rows
+    int64_t rows = 0, cols = 0;      // cols: a whole number of blocks
+    int64_t inputs = 0;              // width in the model; the columns behind it are zero weights
+    float scale = 1.0f;              // ternary: of all weights
+    const float* factors = nullptr;  // what outputs are multiplied with, or null
+    int64_t n_factors = 0;           // 1 or rows
 };
 
 struct LinearJob {
@@ -25,7 +25,8 @@ struct LinearJob {
     float* y = nullptr;           // (tokens, rows)
 };
 
-// int8 forms of the rows of an input, as the kernels of block, of ternary and of grouped encodings read them.
+// int8 forms of the rows of an input, as the kernels of block, of ternary and of grouped encodings
+// read them.
 class Activations {
 public:
     // Room for *tokens* rows in the forms that *matrices* read.
@@ -57,7 +58,8 @@ bool share_input(const Matrix& a, const Matrix& b);
 
 // One product, from an input whose rows are quantized already.
 struct LinearCall {
-    LinearCall(const LinearJob& job, const float* x, int64_t tokens, const Activations& activations);
+    LinearCall(const LinearJob& job, const float* x, int64_t tokens,
+               const Activations& activations);
     void run(int64_t r0, int64_t r1) const;  // rows of the result, at args.y
 
     LinearArgs args;
@@ -73,7 +75,8 @@ void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t to
 // The same for one job, quantization included.
 void linear(const LinearJob& job, const float* x, int64_t tokens);
 
-// ---- a mixture of experts: which of its networks a token goes through, and products with the matrices of these
+// ---- a mixture of experts: which of its networks a token goes through, and products with the
+// matrices of these
 
 enum class Gating : int { softmax, softmax_chosen, sigmoid };
 
@@ -89,11 +92,14 @@ struct Routing {
 
 void check(const Routing& its);  // std::invalid_argument for one that cannot be
 
-constexpr float kLeastSum = 6.103515625e-5f;  // of weights that are divided by it; llama.cpp has the same
+constexpr float kLeastSum =
+    6.103515625e-5f;  // of weights that are divided by it; llama.cpp has the same
 
-// Numbers of the experts of one token and their weights, `used` each, best first; of equal scores the lower number
-// is chosen. *bias* (count,), or null, is added to the scores for the choice alone.
-void route(const Routing& its, const float* logits, const float* bias, float* experts, float* weights);
+// Numbers of the experts of one token and their weights, `used` each, best first; of equal scores
+// the lower number is chosen. *bias* (count,), or null, is added to the scores for the choice
+// alone.
+void route(const Routing& its, const float* logits, const float* bias, float* experts,
+           float* weights);
 
 struct ExpertJob {
     const Matrix* matrices = nullptr;  // one for each expert, of one shape
@@ -111,15 +117,17 @@ struct ExpertRoom {
 
 // What a token is multiplied with.
 struct ExpertInput {
-    const float* x = nullptr;        // (tokens, cols), or (tokens, used, cols) where they are *apart*
+    const float* x = nullptr;  // (tokens, cols), or (tokens, used, cols) where they are *apart*
     const float* experts = nullptr;  // (tokens, used), their numbers below *count*
     int64_t tokens = 0, used = 0, count = 0, cols = 0;
     bool apart = false;
 };
 
-// Products of every token with the matrices of its experts, on all threads at once. Tokens of an expert are gathered,
-// so that its weights are read once; *activations* has the rows of x. *forms*: as Activations::prepare takes them.
-void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& input, const Activations& activations,
-                     const std::vector<Matrix>& forms, ExpertRoom& room);
+// Products of every token with the matrices of its experts, on all threads at once. Tokens of an
+// expert are gathered, so that its weights are read once; *activations* has the rows of x. *forms*:
+// as Activations::prepare takes them.
+void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& input,
+                     const Activations& activations, const std::vector<Matrix>& forms,
+                     ExpertRoom& room);
 
 }  // namespace bitnet

@@ -22,21 +22,27 @@ int64_t weight_bytes(Type type, int64_t rows, int64_t cols) {
     return rows * row_bytes(type, cols);
 }
 
-void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out) {
-    if (is_ternary(type)) unpack_ternary_row(type, weight, rows, cols, r, scale, out);
-    else if (is_grouped(type)) unpack_group_row(type, weight, cols, r, out);
-    else active().dequantize(type, weight, r, cols, out);
+void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r,
+                float scale, float* out) {
+    if (is_ternary(type))
+        unpack_ternary_row(type, weight, rows, cols, r, scale, out);
+    else if (is_grouped(type))
+        unpack_group_row(type, weight, cols, r, out);
+    else
+        active().dequantize(type, weight, r, cols, out);
 }
 
-void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const int64_t* ids, int64_t count,
-           float* out) {
+void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale,
+           const int64_t* ids, int64_t count, float* out) {
     count_call(Op::embed, type);
-    for (int64_t i = 0; i < count; ++i) decode_row(type, weight, rows, cols, ids[i], scale, out + i * cols);
+    for (int64_t i = 0; i < count; ++i)
+        decode_row(type, weight, rows, cols, ids[i], scale, out + i * cols);
 }
 
 Gate gate_of(std::string_view name) {
-    constexpr std::string_view kNames[] = {"silu",         "gelu_tanh",  "relu_squared", "relu", "sigmoid",
-                                           "silu_clamped", "swiglu_oai", "identity",     "gelu", "gelu_quick"};
+    constexpr std::string_view kNames[] = {"silu",    "gelu_tanh",    "relu_squared", "relu",
+                                           "sigmoid", "silu_clamped", "swiglu_oai",   "identity",
+                                           "gelu",    "gelu_quick"};
     return Gate(place_of(kNames, name, "unknown gate"));
 }
 
@@ -75,10 +81,14 @@ void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, fl
     uint8_t* tile = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64) % 64;
     detail::active().gather(a.type, all, a.cols, tile);
     LinearArgs tile_args = a;
-    tile_args.type = tiled(a.type), tile_args.weight = tile, tile_args.row_bytes = row_bytes(tile_args.type, a.cols);
-    tile_args.rows = count, tile_args.y = y;
+    tile_args.type = tiled(a.type);
+    tile_args.weight = tile;
+    tile_args.row_bytes = row_bytes(tile_args.type, a.cols);
+    tile_args.rows = count;
+    tile_args.y = y;
     const Kernels& kernels = detail::active();
-    const LinearKernel kernel = (a.tokens <= kDecodeTokens ? kernels.decode : kernels.prefill)[int(tile_args.type)];
+    const LinearKernel kernel =
+        (a.tokens <= kDecodeTokens ? kernels.decode : kernels.prefill)[int(tile_args.type)];
     kernel(tile_args, 0, count, thread_scratch(scratch_bytes(a.cols)));
 }
 
@@ -96,18 +106,20 @@ bool read_file(int file, int64_t offset, int64_t count, uint8_t* out) {
 
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out) {
     if (is_grouped_row(type)) return pack_groups(type, weight, rows, cols, out);
-    const int64_t bytes = row_bytes(type, cols), tile_bytes = kTileRows * row_bytes(tiled(type), cols);
+    const int64_t bytes = row_bytes(type, cols),
+                  tile_bytes = kTileRows * row_bytes(tiled(type), cols);
     const std::vector<uint8_t> zeros(rows % kTileRows ? size_t(bytes) : 0);
-    Split((rows + kTileRows - 1) / kTileRows, 1, rows * cols < kSerialWork).run([&](int64_t t0, int64_t t1) {
-        for (int64_t t = t0; t < t1; ++t) {
-            const uint8_t* its[kTileRows];
-            for (int64_t i = 0; i < kTileRows; ++i) {
-                const int64_t r = kTileRows * t + i;
-                its[i] = r < rows ? weight + r * bytes : zeros.data();
+    Split((rows + kTileRows - 1) / kTileRows, 1, rows * cols < kSerialWork)
+        .run([&](int64_t t0, int64_t t1) {
+            for (int64_t t = t0; t < t1; ++t) {
+                const uint8_t* its[kTileRows];
+                for (int64_t i = 0; i < kTileRows; ++i) {
+                    const int64_t r = kTileRows * t + i;
+                    its[i] = r < rows ? weight + r * bytes : zeros.data();
+                }
+                detail::active().gather(type, its, cols, out + t * tile_bytes);
             }
-            detail::active().gather(type, its, cols, out + t * tile_bytes);
-        }
-    });
+        });
 }
 
 void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
@@ -117,13 +129,18 @@ void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
         const uint8_t* rows[kTileRows];
         for (int64_t i = 0; i < count; ++i) rows[i] = a.weight + (r + i) * a.row_bytes;
         one_tile(a, rows, count, y.data());
-        for (int64_t t = 0; t < a.tokens; ++t) std::copy_n(&y[size_t(t * count)], count, a.y + t * a.rows + r);
+        for (int64_t t = 0; t < a.tokens; ++t)
+            std::copy_n(&y[size_t(t * count)], count, a.y + t * a.rows + r);
     }
 }
 
 void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t count, float* y) {
     LinearArgs a;
-    a.type = m.type, a.row_bytes = row_bytes(m.type, m.cols), a.cols = m.cols, a.tokens = 1, a.x = x;
+    a.type = m.type;
+    a.row_bytes = row_bytes(m.type, m.cols);
+    a.cols = m.cols;
+    a.tokens = 1;
+    a.x = x;
     parallel_for((count + kTileRows - 1) / kTileRows, [&](int64_t tile) {
         const int64_t first = tile * kTileRows, n = std::min<int64_t>(kTileRows, count - first);
         const uint8_t* rows[kTileRows];
@@ -132,7 +149,9 @@ void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t
         for (int64_t i = 0; i < n; ++i) {
             const int64_t begin = ids[first + i] * a.row_bytes;
             uint8_t* copy = m.file >= 0 ? &room[size_t(i * a.row_bytes)] : nullptr;
-            rows[i] = read_file(m.file, m.file_offset + begin, a.row_bytes, copy) ? copy : m.weight + begin;
+            rows[i] = read_file(m.file, m.file_offset + begin, a.row_bytes, copy)
+                          ? copy
+                          : m.weight + begin;
         }
         one_tile(a, rows, n, y + first);
     });

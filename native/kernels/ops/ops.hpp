@@ -1,5 +1,5 @@
-// The operations a model is made of, on the threads of system/thread_pool.hpp and the kernels of the best
-// instruction set that passed its self-test. Arrays are row-major and do not overlap.
+// The operations a model is made of, on the threads of system/thread_pool.hpp and the kernels of
+// the best instruction set that passed its self-test. Arrays are row-major and do not overlap.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,8 @@ bool set_level(const std::string& name);
 bool has_kernel(Type type);
 // Whether it multiplies TernaryDense faster than two bits a weight.
 bool dense_pays();
-// Kernels of the chosen level that differ from the scalar ones; then the next level is chosen, as often as need be.
+// Kernels of the chosen level that differ from the scalar ones; then the next level is chosen, as
+// often as need be.
 std::vector<std::string> self_test();
 
 // How often each kernel ran, counted where it is called.
@@ -54,22 +55,26 @@ int64_t row_bytes(Type type, int64_t cols);
 int64_t weight_bytes(Type type, int64_t rows, int64_t cols);
 
 // Row *r* of a matrix as float32.
-void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out);
+void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r,
+                float scale, float* out);
 // Rows *ids* of a matrix as float32, out (count, cols).
-void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const int64_t* ids, int64_t count,
-           float* out);
+void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale,
+           const int64_t* ids, int64_t count, float* out);
 // By the name of an activation in families/mixers.py.
 Gate gate_of(std::string_view name);
 inline void check_scores(float scale, float softcap) {
-    require(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0.0f, "scale or softcap is out of range");
+    require(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0.0f,
+            "scale or softcap is out of range");
 }
 // *args* of several sequences.
 void attention(const std::vector<AttentionArgs>& batch);
 // What rope turns by: cos and sin of each angle, times *scale*.
 void turns(const double* angles, int64_t n, double scale, float* cos, float* sin);
-// ---- rounding rows of floats to blocks, with the bytes that llama-quantize writes on x86-64 (encodings/quantize.cpp)
+// ---- rounding rows of floats to blocks, with the bytes that llama-quantize writes on x86-64
+// (encodings/quantize.cpp)
 
-// Rounds one row of *cols* floats to *out*. *importance* has a weight for the square of each column's error, or is null.
+// Rounds one row of *cols* floats to *out*. *importance* has a weight for the square of each
+// column's error, or is null.
 using RowQuantizer = void (*)(const float* x, const float* importance, int64_t cols, uint8_t* out);
 
 // Blocks of *weights* weights in *bytes* bytes, of the type that ggml numbers *ggml_id*.
@@ -82,9 +87,8 @@ struct Quantizer {
 const Quantizer* find_quantizer(int ggml_id);
 
 // Rounds *rows* rows on all threads; *cols* is a multiple of the block.
-void quantize_rows(const Quantizer& its, const float* x, const float* importance, int64_t rows, int64_t cols,
-                   uint8_t* out);
-
+void quantize_rows(const Quantizer& its, const float* x, const float* importance, int64_t rows,
+                   int64_t cols, uint8_t* out);
 
 // Sum of the 64-bit words of *n* bytes: what reading memory costs, for benchmarks to compare with.
 uint64_t sum_bytes(const uint8_t* bytes, int64_t n);

@@ -1,4 +1,5 @@
-// The operations on rows of floats, as the compiler makes them with the flags and the `Lanes` of the including file.
+// The operations on rows of floats, as the compiler makes them with the flags and the `Lanes` of
+// the including file.
 #pragma once
 
 #include "ops/attention.hpp"
@@ -8,18 +9,20 @@
 #include "system/thread_pool.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 // ---- inputs as int8
 
-// Step and scale of codes whose largest is 127. NaN and infinity have no int8 form: zeros with a NaN step carry them to the
-// result.
+// Step and scale of codes whose largest is 127. NaN and infinity have no int8 form: zeros with a
+// NaN step carry them to the result.
 struct Rounding {
     bool finite;
     float step, scale;
     explicit Rounding(float top) : finite(top <= 3.4e38f) {
         const bool some = finite && top >= 1e-30f;
-        step = some ? top / 127.0f : finite ? 0.0f : NAN, scale = some ? 127.0f / top : 0.0f;
+        step = some ? top / 127.0f : finite ? 0.0f : NAN;
+        scale = some ? 127.0f / top : 0.0f;
     }
 };
 
@@ -27,7 +30,8 @@ struct Rounding {
 inline void round_32(const float* x, const float (&scale)[2], int8_t* q, int16_t (&code)[32]) {
     constexpr int kWidth = Lanes::kWidth;
     const auto scaled = [&](int at) { return Lanes::load(x + at) * Lanes::set(scale[at / 16]); };
-    for (int i = 0; i < 32; i += 2 * kWidth) Lanes::round_to(scaled(i), scaled(i + kWidth), code + i);
+    for (int i = 0; i < 32; i += 2 * kWidth)
+        Lanes::round_to(scaled(i), scaled(i + kWidth), code + i);
     for (int i = 0; i < 32; ++i) q[i] = int8_t(code[i]);
 }
 
@@ -54,11 +58,16 @@ inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
         round_32(x, {by[0].scale, by[1].scale}, out->q, code);
         for (int i = 0; i < 2; ++i) {
             if (!by[i].finite) std::memset(out->q + 16 * i, 0, 16);
-            uint64_t words[2], sums = 0;  // of bytes that are 128 larger and have no sign: none runs over into the next
+            uint64_t words[2], sums = 0;  // of bytes that are 128 larger and have no sign: none
+                                          // runs over into the next
             std::memcpy(words, out->q + 16 * i, 16);
-            for (uint64_t w : words) w ^= 0x8080808080808080, sums += (w & 0xff00ff00ff00ff) + (w >> 8 & 0xff00ff00ff00ff);
+            for (uint64_t w : words) {
+                w ^= 0x8080808080808080;
+                sums += (w & 0xff00ff00ff00ff) + (w >> 8 & 0xff00ff00ff00ff);
+            }
             sums += sums >> 32;
-            for (int j = 0; j < 2; ++j) out->minus_pairs[i][j] = int16_t(8 * 128 - int(sums >> 16 * j & 0xffff));
+            for (int j = 0; j < 2; ++j)
+                out->minus_pairs[i][j] = int16_t(8 * 128 - int(sums >> 16 * j & 0xffff));
             out->minus_q[i] = out->minus_pairs[i][0] + out->minus_pairs[i][1];
             out->step[i] = by[i].step;
         }
@@ -77,7 +86,10 @@ inline void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, 
     *s = 127.0f / (top > 1e-5f ? top : 1e-5f);
     int64_t i = 0;
     alignas(64) int16_t code[32];
-    for (; i + 32 <= cols; i += 32) round_32(x + i, {*s, *s}, q + i, code), *sum += sum_of(code);
+    for (; i + 32 <= cols; i += 32) {
+        round_32(x + i, {*s, *s}, q + i, code);
+        *sum += sum_of(code);
+    }
     for (; i < cols; ++i) *sum += q[i] = int8_t(round_half_even(x[i] * *s));
 }
 
@@ -103,8 +115,10 @@ inline double softplus(double x) { return x > 40 ? x : std::log1p(std::exp(x)); 
     };
     for (int64_t t = 0; t < a.tokens; ++t) {
         float* __restrict out = a.out + t * a.channels;
-        if (a.bias) std::memcpy(out + c0, a.bias + c0, size_t(c1 - c0) * sizeof(float));
-        else std::memset(out + c0, 0, size_t(c1 - c0) * sizeof(float));
+        if (a.bias)
+            std::memcpy(out + c0, a.bias + c0, size_t(c1 - c0) * sizeof(float));
+        else
+            std::memset(out + c0, 0, size_t(c1 - c0) * sizeof(float));
         for (int64_t j = 0; j < a.width; ++j) {
             const float* __restrict x = input(t + j);
             for (int64_t c = c0; c < c1; ++c) out[c] += a.weight[c * a.width + j] * x[c];
@@ -113,21 +127,24 @@ inline double softplus(double x) { return x > 40 ? x : std::log1p(std::exp(x)); 
             for (int64_t c = c0; c < c1; ++c) out[c] = out[c] / (1.0f + exp_fast(-out[c]));
     }
     for (int64_t t = 0; t < before; ++t)
-        std::memmove(a.state + t * a.channels + c0, input(a.tokens + t) + c0, size_t(c1 - c0) * sizeof(float));
+        std::memmove(a.state + t * a.channels + c0, input(a.tokens + t) + c0,
+                     size_t(c1 - c0) * sizeof(float));
 }
 
 // f(count, j) for the columns j to j + count of *all*: *count* is a type, mostly of kStateColumns.
 template <class F>
 void each_columns(int64_t all, const F& f) {
     int64_t j = 0;
-    for (; j + kStateColumns <= all; j += kStateColumns) f(std::integral_constant<int, kStateColumns>(), j);
+    for (; j + kStateColumns <= all; j += kStateColumns)
+        f(std::integral_constant<int, kStateColumns>(), j);
     for (; j < all; ++j) f(std::integral_constant<int, 1>(), j);
 }
 
-// Columns j to j + N of the matrix of one head, which stay in the nearest cache between its two uses.
+// Columns j to j + N of the matrix of one head, which stay in the nearest cache between its two
+// uses.
 template <int N>
-void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const float* k, const float* v, float decay,
-                   float rate, float* out) {
+void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const float* k,
+                   const float* v, float decay, float rate, float* out) {
     float change[N] = {}, sum[N] = {};
     for (int64_t i = 0; i < dk; ++i) {
         float* __restrict row = state + i * dv;
@@ -154,22 +171,25 @@ void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const f
     float* k = q + dk;
     float* state = args.state + head * dk * dv;
     for (int64_t t = 0; t < args.tokens; ++t) {
-        const int64_t key = (t * args.key_heads + key_head) * dk, value = (t * args.heads + head) * dv;
+        const int64_t key = (t * args.key_heads + key_head) * dk,
+                      value = (t * args.heads + head) * dv;
         normalize(args.q + key, dk, 1.0 / std::sqrt(double(dk)), q);
         normalize(args.k + key, dk, 1.0, k);
-        const double step = softplus(double(args.alpha[t * args.heads + head]) + double(args.dt[head]));
+        const double step =
+            softplus(double(args.alpha[t * args.heads + head]) + double(args.dt[head]));
         const float decay = float(std::exp(double(args.a[head]) * step));
         const float rate = float(1.0 / (1.0 + std::exp(-double(args.beta[t * args.heads + head]))));
         each_columns(dv, [&](auto count, int64_t j) {
-            delta_columns<count.value>(state + j, dk, dv, q, k, args.v + value + j, decay, rate, args.out + value + j);
+            delta_columns<count.value>(state + j, dk, dv, q, k, args.v + value + j, decay, rate,
+                                       args.out + value + j);
         });
     }
 }
 
 // Columns j to j + N of the state of one head.
 template <int N>
-void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const float* b, const float* c, float decay,
-                  float step, float skip, float* out) {
+void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const float* b,
+                  const float* c, float decay, float step, float skip, float* out) {
     float written[N], sum[N] = {};
     for (int j = 0; j < N; ++j) written[j] = step * x[j];
     for (int64_t i = 0; i < size; ++i) {
@@ -183,15 +203,18 @@ void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const
 }
 
 [[maybe_unused]] void selective_scan(const ScanArgs& args, int64_t head) {
-    const int64_t dim = args.head_dim, size = args.state_size, group = head / (args.heads / args.groups);
+    const int64_t dim = args.head_dim, size = args.state_size,
+                  group = head / (args.heads / args.groups);
     float* state = args.state + head * size * dim;
     for (int64_t t = 0; t < args.tokens; ++t) {
         const int64_t value = (t * args.heads + head) * dim, key = (t * args.groups + group) * size;
-        const double step = softplus(double(args.dt[t * args.heads + head]) + double(args.bias[head]));
+        const double step =
+            softplus(double(args.dt[t * args.heads + head]) + double(args.bias[head]));
         const float decay = float(std::exp(double(args.a[head]) * step));
         each_columns(dim, [&](auto count, int64_t j) {
-            scan_columns<count.value>(state + j, size, dim, args.x + value + j, args.b + key, args.c + key, decay,
-                                      float(step), args.skip[head], args.out + value + j);
+            scan_columns<count.value>(state + j, size, dim, args.x + value + j, args.b + key,
+                                      args.c + key, decay, float(step), args.skip[head],
+                                      args.out + value + j);
         });
     }
 }
@@ -206,7 +229,9 @@ void add_row_ops(Kernels& k) {
 #undef BITNET_SET
     k.attend = attend;
     k.store_position = store_position;
-    k.gather = gather_tile, k.pack_two_bits = pack_two_bits, k.make_dense = make_dense;
+    k.gather = gather_tile;
+    k.pack_two_bits = pack_two_bits;
+    k.make_dense = make_dense;
 }
 
 }  // namespace

@@ -1,13 +1,16 @@
-// Rows as they are in a file, as tiles of 16 (encodings/tiles.hpp, ternary/layout.hpp), as fast as memory is read.
+// Rows as they are in a file, as tiles of 16 (encodings/tiles.hpp, ternary/layout.hpp), as fast as
+// memory is read.
 //
-// The including file defines `transpose_lines`: 16 bytes of each of 16 rows become four lines of dwords, one of each row.
-// `transpose_halves`: they become eight half lines of words. And `planes`: bytes 0, 1, 2 and 3 of the dwords of a line, 16
-// each. Everything else is plain loops over the dwords of lines.
+// The including file defines `transpose_lines`: 16 bytes of each of 16 rows become four lines of
+// dwords, one of each row. `transpose_halves`: they become eight half lines of words. And `planes`:
+// bytes 0, 1, 2 and 3 of the dwords of a line, 16 each. Everything else is plain loops over the
+// dwords of lines.
 #pragma once
 
 #include "ternary/layout.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 using RowPointers = const uint8_t* const*;
@@ -15,7 +18,8 @@ using RowPointers = const uint8_t* const*;
 #if !defined(BITNET_F16C)
 inline void transpose_halves(RowPointers rows, int64_t at, uint8_t* out) {
     for (int i = 0; i < 8; ++i)
-        for (int r = 0; r < kTileRows; ++r) std::memcpy(out + 32 * i + 2 * r, rows[r] + at + 2 * i, 2);
+        for (int r = 0; r < kTileRows; ++r)
+            std::memcpy(out + 32 * i + 2 * r, rows[r] + at + 2 * i, 2);
 }
 #endif
 
@@ -25,7 +29,8 @@ struct Lines {
     static_assert(kCount % 4 == 0, "16 bytes of a row at once");
     alignas(64) uint32_t at[kCount][kTileRows];
     Lines(RowPointers rows, int64_t from) {
-        for (int i = 0; i < kCount; i += 4) transpose_lines(rows, from + 4 * i, reinterpret_cast<uint8_t*>(at[i]));
+        for (int i = 0; i < kCount; i += 4)
+            transpose_lines(rows, from + 4 * i, reinterpret_cast<uint8_t*>(at[i]));
     }
 };
 
@@ -37,7 +42,8 @@ inline void put_line(uint8_t* out, Dword dword) {
     std::memcpy(out, line, sizeof line);
 }
 
-// Four lines of half bytes from the eight dwords *q* with 32 columns, of which *shift* bits belong to others.
+// Four lines of half bytes from the eight dwords *q* with 32 columns, of which *shift* bits belong
+// to others.
 inline void put_halves(uint8_t* codes, const uint32_t (*q)[kTileRows], int shift) {
     for (int i = 0; i < 4; ++i)
         put_line(codes + 64 * i, [&](int r) {
@@ -56,17 +62,22 @@ inline void gather_32(RowPointers rows, int64_t at, uint8_t* out) {
     constexpr TileLayout kLayout = tile_layout(kType);
     constexpr int kHeader = kLayout.header / kTileRows;  // bytes of a row
     for (int r = 0; r < kTileRows; ++r)
-        for (int i = 0; i < kHeader; i += 2) std::memcpy(out + 16 * i + (kHeader == 1 ? r : 2 * r), rows[r] + at + i, kHeader == 1 ? 1 : 2);
-    at += kHeader, out += kLayout.header;
+        for (int i = 0; i < kHeader; i += 2)
+            std::memcpy(out + 16 * i + (kHeader == 1 ? r : 2 * r), rows[r] + at + i,
+                        kHeader == 1 ? 1 : 2);
+    at += kHeader;
+    out += kLayout.header;
     if constexpr (kLayout.high) {
         uint32_t high[kTileRows];
         for (int r = 0; r < kTileRows; ++r) high[r] = read<uint32_t>(rows[r] + at);
         put_line(out, [&](int r) {
             uint32_t dword = 0;
-            for (int j = 0; j < 8; ++j) dword |= (((high[r] >> (4 * j)) & 15) * 0x00204081u & 0x01010101u) << j;
+            for (int j = 0; j < 8; ++j)
+                dword |= (((high[r] >> (4 * j)) & 15) * 0x00204081u & 0x01010101u) << j;
             return dword;
         });
-        at += 4, out += kLayout.high;
+        at += 4;
+        out += kLayout.high;
     }
     for (int i = 0; i < kLayout.codes / 256; ++i) transpose_lines(rows, at + 16 * i, out + 256 * i);
     if constexpr (kType == Type::Q8_0_R16)
@@ -84,10 +95,13 @@ inline void gather_k(RowPointers rows, int64_t at, uint8_t* out) {
         const auto *low = head.at[1 + i], *high = head.at[3];
         put_line(line, [&](int r) { return low[r] & 0x3f3f3f3fu; });
         planes(line, out + 64 + 128 * i);
-        put_line(line, [&](int r) { return ((high[r] >> (4 * i)) & 0x0f0f0f0fu) | ((low[r] >> 2) & 0x30303030u); });
+        put_line(line, [&](int r) {
+            return ((high[r] >> (4 * i)) & 0x0f0f0f0fu) | ((low[r] >> 2) & 0x30303030u);
+        });
         planes(line, out + 128 + 128 * i);
     }
-    out += kLayout.header, at += 16;
+    out += kLayout.header;
+    at += 16;
     if constexpr (kLayout.high) {
         const Lines<8> high(rows, at);
         for (int j = 0; j < 8; ++j)
@@ -109,7 +123,8 @@ inline void gather_q6_k(RowPointers rows, int64_t at, uint8_t* out) {
     constexpr TileLayout kLayout = tile_layout(Type::Q6_K_R16);
     for (int r = 0; r < kTileRows; ++r) std::memcpy(out + 2 * r, rows[r] + at + 208, 2);
     const Lines<4> scales(rows, at + 192);
-    for (int i = 0; i < 4; ++i) planes(reinterpret_cast<const uint8_t*>(scales.at[i]), out + 32 + 64 * i);
+    for (int i = 0; i < 4; ++i)
+        planes(reinterpret_cast<const uint8_t*>(scales.at[i]), out + 32 + 64 * i);
     out += kLayout.header;
     for (int half = 0; half < 2; ++half) {
         const Lines<16> low(rows, at + 64 * half);
@@ -118,7 +133,9 @@ inline void gather_q6_k(RowPointers rows, int64_t at, uint8_t* out) {
             for (int h = 0; h < 2; ++h)
                 put_line(out + 64 * h, [&](int r) {
                     uint32_t dword = 0;
-                    for (int i = 0; i < 4; ++i) dword |= ((high.at[4 * h + i][r] >> (2 * quarter)) & 0x03030303u) << (2 * i);
+                    for (int i = 0; i < 4; ++i)
+                        dword |= ((high.at[4 * h + i][r] >> (2 * quarter)) & 0x03030303u)
+                                 << (2 * i);
                     return dword;
                 });
             put_halves(out + kLayout.high, low.at + 8 * (quarter % 2), 4 * (quarter / 2));
@@ -132,10 +149,12 @@ inline void gather_iq4_xs(RowPointers rows, int64_t at, uint8_t* out) {
     put_16_bits(out, head.at[0], 0);
     for (int j = 0; j < 8; ++j)
         for (int r = 0; r < kTileRows; ++r) {
-            const uint32_t low = (head.at[1][r] >> (4 * j)) & 15, high = (head.at[0][r] >> (16 + 2 * j)) & 3;
+            const uint32_t low = (head.at[1][r] >> (4 * j)) & 15,
+                           high = (head.at[0][r] >> (16 + 2 * j)) & 3;
             out[32 + kTileRows * j + r] = uint8_t((low | high << 4) - 32);
         }
-    for (int j = 0; j < 8; ++j) transpose_lines(rows, at + 8 + 16 * j, out + kLayout.header + j * kLayout.unit());
+    for (int j = 0; j < 8; ++j)
+        transpose_lines(rows, at + 8 + 16 * j, out + kLayout.header + j * kLayout.unit());
 }
 
 // Columns of floats one after the other.
@@ -144,11 +163,14 @@ inline void gather_floats(RowPointers rows, int64_t cols, uint8_t* tile) {
     constexpr int kSize = encoding(kType).bytes, kAtOnce = 16 / kSize;
     int64_t c = 0;
     for (; c + kAtOnce <= cols; c += kAtOnce, tile += 16 * kTileRows) {
-        if constexpr (kSize == 4) transpose_lines(rows, kSize * c, tile);
-        else transpose_halves(rows, kSize * c, tile);
+        if constexpr (kSize == 4)
+            transpose_lines(rows, kSize * c, tile);
+        else
+            transpose_halves(rows, kSize * c, tile);
     }
     for (; c < cols; ++c, tile += kSize * kTileRows)
-        for (int r = 0; r < kTileRows; ++r) std::memcpy(tile + kSize * r, rows[r] + kSize * c, kSize);
+        for (int r = 0; r < kTileRows; ++r)
+            std::memcpy(tile + kSize * r, rows[r] + kSize * c, kSize);
 }
 
 template <Type kType>
@@ -156,10 +178,14 @@ inline void gather_blocks(RowPointers rows, int64_t cols, uint8_t* tile) {
     constexpr Encoding kFrom = encoding(Type(int(kType) - int(Type::F32_R16)));
     for (int64_t b = 0; b < cols / kFrom.weights; ++b, tile += tile_layout(kType).block()) {
         const int64_t at = b * kFrom.bytes;
-        if constexpr (kType == Type::Q6_K_R16) gather_q6_k(rows, at, tile);
-        else if constexpr (kType == Type::IQ4_XS_R16) gather_iq4_xs(rows, at, tile);
-        else if constexpr (kFrom.weights == 256) gather_k<kType>(rows, at, tile);
-        else gather_32<kType>(rows, at, tile);
+        if constexpr (kType == Type::Q6_K_R16)
+            gather_q6_k(rows, at, tile);
+        else if constexpr (kType == Type::IQ4_XS_R16)
+            gather_iq4_xs(rows, at, tile);
+        else if constexpr (kFrom.weights == 256)
+            gather_k<kType>(rows, at, tile);
+        else
+            gather_32<kType>(rows, at, tile);
     }
 }
 
@@ -172,15 +198,17 @@ void gather_tile(Type type, RowPointers rows, int64_t cols, uint8_t* tile) {
     });
 }
 
-// Bits of *a* selected by *mask*, and those of *b* moved up beside them; then the other half of both.
+// Bits of *a* selected by *mask*, and those of *b* moved up beside them; then the other half of
+// both.
 template <int kShift>
 inline void exchange(uint32_t& a, uint32_t& b, uint32_t mask) {
     const uint32_t low = (a & mask) | (b & mask) << kShift;
-    b = ((a >> kShift) & mask) | (b & ~mask), a = low;
+    b = ((a >> kShift) & mask) | (b & ~mask);
+    a = low;
 }
 
-// `Kernels::pack_two_bits`: fields of four words of a row become neighbours in a byte. In I2_S the first 32 columns are
-// in the highest bits.
+// `Kernels::pack_two_bits`: fields of four words of a row become neighbours in a byte. In I2_S the
+// first 32 columns are in the highest bits.
 bool pack_two_bits(TernarySource source, RowPointers rows, int64_t cols, uint8_t* out) {
     const bool i2_s = source == TernarySource::i2_s;
     uint32_t threes[kTernaryRows] = {};
@@ -190,12 +218,18 @@ bool pack_two_bits(TernarySource source, RowPointers rows, int64_t cols, uint8_t
             uint32_t field[4][kTernaryRows];
             for (int r = 0; r < kTernaryRows; ++r) {
                 uint32_t w[4];
-                for (int i = 0; i < 4; ++i) w[i] = words.at[i][r], threes[r] |= w[i] & (w[i] >> 1);
-                exchange<4>(w[0], w[2], 0x0f0f0f0fu), exchange<4>(w[1], w[3], 0x0f0f0f0fu);
-                exchange<2>(w[0], w[1], 0x33333333u), exchange<2>(w[2], w[3], 0x33333333u);
+                for (int i = 0; i < 4; ++i) {
+                    w[i] = words.at[i][r];
+                    threes[r] |= w[i] & (w[i] >> 1);
+                }
+                exchange<4>(w[0], w[2], 0x0f0f0f0fu);
+                exchange<4>(w[1], w[3], 0x0f0f0f0fu);
+                exchange<2>(w[0], w[1], 0x33333333u);
+                exchange<2>(w[2], w[3], 0x33333333u);
                 for (int f = 0; f < 4; ++f) field[f][r] = w[f];
             }
-            for (int f = 0; f < 4; ++f) std::memcpy(out + 64 * (2 * f + half), field[i2_s ? 3 - f : f], 64);
+            for (int f = 0; f < 4; ++f)
+                std::memcpy(out + 64 * (2 * f + half), field[i2_s ? 3 - f : f], 64);
         }
     uint32_t bad = 0;
     for (const uint32_t bits : threes) bad |= bits & 0x55555555u;

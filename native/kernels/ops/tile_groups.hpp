@@ -1,19 +1,21 @@
 // What a tile of 16 interleaved rows holds, as vectors: the codes, scales and minima of 32 columns.
 //
-// The including file defines `Vec`, the vectors of its instruction set, of which one or two cover a tile.
+// The including file defines `Vec`, the vectors of its instruction set, of which one or two cover a
+// tile.
 #pragma once
 
 #include "isa/kernels.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 constexpr int kVecs = kTileRows / Lanes::kWidth;  // vectors a tile is wide
 constexpr int64_t kVecBytes = 4 * Lanes::kWidth;
-constexpr int64_t kInputBytes = 384 << 10;      // activations that stay in the second cache
+constexpr int64_t kInputBytes = 384 << 10;  // activations that stay in the second cache
 
-// Largest code, what is subtracted from codes in integers, and whether codes are s8; whether 16 columns have a scale of
-// their own, and whether there is a minimum.
+// Largest code, what is subtracted from codes in integers, and whether codes are s8; whether 16
+// columns have a scale of their own, and whether there is a minimum.
 template <int kLargest, int kSubtracted, bool kS8, bool kTwoScales, bool kMinimum>
 struct CodeForm {
     static constexpr int kMax = kLargest, kOffset = kSubtracted;
@@ -27,8 +29,8 @@ constexpr int largest_code(Type type) {
     return has_table(type) ? 28 : layout.high == 0 ? 15 : layout.high == 64 ? 31 : 63;
 }
 template <Type kType>
-using Codes = CodeForm<largest_code(kType), kSignedBytes<kType> ? 0 : tile_layout(kType).offset, kSignedBytes<kType>,
-                       kType == Type::Q6_K_R16, encoding(kType).minimum>;
+using Codes = CodeForm<largest_code(kType), kSignedBytes<kType> ? 0 : tile_layout(kType).offset,
+                       kSignedBytes<kType>, kType == Type::Q6_K_R16, encoding(kType).minimum>;
 
 // The table of a type as products take its codes: with a sign, or plus the offset.
 template <Type kType>
@@ -58,7 +60,8 @@ inline Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
         if constexpr (kLayout.high == 0) return low;
         if constexpr (kLayout.high == 64)
             return Vec::or_masked(low, Vec::shift(Vec::load(lanes), 4 - j), 0x10);
-        return Vec::or_masked(low, Vec::shift(Vec::load(lanes + 64 * (j / 4)), 4 - 2 * (j % 4)), 0x30);
+        return Vec::or_masked(low, Vec::shift(Vec::load(lanes + 64 * (j / 4)), 4 - 2 * (j % 4)),
+                              0x30);
     }
 }
 
@@ -69,8 +72,10 @@ struct Scales {
     const uint8_t* bytes;
     static constexpr int kHeader = tile_layout(kType).header;
     static Lanes first(const uint8_t* block, int v) {
-        if constexpr (kHeader == 16) return Lanes::half_powers(block + Lanes::kWidth * v);
-        else return Lanes::halves(block + 2 * Lanes::kWidth * v);
+        if constexpr (kHeader == 16)
+            return Lanes::half_powers(block + Lanes::kWidth * v);
+        else
+            return Lanes::halves(block + 2 * Lanes::kWidth * v);
     }
     explicit Scales(const uint8_t* block, int v) : d(first(block, v)), dmin(d) {
         bytes = block + (kHeader == 320 ? 64 : 32) + Lanes::kWidth * v;
@@ -78,14 +83,20 @@ struct Scales {
         if constexpr (kHeader == 320) dmin = dmin.negated();
     }
     Lanes scale(int j, int half) const {
-        if constexpr (kHeader == 320) return d * Lanes::unsigned_bytes(bytes + 16 * j);
-        else if constexpr (kHeader == 160) return d * Lanes::signed_bytes(bytes + 16 * j);
-        else if constexpr (Codes<kType>::kHalves) return d * Lanes::signed_bytes(bytes + 32 * j + 16 * half);
-        else return d;
+        if constexpr (kHeader == 320)
+            return d * Lanes::unsigned_bytes(bytes + 16 * j);
+        else if constexpr (kHeader == 160)
+            return d * Lanes::signed_bytes(bytes + 16 * j);
+        else if constexpr (Codes<kType>::kHalves)
+            return d * Lanes::signed_bytes(bytes + 32 * j + 16 * half);
+        else
+            return d;
     }
     Lanes min(int j) const {
-        if constexpr (kHeader == 320) return dmin * Lanes::unsigned_bytes(bytes + 128 + 16 * j);
-        else return dmin;
+        if constexpr (kHeader == 320)
+            return dmin * Lanes::unsigned_bytes(bytes + 128 + 16 * j);
+        else
+            return dmin;
     }
 };
 
@@ -100,8 +111,8 @@ struct PackedGroup {
     Lanes min(int v) const { return scales[v].min(j); }
 };
 
-// The same of a whole tile, computed once for many tokens: 8 x 64 codes, scales as floats (of each half
-// where they differ), minima as floats.
+// The same of a whole tile, computed once for many tokens: 8 x 64 codes, scales as floats (of each
+// half where they differ), minima as floats.
 template <class C>
 struct UnpackedGroup {
     static constexpr int kScales = C::kHalves ? 2 : 1;
@@ -128,11 +139,15 @@ void unpack_tile(const uint8_t* block, int64_t cols, uint8_t* out, Change change
     for (int64_t b = 0; b < cols / (32 * kLayout.groups); ++b, block += kLayout.block()) {
         const Scales<kType> scales[2] = {Scales<kType>(block, 0), Scales<kType>(block, kVecs - 1)};
         for (int j = 0; j < kLayout.groups; ++j, out += Unpacked::kBytes) {
-            const PackedGroup<kType, kVecs> group{block + kLayout.header + j * kLayout.unit(), 0, j, scales};
+            const PackedGroup<kType, kVecs> group{block + kLayout.header + j * kLayout.unit(), 0, j,
+                                                  scales};
             const auto put = [&](int at, Lanes f) { f.store(reinterpret_cast<float*>(out + at)); };
             BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
-                BITNET_UNROLL(8) for (int i = 0; i < 8; ++i) Vec::store(out + Unpacked::codes_at(i, v), change(group.codes(i, v)));
-                for (int half = 0; half < Unpacked::kScales; ++half) put(Unpacked::scale_at(v, half), group.scale(v, half));
+                BITNET_UNROLL(8)
+                for (int i = 0; i < 8; ++i)
+                    Vec::store(out + Unpacked::codes_at(i, v), change(group.codes(i, v)));
+                for (int half = 0; half < Unpacked::kScales; ++half)
+                    put(Unpacked::scale_at(v, half), group.scale(v, half));
                 if constexpr (Codes<kType>::kMin) put(Unpacked::min_at(v), group.min(v));
             }
         }
@@ -149,8 +164,10 @@ inline void store_rows(float* y, int v, int rows, Lanes value) {
 }
 
 // Tokens that are multiplied with all tiles before the next: as many as fit, in even shares.
-constexpr int64_t tokens_per_pass(int64_t tokens, int64_t token_bytes, int64_t multiple, int64_t bytes = kInputBytes) {
-    const int64_t whole = bytes / token_bytes / multiple * multiple, fitting = whole > 0 ? whole : multiple;
+constexpr int64_t tokens_per_pass(int64_t tokens, int64_t token_bytes, int64_t multiple,
+                                  int64_t bytes = kInputBytes) {
+    const int64_t whole = bytes / token_bytes / multiple * multiple,
+                  fitting = whole > 0 ? whole : multiple;
     const int64_t passes = (tokens + fitting - 1) / fitting, share = (tokens + passes - 1) / passes;
     return (share + multiple - 1) / multiple * multiple;
 }

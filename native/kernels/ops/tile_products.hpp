@@ -1,5 +1,5 @@
-// Products with tiles of 16 interleaved rows. One template over the number of tokens does decode and
-// prefill, so the order of additions of a row and a token is the same in both.
+// Products with tiles of 16 interleaved rows. One template over the number of tokens does decode
+// and prefill, so the order of additions of a row and a token is the same in both.
 //
 // The including file defines `Vec`, the vectors of its instruction set, of which one or two cover a
 // tile, and `prefetch_line`.
@@ -8,6 +8,7 @@
 #include "ops/tile_groups.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 constexpr int64_t kAhead = 4096;  // bytes; the hardware prefetcher stops at page ends
@@ -22,38 +23,47 @@ inline void add_group(const Group& group, const BlockInput* x, int64_t stride, L
     Lanes scaled[V][N];
     BITNET_UNROLL(2) for (int half = 0; half < 2; ++half) {
         typename Vec::template Sum<C::kMax, C::kOffset, C::kSigned> part[V][N];
-        BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
+        BITNET_UNROLL(8)
+        for (int n = 0; n < N; ++n)
             for (int v = 0; v < V; ++v) part[v][n].start(x[n * stride], half);
         BITNET_UNROLL(4) for (int i = 0; i < 4; ++i) {
             Vec::Int w[V];
             BITNET_UNROLL(2) for (int v = 0; v < V; ++v) w[v] = group.codes(4 * half + i, v);
-            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(2) for (int v = 0; v < V; ++v) part[v][n].add(w[v], x[n * stride].q + 16 * half, i);
+            BITNET_UNROLL(8)
+            for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(2)
+                for (int v = 0; v < V; ++v) part[v][n].add(w[v], x[n * stride].q + 16 * half, i);
         }
         BITNET_UNROLL(2) for (int v = 0; v < V; ++v) {
             [[maybe_unused]] const auto scale = group.scale(v, half);
             BITNET_UNROLL(8) for (int n = 0; n < N; ++n) {
                 const auto step = Lanes::set(x[n * stride].step[half]);
                 const Lanes total = Vec::to_float(part[v][n].total());
-                if constexpr (C::kHalves) sum[v][n] = Lanes::fma(total * step, scale, sum[v][n]);
-                else if (half == 0) scaled[v][n] = total * step;
-                else sum[v][n] = Lanes::fma(Lanes::fma(total, step, scaled[v][n]), scale, sum[v][n]);
+                if constexpr (C::kHalves)
+                    sum[v][n] = Lanes::fma(total * step, scale, sum[v][n]);
+                else if (half == 0)
+                    scaled[v][n] = total * step;
+                else
+                    sum[v][n] = Lanes::fma(Lanes::fma(total, step, scaled[v][n]), scale, sum[v][n]);
             }
         }
     }
-    if constexpr (C::kMin)
-        BITNET_UNROLL(2) for (int v = 0; v < V; ++v) {
+    if constexpr (C::kMin) BITNET_UNROLL(2) for (int v = 0; v < V; ++v) {
             const auto min = group.min(v);
-            BITNET_UNROLL(8) for (int n = 0; n < N; ++n) sum[v][n] = Lanes::fma(Lanes::set(x[n * stride].sum), min, sum[v][n]);
+            BITNET_UNROLL(8)
+            for (int n = 0; n < N; ++n)
+                sum[v][n] = Lanes::fma(Lanes::set(x[n * stride].sum), min, sum[v][n]);
         }
 }
 
 // The sums of V vectors of rows of the tile at row r and of tokens t .. t+N-1.
 template <int V, int N>
-inline void store_tile(const LinearArgs& a, int64_t r, int first, int64_t t, const Lanes (&sum)[V][N]) {
+inline void store_tile(const LinearArgs& a, int64_t r, int first, int64_t t,
+                       const Lanes (&sum)[V][N]) {
     const int rows = int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
     for (int v = 0; v < V; ++v)
-        for (int n = 0; n < N; ++n) store_rows(a.y + (t + n) * a.rows + r, first + v, rows, sum[v][n]);
+        for (int n = 0; n < N; ++n)
+            store_rows(a.y + (t + n) * a.rows + r, first + v, rows, sum[v][n]);
 }
 
 // Vectors first .. first+V-1 of the tile at row r times tokens t .. t+N-1.
@@ -68,12 +78,14 @@ void block_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     for (int v = 0; v < V; ++v)
         for (int n = 0; n < N; ++n) sum[v][n] = Lanes::set(0.0f);
     for (int64_t b = 0; b < blocks; ++b, block += kLayout.block()) {
-        const Scales<kType> scales[2] = {Scales<kType>(block, first), Scales<kType>(block, first + V - 1)};
+        const Scales<kType> scales[2] = {Scales<kType>(block, first),
+                                         Scales<kType>(block, first + V - 1)};
         if (ahead) prefetch_lines(block, kLayout.header);
         for (int j = 0; j < kLayout.groups; ++j, x += 1) {
             const uint8_t* unit = block + kLayout.header + j * kLayout.unit();
             if (ahead) prefetch_lines(unit, kLayout.unit());
-            add_group<Codes<kType>, V, N>(PackedGroup<kType, V>{unit, first, j, scales}, x, stride, sum);
+            add_group<Codes<kType>, V, N>(PackedGroup<kType, V>{unit, first, j, scales}, x, stride,
+                                          sum);
         }
     }
     store_tile(a, r, first, t, sum);
@@ -124,9 +136,12 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, [[maybe_unused]] 
 
 template <Type kType>
 inline Lanes tile_column(const uint8_t* column, int v) {
-    if constexpr (kType == Type::F32_R16) return Lanes::load(column + 4 * Lanes::kWidth * v);
-    else if constexpr (kType == Type::F16_R16) return Lanes::halves(column + 2 * Lanes::kWidth * v);
-    else return Lanes::upper(column + 2 * Lanes::kWidth * v);
+    if constexpr (kType == Type::F32_R16)
+        return Lanes::load(column + 4 * Lanes::kWidth * v);
+    else if constexpr (kType == Type::F16_R16)
+        return Lanes::halves(column + 2 * Lanes::kWidth * v);
+    else
+        return Lanes::upper(column + 2 * Lanes::kWidth * v);
 }
 
 // One column of V vectors of rows times N tokens, into one of the two chains.
@@ -135,7 +150,8 @@ inline void add_column(const uint8_t* column, int first, const float* x, int64_t
                        Lanes (*sum)[N]) {
     BITNET_UNROLL(2) for (int v = 0; v < V; ++v) {
         const auto w = tile_column<kType>(column, first + v);
-        BITNET_UNROLL(8) for (int n = 0; n < N; ++n) sum[v][n] = Lanes::fma(w, Lanes::set(x[n * stride]), sum[v][n]);
+        BITNET_UNROLL(8)
+        for (int n = 0; n < N; ++n) sum[v][n] = Lanes::fma(w, Lanes::set(x[n * stride]), sum[v][n]);
     }
 }
 
@@ -183,13 +199,16 @@ void linear_float(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
 
 // Every block encoding with interleaved rows.
 [[maybe_unused]] void add_block_linear(Kernels& k) {
-    each_block_type([&](auto type) { k.decode[int(type.value)] = k.prefill[int(type.value)] = linear_block<type.value>; });
+    each_block_type([&](auto type) {
+        k.decode[int(type.value)] = k.prefill[int(type.value)] = linear_block<type.value>;
+    });
 }
 
 // Those of floats, too.
 [[maybe_unused]] void add_tiled_linear(Kernels& k) {
-    each_type<Type::F32_R16, Type::Q8_0_R16>(
-        [&](auto type) { k.decode[int(type.value)] = k.prefill[int(type.value)] = linear_float<type.value>; });
+    each_type<Type::F32_R16, Type::Q8_0_R16>([&](auto type) {
+        k.decode[int(type.value)] = k.prefill[int(type.value)] = linear_float<type.value>;
+    });
     add_block_linear(k);
 }
 

@@ -20,7 +20,8 @@ namespace {
 
 std::atomic<int> fork_count{0};
 #if !defined(_WIN32)
-[[maybe_unused]] const int forks_are_counted = pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
+[[maybe_unused]] const int forks_are_counted =
+    pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
 #endif
 
 constexpr int kCallerSpins = 200;  // then the caller gives its core to a worker that lost one
@@ -84,8 +85,10 @@ public:
         job.work();
         current_.store(nullptr);
         for (int spins = 0; inside_.load() != 0; ++spins) {
-            if (spins < kCallerSpins) pause_core();
-            else std::this_thread::yield();
+            if (spins < kCallerSpins)
+                pause_core();
+            else
+                std::this_thread::yield();
         }
         if (job.failed.load()) throw std::bad_alloc();
     }
@@ -100,7 +103,9 @@ public:
 private:
     void notify() {
         if (sleepers_.load() == 0) return;
-        { const std::lock_guard<std::mutex> lock(sleep_); }
+        {
+            const std::lock_guard<std::mutex> lock(sleep_);
+        }
         wake_.notify_all();
     }
 
@@ -228,7 +233,8 @@ struct Chunk {
 #else
     void* mapping = MAP_FAILED;
     explicit Chunk(size_t n) : size(n) {
-        mapping = mmap(nullptr, n + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mapping = mmap(nullptr, n + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                       -1, 0);
         if (mapping == MAP_FAILED) return;
         const auto address = reinterpret_cast<uintptr_t>(mapping);
         memory = static_cast<uint8_t*>(mapping) + (kHugePage - address % kHugePage) % kHugePage;
@@ -252,7 +258,8 @@ struct Arena {
 }  // namespace
 
 std::shared_ptr<uint8_t> allocate_weights(size_t size) {
-    static auto& arenas = *new PerProcess<Arena>;  // leaked: a thread may be here when the process ends
+    static auto& arenas =
+        *new PerProcess<Arena>;  // leaked: a thread may be here when the process ends
     Arena& arena = arenas.get();
     const std::lock_guard<std::mutex> lock(arena.mutex);
     const size_t needed = (size + 63) / 64 * 64;

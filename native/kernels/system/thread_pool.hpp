@@ -1,5 +1,6 @@
-// Threads that wait for work: a short spin, then sleep. They never assume a core is theirs. How a range of rows is cut into
-// pieces of work, and what a forked child may not take over from its parent: state that another thread was changing.
+// Threads that wait for work: a short spin, then sleep. They never assume a core is theirs. How a
+// range of rows is cut into pieces of work, and what a forked child may not take over from its
+// parent: state that another thread was changing.
 #pragma once
 
 #include <algorithm>
@@ -33,12 +34,15 @@ void run_chunks(int64_t chunks, ChunkFunction function, void* context);
 template <class F>
 void parallel_for(int64_t chunks, F&& body) {
     using Body = std::remove_reference_t<F>;
-    run_chunks(chunks, [](void* context, int64_t chunk) { (*static_cast<Body*>(context))(chunk); }, &body);
+    run_chunks(
+        chunks, [](void* context, int64_t chunk) { (*static_cast<Body*>(context))(chunk); }, &body);
 }
 
-constexpr int64_t kSerialWork = 16384;  // elements below which waking a thread costs more than it saves
+constexpr int64_t kSerialWork =
+    16384;  // elements below which waking a thread costs more than it saves
 
-// Ranges of a fixed multiple of rows, several per thread so that a slow core does not hold the rest.
+// Ranges of a fixed multiple of rows, several per thread so that a slow core does not hold the
+// rest.
 struct Split {
     int64_t n, step, chunks;
     Split(int64_t size, int64_t multiple, bool small) : n(size) {
@@ -48,16 +52,17 @@ struct Split {
         chunks = (n + step - 1) / step;
     }
     template <class F>
-    void run(F&& body) const { parallel_for(chunks, [&](int64_t c) { body(c * step, std::min(n, (c + 1) * step)); }); }
+    void run(F&& body) const {
+        parallel_for(chunks, [&](int64_t c) { body(c * step, std::min(n, (c + 1) * step)); });
+    }
 };
 
-
 // How long a thread spins before it sleeps. A spin that took far longer than its turns means that
-// another program ran on the core meanwhile and could have all along: then the thread sleeps at once,
-// and tries again some waits later.
+// another program ran on the core meanwhile and could have all along: then the thread sleeps at
+// once, and tries again some waits later.
 class Patience {
 public:
-    static constexpr int kTurns = 2000;       // about 40 microseconds: the gap between two operations
+    static constexpr int kTurns = 2000;  // about 40 microseconds: the gap between two operations
     static constexpr int kWaitsAsleep = 256;  // before the next try
     static constexpr std::chrono::microseconds kPreempted{1000};
 
@@ -76,16 +81,17 @@ private:
     int asleep_ = 0;
 };
 
-// 64-aligned memory of this thread, at least *size* bytes, valid until its next call in this thread.
+// 64-aligned memory of this thread, at least *size* bytes, valid until its next call in this
+// thread.
 uint8_t* thread_scratch(size_t size);
 
-// Memory for repacked weights: *size* bytes, 64-aligned, zero or never touched, near others in a large mapping, which gets huge
-// pages where there are any and goes when its last piece does. Null when there is no memory.
+// Memory for repacked weights: *size* bytes, 64-aligned, zero or never touched, near others in a
+// large mapping, which gets huge pages where there are any and goes when its last piece does. Null
+// when there is no memory.
 std::shared_ptr<uint8_t> allocate_weights(size_t size);
 
-
-// The mode of every computation here while this lives: to nearest, small numbers as they are. Callers
-// may have another one in their thread (torch.set_flush_denormal sets it), and get it back.
+// The mode of every computation here while this lives: to nearest, small numbers as they are.
+// Callers may have another one in their thread (torch.set_flush_denormal sets it), and get it back.
 class FloatMode {
 public:
     FloatMode() : before_(read()) {
@@ -118,7 +124,6 @@ private:
 #endif
     const Bits before_;
 };
-
 
 // Forks between the process that loaded this module and this one.
 int forks();

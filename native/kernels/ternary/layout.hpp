@@ -1,9 +1,10 @@
-// Ternary weights in memory, whatever encoding the file has: 16 rows together, in lines of 64 bytes.
+// Ternary weights in memory, whatever encoding the file has: 16 rows together, in lines of 64
+// bytes.
 //
-// A tile is 16 rows, their lines one after the other. Byte 4 r + k of a line holds columns k, 4 + k,
-// 8 + k, ... of row r, each as its code, weight + 1. So one register holds four neighbouring columns of
-// every row once a digit of all bytes is isolated, and no sum crosses lanes. Rows and columns behind
-// the last one are filled up with zero weights.
+// A tile is 16 rows, their lines one after the other. Byte 4 r + k of a line holds columns k, 4 +
+// k, 8 + k, ... of row r, each as its code, weight + 1. So one register holds four neighbouring
+// columns of every row once a digit of all bytes is isolated, and no sum crosses lanes. Rows and
+// columns behind the last one are filled up with zero weights.
 //
 //   Ternary, TernaryBlocks   16 columns: four fields of two bits, the first in the lowest
 //   TernaryDense             20 columns: five digits, worth 1, 3, 9, 28 and 84
@@ -11,24 +12,28 @@
 // 28 instead of 27 leaves a gap, so that the upper six bits of a byte, or the upper four and one
 // comparison, tell its last two digits (3 x 28 = 84, and 7 steps of four are 28).
 //
-// TernaryBlocks has in addition, behind the codes of all tiles, a float32 for every 256 columns of a
-// row: (tiles, cols / 256, 16).
+// TernaryBlocks has in addition, behind the codes of all tiles, a float32 for every 256 columns of
+// a row: (tiles, cols / 256, 16).
 #pragma once
 
 #include "isa/kernels.hpp"
 
 namespace bitnet {
 
-constexpr int kTernaryRows = 16;     // rows of a tile
-constexpr int kTernaryStep = 16;     // columns in a line of 64 bytes: two bits per weight
-constexpr int kDenseStep = 20;       // the same of TernaryDense
+constexpr int kTernaryRows = 16;  // rows of a tile
+constexpr int kTernaryStep = 16;  // columns in a line of 64 bytes: two bits per weight
+constexpr int kDenseStep = 20;    // the same of TernaryDense
 constexpr int kDensePlaces[] = {1, 3, 9, 28, 84};
 constexpr int64_t kDenseCols = 1 << 17;  // sums of 84 times a code fit 32 bits
-constexpr int kTernaryBlock = 256;   // columns that share a scale in TernaryBlocks
+constexpr int kTernaryBlock = 256;       // columns that share a scale in TernaryBlocks
 
 constexpr int64_t ternary_tiles(int64_t rows) { return (rows + kTernaryRows - 1) / kTernaryRows; }
-constexpr int ternary_step(Type type) { return type == Type::TernaryDense ? kDenseStep : kTernaryStep; }
-constexpr int64_t ternary_tile_bytes(Type type, int64_t cols) { return cols / ternary_step(type) * 64; }
+constexpr int ternary_step(Type type) {
+    return type == Type::TernaryDense ? kDenseStep : kTernaryStep;
+}
+constexpr int64_t ternary_tile_bytes(Type type, int64_t cols) {
+    return cols / ternary_step(type) * 64;
+}
 constexpr int64_t ternary_code_bytes(Type type, int64_t rows, int64_t cols) {
     return ternary_tiles(rows) * ternary_tile_bytes(type, cols);
 }
@@ -47,25 +52,34 @@ enum class TernarySource : int {
 // Bytes that *rows* x *cols* weights take in *source*, 0 when they cannot be that.
 constexpr int64_t ternary_source_bytes(TernarySource source, int64_t rows, int64_t cols) {
     switch (source) {
-        case TernarySource::codes: return rows * cols;
-        case TernarySource::i2_s: return cols % 128 ? 0 : rows * cols / 4;
-        case TernarySource::tq2_0: return cols % 256 ? 0 : rows * cols / 256 * 66;
-        case TernarySource::tq1_0: return cols % 256 ? 0 : rows * cols / 256 * 54;
-        case TernarySource::packed_u8: return rows % 4 ? 0 : rows / 4 * cols;
-        case TernarySource::iq2_bn: return cols % 64 ? 0 : rows * (4 + cols / 4);
-        default: return 0;
+        case TernarySource::codes:
+            return rows * cols;
+        case TernarySource::i2_s:
+            return cols % 128 ? 0 : rows * cols / 4;
+        case TernarySource::tq2_0:
+            return cols % 256 ? 0 : rows * cols / 256 * 66;
+        case TernarySource::tq1_0:
+            return cols % 256 ? 0 : rows * cols / 256 * 54;
+        case TernarySource::packed_u8:
+            return rows % 4 ? 0 : rows / 4 * cols;
+        case TernarySource::iq2_bn:
+            return cols % 64 ? 0 : rows * (4 + cols / 4);
+        default:
+            return 0;
     }
 }
 
-// Packs a matrix of *inputs* columns into tiles of *cols*, a multiple of ternary_step(type) that is not
-// smaller; the rest is zero weights. *out* has ternary_code_bytes(type, rows, cols) bytes. False: a
-// code was 3, or not one of -1, 0 and 1.
-bool pack_ternary(TernarySource source, const uint8_t* data, int64_t rows, int64_t inputs, Type type, int64_t cols,
-                  uint8_t* out);
+// Packs a matrix of *inputs* columns into tiles of *cols*, a multiple of ternary_step(type) that is
+// not smaller; the rest is zero weights. *out* has ternary_code_bytes(type, rows, cols) bytes.
+// False: a code was 3, or not one of -1, 0 and 1.
+bool pack_ternary(TernarySource source, const uint8_t* data, int64_t rows, int64_t inputs,
+                  Type type, int64_t cols, uint8_t* out);
 
 // Row *r* of a packed matrix of *rows* x *cols* as float32.
-void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out);
+void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r,
+                        float scale, float* out);
 
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 // Scales of the tile that row *r* starts, (cols / 256, 16).
@@ -93,16 +107,18 @@ struct Inputs {
     const int8_t* operator[](int n) const { return at[n]; }
 };
 
-// A tile with two bits per weight, of at least *cols* columns, as one of TernaryDense with *cols*. No
-// byte of a word overflows, so eight of them are packed at once.
+// A tile with two bits per weight, of at least *cols* columns, as one of TernaryDense with *cols*.
+// No byte of a word overflows, so eight of them are packed at once.
 [[maybe_unused]] inline void make_dense(const uint8_t* tile, int64_t cols, uint8_t* out) {
     for (int64_t line = 0; line < cols / kDenseStep; ++line)
         for (int i = 0; i < 64; i += 8) {
             const auto digit = [&](int64_t d) {
                 const int64_t at = 5 * line + d;  // in groups of four columns
-                return read<uint64_t>(tile + at / 4 * 64 + i) >> (2 * (at % 4)) & 0x0303030303030303;
+                return read<uint64_t>(tile + at / 4 * 64 + i) >> (2 * (at % 4)) &
+                       0x0303030303030303;
             };
-            const uint64_t bytes = digit(0) + 3 * (digit(1) + 3 * digit(2)) + 28 * (digit(3) + 3 * digit(4));
+            const uint64_t bytes =
+                digit(0) + 3 * (digit(1) + 3 * digit(2)) + 28 * (digit(3) + 3 * digit(4));
             std::memcpy(out + 64 * line + i, &bytes, 8);
         }
 }
@@ -110,13 +126,14 @@ struct Inputs {
 }  // namespace
 // ---- scales per group of columns
 
-// Weights (code - 1) * scale, with a float16 scale per group of 64 or 128 columns of a row and floats as inputs:
-// Q1_0, Q2_0, PQ2_0 and PTQ1_0 in tiles of 16 rows.
+// Weights (code - 1) * scale, with a float16 scale per group of 64 or 128 columns of a row and
+// floats as inputs: Q1_0, Q2_0, PQ2_0 and PTQ1_0 in tiles of 16 rows.
 //
-// A tile is its scales, (groups, 16) float16, and lines of 64 bytes. Eight lines, a block, are as many runs of 32
-// columns as a byte has digits. Byte 4 r + k of line i holds, as digit f, column 32 f + 4 i + k of row r of the
-// block. So one register holds four neighbouring columns of every row once a digit is isolated, as in
-// ternary/layout.hpp, and the products of a digit in eight lines are the sum of a run, whose inputs share a step.
+// A tile is its scales, (groups, 16) float16, and lines of 64 bytes. Eight lines, a block, are as
+// many runs of 32 columns as a byte has digits. Byte 4 r + k of line i holds, as digit f, column 32
+// f + 4 i + k of row r of the block. So one register holds four neighbouring columns of every row
+// once a digit is isolated, as in ternary/layout.hpp, and the products of a digit in eight lines
+// are the sum of a run, whose inputs share a step.
 //
 //   two bits   4 runs: digit f is worth 4^f
 //   one bit    8 runs: 2^f; a bit is half of its code, which is 0 or 2
@@ -124,8 +141,8 @@ struct Inputs {
 //
 // Rows behind the last one and groups behind the last column have the scale 0.
 
-constexpr int kRun = 32;        // columns whose inputs share a step
-constexpr int kRunLines = 8;    // lines of a block
+constexpr int kRun = 32;      // columns whose inputs share a step
+constexpr int kRunLines = 8;  // lines of a block
 constexpr int kBlockBytes = kRunLines * 64;
 
 constexpr int runs_of(Type type) { return encoding(type).weights / kRun; }  // of a block
@@ -138,12 +155,15 @@ constexpr int64_t groups_of(Type type, int64_t cols) {
     const int64_t group = kRun * group_runs(type);
     return (cols + group - 1) / group;
 }
-constexpr int64_t group_scale_bytes(Type type, int64_t cols) { return groups_of(type, cols) * kTernaryRows * 2; }
+constexpr int64_t group_scale_bytes(Type type, int64_t cols) {
+    return groups_of(type, cols) * kTernaryRows * 2;
+}
 constexpr int64_t group_row_bytes(Type type, int64_t cols) {
     return cols / encoding(type).weights * encoding(type).bytes + groups_of(type, cols) * 2;
 }
 
-// Packs rows of *source*, an encoding in rows, of *inputs* columns as tiles of tiled_cols(source, inputs).
+// Packs rows of *source*, an encoding in rows, of *inputs* columns as tiles of tiled_cols(source,
+// inputs).
 void pack_groups(Type source, const uint8_t* weight, int64_t rows, int64_t inputs, uint8_t* out);
 
 // Row *r* of a packed matrix as float32.

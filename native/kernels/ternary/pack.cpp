@@ -6,7 +6,7 @@
 namespace bitnet {
 namespace {
 
-constexpr int kPart = 64;       // columns unpacked at a time
+constexpr int kPart = 64;               // columns unpacked at a time
 constexpr uint8_t kZeroWeights = 0x55;  // four codes 1
 
 void fields(const uint8_t* bytes, int count, int shift, uint8_t* out) {
@@ -44,7 +44,8 @@ struct Source {
                 for (int i = 0; i < n; ++i) out[i] = std::min<uint8_t>(uint8_t(row[i] + 1), 3);
                 return;
             }
-            case TernarySource::tq1_0: return tq1_0_part(data + (r * cols + c) / 256 * 54, int(c % 256 / 64), out);
+            case TernarySource::tq1_0:
+                return tq1_0_part(data + (r * cols + c) / 256 * 54, int(c % 256 / 64), out);
             case TernarySource::packed_u8:
                 return fields(data + r % (rows / 4) * cols + c, n, int(2 * (r / (rows / 4))), out);
             default: {
@@ -84,11 +85,13 @@ bool pack_tile(const Source& source, int64_t tile, int64_t cols, uint8_t* out) {
 
 }  // namespace
 
-bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t inputs, Type type, int64_t cols,
-                  uint8_t* out) {
+bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t inputs, Type type,
+                  int64_t cols, uint8_t* out) {
     const Source source{kind, data, rows, inputs};
-    const int64_t tiles = ternary_tiles(rows), row_bytes = ternary_source_bytes(kind, rows, inputs) / rows;
-    const bool dense = type == Type::TernaryDense, fields = kind == TernarySource::i2_s || kind == TernarySource::tq2_0;
+    const int64_t tiles = ternary_tiles(rows),
+                  row_bytes = ternary_source_bytes(kind, rows, inputs) / rows;
+    const bool dense = type == Type::TernaryDense,
+               fields = kind == TernarySource::i2_s || kind == TernarySource::tq2_0;
     // A dense tile is made of one with two bits per weight, which lies in a core's own cache.
     const int64_t wide = (cols + kTernaryStep - 1) / kTernaryStep * kTernaryStep;
     const Kernels& kernels = detail::active();
@@ -115,9 +118,12 @@ bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t
     return valid;
 }
 
-void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out) {
+void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r,
+                        float scale, float* out) {
     LinearArgs a;
-    a.weight = weight, a.rows = rows, a.cols = cols;
+    a.weight = weight;
+    a.rows = rows;
+    a.cols = cols;
     const int64_t lane = r % kTernaryRows;
     const uint8_t* tile = weight + r / kTernaryRows * ternary_tile_bytes(type, cols);
     for (int64_t c = 0; c < cols; ++c) {
@@ -128,7 +134,8 @@ void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t 
     }
 }
 
-// ---- encodings with a scale per group of columns into the tiles of ternary/layout.hpp, and rows of them back
+// ---- encodings with a scale per group of columns into the tiles of ternary/layout.hpp, and rows
+// of them back
 
 namespace {
 
@@ -159,7 +166,8 @@ void put_word(uint8_t* line, int lane, uint64_t word) {
     std::memcpy(line + 4 * lane, &bytes, 4);
 }
 
-// Row *lane* of a block from the codes of its runs as a file has them: four or eight to a byte, in turn.
+// Row *lane* of a block from the codes of its runs as a file has them: four or eight to a byte, in
+// turn.
 void put_fields(const uint8_t* const* run, int lane, uint8_t* block) {
     for (int i = 0; i < kRunLines; ++i) {
         uint32_t word = 0;
@@ -182,7 +190,8 @@ void put_bits(const uint8_t* const* run, int lane, uint8_t* block) {
 void put_dense(const uint8_t* codes, int lane, uint8_t* block) {
     for (int i = 0; i < kRunLines; i += 2) {
         uint64_t words = 0;  // no byte of the sum overflows
-        for (int f = 0; f < 5; ++f) words += uint64_t(kDensePlaces[f]) * read<uint64_t>(codes + kRun * f + 4 * i);
+        for (int f = 0; f < 5; ++f)
+            words += uint64_t(kDensePlaces[f]) * read<uint64_t>(codes + kRun * f + 4 * i);
         put_word(block + 64 * i, lane, words);
         put_word(block + 64 * (i + 1), lane, words >> 32);
     }
@@ -209,13 +218,16 @@ void unpack_dense(const uint8_t* group, uint8_t* code) {
 }
 
 // Row *lane* of a tile from a row of the file; *lines* are those of the tile.
-void put_row(Type source, const uint8_t* row, int64_t inputs, int64_t cols, int lane, uint8_t* lines) {
+void put_row(Type source, const uint8_t* row, int64_t inputs, int64_t cols, int lane,
+             uint8_t* lines) {
     const Encoding& from = encoding(source);
     if (source == Type::PTQ1_0) {
         uint8_t* codes = thread_scratch(size_t(cols));
-        for (int64_t c = 0; c < inputs; c += kDenseGroup) unpack_dense(row + c / kDenseGroup * from.bytes, codes + c);
+        for (int64_t c = 0; c < inputs; c += kDenseGroup)
+            unpack_dense(row + c / kDenseGroup * from.bytes, codes + c);
         std::fill(codes + inputs, codes + cols, uint8_t(1));
-        for (int64_t c = 0; c < cols; c += 5 * kRun, lines += kBlockBytes) put_dense(codes + c, lane, lines);
+        for (int64_t c = 0; c < cols; c += 5 * kRun, lines += kBlockBytes)
+            put_dense(codes + c, lane, lines);
         return;
     }
     const bool bits = source == Type::Q1_0;
@@ -228,16 +240,20 @@ void put_row(Type source, const uint8_t* row, int64_t inputs, int64_t cols, int 
                      : bits                      ? kNoBits
                                                  : kNoFields;
         }
-        if (bits) put_bits(run, lane, lines);
-        else put_fields(run, lane, lines);
+        if (bits)
+            put_bits(run, lane, lines);
+        else
+            put_fields(run, lane, lines);
     }
 }
 
-void pack_group_tile(Type source, const uint8_t* weight, int64_t rows, int64_t inputs, uint8_t* out) {
+void pack_group_tile(Type source, const uint8_t* weight, int64_t rows, int64_t inputs,
+                     uint8_t* out) {
     const Type type = tiled(source);
     const Encoding& from = encoding(source);
     const int64_t cols = tiled_cols(source, inputs), groups = inputs / from.weights;
-    const int64_t scales = group_scale_bytes(type, cols), where = source == Type::PTQ1_0 ? from.bytes - 2 : 0;
+    const int64_t scales = group_scale_bytes(type, cols),
+                  where = source == Type::PTQ1_0 ? from.bytes - 2 : 0;
     std::memset(out, 0, size_t(scales));
     for (int lane = 0; lane < int(kTernaryRows); ++lane) {
         const uint8_t* row = weight + lane * groups * from.bytes;
@@ -252,7 +268,8 @@ void pack_group_tile(Type source, const uint8_t* weight, int64_t rows, int64_t i
 
 void pack_groups(Type source, const uint8_t* weight, int64_t rows, int64_t inputs, uint8_t* out) {
     const Encoding& from = encoding(source);
-    const int64_t tile_bytes = kTernaryRows * group_row_bytes(tiled(source), tiled_cols(source, inputs));
+    const int64_t tile_bytes =
+        kTernaryRows * group_row_bytes(tiled(source), tiled_cols(source, inputs));
     const int64_t row_bytes = inputs / from.weights * from.bytes, tiles = ternary_tiles(rows);
     Split(tiles, 1, rows * inputs < kSerialWork).run([&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; ++t) {
@@ -267,7 +284,8 @@ void unpack_group_row(Type type, const uint8_t* weight, int64_t cols, int64_t r,
     const uint8_t* tile = weight + (r - lane) * group_row_bytes(type, cols);
     const uint8_t* lines = tile + group_scale_bytes(type, cols);
     for (int64_t c = 0; c < cols; ++c) {
-        const float scale = read_half(tile + (c / (kRun * group_runs(type)) * kTernaryRows + lane) * 2);
+        const float scale =
+            read_half(tile + (c / (kRun * group_runs(type)) * kTernaryRows + lane) * 2);
         out[c] = scale * float(group_code(type, lines, c, lane) - 1);
     }
 }

@@ -1,40 +1,49 @@
-// Weights of few bits times int8 activations on tiles of 16 rows: ternary ones (ternary/layout.hpp), and those with a
-// scale per group of columns (ternary/layout.hpp).
+// Weights of few bits times int8 activations on tiles of 16 rows: ternary ones
+// (ternary/layout.hpp), and those with a scale per group of columns (ternary/layout.hpp).
 //
-// Few tokens: the codes stay packed, and the digits of every byte of a line are isolated. More tokens: the codes of some
-// tiles are unpacked to bytes once and multiplied with several tokens per load. Sums are integers until the columns of
-// a scale are complete, and then added in the order of the columns, so it is the same result either way.
+// Few tokens: the codes stay packed, and the digits of every byte of a line are isolated. More
+// tokens: the codes of some tiles are unpacked to bytes once and multiplied with several tokens per
+// load. Sums are integers until the columns of a scale are complete, and then added in the order of
+// the columns, so it is the same result either way.
 //
-// The including file defines `Vec`, with the numbers of tokens and tiles whose sums its registers hold.
+// The including file defines `Vec`, with the numbers of tokens and tiles whose sums its registers
+// hold.
 #pragma once
 
 #include "ops/tile_groups.hpp"
 #include "ternary/layout.hpp"
 
 namespace bitnet {
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 constexpr int64_t kPrefetchLines = 512, kPrefetchRuns = 1024;
 using TileSums = Vec::Int[kVecs];  // of the rows of a tile
 
-// Fields of kBits bits. Each kPlaces neighbours are multiplied where the first of them stand, as multiples of their
-// codes, and have sums of their own.
+// Fields of kBits bits. Each kPlaces neighbours are multiplied where the first of them stand, as
+// multiples of their codes, and have sums of their own.
 template <int kBits, int kPlaces>
 struct Fields {
-    static constexpr int kDigits = 8 / kBits, kSums = kPlaces, kTogether = Vec::kRunsTogether ? kDigits : 1;
+    static constexpr int kDigits = 8 / kBits, kSums = kPlaces,
+                         kTogether = Vec::kRunsTogether ? kDigits : 1;
     // A bit is half of its code. That of the last one does not fit a byte if it is moved up.
-    static constexpr int place(int f) { return kBits == 2 ? f % kPlaces * 2 : f % kPlaces < 6 ? f % kPlaces : 6; }
+    static constexpr int place(int f) {
+        return kBits == 2 ? f % kPlaces * 2 : f % kPlaces < 6 ? f % kPlaces : 6;
+    }
     static constexpr int kLargest = 1 << place(kPlaces - 1);  // multiple of a code up to 2
 
     static Vec::Int isolate(Vec::Int bytes, int f) {
-        return Vec::and_bytes(Vec::shift(bytes, place(f) - kBits * f + 2 - kBits), (kBits == 2 ? 3 : 2) << place(f));
+        return Vec::and_bytes(Vec::shift(bytes, place(f) - kBits * f + 2 - kBits),
+                              (kBits == 2 ? 3 : 2) << place(f));
     }
     static void isolate_all(Vec::Int bytes, Vec::Int* out) {
         BITNET_UNROLL(8) for (int f = 0; f < kDigits; ++f) out[f] = isolate(bytes, f);
     }
     static Vec::Int total(const Vec::Sum<> (&sums)[kSums]) {
         Vec::Int all = sums[0].total();
-        BITNET_UNROLL(4) for (int i = 1; i < kSums; ++i) all = Vec::add(all, Vec::over_power(sums[i].total(), place(i)));
+        BITNET_UNROLL(4)
+        for (int i = 1; i < kSums; ++i)
+            all = Vec::add(all, Vec::over_power(sums[i].total(), place(i)));
         return all;
     }
 };
@@ -48,14 +57,17 @@ struct FieldCode {
     using Bytes = Fields<kBits, 1>;
 };
 
-// The end of the columns from *from* on, at most *most* of them, whose products fit the sums of `Vec`.
+// The end of the columns from *from* on, at most *most* of them, whose products fit the sums of
+// `Vec`.
 inline int64_t part_end(int64_t from, int64_t end, int64_t most) {
     return Vec::kDepth == 0 || from + most > end ? end : from + most;
 }
 
-// Sums of G tiles, unpacked to bytes (cols / 4, G, 16, 4), and columns [c0, c1) of tokens t .. t + N - 1.
+// Sums of G tiles, unpacked to bytes (cols / 4, G, 16, 4), and columns [c0, c1) of tokens t .. t +
+// N - 1.
 template <int G, int N>
-inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, TileSums (*out)[N]) {
+inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0,
+                          int64_t c1, TileSums (*out)[N]) {
     const Inputs<N> q(a, t);
     for (int g = 0; g < G; ++g)
         for (int n = 0; n < N; ++n)
@@ -63,34 +75,47 @@ inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, 
     for (int64_t from = c0, to; from < c1; from = to) {
         to = part_end(from, c1, 4 * Vec::kDepth);
         Vec::Sum<> sum[G][N][kVecs];
-        BITNET_UNROLL(3) for (int g = 0; g < G; ++g)
-            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) sum[g][n][v].start();
-        BITNET_UNROLL(Vec::kUnrolledColumns) for (int64_t c = from; c < to; c += Vec::kInputs)
+        BITNET_UNROLL(3)
+        for (int g = 0; g < G; ++g)
+            BITNET_UNROLL(8)
+            for (int n = 0; n < N; ++n) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
+                sum[g][n][v]
+                    .start();
+        BITNET_UNROLL(Vec::kUnrolledColumns)
+        for (int64_t c = from; c < to; c += Vec::kInputs)
             BITNET_UNROLL(4) for (int i = 0; i < Vec::kInputs / 4; ++i) {
                 Vec::Int w[G][kVecs];
-                BITNET_UNROLL(3) for (int g = 0; g < G; ++g)
-                    BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) w[g][v] = Vec::load(bytes + ((c / 4 + i) * G + g) * 64 + kVecBytes * v);
-                BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
-                    BITNET_UNROLL(3) for (int g = 0; g < G; ++g)
-                        BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) sum[g][n][v].add(w[g][v], q[n] + c, i);
+                BITNET_UNROLL(3)
+                for (int g = 0; g < G; ++g)
+                    BITNET_UNROLL(2)
+                    for (int v = 0; v < kVecs; ++v) w[g][v] =
+                        Vec::load(bytes + ((c / 4 + i) * G + g) * 64 + kVecBytes * v);
+                BITNET_UNROLL(8)
+                for (int n = 0; n < N; ++n)
+                    BITNET_UNROLL(3)
+                    for (int g = 0; g < G; ++g) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
+                        sum[g][n][v]
+                            .add(w[g][v], q[n] + c, i);
             }
-        BITNET_UNROLL(3) for (int g = 0; g < G; ++g)
-            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) out[g][n][v] = Vec::add(out[g][n][v], sum[g][n][v].total());
+        BITNET_UNROLL(3)
+        for (int g = 0; g < G; ++g)
+            BITNET_UNROLL(8)
+            for (int n = 0; n < N; ++n) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
+                out[g][n][v] = Vec::add(out[g][n][v], sum[g][n][v].total());
     }
 }
 
-// The codes of *count* lines as bytes, (cols / 4, 16, 4), every *stride*; of runs where the lines are those of blocks.
+// The codes of *count* lines as bytes, (cols / 4, 16, 4), every *stride*; of runs where the lines
+// are those of blocks.
 template <class Digits, bool kRuns>
 void unpack_lines(const uint8_t* lines, int64_t count, uint8_t* out, int64_t stride) {
-    for (int64_t line = 0; line < count; ++line)
-        BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
+    for (int64_t line = 0; line < count; ++line) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
             Vec::Int digit[Digits::kDigits];
             Digits::isolate_all(Vec::load(lines + 64 * line + kVecBytes * v), digit);
             BITNET_UNROLL(8) for (int d = 0; d < Digits::kDigits; ++d) {
-                const int64_t at = kRuns ? (line / kRunLines * Digits::kDigits + d) * kRunLines + line % kRunLines
-                                         : line * Digits::kDigits + d;
+                const int64_t at =
+                    kRuns ? (line / kRunLines * Digits::kDigits + d) * kRunLines + line % kRunLines
+                          : line * Digits::kDigits + d;
                 Vec::store(out + at * stride + kVecBytes * v, digit[d]);
             }
         }
@@ -105,7 +130,9 @@ struct Total {
     void add(const TileSums& products, const LinearArgs&, const uint8_t*, int64_t, int64_t) {
         for (int v = 0; v < kVecs; ++v) sum[v] = products[v];
     }
-    Lanes number(const LinearArgs& a, int v, int64_t t) const { return Vec::to_float(Vec::minus(sum[v], a.sums[t])); }
+    Lanes number(const LinearArgs& a, int v, int64_t t) const {
+        return Vec::to_float(Vec::minus(sum[v], a.sums[t]));
+    }
 };
 
 template <>
@@ -114,20 +141,25 @@ struct Total<true> {
     Total() {
         for (Vec::Double& its : sum) its = Vec::zero_double();
     }
-    void add(const TileSums& products, const LinearArgs& a, const uint8_t* scales, int64_t t, int64_t c) {
+    void add(const TileSums& products, const LinearArgs& a, const uint8_t* scales, int64_t t,
+             int64_t c) {
         const int32_t x_sum = Vec::sum_bytes(a.q + t * a.cols + c, kTernaryBlock);
         scales += c / kTernaryBlock * kTernaryRows * 4;
         for (int v = 0; v < kVecs; ++v)
-            sum[v] = Vec::add_scaled(sum[v], Vec::minus(products[v], x_sum), Lanes::load(scales + kVecBytes * v));
+            sum[v] = Vec::add_scaled(sum[v], Vec::minus(products[v], x_sum),
+                                     Lanes::load(scales + kVecBytes * v));
     }
     Lanes number(const LinearArgs&, int v, int64_t) const { return Vec::to_float(sum[v]); }
 };
 
-inline int rows_of(const LinearArgs& a, int64_t r) { return int(a.rows - r < kTileRows ? a.rows - r : kTileRows); }
+inline int rows_of(const LinearArgs& a, int64_t r) {
+    return int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
+}
 
 // Vector *v* of a result of token *t* and the tile at row *r*.
 inline void store_ternary(const LinearArgs& a, int64_t r, int v, int64_t t, Lanes sum) {
-    store_rows(a.y + t * a.rows + r, v, rows_of(a, r), sum / Lanes::set(a.step[t]) * Lanes::set(a.scale));
+    store_rows(a.y + t * a.rows + r, v, rows_of(a, r),
+               sum / Lanes::set(a.step[t]) * Lanes::set(a.scale));
 }
 
 template <class Code, bool kBlocks>
@@ -138,14 +170,17 @@ struct TernaryProduct {
     static constexpr int kStep = 4 * Bytes::kDigits;
 
     // The lines of the tile that row *r* starts.
-    static const uint8_t* tile(const LinearArgs& a, int64_t r) { return a.weight + r / kTernaryRows * (a.cols / kStep * 64); }
+    static const uint8_t* tile(const LinearArgs& a, int64_t r) {
+        return a.weight + r / kTernaryRows * (a.cols / kStep * 64);
+    }
 
     static void unpack(const LinearArgs& a, int64_t r, uint8_t* out, int64_t stride) {
         unpack_lines<Bytes, false>(tile(a, r), a.cols / kStep, out, stride);
     }
 
     template <class Digits, int N>
-    static void packed_sums(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, TileSums (&out)[N]) {
+    static void packed_sums(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0,
+                            int64_t c1, TileSums (&out)[N]) {
         constexpr int kDigits = Digits::kDigits, kSums = Digits::kSums;
         const Inputs<N> q(a, t);
         for (int n = 0; n < N; ++n)
@@ -153,21 +188,29 @@ struct TernaryProduct {
         for (int64_t from = c0, to; from < c1; from = to) {
             to = part_end(from, c1, Vec::kDepth / (kDigits / kSums * Digits::kLargest) * kStep);
             Vec::Sum<> sum[N][kVecs][kSums];
-            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
-                    BITNET_UNROLL(5) for (int i = 0; i < kSums; ++i) sum[n][v][i].start();
+            BITNET_UNROLL(8)
+            for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(2)
+                for (int v = 0; v < kVecs; ++v) BITNET_UNROLL(5) for (int i = 0; i < kSums; ++i)
+                    sum[n][v][i]
+                        .start();
             const uint8_t* line = codes + from / kStep * 64;
             for (int64_t c = from; c < to; c += kStep, line += 64) {
                 prefetch_line(line + kPrefetchLines);
                 BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
                     Vec::Int digit[kDigits];
                     Digits::isolate_all(Vec::load(line + kVecBytes * v), digit);
-                    BITNET_UNROLL(5) for (int d = 0; d < kDigits; ++d)
-                        BITNET_UNROLL(8) for (int n = 0; n < N; ++n) sum[n][v][d % kSums].add(digit[d], q[n] + c, d);
+                    BITNET_UNROLL(5)
+                    for (int d = 0; d < kDigits; ++d)
+                        BITNET_UNROLL(8)
+                        for (int n = 0; n < N; ++n) sum[n][v][d % kSums].add(digit[d], q[n] + c, d);
                 }
             }
-            BITNET_UNROLL(8) for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) out[n][v] = Vec::add(out[n][v], Digits::total(sum[n][v]));
+            BITNET_UNROLL(8)
+            for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(2)
+                for (int v = 0; v < kVecs; ++v) out[n][v] =
+                    Vec::add(out[n][v], Digits::total(sum[n][v]));
         }
     }
 
@@ -195,7 +238,9 @@ struct TernaryProduct {
             unpacked_sums<G, N>(a, bytes, t, c, c + run, sum);
             for (int g = 0; g < G; ++g)
                 for (int n = 0; n < N; ++n)
-                    total[g][n].add(sum[g][n], a, kBlocks ? ternary_scales(a, r + kTernaryRows * g) : nullptr, t + n, c);
+                    total[g][n].add(sum[g][n], a,
+                                    kBlocks ? ternary_scales(a, r + kTernaryRows * g) : nullptr,
+                                    t + n, c);
         }
         for (int g = 0; g < G; ++g) store(a, r + kTernaryRows * g, t, total[g]);
     }
@@ -203,7 +248,8 @@ struct TernaryProduct {
     template <int N>
     static void store(const LinearArgs& a, int64_t r, int64_t t, const Total<kBlocks> (&total)[N]) {
         for (int n = 0; n < N; ++n)
-            for (int v = 0; v < kVecs; ++v) store_ternary(a, r, v, t + n, total[n].number(a, v, t + n));
+            for (int v = 0; v < kVecs; ++v)
+                store_ternary(a, r, v, t + n, total[n].number(a, v, t + n));
     }
 };
 
@@ -216,7 +262,9 @@ struct GroupSums {
     const uint8_t* scales;  // of the group at hand
     int64_t shared, last;
     void start(const LinearArgs& a, int64_t r) {
-        scales = a.weight + r * a.row_bytes, shared = group_runs(a.type), last = a.cols / kRun - 1;
+        scales = a.weight + r * a.row_bytes;
+        shared = group_runs(a.type);
+        last = a.cols / kRun - 1;
         for (int n = 0; n < N; ++n)
             for (int v = 0; v < kVecs; ++v) part[n][v] = y[n][v] = Lanes::set(0.0f);
     }
@@ -224,19 +272,25 @@ struct GroupSums {
     void add(const LinearArgs& a, int64_t t, int64_t run, const TileSums (&products)[N]) {
         BITNET_UNROLL(8) for (int n = 0; n < N; ++n) {
             const int64_t at = (t + n) * (last + 1) + run;
-            BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
-                part[n][v] = Lanes::fma(Vec::to_float(Vec::minus(products[n][v], a.sums[at])), Lanes::set(a.step[at]), part[n][v]);
+            BITNET_UNROLL(2)
+            for (int v = 0; v < kVecs; ++v)
+                part[n][v] = Lanes::fma(Vec::to_float(Vec::minus(products[n][v], a.sums[at])),
+                                        Lanes::set(a.step[at]), part[n][v]);
         }
         if ((run & (shared - 1)) != shared - 1 && run != last) return;  // a power of two
         BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
             const Lanes scale = Lanes::halves(scales + kVecBytes / 2 * v);
-            BITNET_UNROLL(8) for (int n = 0; n < N; ++n) y[n][v] = Lanes::fma(part[n][v], scale, y[n][v]), part[n][v] = Lanes::set(0.0f);
+            BITNET_UNROLL(8) for (int n = 0; n < N; ++n) {
+                y[n][v] = Lanes::fma(part[n][v], scale, y[n][v]);
+                part[n][v] = Lanes::set(0.0f);
+            }
         }
         scales += kTernaryRows * 2;
     }
     void store(const LinearArgs& a, int64_t r, int64_t t) const {
         for (int n = 0; n < N; ++n)
-            for (int v = 0; v < kVecs; ++v) store_rows(a.y + (t + n) * a.rows + r, v, rows_of(a, r), y[n][v]);
+            for (int v = 0; v < kVecs; ++v)
+                store_rows(a.y + (t + n) * a.rows + r, v, rows_of(a, r), y[n][v]);
     }
 };
 
@@ -244,9 +298,11 @@ template <class Code>
 struct GroupProduct {
     using Digits = typename Code::Runs;
     static constexpr int kRuns = Digits::kDigits, kTogether = Digits::kTogether;
-    static constexpr int kPackedTokens = Vec::kRunTokens, kTokens = Vec::kGroupTokens, kTiles = Vec::kGroupTiles;
+    static constexpr int kPackedTokens = Vec::kRunTokens, kTokens = Vec::kGroupTokens,
+                         kTiles = Vec::kGroupTiles;
     static constexpr int kPackedAtOnce = kPackedTokens >= 4 && kTogether * 4 * kVecs <= 16 ? 4 : 2;
-    static_assert(Vec::kDepth == 0 || kRunLines * Digits::kLargest <= Vec::kDepth, "sums of a run overflow");
+    static_assert(Vec::kDepth == 0 || kRunLines * Digits::kLargest <= Vec::kDepth,
+                  "sums of a run overflow");
 
     static const uint8_t* lines_of(const LinearArgs& a, int64_t r) {
         return a.weight + r * a.row_bytes + group_scale_bytes(a.type, a.cols);
@@ -259,29 +315,39 @@ struct GroupProduct {
 
     // Sums of the runs of a block, which begins at column *c*.
     template <int N>
-    static void block_sums(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c, TileSums (*out)[N]) {
+    static void block_sums(const LinearArgs& a, const uint8_t* lines, int64_t t, int64_t c,
+                           TileSums (*out)[N]) {
         const Inputs<N> q(a, t);
         BITNET_UNROLL(8) for (int first = 0; first < kRuns; first += kTogether) {
             Vec::Sum<> sum[kTogether][N][kVecs];
-            BITNET_UNROLL(8) for (int f = 0; f < kTogether; ++f)
-                BITNET_UNROLL(4) for (int n = 0; n < N; ++n)
-                    BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) sum[f][n][v].start();
+            BITNET_UNROLL(8)
+            for (int f = 0; f < kTogether; ++f)
+                BITNET_UNROLL(4)
+                for (int n = 0; n < N; ++n) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
+                    sum[f][n][v]
+                        .start();
             BITNET_UNROLL(8) for (int i = 0; i < kRunLines; ++i) {
                 if (first == 0) prefetch_line(lines + 64 * i + kPrefetchRuns);
                 BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
                     const Vec::Int bytes = Vec::load(lines + 64 * i + kVecBytes * v);
                     Vec::Int digit[kTogether];
-                    if constexpr (kTogether == 1) digit[0] = Digits::isolate(bytes, first);
-                    else Digits::isolate_all(bytes, digit);
-                    BITNET_UNROLL(8) for (int f = 0; f < kTogether; ++f)
-                        BITNET_UNROLL(4) for (int n = 0; n < N; ++n)
-                            sum[f][n][v].add(digit[f], q[n] + c + kRun * (first + f) + 16 * (i / 4), i % 4);
+                    if constexpr (kTogether == 1)
+                        digit[0] = Digits::isolate(bytes, first);
+                    else
+                        Digits::isolate_all(bytes, digit);
+                    BITNET_UNROLL(8)
+                    for (int f = 0; f < kTogether; ++f)
+                        BITNET_UNROLL(4)
+                        for (int n = 0; n < N; ++n) sum[f][n][v].add(
+                            digit[f], q[n] + c + kRun * (first + f) + 16 * (i / 4), i % 4);
                 }
             }
-            BITNET_UNROLL(8) for (int f = 0; f < kTogether; ++f)
-                BITNET_UNROLL(4) for (int n = 0; n < N; ++n)
-                    BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
-                        out[first + f][n][v] = Vec::over_power(sum[f][n][v].total(), Digits::place(first + f));
+            BITNET_UNROLL(8)
+            for (int f = 0; f < kTogether; ++f)
+                BITNET_UNROLL(4)
+                for (int n = 0; n < N; ++n) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
+                    out[first + f][n][v] =
+                        Vec::over_power(sum[f][n][v].total(), Digits::place(first + f));
         }
     }
 
@@ -326,8 +392,10 @@ void many_tokens(const LinearArgs& a, int64_t r, uint8_t* bytes) {
     constexpr int kTokens = Product::kTokens;
     for (int g = 0; g < G; ++g) Product::unpack(a, r + kTernaryRows * g, bytes + 64 * g, 64 * G);
     int64_t t = 0;
-    for (; t + kTokens <= a.tokens; t += kTokens) Product::template unpacked<G, kTokens>(a, bytes, r, t);
-    if (t > 0 && t + 1 < a.tokens) Product::template unpacked<G, kTokens>(a, bytes, r, a.tokens - kTokens), t = a.tokens;
+    for (; t + kTokens <= a.tokens; t += kTokens)
+        Product::template unpacked<G, kTokens>(a, bytes, r, t);
+    if (t > 0 && t + 1 < a.tokens)
+        Product::template unpacked<G, kTokens>(a, bytes, r, a.tokens - kTokens), t = a.tokens;
     if (t > 0 && t < a.tokens) return Product::template unpacked<G, 1>(a, bytes, r, t);
     for (int g = 0; g < G; ++g) packed_tokens<Product, 2>(a, r + kTernaryRows * g, t);
 }
@@ -339,7 +407,8 @@ void linear_of_digits(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scra
     if (a.tokens > Product::kPackedTokens) {
         const auto each = [&](auto tiles) {
             constexpr int kRows = kTernaryRows * tiles;
-            for (; r + kRows - kTernaryRows < r1; r += kRows) many_tokens<Product, tiles>(a, r, scratch);
+            for (; r + kRows - kTernaryRows < r1; r += kRows)
+                many_tokens<Product, tiles>(a, r, scratch);
         };
         each(std::integral_constant<int, kTiles>());
         if constexpr (kTiles > 2) each(std::integral_constant<int, 2>());
@@ -350,13 +419,17 @@ void linear_of_digits(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scra
 }
 
 template <class Product>
-void use(Kernels& k, Type type) { k.decode[int(type)] = k.prefill[int(type)] = linear_of_digits<Product>; }
+void use(Kernels& k, Type type) {
+    k.decode[int(type)] = k.prefill[int(type)] = linear_of_digits<Product>;
+}
 
 // Layouts of two bits and of one.
 [[maybe_unused]] void add_fields(Kernels& k) {
-    use<TernaryProduct<FieldCode<2>, false>>(k, Type::Ternary), use<TernaryProduct<FieldCode<2>, true>>(k, Type::TernaryBlocks);
+    use<TernaryProduct<FieldCode<2>, false>>(k, Type::Ternary),
+        use<TernaryProduct<FieldCode<2>, true>>(k, Type::TernaryBlocks);
     use<GroupProduct<FieldCode<1>>>(k, Type::Q1_0_R16);
-    use<GroupProduct<FieldCode<2>>>(k, Type::Q2_0_R16), use<GroupProduct<FieldCode<2>>>(k, Type::PQ2_0_R16);
+    use<GroupProduct<FieldCode<2>>>(k, Type::Q2_0_R16),
+        use<GroupProduct<FieldCode<2>>>(k, Type::PQ2_0_R16);
 }
 
 }  // namespace

@@ -1,0 +1,223 @@
+// The instructions of layers with a state of fixed size and of mixtures of experts, as
+// instructions.cpp has the others.
+#include <numeric>
+
+#include "graph/operands.hpp"
+#include "system/thread_pool.hpp"
+
+namespace bitnet {
+using detail::active;
+
+namespace {
+
+// One matrix of each form among *matrices*, as their inputs are rounded.
+std::vector<Matrix> forms_of(const std::vector<std::vector<Matrix>>& matrices) {
+    std::vector<Matrix> forms;
+    for (const auto& experts : matrices)
+        for (const Matrix& m : experts)
+            if (std::none_of(forms.begin(), forms.end(), [&](const Matrix& form) {
+                    return form.type == m.type && form.cols == m.cols;
+                }))
+                forms.push_back(m);
+    return forms;
+}
+
+}  // namespace
+
+void Graph::convolve(const Operands& its) {
+    const int out = reg(its, "out"), x = reg(its, "x");
+    const FloatArray weight = its.arrays("weight").at(0);
+    ConvolveArgs same;
+    same.channels = width(x);
+    same.width = weight.size / same.channels;
+    same.weight = weight.data;
+    same.silu = its.integer("silu") != 0;
+    require(same.width > 0 && weight.size == same.width * same.channels &&
+                width(out) == same.channels && out != x,
+            "the convolution has another width");
+    same.bias = floats(its, "bias", same.channels, "the bias has another width");
+    const int64_t offset = state_offset(its, (same.width - 1) * same.channels, true);
+    add_whole([=] {
+        count_call(Op::convolve);
+        int64_t row = 0;
+        for (const Segment& segment : *pass_->segments) {
+            ConvolveArgs a = same;
+            a.x = at(x, row);
+            a.out = at(out, row);
+            a.state = segment.state + offset;
+            a.tokens = segment.count;
+            Split(a.channels, kLineFloats, a.tokens * a.channels < kSerialWork)
+                .run([&](int64_t c0, int64_t c1) { active().convolve(a, c0, c1); });
+            row += segment.count;
+        }
+    });
+}
+
+// A *kernel* of one head, position by position; *fill* says where the rows from one on are.
+template <class Args, class Fill>
+void Graph::add_recurrence(Op op, const Args& same, int64_t offset,
+                           void (*Kernels::*kernel)(const Args&, int64_t), Fill fill) {
+    add_whole([=] {
+        count_call(op);
+        std::vector<Args> all;
+        int64_t row = 0;
+        for (const Segment& segment : *pass_->segments) {
+            Args& a = all.emplace_back(same);
+            a.state = segment.state + offset;
+            a.tokens = segment.count;
+            fill(a, row);
+            row += segment.count;
+        }
+        parallel_for(int64_t(all.size()) * same.heads, [&](int64_t i) {
+            (active().*kernel)(all[size_t(i / same.heads)], i % same.heads);
+        });
+    });
+}
+
+void Graph::delta_rule(const Operands& its) {
+    const int out = reg(its, "out"), q = reg(its, "q"), k = reg(its, "k"), v = reg(its, "v");
+    const int alpha = reg(its, "alpha"), beta = reg(its, "beta");
+    constexpr const char* kPerHead = "alpha, beta, a and dt must have one number per head";
+    DeltaArgs same;
+    same.heads = width(alpha);
+    same.key_heads = its.integer("key_heads");
+    same.grouped = its.integer("grouped") != 0;
+    same.a = required(its, "a", same.heads, kPerHead);
+    same.dt = required(its, "dt", same.heads, kPerHead);
+    require(width(beta) == same.heads, kPerHead);
+    require(same.key_heads > 0 && same.heads % same.key_heads == 0 &&
+                width(k) % same.key_heads == 0 && width(q) == width(k),
+            "queries and keys are those of other heads");
+    require(
+        width(v) % same.heads == 0 && width(out) == width(v) && out != v && out != q && out != k,
+        "values or results are those of other heads");
+    same.key_dim = width(k) / same.key_heads;
+    same.value_dim = width(v) / same.heads;
+    add_recurrence(Op::delta_rule, same, state_offset(its, same.key_dim * width(v), false),
+                   &Kernels::delta_rule, [=](DeltaArgs& a, int64_t row) {
+                       a.q = at(q, row);
+                       a.k = at(k, row);
+                       a.v = at(v, row);
+                       a.out = at(out, row);
+                       a.alpha = at(alpha, row);
+                       a.beta = at(beta, row);
+                   });
+}
+
+void Graph::selective_scan(const Operands& its) {
+    const int out = reg(its, "out"), x = reg(its, "x"), b = reg(its, "b"), c = reg(its, "c"),
+              dt = reg(its, "dt");
+    constexpr const char* kPerHead = "dt, a, bias and skip must have one number per head";
+    ScanArgs same;
+    same.heads = width(dt);
+    same.groups = its.integer("groups");
+    same.a = required(its, "a", same.heads, kPerHead);
+    same.bias = required(its, "bias", same.heads, kPerHead);
+    same.skip = required(its, "skip", same.heads, kPerHead);
+    require(same.groups > 0 && same.heads % same.groups == 0 && width(b) % same.groups == 0 &&
+                width(b) == width(c),
+            "b and c are those of other groups");
+    require(
+        width(x) % same.heads == 0 && width(out) == width(x) && out != x && out != b && out != c,
+        "x or results are those of other heads");
+    same.head_dim = width(x) / same.heads;
+    same.state_size = width(b) / same.groups;
+    add_recurrence(Op::selective_scan, same, state_offset(its, same.state_size * width(x), false),
+                   &Kernels::selective_scan, [=](ScanArgs& a, int64_t row) {
+                       a.x = at(x, row);
+                       a.b = at(b, row);
+                       a.c = at(c, row);
+                       a.dt = at(dt, row);
+                       a.out = at(out, row);
+                   });
+}
+
+void Graph::route(const Operands& its) {
+    const int experts = reg(its, "experts"), weights = reg(its, "weights"),
+              logits = reg(its, "logits");
+    const Routing by{width(logits),
+                     width(experts),
+                     its.integer("groups"),
+                     its.integer("groups_used"),
+                     gating_of(its.text("gating")),
+                     its.integer("renormalised") != 0,
+                     its.real("scale")};
+    bitnet::check(by);
+    require(width(weights) == by.used && experts != weights, "a weight for each expert");
+    const float* bias = floats(its, "bias", by.count, "a bias for each expert");
+    numbers_[experts] = by.count;
+    add_row([=](int64_t row) {
+        bitnet::route(by, at(logits, row), bias, at(experts, row), at(weights, row));
+    });
+}
+
+void Graph::enumerate(const Operands& its) {
+    const int experts = reg(its, "experts");
+    numbers_[experts] = width(experts);
+    add_row(
+        [=](int64_t row) { std::iota(at(experts, row), at(experts, row) + width(experts), 0.0f); });
+}
+
+void Graph::expert_linear(const Operands& its) {
+    const int x = reg(its, "x"), experts = reg(its, "experts");
+    const std::vector<int> outs = regs(its, "outs");
+    const bool apart = its.integer("apart") != 0;
+    require(numbers_.count(experts) > 0, "no instruction chooses these experts");
+    const int64_t count = numbers_[experts], used = width(experts), parts = apart ? used : 1;
+    require(width(x) % parts == 0, "an input for each of a token's experts");
+    const auto matrices = its.matrices("weights");
+    require(matrices.size() == outs.size(), "lists differ in length");
+    std::vector<int64_t> sizes;
+    for (size_t i = 0; i < outs.size(); ++i) {
+        const int64_t rows = width(outs[i]) / used;
+        require(rows * used == width(outs[i]) && outs[i] != x,
+                "a result for each of a token's experts");
+        require(int64_t(matrices[i].size()) == count, "a matrix for each expert");
+        for (const Matrix& m : matrices[i])
+            require(share_input(shaped(m, width(x) / parts, rows), matrices[i][0]),
+                    "the experts of a layer need inputs of several forms");
+        sizes.push_back(count * rows);
+    }
+    products(x, experts, outs, matrices, biases(its, sizes), apart);
+}
+
+void Graph::products(int x, int experts, const std::vector<int>& outs,
+                     const std::vector<std::vector<Matrix>>& matrices,
+                     const std::vector<const float*>& biases, bool apart) {
+    const std::vector<Matrix> forms = forms_of(matrices);
+    if (outs.size() > 1 && !share_inputs(forms)) {
+        for (size_t i = 0; i < outs.size(); ++i)
+            products(x, experts, {outs[i]}, {matrices[i]}, {biases[i]}, apart);
+        return;
+    }
+    const int64_t used = width(experts), parts = apart ? used : 1, cols = width(x) / parts;
+    add_row(
+        [=](int64_t row) {
+            for (int64_t part = 0; part < parts; ++part)
+                pass_->activations.quantize(at(x, row) + part * cols, row * parts + part);
+        },
+        [=] { pass_->activations.prepare(forms, pass_->rows * parts); });
+    add_whole([=] {
+        pass_->expert_jobs.clear();
+        for (size_t i = 0; i < outs.size(); ++i)
+            pass_->expert_jobs.push_back({matrices[i].data(), biases[i], at(outs[i], 0)});
+        const ExpertInput input{
+            at(x, 0), at(experts, 0), pass_->rows, used, int64_t(matrices[0].size()), cols, apart};
+        expert_products(pass_->expert_jobs, input, pass_->activations, forms, pass_->expert_room);
+    });
+}
+
+void Graph::combine(const Operands& its) {
+    const int out = reg(its, "out"), x = reg(its, "x"), weights = reg(its, "weights");
+    require(width(x) == width(out) * width(weights) && out != x, "a part for each weight");
+    add_row([=](int64_t row) {
+        const int64_t n = width(out), parts = width(weights);
+        const float *from = at(x, row), *weight = at(weights, row);
+        float* to = at(out, row);
+        for (int64_t i = 0; i < n; ++i) to[i] = from[i] * weight[0];
+        for (int64_t part = 1; part < parts; ++part)
+            for (int64_t i = 0; i < n; ++i) to[i] += from[part * n + i] * weight[part];
+    });
+}
+
+}  // namespace bitnet

@@ -1,0 +1,38 @@
+// Operands of an instruction as its builder expects them.
+#pragma once
+
+#include "graph/graph.hpp"
+
+namespace bitnet {
+
+// The numbers of *field*, none where it has no value; of another size they are refused.
+inline const float* floats(const Operands& its, const char* field, int64_t size,
+                           const char* otherwise) {
+    const FloatArray array = its.arrays(field).at(0);
+    require(!array.data || array.size == size, otherwise);
+    return array.data;
+}
+
+// The same where there must be one.
+inline const float* required(const Operands& its, const char* field, int64_t size,
+                             const char* otherwise) {
+    const float* data = floats(its, field, size, otherwise);
+    require(data != nullptr, otherwise);
+    return data;
+}
+
+inline Matrix shaped(const Matrix& m, int64_t inputs, int64_t rows) {
+    require(m.inputs == inputs && m.inputs <= m.cols && m.rows == rows,
+            "the matrix has another shape than its registers");
+    return m;
+}
+
+// Whether products of all *matrices* can share one rounding of their input.
+inline bool share_inputs(const std::vector<Matrix>& matrices) {
+    return std::all_of(matrices.begin(), matrices.end(), [&](const Matrix& a) {
+        return std::all_of(matrices.begin(), matrices.end(),
+                           [&](const Matrix& b) { return share_input(a, b); });
+    });
+}
+
+}  // namespace bitnet
