@@ -15,7 +15,9 @@ else:
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
-NEEDED = re.compile(r"""(?:importorskip|find_spec)\(\s*"(\w+)|bitnet-xtask\[([\w,-]+)\]'"\)""")
+NEEDED = re.compile(
+    r"""(?:importorskip|find_spec)\(\s*"(\w+)|pip install 'bitnet-xtask\[([\w,-]+)\]'"\)"""
+)
 PROGRAMS = re.compile(r"""mark\.needs\("([\w+-]+)"\)""")
 OURS_OR_PYTHONS = {"bitnet", *sys.stdlib_module_names, "fcntl", "pty"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
