@@ -67,6 +67,7 @@ OTHER_CALLS = {
     "ci/templates.py plan_files": "files of this package",
     "commands/context.py edit_text": "a file that this program made for the editor",
     "commands/crossval.py": "appends to the summary of a job",
+    "commands/launch.py _serving": "the log of a server, in a folder that this process made",
     "crossval/plan.py": "files of this package",
     "crossval/reference_process.py": "writes a new file",
     "crossval/report.py": "files of this package",
