@@ -7,6 +7,7 @@ import pytest
 from bitnet.base.errors import InvalidFormat
 from bitnet.tokenizer import chat_child
 from bitnet.tokenizer.chat import ChatTemplate
+from bitnet.tokenizer.template_facts import EFFORT_VARIABLES
 
 EACH = "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
 END = "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -130,11 +131,15 @@ def test_reasoning_is_a_part_of_the_content_where_the_template_looks_there():
     assert template.render([USER, message]) == "Hi[Hm.]Yes"
 
 
-def test_variables_that_change_the_text():
+def test_a_switch_of_thinking_that_changes_the_text_is_named():
     switch = facts(EACH + "{% if enable_thinking is false %}<think></think>{% endif %}" + END)
-    assert (switch.thinking_switches, switch.effort) == (("enable_thinking",), False)
-    effort = facts(EACH + "{{ reasoning_effort | default('medium') }}" + END)
-    assert (effort.thinking_switches, effort.effort) == ((), True)
+    assert (switch.thinking_switches, switch.effort) == (("enable_thinking",), "")
+
+
+@pytest.mark.parametrize("name", EFFORT_VARIABLES)
+def test_the_variable_of_an_effort_that_changes_the_text_is_named(name):
+    effort = facts(EACH + "{{ " + name + " | default('medium') }}" + END)
+    assert (effort.thinking_switches, effort.effort) == ((), name)
 
 
 def test_a_template_that_needs_a_list_of_tools_gets_one():
