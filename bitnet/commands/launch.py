@@ -7,7 +7,6 @@ import shlex
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from invoke.exceptions import Exit
 
 from bitnet.base import settings
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
+from bitnet.base.invocation import isolate
 from bitnet.base.options import option
 from bitnet.commands.context import Context, open_file, say
 from bitnet.commands.declare import task
@@ -187,7 +187,8 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = [str(path), *_options_of(model), "--port"]
-    command = [sys.executable, "-m", "bitnet", "serve", *words, str(port), "--host", "127.0.0.1"]
+    # The working folder is the agent's project: none of its files may be imported.
+    command = isolate("bitnet", "serve", *words, str(port), "--host", "127.0.0.1")
     log = folder / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
