@@ -16,13 +16,20 @@ export async function models(key) {
 
 /**
  * The parts of an answer: {text} as it is written, then {end}, why it ended, and {usage}.
+ * {model} comes first where another model answers than was asked.
  *
  * @throws {Failure} it was refused, failed, or broke off
  */
 export async function* chat(body, key, signal) {
   const asked = { ...body, stream: true, stream_options: { include_usage: true } };
   const reply = await request("/v1/chat/completions", key, { method: "POST", body: JSON.stringify(asked), signal });
+  // A worker with a single model answers for any name, and then names the field.
+  let isOther = (reply.headers.get("bitnet-ignored") ?? "").split(", ").includes("model");
   for await (const event of events(reply.body)) {
+    if (isOther && event.model) {
+      isOther = false;
+      yield { model: event.model };
+    }
     if (event.error) throw new Failure(event.error.message, event.error.code);
     if (event.usage) yield { usage: event.usage };
     const choice = event.choices?.[0];

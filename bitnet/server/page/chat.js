@@ -236,7 +236,7 @@ async function answer(question, undo, begun = null) {
 /** Fill *node* with what the worker writes, and say in it how that ended. */
 async function write(asked, question, node, signal) {
   let first = 0, kept = performance.now();
-  const { content, thought, tokens = 0, seconds = 0 } = node;
+  const { content, thought, model, tokens = 0, seconds = 0 } = node;
   try {
     const body = { model: node.model || undefined, messages: messages(asked, question), ...settings.sampling };
     if (content || thought) {
@@ -246,6 +246,7 @@ async function write(asked, question, node, signal) {
     for await (const part of chat(body, settings.key, signal)) {
       if (part.usage) node.tokens = tokens + part.usage.completion_tokens;
       if (part.end) node.end = part.end;
+      if (part.model) node.model = part.model; // another one than the page asked
       if (!part.text && !part.thought) continue;
       const now = performance.now();
       first ||= now;
@@ -263,6 +264,7 @@ async function write(asked, question, node, signal) {
       }
     }
     if (!node.end) throw new Error("the stream had no end");
+    if (node.model !== model) await showModels();
   } catch (error) {
     node.end = error.name === "AbortError" ? "stopped" : error.code === "deadline" ? "deadline" : "error";
     node.detail = node.end === "stopped" ? "" : error.message;

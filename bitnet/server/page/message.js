@@ -47,6 +47,7 @@ export class Message {
   /** Show the text as it is now; *isWriting*: more may come. */
   draw(isWriting) {
     if (this.node.role === "user") return;
+    this.title.textContent = this.node.model || "Model";
     const { thought, said } = this.node.thought
       ? { thought: this.node.thought, said: this.node.content || null } : divided(this.node.content);
     if (thought !== null) this.part("thinking", thought, isWriting && said === null);

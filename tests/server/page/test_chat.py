@@ -360,6 +360,19 @@ def test_a_worker_that_was_started_with_another_model_is_asked_for_its_models(se
     person.waits()
 
 
+def test_an_answer_names_the_model_that_wrote_it(worker, person):
+    old = {"data": [{"id": "gone"}]}
+    person.page.route("**/v1/models", lambda route: route.fulfill(json=old))
+    person.goes_to(worker.address)
+    person.page.unroute("**/v1/models")
+    person.says("abc")
+    article = person.page.locator("article.assistant")
+    person.expect(article.get_by_role("heading", level=2)).to_have_text("tiny")
+    person.expect(person.page.get_by_role("combobox", name="Model")).to_have_value("tiny")
+    person.reloads()
+    person.expect(article.get_by_role("heading", level=2)).to_have_text("tiny")
+
+
 def test_a_worker_with_a_key_wants_it_on_the_page_too(serving, person):
     worker = serving(keys={"llama.context_length": 1024}, app_options={"api_key": "s3cret"})
     person.goes_to(worker.address)
