@@ -150,7 +150,7 @@ def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool
 
 def our_intermediates(model: Model, ids: Sequence[int]) -> dict[str, NDArray[Any]]:
     """Intermediates of *model* for *ids*; the last is its ``result_output``, the logits."""
-    stop = max(len(ids) - ROWS, 0)
+    stop = _count_cached(model, ids)
     cache = KVCache(model.config, len(ids))
     before: dict[str, NDArray[Any]] = {}
     if stop:
@@ -179,10 +179,11 @@ def check_operations(
     """The operations of an engine, each beside that of *exact*, in the order of computation.
 
     *theirs* has intermediates by name: those of :func:`list_cached` with a row for each of *ids*,
-    all others for the last :data:`ROWS`. With *half_cache* the engine stores keys and values as
-    float16. Empty if the values of earlier positions are not enough to fill the caches.
+    all others for the last :data:`ROWS`, or for all where a position attends to later ones. With
+    *half_cache* the engine stores keys and values as float16. Empty if the values of earlier
+    positions are not enough to fill the caches.
     """
-    stop = max(len(ids) - ROWS, 0)
+    stop = _count_cached(exact, ids)
     cache = KVCache(exact.config, len(ids), dtype=np.float64)
     cache.reach = len(ids)
     stored = partial(_round_to_cache, half=half_cache)
@@ -204,6 +205,14 @@ def check_operations(
             name, value = trace.send(rows if rows.size == value.size else None)
         except StopIteration:
             return tuple(steps)
+
+
+def _count_cached(model: Model, ids: Sequence[int]) -> int:
+    """Number of the first of *ids* whose operations only fill the caches.
+
+    None, where a position attends to later ones: such a text cannot be run in parts.
+    """
+    return max(len(ids) - ROWS, 0) if model.config.causal else 0
 
 
 def reference_operations(

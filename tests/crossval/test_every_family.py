@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,19 @@ from sensitivity import (
 from tiny_models import tiny
 
 from bitnet.base import native
-from bitnet.crossval.bounds import BOUNDS
-from bitnet.crossval.operations import describe, list_planned, missing_operations
+from bitnet.crossval.bounds import BOUNDS, ROWS
+from bitnet.crossval.operations import (
+    check_operations,
+    describe,
+    list_planned,
+    missing_operations,
+    our_intermediates,
+)
 from bitnet.crossval.references import IkLlamaCpp
 from bitnet.kernels.program import Mark
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.models.load import load_model
+from bitnet.models.load import config_from, load_model
+from bitnet.models.transformer import Model
 
 TABLE = Path(__file__).parents[2] / "benchmarks/results/sensitivity.json"
 needs_native = pytest.mark.skipif(
@@ -71,6 +79,19 @@ def test_no_two_intermediates_have_one_name(architecture):
     assert len(names) == len(set(names))
     planned = [name for group in list_planned(program) for name in group]
     assert planned == [*names, "result_output"]
+
+
+def test_operations_that_see_later_positions_are_those_of_the_whole_text():
+    checkpoint = tiny("qwen2")
+    config = replace(config_from(checkpoint), causal=False)
+    exact = Model(checkpoint, config, ops=ReferenceOps(dtype=np.float64))
+    ids = list(range(ROWS + 4))
+    theirs = our_intermediates(Model(checkpoint, config, ops=ReferenceOps()), ids)
+    assert len(theirs["result_output"]) == len(ids)
+    steps = check_operations(exact, checkpoint, ids, theirs, arithmetic="float32", half_cache=False)
+    missing = missing_operations(steps, list_planned(exact.program), all_of_them=True)
+    is_right, text = describe("bitnet", (*steps, *missing), config.n_layers)
+    assert is_right, text
 
 
 @needs_native

@@ -16,7 +16,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-CASES = DENSE | MIXED
+# transformers has no MiniCPM: the code of those repositories is their own.
+CASES = {case: model for case, model in (DENSE | MIXED).items() if model[0] != "MiniCPM"}
+# The epsilon of its configuration, 1e-8, is too small for a mistake in it to be seen.
+CASES["helium"] = ("Helium", DENSE["helium"][1] | {"rms_norm_eps": 1e-6})
 # As many as the models have rows.
 WORDS = (*TOKENS, *(f"<more {number}>" for number in range(TINY["vocab_size"] - len(TOKENS))))
 
