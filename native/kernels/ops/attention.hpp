@@ -172,9 +172,8 @@ struct Block {
             BITNET_UNROLL(8)
             for (int i = 0; i < kVectors; ++i) k[i] = Sums::load(from + kEach * i * kWidth);
             BITNET_UNROLL(8)
-            for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(8)
-                for (int i = 0; i < kVectors; ++i) sum[n][i].add(k[i], query + kEach * n);
+            for (int n = 0; n < N; ++n) BITNET_UNROLL(8)
+            for (int i = 0; i < kVectors; ++i) sum[n][i].add(k[i], query + kEach * n);
         }
         BITNET_UNROLL(8)
         for (int n = 0; n < N; ++n) BITNET_UNROLL(8) for (int i = 0; i < kVectors; ++i) {
@@ -253,9 +252,8 @@ struct Block {
             BITNET_UNROLL(8)
             for (int i = 0; i < kCount; ++i) v[i] = Sums::load(values + kEach * i * kWidth);
             BITNET_UNROLL(8)
-            for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(8)
-                for (int i = 0; i < kCount; ++i) sum[n][i].add(v[i], codes[n].at(key));
+            for (int n = 0; n < N; ++n) BITNET_UNROLL(8)
+            for (int i = 0; i < kCount; ++i) sum[n][i].add(v[i], codes[n].at(key));
         }
         BITNET_UNROLL(8) for (int n = 0; n < N; ++n) {
             if (!seen[n].sees()) continue;

@@ -30,9 +30,8 @@ inline void add_group(const Group& group, const BlockInput* x, int64_t stride, L
             Vec::Int w[V];
             BITNET_UNROLL(2) for (int v = 0; v < V; ++v) w[v] = group.codes(4 * half + i, v);
             BITNET_UNROLL(8)
-            for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(2)
-                for (int v = 0; v < V; ++v) part[v][n].add(w[v], x[n * stride].q + 16 * half, i);
+            for (int n = 0; n < N; ++n) BITNET_UNROLL(2)
+            for (int v = 0; v < V; ++v) part[v][n].add(w[v], x[n * stride].q + 16 * half, i);
         }
         BITNET_UNROLL(2) for (int v = 0; v < V; ++v) {
             [[maybe_unused]] const auto scale = group.scale(v, half);

@@ -76,32 +76,26 @@ inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, 
         to = part_end(from, c1, 4 * Vec::kDepth);
         Vec::Sum<> sum[G][N][kVecs];
         BITNET_UNROLL(3)
-        for (int g = 0; g < G; ++g)
-            BITNET_UNROLL(8)
-            for (int n = 0; n < N; ++n) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
-                sum[g][n][v]
-                    .start();
+        for (int g = 0; g < G; ++g) BITNET_UNROLL(8)
+        for (int n = 0; n < N; ++n)
+            BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) sum[g][n][v].start();
         BITNET_UNROLL(Vec::kUnrolledColumns)
         for (int64_t c = from; c < to; c += Vec::kInputs)
             BITNET_UNROLL(4) for (int i = 0; i < Vec::kInputs / 4; ++i) {
                 Vec::Int w[G][kVecs];
                 BITNET_UNROLL(3)
-                for (int g = 0; g < G; ++g)
-                    BITNET_UNROLL(2)
-                    for (int v = 0; v < kVecs; ++v) w[g][v] =
-                        Vec::load(bytes + ((c / 4 + i) * G + g) * 64 + kVecBytes * v);
+                for (int g = 0; g < G; ++g) BITNET_UNROLL(2)
+                for (int v = 0; v < kVecs; ++v)
+                    w[g][v] = Vec::load(bytes + ((c / 4 + i) * G + g) * 64 + kVecBytes * v);
                 BITNET_UNROLL(8)
-                for (int n = 0; n < N; ++n)
-                    BITNET_UNROLL(3)
-                    for (int g = 0; g < G; ++g) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
-                        sum[g][n][v]
-                            .add(w[g][v], q[n] + c, i);
+                for (int n = 0; n < N; ++n) BITNET_UNROLL(3)
+                for (int g = 0; g < G; ++g) BITNET_UNROLL(2)
+                for (int v = 0; v < kVecs; ++v) sum[g][n][v].add(w[g][v], q[n] + c, i);
             }
         BITNET_UNROLL(3)
-        for (int g = 0; g < G; ++g)
-            BITNET_UNROLL(8)
-            for (int n = 0; n < N; ++n) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
-                out[g][n][v] = Vec::add(out[g][n][v], sum[g][n][v].total());
+        for (int g = 0; g < G; ++g) BITNET_UNROLL(8)
+        for (int n = 0; n < N; ++n) BITNET_UNROLL(2)
+        for (int v = 0; v < kVecs; ++v) out[g][n][v] = Vec::add(out[g][n][v], sum[g][n][v].total());
     }
 }
 
@@ -189,11 +183,9 @@ struct TernaryProduct {
             to = part_end(from, c1, Vec::kDepth / (kDigits / kSums * Digits::kLargest) * kStep);
             Vec::Sum<> sum[N][kVecs][kSums];
             BITNET_UNROLL(8)
-            for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(2)
-                for (int v = 0; v < kVecs; ++v) BITNET_UNROLL(5) for (int i = 0; i < kSums; ++i)
-                    sum[n][v][i]
-                        .start();
+            for (int n = 0; n < N; ++n) BITNET_UNROLL(2)
+            for (int v = 0; v < kVecs; ++v)
+                BITNET_UNROLL(5) for (int i = 0; i < kSums; ++i) sum[n][v][i].start();
             const uint8_t* line = codes + from / kStep * 64;
             for (int64_t c = from; c < to; c += kStep, line += 64) {
                 prefetch_line(line + kPrefetchLines);
@@ -201,16 +193,14 @@ struct TernaryProduct {
                     Vec::Int digit[kDigits];
                     Digits::isolate_all(Vec::load(line + kVecBytes * v), digit);
                     BITNET_UNROLL(5)
-                    for (int d = 0; d < kDigits; ++d)
-                        BITNET_UNROLL(8)
-                        for (int n = 0; n < N; ++n) sum[n][v][d % kSums].add(digit[d], q[n] + c, d);
+                    for (int d = 0; d < kDigits; ++d) BITNET_UNROLL(8)
+                    for (int n = 0; n < N; ++n) sum[n][v][d % kSums].add(digit[d], q[n] + c, d);
                 }
             }
             BITNET_UNROLL(8)
-            for (int n = 0; n < N; ++n)
-                BITNET_UNROLL(2)
-                for (int v = 0; v < kVecs; ++v) out[n][v] =
-                    Vec::add(out[n][v], Digits::total(sum[n][v]));
+            for (int n = 0; n < N; ++n) BITNET_UNROLL(2)
+            for (int v = 0; v < kVecs; ++v)
+                out[n][v] = Vec::add(out[n][v], Digits::total(sum[n][v]));
         }
     }
 
@@ -321,11 +311,9 @@ struct GroupProduct {
         BITNET_UNROLL(8) for (int first = 0; first < kRuns; first += kTogether) {
             Vec::Sum<> sum[kTogether][N][kVecs];
             BITNET_UNROLL(8)
-            for (int f = 0; f < kTogether; ++f)
-                BITNET_UNROLL(4)
-                for (int n = 0; n < N; ++n) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
-                    sum[f][n][v]
-                        .start();
+            for (int f = 0; f < kTogether; ++f) BITNET_UNROLL(4)
+            for (int n = 0; n < N; ++n)
+                BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) sum[f][n][v].start();
             BITNET_UNROLL(8) for (int i = 0; i < kRunLines; ++i) {
                 if (first == 0) prefetch_line(lines + 64 * i + kPrefetchRuns);
                 BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
@@ -336,18 +324,18 @@ struct GroupProduct {
                     else
                         Digits::isolate_all(bytes, digit);
                     BITNET_UNROLL(8)
-                    for (int f = 0; f < kTogether; ++f)
-                        BITNET_UNROLL(4)
-                        for (int n = 0; n < N; ++n) sum[f][n][v].add(
-                            digit[f], q[n] + c + kRun * (first + f) + 16 * (i / 4), i % 4);
+                    for (int f = 0; f < kTogether; ++f) BITNET_UNROLL(4)
+                    for (int n = 0; n < N; ++n)
+                        sum[f][n][v].add(digit[f], q[n] + c + kRun * (first + f) + 16 * (i / 4),
+                                         i % 4);
                 }
             }
             BITNET_UNROLL(8)
-            for (int f = 0; f < kTogether; ++f)
-                BITNET_UNROLL(4)
-                for (int n = 0; n < N; ++n) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v)
-                    out[first + f][n][v] =
-                        Vec::over_power(sum[f][n][v].total(), Digits::place(first + f));
+            for (int f = 0; f < kTogether; ++f) BITNET_UNROLL(4)
+            for (int n = 0; n < N; ++n) BITNET_UNROLL(2)
+            for (int v = 0; v < kVecs; ++v)
+                out[first + f][n][v] =
+                    Vec::over_power(sum[f][n][v].total(), Digits::place(first + f));
         }
     }
 
