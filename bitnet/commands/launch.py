@@ -240,16 +240,16 @@ def _fetch(address: str, path: str) -> bytes | None:
 
     try:
         place = urlsplit(address)
-        is_here = place.hostname in ("127.0.0.1", "localhost", "::1")
+        host = place.hostname
         port = place.port
     except ValueError:  # brackets or a port that are not those of an address
-        is_here = False
-    if not is_here or place.scheme != "http":
+        host = None
+    if host not in ("127.0.0.1", "localhost", "::1") or place.scheme != "http":
         raise UsageError(
             f"--server {address}: expected the address of this machine, http://127.0.0.1:PORT",
             hint="start the agent with its own settings for a server elsewhere",
         )
-    connection = http.client.HTTPConnection(place.hostname, port, timeout=5)
+    connection = http.client.HTTPConnection(host, port, timeout=5)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
