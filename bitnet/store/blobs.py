@@ -12,7 +12,7 @@ import os
 import stat
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -30,7 +30,7 @@ from bitnet.base.trust import SHA256, open_folder
 from bitnet.store import hugging_face, links, tree
 from bitnet.store.partial import Partial, Version
 from bitnet.store.placing import ABANDONED_S, placing
-from bitnet.store.records import Blob, Pin, from_record, to_record
+from bitnet.store.records import Blob, Pin, complete_pin, from_record, to_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -269,13 +269,7 @@ class Store:
         """Record that *name* means *pin*, with what is known of the same file already."""
         old = self.index.find(*name)
         if old is not None and old.sha256 == pin.sha256:
-            pin = replace(
-                pin,
-                commit=pin.commit or old.commit,
-                licence=pin.licence or old.licence,
-                place=pin.place or old.place,
-                verified=pin.verified or old.verified,
-            )
+            pin = complete_pin(pin, old)
         elif old is not None and self.path_of(old.sha256).is_file():
             # The mark comes first: a process that is killed now leaves it for the next one.
             problem = keep_in_cache(self._mark_of(old.sha256))

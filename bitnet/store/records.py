@@ -220,18 +220,23 @@ def lock_text(entries: Iterable[Pin]) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
+def complete_pin(pin: Pin, old: Pin) -> Pin:
+    """*pin* with what *old*, a pin of the same bytes, says and it does not."""
+    return replace(
+        pin,
+        commit=pin.commit or old.commit,
+        licence=pin.licence or old.licence,
+        place=pin.place or old.place,
+        verified=pin.verified or old.verified,
+    )
+
+
 def add_pins(pins: list[Pin], entries: Iterable[Pin]) -> list[Pin]:
     """*pins* with *entries*, each completed by the one of the same file that it replaces."""
     for entry in entries:
         old = find_pin(pins, entry.identity)
         if old is not None and old.sha256 == entry.sha256:
-            entry = replace(
-                entry,
-                commit=entry.commit or old.commit,
-                licence=entry.licence or old.licence,
-                place=entry.place or old.place,
-                verified=entry.verified or old.verified,
-            )
+            entry = complete_pin(entry, old)
         if entry != old:
             rest = [_displace(each, entry) for each in pins if each.identity != entry.identity]
             pins = [each for each in rest if each is not None] + [entry]
