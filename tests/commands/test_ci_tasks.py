@@ -109,7 +109,9 @@ def test_each_linter_stops_what_it_is_for(bitnet, linters, linter, old, new):
 def test_a_script_is_linted_too(bitnet, linters):
     bitnet("ci-init", *SOURCE)
     script = Path("scripts/compare.sh")
-    script.write_text(script.read_text().replace('cat "$work/said"', "cat $work/said"))
+    quoted = '--report-dir "$report"'
+    assert quoted in script.read_text()
+    script.write_text(script.read_text().replace(quoted, "--report-dir $report"))
     done = bitnet("ci-lint")
     assert (done.code, "✗ shellcheck:" in done.out) == (15, True)
 
