@@ -49,8 +49,8 @@ def _import() -> tuple[ModuleType | None, str, str]:
         compiler = compiler_name()
         if not (compiler and direct_url().keys() & {"dir_info", "vcs_info"}):
             return None, str(error), _INSTALL
-        reason = f"its build failed, although this machine has a C++ compiler ({compiler})"
-        hint = f"build it again and read why it fails: {reinstall_command()} --verbose"
+        reason = f"it was not built, and this machine has a C++ compiler ({compiler})"
+        hint = f"build it, without BITNET_PURE_PYTHON: {reinstall_command()}"
         return None, reason, hint
     except ImportError as error:
         return None, str(error), _INSTALL

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -149,14 +151,14 @@ def without_the_module(monkeypatch, imported_anew):
     native._import.cache_clear()
 
 
-def test_a_build_that_failed_is_not_silent(without_the_module, monkeypatch, bitnet, caplog):
+def test_a_module_that_was_not_built_is_missed(without_the_module, monkeypatch, bitnet, caplog):
     monkeypatch.setattr(native, "compiler_name", lambda: "/usr/bin/c++")
     monkeypatch.setattr(native, "direct_url", lambda: {"url": "file:///clone", "dir_info": {}})
-    reason = "its build failed, although this machine has a C++ compiler (/usr/bin/c++)"
+    reason = "it was not built, and this machine has a C++ compiler (/usr/bin/c++)"
     with caplog.at_level(logging.WARNING):
         assert native.module() is None
     assert reason in caplog.text
-    assert caplog.text.rstrip().endswith("--verbose")
+    assert "without BITNET_PURE_PYTHON: " in caplog.text
     assert reason in bitnet("--version").err
     assert reason in " ".join(bitnet("doctor").out.split())
 
@@ -164,6 +166,66 @@ def test_a_build_that_failed_is_not_silent(without_the_module, monkeypatch, bitn
 def test_without_a_compiler_the_hint_asks_for_one(without_the_module, monkeypatch, bitnet):
     monkeypatch.setattr(native, "compiler_name", lambda: None)
     assert "install a C++ compiler" in bitnet("--version").err
+
+
+BUILD = "import sys; from scikit_build_core import build; build.build_{}(sys.argv[1])"
+
+
+@pytest.fixture(scope="module")
+def broken_sources(tmp_path_factory):
+    """A copy of what is built, in which no C++ file compiles."""
+    pytest.importorskip("scikit_build_core")
+    source = Path(__file__).parents[2]
+    copy = tmp_path_factory.mktemp("source") / "bitnet"
+    for folder in ("bitnet", "native", "ci", ".ci"):
+        leave = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(source / folder, copy / folder, ignore=leave)
+    for name in ("CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(source / name, copy / name)
+    (copy / "tests/native").mkdir(parents=True)
+    for driver in (source / "tests/native").glob("*.cpp"):
+        shutil.copy(driver, copy / "tests/native")
+    for file in (copy / "native").rglob("*.cpp"):
+        file.write_text(f"#error does not compile\n{file.read_text(encoding='utf-8')}")
+    return copy
+
+
+def build(sources, folder, kind="wheel", **environment):
+    folder.mkdir()
+    return subprocess.run(
+        [sys.executable, "-c", BUILD.format(kind), str(folder)],
+        cwd=sources,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.needs("c++")
+def test_an_error_of_the_compiler_ends_the_installation(broken_sources, tmp_path):
+    done = build(broken_sources, tmp_path / "wheel")
+    text = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0
+    assert not list((tmp_path / "wheel").iterdir())
+    assert "#error does not compile" in text
+    assert "The compiled module of bitnet was not built" in text
+    assert "set BITNET_PURE_PYTHON=1" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "environment",
+    [{"BITNET_PURE_PYTHON": "1"}, {"CXX": "/nonexistent", "CC": "/nonexistent"}],
+    ids=["asked for", "without a compiler"],
+)
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_pure_python_is_installed(broken_sources, tmp_path, kind, environment):
+    done = build(broken_sources, tmp_path / "wheel", kind, **environment)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    assert wheel.name.endswith("-py3-none-any.whl")
 
 
 def test_builds_do_not_share_a_folder():
