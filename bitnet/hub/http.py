@@ -8,6 +8,7 @@ when connecting.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import socket
@@ -60,6 +61,7 @@ _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file si
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
 _SHA256_FIELD = re.compile(r"(?:^|,)\s*sha-256=:?(?P<digest>[A-Za-z0-9+/]{43}=):?", re.IGNORECASE)
+_SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
 OTHER_FILE = "this server has another file: do not use it, and try another one with --base-url=URL"
 _RATE_LIMIT = re.compile(r"\br=(?P<left>\d{1,9}) *; *t=(?P<seconds>\d{1,9})\b", re.ASCII)
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+|[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
@@ -176,12 +178,12 @@ def not_expected(response: requests.Response, url: str, expected: str) -> Networ
 def read_digest(response: requests.Response) -> str | None:
     """SHA-256 of the whole file that *response* or a redirect before it announces, or None.
 
-    The hub sends ``X-Linked-Etag``; others ``Repr-Digest`` (RFC 9530) or ``Digest`` (RFC 3230).
-    Two different ones are refused.
+    The hub sends ``X-Linked-Etag``, also with a redirect; others ``Repr-Digest`` (RFC 9530) or
+    ``Digest`` (RFC 3230). Two different ones are refused.
     """
     digest = None
     for reply in (*response.history, response):
-        for announced in _digests_in(reply.headers):
+        for announced in _digests_in(reply):
             if digest not in (None, announced):
                 raise HashMismatch(
                     f"{redact_url(str(reply.url))} announces SHA-256 {announced}, another server "
@@ -192,17 +194,26 @@ def read_digest(response: requests.Response) -> str | None:
     return digest
 
 
-def _digests_in(headers: Mapping[str, str]) -> Iterator[str]:
-    """SHA-256 digests in *headers*, hexadecimal in lower case."""
-    linked = headers.get("X-Linked-Etag", "")
-    linked = linked.strip('"').lower()
+def _digests_in(reply: requests.Response) -> Iterator[str]:
+    """SHA-256 digests of the whole file in the headers of *reply*, hexadecimal in lower case."""
+    headers = reply.headers
+    linked = headers.get("X-Linked-Etag", "").strip('"').lower()
     if SHA256.fullmatch(linked):
         yield linked
-    for name in ("Repr-Digest", "Digest"):
+
+    # The other two are of the reply's own content: that of a redirect or an error is a page, and an
+    # encoded one is not the file. RFC 9530 (appendix B) deprecates ``Digest`` because servers
+    # disagree whether that of a part is the digest of the part or of the whole.
+    encoding = headers.get("Content-Encoding", "identity").strip().lower()
+    if reply.status_code not in (200, 206) or encoding not in ("", "identity"):
+        return
+    names = ["Repr-Digest"] if reply.status_code == 206 else ["Repr-Digest", "Digest"]
+    for name in names:
         for match in _SHA256_FIELD.finditer(headers.get(name, "")):
             with suppress(ValueError):
                 digest = b64decode(match["digest"], validate=True).hex()
-                if SHA256.fullmatch(digest):
+                # A reply to HEAD has no content, and some servers hash that.
+                if SHA256.fullmatch(digest) and digest != _SHA256_OF_NOTHING:
                     yield digest
 
 

@@ -8,6 +8,7 @@ import pytest
 from hub_server import LARGE_BYTES, Rule
 
 from bitnet.base.errors import IntegrityError
+from bitnet.hub.http import read_digest, requests
 from bitnet.hub.options import FetchOptions, FileSelection
 from bitnet.hub.project import Project
 from bitnet.hub.provide import provide
@@ -123,6 +124,49 @@ def test_two_servers_of_one_redirect_must_announce_the_same(hub, project):
     announce(hub, "cdn", "GET", headers_of("Repr-Digest", OTHER))
     with pytest.raises(IntegrityError, match="announces SHA-256"):
         provide(SOURCE, project)
+
+
+NOTHING = hashlib.sha256().hexdigest()
+# Headers of plain file servers that say nothing about the bytes of the whole file.
+SILENT = {
+    "the page of a redirect": ("hub", "GET", {"Repr-Digest": field(OTHER)}),
+    "the page of a redirect to HEAD": ("hub", "HEAD", {"Digest": field(OTHER).replace(":", "")}),
+    "the empty body of a reply to HEAD": ("cdn", "HEAD", {"Repr-Digest": field(NOTHING)}),
+    "the same in the old form": ("cdn", "HEAD", {"Digest": field(NOTHING).replace(":", "")}),
+    "an encoded body": ("cdn", "HEAD", {"Repr-Digest": field(OTHER), "Content-Encoding": "gzip"}),
+    "the message": ("cdn", "GET", {"Content-Digest": field(OTHER)}),
+    "another algorithm": ("cdn", "GET", {"Digest": "md5=HUXZLQLMuI/KZ5KDcJPcOA==", "X-Sha": OTHER}),
+    "the file before its encoding": (
+        "cdn",
+        "GET",
+        {"Digest": f"id-{field(OTHER)}".replace(":", "")},
+    ),
+    "hexadecimal digits": ("cdn", "GET", {"Digest": f"sha-256={OTHER}"}),
+    "a value that is cut off": ("cdn", "GET", {"Repr-Digest": field(OTHER)[:30]}),
+    "a question": ("cdn", "GET", {"Want-Repr-Digest": "sha-256=10"}),
+    "an ETag of digits": ("cdn", "GET", {"ETag": f'"{OTHER}"'}),
+}
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_a_header_that_says_nothing_about_the_bytes_refuses_no_file(hub, project, case):
+    where, method, headers = SILENT[case]
+    announce(hub, where, method, headers)
+    for other in {("hub", "HEAD"), ("hub", "GET")} - {(where, method)}:
+        announce(hub, *other, {})
+    obtained = provide(SOURCE, project)
+    assert obtained.path.read_bytes() == CONTENT
+    assert obtained.pin.verified is False
+
+
+def test_a_part_of_a_file_has_no_digest_in_the_old_form():
+    """RFC 9530 deprecates ``Digest``: servers disagree of what that of a part is."""
+    part = requests.Response()
+    part.status_code = 206
+    part.headers["Digest"] = field(OTHER).replace(":", "")
+    assert read_digest(part) is None
+    part.headers["Repr-Digest"] = field(DIGEST)
+    assert read_digest(part) == DIGEST
 
 
 def test_a_file_without_an_announced_digest_is_called_unverified(hub, project, caplog):
