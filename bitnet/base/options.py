@@ -10,9 +10,10 @@ import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, WrongType
@@ -80,24 +81,54 @@ def range_text(low: float, high: float | None) -> str:
     return f"{low:g} to {high:,}" if type(high) is int else f"{low:g} to {high:g}"
 
 
+@cache
+def types_of(record: type, *names: str) -> dict[str, Any]:
+    """Types of the fields *names* of the dataclass *record*.
+
+    Only these are resolved: other fields may have types that only a type checker imports.
+    """
+    annotations = {entry.name: entry.type for entry in fields(record) if entry.name in names}
+    stand_in = type(record.__name__, (), {"__module__": record.__module__})
+    stand_in.__annotations__ = annotations
+    return get_type_hints(stand_in)
+
+
+def is_optional(hint: Any) -> bool:
+    """True for the type ``X | None``."""
+    return type(None) in get_args(hint)
+
+
+def without_none(hint: Any) -> Any:
+    """The type ``X`` of ``X | None``; other types are as they were."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    return kinds[0] if is_optional(hint) and len(kinds) == 1 else hint
+
+
 def check_bounds(record: Any) -> None:
     """Check that the numbers of a dataclass are within their bounds."""
-    for entry in fields(record):
-        bounds = entry.metadata.get("bounds")
+    bounded = [entry for entry in fields(record) if entry.metadata.get("bounds")]
+    types = types_of(record.__class__, *(entry.name for entry in bounded))
+    for entry in bounded:
         value = getattr(record, entry.name)
-        if not bounds:
-            continue
-        whole = str(entry.type).startswith("int")
-        optional = "None" in str(entry.type)
-        expected = f"{'a whole' if whole else 'a'} number{' or None' * optional}"
-        kind = Integral if whole else Real
-        check_type(entry.name, value, expected, kind, *[None] * optional)
+        _check_number(entry.name, value, types[entry.name])
         if value is None:
             continue
-        low, high = bounds
-        if not low <= value <= (float("inf") if high is None else high):  # also false for NaN
+        low, high = entry.metadata["bounds"]
+        highest = float("inf") if high is None else high
+        if not low <= value <= highest:  # also of NaN
             text = f"{entry.name} is {value}, expected {range_text(low, high)}"
             raise UsageError(text, field=entry.name)
+
+
+def _check_number(name: str, value: object, hint: Any) -> None:
+    """Check that *value* is a number as *hint* has it: ``int``, ``float`` or ``None`` beside."""
+    is_whole = without_none(hint) is int
+    expected = "a whole number" if is_whole else "a number"
+    kinds: list[type | None] = [Integral if is_whole else Real]
+    if is_optional(hint):
+        expected += " or None"
+        kinds.append(None)
+    check_type(name, value, expected, *kinds)
 
 
 def parse_duration(text: str, flag: str) -> float:

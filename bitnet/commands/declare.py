@@ -18,21 +18,21 @@ heading ``SECTION`` of the dataclass, or below those of ``SECTIONS``, by the nam
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
 import shlex
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast, get_origin, get_type_hints
 
 from invoke.exceptions import Exit
 from invoke.tasks import Task as InvokeTask
 
 from bitnet.base import settings, terminal
 from bitnet.base.errors import BitnetError, UsageError
-from bitnet.base.options import option
+from bitnet.base.options import option, types_of, without_none
 from bitnet.base.outputs import refuse_inputs
 from bitnet.base.tables import show
 from bitnet.commands.elsewhere import OPTIONS
@@ -46,14 +46,7 @@ if TYPE_CHECKING:
 GROUPS = ("Run", "Models", "Tokenizers", "Check", "Cache", "Serve", "CI")
 NETWORK = "Network"  # the section of options that help only names: every download has them
 
-_TYPES: dict[str, type] = {
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "str": str,
-    "list[str]": list,
-    "Mapping[int, float]": list,  # KEY=VALUE, several times
-}
+_SCALARS = (bool, int, float, str)
 _METAVARS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"}
 _PATHS = ("DIR", "FILE", "PATH")  # metavars of what stays the bytes that the file system has
 _OF_A_FILE = re.compile("DIR|FILE|PATH|SOURCE")  # in metavars of what may be a path
@@ -220,8 +213,10 @@ class Task(InvokeTask):  # type: ignore[type-arg]
     def options(self) -> list[Option]:
         """The options in the order of the signature; positional and required ones come first."""
         parameters = self.argspec(self.body).parameters.values()
+        types = get_type_hints(self.body)
         entries = (
-            (it.name, it.default, it.annotation, _default_of(it.default)) for it in parameters
+            (each.name, each.default, types.get(each.name), _default_of(each.default))
+            for each in parameters
         )
         return sorted(
             _options_of(entries, self.required),
@@ -281,13 +276,12 @@ def _options_of(
 ) -> Iterator[Option]:
     """The options of *entries*: parameters, or fields of the dataclass *group*.
 
-    Each is a name, what declares it, an annotation and its default.
+    Each is a name, what declares it, its type, if that is declared, and its default.
     """
     sections = getattr(group, "SECTIONS", {}).items()
-    for name, entry, annotation, default in entries:
+    for name, entry, hint, default in entries:
         if is_dataclass(default):
-            inner = ((it.name, it, it.type, getattr(default, it.name)) for it in fields(default))
-            yield from _options_of(inner, required, default)
+            yield from _options_of(_fields_of(default), required, default)
         elif "help" in entry.metadata:
             section = getattr(group, "SECTION", "Options")
             section = next((title for title, names in sections if name in names), section)
@@ -295,8 +289,19 @@ def _options_of(
             if isinstance(default, dict):  # a table is a list of its entries on the command line
                 default = [f"{key}={value}" for key, value in default.items()]
             is_required = name in required or (details["positional"] and default is None)
-            kind = _type_of(annotation, default)
+            kind = _type_of(hint, default)
             yield Option(name, kind, default, required=is_required, section=section, **details)
+
+
+def _fields_of(group: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Entries for :func:`_options_of`, one for each field of the dataclass *group*."""
+    # An option with choices has the type of its default, and a declared one for the type checker.
+    options = [entry for entry in fields(group) if "help" in entry.metadata]
+    types = types_of(
+        group.__class__, *(each.name for each in options if not each.metadata["choices"])
+    )
+    for entry in fields(group):
+        yield entry.name, entry, types.get(entry.name), getattr(group, entry.name)
 
 
 def _default_of(entry: Any) -> Any:
@@ -320,13 +325,17 @@ def _fill(group: Any, values: dict[str, Any]) -> Any:
     return replace(group, **changed) if changed else group
 
 
-def _type_of(annotation: Any, default: Any) -> type:
-    """Type of an option from its annotation, else from its default, else text."""
-    own = type(default) if type(default) in _TYPES.values() else str
-    if annotation is inspect.Parameter.empty:
-        return own
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return _TYPES.get(text.removesuffix(" | None"), own)
+def _type_of(hint: Any, default: Any) -> type:
+    """Type of an option by its declared type *hint*, else that of its default, else text.
+
+    Options with several values are lists; a table is a list of KEY=VALUE.
+    """
+    declared = without_none(hint)
+    if declared in _SCALARS:
+        return cast("type", declared)
+    if get_origin(declared) in (list, Mapping) or isinstance(default, list):
+        return list
+    return type(default) if type(default) in _SCALARS else str
 
 
 # --- the words of a command ----------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.options import types_of, without_none
 from bitnet.runtime.request import EVERYTHING, MAX_STOPS, Request
 from bitnet.wire.messages import MESSAGES
 from bitnet.wire.schemas import (
@@ -117,7 +118,7 @@ def random(default: Request | None = None, /, **sampling: Any) -> Request:
 def _schema(name: str) -> Schema:
     """Schema of the request's field *name*, by its declaration."""
     entry = Request.__dataclass_fields__[name]
-    whole = dict(_SHAPES.get(name) or {"type": _kind(str(entry.type))})
+    whole = dict(_SHAPES.get(name) or {"type": _json_type(name)})
     low, high = entry.metadata.get("bounds") or (None, None)
     if whole.get("type") in ("integer", "number") and low is not None:
         whole |= {"minimum": low} | ({} if high is None else {"maximum": high})
@@ -129,9 +130,10 @@ def _schema(name: str) -> Schema:
     return whole
 
 
-def _kind(annotation: str) -> str:
-    kinds = {"int": "integer", "float": "number", "bool": "boolean"}
-    return kinds.get(annotation.partition(" ")[0], "string")
+def _json_type(name: str) -> str:
+    """JSON's name for the type of the request's field *name*."""
+    own = without_none(types_of(Request, name)[name])
+    return {int: "integer", float: "number", bool: "boolean"}.get(own, "string")
 
 
 #: Schemas of the fields of a request by their own names, for rows of a batch.

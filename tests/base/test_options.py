@@ -1,10 +1,13 @@
 """Option groups shared by several commands."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import get_args
+from typing import Optional, Union, get_args
 
-from bitnet.base.options import CacheOptions, option
+import pytest
+
+from bitnet.base.errors import UsageError, WrongType
+from bitnet.base.options import CacheOptions, check_bounds, option, types_of, without_none
 from bitnet.formats.containers import I2SLayout
 from bitnet.models.exact_head.head import HeadMode
 from bitnet.runtime.options import ModelOptions
@@ -39,3 +42,43 @@ def test_the_choices_of_a_model_are_those_of_their_types():
     choices = {field.name: field.metadata.get("choices") for field in fields(ModelOptions)}
     assert set(choices["exact_head"]) == set(get_args(HeadMode))
     assert set(choices["i2_s_layout"]) == set(get_args(I2SLayout))
+
+
+Count = int
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Numbers whose types have other spellings than ``int``, beside one that nothing defines."""
+
+    renamed: "Count" = option(1, "a whole number", bounds=(1, None))
+    optional: "Optional[int]" = option(None, "a whole number or None", bounds=(0, 9))  # noqa: UP045
+    united: "Union[float, None]" = option(None, "a number or None", bounds=(0, 1))  # noqa: UP007
+    interval: "float" = option(0.5, "a number, whose type begins like that of whole ones")
+    unresolved: "Nowhere" = None  # noqa: F821
+
+
+def test_bounds_go_by_types_however_an_annotation_spells_them():
+    check_bounds(Bounded(renamed=3, optional=4, united=0.25))
+    check_bounds(Bounded(optional=None, united=None))
+    with pytest.raises(WrongType, match="renamed is of type float, expected a whole number"):
+        check_bounds(Bounded(renamed=1.5))
+    with pytest.raises(WrongType, match="optional is of type float, expected a whole number or No"):
+        check_bounds(Bounded(optional=1.5))
+    with pytest.raises(WrongType, match="united is of type str, expected a number or None"):
+        check_bounds(Bounded(united="1"))
+    with pytest.raises(UsageError, match="united is nan, expected 0 to 1"):
+        check_bounds(Bounded(united=float("nan")))
+
+
+def test_only_the_named_fields_of_a_dataclass_need_types_that_resolve():
+    assert types_of(Bounded, "renamed", "interval") == {"renamed": int, "interval": float}
+    with pytest.raises(NameError):
+        types_of(Bounded, "unresolved")
+
+
+def test_none_is_taken_from_an_optional_type_alone():
+    assert without_none(int | None) is int
+    assert without_none(float) is float
+    assert without_none(int | str) == int | str
+    assert without_none(int | str | None) == int | str | None
