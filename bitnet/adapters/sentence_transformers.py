@@ -48,4 +48,4 @@ class Embedding(torch.nn.Module):
 
     def get_embedding_dimension(self) -> int:
         """Dimensions of a vector."""
-        return self.model.config.dim
+        return self.model.config.vector_dim

@@ -140,7 +140,7 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
             output = replace(output, inputs=(running.path,))
             output.check()
         dimensions = options.dimensions
-        check_vectors(running.config.dim, dimensions, options.precision)
+        check_vectors(running.config.vector_dim, dimensions, options.precision)
         started = time.perf_counter()
         embeddings = running.embed(
             texts,

@@ -62,6 +62,8 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
     if family.llama_cpp.gelu_tanh and is_erf:
         what = f"computes GELU of {checkpoint.architecture} models by the hyperbolic tangent"
         yield _LLAMA_CPP, f"{what}, up to 5e-4 from what it is"
+    if config.projections:
+        yield _LLAMA_CPP, "leaves out the projections behind the pooling of its vectors"
     yield from _attentions(config, family.llama_cpp)
     for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():
         yield from _mixer(mixer, config, family.llama_cpp)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from bitnet.families.hadamard import HadamardBasis
+    from bitnet.families.heads import Projection
     from bitnet.families.rope import Rope
 
 Activation = Literal[
@@ -286,6 +287,7 @@ class ModelConfig:
     causal: bool = True  # positions attend only to those before them
     # how hidden states are pooled to an embedding; ``none``: it generates text
     pooling: Pooling = "none"
+    projections: tuple[Projection, ...] = ()  # of a pooled vector, one after another
     centered_norms: bool = False  # norms subtract the mean first (LayerNorm)
     norm_biases: bool = False  # norms have biases
     norm_weights: bool = True  # norms have weights
@@ -318,6 +320,11 @@ class ModelConfig:
     def n_layers(self) -> int:
         """Number of blocks."""
         return len(self.blocks)
+
+    @property
+    def vector_dim(self) -> int:
+        """Numbers of a vector that it makes of a text."""
+        return self.projections[-1].outputs if self.projections else self.dim
 
     @property
     def writes(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bitnet.base.errors import Unsupported
 from bitnet.families.dense import ModelConfig, dense
+from bitnet.families.heads import PROJECTION_KEYS
 from bitnet.families.keys import COMMON, Config, Keys, RopeStyle, Rule, check, read
 from bitnet.families.refused import kind_of
 
@@ -199,7 +200,7 @@ def check_keys(
     metadata: Mapping[str, Any], family: Family, *, prefixes: Iterable[str], model: str
 ) -> None:
     """Refuse keys of GGUF's *metadata*, below *prefixes*, that are not in the family's table."""
-    rules = COMMON | dict(family.gguf_keys)
+    rules = COMMON | PROJECTION_KEYS | dict(family.gguf_keys)
     for prefix in (f"{name}." for name in prefixes):
         own = {key[len(prefix) :]: metadata[key] for key in metadata if key.startswith(prefix)}
         check(own, rules, model=model, below=prefix)

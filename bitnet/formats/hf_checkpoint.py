@@ -91,10 +91,16 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     _multiply(weights, description.factors)
     weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
     architecture = description.metadata["general.architecture"]
-    pooling = sentence_transformers.pooling_type(files, ignore_keys)
+    modules = sentence_transformers.read_modules(files, ignore_keys)
+    weights |= modules.weights
+    pooling = modules.pooling
     if pooling is None and description.headless:
         pooling = 1  # sentence-transformers' default is the mean
-    own = {} if pooling is None else {f"{architecture}.pooling_type": pooling}
+    own = {f"{architecture}.{key}": value for key, value in modules.keys.items()}
+    if pooling is not None:
+        own[f"{architecture}.pooling_type"] = pooling
+    is_encoder = description.family.encodes
+    longest = description.value("context_length")
     return Checkpoint(
         folder,
         architecture,
@@ -103,7 +109,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         description.family.rope_style,
         config=outer,
         ignored=description.ignored,
-        text_limit=sentence_transformers.text_limit(files),
+        text_limit=sentence_transformers.text_limit(files, longest, is_encoder=is_encoder),
         prompts=sentence_transformers.prompts(files),
         rounds_inputs=bits is not None or description.family.rounds_inputs,
         inventory=files,

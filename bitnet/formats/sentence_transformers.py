@@ -1,9 +1,11 @@
-"""Settings of sentence-transformers next to a model: pooling and prompts.
+"""Settings of sentence-transformers next to a model: pooling, projections and prompts.
 
     model/
-      modules.json                        Transformer, Pooling, Normalize
-      sentence_bert_config.json
+      modules.json                        Transformer, Pooling, Dense, Normalize
+      sentence_bert_config.json           max_seq_length
       1_Pooling/config.json
+      2_Dense/config.json                 a projection of pooled vectors, and its weights
+      2_Dense/model.safetensors
       config_sentence_transformers.json   prompts
 
 https://github.com/huggingface/sentence-transformers/blob/v5.1.0/sentence_transformers/models/Pooling.py
@@ -11,21 +13,37 @@ https://github.com/huggingface/sentence-transformers/blob/v5.1.0/sentence_transf
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from bitnet.families.keys import HARMLESS, Rule, check, neutral, read, refusal, without
+from bitnet.base.errors import NotFound
+from bitnet.families.heads import MOST_PROJECTIONS, projection_name
+from bitnet.families.keys import HARMLESS, Rule, check, neutral, read, reads, refusal, without
 from bitnet.formats.checkpoint import Prompts, damage_error
+from bitnet.formats.safetensors import SINGLE, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from bitnet.families.blocks import Pooling
+    from bitnet.families.heads import HeadActivation
     from bitnet.formats.checkpoint import Inventory
+    from bitnet.quants.weight import Weight
 
 #: By their number in GGUF.
 POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last")
 _LONGEST = 1 << 31  # tokens; transformers writes a far larger number where there is no limit
-_MODULES = ("Transformer", "Pooling", "Normalize")
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
+_TANH = "torch.nn.modules.activation.Tanh"
+_ACTIVATIONS: dict[str, HeadActivation] = {
+    _TANH: "tanh",
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.SiLU": "silu",
+}
+_PROJECTED = {f"{projection_name(number)}.weight" for number in range(MOST_PROJECTIONS)}
 _MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -43,47 +61,124 @@ _POOLING: dict[str, Rule] = {
     "pooling_mode_mean_sqrt_len_tokens": _NOT,
     "pooling_mode_weightedmean_tokens": _NOT,
 }
+_VECTOR = "sentence_embedding"
+_DENSE: dict[str, Rule] = {
+    **reads("in_features out_features bias activation_function"),
+    "module_input_name": neutral(None, _VECTOR),
+    "module_output_name": neutral(None, _VECTOR),
+    "use_residual": neutral(None, False),
+}
 
 
-def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:
-    """GGUF's number of the pooling method in *files*; ``None`` if none gives it."""
+@dataclass(frozen=True)
+class Modules:
+    """Behind the transformer: how hidden states are pooled, and what projects the result."""
+
+    pooling: int | None = None  # GGUF's number; ``None``: no file says it
+    keys: Mapping[str, Any] = field(default_factory=dict)  # of the projections
+    weights: Mapping[str, Weight] = field(default_factory=dict)  # of the projections, by name
+
+
+def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
+    """Modules behind the transformer, as *files* say."""
     name = "modules.json"
     if name not in files:
-        return None
+        return Modules()
     modules, model = files.json(name, list), files.root.name
     if not all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in modules):
         raise damage_error(files.path(name), "expected a list of modules, each with a type")
     pooling = None
+    keys: dict[str, Any] = {}
+    weights: dict[str, Weight] = {}
+    is_normalized = False
     for module in modules:
         kind = module["type"].rpartition(".")[2]
         if kind not in _MODULES:
-            why = "only a transformer, pooling and normalization are supported"
+            why = f"only {', '.join(_MODULES)} are supported"
             raise refusal(name, module["type"], model=model, why=why)
+        folder = str(module.get("path") or f"1_{kind}")
         if kind == "Pooling":
-            inside = str(module.get("path") or "1_Pooling")
-            pooling = _pooling(files, f"{inside}/config.json", ignore)
+            pooling = _pooling(files, f"{folder}/config.json", ignore)
+        elif kind == "Dense":
+            if is_normalized or pooling is None:
+                why = "a projection of pooled vectors before they are normalized is supported"
+                raise refusal(name, module["type"], model=model, why=why)
+            number = len(weights.keys() & _PROJECTED)
+            if number == MOST_PROJECTIONS:
+                why = f"at most {MOST_PROJECTIONS} projections are supported"
+                raise refusal(name, module["type"], model=model, why=why)
+            own_keys, own_weights = _projection(files, folder, projection_name(number), ignore)
+            keys |= own_keys
+            weights |= own_weights
+        elif kind == "Normalize":
+            is_normalized = True
+    _check_transformer(files, ignore)
+    return Modules(pooling, keys, weights)
+
+
+def _check_transformer(files: Inventory, ignore: Collection[str]) -> None:
+    """Refuse settings of the first module that change its tokens."""
     settings = "sentence_bert_config.json"
     if settings in files:
         rules = {"do_lower_case": neutral(None, False)}
         given = without(files.json(settings, dict), ignore)
         check(
             {key: given[key] for key in rules if key in given}, rules,
-            model=model, below=f"{settings}: ",
+            model=files.root.name, below=f"{settings}: ",
         )  # fmt: skip
-    return pooling
 
 
-def text_limit(files: Inventory) -> int | None:
+def _projection(
+    files: Inventory, folder: str, name: str, ignore: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Weight]]:
+    """Keys and tensors of the projection in *folder*, under the *name* of its tensors."""
+    settings = without(files.json(f"{folder}/config.json", dict), ignore)
+    check(settings, _DENSE, model=files.root.name, below=f"{folder}: ")
+    path = settings.get("activation_function", _TANH)
+    if path not in _ACTIVATIONS:
+        key = f"{folder}: activation_function"
+        why = f"only {', '.join(sorted(_ACTIVATIONS.values()))} are computed"
+        raise refusal(key, path, model=files.root.name, why=why)
+    place = f"{folder}/{SINGLE}"
+    if place not in files:
+        raise NotFound(
+            f"{files.path(place)} is missing, the weights of a projection",
+            hint="fetch the whole model again; weights in pytorch_model.bin are not read",
+        )
+    weights = {
+        f"{name}.{key.removeprefix('linear.')}": replace(
+            weight, name=f"{name}.{key.removeprefix('linear.')}"
+        )
+        for key, weight in read_file(files, place).items()
+    }
+    has_bias = f"{name}.bias" in weights
+    if has_bias != bool(settings.get("bias", True)):
+        problem = "is there" if has_bias else "is missing"
+        raise damage_error(files.path(f"{folder}/config.json"), f"linear.bias {problem}")
+    keys = {
+        f"{name}_feat_in": settings["in_features"],
+        f"{name}_feat_out": settings["out_features"],
+        f"{name}_activation": _ACTIVATIONS[path],
+    }
+    return {key: value for key, value in keys.items() if value != "identity"}, weights
+
+
+def text_limit(
+    files: Inventory, longest: int | None = None, *, is_encoder: bool = False
+) -> int | None:
     """Tokens of a text that the model of *files* keeps, special ones included; ``None``: all.
 
-    Without ``max_seq_length`` that library takes the tokenizer's own limit.
+    Without ``max_seq_length`` that library takes the tokenizer's own limit, or *longest*, the
+    positions of the model. It also does so for an encoder without ``modules.json``.
     """
-    limit = None
+    if "modules.json" not in files and not is_encoder:
+        return None
+    limit = longest
     for name, key in (
         ("tokenizer_config.json", "model_max_length"),
         ("sentence_bert_config.json", "max_seq_length"),
     ):
-        if "modules.json" in files and name in files:
+        if name in files:
             value = files.json(name, dict).get(key)
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LONGEST:
                 limit = value

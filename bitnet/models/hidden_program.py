@@ -62,6 +62,10 @@ def layout(decoder: ModelConfig) -> Layout:
     """Tensors that *decoder* reads, and those of its own block that drafts."""
     writer = _Decoder(decoder, ())
     writer.hidden_state()
+    for projection in decoder.projections:
+        weight = f"{projection.name}.weight"
+        writer.write.layout.required[weight] = (projection.outputs, projection.inputs)
+        writer.write.layout.optional[f"{projection.name}.bias"] = (projection.outputs,)
     if decoder.drafter:
         writer.write.layout.include(layout(decoder.drafter))
     return writer.write.layout

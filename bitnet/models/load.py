@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.families.family import architecture_refusal, check_keys, families, find_zero, of_gguf
 from bitnet.families.hadamard import hadamard_basis
+from bitnet.families.heads import projections
 from bitnet.families.keys import refusal
 from bitnet.formats.checkpoint import has_input_norms
 from bitnet.formats.outside_keys import check_outside_keys
@@ -45,6 +46,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
             raise refusal(key, scale, why, model=label)
     more: dict[str, Any] = {
         "pooling": POOLINGS[checkpoint.integer("pooling_type", 0)],
+        "projections": projections(checkpoint),
         "input_norms": has_input_norms(checkpoint.weights),
         "basis": hadamard_basis(checkpoint),
         "kv_type": checkpoint.kv_type,

@@ -11,12 +11,15 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.base.machine import lock_pages
 from bitnet.base.quantities import human_size
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
+from bitnet.kernels.instructions import ACTIVATIONS
 from bitnet.kernels.program import Interpreter, Segment
 from bitnet.models.exact_head.head import Head, HeadMode, read_by_row
 from bitnet.models.hidden_program import hidden_program, layout
@@ -25,7 +28,10 @@ from bitnet.quants import registry, types
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from bitnet.families.blocks import ModelConfig
+    from bitnet.families.heads import Projection
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.kv_codes import Array
@@ -112,6 +118,21 @@ class Model:
             model = self.adapters[name] if name else self
             states |= zip(places, model.hidden([segments[at] for at in places]), strict=True)
         return [states[at] for at in range(len(segments))]
+
+    def vector(self, pooled: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+        """The vector of a text, ``(vector_dim,)``, of its *pooled* hidden states, ``(dim,)``."""
+        for layer in self.config.projections:
+            pooled = self._project(layer, pooled)
+        return pooled
+
+    def _project(self, layer: Projection, x: NDArray[np.floating[Any]]) -> Array:
+        """The result of *layer* for one vector *x*."""
+        weight = self._weights[f"{layer.name}.weight"]
+        bias = self._weights.get(f"{layer.name}.bias")
+        rows = self.ops.linear(x.astype(np.float32)[None], weight, bias)
+        if layer.activation == "tanh":  # no mixer has it
+            return np.tanh(rows[0])
+        return ACTIVATIONS[layer.activation](rows[0])
 
     def foresee(self, segments: Sequence[Segment]) -> Array:
         """Hidden states to expect after the last token of each segment, ``(n, dim)``.

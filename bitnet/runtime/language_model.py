@@ -297,7 +297,7 @@ class LanguageModel:
             InferenceError: a text is longer than the context, or than the limit where it is not
                 truncated, the hidden states are not finite, or memory runs out.
         """
-        check_vectors(self.config.dim, dimensions)
+        check_vectors(self.config.vector_dim, dimensions)
         check_type("prompt_name", prompt_name, "a text or None", str, None)
         check_type("texts", texts, "a text or a list of them", str, Sequence, np.ndarray)
         inputs = [texts] if isinstance(texts, str) else texts
@@ -315,7 +315,7 @@ class LanguageModel:
             for sequence, _ in scheduler.step():
                 if sequence.error:
                     raise sequence.error
-        rows = np.empty((len(inputs), dimensions or self.config.dim), dtype=np.float32)
+        rows = np.empty((len(inputs), dimensions or self.config.vector_dim), dtype=np.float32)
         for row, sequence in zip(rows, running, strict=True):
             row[:] = sequence.vector(normalize=normalize, dimensions=dimensions)
         return rows

@@ -256,7 +256,7 @@ class Scheduler:
             if not len(rows):
                 continue
             if sequence.request.embed:
-                pieces += [(sequence, piece) for piece in sequence.add_hidden(rows)]
+                pieces += [(sequence, piece) for piece in sequence.add_hidden(rows, self.model)]
                 continue
             new = sequence.advance(rows, context=self.context, price=price)
             pieces += [(sequence, piece) for piece in new]

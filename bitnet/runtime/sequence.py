@@ -61,7 +61,8 @@ class Sequence:
     pieces: deque[Piece] = field(default_factory=deque)  # not read yet, for Scheduler.run
     foresight: Foresight | None = None  # the drafter's view of it, if it has drafts
     hidden: tuple[int, Array] | None = None  # end of its part of a pass, states (T, dim) before it
-    embedding: NDArray[np.float64] | None = None  # of the hidden states so far, (dim,)
+    # pooled hidden states so far, (dim,), then the vector that the model makes of them
+    embedding: NDArray[np.floating[Any]] | None = None
     cache: KVCache | None = None  # while it runs
     segment: Segment | None = None  # its tokens in the next pass
     proposed: list[int] = field(default_factory=list)  # the last of these, which are drafts
@@ -196,8 +197,11 @@ class Sequence:
             self.hidden = None
         return pieces
 
-    def add_hidden(self, states: NDArray[np.floating[Any]]) -> list[Piece]:
-        """Add *states*, ``(T, dim)``, of prompt ids; a final piece after the last of them."""
+    def add_hidden(self, states: NDArray[np.floating[Any]], model: Model) -> list[Piece]:
+        """Add *states*, ``(T, dim)``, of prompt ids; a final piece after the last of them.
+
+        *model* makes the vector of the pooled states.
+        """
         rows = states.astype(np.float64)
         if self.config.pooling == "last":
             self.embedding = rows[-1]
@@ -208,6 +212,7 @@ class Sequence:
             self.embedding = rows[0]
         if self.remaining:
             return []
+        self.embedding = model.vector(self.embedding)
         if not np.isfinite(self.embedding).all():
             error = InferenceError(
                 "the model's hidden states are not finite numbers",

@@ -34,7 +34,7 @@ def embedding_requests(
     A known *model* is asked whether its vectors can have the form.
     """
     if model is not None:
-        check_vectors(model.config.dim, body["dimensions"], vector_precision(body))
+        check_vectors(model.config.vector_dim, body["dimensions"], vector_precision(body))
     texts = texts_of(body["input"], "input", at_most=MAX_TEXTS)
     return [to_embed(text, body["prompt_name"]) for text in texts]
 

@@ -85,7 +85,7 @@ def generate_requests(body: Body, default: Default = None, model: Served = None)
 def embedding_requests(body: Body, _: object = None, model: Served = None) -> list[Request]:
     """The requests of *body*, as :data:`EMBED` or :data:`EMBED_ONE` reads it."""
     if model is not None:
-        check_vectors(model.config.dim, body.get("dimensions"))
+        check_vectors(model.config.vector_dim, body.get("dimensions"))
     _check_options(body, model)
     field = "input" if "input" in body else "prompt"
     texts: list[Any] = texts_of(body[field], field, at_most=MAX_TEXTS)

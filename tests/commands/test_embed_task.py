@@ -86,7 +86,7 @@ def test_prompt_dimensions_lengths_and_bits(run, model, tmp_path):
         (("--input", "texts.txt", "--dimensions", "0"), "of this model have 128"),
         (("--input", "texts.txt", "--dimensions", "12", "--precision", "binary"), "into a byte"),
         (("--input", "texts.txt", "--precision", "int4"), "int4"),
-        (("--input", "long.txt"), "the context holds 64"),
+        (("--input", "long.txt", "--no-truncate"), "65 tokens, the model reads 64"),
     ],
 )
 def test_what_cannot_be_is_said(run, words, said, tmp_path, monkeypatch):

@@ -1,0 +1,174 @@
+"""Folders that sentence-transformers saves, with its own vectors as the oracle."""
+
+import json
+
+import numpy as np
+import pytest
+
+REASON = "sentence-transformers is not installed: pip install 'bitnet-xtask[parity]'"
+torch = pytest.importorskip("torch", reason=REASON)
+pytest.importorskip("transformers", reason=REASON)
+pytest.importorskip("sentence_transformers", reason=REASON)
+
+from sentence_folders import (  # noqa: E402 - needs torch
+    TEXTS,
+    change_json,
+    encoder_folder,
+    expected_vectors,
+    sentence_folder,
+    smallest_cosine,
+)
+
+from bitnet import load  # noqa: E402
+from bitnet.base.errors import InferenceError, InvalidFormat, NotFound, Unsupported  # noqa: E402
+from bitnet.formats.containers import open_checkpoint  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+MAX_ANGLE = 1e-5  # of a cosine from one: both compute in float32
+PROMPTS = {"query": "query: ", "passage": "passage: "}
+CHAINS = {
+    "mean": {},
+    "cls": {"pooling": "cls"},
+    "last": {"pooling": "lasttoken"},
+    "not normalized": {"normalize": False},
+    "cut": {"limit": 8},
+    "cut to two": {"limit": 2},
+    "one projection": {"dense": [(24, torch.nn.Tanh(), True)]},
+    "two projections": {
+        "dense": [(96, torch.nn.Identity(), False), (48, torch.nn.Identity(), False)]
+    },
+    "every activation": {
+        "dense": [
+            (32, torch.nn.GELU(), True),
+            (32, torch.nn.SiLU(), False),
+            (32, torch.nn.ReLU(), True),
+            (16, torch.nn.Sigmoid(), True),
+        ]
+    },
+    "last, projected, cut": {
+        "pooling": "lasttoken",
+        "dense": [(8, torch.nn.Identity(), True)],
+        "limit": 6,
+    },
+}
+
+_CHEAP = "last, projected, cut"
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return encoder_folder(tmp_path_factory.mktemp("encoder") / "bert")
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [_CHEAP, *(pytest.param(name, marks=pytest.mark.slow) for name in CHAINS if name != _CHEAP)],
+)
+def test_vectors_are_those_of_the_library(chain, encoder, tmp_path):
+    path = sentence_folder(tmp_path / "model", encoder, prompts=PROMPTS, **CHAINS[chain])
+    with load(path) as model:
+        for name in (None, "query", "passage"):
+            expected = expected_vectors(path, prompt_name=name)
+            found = model.embed(TEXTS, prompt_name=name)
+            assert found.shape == expected.shape
+            assert smallest_cosine(found, expected) > 1 - MAX_ANGLE
+
+
+def test_vectors_that_are_not_normalized_have_the_lengths_of_the_library(encoder, tmp_path):
+    path = sentence_folder(tmp_path / "model", encoder, normalize=False)
+    with load(path) as model:
+        found = model.embed(TEXTS, normalize=False)
+    expected = expected_vectors(path)
+    lengths = np.linalg.norm(found, axis=1)
+    np.testing.assert_allclose(lengths, np.linalg.norm(expected, axis=1), rtol=1e-4)
+
+
+def test_the_default_prompt_stands_before_each_text(encoder, tmp_path):
+    path = sentence_folder(
+        tmp_path / "model", encoder, prompts=PROMPTS, default_prompt_name="query"
+    )
+    with load(path) as model:
+        found = model.embed(TEXTS)
+        assert smallest_cosine(found, expected_vectors(path)) > 1 - MAX_ANGLE
+        np.testing.assert_array_equal(found, model.embed(TEXTS, prompt_name="query"))
+
+
+def test_a_folder_without_modules_is_pooled_and_cut_as_the_library_does(encoder):
+    with load(encoder) as model:
+        found = model.embed([*TEXTS, "dog " * 100])
+    expected = expected_vectors(encoder, [*TEXTS, "dog " * 100])
+    assert smallest_cosine(found, expected) > 1 - MAX_ANGLE
+
+
+def test_a_longer_text_is_refused_where_it_may_not_be_cut(encoder, tmp_path):
+    path = sentence_folder(tmp_path / "model", encoder, limit=8)
+    with load(path) as model:
+        with pytest.raises(InferenceError, match="9 tokens, the model reads 8") as caught:
+            model.embed(TEXTS, truncate=False)
+        assert "--no-truncate" in caught.value.hint
+        model.embed(["dogs run"], truncate=False)
+
+
+def test_dimensions_are_those_behind_the_projections(encoder, tmp_path):
+    dense = [(24, torch.nn.Tanh(), True)]
+    path = sentence_folder(tmp_path / "model", encoder, dense=dense)
+    with load(path) as model:
+        whole = model.embed(TEXTS, normalize=False)
+        kept = model.embed(TEXTS, normalize=False, dimensions=5)
+        assert whole.shape[1] == model.config.vector_dim == 24
+    np.testing.assert_array_equal(kept, whole[:, :5])
+
+
+WITH_DENSE = {"dense": [(24, torch.nn.Tanh(), True)]}
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        ("2_Dense/config.json", {"use_residual": True}, "use_residual"),
+        ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "module_input_name"),
+        ("2_Dense/config.json", {"activation_function": "torch.nn.Hardtanh"}, "activation"),
+        ("2_Dense/config.json", {"activation_function": "custom.Act"}, "activation"),
+        ("2_Dense/config.json", {"scale": 2}, "scale"),
+    ],
+)
+def test_a_projection_that_computes_something_else_is_refused(
+    file, changes, words, encoder, tmp_path
+):
+    path = sentence_folder(tmp_path / "model", encoder, **WITH_DENSE)
+    change_json(path / file, **changes)
+    with pytest.raises(Unsupported, match=words):
+        open_checkpoint(path)
+
+
+def test_a_projection_of_other_sizes_or_without_weights_is_damaged(encoder, tmp_path):
+    path = sentence_folder(tmp_path / "model", encoder, **WITH_DENSE)
+    change_json(path / "2_Dense/config.json", out_features=25)
+    with pytest.raises(InvalidFormat, match=r"dense_2\.weight has shape"):
+        load(path)
+    change_json(path / "2_Dense/config.json", out_features=24, bias=False)
+    with pytest.raises(InvalidFormat, match=r"linear\.bias is there"):
+        load(path)
+    change_json(path / "2_Dense/config.json", in_features=47, bias=True)
+    with pytest.raises(InvalidFormat, match="reads vectors of 47 numbers"):
+        load(path)
+    (path / "2_Dense/model.safetensors").unlink()
+    with pytest.raises(NotFound, match="the weights of a projection"):
+        load(path)
+
+
+def test_a_projection_behind_normalization_is_refused(encoder, tmp_path):
+    path = sentence_folder(tmp_path / "model", encoder, **WITH_DENSE)
+    modules = path / "modules.json"
+    text = modules.read_text()
+    assert "2_Dense" in text
+    content = json.loads(text)
+    content[2], content[3] = content[3], content[2]
+    modules.write_text(json.dumps(content))
+    with pytest.raises(Unsupported, match="before they are normalized"):
+        open_checkpoint(path)

@@ -1,0 +1,92 @@
+"""Folders of sentence-transformers with tiny random encoders, written by that library itself."""
+
+import json
+import warnings
+
+import numpy as np
+import sentence_transformers
+import torch
+import transformers
+from sentence_transformers.sentence_transformer import modules as st_modules
+
+WORDS = [
+    *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "is", "eat", "##ing", "food"),
+    *(".", ",", "dog", "run", "##s", "é", "2", "##0", "never", "query", "passage", ":"),
+]
+TEXTS = ["A man is eating food.", "dogs run", "", "unknown words, 20 dogs", "a " * 40]
+TINY = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 64,
+}
+
+
+def encoder_folder(path, kind="Bert", task="Model", **options):
+    """A transformers folder with a random model of *kind* for *task* and BERT's tokenizer."""
+    torch.manual_seed(len(kind) + len(task) + len(options))
+    config = getattr(transformers, f"{kind}Config")(**(TINY | options))
+    model = getattr(transformers, f"{kind}{task}")(config).float().eval()
+    randomize(model)
+    model.save_pretrained(path)
+    save_tokenizer(path)
+    return path
+
+
+def randomize(model):
+    """Add noise to every parameter, so that none is left as it is initialized."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+
+
+def save_tokenizer(path):
+    """Write BERT's tokenizer with a few words to the folder *path*."""
+    (path / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizer(str(path / "vocab.txt")).save_pretrained(path)
+
+
+def sentence_folder(path, source, *, pooling="mean", dense=(), normalize=True, limit=None, **more):
+    """*source* as a folder of sentence-transformers; *dense* are pairs of a width and activation.
+
+    *more* are fields of ``SentenceTransformer``, such as ``prompts``.
+    """
+    arguments = {} if limit is None else {"max_seq_length": limit}
+    chain = [
+        st_modules.Transformer(str(source), **arguments),
+        st_modules.Pooling(TINY["hidden_size"], pooling),
+    ]
+    width = TINY["hidden_size"]
+    for outputs, activation, has_bias in dense:
+        chain.append(
+            st_modules.Dense(width, outputs, bias=has_bias, activation_function=activation)
+        )
+        width = outputs
+    if normalize:
+        chain.append(st_modules.Normalize())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = sentence_transformers.SentenceTransformer(modules=chain, device="cpu", **more)
+        model.save_pretrained(str(path), create_model_card=False)
+    return path
+
+
+def expected_vectors(path, texts=TEXTS, **options):
+    """Vectors of *texts* by sentence-transformers, ``(N, dim)``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = sentence_transformers.SentenceTransformer(str(path), device="cpu")
+        return model.encode(list(texts), **options)
+
+
+def smallest_cosine(found, expected):
+    """The smallest cosine between vectors of the same text."""
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((found * expected).sum(axis=1) / lengths).min())
+
+
+def change_json(path, **changes):
+    """Set the fields *changes* of the JSON object in the file *path*."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
