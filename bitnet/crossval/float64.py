@@ -61,7 +61,9 @@ class Float64(Reference):
             model = self.model(question.checkpoint)
             cache = KVCache(model.config, len(prompt.ids) + prompt.steps + 1, dtype=np.float64)
             cache.reach = len(prompt.ids)
-            answers.append(prompt_trace(partial(model.forward, cache=cache), prompt, count=KEPT))
+            forward = partial(model.forward, cache=cache)
+            causal = model.config.causal
+            answers.append(prompt_trace(forward, prompt, count=KEPT, causal=causal))
         return Trace(EngineFacts("float64", f"NumPy {np.__version__}", "float"), tuple(answers))
 
 

@@ -79,17 +79,20 @@ class Llama:
         tokenize_with_model: bool = False,
         batch: int = 0,
         half_cache: bool = True,
+        head: NDArray[np.float32] | None = None,
     ) -> None:
         """Load the GGUF file *path* with *library*, a ``ctypes.CDLL`` of the C API.
 
         Without *weights* it can only tokenize; some forks *tokenize_with_model*, others with its
-        vocabulary. With *half_cache* keys and values are stored as float16, else as float32.
+        vocabulary. With *half_cache* keys and values are stored as float16, else as float32. A
+        *head*, ``(vocabulary, width)``, is the one of a model that has none and gives vectors.
         """
         self._c = library
         self.library = file  # file of the library that computes
         self._threads = threads
         self.batch = batch  # positions it computes at a time; 0: all
         self._half_cache = half_cache
+        self.head = head
         _declare(library)
         library.llama_backend_init()
         params = library.llama_model_default_params()
@@ -150,6 +153,8 @@ class Llama:
             if self._c.llama_n_ctx(handle) < size:
                 raise EngineFailed("the engine's parameters are laid out in an unknown way")
             self._c.llama_set_n_threads(handle, self._threads, self._threads)
+            if self.head is not None:
+                self._c.llama_set_embeddings(handle, True)
             yield partial(self._append, handle, [])
         finally:
             self._c.llama_free(handle)
@@ -171,6 +176,8 @@ class Llama:
         if raw[rope - 16 : rope] == 4 * _UNSET:
             # No flash attention: its sums are rounded to f16.
             struct.pack_into("<i", params.raw, rope - 4, 0)
+            if self.head is not None:  # a vector for each position, and none for the whole text
+                struct.pack_into("<i", params.raw, rope - 12, 0)
         if not self._half_cache:
             struct.pack_into("<2i", params.raw, after + 16, _F32, _F32)
 
@@ -245,12 +252,23 @@ class Llama:
             self._c.llama_batch_free(batch)
         sequence += ids
         places = range(0 if all_positions else len(ids) - 1, len(ids))
-        out = np.empty((len(places), self.n_vocab), dtype=np.float32)
+        if self.head is not None:
+            width = self.head.shape[1]
+            vectors = self._rows("llama_get_embeddings_ith", handle, places, width)
+            logits: NDArray[np.float32] = vectors @ self.head.T
+            return logits
+        return self._rows("llama_get_logits_ith", handle, places, self.n_vocab)
+
+    def _rows(
+        self, function: str, handle: int, places: Sequence[int], width: int
+    ) -> NDArray[np.float32]:
+        """Rows that the *function* of the library gives for *places* of the last batch."""
+        out = np.empty((len(places), width), dtype=np.float32)
         for number, at in enumerate(places):
-            row = self._c.llama_get_logits_ith(handle, at)
+            row = getattr(self._c, function)(handle, at)
             if not row:
-                raise EngineFailed(f"no logits for position {at}")
-            out[number] = np.ctypeslib.as_array(row, shape=(self.n_vocab,))
+                raise EngineFailed(f"{function} gave nothing for position {at}")
+            out[number] = np.ctypeslib.as_array(row, shape=(width,))
         return out
 
 
@@ -301,6 +319,8 @@ def _declare(c: Any) -> None:
         ("llama_batch_free", None, [_Batch]),
         ("llama_decode", int32, [pointer, _Batch]),
         ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [pointer, int32]),
+        ("llama_get_embeddings_ith", ctypes.POINTER(ctypes.c_float), [pointer, int32]),
+        ("llama_set_embeddings", None, [pointer, flag]),
         ("ggml_get_name", text, [pointer]),
         ("ggml_op_desc", text, [pointer]),
         ("ggml_nbytes", size, [pointer]),

@@ -178,9 +178,17 @@ class Names:
 
     def _by_their_name(self, nodes: Mapping[Node, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Values by our names; a name that differs from ours is that of a later state."""
+        owners = {
+            source.weight: name
+            for name, source in self.sources.items()
+            if not source.is_part and not source.then
+        }
         by_our_name: dict[str, NDArray[Any]] = {}
         for node in sorted(nodes, key=self._place):
             ours = self._ours(node)
+            owner = owners.get(node.weight, ours)
+            if owner != ours and _follows(node.operation, ""):
+                continue  # llama.cpp calls the result of another weight so
             if ours:
                 scale = self.scales.get(ours.rpartition("-")[0], 1.0)
                 by_our_name[ours] = nodes[node] * scale
@@ -221,6 +229,8 @@ def names_for(
         more: names in the graphs of a fork of llama.cpp, which go before those of llama.cpp.
     """
     names = {**_EVERYWHERE, **dict(_of_networks(config)), **more}
+    if config.text_rows:
+        names["inp_embd"] = "inpL"  # with the embeddings of texts and positions
     branches = [branch for block in config.blocks for branch in block]
     factors: dict[str, float] = {}
     scales = {branch.scale for branch in branches}

@@ -55,7 +55,8 @@ def _our_prompt(model: LanguageModel, prompt: Prompt) -> PromptTrace:
     try:
         cache = KVCache(model.config, len(ids))
         forward = partial(model.engine.model.forward, cache=cache)
-        answer = prompt_trace(forward, replace(prompt, steps=0))
+        alone = replace(prompt, steps=0)
+        answer = prompt_trace(forward, alone, causal=model.config.causal)
         if not prompt.steps:
             return answer
         pieces = list(model.engine.generate(ids, Request(prompt.steps, lookup=0, logprobs=2)))

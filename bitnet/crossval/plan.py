@@ -61,10 +61,11 @@ def prompts_for(
             Prompt(it.prompt, it.ids, it.first, len(it.greedy), "" if it.ids else _NO_TOKENS)
             for it in recording.prompts
         )
-    whole = [_prompt(model, text, 0 if has_experts(model) else options.greedy) for text in texts]
-    shares = spread([len(it.ids) - it.first for it in whole], options.max_positions)
+    steps = _steps(model, options)
+    uncut = [_prompt(model, text, steps) for text in texts]
+    shares = spread([len(it.ids) - it.first for it in uncut], options.max_positions)
     prompts = []
-    for prompt, share in zip(whole, shares, strict=True):
+    for prompt, share in zip(uncut, shares, strict=True):
         if prompt.first and share:
             prompts.append(replace(prompt, first=len(prompt.ids) - share))
         elif share or not prompt.ids:
@@ -89,6 +90,15 @@ def spread(lengths: Sequence[int], limit: int) -> list[int]:
     return [share.get(at, 0) for at in range(len(lengths))]
 
 
+def _steps(model: LanguageModel, options: CrossvalOptions) -> int:
+    """Tokens of each continuation of *model*; 0 if its continuations are not compared.
+
+    In a mixture of experts a rounding may change every later token, and a model that makes vectors
+    of texts does not continue them.
+    """
+    return options.greedy if model.config.writes and not has_experts(model) else 0
+
+
 def has_experts(model: LanguageModel) -> bool:
     """True if a layer of *model* is a mixture of experts."""
     return any(isinstance(mixer, Experts) for mixer in model.config.mixers())
@@ -101,7 +111,8 @@ def _prompt(model: LanguageModel, text: str, steps: int) -> Prompt:
         return Prompt(text, (), error=f"it cannot be encoded: {error.message}")
     if not ids:
         return Prompt(text, (), error=_NO_TOKENS)
-    return Prompt(text, ids, len(ids) - COMPARED if len(ids) > LONG else 0, steps)
+    first = len(ids) - COMPARED if len(ids) > LONG else 0
+    return Prompt(text, ids, first, steps)
 
 
 def texts_for(
@@ -176,7 +187,7 @@ def begin_evidence(
             float64=recording is None or recording.exact is not None,
             asked=tuple(texts),
             limit=options.max_positions,
-            greedy=0 if model is None or has_experts(model) else options.greedy,
+            greedy=0 if model is None else _steps(model, options),
             texts=len(question.texts),
             tokenizer_only=model is None,
             require_real=options.require_real,

@@ -5,10 +5,12 @@
 A separate process, because a foreign engine may crash, print, keep threads or bring its own
 OpenMP. The request names ``engine``, ``model``, ``prompts`` (text, ids, first compared position and
 steps of the continuation of each), ``texts`` to tokenize (each with whether special tokens are
-added), ``threads``, its ``arithmetic``, the ``library`` of an engine that is not a Python package,
-and, to dump intermediates of the only prompt to ANSWER.safetensors instead of running it, the
-beginnings ``whole`` of the names of those that are dumped for every id; of others the last rows
-are. The answer is a trace (:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
+added), ``threads``, its ``arithmetic``, and the ``library`` of an engine that is not a Python
+package. A prompt of a model that is not ``causal`` runs in one pass. Logits of one that is
+``headless`` are products of hidden states and embeddings, as those of this runtime are. To dump
+intermediates of the only prompt to ANSWER.safetensors instead of running it, ``whole`` has the
+beginnings of the names of those that are dumped for every id; of others the last rows are.
+The answer is a trace (:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from bitnet.base.files import sha256_of
 from bitnet.crossval.bounds import ROWS
 from bitnet.crossval.llama_library import Llama
 from bitnet.crossval.trace import EngineFacts, EngineFailed, Prompt, Trace, prompt_trace
+from bitnet.formats.containers import open_checkpoint
+from bitnet.quants.registry import dequantize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,21 +61,24 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
     make = _ENGINES[name]
     if "library" in request:
         make = partial(make, library=request["library"])
-    engine = make(request["model"], request["threads"], bool(request["prompts"]))
+    engine = make(
+        request["model"], request["threads"], bool(request["prompts"]), headless=request["headless"]
+    )
     digest = sha256_of(engine.library)
     version = f"build {digest[:12]}"  # of a user's own
     if distribution := _DISTRIBUTIONS.get(name):
         version = f"{distribution} {importlib.metadata.version(distribution)}"
     prompts = [Prompt(text, tuple(ids), *rest) for text, ids, *rest in request["prompts"]]
     if "whole" in request:
-        _dump(engine, prompts.pop().ids, tensors, tuple(request["whole"]))
+        stop = max(len(prompts[-1].ids) - ROWS, 0) if request["causal"] else 0
+        _dump(engine, prompts.pop().ids, tensors, tuple(request["whole"]), stop=stop)
     tokenized = [engine.tokenize(text, add_special=special) for text, special in request["texts"]]
     encoded = [tuple(ids) for ids in tokenized if ids is not None]
     facts = EngineFacts(name, version, request["arithmetic"], engine.library.name, digest)
     answers = []
     for prompt in prompts:
         with engine.context(len(prompt.ids) + prompt.steps + 1) as forward:
-            answers.append(prompt_trace(forward, prompt))
+            answers.append(prompt_trace(forward, prompt, causal=request["causal"]))
     trace = Trace(
         facts,
         tuple(answers),
@@ -81,15 +88,19 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
     return trace.as_json()
 
 
+_LOGITS = "result_output"
+
 #: Endings of names of later states of queries, keys and values.
 _LATER = re.compile(r"(?<=^[QKV]cur)_(?:normed|pos)-")
 
 
-def _dump(engine: Any, ids: Sequence[int], file: Path, whole: tuple[str, ...]) -> None:
+def _dump(
+    engine: Any, ids: Sequence[int], file: Path, whole: tuple[str, ...], *, stop: int
+) -> None:
     """Write intermediates of *ids*, by the keys of their nodes, to the safetensors file *file*.
 
     Those whose names begin with one of *whole*, or whose weight is one of them, have a row for each
-    id, others for the last ones.
+    id, others for those from *stop* on.
     """
     if not isinstance(engine, Llama):
         raise EngineFailed("this engine gives no intermediates")
@@ -106,14 +117,15 @@ def _dump(engine: Any, ids: Sequence[int], file: Path, whole: tuple[str, ...]) -
             seen.pop(key, None)  # what comes last is a later state
             seen[key] = values
 
-    stop = max(len(ids) - ROWS, 0)
     cuts = [*range(0, stop, engine.batch or len(ids) or 1), stop, len(ids)]
     with engine.context(max(len(ids), 1), watch=watch) as forward:
         for start, end in pairwise(cuts):
             is_last = start == stop
             seen.clear()
             if start < end:
-                forward(ids[start:end], all_positions=is_last)
+                logits = forward(ids[start:end], all_positions=is_last)
+                if engine.head is not None:  # its graph has no node for them
+                    seen[_LOGITS] = logits
             for key, values in seen.items():
                 if not values.size % (end - start):
                     parts.setdefault(key, []).append(values.reshape(end - start, -1))
@@ -139,21 +151,28 @@ def _write_tensors(file: Path, arrays: dict[str, NDArray[np.float32]]) -> None:
             out.write(np.ascontiguousarray(values, dtype="<f4").tobytes())
 
 
+# Its weights follow the hidden states, which do not depend on them.
+_POOLER = "pooler."
+
+
 class _TransformersEngine:
-    def __init__(self, path: str, threads: int, weights: bool) -> None:
+    def __init__(self, path: str, threads: int, weights: bool, *, headless: bool) -> None:
         torch = _module("torch")
         transformers = _module("transformers")
-        self._torch, self._model = torch, cast("Any", None)
+        self._torch = torch
+        self._model = cast("Any", None)
+        self._headless = headless
         built = Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"
         self.library = built if built.exists() else Path(torch._C.__file__ or "")
         if weights:
             torch.set_num_threads(threads)
-            self._model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            kind = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
+            self._model, loading = kind.from_pretrained(
                 path, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
             # Packed ternary weights get the type in config.json, not the requested one.
             torch.nn.Module.float(self._model).eval()
-            missing = sorted(loading["missing_keys"])
+            missing = sorted(it for it in loading["missing_keys"] if not it.startswith(_POOLER))
             if missing:  # it would fill them with random numbers
                 raise EngineFailed(f"the folder has no {missing[0]} ({len(missing)} are missing)")
         try:
@@ -181,8 +200,13 @@ class _TransformersEngine:
         if not all_positions:  # nothing is cached: the next pass is over all of them
             return np.empty((0, 0), dtype=np.float32)
         with self._torch.no_grad():
-            out = self._model(self._torch.tensor([sequence])).logits[0]
-        rows: NDArray[np.float32] = out[-len(ids) :].float().numpy()
+            answer = self._model(self._torch.tensor([sequence]))
+            if self._headless:
+                embeddings = self._model.get_input_embeddings().weight
+                logits = answer.last_hidden_state[0] @ embeddings.T
+            else:
+                logits = answer.logits[0]
+        rows: NDArray[np.float32] = logits[-len(ids) :].float().numpy()
         return rows
 
 
@@ -193,15 +217,23 @@ def _module(name: str) -> ModuleType:
         raise EngineFailed(f"the Python package {name} does not load: {error}") from error
 
 
-def _llama_cpp(path: str, threads: int, weights: bool) -> Llama:
+def _llama_cpp(path: str, threads: int, weights: bool, *, headless: bool) -> Llama:
     package = _module("xllamacpp")
     extension = importlib.import_module(f"{package.__name__}.xllamacpp")
     library = Path(extension.__file__ or "")
     c = ctypes.CDLL(str(library))
-    return Llama(c, path, library, threads=threads, weights=weights)
+    head = _embeddings(path) if headless and weights else None
+    return Llama(c, path, library, threads=threads, weights=weights, head=head)
 
 
-def _ik_llama_cpp(path: str, threads: int, weights: bool) -> Llama:
+def _embeddings(path: str) -> NDArray[np.float32]:
+    """Embeddings of all tokens of the model at *path*, ``(vocabulary, width)``."""
+    weight = open_checkpoint(path).weights["token_embd.weight"]
+    return dequantize(weight).reshape(weight.shape)
+
+
+def _ik_llama_cpp(path: str, threads: int, weights: bool, *, headless: bool) -> Llama:
+    assert not headless  # it is not asked about such models
     folder = Path(_module("ik_llama_cpp").__file__ or "").parent / "lib"
     library = next(iter(sorted(folder.glob("*llama.*"))), None)
     if library is None:
@@ -212,7 +244,8 @@ def _ik_llama_cpp(path: str, threads: int, weights: bool) -> Llama:
     return make(c, path, library, threads=threads, weights=weights)
 
 
-def _bitnet_cpp(path: str, threads: int, weights: bool, *, library: str) -> Llama:
+def _bitnet_cpp(path: str, threads: int, weights: bool, *, headless: bool, library: str) -> Llama:
+    assert not headless  # it is asked about BitNet alone
     c = ctypes.CDLL(library)
     product = getattr(c, "ggml_vec_dot_i2_i8_s", None)
     if product is None:

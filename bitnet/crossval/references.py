@@ -27,6 +27,7 @@ from bitnet.crossval.names import names_for
 from bitnet.crossval.prefix import list_cached
 from bitnet.crossval.recording import Recorded
 from bitnet.crossval.trace import EngineFailed, Question, Reference, Trace, trace_from
+from bitnet.families.family import of_gguf
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from
 from bitnet.quants import registry
@@ -63,6 +64,12 @@ def bitnet_cpp_library() -> Path | None:
     )
 
 
+def _is_headless(checkpoint: Checkpoint) -> bool:
+    """True for a model of a family that makes vectors of texts, and has no head that writes."""
+    family = of_gguf(checkpoint.architecture)
+    return family is not None and family.encodes
+
+
 class _InProcess(Reference):
     """An engine that runs in its own process."""
 
@@ -95,17 +102,22 @@ class _InProcess(Reference):
             raise self._missing()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
+            checkpoint = question.checkpoint
+            # A file of a vocabulary alone has no configuration, and is asked no prompts.
+            causal = not question.prompts or config_from(checkpoint).causal
             request = {
                 "engine": self.name,
                 "model": str(self._file(question, folder).absolute()),
                 "prompts": [[it.text, it.ids, it.first, it.steps] for it in question.prompts],
                 "texts": list(question.texts),
                 "threads": question.threads,
-                "arithmetic": self.arithmetic(question.checkpoint),
+                "arithmetic": self.arithmetic(checkpoint),
+                "causal": causal,
+                "headless": _is_headless(checkpoint),
                 **more,
             }
             question.notify(f"asking {self.name}")
-            model = question.checkpoint.path.name
+            model = checkpoint.path.name
             return ask(self.name, request, folder, model=model, limit_s=question.limit_s)
 
     def _missing(self) -> ReferenceUnavailable:
@@ -163,7 +175,7 @@ class IkLlamaCpp(LlamaCpp):
     }
 
     def reads(self, checkpoint: Checkpoint) -> bool:
-        return _InProcess.reads(self, checkpoint)
+        return _InProcess.reads(self, checkpoint) and not _is_headless(checkpoint)
 
     def _file(self, question: Question, folder: Path) -> Path:
         path = question.checkpoint.path

@@ -133,19 +133,26 @@ def positions_from(logits: NDArray[np.floating[Any]], *, count: int = KEPT) -> l
 
 
 def prompt_trace(
-    forward: Callable[..., NDArray[np.floating[Any]]], prompt: Prompt, *, count: int = KEPT
+    forward: Callable[..., NDArray[np.floating[Any]]],
+    prompt: Prompt,
+    *,
+    count: int = KEPT,
+    causal: bool = True,
 ) -> PromptTrace:
     """Positions of *prompt*, and its greedy continuation.
 
     *forward* gives logits of more ids of one sequence, ``(T, vocabulary)``; with
-    ``all_positions=False`` only those of the last are needed. A continuation ends early where a
-    logit is not finite.
+    ``all_positions=False`` only those of the last are needed. A model that is not
+    *causal* is given all ids at once. A continuation ends early where a logit is not finite.
     """
     if not prompt.ids:
         return PromptTrace(prompt.text, ())
-    if prompt.first:
-        forward(prompt.ids[: prompt.first], all_positions=False)
-    logits = forward(prompt.ids[prompt.first :], all_positions=True)
+    if causal:
+        if prompt.first:
+            forward(prompt.ids[: prompt.first], all_positions=False)
+        logits = forward(prompt.ids[prompt.first :], all_positions=True)
+    else:
+        logits = forward(prompt.ids, all_positions=True)[prompt.first :]
     positions = positions_from(logits, count=count)
     greedy = []
     gaps = []

@@ -91,7 +91,14 @@ def test_a_path_is_one_word_of_a_shell():
     assert invocation.word("a.gguf") == "a.gguf"
 
 
-REQUEST = {"engine": "transformers", "model": "none", "threads": 1, "arithmetic": "float32"}
+REQUEST = {
+    "engine": "transformers",
+    "model": "none",
+    "threads": 1,
+    "arithmetic": "float32",
+    "causal": True,
+    "headless": False,
+}
 CHILDREN = {
     "pip": (("config", "list"), ""),
     "bitnet.crossval.reference_process": (

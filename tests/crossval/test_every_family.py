@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from asked_here import share_this_process
 from llama_cpp_models import written
 from mistakes import mistakes
 from sensitivity import (
@@ -50,6 +51,11 @@ needs_ik = pytest.mark.skipif(
     importlib.util.find_spec("ik_llama_cpp") is None,
     reason="ik-llama-cpp-python is not installed: an extra of crossval",
 )
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    share_this_process(monkeypatch)  # a process for each model takes longer than the model
 
 
 def check_right_and_wrong(engine, checkpoint, judged, *, all_of_them):
@@ -140,6 +146,8 @@ def test_what_llama_cpp_does_not_load_it_refuses_with_these_words(case, tmp_path
         "texts": [],
         "threads": 1,
         "arithmetic": "float",
+        "causal": True,
+        "headless": False,
     }
     done = subprocess.run(
         [sys.executable, "-m", "bitnet.crossval.reference_process", str(tmp_path / "answer.json")],

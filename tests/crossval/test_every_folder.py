@@ -1,6 +1,7 @@
 """The whole verdict for every family of folders against transformers."""
 
 import pytest
+from asked_here import share_this_process
 from dense_models import DENSE
 from hf_folders import tokenizer_folder
 from hf_models import TINY, make
@@ -25,6 +26,9 @@ WORDS = (*TOKENS, *(f"<more {number}>" for number in range(TINY["vocab_size"] - 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_against_transformers_the_right_model_passes_and_wrong_ones_fail(case, tmp_path):
+def test_against_transformers_the_right_model_passes_and_wrong_ones_fail(
+    case, tmp_path, monkeypatch
+):
+    share_this_process(monkeypatch)  # it takes longer to start than to answer
     make(*CASES[case], tmp_path / "model")
     check_verdicts(tokenizer_folder(tmp_path / "model", WORDS), Transformers())

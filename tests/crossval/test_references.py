@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,7 +155,7 @@ def test_a_reference_that_is_not_installed_says_how_to(checkpoint, monkeypatch):
 def test_a_file_the_engine_refuses_is_not_a_crash_of_ours(checkpoint, tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(checkpoint.path.read_bytes()[:2000])
-    asked = question(type(checkpoint)(broken, "llama", {}, {}, "half"))
+    asked = question(replace(checkpoint, path=broken))
     with pytest.raises(EngineFailed, match=r"cannot run broken\.gguf|did not survive"):
         LlamaCpp().trace(asked)
 

@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 from builders import Tensor, vocabulary, write_gguf
-from tiny_models import DIM, EXPERTS, HYBRIDS, MIXTURES, TOKENS, VOCAB, in_encoding, tiny
+from tiny_models import DIM, ENCODERS, EXPERTS, HYBRIDS, MIXTURES, TOKENS, VOCAB, in_encoding, tiny
 
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants import types
@@ -163,6 +163,8 @@ def written(path, architecture, keys, experts="F32", encoding="F32"):
         bos_token_id=0,
         eos_token_id=1,
     )
+    if architecture in ENCODERS:
+        more["tokenizer.ggml.token_type_count"] = 2
     metadata = {key: value for key, value in model.metadata.items() if value is not None}
     tensors = [Tensor(w.name, w.shape, w.quant.ggml_id, w.data.tobytes()) for w in stored.values()]
     if architecture in OWN_HEADS:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from llama_cpp_models import CASES, IDS, OF_EXPERTS, OF_STATES, written
 from mistakes import mistakes
-from tiny_models import FAMILIES, HYBRIDS, LAYERED, MIXTURES, VOCAB, in_encoding, tiny
+from tiny_models import ENCODERS, FAMILIES, HYBRIDS, LAYERED, MIXTURES, VOCAB, in_encoding, tiny
 
 from bitnet.convert.options import BLOCKS, FLOATS
 from bitnet.crossval.bounds import BOUNDS, Kind, Residual
@@ -44,8 +44,10 @@ from bitnet.quants import types
 if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
 
-OURS = tuple(dict.fromkeys((*FAMILIES, *HYBRIDS, *LAYERED, *MIXTURES)))
-THEIRS = {name: (name, {}) for name in (*FAMILIES, *LAYERED)} | CASES | OF_STATES | OF_EXPERTS
+OURS = tuple(dict.fromkeys((*FAMILIES, *ENCODERS, *HYBRIDS, *LAYERED, *MIXTURES)))
+THEIRS = (
+    {name: (name, {}) for name in (*FAMILIES, *ENCODERS, *LAYERED)} | CASES | OF_STATES | OF_EXPERTS
+)
 OF_64_BLOCKS = ("exaone4-windows", "exaone4-windows-without-a-key")  # too slow for the table
 TERNARY = ("I2_S", "TQ1_0", "TQ2_0")  # of ternary families
 ENCODINGS = (*FLOATS, *BLOCKS)

@@ -74,6 +74,8 @@ LAYER_NORMS = (
     *("bloom", "cohere2", "command-r", "gpt2", "gptneox", "nemotron", "olmo", "opt", "phi2"),
     *("stablelm", "starcoder", "starcoder2"),
 )
+#: Families that make vectors of texts, and have no head that writes.
+ENCODERS = ("bert",)
 #: Families whose networks have no gate.
 UNGATED = (
     *("arcee", "bloom", "gpt2", "gptneox", "nemotron", "opt", "phi2", "starcoder", "starcoder2"),
@@ -213,7 +215,9 @@ def metadata(architecture, **more):
         keys = KEYS | _gemma4(more) | more
     if architecture == "deepseek2":
         keys = KEYS | EXPERTS | LATENT | more
-    if architecture in LAYER_NORMS:
+    if architecture in ENCODERS:
+        keys |= {"attention.head_count_kv": 4, "attention.causal": False} | more
+    if architecture in (*LAYER_NORMS, *ENCODERS):
         keys = {"attention.layer_norm_epsilon": 1e-5} | keys
     if architecture == "gptneox":
         keys = {"use_parallel_residual": True} | keys
@@ -248,6 +252,9 @@ def tiny(architecture, *, seed=0, **more):
                 weights[router] = _f32(router, _normal(seed, router, (6, width)) * 0.5)
                 name = f"blk.{layer}.ffn_down_exps.scale"
                 weights[name] = _f32(name, 1 + _normal(seed, name, 6) * 0.2)
+    if architecture == "bert":  # tokens have embeddings of a text if it has this table
+        name = "token_types.weight"
+        weights[name] = _f32(name, _normal(seed, name, (2, width)) * 0.3)
     if more.get("nextn_predict_layers"):  # a model drafts if it has this tensor
         name = f"blk.{more['block_count'] - 1}.nextn.eh_proj.weight"
         weights[name] = _f32(name, _normal(seed, name, (width, 2 * width)) * 0.08)
