@@ -36,12 +36,14 @@ def repository(root: Path) -> str:
     config.read(root / ".git/config", encoding="utf-8")
     url = config.get('remote "origin"', "url", fallback="")
     if by_ssh := _BY_SSH.fullmatch(url):
-        host, path = by_ssh["host"], by_ssh["path"]
+        host = by_ssh["host"]
+        path = by_ssh["path"]
     else:
         parts = urlsplit(url)
         if parts.scheme != "https" or not parts.hostname:
             return _of_source_package(root)
-        host, path = parts.hostname, parts.path
+        host = parts.hostname
+        path = parts.path
     return f"https://{host}/{path.strip('/').removesuffix('.git')}"
 
 

@@ -240,7 +240,8 @@ class SmartTokenizerDownload:
         """
         from bitnet.hub.provide import provide
 
-        key, vocab_size = info.cache_key, info.expected_vocab
+        key = info.cache_key
+        vocab_size = info.expected_vocab
         paths = []
         for file in info.files:
             source = Source(key, info.repo, file, vocab_size=vocab_size, cache_key=key)

@@ -112,7 +112,8 @@ def requests() -> str:
     for field, names in NAMES.items():
         dialect = next(each for each, name in zip(DIALECTS, names, strict=True) if name)
         (schema,) = schemas_by_name(dialect, field).values()
-        low, high = schema.get("minimum"), schema.get("maximum")
+        low = schema.get("minimum")
+        high = schema.get("maximum")
         most = f"{high:,}" if type(high) is int else f"{high:g}" if high else ""
         bounds = "" if low is None else f"{low:g} to {most}" if most else f"{low:g} on"
         kind = schema.get("type") or " or ".join(each["type"] for each in schema["anyOf"])

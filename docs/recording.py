@@ -30,7 +30,8 @@ import pyte
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/images"
-COLUMNS, LINES = 80, 20
+COLUMNS = 80
+LINES = 20
 COMMANDS = (
     'bitnet infer bitnet-tiny --prompt "Elizabeth was" --max-tokens 60 --temperature 0.7 --seed 5',
     'bitnet tokenize "It is a truth universally acknowledged" --model bitnet-tiny',
@@ -42,8 +43,13 @@ SCREENS = {
     (80, 24): "bitnet verify bitnet-tiny.gguf",
     (120, 40): "bitnet crossval bitnet-tiny.gguf --against float64 --max-positions 64 --greedy 8",
 }
-KEY_S, PAUSE_S, FRAME_S, END_S = 0.03, 1.0, 0.08, 4.0
-WIDTH, HEIGHT, MARGIN = 8.4, 18, 14  # of a character, and around the text, in pixels
+KEY_S = 0.03
+PAUSE_S = 1.0
+FRAME_S = 0.08
+END_S = 4.0
+WIDTH = 8.4
+HEIGHT = 18
+MARGIN = 14  # of a character, and around the text, in pixels
 STYLE = """
 svg { color-scheme: light dark }
 rect { fill: #ffffff; stroke: #d0d7de }
@@ -62,7 +68,8 @@ class Terminal:
     """A screen that programs write to, and what it showed when."""
 
     def __init__(self, columns: int = COLUMNS, lines: int = LINES) -> None:
-        self.columns, self.lines = columns, lines
+        self.columns = columns
+        self.lines = lines
         self.screen = pyte.Screen(columns, lines)
         self.stream = pyte.ByteStream(self.screen)
         self.frames: list[tuple[float, tuple[str, ...]]] = []
@@ -85,7 +92,8 @@ class Terminal:
         """The characters of a line as ``tspan`` elements of one kind each."""
         cells = [self.screen.buffer[line][column] for column in range(self.columns)]
         text = "".join(cell.data for cell in cells).rstrip()
-        spans, start = [], 0
+        spans = []
+        start = 0
         for end in range(1, len(text) + 1):
             if end == len(text) or cells[end].bold != cells[start].bold:
                 part = escape(text[start:end])
@@ -140,7 +148,8 @@ def picture(frames: list[tuple[float, tuple[str, ...]]], whole_s: float) -> str:
         row for _, frame in frames for row in frame if row
     ))}  # fmt: skip
     shared = "".join(f'<text id="{name}">{row}</text>' for row, name in rows.items())
-    rules, groups = ["g { visibility: hidden }"], []
+    rules = ["g { visibility: hidden }"]
+    groups = []
     ends = [start for start, _ in frames[1:]] + [whole_s]
     for number, ((start, frame), end) in enumerate(zip(frames, ends, strict=True)):
         rules.append(
@@ -173,7 +182,8 @@ def _place(line: int) -> str:
 
 def _drawn(columns: int, lines: int, style: str, parts: list[str]) -> str:
     """The window of a terminal with *parts* in it."""
-    width, height = columns * WIDTH + 2 * MARGIN, lines * HEIGHT + 2 * MARGIN
+    width = columns * WIDTH + 2 * MARGIN
+    height = lines * HEIGHT + 2 * MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" '
         f'role="img" aria-label="A terminal of {columns} by {lines} characters">\n'

@@ -77,7 +77,9 @@ def status_of(findings: Iterable[Finding]) -> Status:
     """The worst of *findings* as a verdict: what was not checked has not passed."""
     first = worst(findings)[:1]
     severity = first[0].severity if first else "skipped"
-    return "failed" if severity == "failed" else "not run" if severity == "skipped" else "passed"
+    if severity == "failed":
+        return "failed"
+    return "not run" if severity == "skipped" else "passed"
 
 
 def worst(findings: Iterable[Finding]) -> list[Finding]:

@@ -102,8 +102,11 @@ class Progress:
         """Bytes per second over the last seconds, 0 while unknown."""
         if len(self._window) < 2:
             return 0.0
-        (t0, b0), (t1, b1) = self._window[0], self._window[-1]
-        return (b1 - b0) / (t1 - t0) if t1 > t0 else 0.0
+        first_s, first_bytes = self._window[0]
+        last_s, last_bytes = self._window[-1]
+        if last_s <= first_s:
+            return 0.0
+        return (last_bytes - first_bytes) / (last_s - first_s)
 
     @property
     def eta_s(self) -> float | None:

@@ -166,7 +166,10 @@ def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
                 f"log filter {entry!r}: {level!r} is not a level",
                 hint=f"use one of {', '.join(_LEVELS)}, for example BITNET_LOG=debug",
             )
-        for name in _AREAS.get(area, (area.replace("::", "."),)) if area else ("bitnet",):
+        names: tuple[str, ...] = ("bitnet",)
+        if area:
+            names = _AREAS.get(area, (area.replace("::", "."),))
+        for name in names:
             logger = logging.getLogger(name)
             threshold = _LEVELS[level.lower()]
             logger.setLevel(threshold if logger is not root else min(threshold, root.level))

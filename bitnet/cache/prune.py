@@ -201,7 +201,8 @@ def prune(planned: Removal, *, whole: bool = False) -> Removal:
     store = Store(planned.root)
     removed: list[Entry] = []
     busy = list(planned.busy)
-    for batch in [list(planned.remove)] if whole else _by_file(planned.remove):
+    batches = [list(planned.remove)] if whole else _by_file(planned.remove)
+    for batch in batches:
         with contextlib.ExitStack() as stack:
             free, held = _lock(planned.root, batch, stack)
             busy += held

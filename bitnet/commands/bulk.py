@@ -52,13 +52,15 @@ def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
         if files.done:
             say(f"{files.done} of {files.total} rows are answered already")
         ignored = _answer(files, options, model, common)
-    failed, failure = len(files.errors), None
+    failed = len(files.errors)
+    failure = None
     facts: dict[str, Any] = {"rows": files.total, "answered_before": files.done, "failed": failed}
     facts |= {"ignored_keys": list(ignored)} if ignored else {}
     if failed:
         facts["errors"] = files.errors
-        for row_id, error in () if common.output.json else [*files.errors.items()][:SHOWN]:
-            say(f"row {row_id!r}: {error}")
+        if not common.output.json:
+            for row_id, error in [*files.errors.items()][:SHOWN]:
+                say(f"row {row_id!r}: {error}")
         hint = "correct the rows that are wrong, then run this again with --retry-errors"
         names = ", ".join(map(repr, [*files.errors][:SHOWN]))
         failure = RowsFailed(f"{failed} of {files.total} rows failed: {names}", hint=hint)
@@ -72,9 +74,16 @@ def _check(target, options, model):
         raise UsageError(
             f"--output {options.output} is a folder", hint="name a file in it for the answers"
         )
+    if options.engine == "ray":
+        _refuse_options_of_the_process(model)
+
+
+def _refuse_options_of_the_process(model):
+    """Refuse options of *model* that the processes of Ray cannot be given."""
     known = ("model", "threads", "features", "no_default_features")
-    for entry in fields(model) if options.engine == "ray" else ():
-        name, flag = entry.name, f"--{entry.name.replace('_', '-')}"
+    for entry in fields(model):
+        name = entry.name
+        flag = f"--{entry.name.replace('_', '-')}"
         if name not in known and getattr(model, name) != getattr(ModelOptions(), name):
             text = f"{flag} is not known to the processes of --engine ray"
             raise UsageError(text, hint=f"leave {flag} out: they load the model as it is")
@@ -87,7 +96,9 @@ def _answer(files, options, model, common):
     rows = list(files.remaining_rows())
 
     def write(answered):
-        for row, facts in in_order(rows, answered) if options.ordered else answered:
+        if options.ordered:
+            answered = in_order(rows, answered)
+        for row, facts in answered:
             files.write(row, facts)
 
     if not rows:
@@ -176,17 +187,22 @@ def _texts(name: str) -> list[str]:
     whole = read_text(name)
     if not whole:
         raise UsageError("there are no texts", hint="put one on each line")
-    texts: list[Any] = [line.removesuffix("\r") for line in whole.split("\n")]
-    for at, line in enumerate(texts) if name.lower().endswith(".jsonl") else ():
-        try:
-            entry: Any = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        texts[at] = entry.get("text") if isinstance(entry, dict) else entry
-        if not isinstance(texts[at], str):
-            expected = 'expected a JSON text, or {"text": "..."}'
-            raise UsageError(f"{name}, line {at + 1}: {expected}")
-    return texts
+    lines = [line.removesuffix("\r") for line in whole.split("\n")]
+    if not name.lower().endswith(".jsonl"):
+        return lines
+    return [_text_of(line, f"{name}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _text_of(line: str, where: str) -> str:
+    """The text in a *line* of JSON: it is one, or an object that has it."""
+    try:
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        entry = None
+    text = entry.get("text") if isinstance(entry, dict) else entry
+    if not isinstance(text, str):
+        raise UsageError(f'{where}: expected a JSON text, or {{"text": "..."}}')
+    return text
 
 
 def _lines(vectors: NDArray[Any]) -> str:

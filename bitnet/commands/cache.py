@@ -109,7 +109,8 @@ def cache_verify(
     from bitnet.formats.gguf import GGUF
     from bitnet.store import Store
 
-    root, failure = common.cache.root, None
+    root = common.cache.root
+    failure = None
     expected = Store(root).digests()
     verdicts = [
         verify(entry, read_gguf=lambda path: GGUF.open(path).close(), expected=expected)
@@ -262,14 +263,16 @@ def bundle_export(
     for path in paths:
         attestations |= _attestation_for(path, project.store)
         files += _tokenizer_of(path, project)
-    target, contents = Path(output), bundles.collect(files, attestations, project)
+    target = Path(output)
+    contents = bundles.collect(files, attestations, project)
     inputs = (*paths, *contents.places.values(), project.lock_path)
     inputs += tuple(project.store.path_of(sha256) for sha256 in contents.blobs)
     kind = bundles.ARCHIVE if force else None  # one with other models is not replaced unasked
     archive = OutputFile(target, kind, inputs=inputs, force=force)
     with Progress(target.name, mode=console.progress) as bar:
         digest = bundles.write_bundle(contents, archive, report=bar.reach)
-    size, count = target.stat().st_size, len(contents.blobs)
+    size = target.stat().st_size
+    count = len(contents.blobs)
     print(f"✓ {quantity(count, 'file')}, {human_size(size)}", file=sys.stderr)
     facts = {"path": output, "size": size, "sha256": digest, "locked": contents.lock is not None}
     facts["files"] = [facts_of(file) for file in contents.files]
@@ -300,7 +303,8 @@ def _tokenizer_of(path, project):
 
     match TokenizerDiscovery(path).discover_tokenizer_strategy():
         case TokenizerStrategy.NeedsDownload(info):
-            key, file = info.cache_key, info.files[0]
+            key = info.cache_key
+            file = info.files[0]
             return [bundles.tokenizer_file(Source(key, info.repo, file, cache_key=key), project)]
         case TokenizerStrategy.Discovered(found):
             return bundles.find_tokenizer(found, project)

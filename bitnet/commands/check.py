@@ -152,7 +152,9 @@ def _expectations_here(model, cache, *, beside_it=True):
 
     pins, named = _pins_for(model, cache)
     expected = {"find_pin": lambda file: pins.get(file.resolve()), "named": named}
-    for written in (beside(model), beside(model.resolve())) if beside_it else ():
+    if not beside_it:
+        return expected
+    for written in (beside(model), beside(model.resolve())):
         if written.exists() or written.is_symlink():
             proof = beside(model) if model.is_dir() else None
             return expected | {"against": Attestation.read(written), "proof": proof}
@@ -213,7 +215,8 @@ def health(
         paths = [_as_argument(model) for model in models]
         output.finish(paths, paths)
         return
-    reports, options = [], {"allow_mock": allow_mock, "ignore_keys": ignore_key}
+    reports = []
+    options = {"allow_mock": allow_mock, "ignore_keys": ignore_key}
     for model in models:
         try:
             expected = _expectations_here(model, cache.root)

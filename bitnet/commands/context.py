@@ -162,7 +162,8 @@ def read_text(file: str, *, whole: bool = False, errors: str = "strict") -> str:
 
 def with_piped_text(text: str | None, option: str) -> str | None:
     """The text that is piped in and then *text*, the value of *option*; ``None`` without either."""
-    own, raw = None if text is None else decode_text(text, option), b""
+    own = None if text is None else decode_text(text, option)
+    raw = b""
     if sys.stdin is not None and not sys.stdin.isatty():
         with suppress(OSError):  # a stdin that was closed, or cannot be read, holds no text
             raw = sys.stdin.buffer.read()
@@ -201,7 +202,8 @@ def open_file(options: ModelOptions, common: Context) -> Checkpoint:
     """The file or folder that *options* name, open; the packaged one when they name none."""
     from bitnet.formats.containers import open_checkpoint
 
-    layout, aside = options.i2_s_layout, options.ignore_key
+    layout = options.i2_s_layout
+    aside = options.ignore_key
     checkpoint = open_checkpoint(model_path(options, common), i2_s_layout=layout, ignore_keys=aside)
     checkpoint = replace(checkpoint, kv_type=options.kv_type)
     return _adapt(checkpoint, _adapters_of(options)[0])
@@ -231,7 +233,9 @@ def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -
     if options.features or options.no_default_features:
         features = options.features or "none"
         say(f"Note: --features chooses nothing here (asked for: {features}); the device is the CPU")
-    draft, (always, by_name), plain = None, _adapters_of(options), replace(options, lora=[])
+    always, by_name = _adapters_of(options)
+    plain = replace(options, lora=[])
+    draft = None
     if options.draft_model:
         draft = open_file(replace(plain, model=options.draft_model), common)
     bare = open_file(plain, common) if by_name else checkpoint
@@ -272,7 +276,8 @@ def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokeni
     path = model_path(options, common)
 
     def attempt(tokenizer: Path | None) -> Tokenizer:
-        pre, mock = options.pre or None, options.allow_mock
+        pre = options.pre or None
+        mock = options.allow_mock
         return resolve_tokenizer(path, tokenizer, pre=pre, allow_mock=mock)
 
     return path, _with_tokenizer(attempt, path, options, common)

@@ -55,8 +55,9 @@ def convert(
     plan = plan_conversion(Context().model(model), options)
     if not console.json:
         say(f"{output}: " + "\n".join(plan.lines()))
-    for warning in plan.warnings if not console.no_warnings else ():
-        say(f"Warning: {warning.subject}: {warning.text}")
+    if not console.no_warnings:
+        for warning in plan.warnings:
+            say(f"Warning: {warning.subject}: {warning.text}")
     with Progress(f"writing {output}", mode=console.progress) as progress:
         done = plan.write(target, progress.reach)
     if not console.json:
@@ -85,7 +86,8 @@ def fix_gguf(
     from bitnet.formats.gguf_write import write_copy
     from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
-    source, pre = Context().model(model), f"tokenizer.ggml.pre:string={set_pre}"
+    source = Context().model(model)
+    pre = f"tokenizer.ggml.pre:string={set_pre}"
     if set_pre and set_pre not in PRE_TOKENIZERS:
         hint = f"any name can be set with --set {pre}"
         raise UsageError(f"{set_pre!r} is not a known pre-tokenizer", hint=hint)

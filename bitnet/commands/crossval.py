@@ -94,7 +94,8 @@ def _outputs(requested, model, *, force):
     named = (model.model, model.tokenizer, model.chat_template)
     texts = (requested.prompts, requested.recording, *named)
     inputs = tuple(Path(text) for text in texts if text)
-    record, report = [], []
+    record = []
+    report = []
     if requested.record:
         record = [OutputFile(Path(requested.record), TRACE, "--record", inputs, force)]
     if requested.report_dir:
@@ -257,7 +258,8 @@ def _check(requested, options, common):
         findings.append(compare_again(evidence, repeated))
     wrong = [finding for finding in findings if finding.severity == "failed"]
     verdict = judge(evidence)
-    status, output = verdict.status, common.output
+    status = verdict.status
+    output = common.output
     facts = {"file": requested.check, "holds": not wrong, "status": status}
     facts["findings"] = [finding.facts() for finding in findings]
     state = "does not hold" if wrong else "holds"

@@ -68,7 +68,9 @@ class Output:
     @property
     def progress(self) -> Mode:
         """The mode for :class:`bitnet.base.progress.Progress`."""
-        return "none" if self.no_progress else "json" if self.json else "auto"
+        if self.no_progress:
+            return "none"
+        return "json" if self.json else "auto"
 
     def finish(self, facts: Any, lines: Iterable[str], failure: BitnetError | None = None) -> None:
         """Print *facts* as JSON, or *lines*; then end with *failure*, if there is one.
@@ -253,7 +255,8 @@ class Task(InvokeTask):  # type: ignore[type-arg]
             if entry.writes:
                 outputs.append((entry.label(), Path(value)))
                 continue
-            for text in value if isinstance(value, list) else [value]:
+            texts = value if isinstance(value, list) else [value]
+            for text in texts:
                 inputs += [Path(text), *map(Path, _ADAPTER.findall(text))]
         if outputs:
             refuse_inputs(outputs, inputs)
@@ -349,7 +352,9 @@ class Words:
 
     def __init__(self, command: Task, words: list[str]) -> None:
         self.values: dict[str, Any] = {}
-        self._command, self._rest, self._typed = command, deque(words), words
+        self._command = command
+        self._typed = words
+        self._rest = deque(words)
         self._flags = {flag: option for option in command.options for flag in option.flags}
         self._off = {option.off_flag: option for option in command.options if option.off_flag}
         self._spelled: dict[str, str] = {}  # the flag of each value
@@ -362,7 +367,8 @@ class Words:
 
     def _bind_options(self) -> list[tuple[str, str]]:
         """Bind what has a name; the other words, each with the word before it."""
-        bare, before = [], ""
+        bare = []
+        before = ""
         while self._rest:
             word = self._rest.popleft()
             flag, equals, text = word.partition("=")
@@ -385,7 +391,8 @@ class Words:
 
     def _take(self, flag: str, text: str | None) -> None:
         """Set the option *flag* to the value *text*, or to the next word."""
-        option, name = self._flags[flag], self._flags[flag].name
+        option = self._flags[flag]
+        name = self._flags[flag].name
         if not option.takes_value:
             if text is not None:
                 raise _takes_no_value(option, flag, text)
@@ -432,7 +439,8 @@ class Words:
         flags = [f for f in likely if f in self._flags and self._flags[f].name not in self.values]
         hint = f"a value with spaces needs quotes; see: {self._command.usage}"
         if flags:
-            at, quoted = self._typed.index(word), [shlex.quote(each) for each in self._typed]
+            at = self._typed.index(word)
+            quoted = [shlex.quote(each) for each in self._typed]
             hint = " ".join(["bitnet", command, *quoted[:at], flags[0], *quoted[at:]])
         return UsageError(f"{command}: unexpected argument {word!r}", hint=hint)
 

@@ -58,7 +58,8 @@ def run(
     from bitnet.runtime.language_model import Conversation
 
     text = _question(prompt)
-    instructions, name = decode_text(system, "--system"), model.model
+    instructions = decode_text(system, "--system")
+    name = model.model
     model = replace(model, model=str(common.model(name, fetch=True)))
     with open_model(model, common) as running:
         chats = bool(running.tokenizer.chat_template)

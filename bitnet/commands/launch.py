@@ -149,7 +149,8 @@ def launch(
             address = server.rstrip("/").removesuffix("/v1")
             name = _find_model(address) if not model.model else model.model
         elif print_:
-            address, name = "http://127.0.0.1:PORT", model.model or "MODEL"
+            address = "http://127.0.0.1:PORT"
+            name = model.model or "MODEL"
         else:
             from bitnet.formats.model_files import model_name
 
@@ -219,7 +220,8 @@ def _options_of(model: ModelOptions) -> Iterator[str]:
         if isinstance(value, bool):
             yield flag if value else flag.replace("--", "--no-", 1)
             continue
-        for each in value if isinstance(value, list | tuple) else [value]:
+        values = value if isinstance(value, list | tuple) else [value]
+        for each in values:
             yield from (flag, str(each))
 
 

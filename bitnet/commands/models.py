@@ -79,14 +79,17 @@ def _facts(model, machine):
 
     here = model.path is not None
     facts = asdict(model) | {"path": str(model.path) if here else None}
-    runs, why = None, []
+    runs = None
+    why = []
     if here and model.file.endswith(".gguf"):
         try:
             plan = plan_path(model.path, machine, licence=model.licence)
         except BitnetError as error:
-            runs, why = False, [error.message]
+            runs = False
+            why = [error.message]
         else:
-            runs, why = plan.runs, [finding.text for finding in plan.findings]
+            runs = plan.runs
+            why = [finding.text for finding in plan.findings]
             facts |= {"family": plan.architecture, "licence": plan.licence}
     elif model.size_bytes is not None:
         plan = plan_unread(model.name, model.size_bytes, machine, local=here)
@@ -259,7 +262,8 @@ def _plan(model, file, rev, common, local):
         return plan_path(local, this_machine(local.parent))
     from bitnet.hub.resolve import header_of, refs_of, resolve
 
-    project, machine = common.project(), this_machine(Path("models"))
+    project = common.project()
+    machine = this_machine(Path("models"))
     (ref,) = refs_of(model, file, rev)
     source, path, read = header_of(resolve(ref, project)[0], project)
     origin: dict[str, Any] = {"licence": source.licence, "gated": source.gated}
@@ -410,9 +414,11 @@ def sync(
         return
     provided = provide_pins(project, skip_gated=skip_gated)
     by_identity = {obtained.pin.identity: obtained for obtained in provided}
-    results, skipped = [], []
+    results = []
+    skipped = []
     for entry in entries:
-        name, obtained = f"{entry.repo}/{entry.file}", by_identity.get(entry.identity)
+        name = f"{entry.repo}/{entry.file}"
+        obtained = by_identity.get(entry.identity)
         if obtained is None:
             skipped.append(name)
             show(f"- {name}: NOT FETCHED, it needs an access token", stream=sys.stderr)

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 COLUMN = 28  # where the help of an option starts
 NAMES = 22  # and that of a command
-NARROWEST, WIDEST = 40, 100  # columns
+NARROWEST = 40
+WIDEST = 100  # columns
 _TOO_NARROW = 60  # for two columns
 
 _ABOUT = "Run language models locally, and verify their results."
@@ -110,7 +111,8 @@ class Program(InvokeProgram):
         text = harmless(f"Error: {as_started(message)}{shown}")
         terminal.print_if_possible(text, sys.stderr)
         if "--json" in self.argv:
-            kind, code = type(error).__name__, error.exit_code
+            kind = type(error).__name__
+            code = error.exit_code
             facts = {"type": kind, "message": message, "hint": hint, "exit_code": code}
             terminal.print_if_possible(terminal.as_json({"error": facts}), sys.stdout)
         return error.exit_code
@@ -395,7 +397,8 @@ def candidates(words: list[str], collection: Collection) -> list[str]:
     if name is None:
         members = [name[1] for name in by_name if [name[0]] == words[:1] and name[1:]]
         return members or sorted({name[0] for name in by_name})
-    rest, options = words[len(name) :], by_name[name].options
+    rest = words[len(name) :]
+    options = by_name[name].options
     by_flag = {f"--{name}": option for option in options for name in option.long_names}
     last = rest[-1] if rest else ""
     for flag in reversed(rest[-2:]):

@@ -42,7 +42,8 @@ def serve(c, options=ServeOptions(), model=ModelOptions(), common=Context()):
         try:
             _serve(parts, options, model, common)
         except BitnetError as error:  # as an event; the program would write it as text
-            code, hint = error.exit_code, error.hint or None
+            code = error.exit_code
+            hint = error.hint or None
             narrate("worker_failed", error.message, level="ERROR", hint=hint, exit_code=code)
             raise Exit(code=code) from error
 
@@ -79,7 +80,8 @@ def _prepare_models(options, model, common, narrate):
         slots, metrics, narrate, deadline_s=options.deadline, strict_names=strict, **bounds
     )
     if options.models:
-        names, count = ", ".join(models.slots), len(models.slots)
+        names = ", ".join(models.slots)
+        count = len(models.slots)
         text = f"Serving {names}; each is loaded when a request names it"
         narrate("models_found", text, "So many friends to talk to! 📚", count=count)
     return models, metrics
@@ -101,7 +103,8 @@ def _slots(options, model, common):
                 hint="rename one of them, or serve them with two workers",
             )
         here = replace(model, model=str(path))
-        opener, loader = partial(open_file, here, common), partial(load_model, here, common)
+        opener = partial(open_file, here, common)
+        loader = partial(load_model, here, common)
         aliases = () if argument in ("", name) or Path(argument) == path else (argument,)
         if taken := {name, *aliases} & set(adapters):
             raise UsageError(f"--lora {min(taken)}=...: that is the name of the model itself")
@@ -135,7 +138,9 @@ def _paths(options, model, common):
     from bitnet.formats.model_files import find_models, is_model_folder
 
     names = options.models
-    for argument in [names] if Path(names).exists() else map(str.strip, names.split(",")):
+    # A path may have commas.
+    arguments = [names] if Path(names).exists() else [name.strip() for name in names.split(",")]
+    for argument in arguments:
         if not argument:
             raise UsageError(f"--models is {names!r}, expected models with commas between")
         path = Path(argument)

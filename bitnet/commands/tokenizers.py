@@ -103,7 +103,8 @@ def pre_download_tokenizers(
     from bitnet.formats.model_files import find_models
 
     project = common.project()
-    rows, code = [], 0
+    rows = []
+    code = 0
     for model in find_models(Path(model_dir)):
         try:
             row = {"model": str(model), "ok": True, **_provide(model, project)}
@@ -131,7 +132,8 @@ def _provide(model, project):
         return {"state": need.present, "path": None, "source": None}
     source = sources.for_model(need.model.architecture, need.model.vocab_size)
     if source is None:
-        family, reason = need.model.architecture or "unknown", need.reason and f"; {need.reason}"
+        family = need.model.architecture or "unknown"
+        reason = need.reason and f"; {need.reason}"
         raise TokenizerNotFound(
             f"No compatible tokenizer found for {family} model with "
             f"vocab_size {need.model.vocab_size} (strict mode){reason}",
@@ -258,10 +260,12 @@ def _describe(agreement, specs, parts):
 
     both = [Tokenizer.from_spec(spec) for spec in specs]
     if (text := agreement.first_difference) is not None:
-        first, results = f"first difference: {text!r}", [str(it.encode(text)) for it in both]
+        first = f"first difference: {text!r}"
+        results = [str(it.encode(text)) for it in both]
     elif agreement.first_ids is not None:
         ids = list(agreement.first_ids)
-        first, results = f"the same ids, other texts: {ids}", [repr(it.decode(ids)) for it in both]
+        first = f"the same ids, other texts: {ids}"
+        results = [repr(it.decode(ids)) for it in both]
     else:
         return f"{both[0].source} and {both[1].source} differ: {parts[0]}" if parts else ""
     rows = zip(both, results, strict=True)
@@ -284,10 +288,12 @@ def compat_check(
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.tokenizer.load import load_tokenizer
 
-    path, pre = Context().model(model), pre or None
+    path = Context().model(model)
+    pre = pre or None
     loaded = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre)
     result = compatibility(path, loaded, pre=pre)
-    failure, lines = None, [*result.findings, result.verdict]
+    failure = None
+    lines = [*result.findings, result.verdict]
     if not result.compatible:
         failure = VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {word(path)}")
         lines.pop()  # it is the error

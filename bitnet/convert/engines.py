@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bitnet.convert.tensors import Job
-    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.blocks import CacheKind, ModelConfig
     from bitnet.families.family import LlamaCppSupport
     from bitnet.formats.checkpoint import Checkpoint
 
@@ -131,6 +131,13 @@ def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Text
             yield _LLAMA_CPP, f"{what}{mixer.width}, expected {2 * config.dim}"
 
 
+def _kind(cache: CacheKind) -> str:
+    """The kind of a layer, by what it keeps between tokens."""
+    if isinstance(cache, State):
+        return "state"
+    return "window" if cache.window else "attention"
+
+
 def _tensors(checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
     kind = checkpoint.architecture
     names = checkpoint.weights
@@ -143,10 +150,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSuppor
     for end in engine.required:
         if not any(name.endswith(end) for name in names):
             yield _LLAMA_CPP, f"does not load {kind} models without {end}"
-    kinds = {
-        "state" if isinstance(its, State) else "window" if its.window else "attention"
-        for its in config.caches
-    }
+    kinds = {_kind(cache) for cache in config.caches}
     for missing in sorted(engine.needs - kinds):
         yield _LLAMA_CPP, f"crashes at {kind} models without layers of the kind {missing}"
     if not engine.tied and "output.weight" not in names:

@@ -73,10 +73,11 @@ class CrossvalOptions:
             raise UsageError("--recording is a reference by itself", hint="leave --against out")
         if self.recording and self.prompts:
             raise UsageError("a recording brings its own prompts", hint="leave --prompts out")
-        weights = "--record" if self.record else "--require-real" if self.require_real else ""
-        if self.tokenizer_only and weights:
+        needs_weights = {"--record": self.record, "--require-real": self.require_real}
+        flags = [flag for flag, value in needs_weights.items() if value]
+        if self.tokenizer_only and flags:
             raise UsageError(
-                f"{weights} needs the weights, and --tokenizer-only does not read them",
+                f"{flags[0]} needs the weights, and --tokenizer-only does not read them",
                 hint="leave one of them out",
             )
         if self.replay and not self.check:

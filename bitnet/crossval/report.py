@@ -202,7 +202,7 @@ def _provenance(evidence: Evidence) -> list[tuple[str, str]]:
 
 def _show_blanks(text: str) -> str:
     """*text* of a token with spaces and line ends made visible."""
-    return "".join("␣" if c == " " else "⏎" if c == "\n" else c for c in text) or "(empty)"
+    return text.replace(" ", "␣").replace("\n", "⏎") or "(empty)"
 
 
 def _number(value: float | None, form: str = ".1e") -> str:

@@ -48,9 +48,10 @@ class FetchOptions:
                 settings.parse_rate(self.limit_rate)
             except ValueError as error:
                 raise UsageError(f"--limit-rate is {self.limit_rate!r}: {error}") from None
+        addresses = self.base_url.split(",") if self.base_url else []
         try:
-            for part in self.base_url.split(",") if self.base_url else ():
-                trust.address(part.strip())
+            for address in addresses:
+                trust.address(address.strip())
         except ValueError:
             raise UsageError(
                 f"--base-url expects an address, got {settings.without_login(self.base_url)!r}",

@@ -156,7 +156,8 @@ def mirrors(folder: Path) -> dict[str, str]:
     servers: dict[str, str] = {}
     for repo, value in table.items():
         addresses = []
-        for address in value if isinstance(value, list) else [value]:
+        stated = value if isinstance(value, list) else [value]
+        for address in stated:
             try:
                 addresses.append(trust.address(address if isinstance(address, str) else ""))
             except ValueError:  # noqa: PERF203

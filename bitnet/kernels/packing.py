@@ -173,7 +173,11 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
     tiles = -(-rows // _TILE_ROWS)
     groups = scales.shape[1]
     dense = dense and _whole_lines("TERNARY_DENSE", inputs) <= _MOST_DENSE
-    layout = "TERNARY_BLOCKS" if groups > 1 else "TERNARY_DENSE" if dense else "TERNARY"
+    layout = "TERNARY"
+    if groups > 1:
+        layout = "TERNARY_BLOCKS"
+    elif dense:
+        layout = "TERNARY_DENSE"
     columns = _whole_lines(layout, inputs)
     code_bytes = tiles * columns // COLUMNS[layout] * _LINE
     data: NDArray[np.uint8] = native.allocate_weights(
@@ -236,7 +240,8 @@ def open_again(data: NDArray[np.uint8]) -> tuple[int, int] | None:
             if not path or start < first or last < start + data.nbytes:
                 continue
             file = os.open(path[0], os.O_RDONLY | os.O_CLOEXEC)
-            status, (major, minor) = os.fstat(file), (int(it, 16) for it in device.split(b":"))
+            status = os.fstat(file)
+            major, minor = (int(number, 16) for number in device.split(b":"))
             if (status.st_dev, status.st_ino) == (os.makedev(major, minor), int(inode)):
                 return file, int(offset, 16) + start - first
             os.close(file)

@@ -178,7 +178,8 @@ class Inspection:
             return
         sample = "" if all(row.complete for row in self.ternary) else ", from a sample of each"
         yield from ("", f"Ternary weights ({len(self.ternary)} tensors{sample})")
-        rows, double = [], any(row.double for row in self.ternary)
+        rows = []
+        double = any(row.double for row in self.ternary)
         for row in self.ternary:
             counts = (row.minus, row.zero, row.plus, row.double)[: 3 + double]
             shares = (f"{n / max(1, row.total):.1%}" for n in counts)
@@ -356,7 +357,8 @@ def memory(gguf: GGUF) -> Memory:
     context = config.context_length
     kinds = [its for its in config.caches if isinstance(its, KeysValues)]
     words = sum(2 * its.kv_heads * kv_codes.page_words(its.head_dim, its.kv_type) for its in kinds)
-    cache, states = (it := KVCache(config, context)).cost(context, PREFILL_CHUNK), it.state_bytes
+    cache = (it := KVCache(config, context)).cost(context, PREFILL_CHUNK)
+    states = it.state_bytes
     return Memory(weights, context, words * 2 // kv_codes.PAGE, cache, weights + cache, states)
 
 

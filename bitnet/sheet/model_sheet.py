@@ -167,7 +167,8 @@ def _describe_tokenizer(tokenizer: Tokenizer, place: str, others: dict[str, str]
     ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
     special = []
     for role in _ROLES:
-        id, text = ids.get(role), texts.get(role, "")
+        id = ids.get(role)
+        text = texts.get(role, "")
         if id is not None:
             special.append(SpecialToken(role, id, _text_of(tokenizer, id)))
         elif text:

@@ -219,7 +219,8 @@ def plan_model(
 
 
 def _plan_gguf(gguf: GGUF, machine: Resources, *, licence: str = "", **facts: Any) -> ModelPlan:
-    stated, empty = gguf.metadata.get("general.license"), np.empty(0, np.uint8)
+    stated = gguf.metadata.get("general.license")
+    empty = np.empty(0, np.uint8)
     used = gguf.metadata.get(f"{gguf.architecture}.expert_used_count")
 
     def describe() -> str:
@@ -254,7 +255,8 @@ def _plan(
     sizes: Counter[str] = Counter()
     for it in tensors:
         sizes[it.quant.name] += it.quant.size_bytes(it.shape) or it.size_bytes
-    parts, context = None, 0
+    parts = None
+    context = 0
     if config is not None:
         context = min(CONTEXT, config.context_length)
         kinds = (replace(config, kv_type=it) for it in get_args(KVType))
@@ -332,7 +334,9 @@ def _plan_folder(checkpoint: Checkpoint, machine: Resources, **origin: Any) -> M
 
 def _judge(plan: ModelPlan, findings: Iterable[Finding] = ()) -> ModelPlan:
     """*plan* with its *findings*, and those about room on its machine."""
-    size, disk, free = plan.size_bytes, plan.machine.free_disk, plan.machine.free_memory
+    size = plan.size_bytes
+    disk = plan.machine.free_disk
+    free = plan.machine.free_memory
     needs = plan.memory_bytes if plan.memory is None else plan.memory.least
     problems = [*findings]
     if not plan.local and size is not None and disk is not None and size > disk:

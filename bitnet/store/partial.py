@@ -160,7 +160,8 @@ class Partial:
         own = folder / fresh_name(name)
         left = [path for path in _partials(folder) if _is_free(path, alone=alone)]
         taken = None
-        for path, sidecar in () if fresh else _usable(left, version):
+        usable = [] if fresh else _usable(left, version)
+        for path, sidecar in usable:
             taken = cls._take(path, sidecar, own, version, of)
             if taken is not None:
                 break

@@ -214,10 +214,13 @@ def _bert_spelling(tokens: Sequence[str]) -> list[str]:
     if not any(token.startswith(SPACE_SYMBOL) for token in tokens):
         return list(tokens)  # already in BERT's own spelling
     kept = [text.startswith("[") and text.endswith("]") for text in tokens]
-    return [
-        text[1:] if text.startswith(SPACE_SYMBOL) else text if is_kept else f"##{text}"
-        for text, is_kept in zip(tokens, kept, strict=True)
-    ]
+    spellings = []
+    for text, is_kept in zip(tokens, kept, strict=True):
+        if text.startswith(SPACE_SYMBOL):
+            spellings.append(text[1:])
+        else:
+            spellings.append(text if is_kept else f"##{text}")
+    return spellings
 
 
 def _finish(fields: _Fields, spec: TokenizerSpec) -> TokenizerSpec:

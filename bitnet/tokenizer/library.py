@@ -361,8 +361,9 @@ def _regexes(value: object) -> Iterator[str]:
         if isinstance(value.get("Regex"), str):
             yield value["Regex"]
         value = [*value.values()]
-    for part in value if isinstance(value, list) else ():
-        yield from _regexes(part)
+    if isinstance(value, list):
+        for part in value:
+            yield from _regexes(part)
 
 
 def _check_patterns(document: dict[str, Any], source: str) -> None:

@@ -189,10 +189,10 @@ def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
         raise TypeError(f"the merges are a {type(merges).__name__}, not a list")
 
     def load() -> list[tuple[int, int]]:
-        lines = all(isinstance(merge, str) for merge in merges)
-        for merge in () if lines else merges:
-            if not isinstance(merge, list) or [*map(type, merge)] != [str, str]:
-                raise damage_error(f"the merge {merge!r:.80} is not a pair of texts")
+        if not all(isinstance(merge, str) for merge in merges):
+            for merge in merges:
+                if not isinstance(merge, list) or [*map(type, merge)] != [str, str]:
+                    raise damage_error(f"the merge {merge!r:.80} is not a pair of texts")
         return pair_merges(merges, tokens, prefix)
 
     return TokenizerSpec(

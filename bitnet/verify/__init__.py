@@ -301,8 +301,9 @@ class _Examination:
         checkpoint = self._with_weights()
         matrices = (it for weight in checkpoint.weights.values() for it in weight.matrices())
         anomalies = [anomaly for matrix in matrices for anomaly in weight_anomalies(matrix)]
-        for counts in code_counts(checkpoint.gguf, full=True) if checkpoint.gguf else ():
-            anomalies += code_anomalies(counts)
+        if checkpoint.gguf:
+            for counts in code_counts(checkpoint.gguf, full=True):
+                anomalies += code_anomalies(counts)
         if anomalies := worst(anomalies):
             command = f"bitnet crossval {word(self.path)}"
             hint = f"compare with another engine: {command}, or fetch it again"
