@@ -56,6 +56,8 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
     if family is None or family.llama_cpp is None:
         yield _LLAMA_CPP, f"does not load the architecture {checkpoint.architecture}"
         return
+    if family.llama_cpp.always:
+        yield _LLAMA_CPP, f"{family.llama_cpp.always} {checkpoint.architecture} models"
     if not config.causal:
         yield _LLAMA_CPP, "lets no position see those behind it, unless it is told to"
     is_erf = any(getattr(mixer, "activation", "") == "gelu" for mixer in config.mixers())
@@ -96,6 +98,12 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
         what = f"lets layers without keys of {kind} models read those of the last two that have "
         yield _LLAMA_CPP, f"{what}keys, first one with a window, then one without"
     for its in attentions[:1]:
+        if its.alibi and not engine.alibi:
+            what = f"rotates queries and keys of {kind} models, whose scores should fall with the "
+            yield _LLAMA_CPP, f"{what}distance"
+        if its.qk_norm and layers < engine.head_norm_layers:
+            what = f"has norms of queries and keys of {kind} models with at least "
+            yield _LLAMA_CPP, f"{what}{engine.head_norm_layers} layers only; here {layers}"
         usual = its.head_dim**-0.5
         if layers == engine.wide_scale_layers:
             usual = (config.dim / its.heads) ** -0.5
@@ -147,6 +155,9 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSuppor
             what = f"has no {name} in {kind} models: it refuses the file or computes without it"
             yield _LLAMA_CPP, what
             break
+    for end in engine.lacks:
+        if any(name.endswith(end) for name in names):
+            yield _LLAMA_CPP, f"does not load {kind} models with {end}"
     for end in engine.required:
         if not any(name.endswith(end) for name in names):
             yield _LLAMA_CPP, f"does not load {kind} models without {end}"

@@ -15,6 +15,7 @@ import numpy as np
 from bitnet.kernels.instructions import (
     Attend,
     Center,
+    Clamp,
     Gate,
     Join,
     Norm,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 # Cheap instructions between a product and a cache.
 _REPEATED = (
-    *(Center, Convolve, DeltaRule, Gate, Join, Norm),
+    *(Center, Clamp, Convolve, DeltaRule, Gate, Join, Norm),
     *(Rotate, SelectiveScan, Split, Temper),
 )
 _WITH_STATE = (Convolve, DeltaRule, SelectiveScan)

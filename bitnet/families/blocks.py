@@ -40,7 +40,7 @@ Activation = Literal[
     "swiglu_oai",
     "identity",
 ]
-Gating = Literal["softmax", "softmax_chosen", "sigmoid"]
+Gating = Literal["softmax", "softmax_chosen", "sigmoid", "sparse"]
 
 MOST_EXPERTS = 1 << 16
 LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
@@ -74,8 +74,11 @@ class Routing:
     count: int  # experts
     used: int  # experts of a token
     # scores of experts: a softmax over all, a sigmoid each, or the logits themselves, whose softmax
-    # over the chosen ones gives the weights
+    # over the chosen ones gives the weights, or, where it is sparse, over an expert and those near
+    # it that are not chosen yet
     gating: Gating = "softmax"
+    # largest distance of such logits, as a share of the larger of both
+    nearness: float = 0.0
     # ``exp_probs_b`` is added to the scores for the choice, not for the weights
     corrected: bool = False
     # equal parts of the experts, of which only the best are chosen from; the score of a group is
@@ -139,16 +142,18 @@ class Attention:
     scale: float  # factor on scores, at most 200
     window: int = 0  # positions a query attends to, to each side with itself; 0: all
     softcap: float = 0.0  # soft cap on scores, 0.001 to 1,000; 0: none
-    # RMS norms of queries and keys: of each head, of each behind its rotation, or of all heads as
-    # one vector
-    qk_norm: Literal["", "head", "rotated", "whole"] = ""
+    # norms of queries and keys: of heads with one weight for all, the same behind the rotation, of
+    # each head with a weight of its own, or of all heads as one vector
+    qk_norm: Literal["", "head", "rotated", "each", "whole"] = ""
     fused: bool = False  # query, key and value are one matrix
     biased: bool = False  # query, key and value must have biases; otherwise they may
     # ``attn_q`` has a gate behind each head, whose sigmoid multiplies the result
     gated: bool = False
     sub_norm: bool = False  # there is a norm before the output projection
+    clamp: float = 0.0  # largest size of queries, keys and values behind their product; 0: any
     # largest power of the slopes by which scores fall with the distance (ALiBi); 0: they do not
     alibi: float = 0.0
+    alibi_scale: float = 1.0  # factor on the slopes
     # ``attn_sinks`` has the score of one more key of each head, whose value is zero
     sinks: bool = False
     growth: float = 0.0  # of the query scale with the position, 0: none
@@ -164,15 +169,15 @@ class Attention:
     def slopes(self) -> tuple[float, ...]:
         """Loss of a score per position, one for each head; empty without ``alibi``.
 
-        They are powers of two in equal steps; heads beyond a power of two of heads have those
-        between (arXiv:2108.12409).
+        But for their factor they are powers of two in equal steps; heads beyond a power of two of
+        heads have those between (arXiv:2108.12409).
         """
         if not self.alibi:
             return ()
         whole = 1 << (self.heads.bit_length() - 1)
         steps = [self.alibi * (head + 1) / whole for head in range(whole)]
         between = [self.alibi * (head + 0.5) / whole for head in range(self.heads - whole)]
-        return tuple(2.0**-step for step in (*steps, *between))
+        return tuple(self.alibi_scale * 2.0**-step for step in (*steps, *between))
 
     @property
     def reads(self) -> KeysValues:

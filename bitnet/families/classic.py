@@ -194,6 +194,21 @@ register(
     translate=_opt_keys,
     decoder=_opt,
 )
+
+
+def _stablelm(keys: Keys) -> ModelConfig:
+    norms = _norms_of_heads(keys)
+    if "blk.0.ffn_norm.weight" in keys.weights:
+        return layer_norms(keys, **norms)
+    return beside_attention(keys, FeedForward(sizes(keys).ffn), attention=norms)
+
+
+def _norms_of_heads(keys: Keys) -> dict[str, Any]:
+    """Field of :class:`Attention`: norms of queries and keys, if there are any."""
+    return {"qk_norm": "each" if "blk.0.attn_q_norm.weight" in keys.weights else ""}
+
+
+# The larger models of StableLM 2 have one norm a block, and norms of queries and keys.
 register(
     title="StableLM",
     architecture="stablelm",
@@ -201,14 +216,14 @@ register(
     stated="layer_norm_eps",
     config_keys={
         **reads("layer_norm_eps partial_rotary_factor use_qkv_bias"),
-        "qk_layernorm": neutral(None, False),
-        "use_parallel_residual": neutral(None, False),
+        **reads("qk_layernorm use_parallel_residual"),
     },
     partial_rotation=True,
-    gguf_keys=_EPS,
+    # The blocks follow from the tensors; files of 2023 say so of models that have two norms.
+    gguf_keys=_EPS | {"use_parallel_residual": HARMLESS},
     biases={"use_qkv_bias": QKV},
     llama_cpp=LlamaCppSupport(tensors=("output.weight", "norm.bias", *BIASES), **_OWN_HEAD),
-    decoder=layer_norms,
+    decoder=_stablelm,
 )
 
 
@@ -239,21 +254,24 @@ def _command_r(keys: Keys) -> ModelConfig:
         FeedForward(sizes(keys).ffn),
         norm_biases=False,
         logit_scale=keys.number("logit_scale"),
+        attention=_norms_of_heads(keys),
     )
 
 
 register(
-    title="Command-R",
+    title="Command-R and Command-R+",
     architecture="command-r",
     model_types=("cohere",),
     rope_style="interleaved",
     gguf_rope_style="interleaved",
     defaults={"tie_word_embeddings": True},
     stated="layer_norm_eps logit_scale rope_theta",
-    config_keys={**reads("layer_norm_eps logit_scale"), "use_qk_norm": neutral(None, False)},
+    config_keys=reads("layer_norm_eps logit_scale use_qk_norm"),
     gguf_keys=_EPS | reads("logit_scale"),
     biases={"attention_bias": ATTENTION},
-    llama_cpp=LlamaCppSupport(tensors=tuple(f"{part}.bias" for part in QKV), whole_width=True),
+    llama_cpp=LlamaCppSupport(
+        tensors=tuple(f"{part}.bias" for part in QKV), whole_width=True, head_norm_layers=64
+    ),
     decoder=_command_r,
 )
 

@@ -108,7 +108,8 @@ KINDS: dict[str, Kind] = {
     **_of(_integer(1, MAX_LAYERS), "num_hidden_layers n_layer n_layers"),
     **_of(
         _integer(1, MAX_POSITIONS),
-        "max_position_embeddings n_positions original_max_position_embeddings seq_length",
+        "max_position_embeddings max_seq_len n_positions original_max_position_embeddings "
+        "seq_length",
     ),
     "vocab_size": _integer(1, MAX_POSITIONS, may_be_null=True),
     **_of(
@@ -119,7 +120,7 @@ KINDS: dict[str, Kind] = {
         "mamba_n_groups mamba_n_heads mamba_num_heads n_group n_groups no_rope_layer_interval "
         "num_attention_heads qk_nope_head_dim qk_rope_head_dim ssm_state_size topk_group "
         "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head dim "
-        "hidden_dim n_heads type_vocab_size ffn_dim n_embed",
+        "hidden_dim n_heads type_vocab_size ffn_dim n_embed d_model rotary_dim",
     ),
     **_of(
         _COUNT,
@@ -133,7 +134,8 @@ KINDS: dict[str, Kind] = {
         "moe_intermediate_size moe_latent_size moe_num_experts n_routed_experts num_experts "
         "num_experts_per_tok num_global_key_value_heads num_key_value_heads num_kv_shared_layers "
         "num_local_experts num_nextn_predict_layers q_lora_rank shared_intermediate_size "
-        "top_k_experts n_inner word_embed_proj_dim",
+        "top_k_experts n_inner word_embed_proj_dim ffn_hidden_size num_kv_heads "
+        "num_ln_in_parallel_attn",
     ),
     "moe_layer_end_index": _integer(-1, MAX_LAYERS),
     "sliding_window": _integer(1, MAX_POSITIONS, may_be_null=True),
@@ -155,12 +157,13 @@ KINDS: dict[str, Kind] = {
         "enable_moe_block is_causal mamba_conv_bias mamba_norm_before_gate mamba_proj_bias "
         "mlp_bias norm_topk_prob projectors_bias tie_embedding tie_word_embeddings use_bias "
         "use_bidirectional_attention use_conv_bias use_double_wide_mlp use_qk_norm "
-        "use_sliding_window use_parallel_residual use_qkv_bias",
+        "use_sliding_window use_parallel_residual use_qkv_bias qk_layernorm alibi bias "
+        "multi_query new_decoder_architecture parallel_attn lm_head_bias",
     ),
     **_of(_TEXTS, "architectures layer_types layers_block_type mlp_layer_types"),
     **_of(_NUMBERS, "mlp_multipliers ssm_multipliers"),
     **_of(_INTEGERS, "full_attn_idxs no_rope_layers"),
-    **_of(_TABLE, "rope_parameters rope_scaling"),
+    **_of(_TABLE, "attn_config rope_parameters rope_scaling"),
     **_of(Kind("a text", _is_text), "activation activation_function"),
     "auto_map": Kind("an object or a text", lambda value: isinstance(value, dict | str), True),
     "hybrid_override_pattern": Kind(

@@ -48,6 +48,11 @@ class LlamaCppSupport:
     # it loads only models whose state-space models are twice as wide as the model
     wide_states: bool = False
     gelu_tanh: bool = False  # it computes GELU by the hyperbolic tangent
+    alibi: bool = True  # it lets scores fall with the distance where a model does
+    # least number of layers of models whose queries and keys it normalizes
+    head_norm_layers: int = 0
+    always: str = ""  # what it does otherwise in every model
+    lacks: tuple[str, ...] = ()  # ends of names of tensors that it does not load
     # kinds of layers without which it crashes: ``attention``, ``window`` or ``state``
     needs: frozenset[str] = frozenset()
     # keys with which it computes NaN, or nothing but zeros, where they are 0

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.families.blocks import Branch, FeedForward
 from bitnet.families.dense import ModelConfig, attention, dense, everywhere, model_of, sizes
+from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import ATTENTION, LlamaCppSupport, register, register_variant
-from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
+from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -188,4 +189,105 @@ register(
         tensors=("output.weight", ".bias"), required=("output.weight", "output.bias"), tied=False
     ),
     decoder=_phi2,
+)
+
+
+def _gptj(keys: Keys) -> ModelConfig:
+    network = FeedForward(sizes(keys).ffn, **_TANH_NETWORK)
+    return beside_attention(keys, network, biases=("ffn_up", "ffn_down", "output"))
+
+
+def _gptj_keys(config: Config) -> dict[str, Any]:
+    return _gpt2_keys(config) | {"rope.dimension_count": config["rotary_dim"]}
+
+
+register(
+    title="GPT-J",
+    architecture="gptj",
+    activation="gelu_new",
+    aliases=_KEYS,
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    stated="rotary_dim",
+    defaults={"layer_norm_epsilon": 1e-5},
+    config_keys={
+        **reads("layer_norm_epsilon n_inner rotary_dim"),
+        "hidden_act": _GELU_TANH,
+        "rotary": neutral(None, True),
+        "scale_attn_weights": neutral(None, True),
+    },
+    gguf_keys=reads("attention.layer_norm_epsilon"),
+    tensors={
+        "attn.k_proj": "attn_k",
+        "attn.out_proj": "attn_output",
+        "attn.q_proj": "attn_q",
+        "attn.v_proj": "attn_v",
+        "ln_1": "attn_norm",
+        "mlp.fc_in": "ffn_up",
+        "mlp.fc_out": "ffn_down",
+    },
+    biases={"": ("ffn_up", "ffn_down", "output")},
+    llama_cpp=None,
+    translate=_gptj_keys,
+    decoder=_gptj,
+)
+
+
+_NEARNESS = 0.02  # twice the router_jitter_noise that all models have, of no key in GGUF
+
+
+def _phimoe(keys: Keys) -> ModelConfig:
+    if (used := keys.integer("expert_used_count")) != 2:
+        raise refusal("expert_used_count", used, "its router chooses two", model=keys.path.name)
+    mixture = experts(
+        keys,
+        width=sizes(keys).ffn,
+        routing={"gating": "sparse", "renormalised": False, "nearness": _NEARNESS},
+    )
+    head = ("output",) if "output.bias" in keys.weights else ()
+    model = {
+        "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "centered_norms": True,
+        "norm_biases": True,
+        "biases": head,
+    }
+    return dense(keys, mixture=mixture, model=model)
+
+
+def _phimoe_keys(config: Config) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    factors = {rope.get("short_mscale"), rope.get("long_mscale")} - {None}
+    if len(factors) > 1:
+        raise refusal("rope_parameters", dict(rope), "only equal mscales are computed")
+    keys = everywhere(config)
+    for factor in factors:
+        keys["rope.scaling.attn_factor"] = float(factor or 1)
+    return keys
+
+
+register(
+    title="Phi-3.5-MoE",
+    architecture="phimoe",
+    defaults={"attention_bias": False, "sliding_window": None},
+    stated="num_key_value_heads num_local_experts",
+    config_keys={
+        **EXPERT_CONFIG,
+        **reads("original_max_position_embeddings sliding_window"),
+        "router_jitter_noise": neutral(None, 0.01),
+    },
+    rope_parameters={
+        "short_mscale": "factor on rotated queries and keys",
+        "long_mscale": "the same, which must be equal",
+    },
+    gguf_keys=EXPERT_KEYS,
+    biases={"attention_bias": ATTENTION, "lm_head_bias": ("output",)},
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", ".bias", "rope_factors_long.weight", "rope_factors_short.weight"),
+        required=("output.weight", "output.bias", "attn_output.bias"),
+        tied=False,
+        whole_width=True,
+        always="has RMS norms, and another choice of experts, in",
+    ),
+    translate=_phimoe_keys,
+    decoder=_phimoe,
 )

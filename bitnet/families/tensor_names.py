@@ -157,7 +157,7 @@ _INNER = {
 #: Ends of names of scales that are tensors of a model, and not of the encoding of another one.
 SCALES = tuple(name for name in _INNER.values() if name.endswith(".scale"))
 _LAYER = re.compile(
-    r"(?:layers|h|layer|encoder\.layer)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
+    r"(?:layers|h|blocks|layer|encoder\.layer)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
 )
 _PREFIX = re.compile(
     r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"

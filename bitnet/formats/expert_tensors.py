@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bitnet.quants.weight import Weight
 
 _ONE = re.compile(r"(?P<all>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
+_NORM_OF_HEAD = re.compile(r"(?P<all>.*layernorm)\.norms\.(?P<number>\d{1,4})\.weight")
 _FUSED = re.compile(r"(?P<block>blk\.\d+\.ffn_)gate_up_(?P<kind>exps|shexp)\.weight")
 _SHARED = re.compile(r"(?P<block>blk\.\d+\.)(?P<part>ffn_\w+)_shexp\.weight")
 _TURNED = re.compile(
@@ -53,6 +54,28 @@ def stack_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight
         shape = len(experts), *experts[0].shape
         pieces = tuple(experts[number].data for number in range(len(experts)))
         stacked[name] = replace(experts[0], shape=shape, data=_NOTHING, pieces=pieces)
+    return stacked
+
+
+def stack_norms(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
+    """*tensors*, with the norms of heads, ``norms.0.weight`` and so on, as one matrix."""
+    stacked: dict[str, Weight] = {}
+    parts: dict[str, dict[int, Weight]] = {}
+    for name, tensor in tensors.items():
+        match = _NORM_OF_HEAD.fullmatch(name)
+        if match is None:
+            stacked[name] = tensor
+        else:
+            parts.setdefault(f"{match['all']}.weight", {})[int(match["number"])] = tensor
+    for name, heads in parts.items():
+        kinds = {(tensor.quant, tensor.shape) for tensor in heads.values()}
+        if sorted(heads) != list(range(len(heads))) or len(kinds) > 1 or name in stacked:
+            raise InvalidFormat(
+                f"{model}: {name} is incomplete, or its {len(heads):,} heads differ in shape",
+                hint="fetch the whole model again",
+            )
+        rows = np.concatenate([heads[number].data for number in range(len(heads))])
+        stacked[name] = replace(heads[0], shape=(len(heads), *heads[0].shape), data=rows)
     return stacked
 
 

@@ -25,7 +25,13 @@ from bitnet.families import config_json
 from bitnet.families.tensor_names import SCALES, gguf_name
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
-from bitnet.formats.expert_tensors import split_gates, split_heads, stack_experts, turn_experts
+from bitnet.formats.expert_tensors import (
+    split_gates,
+    split_heads,
+    stack_experts,
+    stack_norms,
+    turn_experts,
+)
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
@@ -120,7 +126,7 @@ def _rename(
     stored: Mapping[str, Weight], description: Description, folder: Path
 ) -> tuple[dict[str, Weight], dict[str, str]]:
     """Tensors by GGUF name, and their original names."""
-    stored = stack_experts(stored, folder.name)
+    stored = stack_norms(stack_experts(stored, folder.name), folder.name)
     if description.family.transposed_experts:
         stored = turn_experts(stored, folder.name)
     names: dict[str, str] = {}
@@ -189,7 +195,7 @@ def _check_tensors(tensors: Mapping[str, Weight], description: Description, fold
     matrices = {
         name.removesuffix(".weight")
         for name in tensors
-        if name.endswith(".weight") and not name.endswith("norm.weight")
+        if name.endswith(".weight") and not name.endswith(("norm.weight", "norm_2.weight"))
     }
     there = {f"{part}.bias" for part in matrices if f"{part}.bias" in tensors}
     for name in sorted(expected ^ there):

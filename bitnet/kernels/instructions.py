@@ -78,6 +78,43 @@ class Center:
 
 
 @dataclass(frozen=True)
+class Clamp:
+    """``out`` = *x*, at most *limit* above and below zero."""
+
+    out: Register
+    x: Register
+    limit: float
+
+    def run(self, on: Pass) -> None:
+        x = on.registers[self.x]
+        on.registers[self.out] = np.clip(x, -x.dtype.type(self.limit), x.dtype.type(self.limit))
+
+
+@dataclass(frozen=True)
+class Xielu:
+    """The activation xIELU (arXiv:2411.13010) of *x*, with the parameters of a layer.
+
+    It is ``above * x * x + beta * x`` for *x* above 0, and ``below * (exp(min(x, eps)) - 1 - x) +
+    beta * x`` for the others.
+    """
+
+    out: Register
+    x: Register
+    above: float
+    below: float
+    beta: float
+    eps: float
+
+    def run(self, on: Pass) -> None:
+        x = on.registers[self.x]
+        above, below, beta, eps = (
+            x.dtype.type(it) for it in (self.above, self.below, self.beta, self.eps)
+        )
+        curved = np.where(x > 0, above * x * x, below * (np.expm1(np.minimum(x, eps)) - x))
+        on.registers[self.out] = curved + beta * x
+
+
+@dataclass(frozen=True)
 class Norm:
     """``out`` = RMS norm of *x* in groups as wide as the *weight*.
 
@@ -400,7 +437,7 @@ class Select:
 
 
 #: Instructions that work row by row and column by column: *out* may be the register of *x*.
-IN_PLACE = (Add, Center, Hadamard, Norm, Rotate, Scale, Temper)
+IN_PLACE = (Add, Center, Clamp, Hadamard, Norm, Rotate, Scale, Temper, Xielu)
 #: Instructions that wait for all rows of those before, and whose rows those behind wait for.
 WHOLE = (Attend, Linear, Select)
 

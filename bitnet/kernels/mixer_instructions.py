@@ -13,6 +13,8 @@ import numpy as np
 from bitnet.kernels.instructions import sigmoid, silu, softmax
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from bitnet.families.blocks import Routing
     from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.program import Pass, Register
@@ -190,6 +192,8 @@ class Route:
         # A stable order: of equal scores the lower number is first.
         experts = np.argsort(-choice, axis=1, kind="stable")[:, : rule.used]
         weights = np.take_along_axis(scores, experts, axis=1)
+        if rule.gating == "sparse":
+            weights = _shares_of_near(logits, experts, rule.nearness)
         if rule.gating == "softmax_chosen":
             weights = softmax(weights)
         if rule.renormalised:
@@ -263,4 +267,34 @@ class Combine:
 
 #: Those of them that wait for all rows, as :data:`bitnet.kernels.instructions.WHOLE`.
 WHOLE_IN_MIXERS = (Convolve, DeltaRule, ExpertLinear, SelectiveScan)
-_GATINGS = {"softmax": softmax, "softmax_chosen": lambda logits: logits, "sigmoid": sigmoid}
+
+
+def _shares_of_near(logits: Array, experts: NDArray[np.intp], nearness: float) -> Array:
+    """Weights of *experts*, best first: each is a softmax over what is left of the *logits*.
+
+    It is over those alone whose distance from the best is small beside the larger of the best and
+    of their own size (SparseMixer, arXiv:2409.12136).
+    """
+    left = logits.copy()
+    weights = np.empty(experts.shape, dtype=logits.dtype)
+    for column, chosen in enumerate(experts.T):
+        best = np.take_along_axis(logits, chosen[:, None], axis=1)  # (T, 1)
+        size = np.maximum(np.abs(logits), best)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            is_far = (best - left) / size > nearness
+        shares = np.exp(left - best)
+        weights[:, column] = 1 / np.where(is_far, 0, shares).sum(axis=1)
+        np.put_along_axis(left, chosen[:, None], -np.inf, axis=1)
+    return weights
+
+
+def _logits_alone(logits: Array) -> Array:
+    return logits
+
+
+_GATINGS = {
+    "softmax": softmax,
+    "softmax_chosen": _logits_alone,
+    "sigmoid": sigmoid,
+    "sparse": _logits_alone,
+}

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Register:
     """Attention of heads to keys and values of their own or of an attention before."""
     q, k, v, gate = _projections(write, mixer, h)
+    if mixer.clamp and k is not None and v is not None:
+        q, k, v = (write.clamp(x, mixer.clamp) for x in (q, k, v))
     q, k, v = _prepare(write, mixer, q, k, v)
     if k is not None and v is not None:
         cache = write.next_cache()
@@ -77,7 +79,7 @@ def _prepare(
     write: Builder, mixer: Attention, q: Register, k: Register | None, v: Register | None
 ) -> tuple[Register, Register | None, Register | None]:
     """Queries, keys and values as they are compared: normed, rotated, scaled."""
-    is_normed_first = mixer.qk_norm in ("head", "whole")
+    is_normed_first = mixer.qk_norm in ("head", "each", "whole")
     is_normed_last = mixer.qk_norm == "rotated"
     if mixer.qk_norm or mixer.rope or mixer.growth:
         _mark_queries(write, "product", q, k)
@@ -117,6 +119,11 @@ def _head_norms(
     write: Builder, mixer: Attention, q: Register, k: Register | None
 ) -> tuple[Register, Register | None]:
     """Norms of queries and keys, of each head or of all heads as one vector."""
+    if mixer.qk_norm == "each":
+        q = write.norm(q, "attn_q_norm", parts=mixer.heads, biased=False)
+        if k is not None:
+            k = write.norm(k, "attn_k_norm", parts=mixer.kv_heads, biased=False)
+        return q, k
     is_whole = mixer.qk_norm == "whole"
     q = write.norm(q, "attn_q_norm", q.width if is_whole else mixer.head_dim)
     if k is not None:

@@ -15,6 +15,7 @@ from bitnet.kernels.instructions import (
     Add,
     Attend,
     Center,
+    Clamp,
     Embed,
     Gate,
     Hadamard,
@@ -29,6 +30,7 @@ from bitnet.kernels.instructions import (
     Take,
     Temper,
     Transpose,
+    Xielu,
 )
 from bitnet.kernels.mixer_instructions import (
     Combine,
@@ -120,11 +122,19 @@ class Builder:
         return found
 
     def norm(
-        self, x: Register, name: str, width: int = 0, *, parts: int = 0, eps: float | None = None
+        self,
+        x: Register,
+        name: str,
+        width: int = 0,
+        *,
+        parts: int = 0,
+        eps: float | None = None,
+        biased: bool = True,
     ) -> Register:
         """Norm of *x* in groups of *width*, by default one.
 
-        With *parts* each of them is a group with a weight of its own, a row of a matrix.
+        With *parts* each of them is a group with a weight of its own, a row of a matrix. A norm
+        that is not *biased* has no bias where others have one.
         """
         if not self.decoder.norm_weights:
             return self._bare_norm(x)
@@ -136,14 +146,14 @@ class Builder:
             self.layout.required[weight] = (parts, x.width // parts)
             self.layout.vectors.add(weight)
         bias = ""
-        if self.decoder.norm_biases:
+        if self.decoder.norm_biases and biased:
             bias = f"{self.block}{name}.bias"
             self.layout.required[bias] = self.layout.required[weight]
             if parts:
                 self.layout.vectors.add(bias)
         if self.decoder.centered_norms:
             centered = self.value(x.width)
-            self.append(Center(centered, x, 0 if parts else width))
+            self.append(Center(centered, x, x.width // parts if parts else width))
             x = centered
         if eps is None:
             eps = self.decoder.norm_eps
@@ -331,6 +341,20 @@ class Builder:
         """``activation(gate) * up``, or the activation alone."""
         out = self.value(gate.width)
         self.append(Gate(out, gate, up, activation))
+        return out
+
+    def clamp(self, x: Register, limit: float) -> Register:
+        """*x*, at most *limit* above and below zero."""
+        clamped = self.value(x.width)
+        self.append(Clamp(clamped, x, limit))
+        return clamped
+
+    def xielu(
+        self, x: Register, *, above: float, below: float, beta: float, eps: float
+    ) -> Register:
+        """The activation xIELU of *x*."""
+        out = self.value(x.width)
+        self.append(Xielu(out, x, above, below, beta, eps))
         return out
 
     def split(self, x: Register, *widths: int, groups: int = 1) -> tuple[Register, ...]:

@@ -39,6 +39,15 @@ def routed(ops, logits, rule, bias):
     return compute(ops, Route, {"logits": logits}, widths, bias=bias, routing=rule)
 
 
+def test_a_sparse_softmax_is_over_logits_near_the_best_that_is_left(ops):
+    """The last logit is far from each of the others, and the first from the second and third."""
+    rule = Routing(4, 2, "sparse", renormalised=False, nearness=0.02)
+    logits = [3.0, 1.0, 0.99, -4.0]
+    experts, weights = route(ops, logits, rule)
+    assert experts == [0, 1]
+    assert weights == pytest.approx([1.0, 1 / (1 + np.exp(-0.01))], rel=1e-6)
+
+
 def test_a_softmax_over_all_experts(ops):
     logits = np.log([1, 4, 2, 3])
     experts, weights = route(ops, logits, Routing(4, 2, renormalised=False))

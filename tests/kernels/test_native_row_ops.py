@@ -8,7 +8,7 @@ import pytest
 from single import compute
 
 from bitnet.base import native
-from bitnet.kernels.instructions import Center, Gate, Norm
+from bitnet.kernels.instructions import Center, Clamp, Gate, Norm, Xielu
 from bitnet.kernels.mixer_instructions import Convolve, DeltaRule, SelectiveScan
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
@@ -65,6 +65,23 @@ def test_a_layer_norm_subtracts_means_and_adds_its_bias(parts, level):
     deviation = groups - groups.mean(axis=2, keepdims=True)
     normed = deviation / np.sqrt(np.mean(deviation**2, axis=2, keepdims=True) + 1e-5)
     assert nmse(out, normed.reshape(5, 96) * w + b) < NMSE
+
+
+def test_what_is_clamped_is_within_the_limit(level):
+    x = random(3, 33) * 4
+    (out,) = compute(NativeOps(), Clamp, {"x": x}, {"out": 33}, limit=2.5)
+    np.testing.assert_array_equal(out, np.clip(x, -2.5, 2.5))
+    assert abs(x).max() > 2.5
+
+
+def test_xielu_is_the_references(level):
+    x = random(3, 700) * 4
+    how = {"above": 0.8, "below": 0.7, "beta": 0.5, "eps": -1e-6}
+    (found,) = compute(NativeOps(), Xielu, {"x": x}, {"out": 700}, **how)
+    (expected,) = compute(
+        ReferenceOps(dtype=np.float64), Xielu, {"x": x.astype(np.float64)}, {"out": 700}, **how
+    )
+    assert nmse(found, expected) < NMSE
 
 
 def test_an_activation_alone_is_a_gate_of_ones(level):

@@ -298,6 +298,8 @@ void run_graph(Results& results, int64_t tokens) {
     linear(h, {qkv}, {scaled}, {{bias.get(), 3 * kQ}});
     graph.add("Split", fields({{"x", qkv}, {"groups", 1}}).ints("outs", {q, k, v}));
     graph.add("Center", fields({{"out", v}, {"x", v}, {"width", kHead}}));
+    graph.add("Clamp", fields({{"out", v}, {"x", v}}).real("limit", 3.0));
+    graph.add("Xielu", fields({{"out", v}, {"x", v}}).real("above", 0.8).real("below", 0.7).real("beta", 0.5).real("eps", -1e-6));
     graph.add("Transpose", fields({{"out", mixed}, {"x", v}, {"rows", 3}, {"columns", kQ / 3 / 4}}));
     graph.add("Transpose", fields({{"out", v}, {"x", mixed}, {"rows", kQ / 3 / 4}, {"columns", 3}}));
     norm_of(q, q, head_norm, kHead, 1);

@@ -33,6 +33,7 @@ GEMMA4 = {
     "vocab_size_per_layer_input": 96,
 }
 GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 64}
+MPT = {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 64}
 DENSE = {
     "gemma4-e2b": (
         "Gemma4",
@@ -207,7 +208,25 @@ DENSE = {
     "stablelm-biases": ("StableLm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
     "nemotron": ("Nemotron", {}),
     "nemotron-biases": ("Nemotron", {"attention_bias": True, "mlp_bias": True}),
+    "stablelm-2": ("StableLm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "stablelm-qk-norm": ("StableLm", {"qk_layernorm": True}),
     "command-r": ("Cohere", {"logit_scale": 0.25}),
+    "command-r-plus": ("Cohere", {"logit_scale": 0.25, "use_qk_norm": True}),
+    "falcon-7b": ("Falcon", {}),
+    "falcon-40b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-2": (
+        "Falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-rw": (
+        "Falcon",
+        {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False},
+    ),
+    "falcon-beside-alibi": ("Falcon", {"alibi": True, "tie_word_embeddings": False}),
+    "gptj": ("GPTJ", GPT2 | {"rotary_dim": 8}),
+    "gptj-other-width": ("GPTJ", GPT2 | {"rotary_dim": 16, "n_inner": 96}),
+    "mpt": ("Mpt", MPT),
+    "mpt-6-heads": ("Mpt", MPT | {"n_heads": 6, "d_model": 96, "attn_config": {"clip_qkv": 0.5}}),
     "olmo": ("Olmo", {}),
     "glm4-without-biases": ("Glm4", {"head_dim": 16, "attention_bias": False}),
     "gemma3-linear-rope": (

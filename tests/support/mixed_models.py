@@ -1,6 +1,7 @@
 """Models of transformers with experts or states, by class and what differs from a tiny one."""
 
 from dense_models import GEMMA4
+from hf_models import LONGROPE
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2}
 DELTA_NET = {
@@ -61,7 +62,24 @@ LATENT = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 12,
 }
+PHIMOE = {**EXPERTS, "num_experts": None, "num_local_experts": 6}
 MIXED = {
+    "phimoe": ("Phimoe", PHIMOE),
+    "phimoe-published": (
+        "Phimoe",
+        {
+            **PHIMOE,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "original_max_position_embeddings": 64,
+            "rope_parameters": {
+                **LONGROPE,
+                "short_mscale": 1.2,
+                "long_mscale": 1.2,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "qwen2-moe": (
         "Qwen2Moe",
         {

@@ -60,6 +60,7 @@ WITH_MISTAKES = ("F32", "F16", "Q8_0")
 
 #: Why llama.cpp does not load a family, in its own words (xllamacpp 2026.10.11549).
 REFUSED = {
+    "gptj": "unsupported model architecture: 'gptj'",
     "bitnet-b1.58": "unknown model architecture: 'bitnet-b1.58'",
     "helium": "unknown model architecture: 'helium'",
     "opt": "unknown model architecture: 'opt'",

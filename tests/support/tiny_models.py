@@ -42,11 +42,13 @@ FAMILIES = (
     "command-r",
     "ernie4_5",
     "exaone4",
+    "falcon",
     "gemma",
     "gemma2",
     "gemma3",
     "glm4",
     "gpt2",
+    "gptj",
     "gptneox",
     "granite",
     "helium",
@@ -54,6 +56,7 @@ FAMILIES = (
     "llama",
     "minicpm",
     "mistral3",
+    "mpt",
     "nemotron",
     "olmo",
     "olmo2",
@@ -71,14 +74,15 @@ FAMILIES = (
 
 #: Families whose norms subtract means.
 LAYER_NORMS = (
-    *("bloom", "cohere2", "command-r", "gpt2", "gptneox", "nemotron", "olmo", "opt", "phi2"),
-    *("stablelm", "starcoder", "starcoder2"),
+    *("bloom", "cohere2", "command-r", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron"),
+    *("olmo", "opt", "phi2", "stablelm", "starcoder", "starcoder2"),
 )
 #: Families that make vectors of texts, and have no head that writes.
 ENCODERS = ("bert",)
 #: Families whose networks have no gate.
 UNGATED = (
-    *("arcee", "bloom", "gpt2", "gptneox", "nemotron", "opt", "phi2", "starcoder", "starcoder2"),
+    *("arcee", "bloom", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron", "opt", "phi2"),
+    *("starcoder", "starcoder2"),
 )
 #: Families whose layers differ in shape.
 LAYERED = ("deepseek2", "gemma4")
@@ -125,6 +129,7 @@ MIXTURES = {
         "swiglu_clamp_exp": [7.0, 7.0],
     },
     "olmoe": {},
+    "phimoe": {},
     "qwen2moe": {"expert_shared_feed_forward_length": 256},
     "qwen35moe": {"expert_shared_feed_forward_length": 256},
     "qwen3moe": {},
@@ -219,6 +224,8 @@ def metadata(architecture, **more):
         keys |= {"attention.head_count_kv": 4, "attention.causal": False} | more
     if architecture in (*LAYER_NORMS, *ENCODERS):
         keys = {"attention.layer_norm_epsilon": 1e-5} | keys
+    if architecture == "mpt":
+        keys = {"attention.max_alibi_bias": 8.0} | keys
     if architecture == "gptneox":
         keys = {"use_parallel_residual": True} | keys
     if architecture in ("cohere2", "command-r"):

@@ -52,6 +52,8 @@ void Graph::add(std::string_view instruction, const Operands& its) {
         {"Take", &Graph::take},
         {"Norm", &Graph::norm},
         {"Center", &Graph::center},
+        {"Clamp", &Graph::clamp},
+        {"Xielu", &Graph::xielu},
         {"Linear", &Graph::linear},
         {"Split", &Graph::split},
         {"Join", &Graph::join},

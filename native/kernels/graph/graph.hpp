@@ -143,7 +143,7 @@ private:
     using Builder = void(const Operands& its);
     Builder embed, lookup, take, norm, center, linear, split, join, transpose, rotate, temper,
         attend, convolve, delta_rule, selective_scan, gate, route, enumerate, expert_linear,
-        combine, hadamard, add_to, scale, select;
+        combine, hadamard, add_to, scale, select, clamp, xielu;
 
     int known(int64_t r) const;
     int reg(const Operands& its, const char* field) const { return known(its.integer(field)); }

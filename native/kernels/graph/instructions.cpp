@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "graph/operands.hpp"
+#include "ops/elementary.hpp"
 #include "system/thread_pool.hpp"
 
 namespace bitnet {
@@ -111,6 +112,39 @@ void Graph::center(const Operands& its) {
             for (int64_t i = begin; i < begin + group; ++i) to[i] = from[i] - mean;
         }
     });
+}
+
+void Graph::clamp(const Operands& its) {
+    const int out = reg(its, "out"), x = reg(its, "x");
+    const float limit = its.real("limit");
+    require(width(out) == width(x), "widths differ");
+    require(limit > 0.0f, "a limit that is not above 0");
+    add_row([=](int64_t row) {
+        const float* from = at(x, row);
+        float* to = at(out, row);
+        for (int64_t i = 0; i < width(x); ++i) {
+            const float below = from[i] > limit ? limit : from[i];
+            to[i] = below < -limit ? -limit : below;
+        }
+    });
+}
+
+void Graph::xielu(const Operands& its) {
+    const int out = reg(its, "out"), x = reg(its, "x");
+    const float above = its.real("above"), below = its.real("below"), beta = its.real("beta"),
+                eps = its.real("eps");
+    require(width(out) == width(x), "widths differ");
+    add_row(
+        [=](int64_t row) {
+            const float* from = at(x, row);
+            float* to = at(out, row);
+            for (int64_t i = 0; i < width(x); ++i) {
+                const float v = from[i];
+                const float power = exp_fast(v < eps ? v : eps) - 1.0f;
+                to[i] = (v > 0.0f ? above * v * v : below * (power - v)) + beta * v;
+            }
+        },
+        [] { count_call(Op::gate); });
 }
 
 void Graph::linear(const Operands& its) {

@@ -141,7 +141,8 @@ void Graph::route(const Operands& its) {
                      its.integer("groups_used"),
                      gating_of(its.text("gating")),
                      its.integer("renormalised") != 0,
-                     its.real("scale")};
+                     its.real("scale"),
+                     its.real("nearness")};
     bitnet::check(by);
     require(width(weights) == by.used && experts != weights, "a weight for each expert");
     const float* bias = floats(its, "bias", by.count, "a bias for each expert");

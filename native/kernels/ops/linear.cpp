@@ -283,8 +283,25 @@ void scatter(const Part& part, float* y, const ExpertRoom& room, int64_t r0, int
 
 }  // namespace
 
+namespace {
+
+// Softmax of the logit of *expert*, the best of those that are *left*, over itself and the others
+// whose distance from it is small beside the larger of it and of their own size.
+float share_of_near(const Routing& its, const float* logits, const uint8_t* left, int64_t expert) {
+    const float best = logits[expert];
+    float sum = 0.0f;
+    for (int64_t i = 0; i < its.count; ++i) {
+        const float size = std::fabs(logits[i]) < best ? best : std::fabs(logits[i]);
+        const bool is_near = !((best - logits[i]) / size > its.nearness);
+        if (left[i] && is_near) sum += exp_fast(logits[i] - best);
+    }
+    return 1.0f / sum;
+}
+
+}  // namespace
+
 Gating gating_of(std::string_view name) {
-    constexpr std::string_view kNames[] = {"softmax", "softmax_chosen", "sigmoid"};
+    constexpr std::string_view kNames[] = {"softmax", "softmax_chosen", "sigmoid", "sparse"};
     return Gating(place_of(kNames, name, "unknown gating"));
 }
 
@@ -314,9 +331,10 @@ void route(const Routing& its, const float* logits, const float* bias, float* ex
     if (its.groups > 1) keep_groups(its, choice, left, of_group, left + n);
     for (int64_t i = 0; i < its.used; ++i) {
         const int64_t expert = best(choice, left, n);
-        left[expert] = 0;
         experts[i] = float(expert);
-        weights[i] = scores[expert];
+        weights[i] = its.gating == Gating::sparse ? share_of_near(its, logits, left, expert)
+                                                  : scores[expert];
+        left[expert] = 0;
     }
     if (its.gating == Gating::softmax_chosen) softmax(weights, its.used);
     if (its.renormalised) {

@@ -78,7 +78,7 @@ void linear(const LinearJob& job, const float* x, int64_t tokens);
 // ---- a mixture of experts: which of its networks a token goes through, and products with the
 // matrices of these
 
-enum class Gating : int { softmax, softmax_chosen, sigmoid };
+enum class Gating : int { softmax, softmax_chosen, sigmoid, sparse };
 
 Gating gating_of(std::string_view name);  // in families/mixers.py
 
@@ -88,6 +88,7 @@ struct Routing {
     Gating gating = Gating::softmax;
     bool renormalised = false;
     float scale = 1.0f;
+    float nearness = 0.0f;  // of the logits that a softmax of Gating::sparse is over
 };
 
 void check(const Routing& its);  // std::invalid_argument for one that cannot be

@@ -1,0 +1,215 @@
+"""Falcon and MPT: LayerNorm, a network of GELU without a gate, and positions by RoPE or ALiBi.
+
+Falcon has attention and network side by side, behind one norm (7B) or one each (40B and 180B), or,
+in its first models, one behind the other with ALiBi.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.families.blocks import Block, Branch, FeedForward
+from bitnet.families.config_values import is_finite
+from bitnet.families.dense import ModelConfig, attention, model_of, sizes, usual_block
+from bitnet.families.family import LlamaCppSupport, Values, register
+from bitnet.families.gpt import layer_norms
+from bitnet.families.keys import Config, Keys, check, neutral, read, reads
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+_NETWORK: dict[str, Any] = {"activation": "gelu", "gated": False}
+
+
+def _falcon(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    alibi = keys.number("attention.max_alibi_bias", 0.0)
+    scale = keys.integer("attention.key_length", its.dim // keys.integer("attention.head_count"))
+    positions = {"rope": None, "alibi": alibi, "alibi_scale": scale**-0.5} if alibi else {}
+    mixer = attention(keys, its.dim, fused=True, **positions)
+    network = FeedForward(its.ffn, **_NETWORK)
+    block: Block
+    if "blk.0.attn_norm_2.weight" in keys.weights:
+        block = (
+            Branch("attn_norm_2", (mixer,)),
+            Branch("attn_norm", (network,), parallel=True),
+        )
+    elif "blk.0.ffn_norm.weight" in keys.weights:
+        block = usual_block(mixer, network)
+    else:
+        block = (Branch("attn_norm", (mixer, network)),)
+    return model_of(
+        keys,
+        its,
+        [block] * its.layers,
+        norm_eps=keys.number("attention.layer_norm_epsilon"),
+        centered_norms=True,
+        norm_biases=True,
+        biases=_PRODUCTS if "blk.0.attn_qkv.bias" in keys.weights else (),
+    )
+
+
+def _falcon_kv_heads(config: Config) -> int:
+    heads: int = config["num_attention_heads"]
+    of_keys = config.get("num_kv_heads")
+    if config.get("new_decoder_architecture"):
+        return of_keys or heads
+    if config.get("multi_query", True):
+        return 1
+    if of_keys not in (None, heads):
+        raise ValueError(f"{of_keys} key heads (num_kv_heads) beside multi_query = false")
+    return heads
+
+
+def _falcon_keys(config: Config) -> dict[str, Any]:
+    is_new = bool(config.get("new_decoder_architecture"))
+    norms = config.get("num_ln_in_parallel_attn")
+    if norms not in ((None, 1, 2) if is_new else (None, 1)):
+        raise ValueError(f"{norms} norms before the branches of a block (num_ln_in_parallel_attn)")
+    if is_new and not config.get("parallel_attn", True):
+        raise ValueError("new_decoder_architecture beside parallel_attn = false")
+    width = config["hidden_size"]
+    return {
+        "attention.head_count_kv": _falcon_kv_heads(config),
+        "attention.key_length": width // config["num_attention_heads"],
+        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+        "feed_forward_length": config.get("ffn_hidden_size") or 4 * width,
+        **({"attention.max_alibi_bias": 8.0} if config.get("alibi") else {}),
+    }
+
+
+def _queries_first(config: Config) -> Values:
+    """Rows of a folder are those of a key head behind its queries; GGUF has all queries first."""
+    groups = _falcon_kv_heads(config)
+    rows_of_group = config["num_attention_heads"] // groups + 2
+
+    def queries_first(rows: NDArray[Any]) -> NDArray[Any]:
+        by_group = rows.reshape(groups, rows_of_group, -1, *rows.shape[1:])
+        parts = by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:]
+        return np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])
+
+    return {"attn_qkv.weight": queries_first, "attn_qkv.bias": queries_first}
+
+
+register(
+    title="Falcon",
+    architecture="falcon",
+    activation="gelu",
+    aliases={
+        "activation": "hidden_act",
+        "n_embed": "hidden_size",
+    },
+    # Positions of its first files have no end that they say; this is what they were trained for.
+    defaults={"layer_norm_epsilon": 1e-5, "max_position_embeddings": 2048}
+    | {"tie_word_embeddings": True},
+    config_keys={
+        **reads("alibi ffn_hidden_size layer_norm_epsilon multi_query new_decoder_architecture"),
+        **reads("num_kv_heads num_ln_in_parallel_attn parallel_attn"),
+        "bias": read("biases of every product"),
+    },
+    gguf_keys=reads("attention.layer_norm_epsilon attention.max_alibi_bias")
+    | {"tensor_data_layout": neutral("jploski")},
+    tensors={
+        "ln_attn": "attn_norm_2",
+        "ln_mlp": "attn_norm",
+        "mlp.dense_4h_to_h": "ffn_down",
+        "mlp.dense_h_to_4h": "ffn_up",
+        "self_attention.dense": "attn_output",
+        "self_attention.query_key_value": "attn_qkv",
+    },
+    orders=_queries_first,
+    biases={"bias": _PRODUCTS},
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "norm.bias", "norm_2.bias"),
+        gelu_tanh=True,
+        alibi=False,
+        lacks=("ffn_norm.weight",),
+    ),
+    translate=_falcon_keys,
+    decoder=_falcon,
+)
+
+
+# Rules for the keys of ``attn_config``, of which transformers reads the first alone.
+_MPT_ATTENTION = {
+    **reads("clip_qkv"),
+    "alibi": neutral(None, True),
+    "alibi_bias_max": neutral(None, 8),
+    "attn_type": neutral(None, "multihead_attention"),
+    "prefix_lm": neutral(None, False),
+    "qk_ln": neutral(None, False),
+    "softmax_scale": neutral(None),
+}
+
+
+def _mpt(keys: Keys) -> ModelConfig:
+    clamp = keys.number("attention.clamp_kqv", 0.0)
+    return layer_norms(
+        keys,
+        rope=None,
+        fused=True,
+        alibi=keys.number("attention.max_alibi_bias", 0.0),
+        clamp=clamp,
+        ffn=_NETWORK,
+        model={
+            "norm_biases": "blk.0.attn_norm.bias" in keys.weights,
+            "positions": "position_embd.weight" in keys.weights,
+        },
+    )
+
+
+def _mpt_keys(config: Config) -> dict[str, Any]:
+    given = config["attn_config"] or {}
+    own = {key: value for key, value in given.items() if key in _MPT_ATTENTION}
+    check(own, _MPT_ATTENTION, below="attn_config.")
+    width = config["hidden_size"]
+    clamp = own.get("clip_qkv") or 0
+    if not is_finite(clamp) or clamp < 0:
+        raise ValueError(f"attn_config.clip_qkv is {clamp!r}")
+    return {
+        "attention.head_count_kv": config["num_attention_heads"],
+        "attention.key_length": width // config["num_attention_heads"],
+        "attention.layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
+        "attention.max_alibi_bias": 8.0,
+        "feed_forward_length": 4 * width,
+        **({"attention.clamp_kqv": float(clamp)} if clamp else {}),
+    }
+
+
+# As in transformers, whose class has ALiBi in all models, and no biases.
+register(
+    title="MPT",
+    architecture="mpt",
+    activation="gelu",
+    aliases={
+        "d_model": "hidden_size",
+        "max_seq_len": "max_position_embeddings",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+    },
+    defaults={"tie_word_embeddings": True},
+    stated="attn_config",
+    config_keys={
+        **reads("attn_config layer_norm_epsilon"),
+        "expansion_ratio": neutral(None, 4),
+        "logit_scale": neutral(None),
+        "no_bias": neutral(None, True),
+        "norm_type": neutral(None, "low_precision_layernorm", "layernorm"),
+    },
+    gguf_keys=reads("attention.layer_norm_epsilon attention.max_alibi_bias attention.clamp_kqv"),
+    tensors={
+        "attn.Wqkv": "attn_qkv",
+        "attn.out_proj": "attn_output",
+        "ffn.down_proj": "ffn_down",
+        "ffn.up_proj": "ffn_up",
+        "norm_1": "attn_norm",
+        "norm_2": "ffn_norm",
+    },
+    rotates=False,
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), gelu_tanh=True),
+    translate=_mpt_keys,
+    decoder=_mpt,
+)
