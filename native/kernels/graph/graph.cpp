@@ -120,13 +120,13 @@ int64_t Graph::state_offset(const Operands& its, int64_t size, bool first) const
     return first ? start : stop - size;
 }
 
-void Graph::add_row(RowFunction function, std::function<void()> before) {
+void Graph::add_row(RowFunction function, PassFunction before) {
     if (stages_.empty() || stages_.back().whole) stages_.emplace_back();
     stages_.back().rows.push_back(std::move(function));
     if (before) stages_.back().before.push_back(std::move(before));
 }
 
-void Graph::add_whole(std::function<void()> function) {
+void Graph::add_whole(PassFunction function) {
     stages_.emplace_back();
     stages_.back().whole = std::move(function);
 }
@@ -135,10 +135,10 @@ void Graph::add_whole(std::function<void()> function) {
 int Graph::add_rotation(int64_t pairs, bool half) {
     const size_t i = rotations_.size();
     rotations_.push_back({checked(pairs), half});
-    add_row([this, i, pairs](int64_t row) {
-        Turns& to = pass_->turns[i];
-        const Row& it = pass_->of_row[size_t(row)];
-        const Frequencies& f = contexts_[size_t(segment(it).context)][i];
+    add_row([this, i, pairs](Pass& pass, int64_t row) {
+        Turns& to = pass.turns[i];
+        const Row& it = pass.of_row[size_t(row)];
+        const Frequencies& f = contexts_[size_t(segment(pass, it).context)][i];
         auto* angles = reinterpret_cast<double*>(thread_scratch(size_t(pairs) * sizeof(double)));
         for (int64_t p = 0; p < pairs; ++p) angles[p] = double(it.position) * f.of_pair[size_t(p)];
         turns(angles, pairs, f.scale, &to.cos[size_t(row * pairs)], &to.sin[size_t(row * pairs)]);
@@ -170,8 +170,7 @@ void Graph::check(const std::vector<Segment>& segments) const {
     }
 }
 
-void Graph::start(const int64_t* tokens, const std::vector<Segment>& segments) {
-    Pass& pass = *pass_;
+void Graph::start(Pass& pass, const int64_t* tokens, const std::vector<Segment>& segments) const {
     pass.segments = &segments;
     pass.of_row.clear();
     for (size_t s = 0; s < segments.size(); ++s)
@@ -189,12 +188,12 @@ void Graph::start(const int64_t* tokens, const std::vector<Segment>& segments) {
     }
 }
 
-void Graph::run_rows(const Stage& stage) {
-    for (const auto& once : stage.before) once();
-    const int64_t rows = pass_->rows;
+void Graph::run_rows(Pass& pass, const Stage& stage) const {
+    for (const PassFunction& once : stage.before) once(pass);
+    const int64_t rows = pass.rows;
     Split(rows, stage.multiple, rows * total_width_ < kSerialWork).run([&](int64_t r0, int64_t r1) {
         for (int64_t row = r0; row < r1; ++row)
-            for (const RowFunction& function : stage.rows) function(row);
+            for (const RowFunction& function : stage.rows) function(pass, row);
     });
 }
 
@@ -213,17 +212,16 @@ void Graph::run(const int64_t* tokens, int64_t count, const std::vector<Segment>
         require(tokens[i] >= 0 && tokens[i] < vocabulary_, "a token is outside of the vocabulary");
     require(selected_ || outputs == count, "nothing selects the rows of the outputs, so all are");
     require(size == outputs * width(known(result)), "out has another size than the output rows");
-    pass_ = &pass;
     wake_threads();
-    start(tokens, segments);
+    start(pass, tokens, segments);
     for (const Stage& stage : stages_) {
         if (pass.rows == 0) return;
         if (stage.whole)
-            stage.whole();
+            stage.whole(pass);
         else
-            run_rows(stage);
+            run_rows(pass, stage);
     }
-    std::copy(at(int(result), 0), at(int(result), pass.rows), out);
+    std::copy(at(pass, int(result), 0), at(pass, int(result), pass.rows), out);
 }
 
 }  // namespace bitnet

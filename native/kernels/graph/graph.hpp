@@ -103,12 +103,14 @@ public:
              int64_t result, float* out, int64_t size);
 
 private:
-    using RowFunction = std::function<void(int64_t row)>;
+    struct Pass;
+    using PassFunction = std::function<void(Pass&)>;
+    using RowFunction = std::function<void(Pass&, int64_t row)>;
     struct Stage {
         std::vector<RowFunction> rows;  // each for every row; or
-        std::function<void()> whole;
-        std::vector<std::function<void()>> before;  // once per pass: counters, room for activations
-        int64_t multiple = 1;                       // of rows that one thread takes
+        PassFunction whole;
+        std::vector<PassFunction> before;  // once per pass: counters, room for activations
+        int64_t multiple = 1;              // of rows that one thread takes
     };
     struct Rotation {
         int64_t pairs;
@@ -151,13 +153,26 @@ private:
     std::vector<int> groups(const Operands& its, const char* parts, const char* whole) const;
     std::vector<const float*> biases(const Operands& its, const std::vector<int64_t>& sizes) const;
     int64_t state_offset(const Operands& its, int64_t size, bool first) const;
-    float* at(int r, int64_t row) {
+    float* at(const Pass& pass, int r, int64_t row) const {
         const Register& it = registers_[size_t(r)];
-        return pass_->memory.get() + offsets_[it.place] * pass_->room + row * it.width;
+        return pass.memory.get() + offsets_[it.place] * pass.room + row * it.width;
     }
-    const Segment& segment(const Row& row) const { return (*pass_->segments)[size_t(row.segment)]; }
-    void add_row(RowFunction function, std::function<void()> before = nullptr);
-    void add_whole(std::function<void()> function);
+    static const Segment& segment(const Pass& pass, const Row& row) {
+        return (*pass.segments)[size_t(row.segment)];
+    }
+    // Calls *use* with each segment that has rows where the program is, before or behind the
+    // selection, with the first and the number of these rows.
+    template <class Use>
+    static void each_segment(const Pass& pass, bool selected, Use use) {
+        int64_t row = 0;
+        for (const Segment& segment : *pass.segments) {
+            const int64_t rows = selected ? segment.outputs : segment.count;
+            if (rows > 0) use(segment, row, rows);
+            row += rows;
+        }
+    }
+    void add_row(RowFunction function, PassFunction before = nullptr);
+    void add_whole(PassFunction function);
     void product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                  const std::vector<const float*>& biases);
     void products(int x, int experts, const std::vector<int>& outs,
@@ -166,13 +181,9 @@ private:
     template <class Args, class Fill>
     void add_recurrence(Op op, const Args& same, int64_t offset,
                         void (*Kernels::*kernel)(const Args&, int64_t), Fill fill);
-    // Rows that a segment has where the program is: before or behind the selection.
-    static int64_t rows_of(const Segment& segment, bool selected) {
-        return selected ? segment.outputs : segment.count;
-    }
     void check(const std::vector<Segment>& segments) const;
-    void start(const int64_t* tokens, const std::vector<Segment>& segments);
-    void run_rows(const Stage& stage);
+    void start(Pass& pass, const int64_t* tokens, const std::vector<Segment>& segments) const;
+    void run_rows(Pass& pass, const Stage& stage) const;
 
     std::vector<Register> registers_;
     std::vector<int64_t> widths_, offsets_;  // of places
@@ -188,7 +199,6 @@ private:
     std::vector<std::vector<float>> ones_;  // weights of norms without any
 
     PerProcess<Pass> passes_;
-    Pass* pass_ = nullptr;  // the one that runs
 };
 
 }  // namespace bitnet

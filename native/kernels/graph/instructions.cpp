@@ -32,14 +32,14 @@ void Graph::embed(const Operands& its) {
     const float scale = its.real("scale");
     vocabulary_ = vocabulary_ == 0 ? table.rows : std::min(vocabulary_, table.rows);
     add_row(
-        [=](int64_t row) {
-            const int64_t id = pass_->of_row[size_t(row)].token;
-            float* x = at(out, row);
+        [=](Pass& pass, int64_t row) {
+            const int64_t id = pass.of_row[size_t(row)].token;
+            float* x = at(pass, out, row);
             read_row(table, id, x);
             if (scale != 1.0f)
                 for (int64_t i = 0; i < table.inputs; ++i) x[i] *= scale;
         },
-        [=] { count_call(Op::embed, table.type); });
+        [=](Pass&) { count_call(Op::embed, table.type); });
 }
 
 void Graph::lookup(const Operands& its) {
@@ -50,13 +50,13 @@ void Graph::lookup(const Operands& its) {
     require(by_position || its.text("by") == "text", "rows of a table by something unknown");
     if (by_position) positions_ = std::min(positions_, table.rows);
     add_row(
-        [=](int64_t row) {
-            const Row& it = pass_->of_row[size_t(row)];
-            const int64_t text = it.position >= segment(it).second ? 1 : 0;
+        [=](Pass& pass, int64_t row) {
+            const Row& it = pass.of_row[size_t(row)];
+            const int64_t text = it.position >= segment(pass, it).second ? 1 : 0;
             read_row(table, by_position ? it.position : std::min(text, table.rows - 1),
-                     at(out, row));
+                     at(pass, out, row));
         },
-        [=] { count_call(Op::embed, table.type); });
+        [=](Pass&) { count_call(Op::embed, table.type); });
 }
 
 void Graph::take(const Operands& its) {
@@ -64,11 +64,11 @@ void Graph::take(const Operands& its) {
     const int64_t offset = taken_;
     require(!selected_, "rows are taken for all tokens");
     taken_ += width(out);
-    add_row([=](int64_t row) {
-        const Row& it = pass_->of_row[size_t(row)];
-        const Segment& own = segment(it);
+    add_row([=](Pass& pass, int64_t row) {
+        const Row& it = pass.of_row[size_t(row)];
+        const Segment& own = segment(pass, it);
         std::copy_n(own.given.data + (it.position - own.start) * taken_ + offset, width(out),
-                    at(out, row));
+                    at(pass, out, row));
     });
 }
 
@@ -87,14 +87,14 @@ void Graph::norm(const Operands& its) {
     const float eps = its.real("eps");
     const float* bias = floats(its, "bias", weight.size, "the bias has another width");
     add_row(
-        [=](int64_t row) {
+        [=](Pass& pass, int64_t row) {
             for (int64_t i = 0; i < width(x); i += group)
-                active().rms_norm(at(x, row) + i, weight.data + i % weight.size, group, eps,
-                                  at(out, row) + i);
-            float* to = at(out, row);
+                active().rms_norm(at(pass, x, row) + i, weight.data + i % weight.size, group, eps,
+                                  at(pass, out, row) + i);
+            float* to = at(pass, out, row);
             for (int64_t i = 0; bias && i < width(x); ++i) to[i] += bias[i % weight.size];
         },
-        [] { count_call(Op::rms_norm); });
+        [](Pass&) { count_call(Op::rms_norm); });
 }
 
 void Graph::center(const Operands& its) {
@@ -102,10 +102,10 @@ void Graph::center(const Operands& its) {
     require(width(out) == width(x), "widths differ");
     const int64_t own = its.integer("width"), group = own > 0 ? own : width(x);
     require(width(x) % group == 0, "the groups are not whole");
-    add_row([=](int64_t row) {
+    add_row([=](Pass& pass, int64_t row) {
         const int64_t n = width(x);
-        const float* from = at(x, row);
-        float* to = at(out, row);
+        const float* from = at(pass, x, row);
+        float* to = at(pass, out, row);
         for (int64_t begin = 0; begin < n; begin += group) {
             const float mean =
                 float(std::accumulate(from + begin, from + begin + group, 0.0) / double(group));
@@ -172,13 +172,13 @@ void Graph::linear(const Operands& its) {
 
 void Graph::product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                     const std::vector<const float*>& biases) {
-    add_row([=](int64_t row) { pass_->activations.quantize(at(x, row), row); },
-            [=] { pass_->activations.prepare(matrices, pass_->rows); });
-    add_whole([=] {
-        pass_->jobs.clear();
+    add_row([=](Pass& pass, int64_t row) { pass.activations.quantize(at(pass, x, row), row); },
+            [=](Pass& pass) { pass.activations.prepare(matrices, pass.rows); });
+    add_whole([=](Pass& pass) {
+        pass.jobs.clear();
         for (size_t i = 0; i < outs.size(); ++i)
-            pass_->jobs.push_back({matrices[i], biases[i], at(outs[i], 0)});
-        linear_group(pass_->jobs, at(x, 0), pass_->rows, pass_->activations);
+            pass.jobs.push_back({matrices[i], biases[i], at(pass, outs[i], 0)});
+        linear_group(pass.jobs, at(pass, x, 0), pass.rows, pass.activations);
     });
 }
 
@@ -186,12 +186,12 @@ void Graph::split(const Operands& its) {
     const int x = reg(its, "x");
     const std::vector<int> outs = groups(its, "outs", "x");
     const int64_t count = its.integer("groups");
-    add_row([=](int64_t row) {
-        const float* from = at(x, row);
+    add_row([=](Pass& pass, int64_t row) {
+        const float* from = at(pass, x, row);
         for (int64_t group = 0; group < count; ++group)
             for (const int out : outs) {
                 const int64_t part = width(out) / count;
-                std::copy(from, from + part, at(out, row) + group * part);
+                std::copy(from, from + part, at(pass, out, row) + group * part);
                 from += part;
             }
     });
@@ -201,12 +201,12 @@ void Graph::join(const Operands& its) {
     const int out = reg(its, "out");
     const std::vector<int> parts = groups(its, "parts", "out");
     const int64_t count = its.integer("groups");
-    add_row([=](int64_t row) {
-        float* to = at(out, row);
+    add_row([=](Pass& pass, int64_t row) {
+        float* to = at(pass, out, row);
         for (int64_t group = 0; group < count; ++group)
             for (const int x : parts) {
                 const int64_t part = width(x) / count;
-                to = std::copy_n(at(x, row) + group * part, part, to);
+                to = std::copy_n(at(pass, x, row) + group * part, part, to);
             }
     });
 }
@@ -216,12 +216,12 @@ void Graph::transpose(const Operands& its) {
     const int64_t rows = checked(its.integer("rows")), columns = checked(its.integer("columns"));
     require(width(x) % (rows * columns) == 0, "the heads make no table");
     require(width(out) == width(x) && out != x, "widths differ");
-    add_row([=](int64_t token) {
+    add_row([=](Pass& pass, int64_t token) {
         const int64_t head = width(x) / (rows * columns);
-        const float* from = at(x, token);
+        const float* from = at(pass, x, token);
         for (int64_t row = 0; row < rows; ++row)
             for (int64_t column = 0; column < columns; ++column, from += head)
-                std::copy(from, from + head, at(out, token) + (column * rows + row) * head);
+                std::copy(from, from + head, at(pass, out, token) + (column * rows + row) * head);
     });
 }
 
@@ -234,11 +234,11 @@ void Graph::rotate(const Operands& its) {
             "more rotated elements than a head has, or another width");
     require(width(out) == width(x), "widths differ");
     add_row(
-        [=](int64_t row) {
-            const Turns& by = pass_->turns[size_t(rotation)];
+        [=](Pass& pass, int64_t row) {
+            const Turns& by = pass.turns[size_t(rotation)];
             RopeArgs a;
-            a.x = at(x, row);
-            a.out = at(out, row);
+            a.x = at(pass, x, row);
+            a.out = at(pass, out, row);
             a.cos = &by.cos[size_t(row * r.pairs)];
             a.sin = &by.sin[size_t(row * r.pairs)];
             a.heads = width(x) / head_dim;
@@ -247,7 +247,7 @@ void Graph::rotate(const Operands& its) {
             a.half = r.half;
             active().rope(a, 0, 1);
         },
-        [] { count_call(Op::rope); });
+        [](Pass&) { count_call(Op::rope); });
 }
 
 void Graph::temper(const Operands& its) {
@@ -257,11 +257,11 @@ void Graph::temper(const Operands& its) {
     require(std::isfinite(scale) && length > 0,
             "the temperature is not finite, or grows after no positions");
     require(width(out) == width(x), "widths differ");
-    add_row([=](int64_t row) {
-        const int64_t times = pass_->of_row[size_t(row)].position / length;
+    add_row([=](Pass& pass, int64_t row) {
+        const int64_t times = pass.of_row[size_t(row)].position / length;
         const float factor = float(1.0 + scale * std::log(double(1 + times)));
-        const float* from = at(x, row);
-        float* to = at(out, row);
+        const float* from = at(pass, x, row);
+        float* to = at(pass, out, row);
         for (int64_t i = 0; i < width(x); ++i) to[i] = from[i] * factor;
     });
 }
@@ -297,31 +297,29 @@ void Graph::attend(const Operands& its) {
     same.causal = its.integer("causal") != 0;
     check_scores(same.scale, same.softcap);
     if (!k.empty()) {
-        add_row([=, k = k[0], v = v[0]](int64_t row) {
-            const Row& it = pass_->of_row[size_t(row)];
-            int16_t* page = segment(it).pages[size_t(number)][size_t(it.position / kKeyBlock)];
-            active().store_position(at(k, row), at(v, row), table.type, table.kv_heads,
+        add_row([=, k = k[0], v = v[0]](Pass& pass, int64_t row) {
+            const Row& it = pass.of_row[size_t(row)];
+            int16_t* page =
+                segment(pass, it).pages[size_t(number)][size_t(it.position / kKeyBlock)];
+            active().store_position(at(pass, k, row), at(pass, v, row), table.type, table.kv_heads,
                                     table.head_dim, it.position % kKeyBlock, page + offset);
         });
         // Keys of neighbouring positions share cache lines, which threads should not take from each
         // other.
         stages_.back().multiple = kKeyBlock / 2;
     }
-    add_whole([=, selected = selected_] {
-        pass_->attention.clear();
-        int64_t row = 0;
-        for (const Segment& segment : *pass_->segments) {
+    add_whole([=, selected = selected_](Pass& pass) {
+        pass.attention.clear();
+        each_segment(pass, selected, [&](const Segment& segment, int64_t row, int64_t tokens) {
             AttentionArgs a = same;
-            a.tokens = rows_of(segment, selected);
-            a.start = segment.start + segment.count - a.tokens;
-            if (a.tokens == 0) continue;
-            a.q = at(q, row);
-            a.out = at(out, row);
+            a.tokens = tokens;
+            a.start = segment.start + segment.count - tokens;
+            a.q = at(pass, q, row);
+            a.out = at(pass, out, row);
             a.pages = segment.pages[size_t(number)].data();
-            pass_->attention.push_back(a);
-            row += a.tokens;
-        }
-        attention(pass_->attention);
+            pass.attention.push_back(a);
+        });
+        attention(pass.attention);
     });
 }
 
@@ -335,10 +333,11 @@ void Graph::gate(const Operands& its) {
     if (ups.empty()) ones_.emplace_back(size_t(width(out)), 1.0f);
     const float* ones = ups.empty() ? ones_.back().data() : nullptr;
     add_row(
-        [=](int64_t row) {
-            active().gate(kind, at(g, row), ones ? ones : at(up, row), width(out), at(out, row));
+        [=](Pass& pass, int64_t row) {
+            active().gate(kind, at(pass, g, row), ones ? ones : at(pass, up, row), width(out),
+                          at(pass, out, row));
         },
-        [] { count_call(Op::gate); });
+        [](Pass&) { count_call(Op::gate); });
 }
 
 void Graph::hadamard(const Operands& its) {
@@ -350,9 +349,9 @@ void Graph::hadamard(const Operands& its) {
     require(width(out) == width(x), "widths differ");
     const float* signs = required(its, "signs", width(x), "widths differ");
     const float scale = float(1.0 / std::sqrt(double(block)));
-    add_row([=](int64_t row) {
-        const float* from = at(x, row);
-        float* to = at(out, row);
+    add_row([=](Pass& pass, int64_t row) {
+        const float* from = at(pass, x, row);
+        float* to = at(pass, out, row);
         const int64_t cols = width(x);
         for (int64_t i = 0; i < cols; ++i) to[i] = inverse ? from[i] : signs[i] * from[i];
         for (int64_t begin = 0; begin < cols; begin += block)
@@ -372,9 +371,9 @@ void Graph::hadamard(const Operands& its) {
 void Graph::add_to(const Operands& its) {
     const int out = reg(its, "out"), x = reg(its, "x"), y = reg(its, "y");
     require(width(x) == width(y) && width(out) == width(x), "widths differ");
-    add_row([=](int64_t row) {
-        const float *first = at(x, row), *second = at(y, row);
-        float* to = at(out, row);
+    add_row([=](Pass& pass, int64_t row) {
+        const float *first = at(pass, x, row), *second = at(pass, y, row);
+        float* to = at(pass, out, row);
         for (int64_t i = 0; i < width(x); ++i) to[i] = first[i] + second[i];
     });
 }
@@ -385,9 +384,9 @@ void Graph::scale(const Operands& its) {
     require(weight.size == 1 || weight.size == width(x),
             "the factors are neither one nor one for each column");
     require(width(out) == width(x), "widths differ");
-    add_row([=](int64_t row) {
-        const float* from = at(x, row);
-        float* to = at(out, row);
+    add_row([=](Pass& pass, int64_t row) {
+        const float* from = at(pass, x, row);
+        float* to = at(pass, out, row);
         for (int64_t i = 0; i < width(x); ++i)
             to[i] = from[i] * weight.data[weight.size == 1 ? 0 : i];
     });
@@ -397,24 +396,22 @@ void Graph::select(const Operands& its) {
     const std::vector<int> registers = regs(its, "registers");
     require(!selected_, "the rows of the outputs are selected already");
     selected_ = true;
-    add_whole([=] {
-        Pass& pass = *pass_;
-        int64_t end = 0, kept = 0;
-        for (const Segment& segment : *pass.segments) {
-            end += segment.count;
-            const int64_t first = end - segment.outputs;
+    add_whole([=](Pass& pass) {
+        int64_t kept = 0;
+        each_segment(pass, false, [&](const Segment& segment, int64_t row, int64_t rows) {
+            const int64_t first = row + rows - segment.outputs;
             const auto move = [&](float* all, int64_t width) {
                 std::memmove(all + kept * width, all + first * width,
                              size_t(segment.outputs * width) * sizeof(float));
             };
-            for (const int r : registers) move(at(r, 0), width(r));
+            for (const int r : registers) move(at(pass, r, 0), width(r));
             for (size_t i = 0; i < rotations_.size(); ++i) {
                 move(pass.turns[i].cos.data(), rotations_[i].pairs);
                 move(pass.turns[i].sin.data(), rotations_[i].pairs);
             }
             std::copy_n(pass.of_row.begin() + first, segment.outputs, pass.of_row.begin() + kept);
             kept += segment.outputs;
-        }
+        });
         pass.rows = kept;
     });
 }

@@ -37,19 +37,17 @@ void Graph::convolve(const Operands& its) {
             "the convolution has another width");
     same.bias = floats(its, "bias", same.channels, "the bias has another width");
     const int64_t offset = state_offset(its, (same.width - 1) * same.channels, true);
-    add_whole([=] {
+    add_whole([=](Pass& pass) {
         count_call(Op::convolve);
-        int64_t row = 0;
-        for (const Segment& segment : *pass_->segments) {
+        each_segment(pass, false, [&](const Segment& segment, int64_t row, int64_t tokens) {
             ConvolveArgs a = same;
-            a.x = at(x, row);
-            a.out = at(out, row);
+            a.x = at(pass, x, row);
+            a.out = at(pass, out, row);
             a.state = segment.state + offset;
-            a.tokens = segment.count;
+            a.tokens = tokens;
             Split(a.channels, kLineFloats, a.tokens * a.channels < kSerialWork)
                 .run([&](int64_t c0, int64_t c1) { active().convolve(a, c0, c1); });
-            row += segment.count;
-        }
+        });
     });
 }
 
@@ -57,17 +55,15 @@ void Graph::convolve(const Operands& its) {
 template <class Args, class Fill>
 void Graph::add_recurrence(Op op, const Args& same, int64_t offset,
                            void (*Kernels::*kernel)(const Args&, int64_t), Fill fill) {
-    add_whole([=] {
+    add_whole([=](Pass& pass) {
         count_call(op);
         std::vector<Args> all;
-        int64_t row = 0;
-        for (const Segment& segment : *pass_->segments) {
+        each_segment(pass, false, [&](const Segment& segment, int64_t row, int64_t tokens) {
             Args& a = all.emplace_back(same);
             a.state = segment.state + offset;
-            a.tokens = segment.count;
-            fill(a, row);
-            row += segment.count;
-        }
+            a.tokens = tokens;
+            fill(pass, a, row);
+        });
         parallel_for(int64_t(all.size()) * same.heads, [&](int64_t i) {
             (active().*kernel)(all[size_t(i / same.heads)], i % same.heads);
         });
@@ -94,13 +90,13 @@ void Graph::delta_rule(const Operands& its) {
     same.key_dim = width(k) / same.key_heads;
     same.value_dim = width(v) / same.heads;
     add_recurrence(Op::delta_rule, same, state_offset(its, same.key_dim * width(v), false),
-                   &Kernels::delta_rule, [=](DeltaArgs& a, int64_t row) {
-                       a.q = at(q, row);
-                       a.k = at(k, row);
-                       a.v = at(v, row);
-                       a.out = at(out, row);
-                       a.alpha = at(alpha, row);
-                       a.beta = at(beta, row);
+                   &Kernels::delta_rule, [=](Pass& pass, DeltaArgs& a, int64_t row) {
+                       a.q = at(pass, q, row);
+                       a.k = at(pass, k, row);
+                       a.v = at(pass, v, row);
+                       a.out = at(pass, out, row);
+                       a.alpha = at(pass, alpha, row);
+                       a.beta = at(pass, beta, row);
                    });
 }
 
@@ -123,12 +119,12 @@ void Graph::selective_scan(const Operands& its) {
     same.head_dim = width(x) / same.heads;
     same.state_size = width(b) / same.groups;
     add_recurrence(Op::selective_scan, same, state_offset(its, same.state_size * width(x), false),
-                   &Kernels::selective_scan, [=](ScanArgs& a, int64_t row) {
-                       a.x = at(x, row);
-                       a.b = at(b, row);
-                       a.c = at(c, row);
-                       a.dt = at(dt, row);
-                       a.out = at(out, row);
+                   &Kernels::selective_scan, [=](Pass& pass, ScanArgs& a, int64_t row) {
+                       a.x = at(pass, x, row);
+                       a.b = at(pass, b, row);
+                       a.c = at(pass, c, row);
+                       a.dt = at(pass, dt, row);
+                       a.out = at(pass, out, row);
                    });
 }
 
@@ -147,16 +143,18 @@ void Graph::route(const Operands& its) {
     require(width(weights) == by.used && experts != weights, "a weight for each expert");
     const float* bias = floats(its, "bias", by.count, "a bias for each expert");
     numbers_[experts] = by.count;
-    add_row([=](int64_t row) {
-        bitnet::route(by, at(logits, row), bias, at(experts, row), at(weights, row));
+    add_row([=](Pass& pass, int64_t row) {
+        bitnet::route(by, at(pass, logits, row), bias, at(pass, experts, row),
+                      at(pass, weights, row));
     });
 }
 
 void Graph::enumerate(const Operands& its) {
     const int experts = reg(its, "experts");
     numbers_[experts] = width(experts);
-    add_row(
-        [=](int64_t row) { std::iota(at(experts, row), at(experts, row) + width(experts), 0.0f); });
+    add_row([=](Pass& pass, int64_t row) {
+        std::iota(at(pass, experts, row), at(pass, experts, row) + width(experts), 0.0f);
+    });
 }
 
 void Graph::expert_linear(const Operands& its) {
@@ -193,28 +191,29 @@ void Graph::products(int x, int experts, const std::vector<int>& outs,
     }
     const int64_t used = width(experts), parts = apart ? used : 1, cols = width(x) / parts;
     add_row(
-        [=](int64_t row) {
+        [=](Pass& pass, int64_t row) {
             for (int64_t part = 0; part < parts; ++part)
-                pass_->activations.quantize(at(x, row) + part * cols, row * parts + part);
+                pass.activations.quantize(at(pass, x, row) + part * cols, row * parts + part);
         },
-        [=] { pass_->activations.prepare(forms, pass_->rows * parts); });
-    add_whole([=] {
-        pass_->expert_jobs.clear();
+        [=](Pass& pass) { pass.activations.prepare(forms, pass.rows * parts); });
+    add_whole([=](Pass& pass) {
+        pass.expert_jobs.clear();
         for (size_t i = 0; i < outs.size(); ++i)
-            pass_->expert_jobs.push_back({matrices[i].data(), biases[i], at(outs[i], 0)});
-        const ExpertInput input{
-            at(x, 0), at(experts, 0), pass_->rows, used, int64_t(matrices[0].size()), cols, apart};
-        expert_products(pass_->expert_jobs, input, pass_->activations, forms, pass_->expert_room);
+            pass.expert_jobs.push_back({matrices[i].data(), biases[i], at(pass, outs[i], 0)});
+        const ExpertInput input{at(pass, x, 0), at(pass, experts, 0),        pass.rows,
+                                used,           int64_t(matrices[0].size()), cols,
+                                apart};
+        expert_products(pass.expert_jobs, input, pass.activations, forms, pass.expert_room);
     });
 }
 
 void Graph::combine(const Operands& its) {
     const int out = reg(its, "out"), x = reg(its, "x"), weights = reg(its, "weights");
     require(width(x) == width(out) * width(weights) && out != x, "a part for each weight");
-    add_row([=](int64_t row) {
+    add_row([=](Pass& pass, int64_t row) {
         const int64_t n = width(out), parts = width(weights);
-        const float *from = at(x, row), *weight = at(weights, row);
-        float* to = at(out, row);
+        const float *from = at(pass, x, row), *weight = at(pass, weights, row);
+        float* to = at(pass, out, row);
         for (int64_t i = 0; i < n; ++i) to[i] = from[i] * weight[0];
         for (int64_t part = 1; part < parts; ++part)
             for (int64_t i = 0; i < n; ++i) to[i] += from[part * n + i] * weight[part];
