@@ -49,6 +49,8 @@ _BEFORE_SCALE = ("ffn_out", "ffn_moe_out", "ffn_shexp")
 # Activations of networks without a gate, a later one behind the earlier ones. With a gate, the
 # value is that of the product with it.
 _WITHOUT_GATE = ("ffn_gelu", "ffn_relu", "ffn_sqr(relu)")
+# Results of a shared expert with a gate, in different graphs.
+_GATED_SHARED = ("ffn_shexp_out", "ffn_shexp_gated")
 _SEPARATOR = "|"
 # End of the name of the norm in front of a router, whose input llama.cpp divides by what we divide
 # the router by. Other tensors with such a name are factors on the result of a product.
@@ -248,4 +250,4 @@ def _of_networks(config: ModelConfig) -> Iterator[tuple[str, str]]:
             if mixer.biased and mixer.routing.gating == "softmax_chosen":
                 yield "ffn_moe_probs", "ffn_moe_logits"  # with its bias
             if mixer.shared_gated:
-                yield "ffn_shexp_gated", "ffn_shexp"
+                yield from dict.fromkeys(_GATED_SHARED, "ffn_shexp").items()

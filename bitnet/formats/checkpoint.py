@@ -109,6 +109,8 @@ class Inventory:
 
     def path(self, name: str) -> Path:
         """Path of the file *name*."""
+        if name in self._opened:  # it was there, even with a backslash in its name
+            return self.root / name
         parts = name.replace("\\", "/").split("/")
         if Path(name).is_absolute() or {"", ".", ".."} & set(parts):
             raise InvalidFormat(f"{self.root.name}: {name!r} is outside of the folder")

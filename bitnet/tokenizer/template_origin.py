@@ -1,8 +1,8 @@
 """Oddities of the chat templates of a GGUF file: their origin, and names that they reach for.
 
 A template is a program that others ship with a model. One that was changed on the way, or that
-reaches into Python, is named. The repository that a file was made of is known from its keys or by
-its files that lie beside it; no connection is opened.
+reaches into Python, is named. The repository that a file was made of is known from its keys, from a
+lock file, or by its files that lie beside it; no connection is opened.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from bitnet.base import settings
 from bitnet.base.errors import BitnetError
 from bitnet.base.files import read_bytes
 from bitnet.store import Store, hugging_face
+from bitnet.store.records import LOCK_FILE, read_lock, relative
 from bitnet.tokenizer.chat import template_process
 from bitnet.tokenizer.discover import repository_of
 from bitnet.tokenizer.side_files import templates_in
@@ -86,12 +87,27 @@ def _sources(gguf: GGUF) -> dict[str, list[dict[str, str]]]:
         beside = {name: folder / name for name in _FILES if (folder / name).is_file()}
         if beside:
             sources[f"{', '.join(beside)} beside it"] = [_read(beside)]
-    repository = repository_of(gguf.metadata)
-    if repository:
+    repositories = {_repository_in_lock_file(gguf.path): f"which {LOCK_FILE} names"}
+    repositories[repository_of(gguf.metadata)] = "which it is made of"
+    for repository, relation in repositories.items():
         versions = [*_versions_in_cache(repository), *_versions_in_store(repository)]
-        if versions:
-            sources[f"{repository}, which it is made of"] = [_read(files) for files in versions]
+        if repository and versions:
+            sources[f"{repository}, {relation}"] = [_read(files) for files in versions]
     return sources
+
+
+def _repository_in_lock_file(path: Path) -> str:
+    """Repository of the file *path* in the lock file of a folder above it; empty without one."""
+    for folder in path.absolute().parents:
+        try:
+            pins = read_lock(folder / LOCK_FILE)
+        except BitnetError:  # other checks report it
+            continue
+        place = relative(path, folder)
+        repositories = [pin.repo for pin in pins if pin.place == place]
+        if repositories:
+            return repositories[0]
+    return ""
 
 
 def _other_models(gguf: GGUF, folder: Path) -> bool:

@@ -13,6 +13,7 @@ from asked_here import share_this_process
 from llama_cpp_models import written
 from mistakes import mistakes
 from sensitivity import (
+    LIMITS,
     MAY_PASS,
     OURS,
     READ_BY_IK,
@@ -25,7 +26,7 @@ from sensitivity import (
 from tiny_models import tiny
 
 from bitnet.base import native
-from bitnet.crossval.bounds import BOUNDS, ROWS
+from bitnet.crossval.bounds import ROWS
 from bitnet.crossval.operations import (
     check_operations,
     describe,
@@ -164,5 +165,5 @@ def test_what_llama_cpp_does_not_load_it_refuses_with_these_words(case, tmp_path
 
 def test_every_bound_has_its_margin_in_the_measured_table():
     table = json.loads(TABLE.read_text())
-    assert table["bounds"] == {kind: bound._asdict() for kind, bound in BOUNDS.items()}
+    assert table["bounds"] == {kind: bound._asdict() for kind, bound in LIMITS.items()}
     assert list(faults(table)) == []

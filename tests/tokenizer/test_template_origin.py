@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tiny_models import tiny_gguf
 from bitnet.base import settings
 from bitnet.formats.gguf import GGUF
 from bitnet.store import Store
-from bitnet.store.records import Blob, Pin
+from bitnet.store.records import Blob, Pin, write_lock
 from bitnet.tokenizer.chat import template_process
 from bitnet.tokenizer.template_origin import oddities_of, templates_of
 
@@ -77,6 +78,28 @@ def test_a_template_is_compared_with_that_of_its_source(place, tmp_path):
     changed = model_with(tmp_path / "models", OTHER, **{REPOSITORY: "org/name"})
     (text,) = differences(changed)
     assert text.startswith("the chat template is not that of ")
+
+
+@pytest.mark.parametrize("place", [in_the_cache_of_hugging_face, in_our_store])
+@pytest.mark.parametrize("folder", ["", "models", "models/inner"])
+def test_a_repository_that_only_a_lock_file_names_is_a_source(place, folder, tmp_path):
+    project = tmp_path / "project"
+    model = model_with(project / folder, OTHER)
+    place(model.parent, TEMPLATE)
+    assert differences(model) == []
+    pin = Pin("model", "org/name", "main", "m.gguf", "abc", "ab" * 32, 1)
+    pin = replace(pin, place=model.relative_to(project).as_posix())
+    write_lock(project / "bitnet.lock.json", [replace(pin, repo="org/another", place="x"), pin])
+    (text,) = differences(model)
+    assert text == "the chat template is not that of org/name, which bitnet.lock.json names"
+    model_with(project / folder, TEMPLATE)
+    assert differences(model) == []
+
+
+def test_a_damaged_lock_file_names_no_source(tmp_path):
+    model = model_with(tmp_path / "models")
+    (tmp_path / "bitnet.lock.json").write_text("[")
+    assert differences(model) == []
 
 
 def test_a_last_line_end_does_not_count(tmp_path):

@@ -288,6 +288,23 @@ def test_attest_writes_nothing_that_verify_refuses(bitnet, model, tmp_path, name
         assert not bundle.exists()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="such names cannot exist")
+@pytest.mark.parametrize("name", ODD_NAMES, ids=ascii)
+@pytest.mark.parametrize("option", ["--output", "--bundle"])
+def test_attest_writes_nothing_about_a_file_that_verify_refuses(bitnet, tmp_path, name, option):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    file = folder / f"{name}.gguf"
+    shutil.move(tiny_gguf(folder / "tiny.gguf"), file)
+    proof = tmp_path / "proof.json"
+    done = bitnet("attest", file, "--no-trace", option, proof)
+    if done.code == 0:
+        assert identity(bitnet, file, "--against", proof)[0] == "ok"
+    else:
+        assert done.code == 13
+        assert not proof.exists()
+
+
 @pytest.mark.parametrize("name", ["https://in-toto.io/Statement/v1", '"dsseEnvelope"'])
 def test_a_model_may_have_the_name_of_a_bundles_field(bitnet, model, tmp_path, name):
     path = tmp_path / "attestation.json"

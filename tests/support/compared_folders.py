@@ -1,0 +1,58 @@
+"""Random folders of every family that transformers loads, which a comparison has to pass."""
+
+from functools import partial
+
+from dense_models import DENSE
+from hf_folders import tokenizer_folder
+from hf_models import TINY, make, torch, transformers
+from mixed_models import MIXED
+from tiny_models import TOKENS
+
+# transformers has no MiniCPM: the code of those repositories is their own.
+WRITERS = {case: model for case, model in (DENSE | MIXED).items() if model[0] != "MiniCPM"}
+# The epsilon of its configuration, 1e-8, is too small for a mistake in it to be seen.
+WRITERS["helium"] = ("Helium", DENSE["helium"][1] | {"rms_norm_eps": 1e-6})
+
+# Only these read the epsilon of their configuration; DistilBERT has 1e-12.
+_EPSILON = {"layer_norm_eps": 1e-5}
+ENCODERS = {
+    "bert": ("Bert", _EPSILON),
+    "bert-one-text": ("Bert", _EPSILON | {"type_vocab_size": 1}),
+    "roberta": ("Roberta", _EPSILON | {"pad_token_id": 0}),
+    "xlm-r": ("XLMRoberta", _EPSILON | {"pad_token_id": 0}),
+    "distilbert": ("DistilBert", {"dim": 64, "n_heads": 4, "n_layers": 3, "hidden_dim": 128}),
+}
+_ENCODER_SIZES = {
+    "vocab_size": TINY["vocab_size"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+# As many as the models have rows.
+WORDS = (*TOKENS, *(f"<more {number}>" for number in range(TINY["vocab_size"] - len(TOKENS))))
+
+
+def _write_encoder(kind, options, folder):
+    torch.manual_seed(4)
+    config = getattr(transformers, f"{kind}Config")(**(_ENCODER_SIZES | options))
+    model = getattr(transformers, f"{kind}Model")(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+
+
+#: What writes each of them into a folder, by the name of the case.
+FOLDERS = {
+    **{case: partial(make, *model) for case, model in WRITERS.items()},
+    **{case: partial(_write_encoder, *model) for case, model in ENCODERS.items()},
+}
+
+
+def compared_folder(case, folder):
+    """The model *case* in *folder*, with a tokenizer."""
+    FOLDERS[case](folder)
+    return tokenizer_folder(folder, WORDS)
