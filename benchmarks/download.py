@@ -35,7 +35,7 @@ REPO, FILE = "bench/model", "model.gguf"
 
 def bitnet(hub, target, *, connections):
     """Our download: seconds and processor seconds, as of the others."""
-    from bitnet.hub.download import fetch
+    from bitnet.hub.fetch import fetch
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.orders import FileOrder
     from bitnet.hub.repository import file_url
@@ -120,7 +120,7 @@ def measure_store(size_mb):
     from bitnet.base.errors import NetworkError
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.project import Project
-    from bitnet.hub.provide import provide
+    from bitnet.hub.provide import fetch_source
     from bitnet.sources import Source
 
     os.environ["BITNET_CONNECTIONS"] = "1"
@@ -139,7 +139,7 @@ def measure_store(size_mb):
 
         def seconds(*where):
             begun = time.perf_counter()
-            provide(source, project(*where))
+            fetch_source(source, project(*where))
             return time.perf_counter() - begun
 
         whole, second_project = seconds("one"), seconds("two")
@@ -150,7 +150,7 @@ def measure_store(size_mb):
         sent = hub.sent("cdn")
         hub.rules.append(Rule(where="cdn", times=1, truncate_at=int(size * 0.86)))
         with contextlib.suppress(NetworkError):
-            provide(source, project("three", "another cache"))
+            fetch_source(source, project("three", "another cache"))
         hub.seen.clear()
         rest = seconds("three", "another cache")
         return {

@@ -186,7 +186,7 @@ def locate(
     with suppress(OSError, ValueError):  # at once, without what opens connections
         if path.exists():
             return only_model(path)
-    from bitnet.hub.models import provide
+    from bitnet.hub.models import locate_model
     from bitnet.hub.ref import parse, suggest_names
 
     ref = parse(text)
@@ -197,7 +197,7 @@ def locate(
             f"no such file or folder, and no model of that name: {ref.text}",
             hint=suggest_names(ref.text),
         )
-    return provide(ref, project(), fetch=fetch, announce=announce)
+    return locate_model(ref, project(), fetch=fetch, announce=announce)
 
 
 def _plain_project() -> Project:
@@ -236,9 +236,9 @@ class SmartTokenizerDownload:
         Raises:
             Offline: it is not in the cache, and the network is switched off.
             VocabMismatch: the file has not ``info.expected_vocab`` ids.
-            BitnetError: it cannot be fetched; see :func:`bitnet.hub.download.fetch`.
+            BitnetError: it cannot be fetched; see :func:`bitnet.hub.fetch.fetch`.
         """
-        from bitnet.hub.provide import provide
+        from bitnet.hub.provide import fetch_source
 
         key = info.cache_key
         vocab_size = info.expected_vocab
@@ -246,7 +246,7 @@ class SmartTokenizerDownload:
         for file in info.files:
             source = Source(key, info.repo, file, vocab_size=vocab_size, cache_key=key)
             try:
-                paths.append(provide(source, self._project, check=_check).path)
+                paths.append(fetch_source(source, self._project, check=_check).path)
             except NotFound as error:
                 # A file that is there, and not to be made sense of, is needed as well.
                 if not paths or isinstance(error, TokenizerNotFound):

@@ -171,7 +171,7 @@ def _kind(area: str, inner: list[str]) -> Kind:
     if _PARTIAL.fullmatch(name):
         return "partial"
     if area == "tokenizers":
-        return "compiled" if inner[0] == "compiled" and len(inner) > 1 else "tokenizer"
+        return "compiled" if inner[0] == tree.COMPILED and len(inner) > 1 else "tokenizer"
     return "exact-head" if area == "exact-heads" else "model"
 
 
@@ -181,6 +181,17 @@ def _key(area: str, inner: list[str]) -> str:
     if area == "tokenizers":
         return inner[0] if len(inner) > 1 else ""
     return "/".join(inner)
+
+
+def is_same_file(entry: Entry, stored: Entry, root: Path) -> bool:
+    """True if *entry* is a link in the cache to the file *stored*, or its reflink or copy."""
+    if entry.is_stored:
+        return False
+    if entry.inode == stored.inode and any(entry.inode):
+        return True
+    record = Store(root).verified.find(entry.path)
+    is_placed = record is not None and record.placed and record.is_unchanged
+    return is_placed and record is not None and record.sha256 == stored.path.name
 
 
 def locks_for(path: Path) -> list[Path]:

@@ -1,4 +1,12 @@
-"""Remove files from the cache: plan first, then remove those that are still unused."""
+"""Remove files from the cache: plan first, then remove those that are still unused.
+
+    cache clean       plan             entries by age, number or key
+    rm                plan_model       the names of a model, and the bytes that no other name has
+    end of an update  plan_superseded  versions that their names left
+
+All three plans are removed by :func:`prune`. Links go before the bytes that they name, and names
+last: a removal that is killed anywhere is finished by the same command.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base import locks, settings
-from bitnet.base.errors import CacheBusy, NotFound, UsageError, from_os_error
+from bitnet.base.errors import BitnetError, CacheBusy, NotFound, UsageError, from_os_error
 from bitnet.base.options import parse_duration
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import DIGITS, quantity
 from bitnet.base.trust import SHA256
-from bitnet.cache.entries import Entry, entries, locks_for
+from bitnet.cache.entries import Entry, entries, is_same_file, locks_for
 from bitnet.store import Store, links
-from bitnet.store.blobs import tag_problem
+from bitnet.store.placing import sweep_placings
+from bitnet.store.root import tag_problem
 from bitnet.store.tree import claim_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bitnet.cache import Selection
     from bitnet.store import Pin
 
@@ -37,6 +48,9 @@ class Removal:
     remove: tuple[Entry, ...]  # entries to remove
     busy: tuple[Entry, ...] = ()  # entries kept because a process holds them
     names: tuple[Pin, ...] = ()  # names to drop, also of bytes that others keep
+    kept: tuple[tuple[Entry, tuple[str, ...]], ...] = ()  # of the store; other names of the bytes
+    is_whole: bool = False  # nothing is removed if one of the entries is busy
+    marks: tuple[Path, ...] = ()  # of versions that their names left; removed at the end
 
     @property
     def size_bytes(self) -> int:
@@ -46,6 +60,15 @@ class Removal:
         return sum(
             entry.size_bytes for inode, entry in files.items() if names[inode] >= entry.links
         )
+
+    def holders_of(self, entry: Entry) -> list[str]:
+        """Paths of projects, and the number of other names, that still hold the bytes of *entry*.
+
+        Names that the plan removes do not count.
+        """
+        planned = sum(each.inode == entry.inode for each in self.remove)
+        more = entry.links - len(entry.users) - max(planned, 1)
+        return [*entry.users, *([f"{more} links"] if more > 0 else [])]
 
     def facts(self) -> dict[str, Any]:
         """The plan as JSON values."""
@@ -98,6 +121,85 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Rem
     busy = tuple(entry for entry in chosen if entry.owner)
     free = tuple(entry for entry in chosen if not entry.owner)
     return Removal(root, free, busy, tuple(names))
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Predicates for the files of one model in the cache."""
+
+    is_name: Callable[[Pin], bool]  # the recorded name is of the model
+    is_link: Callable[[Path], bool]  # the path in the cache is a place of the model
+    is_unfinished: Callable[[Entry], bool]  # an interrupted download of the model left it
+
+
+def plan_model(root: Path, files: ModelFiles) -> Removal:
+    """Removal of the *files* of a model, with what an interrupted download left.
+
+    A file that is also a part of another model stays for that one.
+    """
+    store = Store(root)
+    sweep_placings(store.folder)
+    everything = entries(root)
+
+    # Bytes go with their last name. A version is not a name, but wheels that were fetched for a
+    # packaged model and not extracted have no other record.
+    records = list(store.index)
+    mine = [record for record in records if files.is_name(record)]
+    other_names: dict[str, list[str]] = {}
+    for record in records:
+        if record.kind != "version" and record not in mine:
+            other_names.setdefault(record.sha256, []).append(record.repository)
+    digests = {record.sha256 for record in mine}
+    stored = [entry for entry in everything if entry.is_stored and entry.path.name in digests]
+    gone = [entry for entry in stored if entry.path.name not in other_names]
+    shared = tuple((e, tuple(other_names[e.path.name])) for e in stored if e not in gone)
+
+    # Links: at the places of the model, and to the bytes that go.
+    places = {root / record.place for record in mine if record.place is not None}
+    links = [
+        entry
+        for entry in everything
+        if files.is_link(entry.path)
+        or entry.path in places
+        or any(is_same_file(entry, each, root) for each in gone)
+    ]
+    unfinished = [entry for entry in everything if files.is_unfinished(entry)]
+    names = tuple(record for record in mine if record.kind != "version")
+    return Removal(root, (*gone, *unfinished, *links), (), names, shared, is_whole=True)
+
+
+def plan_superseded(root: Path) -> list[Removal]:
+    """Removal of each version that an update left, unless another name or a project has it."""
+    store = Store(root)
+    marks = store.list_superseded()
+    if not marks:
+        return []
+    named = {record.sha256 for record in store.index if record.kind != "version"}
+    users = store.users()
+    everything = entries(root)
+    plans = []
+    for digest, mark in marks.items():
+        if digest in users:
+            continue
+        stored = [entry for entry in everything if entry.is_stored and entry.path.name == digest]
+        same: list[Entry] = []
+        if digest in named:
+            stored = []  # only the mark goes: the version is in use again
+        elif stored:
+            same = [entry for entry in everything if is_same_file(entry, stored[0], root)]
+        plans.append(Removal(root, (*stored, *same), is_whole=True, marks=(mark,)))
+    return plans
+
+
+def drop_superseded(root: Path) -> None:
+    """Remove the versions that updates left; what is in use is left for the next command."""
+    try:
+        for planned in plan_superseded(root):
+            for entry in prune(planned).remove:
+                if entry.is_stored:
+                    logger.info("removed %s, which an update replaced", entry.path)
+    except BitnetError as error:
+        logger.warning("what the update replaced stays in the cache: %s", error)
 
 
 def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
@@ -155,17 +257,6 @@ def _of_key(
     return [entry for entry in everything if entry.path in paths], names
 
 
-def is_same_file(entry: Entry, stored: Entry, root: Path) -> bool:
-    """True if *entry* is a link in the cache to the file *stored*, or its reflink or copy."""
-    if entry.is_stored:
-        return False
-    if entry.inode == stored.inode and any(entry.inode):
-        return True
-    record = Store(root).verified.find(entry.path)
-    is_placed = record is not None and record.placed and record.is_unchanged
-    return is_placed and record is not None and record.sha256 == stored.path.name
-
-
 def _means(own: str, key: str) -> bool:
     """True if *key*, as people write it, means the key *own*."""
     if SHA256.fullmatch(own):  # as a terminal shows it, or whole
@@ -191,22 +282,17 @@ def refuse_unless_cache(root: Path) -> None:
         )
 
 
-def prune(planned: Removal, *, whole: bool = False) -> Removal:
-    """Remove the planned entries that are still unused; those removed, and those that are busy.
-
-    Links go before the bytes that they name, and the names in the index go last: a removal that
-    is killed anywhere is finished by the same command. With *whole* nothing is removed if one of
-    the entries is busy.
-    """
+def prune(planned: Removal) -> Removal:
+    """Remove the planned entries that are still unused; those removed, and those that are busy."""
     store = Store(planned.root)
     removed: list[Entry] = []
     busy = list(planned.busy)
-    batches = [list(planned.remove)] if whole else _by_file(planned.remove)
+    batches = [list(planned.remove)] if planned.is_whole else _by_file(planned.remove)
     for batch in batches:
         with contextlib.ExitStack() as stack:
             free, held = _lock(planned.root, batch, stack)
             busy += held
-            if whole and held:
+            if planned.is_whole and held:
                 continue
             for entry in free:
                 _remove(planned.root, entry)
@@ -219,6 +305,9 @@ def prune(planned: Removal, *, whole: bool = False) -> Removal:
             _forget_bytes(store, gone)
     if planned.names and not busy:
         store.index.forget_if(lambda record: record in planned.names)
+    if not busy:
+        for mark in planned.marks:
+            links.remove(mark)
     store.verified.sweep()
     return replace(planned, remove=tuple(removed), busy=tuple(busy))
 
@@ -227,30 +316,6 @@ def _forget_bytes(store: Store, digests: set[str]) -> None:
     """Drop every name of the removed files with these *digests*."""
     if digests:
         store.index.forget_if(lambda record: record.sha256 in digests)
-
-
-def drop_superseded(root: Path) -> None:
-    """Remove the versions that updates left, unless another name or a project has them.
-
-    What is in use is left for the next command.
-    """
-    store = Store(root)
-    marks = store.list_superseded()
-    if not marks:
-        return
-    named = {record.sha256 for record in store.index if record.kind != "version"}
-    users = store.users()
-    everything = entries(root)
-    for digest, mark in marks.items():
-        if digest in users:
-            continue
-        stored = [entry for entry in everything if entry.is_stored and entry.path.name == digest]
-        if stored and digest not in named:
-            same = [entry for entry in everything if is_same_file(entry, stored[0], root)]
-            if prune(Removal(root, (*stored, *same)), whole=True).busy:
-                continue
-            logger.info("removed %s, which an update replaced", stored[0].path)
-        links.remove(mark)
 
 
 def _by_file(planned: tuple[Entry, ...]) -> list[list[Entry]]:

@@ -158,17 +158,17 @@ def rm(
 
     done = remove_model(parse(model), common.project(), dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
-    lines = [f"{verb} {entry.path} ({human_size(entry.size_bytes)})" for entry in done.removed]
-    for path, holders in done.holders.items():
-        if holders:
-            lines.append(f"still on the disk: {path.name}: {', '.join(holders)}")
+    removed = [entry for entry in done.remove if entry.is_stored or entry.kind == "partial"]
+    holders = {entry.path: done.holders_of(entry) for entry in removed if entry.is_stored}
+    lines = [f"{verb} {entry.path} ({human_size(entry.size_bytes)})" for entry in removed]
+    for path, names in holders.items():
+        if names:
+            lines.append(f"still on the disk: {path.name}: {', '.join(names)}")
     lines += [f"kept {entry.path}: it is also {', '.join(names)}" for entry, names in done.kept]
-    lines.append(
-        f"{verb} {quantity(len(done.removed), 'file')}, {human_size(done.size_bytes)} freed"
-    )
+    lines.append(f"{verb} {quantity(len(removed), 'file')}, {human_size(done.size_bytes)} freed")
     files = [
-        {**entry.facts(), "removed": True, "held_by": done.holders.get(entry.path, [])}
-        for entry in done.removed
+        {**entry.facts(), "removed": True, "held_by": holders.get(entry.path, [])}
+        for entry in removed
     ]
     files += [
         {**entry.facts(), "removed": False, "held_by": list(names)} for entry, names in done.kept

@@ -88,11 +88,11 @@ class Context:
 def provide_pins(project: Project, *, skip_gated: bool = False) -> list[Obtained]:
     """The files that the lock file of *project* pins, each at its place now."""
     from bitnet.hub.orders import order_from_lock
-    from bitnet.hub.provide import provide_all
+    from bitnet.hub.provide import provide
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in project.pins()]
-    return provide_all(orders, project, skip_gated=skip_gated)
+    return provide(orders, project, skip_gated=skip_gated)
 
 
 def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
@@ -310,7 +310,7 @@ def _explicit(named: str, common: Context) -> Path | None:
     """The tokenizer that --tokenizer names; naming an address is consent to fetch it."""
     if not named:
         return None  # without loading what opens connections: 20 MB and 0.2 s
-    from bitnet.hub.models import provide_tokenizer
+    from bitnet.hub.models import locate_tokenizer
     from bitnet.hub.ref import parse
     from bitnet.tokenizer.from_files import TOKENIZER_FILES
     from bitnet.tokenizer.load import load_spec
@@ -320,7 +320,7 @@ def _explicit(named: str, common: Context) -> Path | None:
     remote = parse(named)
     if not (remote.repo or remote.url):
         return Path(named)
-    return provide_tokenizer(
+    return locate_tokenizer(
         remote,
         common.project(common.cache.root),
         names=TOKENIZER_FILES,

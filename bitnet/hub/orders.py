@@ -68,6 +68,27 @@ class FileOrder:
         """
         return self.source.sha256 is not None and (self.pinned is None or self.pinned.verified)
 
+    def answer(
+        self,
+        blob: Blob,
+        *,
+        commit: str | None = None,
+        etag: str = "",
+        verified: bool = True,
+        checked: bool = True,
+        fetched: bool = False,
+    ) -> Obtained:
+        """*blob* as the file that is asked for, with its record."""
+        source = self.source
+        repo = source.repo
+        revision = source.revision
+        if source.url:  # the ETag distinguishes versions behind one address
+            repo = redact_url(source.url)
+            revision = etag or "unknown"
+        name = self.kind, repo, revision, source.file
+        pin = Pin(*name, commit, blob.sha256, blob.size, source.licence, verified=verified)
+        return Obtained(self, blob, pin, checked, fetched, source.licence_url)
+
 
 @dataclass(frozen=True)
 class Obtained:
@@ -117,25 +138,6 @@ class Obtained:
             "licence": self.licence_line,
             "verified": self.pin.verified,
         }
-
-
-def pin_of(
-    order: FileOrder,
-    blob: Blob,
-    *,
-    commit: str | None = None,
-    etag: str = "",
-    verified: bool = True,
-) -> Pin:
-    """The record of *blob* as the file that *order* asks for."""
-    source = order.source
-    repo = source.repo
-    revision = source.revision
-    if source.url:  # the ETag distinguishes versions behind one address
-        repo = redact_url(source.url)
-        revision = etag or "unknown"
-    name = order.kind, repo, revision, source.file
-    return Pin(*name, commit, blob.sha256, blob.size, source.licence, verified=verified)
 
 
 def order_of(

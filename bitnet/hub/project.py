@@ -12,12 +12,15 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base import locks, settings, trust
 from bitnet.base.errors import NotFound, Offline, PermissionDenied, UsageError, from_os_error
 from bitnet.base.files import open_file, write_text
+from bitnet.hub import http
 from bitnet.hub.http import Limits
+from bitnet.hub.repository import file_url
+from bitnet.hub.session import HubSession
 from bitnet.store import Store, records
 from bitnet.store.placing import ABANDONED_S
 from bitnet.store.records import LOCK_FILE
@@ -28,14 +31,17 @@ else:  # pragma: no cover
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from bitnet.base.progress import Mode
     from bitnet.hub.options import FetchOptions
+    from bitnet.sources import Source
     from bitnet.store import Pin
 
     Pick = Callable[[str, list[Any]], Any]  # a repository and its models; one of them
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +74,11 @@ class Project:
         """The store in the cache folder."""
         return Store(self.cache, rehash=self.verify)
 
+    @property
+    def is_offline(self) -> bool:
+        """True if connections are switched off."""
+        return self.options.is_offline
+
     def options_for(self, repo: str) -> FetchOptions:
         """The options, with the server that ``bitnet.toml`` names for *repo*."""
         if self.options.base_url:
@@ -78,6 +89,28 @@ class Project:
             return self.options
         return replace(self.options, base_url=address, user_endpoint=self.options.endpoint)
 
+    def addresses_of(self, source: Source) -> list[str]:
+        """Addresses of the file *source*: its own, or one on each server of its repository."""
+        if source.url:
+            return [source.url]
+        options = self.options_for(source.repo)
+        where = source.repo, source.commit or source.revision, source.file
+        servers = [replace(options, base_url=address) for address in options.addresses]
+        return [file_url(*where, server) for server in servers]
+
+    @contextmanager
+    def connect(self, source: Source, *, retries: int | None = None) -> Iterator[HubSession]:
+        """A session with the servers of *source*, within the limits of all transfers."""
+        options = self.options if source.url else self.options_for(source.repo)
+        if retries is not None:
+            options = replace(options, retries=retries)
+        with HubSession(options, limits=self.limits, sleep=self.limits.sleep) as session:
+            yield session
+
+    def at_once(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """Results of *calls*, several at a time, in order; when one fails, the others end soon."""
+        return http.at_once(calls, self.limits)
+
     def pin_of(self, identity: tuple[str, ...]) -> Pin | None:
         """Lock file entry of this identity; ``None`` if it is to be updated."""
         return None if self.update else records.find_pin(self.pins(), identity)
@@ -85,6 +118,11 @@ class Project:
     def place_of(self, path: Path | None) -> str | None:
         """*path* relative to the lock file; ``None`` if it is outside."""
         return records.relative(path, self.folder) if path is not None else None
+
+    def refuse_unpinnable(self, pin: Pin) -> None:
+        """Refuse a *pin* that the lock file could not contain, if this command writes one."""
+        if self.records:
+            records.refuse_unreadable(pin)
 
     def pins(self) -> list[Pin]:
         """Entries of the lock file."""

@@ -12,64 +12,49 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import re
 import shutil
-import time
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from bitnet.base.errors import (
-    AuthError,
-    BitnetError,
-    PermissionDenied,
-    UsageError,
-    from_os_error,
-)
+from bitnet.base.errors import AuthError, BitnetError, PermissionDenied, from_os_error
 from bitnet.base.files import OUTPUT_HINT, device_of, require_space
-from bitnet.base.trust import open_folder, place_problem, refuse_links
+from bitnet.base.trust import place_problem, refuse_links
 from bitnet.cache.prune import drop_superseded
 from bitnet.hub.fetch import obtain
-from bitnet.hub.http import at_once
 from bitnet.hub.orders import order_of
 from bitnet.hub.repository import model_facts
-from bitnet.hub.session import HubSession
-from bitnet.store.blobs import make_cache
-from bitnet.store.claims import Claims
-from bitnet.store.links import fresh_name, short_name
-from bitnet.store.placing import placing, sweep_beside, sweep_placings
-from bitnet.store.records import Pin, refuse_unreadable, relative
+from bitnet.sources import Source
+from bitnet.store.blobs import common_folder
+from bitnet.store.records import Pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bitnet.hub.orders import FileOrder, Obtained
     from bitnet.hub.project import Project
-    from bitnet.sources import Source
     from bitnet.store import Blob, Store
+    from bitnet.store.claims import Claims
 
 logger = logging.getLogger(__name__)
 
-_ABANDONED_S = 900.0  # age at which an unfinished folder counts as abandoned
 
-
-def provide(
+def fetch_source(
     source: Source,
     project: Project,
     *,
     target: Path | None = None,
     check: Callable[[Path, int], None] | None = None,
 ) -> Obtained:
-    """The file of *source*, at *target* or where such files go, as :func:`provide_all`."""
+    """The file of *source*, at *target* or where such files go, as :func:`provide`."""
     order = order_of(source, project, target=target, check=check)
     root = target.parent if target is not None and order.kind != "model" else None
-    return provide_all([order], project, root=root)[0]
+    return provide([order], project, root=root)[0]
 
 
-def provide_all(
+def provide(
     orders: Sequence[FileOrder],
     project: Project,
     *,
@@ -83,20 +68,17 @@ def provide_all(
     the files of a repository that refuses access are left out. *add_to_store* brings files into the
     store together, as a bundle does, before each is looked for.
     """
+    # Nothing is downloaded that has no place: no name in the lock file, a link, or a full disk.
+    root = root if root is not None else project.folder
     _refuse_places(orders, project, root)
-    try:
-        make_cache(project.cache)
-    except BitnetError as error:  # what is there is used all the same; a transfer reports it
-        logger.debug("the cache is only read: %s", error.message)
-    sweep_placings(project.store.folder)  # of processes that were killed
     _require_space(orders, project)
+    store = project.store
+    store.prepare()
 
     # Bytes are claimed from before they are looked for until they are at their places: a removal
     # in between would take what was found away.
-    with Claims(project.store.folder) as claims:
-        for order in orders:
-            if order.source.sha256 is not None:
-                claims.add(order.source.sha256)
+    expected = [order.source.sha256 for order in orders if order.source.sha256 is not None]
+    with store.claiming(expected) as claims:
         add_to_store()
         files = _obtain_all(orders, project, claims, skip_gated=skip_gated)
 
@@ -107,36 +89,33 @@ def provide_all(
 
         # A name is recorded before its link exists: a link without a name could not be removed.
         for file in files:
-            _record_name(file, project)
+            _record_name(file, store)
         files = _place(files, project, root, claims)
-        for file in files:
-            if file.fetched and not file.pin.verified:
-                text = "%s is not verified by a digest: no server announced one; it has SHA-256 %s"
-                logger.warning(text, file.pin.file, file.pin.sha256)
 
     files = _pin(files, project)
+    for file in files:
+        if file.fetched and not file.pin.verified:
+            text = "%s is not verified by a digest: no server announced one; it has SHA-256 %s"
+            logger.warning(text, file.pin.file, file.pin.sha256)
+
     # The version before goes last, when nothing needs it any more.
-    try:
-        drop_superseded(project.cache)
-    except BitnetError as error:
-        logger.warning("what the update replaced stays in the cache: %s", error)
+    drop_superseded(project.cache)
     return files
 
 
 # --- before anything is fetched -------------------------------------------------------------------
 
 
-def _refuse_places(orders: Sequence[FileOrder], project: Project, root: Path | None) -> None:
+def _refuse_places(orders: Sequence[FileOrder], project: Project, root: Path) -> None:
     """Refuse places that a lock file could not name, or that lead elsewhere through a link."""
     for order in orders:
         source = order.source
-        if project.records:
-            name = order.kind, source.repo, source.revision, source.file
-            place = project.place_of(order.target)
-            size = source.size or 0
-            refuse_unreadable(Pin(*name, None, "0" * 64, size, source.licence, place))
+        name = order.kind, source.repo, source.revision, source.file
+        place = project.place_of(order.target)
+        size = source.size or 0
+        project.refuse_unpinnable(Pin(*name, None, "0" * 64, size, source.licence, place))
         if order.target is not None:
-            refuse_links(root if root is not None else project.folder, order.target.parent)
+            refuse_links(root, order.target.parent)
 
 
 def _require_space(orders: Sequence[FileOrder], project: Project) -> None:
@@ -165,7 +144,7 @@ def _obtain_all(
 ) -> list[Obtained]:
     """The files of *orders*, several at once; with *skip_gated* without refused repositories."""
     targets = [order.target for order in orders if order.target is not None]
-    folder = _folder_of(targets) if targets else project.folder
+    folder = common_folder(targets) if targets else project.folder
     if len(targets) > 1 and not folder.is_dir():
         folder = folder.parent  # it appears with all of its files
     refused: set[str] = set()
@@ -179,7 +158,7 @@ def _obtain_all(
             refused.add(order.source.repo)
             return None
 
-    results = at_once([partial(obtain_one, order) for order in orders], project.limits)
+    results = project.at_once([partial(obtain_one, order) for order in orders])
     obtained = [file for file in results if file is not None]
     return [file for file in obtained if file.order.source.repo not in refused]
 
@@ -187,18 +166,18 @@ def _obtain_all(
 # --- place ----------------------------------------------------------------------------------------
 
 
-def _place(
-    files: list[Obtained], project: Project, root: Path | None, claims: Claims
-) -> list[Obtained]:
+def _place(files: list[Obtained], project: Project, root: Path, claims: Claims) -> list[Obtained]:
     """Put *files* into their places, with what belongs to them."""
+    store = project.store
     items = [(file.blob, file.order.target) for file in files if file.checked]
+    placed = [(blob, target) for blob, target in items if target is not None]
     try:
-        place_all([(blob, target) for blob, target in items if target is not None], project, root)
+        store.place_together(placed, root, force=project.force)
         for file in files:
-            _place_beside(file, project, claims)
+            _place_beside(file, store, claims)
     except PermissionDenied:
-        places = [file.order.target or file.order.entry for file in files]
-        if not all(place and relative(place, project.cache) for place in places):
+        places = [store.place_of(file.order.target or file.order.entry) for file in files]
+        if None in places:
             raise
         return _place_for_now(files, project)
     return files
@@ -230,88 +209,7 @@ def _place_for_now(files: list[Obtained], project: Project) -> list[Obtained]:
     return placed
 
 
-def place_all(
-    items: Sequence[tuple[Blob, Path]], project: Project, root: Path | None = None
-) -> None:
-    """Put each file into its place: all of them, or none.
-
-    A missing folder appears complete or not at all. In an existing one, the file that makes it a
-    model is removed first and added last. No place may leave *root*, the project's by default.
-    """
-    store = project.store
-    todo = []
-    root = (root if root is not None else project.folder).absolute()
-    for blob, target in items:
-        if blob.path == target or store.is_intact(target, blob.sha256, blob.size):
-            continue
-        may_replace = project.force or store.may_replace(target)
-        if os.path.lexists(target) and not may_replace:
-            raise UsageError(
-                f"{target} is another file than the one asked for, and was not put there by this "
-                "program; it stays",
-                hint="move it away and run the command again; download-model and tokenizer replace "
-                "it with --force, and put theirs elsewhere with --output DIR",
-            )
-        todo.append((blob, target))
-    # Last are the files without which a folder is not a complete model.
-    todo.sort(key=lambda item: (item[1].name == "config.json", "-00001-of-" in item[1].name))
-    folder = _folder_of([target for _, target in todo]) if len(todo) > 1 else None
-    for _, target in todo:
-        sweep_beside(target)
-    if folder is None or os.path.lexists(folder) or folder in (root, *root.parents):
-        store.place_all(todo, root)
-    else:
-        _place_folder(todo, folder, root, project)
-
-
-def _place_folder(
-    todo: list[tuple[Blob, Path]], folder: Path, root: Path, project: Project
-) -> None:
-    """Create *folder* with all of its files."""
-    store = project.store
-    fresh = folder.with_name(fresh_name(f".{folder.name}"))
-    inside = [(blob, fresh / target.absolute().relative_to(folder)) for blob, target in todo]
-    try:
-        if folder.parent.is_dir():
-            _sweep(folder, project)
-        noted = placing(store.folder, [path for _, path in inside], fresh)
-        with noted, open_folder(root, folder.parent) as fd:
-            try:
-                store.place_all(inside, root)
-                if fd is None:
-                    fresh.rename(folder)
-                else:
-                    os.rename(fresh.name, folder.name, src_dir_fd=fd, dst_dir_fd=fd)
-            except OSError:
-                if not folder.is_dir():
-                    raise
-                store.place_all(todo, root)  # another process was faster
-            finally:
-                for _, path in inside:
-                    store.verified.forget(path)
-                shutil.rmtree(fresh, ignore_errors=True)
-    except OSError as error:
-        raise from_os_error(error, folder) from error
-    for blob, target in todo:
-        store.verified.remember(target, blob.sha256, placed=True)
-
-
-def _sweep(folder: Path, project: Project) -> None:
-    """Remove what killed processes left of *folder*, if all of it is also in the store."""
-    name = re.compile(re.escape(short_name(f".{folder.name}")) + r"\.partial\.\d+-[0-9a-f]{8}")
-    for left in folder.parent.iterdir():
-        if not name.fullmatch(left.name) or time.time() - left.lstat().st_mtime < _ABANDONED_S:
-            continue
-        files = [path for path in left.rglob("*") if not path.is_dir() or path.is_symlink()]
-        if all(path.is_file() and project.store.may_replace(path) for path in files):
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _folder_of(targets: Sequence[Path]) -> Path:
-    return Path(os.path.commonpath([target.absolute().parent for target in targets]))
-
-
-def _record_name(file: Obtained, project: Project) -> None:
+def _record_name(file: Obtained, store: Store) -> None:
     """Record in the store that the name of *file* means its bytes.
 
     This does not depend on a transfer: the bytes may be here already, under another name. A name
@@ -319,13 +217,12 @@ def _record_name(file: Obtained, project: Project) -> None:
     """
     order = file.order
     pin = file.pin
-    store = project.store
     source = order.source
     if not file.checked or not store.path_of(pin.sha256).is_file():
         return
     name = source.index_name
     commit = pin.commit or source.commit
-    record = store.index.find(*name)
+    record = store.pin_of(*name)
 
     is_other = record is not None and record.sha256 != pin.sha256
     is_here = record is not None and store.path_of(record.sha256).is_file()
@@ -334,33 +231,30 @@ def _record_name(file: Obtained, project: Project) -> None:
         pin = replace(pin, revision=commit)
         name = pin.index_name
 
-    in_cache = order.entry or order.target
-    place = relative(in_cache, project.cache) if in_cache is not None else None
+    place = store.place_of(order.entry or order.target)
     store.record_name(replace(pin, commit=commit, place=place), *name)
 
 
-def _place_beside(file: Obtained, project: Project, claims: Claims) -> None:
+def _place_beside(file: Obtained, store: Store, claims: Claims) -> None:
     """Put what belongs to *file* into its places: the cache's entry, notices and terms."""
-    store = project.store
     order = file.order
     blob = file.blob
     if order.entry is not None and blob.path != order.entry:
         if order.target is None or not order.entry.exists():
-            store.place(store.find(blob.sha256) or blob, order.entry, project.cache)
+            store.place(store.find(blob.sha256) or blob, order.entry, store.root)
         if file.fetched:
             logger.info("Successfully downloaded tokenizer: %s", order.entry)
     if order.source.notices and order.target is not None:
-        for name, notice in notices(order.source, store).items():
-            claims.add(notice.sha256)
+        for name, notice in notices(order.source, store, claims).items():
             if not (order.target.parent / name).exists():
                 store.place(notice, order.target.parent / name)
 
 
-def notices(model: Source, store: Store) -> dict[str, Blob]:
+def notices(model: Source, store: Store, claims: Claims | None = None) -> dict[str, Blob]:
     """Existing files that belong next to *model*, notices and terms, by name."""
     names = [package.file_name for package in model.notices]
-    found = {name: store.index.find(model.repo, model.revision, name) for name in names}
-    blobs = {name: store.find(record.sha256) for name, record in found.items() if record}
+    pins = {name: store.pin_of(model.repo, model.revision, name) for name in names}
+    blobs = {name: store.find(pin.sha256, claims) for name, pin in pins.items() if pin}
     return {name: blob for name, blob in blobs.items() if blob is not None}
 
 
@@ -378,7 +272,7 @@ def _pin(files: list[Obtained], project: Project) -> list[Obtained]:
         url = file.licence_url
         # A page is asked once for each repository, and not for what a lock file said before.
         is_settled = not file.checked or (file.cached and order.pinned is not None)
-        is_asked = order.kind == "model" and not (order.source.url or project.options.is_offline)
+        is_asked = order.kind == "model" and not (order.source.url or project.is_offline)
         if is_asked and not (pin.licence or is_settled):
             licence, url = licence_of(pin.repo, pin.revision)
             pin = replace(pin, licence=licence)
@@ -397,9 +291,8 @@ def _may_be_pinned(file: Obtained, project: Project) -> bool:
 def _licence(project: Project, repo: str, revision: str) -> tuple[str, str]:
     """The licence that the page of *repo* names, and its address; empty without pages."""
     few = min(project.options.retries or 3, 3)  # only informative
-    options = replace(project.options_for(repo), retries=few)
     try:
-        with HubSession(options) as session:
+        with project.connect(Source(repo, repo), retries=few) as session:
             facts = model_facts(repo, revision, session)
     except BitnetError as error:
         logger.debug("licence of %s is not known: %s", repo, error)

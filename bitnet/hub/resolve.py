@@ -17,7 +17,7 @@ from bitnet.base.quantities import human_size
 from bitnet.base.trust import REPOSITORY, SHA256, place_problem, printable
 from bitnet.hub.options import FileSelection
 from bitnet.hub.orders import model_path, order_of
-from bitnet.hub.provide import provide_all
+from bitnet.hub.provide import provide
 from bitnet.hub.ref import parse, suggest_names
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range, some_of
 from bitnet.hub.session import HubSession
@@ -437,7 +437,7 @@ def download(
         orders.append(order)
     orders = _without_refused(orders, {ref.file for ref in refs}, project)
     try:
-        return provide_all(orders, project, root=output)
+        return provide(orders, project, root=output)
     except IntegrityError as error:
         if digest is None or digest not in error.message:
             raise

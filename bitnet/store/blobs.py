@@ -1,237 +1,40 @@
-"""The cache folder, and the files of its store by digest: find, add, and link them into projects.
-
-``CACHEDIR.TAG`` marks a folder as this program's cache.
-"""
+"""The files of a store by digest: find, add, and put them into their places."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
+import re
+import shutil
 import stat
 import time
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bitnet.base import settings
+from bitnet.base import locks, settings
 from bitnet.base.errors import (
     BitnetError,
     HashMismatch,
-    InvalidFormat,
     NoSpace,
     PermissionDenied,
+    UsageError,
     from_os_error,
 )
-from bitnet.base.files import digest_of, keep, open_file, sha256_of
+from bitnet.base.files import digest_of, sha256_of
 from bitnet.base.trust import SHA256, open_folder
-from bitnet.store import hugging_face, links, tree
-from bitnet.store.partial import Partial, Version
-from bitnet.store.placing import ABANDONED_S, placing
-from bitnet.store.records import Blob, Pin, complete_pin, from_record, to_record
+from bitnet.store import digests, hugging_face, links, tree
+from bitnet.store.claims import Claims
+from bitnet.store.digests import RecordFolder, VerifiedFiles
+from bitnet.store.partial import Partial, Version, sweep
+from bitnet.store.placing import ABANDONED_S, placing, sweep_beside, sweep_placings
+from bitnet.store.records import Blob, Pin, complete_pin, from_record, relative, to_record
+from bitnet.store.root import keep_in_cache, make_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
-T = TypeVar("T")
-
-TAG = "CACHEDIR.TAG"
-SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"  # https://bford.info/cachedir/
-_TEXT = SIGNATURE + b"\n# Cache of bitnet; any file in it may be deleted at any time.\n"
-_BESIDE = {*tree.AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
-# Two changes within one tick of a file system's clock leave the same time; FAT counts in steps of
-# two seconds. A file changed less than this ago may change again without showing it.
-SETTLED_S = 3.0
-
-
-def make_cache(root: Path) -> None:
-    """Create the cache folder *root* and its ``store``; a new or empty one is marked as ours.
-
-    Another may be a project's, and backups would leave it out.
-    """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        is_new = _is_default(root) or all(item.name == TAG for item in root.iterdir())
-        if is_new and not has_tag(root):
-            with suppress(PermissionError):
-                (root / TAG).write_bytes(_TEXT)
-        tree.partial_folder(tree.store_folder(root)).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, error.filename or root, in_cache=True) from error
-
-
-def keep_in_cache(path: Path, *parts: bytes | memoryview) -> str:
-    """Write *parts* to *path* in a cache, as :func:`bitnet.base.files.keep`."""
-    areas = (folder for folder in path.parents if folder.name in tree.AREAS)
-    try:
-        make_cache(next(areas).parent)
-    except BitnetError as error:
-        return error.message
-    return keep(path, *parts)
-
-
-def has_tag(folder: Path) -> bool:
-    """True if *folder* carries this program's tag, and not only some cache's."""
-    try:
-        with open_file(folder / TAG) as file:
-            content = file.read()
-    except OSError:
-        return False
-    return content.startswith(SIGNATURE) and b"bitnet" in content
-
-
-def tag_problem(root: Path) -> str:
-    """The reason why *root* is not certainly a cache of ours; empty if it is, or is not there.
-
-    A tag can be copied into a project, so nothing else may lie beside the folders of a cache.
-    """
-    if _is_default(root) or not root.exists():
-        return ""
-    if strange := sorted({item.name for item in root.iterdir()} - _BESIDE):
-        return f"it also holds {strange[0]!r}"
-    return "" if has_tag(root) else f"it has no {TAG} of bitnet"
-
-
-def _is_default(root: Path) -> bool:
-    """True if *root* is the default place of the cache."""
-    return settings.cache_dir_override() is None and root == settings.cache_dir()
-
-
-class RecordFolder(Generic[T]):
-    """Records by name in *folder*, a JSON file for each; one that is not readable is not there."""
-
-    def __init__(
-        self, folder: Path, read: Callable[[Any], T], write: Callable[[T], dict[str, Any]]
-    ) -> None:
-        self._folder = folder
-        self._read = read
-        self._write = write
-
-    def __iter__(self) -> Iterator[T]:
-        """Every readable record."""
-        yield from filter(None, map(self._open, self._paths()))
-
-    def find(self, *name: str | Path) -> T | None:
-        """Record of *name*, such as a path; or a repository, revision and file."""
-        return self._open(self.file_for(*name))
-
-    def write(self, record: T, *name: str | Path) -> None:
-        """Record the meaning of *name*; without permission nothing happens."""
-        if self.find(*name) != record:
-            keep_in_cache(self.file_for(*name), json.dumps(self._write(record)).encode())
-
-    def forget(self, *name: str | Path) -> None:
-        """Drop the record of *name*."""
-        with suppress(OSError):
-            self.file_for(*name).unlink()
-
-    def forget_if(self, is_gone: Callable[[T], bool]) -> None:
-        """Drop every record for which *is_gone* returns true."""
-        for path in self._paths():
-            record = self._open(path)
-            if record is not None and is_gone(record):
-                with suppress(OSError):
-                    path.unlink()
-
-    def _paths(self) -> list[Path]:
-        """Paths of the records; drafts that killed processes left are removed."""
-        paths: list[Path] = []
-        with suppress(OSError):
-            for path in sorted(self._folder.iterdir()):
-                if not path.name.startswith("."):
-                    paths.append(path)
-                elif time.time() - path.lstat().st_mtime > ABANDONED_S:
-                    path.unlink()
-        return paths
-
-    def file_for(self, *name: str | Path) -> Path:
-        """Path of the record of *name*."""
-        key = hashlib.sha256(json.dumps([*map(str, name)]).encode()).hexdigest()
-        return self._folder / f"{key[:32]}.json"
-
-    def _open(self, path: Path) -> T | None:
-        try:
-            with open_file(path) as file:
-                return self._read(json.load(file))
-        except (OSError, ValueError, TypeError, RecursionError, InvalidFormat):
-            return None
-
-
-@dataclass(frozen=True)
-class Verified:
-    """A file at the time its digest was computed."""
-
-    path: str  # absolute
-    sha256: str  # hexadecimal
-    size: int  # bytes
-    mtime_ns: int  # modification time
-    inode: int  # its number on its file system
-    placed: bool = False  # this program placed it there; else it was only read
-    ctime_ns: int = 0  # of the last change of any kind; 0 when that was only a moment before
-
-    @property
-    def is_unchanged(self) -> bool:
-        """True if the file is still the one that was read."""
-        with suppress(OSError, ValueError):
-            status = os.stat(self.path)  # noqa: PTH116
-            found = status.st_size, status.st_mtime_ns, status.st_ino
-            return found == (self.size, self.mtime_ns, self.inode)
-        return False
-
-    @property
-    def is_untouched(self) -> bool:
-        """True if, in addition, no link was made to it and no time was set."""
-        with suppress(OSError, ValueError):
-            changed = os.stat(self.path).st_ctime_ns  # noqa: PTH116
-            return self.is_unchanged and self.ctime_ns == changed > 0
-        return False
-
-
-class VerifiedFiles(RecordFolder[Verified]):
-    """Records by path."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, _parse, asdict)
-
-    def file_for(self, *name: str | Path) -> Path:
-        """Path of the record of a path; links are not resolved, a name is a name."""
-        return super().file_for(*map(os.path.abspath, name))
-
-    def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
-        """Record that *path*, now *placed* by us, has this digest, unless it was just changed."""
-        try:
-            status = path.stat()
-        except OSError:
-            return
-        if not 0 <= status.st_mtime <= time.time() - SETTLED_S:
-            self.forget(path)
-            return
-        earlier = self.find(path)
-        placed = placed or (earlier is not None and earlier.placed and earlier.sha256 == sha256)
-        state = status.st_size, status.st_mtime_ns, status.st_ino
-        settled = 0 <= status.st_ctime <= time.time() - SETTLED_S
-        changed = status.st_ctime_ns if settled else 0
-        record = Verified(os.path.abspath(path), sha256, *state, placed, changed)  # noqa: PTH100
-        self.write(record, path)
-
-    def sweep(self) -> None:
-        """Drop the records of files that are gone."""
-        for record in self:
-            if not os.path.lexists(record.path):
-                self.forget(record.path)
-
-
-def _parse(values: Any) -> Verified:
-    """The record of *values*, a JSON object; ValueError or TypeError if it is none."""
-    record = Verified(**values)
-    kinds = [type(value) for value in asdict(record).values()]
-    if kinds != [str, str, int, int, int, bool, int]:
-        raise ValueError("not the record of a file")
-    return record
-
 
 logger = logging.getLogger(__name__)
 
@@ -249,12 +52,38 @@ class Store:
             tree.names_folder(self.folder), partial(from_record, where="index"), to_record
         )
 
+    def prepare(self) -> None:
+        """Create the cache folder, and remove what killed processes left of placed files.
+
+        A cache that cannot be written is used all the same; a transfer into it reports that.
+        """
+        try:
+            make_cache(self.root)
+        except BitnetError as error:
+            logger.debug("the cache is only read: %s", error.message)
+        sweep_placings(self.folder)
+
+    @contextmanager
+    def claiming(self, sha256s: Iterable[str] = ()) -> Iterator[Claims]:
+        """Claims that last as long as the block, at first on the files with these digests."""
+        with Claims(self.folder) as claims:
+            for sha256 in sha256s:
+                claims.add(sha256)
+            yield claims
+
+    # --- find -------------------------------------------------------------------------------------
+
     def path_of(self, sha256: str) -> Path:
         """Path of the file with this digest, existing or not."""
         return tree.blob_path(self.folder, sha256)
 
-    def find(self, sha256: str) -> Blob | None:
-        """The file with this digest; one that was changed, through a link to it, is removed."""
+    def find(self, sha256: str, claims: Claims | None = None) -> Blob | None:
+        """The file with this digest; one that was changed, through a link to it, is removed.
+
+        It is claimed before it is looked for, so that no removal takes it away in between.
+        """
+        if claims is not None:
+            claims.add(sha256)
         path = self.path_of(sha256)
         if not path.is_file():
             return None
@@ -264,6 +93,37 @@ class Store:
         with suppress(OSError):
             links.remove(path)
         return None
+
+    def find_anywhere(
+        self,
+        sha256: str,
+        size: int | None,
+        target: Path | None,
+        *places: Path,
+        claims: Claims | None = None,
+    ) -> Blob | None:
+        """The file with this digest: at *target*, here, or taken in from *places* or a cache."""
+        if claims is not None:
+            claims.add(sha256)
+        if target is not None and self.is_intact(target, sha256, size):
+            return Blob(sha256, target.stat().st_size, target)
+        if (blob := self.find(sha256)) is not None:
+            return blob
+        candidates = [*places, *hugging_face.blobs_with(sha256)]
+        adopted = (self.adopt(place, sha256) for place in candidates)
+        return next(filter(None, adopted), None)
+
+    def pin_of(self, *name: str) -> Pin | None:
+        """The pin recorded for *name*: a repository, revision and file, or a version's key."""
+        return self.index.find(*name)
+
+    def place_of(self, path: Path | None) -> str | None:
+        """*path* relative to the cache folder; None if it is outside."""
+        return relative(path, self.root) if path is not None else None
+
+    def blob_at(self, path: Path) -> Blob:
+        """The file at *path*, wherever it is."""
+        return Blob(self.digest_of(path), path.stat().st_size, path)
 
     def record_name(self, pin: Pin, *name: str) -> None:
         """Record that *name* means *pin*, with what is known of the same file already."""
@@ -277,6 +137,10 @@ class Store:
                 logger.warning("%s keeps its name for the version before: %s", name[-1], problem)
                 return
         self.index.write(pin, *name)
+
+    def record_version(self, pin: Pin, key: str) -> None:
+        """Record the bytes that came for the version *key*, whose digest no server named."""
+        self.index.write(pin, key)
 
     def list_superseded(self) -> dict[str, Path]:
         """Marks of versions that their name left, by digest."""
@@ -327,8 +191,43 @@ class Store:
             raise from_os_error(error, path) from error
         return self.digest_of(path) == sha256
 
-    def publish(self, partial: Partial, sha256: str) -> Blob:
-        """Move the finished *partial* with this digest to its path in the store."""
+    # --- add --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def hold_transfer(
+        self,
+        key: str,
+        *,
+        what: str,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> Iterator[locks.Lock]:
+        """Hold the lock of the process that fetches *key*; *what* is its name for those who wait.
+
+        Partial files that were not resumed for weeks are removed before.
+        """
+        make_cache(self.root)
+        sweep(tree.partial_folder(self.folder))
+        with locks.hold(
+            tree.transfer_lock(self.folder, key),
+            timeout_s=settings.lock_timeout(),
+            what=what,
+            clock=clock,
+            sleep=sleep,
+        ) as lock:
+            yield lock
+
+    def begin(
+        self, version: Version, file: str, *, alone: bool, fresh: bool, of: Sequence[str] = ()
+    ) -> Partial:
+        """A partial *file* for *version*, as :meth:`bitnet.store.partial.Partial.begin`."""
+        folder = tree.transfer_folder(self.folder, version.key)
+        return Partial.begin(folder, file, version, alone=alone, fresh=fresh, of=of)
+
+    def publish(self, partial: Partial, sha256: str, claims: Claims | None = None) -> Blob:
+        """Move the finished *partial* with this digest, which is claimed before, into the store."""
+        if claims is not None:
+            claims.add(sha256)
         path = self.path_of(sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
         size = partial.done.total
@@ -344,6 +243,7 @@ class Store:
         *,
         alone: bool,
         ready: Callable[[], None] = lambda: None,
+        claims: Claims | None = None,
     ) -> Blob:
         """Store a file made of *chunks*, if it is the *expected* one; *name* is its file name.
 
@@ -352,8 +252,7 @@ class Store:
         sha256 = expected.sha256
         size = expected.size
         version = Version("", size=size, sha256=sha256)
-        folder = tree.transfer_folder(self.folder, sha256)
-        partial = Partial.begin(folder, name, version, alone=alone, fresh=True)
+        partial = self.begin(version, name, alone=alone, fresh=True)
         try:
             digest = hashlib.sha256()
             count = 0
@@ -369,7 +268,7 @@ class Store:
                     f"found {count:,} bytes with {digest.hexdigest()}"
                 )
             ready()
-            return self.publish(partial, sha256)
+            return self.publish(partial, sha256, claims)
         finally:
             partial.discard()
 
@@ -389,17 +288,7 @@ class Store:
             self._seal(path, sha256)
         return Blob(sha256, path.stat().st_size, path)
 
-    def find_anywhere(
-        self, sha256: str, size: int | None, target: Path | None, *places: Path
-    ) -> Blob | None:
-        """The file with this digest: at *target*, here, or taken in from *places* or a cache."""
-        if target is not None and self.is_intact(target, sha256, size):
-            return Blob(sha256, target.stat().st_size, target)
-        if (blob := self.find(sha256)) is not None:
-            return blob
-        candidates = [*places, *hugging_face.blobs_with(sha256)]
-        adopted = (self.adopt(place, sha256) for place in candidates)
-        return next(filter(None, adopted), None)
+    # --- place ------------------------------------------------------------------------------------
 
     def place(self, blob: Blob, target: Path, root: Path | None = None) -> None:
         """Make *target* the file *blob*, replacing an existing file, as :meth:`place_all`."""
@@ -441,6 +330,79 @@ class Store:
                     placement.discard()
         return [placement.how for placement in prepared]
 
+    def place_together(
+        self, items: Sequence[tuple[Blob, Path]], root: Path, *, force: bool = False
+    ) -> None:
+        """Put each file into its place below *root*: all of them, or none.
+
+        A missing folder appears complete or not at all. In an existing one, the file that makes it
+        a model is removed first and added last. A file that was not put there by this program is
+        refused, unless *force*.
+        """
+        root = root.absolute()
+        todo = []
+        for blob, target in items:
+            if blob.path == target or self.is_intact(target, blob.sha256, blob.size):
+                continue
+            may_replace = force or self.may_replace(target)
+            if os.path.lexists(target) and not may_replace:
+                raise UsageError(
+                    f"{target} is another file than the one asked for, and was not put there by "
+                    "this program; it stays",
+                    hint="move it away and run the command again; download-model and tokenizer "
+                    "replace it with --force, and put theirs elsewhere with --output DIR",
+                )
+            todo.append((blob, target))
+            sweep_beside(target)
+
+        # Last are the files without which a folder is not a complete model.
+        todo.sort(key=lambda item: (item[1].name == "config.json", "-00001-of-" in item[1].name))
+        folder = common_folder([target for _, target in todo]) if len(todo) > 1 else None
+        if folder is None or os.path.lexists(folder) or folder in (root, *root.parents):
+            self.place_all(todo, root)
+        else:
+            self._place_folder(todo, folder, root)
+
+    def _place_folder(self, todo: list[tuple[Blob, Path]], folder: Path, root: Path) -> None:
+        """Create *folder* with all of its files."""
+        fresh = folder.with_name(links.fresh_name(f".{folder.name}"))
+        inside = [(blob, fresh / target.absolute().relative_to(folder)) for blob, target in todo]
+        try:
+            if folder.parent.is_dir():
+                self._sweep_folders(folder)
+            noted = placing(self.folder, [path for _, path in inside], fresh)
+            with noted, open_folder(root, folder.parent) as fd:
+                try:
+                    self.place_all(inside, root)
+                    if fd is None:
+                        fresh.rename(folder)
+                    else:
+                        os.rename(fresh.name, folder.name, src_dir_fd=fd, dst_dir_fd=fd)
+                except OSError:
+                    if not folder.is_dir():
+                        raise
+                    self.place_all(todo, root)  # another process was faster
+                finally:
+                    for _, path in inside:
+                        self.verified.forget(path)
+                    shutil.rmtree(fresh, ignore_errors=True)
+        except OSError as error:
+            raise from_os_error(error, folder) from error
+        for blob, target in todo:
+            self.verified.remember(target, blob.sha256, placed=True)
+
+    def _sweep_folders(self, folder: Path) -> None:
+        """Remove what killed processes left of *folder*, if all of it is also in the store."""
+        stem = re.escape(links.short_name(f".{folder.name}"))
+        name = re.compile(stem + r"\.partial\.\d+-[0-9a-f]{8}")
+        for left in folder.parent.iterdir():
+            is_old = time.time() - left.lstat().st_mtime >= ABANDONED_S
+            if not (is_old and name.fullmatch(left.name)):
+                continue
+            files = [path for path in left.rglob("*") if not path.is_dir() or path.is_symlink()]
+            if all(path.is_file() and self.may_replace(path) for path in files):
+                shutil.rmtree(left, ignore_errors=True)
+
     def may_replace(self, path: Path) -> bool:
         """True if *path* is as this program put it there, or the store has its content."""
         record = self.verified.find(path)
@@ -459,5 +421,10 @@ class Store:
         with suppress(OSError):  # where the file system has permissions
             path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
         with suppress(OSError):
-            os.utime(path, (time.time(), time.time() - 2 * SETTLED_S))
+            os.utime(path, (time.time(), time.time() - 2 * digests.SETTLED_S))
         self.verified.remember(path, sha256)
+
+
+def common_folder(targets: Sequence[Path]) -> Path:
+    """The innermost folder that contains all of *targets*."""
+    return Path(os.path.commonpath([target.absolute().parent for target in targets]))

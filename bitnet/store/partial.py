@@ -236,6 +236,11 @@ class Partial:
         partial.note()
         return partial
 
+    @property
+    def size(self) -> int:
+        """Bytes already written."""
+        return self.done.total
+
     def bind(self, sent_etag: str | None) -> None:
         """Record the version the server sends; from now on the bytes can be resumed."""
         self.server_etag = sent_etag
@@ -334,7 +339,10 @@ def name_of(path: Path) -> list[str]:
 def sweep(folder: Path) -> None:
     """Delete partial files below *folder* that were not resumed for weeks."""
     with suppress(OSError):
-        for inner in [path for path in folder.iterdir() if path.is_dir()]:
+        folders = [path for path in folder.iterdir() if path.is_dir()]
+        for inner in folders:
+            if inner.name.startswith("."):
+                continue  # temporary files of pip, which may be empty yet
             for path in _partials(inner):
                 if _silence_s(path) > _FORGOTTEN_S:
                     _delete(path)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 AREAS = ("tokenizers", "models", "store", "exact-heads")  # folders of a cache
 SUPERSEDED = ".superseded"
+COMPILED = "compiled"  # folder beside the tokenizers, not a key
 
 
 def store_folder(cache: Path) -> Path:
@@ -94,6 +95,21 @@ def placement_note(store: Path, name: str) -> Path:
 def tokenizer_path(cache: Path, key: str, file: str) -> Path:
     """Place of the tokenizer *file* in *cache*."""
     return cache / "tokenizers" / key / file
+
+
+def tok_path(cache: Path, fingerprint: str) -> Path:
+    """Path in *cache* of the memory-mapped form of the tokenizer with this fingerprint."""
+    return cache / "tokenizers" / COMPILED / f"{fingerprint}.tok"
+
+
+def tok_digests_folder(cache: Path) -> Path:
+    """Folder in *cache* of the digests of tokenizer files, by path."""
+    return cache / "tokenizers" / COMPILED / "digests"
+
+
+def exact_head_path(cache: Path, fingerprint: str) -> Path:
+    """Path in *cache* of the copy of the output head with this fingerprint."""
+    return cache / "exact-heads" / f"{fingerprint}.copy"
 
 
 def models_folder(cache: Path) -> Path:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from bitnet.base import native, settings
 from bitnet.base.files import open_file
 from bitnet.base.machine import thread_count
-from bitnet.store.blobs import keep_in_cache
+from bitnet.store import tree
+from bitnet.store.root import keep_in_cache
 from bitnet.tokenizer.limits import check_spec, damage_error, over_budget
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of
 from bitnet.tokenizer.spec import (
@@ -210,7 +211,7 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
 
 def path_of_compiled(fingerprint: str) -> Path:
     """Path of the compiled form of a tokenizer with this fingerprint."""
-    return settings.cache_dir() / "tokenizers" / "compiled" / f"{fingerprint}.tok"
+    return tree.tok_path(settings.cache_dir(), fingerprint)
 
 
 def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | None:

@@ -17,7 +17,7 @@ from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Checkpoint, Inventory
 from bitnet.formats.gguf import GGUF
 from bitnet.sources import TokenizerDownloadInfo, for_model
-from bitnet.store import hugging_face
+from bitnet.store import hugging_face, tree
 from bitnet.tokenizer.from_files import tokenizer_names
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
 from bitnet.tokenizer.probes import probe_texts
@@ -382,7 +382,7 @@ def _places(model: ModelFacts) -> Iterator[tuple[str, Path]]:
     yield "parent", folder.absolute().parent / "tokenizer.json"
     if info := download_info(model):
         for name in info.files:
-            yield "cache", settings.cache_dir() / "tokenizers" / info.cache_key / name
+            yield "cache", tree.tokenizer_path(settings.cache_dir(), info.cache_key, name)
     if model.repository:
         for name in ("tekken.json", "tokenizer.json"):
             for path in hugging_face.snapshots_of(model.repository, name):

@@ -22,7 +22,7 @@ from bitnet.base.options import check_type
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.gguf import GGUF, MAGIC
-from bitnet.store import blobs
+from bitnet.store import digests, tree
 from bitnet.tokenizer.from_files import (
     TOKENIZER_FILES,
     spec_from_file,
@@ -208,11 +208,11 @@ def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:
     if before.st_size < _SMALL:
         file.seek(0)
         return hashlib.sha256(file.read()).hexdigest()
-    records = blobs.VerifiedFiles(settings.cache_dir() / "tokenizers" / "compiled" / "digests")
+    records = digests.VerifiedFiles(tree.tok_digests_folder(settings.cache_dir()))
     record = None if verify else records.find(path)
     if record is not None and record.is_untouched:
         return record.sha256
-    settled = before.st_ctime <= time.time() - blobs.SETTLED_S
+    settled = before.st_ctime <= time.time() - digests.SETTLED_S
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         digest = hashlib.sha256(content).hexdigest()
     after = path.stat()

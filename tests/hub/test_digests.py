@@ -11,7 +11,7 @@ from bitnet.base.errors import IntegrityError
 from bitnet.hub.http import read_digest, requests
 from bitnet.hub.options import FetchOptions, FileSelection
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide
+from bitnet.hub.provide import fetch_source
 from bitnet.hub.resolve import download, refs_of
 from bitnet.sources import Source
 
@@ -83,11 +83,11 @@ def test_a_digest_is_used_wherever_it_is_announced(hub, project, place, digest):
     for other in {("hub", "HEAD"), ("hub", "GET")} - {(where, method)}:
         announce(hub, *other, {})
     if digest == DIGEST:
-        assert provide(SOURCE, project).pin.verified
+        assert fetch_source(SOURCE, project).pin.verified
         assert "verified" not in project.lock_path.read_text()
         return
     with pytest.raises(IntegrityError):
-        provide(SOURCE, project)
+        fetch_source(SOURCE, project)
     assert not project.lock_path.exists()
     assert not list(project.store.blobs())
 
@@ -123,7 +123,7 @@ def test_a_digest_of_the_listing_alone_verifies_the_file(hub, project):
 def test_two_servers_of_one_redirect_must_announce_the_same(hub, project):
     announce(hub, "cdn", "GET", headers_of("Repr-Digest", OTHER))
     with pytest.raises(IntegrityError, match="announces SHA-256"):
-        provide(SOURCE, project)
+        fetch_source(SOURCE, project)
 
 
 NOTHING = hashlib.sha256().hexdigest()
@@ -154,7 +154,7 @@ def test_a_header_that_says_nothing_about_the_bytes_refuses_no_file(hub, project
     announce(hub, where, method, headers)
     for other in {("hub", "HEAD"), ("hub", "GET")} - {(where, method)}:
         announce(hub, *other, {})
-    obtained = provide(SOURCE, project)
+    obtained = fetch_source(SOURCE, project)
     assert obtained.path.read_bytes() == CONTENT
     assert obtained.pin.verified is False
 
@@ -172,33 +172,33 @@ def test_a_part_of_a_file_has_no_digest_in_the_old_form():
 def test_a_file_without_an_announced_digest_is_called_unverified(hub, project, caplog):
     announce(hub, "hub", "HEAD", {})
     announce(hub, "hub", "GET", {})
-    obtained = provide(SOURCE, project)
+    obtained = fetch_source(SOURCE, project)
     assert obtained.facts()["verified"] is False
     assert "not verified by a digest" in obtained.digest_note
     assert "not verified by a digest" in caplog.text
     assert json.loads(project.lock_path.read_text())["files"][0]["verified"] is False
 
     # The pin names the bytes that came first: they are the same, and still unverified.
-    assert provide(SOURCE, project).facts()["verified"] is False
+    assert fetch_source(SOURCE, project).facts()["verified"] is False
     assert json.loads(project.lock_path.read_text())["files"][0]["verified"] is False
 
 
 def test_a_digest_that_is_announced_later_verifies_the_pinned_file(hub, project):
     announce(hub, "hub", "HEAD", {})
     announce(hub, "hub", "GET", {})
-    provide(SOURCE, project)
+    fetch_source(SOURCE, project)
     (project.folder / "models/org-model/model.gguf").unlink()
     for blob in list(project.store.blobs()):
         project.store.drop(blob)
     hub.rules.clear()
-    assert provide(SOURCE, project).pin.verified
+    assert fetch_source(SOURCE, project).pin.verified
     assert "verified" not in project.lock_path.read_text()
 
 
 def test_a_digest_of_the_user_verifies_the_file(hub, project):
     announce(hub, "hub", "HEAD", {})
     announce(hub, "hub", "GET", {})
-    assert not provide(SOURCE, project).pin.verified
+    assert not fetch_source(SOURCE, project).pin.verified
     refs = refs_of("org/model", ["model.gguf"])
     (obtained,) = download(refs, project, sha256=DIGEST)
     assert obtained.pin.verified
@@ -207,4 +207,4 @@ def test_a_digest_of_the_user_verifies_the_file(hub, project):
 
 def test_an_object_of_git_is_verified_by_its_name(hub, project):
     hub.add("org/model", "config.json", b"{}")
-    assert provide(Source("m", "org/model", "config.json"), project).pin.verified
+    assert fetch_source(Source("m", "org/model", "config.json"), project).pin.verified

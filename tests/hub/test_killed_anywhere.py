@@ -135,7 +135,7 @@ def copies():
     folder()
 
 def name():
-    models.provide(parse("hf:org/model:model.gguf"), project(), fetch=True,
+    models.locate_model(parse("hf:org/model:model.gguf"), project(), fetch=True,
                    announce=lambda line: None)
 
 def update():
@@ -165,7 +165,7 @@ def prepare():
         record = Pin("model", repo, "main", file, "c" * 40, digest_now, zeros + 4)
         Store(cache).index.write(record, *record.index_name)
         offline = replace(project(), options=FetchOptions(offline=True))
-        models.provide(parse(f"hf:{repo}:{file}"), offline, fetch=False)
+        models.locate_model(parse(f"hf:{repo}:{file}"), offline, fetch=False)
         if scenario == "update":
             source = Source("m", repo, file)
             provide.provide(source, offline, target=work / file)
@@ -349,7 +349,7 @@ def prepared(scenario, hub, tmp_path):
         project = Project(
             tmp_path, tmp_path / "full", FetchOptions(base_url=hub.url, retries=1), "none"
         )
-        models.provide(
+        models.locate_model(
             parse("hf:org/model:model.gguf"), project, fetch=True,
             announce=lambda line: None,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from bitnet.hub import models
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.orders import order_of
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide, provide_all
+from bitnet.hub.provide import fetch_source, provide
 from bitnet.hub.ref import parse
 from bitnet.sources import Source
 from bitnet.store import Pin, Store
@@ -41,7 +41,7 @@ def project(tmp_path):
         store.index.write(record, *record.index_name)
     (tmp_path / "work").mkdir()
     project = Project(tmp_path / "work", store.root, FetchOptions(offline=True), "none")
-    models.provide(parse("hf:org/one:tiny.gguf"), project, fetch=False)
+    models.locate_model(parse("hf:org/one:tiny.gguf"), project, fetch=False)
     return project
 
 
@@ -96,7 +96,7 @@ def test_a_model_in_a_cache_that_is_only_read_is_used_by_name(project, read_only
     with pytest.raises(OSError, match="Read-only"):
         (project.cache / "store/x").write_bytes(b"")
     for name in ("org/one", "org/two"):  # the second has no link, and gets none
-        path = models.provide(parse(f"hf:{name}:tiny.gguf"), project, fetch=False)
+        path = models.locate_model(parse(f"hf:{name}:tiny.gguf"), project, fetch=False)
         assert path.read_bytes()[:4] == b"GGUF"
 
 
@@ -111,7 +111,7 @@ def test_a_model_of_several_files_is_used_without_its_links(project, read_only):
         record = Pin("model", "org/parts", "main", name, None, digest, blob.size)
         store.index.write(record, *record.index_name)
     read_only(project.cache)
-    path = models.provide(parse("hf:org/parts"), project, fetch=False)
+    path = models.locate_model(parse("hf:org/parts"), project, fetch=False)
     assert path.name == names[0]
     assert project.cache not in path.parents
     assert [(path.parent / name).read_bytes() for name in names] == [
@@ -130,13 +130,13 @@ def test_a_tokenizer_is_used_without_its_link(project, read_only):
     read_only(project.cache)
     source = Source("t", "org/words", vocab_size=5, cache_key="words")
     order = order_of(source, project, check=lambda path, size: None)
-    (got,) = provide_all([order], replace(project, records=False), root=project.cache)
+    (got,) = provide([order], replace(project, records=False), root=project.cache)
     assert (got.path.name, got.path.read_bytes()) == ("tokenizer.json", content)
 
 
 def test_a_project_gets_its_file_from_a_cache_that_is_only_read(project, read_only):
     read_only(project.cache)
-    got = provide(Source("m", "org/two", "tiny.gguf"), project)
+    got = fetch_source(Source("m", "org/two", "tiny.gguf"), project)
     assert got.path == project.folder / "models/org-two/tiny.gguf"
     assert got.path.read_bytes()[:4] == b"GGUF"
     assert project.lock_path.is_file()
@@ -147,7 +147,7 @@ def test_a_file_goes_elsewhere_from_a_folder_that_is_only_read(project, read_onl
     source = Source("m", "org/two", "tiny.gguf")
     for folder in (tmp_path / "out", project.folder / "../dotted"):
         order = order_of(source, project, target=folder / "tiny.gguf")
-        (got,) = provide_all([order], project, root=folder)
+        (got,) = provide([order], project, root=folder)
         assert got.path.is_file()
     assert not project.lock_path.exists()
 
@@ -175,5 +175,5 @@ def test_a_disk_without_permission_still_refuses_a_download(project, read_only, 
     read_only(project.cache)
     online = replace(project, options=FetchOptions(base_url=hub.url, retries=1))
     with pytest.raises(PermissionDenied):
-        provide(Source("m", "org/new", "tiny.gguf"), online)
+        fetch_source(Source("m", "org/new", "tiny.gguf"), online)
     assert hub.sent("cdn") == 0

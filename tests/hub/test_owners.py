@@ -11,7 +11,7 @@ from bitnet.base import settings
 from bitnet.hub import models
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide
+from bitnet.hub.provide import fetch_source
 from bitnet.hub.ref import parse
 from bitnet.sources import Source
 from bitnet.store import Store
@@ -41,8 +41,8 @@ def fetched(name, project, address, how):
     ref = parse(address if name == "ADDRESS" else name)
     if how == "project" and ref.repo:
         source = Source(ref.repo, ref.repo, "tiny.gguf", ref.revision)
-        return provide(source, project, target=project.folder / name[-3:] / "tiny.gguf").path
-    return models.provide(ref, project, fetch=True, announce=lambda line: None)
+        return fetch_source(source, project, target=project.folder / name[-3:] / "tiny.gguf").path
+    return models.locate_model(ref, project, fetch=True, announce=lambda line: None)
 
 
 def listed(project):
@@ -65,7 +65,7 @@ def test_the_second_name_of_a_file_is_a_name_like_the_first(world, hub, first, s
         assert len(listed(project)) == left
         if left == 2:
             still = parse(address if second == "ADDRESS" else second)
-            assert models.provide(still, offline, fetch=False).is_file()
+            assert models.locate_model(still, offline, fetch=False).is_file()
     blobs = list(project.store.blobs())
     assert blobs == [], "without a name no byte stays"
 
@@ -87,12 +87,12 @@ def test_a_name_found_by_the_digest_of_the_hubs_list_works_offline_checked(world
 
 def test_a_pinned_version_does_not_take_the_name_of_a_branch_that_moved_on(world, hub, tmp_path):
     project, _ = world
-    old = provide(Source("m", "org/one", "tiny.gguf"), project)
+    old = fetch_source(Source("m", "org/one", "tiny.gguf"), project)
     new = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(5000))
     other = replace(project, folder=tmp_path / "second")
     other.folder.mkdir()
-    assert provide(Source("m", "org/one", "tiny.gguf"), other).pin.sha256 == new.sha256
-    assert provide(Source("m", "org/one", "tiny.gguf"), project).pin.sha256 == old.pin.sha256
+    assert fetch_source(Source("m", "org/one", "tiny.gguf"), other).pin.sha256 == new.sha256
+    assert fetch_source(Source("m", "org/one", "tiny.gguf"), project).pin.sha256 == old.pin.sha256
     store = Store(project.cache)
     assert store.index.find("org/one", "main", "tiny.gguf").sha256 == new.sha256
     assert store.index.find("org/one", old.pin.commit, "tiny.gguf").sha256 == old.pin.sha256
@@ -101,12 +101,12 @@ def test_a_pinned_version_does_not_take_the_name_of_a_branch_that_moved_on(world
 def test_after_an_update_the_old_bytes_are_gone_unless_a_project_has_them(world, hub, tmp_path):
     project, _ = world
     ref = parse("hf:org/one")
-    models.provide(ref, project, fetch=True, announce=lambda line: None)
+    models.locate_model(ref, project, fetch=True, announce=lambda line: None)
     (old,) = project.store.blobs()
     new = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(5000))
     source = Source("m", "org/one", "tiny.gguf")
     moved = replace(project, update=True)
-    provide(source, moved)
+    fetch_source(source, moved)
     assert [blob.sha256 for blob in project.store.blobs()] == [new.sha256]
     assert hub.repos["org/two"]
     assert not project.store.list_superseded()
@@ -115,22 +115,22 @@ def test_after_an_update_the_old_bytes_are_gone_unless_a_project_has_them(world,
     # A project keeps the version that its lock file pins.
     newest = hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(6000))
     elsewhere = replace(moved, folder=tmp_path / "elsewhere")
-    assert provide(source, elsewhere).pin.sha256 == newest.sha256
+    assert fetch_source(source, elsewhere).pin.sha256 == newest.sha256
     assert {blob.sha256 for blob in project.store.blobs()} == {new.sha256, newest.sha256}
     text = "the lock file still has its version"
-    assert provide(source, project).pin.sha256 == new.sha256, text
+    assert fetch_source(source, project).pin.sha256 == new.sha256, text
 
 
 def test_a_version_that_a_running_command_needs_goes_with_the_next(world, hub):
     project, _ = world
     ref = parse("hf:org/one")
-    models.provide(ref, project, fetch=True, announce=lambda line: None)
+    models.locate_model(ref, project, fetch=True, announce=lambda line: None)
     (old,) = project.store.blobs()
     hub.add("org/one", "tiny.gguf", b"GGUF" + bytes(5000))
     source = Source("m", "org/one", "tiny.gguf")
     with Claims(project.store.folder) as claims:
         claims.add(old.sha256)
-        provide(source, replace(project, update=True))
+        fetch_source(source, replace(project, update=True))
         assert len(list(project.store.blobs())) == 2
-    provide(source, project)
+    fetch_source(source, project)
     assert len(list(project.store.blobs())) == 1

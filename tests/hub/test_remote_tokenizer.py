@@ -8,7 +8,7 @@ import pytest
 from tekken_files import write
 
 from bitnet.base.errors import InvalidFormat, NotFound, Offline, UsageError
-from bitnet.hub.models import provide_tokenizer
+from bitnet.hub.models import locate_tokenizer
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
@@ -37,7 +37,7 @@ def read(path):
 
 
 provide = partial(
-    provide_tokenizer,
+    locate_tokenizer,
     names=TOKENIZER_FILES,
     beside=SIDE_FILES,
     prefers_tekken=prefers_tekken,

@@ -6,7 +6,7 @@ from hub_server import Blob, HubServer, Rule
 from bitnet.base.errors import HashMismatch, NetworkError, NotFound, UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide
+from bitnet.hub.provide import fetch_source
 from bitnet.hub.ref import Ref
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range
 from bitnet.hub.resolve import candidates, choose
@@ -58,7 +58,7 @@ def test_a_digest_that_only_the_server_behind_a_redirect_names_is_used(hub, tmp_
         behind.blobs[digest] = Blob(CONTENT[::-1])
         project = Project(tmp_path, tmp_path / "cache", options, "none")
         with pytest.raises(HashMismatch):
-            provide(Source("m", "org/model", "model.gguf"), project)
+            fetch_source(Source("m", "org/model", "model.gguf"), project)
         assert not project.lock_path.exists()
         assert not list(project.store.blobs())
 

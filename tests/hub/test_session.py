@@ -21,7 +21,7 @@ from bitnet.base.errors import (
 from bitnet.hub.http import Transient
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide
+from bitnet.hub.provide import fetch_source
 from bitnet.hub.repository import file_url
 from bitnet.hub.session import HubSession, Patience
 from bitnet.sources import Source
@@ -398,7 +398,7 @@ def project(hub, tmp_path):
 def test_a_server_that_a_project_names_gets_no_token(hub, project, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
-    provide(Source("m", "org/model", "model.gguf"), project)
+    fetch_source(Source("m", "org/model", "model.gguf"), project)
     assert hub.requests("hub")
     assert not any("Authorization" in seen.headers for seen in hub.requests())
 
@@ -407,7 +407,7 @@ def test_the_same_server_named_by_the_user_gets_it(hub, project, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_good")
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
-    provide(Source("m", "org/model", "model.gguf"), project)
+    fetch_source(Source("m", "org/model", "model.gguf"), project)
     assert any("Authorization" in seen.headers for seen in hub.requests("hub"))
 
 
@@ -416,7 +416,7 @@ def test_a_gated_file_of_a_projects_server_says_who_may_name_it(hub, project, mo
     hub.repo("org/model", gated=True)
     (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
     with pytest.raises(AuthError, match="did not get the access token") as caught:
-        provide(Source("m", "org/model", "model.gguf"), project)
+        fetch_source(Source("m", "org/model", "model.gguf"), project)
     assert "named by this project's bitnet.toml, not by you" in caught.value.hint
     assert "BITNET_HUB_HOSTS" not in caught.value.hint
 

@@ -10,7 +10,7 @@ from bitnet.base.errors import NetworkError, UsageError
 from bitnet.hub import transfer
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide
+from bitnet.hub.provide import fetch_source
 from bitnet.sources import Source
 
 WEIGHTS = Source("weights", "org/model", "model.gguf")
@@ -35,7 +35,7 @@ def project(hub, other, tmp_path, monkeypatch):
 
 
 def received(project):
-    return provide(WEIGHTS, project).path.read_bytes() == CONTENT
+    return fetch_source(WEIGHTS, project).path.read_bytes() == CONTENT
 
 
 def test_a_mirror_is_asked_only_when_the_hub_fails(hub, other, project):
@@ -101,7 +101,7 @@ def test_all_servers_down_is_an_error(hub, other, project):
     other.close()
     options = replace(project.options, retries=2)
     with pytest.raises(NetworkError):
-        provide(WEIGHTS, replace(project, options=options))
+        fetch_source(WEIGHTS, replace(project, options=options))
 
 
 def test_a_list_in_the_project_file_names_fallbacks(hub, other, project):

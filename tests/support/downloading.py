@@ -6,7 +6,7 @@ from pathlib import Path
 from bitnet.base import settings
 from bitnet.base.errors import Offline
 from bitnet.base.files import check_writable
-from bitnet.hub.download import fetch
+from bitnet.hub.fetch import fetch
 from bitnet.hub.orders import FileOrder
 from bitnet.hub.session import HubSession
 from bitnet.sources import Source

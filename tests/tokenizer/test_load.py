@@ -11,7 +11,7 @@ from builders import vocabulary, write_gguf
 
 from bitnet.base import settings
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound
-from bitnet.store import blobs
+from bitnet.store import digests
 from bitnet.tokenizer import (
     detect_architecture_from_gguf,
     extract_merges,
@@ -74,7 +74,7 @@ def test_the_same_content_elsewhere_names_its_own_place(tmp_path):
 @pytest.fixture
 def read(monkeypatch):
     """Names of the files whose digest is computed; a file counts as settled at once."""
-    monkeypatch.setattr(blobs, "SETTLED_S", -10.0)
+    monkeypatch.setattr(digests, "SETTLED_S", -10.0)
     monkeypatch.setattr("bitnet.tokenizer.load._SMALL", 0)
     computed = []
     real = hashlib.sha256
@@ -134,7 +134,7 @@ def test_a_file_of_the_same_size_is_hashed_again(how, tmp_path, read):
 
 
 def test_a_file_that_changed_a_moment_ago_is_not_trusted(tmp_path, read, monkeypatch):
-    monkeypatch.setattr(blobs, "SETTLED_S", 3.0)
+    monkeypatch.setattr(digests, "SETTLED_S", 3.0)
     path = word_level(tmp_path / "tokenizer.json", ["ab"])
     os.utime(path, (1e9, 1e9))  # its contents are old, it says
     for times in (1, 2, 3):

@@ -28,7 +28,8 @@ from bitnet.base.files import open_file
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import give_back_pages, open_again
 from bitnet.models.exact_head import Found, Needed
-from bitnet.store.blobs import keep_in_cache
+from bitnet.store import tree
+from bitnet.store.root import keep_in_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -367,7 +368,7 @@ def content_digest(content: NDArray[np.uint8], out: NDArray[np.uint8] | None = N
 
 def copy_path(fingerprint: str) -> Path:
     """Path of the copy of a head with this fingerprint."""
-    return settings.cache_dir() / "exact-heads" / f"{fingerprint}.copy"
+    return tree.exact_head_path(settings.cache_dir(), fingerprint)
 
 
 def read_copy(path: Path, out: NDArray[np.uint8]) -> bool:

@@ -1,0 +1,163 @@
+"""Records in the store, one file for each: the pins of names, and digests that were computed.
+
+While size, modification time and inode of a file are unchanged, it is not read again
+(docs/adr/0007).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from bitnet.base.errors import InvalidFormat
+from bitnet.base.files import open_file
+from bitnet.store.placing import ABANDONED_S
+from bitnet.store.root import keep_in_cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+T = TypeVar("T")
+
+# Two changes within one tick of a file system's clock leave the same time; FAT counts in steps of
+# two seconds. A file changed less than this ago may change again without showing it.
+SETTLED_S = 3.0
+
+
+class RecordFolder(Generic[T]):
+    """Records by name in *folder*, a JSON file for each; one that is not readable is not there."""
+
+    def __init__(
+        self, folder: Path, read: Callable[[Any], T], write: Callable[[T], dict[str, Any]]
+    ) -> None:
+        self._folder = folder
+        self._read = read
+        self._write = write
+
+    def __iter__(self) -> Iterator[T]:
+        """Every readable record."""
+        yield from filter(None, map(self._open, self._paths()))
+
+    def find(self, *name: str | Path) -> T | None:
+        """Record of *name*, such as a path; or a repository, revision and file."""
+        return self._open(self.file_for(*name))
+
+    def write(self, record: T, *name: str | Path) -> None:
+        """Record the meaning of *name*; without permission nothing happens."""
+        if self.find(*name) != record:
+            keep_in_cache(self.file_for(*name), json.dumps(self._write(record)).encode())
+
+    def forget(self, *name: str | Path) -> None:
+        """Drop the record of *name*."""
+        with suppress(OSError):
+            self.file_for(*name).unlink()
+
+    def forget_if(self, is_gone: Callable[[T], bool]) -> None:
+        """Drop every record for which *is_gone* returns true."""
+        for path in self._paths():
+            record = self._open(path)
+            if record is not None and is_gone(record):
+                with suppress(OSError):
+                    path.unlink()
+
+    def _paths(self) -> list[Path]:
+        """Paths of the records; drafts that killed processes left are removed."""
+        paths: list[Path] = []
+        with suppress(OSError):
+            for path in sorted(self._folder.iterdir()):
+                if not path.name.startswith("."):
+                    paths.append(path)
+                elif time.time() - path.lstat().st_mtime > ABANDONED_S:
+                    path.unlink()
+        return paths
+
+    def file_for(self, *name: str | Path) -> Path:
+        """Path of the record of *name*."""
+        key = hashlib.sha256(json.dumps([*map(str, name)]).encode()).hexdigest()
+        return self._folder / f"{key[:32]}.json"
+
+    def _open(self, path: Path) -> T | None:
+        try:
+            with open_file(path) as file:
+                return self._read(json.load(file))
+        except (OSError, ValueError, TypeError, RecursionError, InvalidFormat):
+            return None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A file at the time its digest was computed."""
+
+    path: str  # absolute
+    sha256: str  # hexadecimal
+    size: int  # bytes
+    mtime_ns: int  # modification time
+    inode: int  # its number on its file system
+    placed: bool = False  # this program placed it there; else it was only read
+    ctime_ns: int = 0  # of the last change of any kind; 0 when that was only a moment before
+
+    @property
+    def is_unchanged(self) -> bool:
+        """True if the file is still the one that was read."""
+        with suppress(OSError, ValueError):
+            status = os.stat(self.path)  # noqa: PTH116
+            found = status.st_size, status.st_mtime_ns, status.st_ino
+            return found == (self.size, self.mtime_ns, self.inode)
+        return False
+
+    @property
+    def is_untouched(self) -> bool:
+        """True if, in addition, no link was made to it and no time was set."""
+        with suppress(OSError, ValueError):
+            changed = os.stat(self.path).st_ctime_ns  # noqa: PTH116
+            return self.is_unchanged and self.ctime_ns == changed > 0
+        return False
+
+
+class VerifiedFiles(RecordFolder[Verified]):
+    """Records by path."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, _parse, asdict)
+
+    def file_for(self, *name: str | Path) -> Path:
+        """Path of the record of a path; links are not resolved, a name is a name."""
+        return super().file_for(*map(os.path.abspath, name))
+
+    def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
+        """Record that *path*, now *placed* by us, has this digest, unless it was just changed."""
+        try:
+            status = path.stat()
+        except OSError:
+            return
+        if not 0 <= status.st_mtime <= time.time() - SETTLED_S:
+            self.forget(path)
+            return
+        earlier = self.find(path)
+        placed = placed or (earlier is not None and earlier.placed and earlier.sha256 == sha256)
+        state = status.st_size, status.st_mtime_ns, status.st_ino
+        settled = 0 <= status.st_ctime <= time.time() - SETTLED_S
+        changed = status.st_ctime_ns if settled else 0
+        record = Verified(os.path.abspath(path), sha256, *state, placed, changed)  # noqa: PTH100
+        self.write(record, path)
+
+    def sweep(self) -> None:
+        """Drop the records of files that are gone."""
+        for record in self:
+            if not os.path.lexists(record.path):
+                self.forget(record.path)
+
+
+def _parse(values: Any) -> Verified:
+    """The record of *values*, a JSON object; ValueError or TypeError if it is none."""
+    record = Verified(**values)
+    kinds = [type(value) for value in asdict(record).values()]
+    if kinds != [str, str, int, int, int, bool, int]:
+        raise ValueError("not the record of a file")
+    return record
