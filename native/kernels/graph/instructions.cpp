@@ -119,9 +119,9 @@ void Graph::clamp(const Operands& its) {
     const float limit = its.real("limit");
     require(width(out) == width(x), "widths differ");
     require(limit > 0.0f, "a limit that is not above 0");
-    add_row([=](int64_t row) {
-        const float* from = at(x, row);
-        float* to = at(out, row);
+    add_row([=](Pass& pass, int64_t row) {
+        const float* from = at(pass, x, row);
+        float* to = at(pass, out, row);
         for (int64_t i = 0; i < width(x); ++i) {
             const float below = from[i] > limit ? limit : from[i];
             to[i] = below < -limit ? -limit : below;
@@ -135,16 +135,16 @@ void Graph::xielu(const Operands& its) {
                 eps = its.real("eps");
     require(width(out) == width(x), "widths differ");
     add_row(
-        [=](int64_t row) {
-            const float* from = at(x, row);
-            float* to = at(out, row);
+        [=](Pass& pass, int64_t row) {
+            const float* from = at(pass, x, row);
+            float* to = at(pass, out, row);
             for (int64_t i = 0; i < width(x); ++i) {
                 const float v = from[i];
                 const float power = exp_fast(v < eps ? v : eps) - 1.0f;
                 to[i] = (v > 0.0f ? above * v * v : below * (power - v)) + beta * v;
             }
         },
-        [] { count_call(Op::gate); });
+        [](Pass&) { count_call(Op::gate); });
 }
 
 void Graph::linear(const Operands& its) {
