@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
 
+# Rows of token types, without which llama.cpp loads no encoder.
+_TEXT_COUNT = "tokenizer.ggml.token_type_count"
 # general.file_type as llama.cpp numbers it; 40 is Q1_0 as well as bitnet.cpp's I2_S, 137
 # ik_llama.cpp's, 141 and 143 are PrismML's.
 _FILE_TYPES = {
@@ -65,7 +67,11 @@ def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes
             if not key.startswith(("split.", "general.alignment")) and key not in checkpoint.ignored
         }
         if request.no_tokenizer or request.tokenizer:
-            keys = {key: its for key, its in keys.items() if not key.startswith("tokenizer.")}
+            keys = {
+                key: its
+                for key, its in keys.items()
+                if key == _TEXT_COUNT or not key.startswith("tokenizer.")
+            }
             keys |= _tokenizer(checkpoint, request, default=None)
         elif pre := request.pre or _missing_pre(gguf):
             about["tokenizer.ggml.pre"] = pre
@@ -84,6 +90,9 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
         )
     keys = dict(checkpoint.metadata)
     prefix = checkpoint.architecture
+    if family is not None and family.encodes:
+        types = checkpoint.weights.get("token_types.weight")
+        keys[_TEXT_COUNT] = types.shape[0] if types is not None else 1
     keys["general.name"] = checkpoint.path.resolve().name
     keys[f"{prefix}.vocab_size"] = checkpoint.weights["token_embd.weight"].shape[0]
     head_dim = keys.get(f"{prefix}.attention.key_length")

@@ -19,12 +19,12 @@ from bitnet.tokenizer.from_files import spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.library import tokenizer_json
 from bitnet.tokenizer.probes import draw_texts, probe_texts
-from bitnet.tokenizer.spec import BYTE_NAMES, TokenType
+from bitnet.tokenizer.spec import BYTE_NAMES, SPACE_SYMBOL, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from bitnet.tokenizer.spec import TokenizerSpec
 
@@ -174,8 +174,9 @@ def gguf_keys(
     ids = {"bos": form.bos_id, "eos": form.eos_id, "unknown": form.unknown_id}
     padding = range(form.vocab_size, rows)
     types = [*map(int, form.token_types or _types(form))][: form.vocab_size]
+    tokens = _phantom_spaces(form, types) if form.model == "wordpiece" else form.tokens
     keys: dict[str, Any] = {
-        f"{_GGML}tokens": [*form.tokens, *(f"[PAD{id}]" for id in padding)],
+        f"{_GGML}tokens": [*tokens, *(f"[PAD{id}]" for id in padding)],
         f"{_GGML}token_type": types + [int(TokenType.UNUSED)] * len(padding),
         **_kind(form, rows, pre),
     }
@@ -228,6 +229,8 @@ def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
             f"{_GGML}pre": pre or pre_name(spec),
             f"{_GGML}merges": [f"{tokens[left]} {tokens[right]}" for left, right in spec.merges],
         }
+    if spec.model == "wordpiece":
+        return _wordpiece(spec)
     own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
     if not own or not len(spec.scores):
         raise Unsupported(
@@ -247,6 +250,49 @@ def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
     if spec.charsmap:
         keys[f"{_GGML}precompiled_charsmap"] = spec.charsmap
     return keys
+
+
+def _wordpiece(spec: TokenizerSpec) -> dict[str, Any]:
+    """Keys of BERT's tokenizer; the proof refuses one whose steps these cannot say."""
+    options: dict[str, Any] = {}
+    for step in spec.normalizer:
+        if step.type == "BertNormalizer":
+            options = step.options
+    lowercase = bool(options.get("lowercase", True))
+    strips = options.get("strip_accents")
+    keys: dict[str, Any] = {
+        f"{_GGML}model": "bert",
+        f"{_GGML}pre": "default",
+        f"{_GGML}normalizer.lowercase": lowercase,
+        f"{_GGML}normalizer.strip_accents": lowercase if strips is None else bool(strips),
+    }
+    added = {token.text: token.id for token in spec.added}
+    names = dict(spec.template_tokens)
+    for role, name in (("padding", "pad"), ("mask", "mask"), ("seperator", "sep")):
+        id = added.get(names.get(f"{name}_token", ""))
+        if id is not None:
+            keys[f"{_GGML}{role}_token_id"] = id
+    if spec.eos_id is not None:  # llama.cpp ends a text with the separator
+        keys[f"{_GGML}seperator_token_id"] = spec.eos_id
+    return keys
+
+
+def _phantom_spaces(spec: TokenizerSpec, types: Sequence[int]) -> list[str]:
+    """Tokens of BERT's tokenizer as GGUF spells them: U+2581 begins a word, nothing continues one.
+
+    Special tokens keep their spelling.
+    """
+    kept = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
+    prefix = spec.continuing_prefix
+    spellings = []
+    for text, kind in zip(spec.tokens, types, strict=True):
+        if kind in kept:
+            spellings.append(text)
+        elif prefix and text.startswith(prefix):
+            spellings.append(text.removeprefix(prefix))
+        else:
+            spellings.append(f"{SPACE_SYMBOL}{text}")
+    return spellings
 
 
 def _read_back(

@@ -198,7 +198,9 @@ def _wordpiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG0
     options["strip_accents"] = fields.flag("normalizer.strip_accents", lowercase)
     return TokenizerSpec(
         model="wordpiece",
-        tokens=LazySequence(fields.length("tokens"), lambda: _bert_spelling(fields.tokens)),
+        tokens=LazySequence(
+            fields.length("tokens"), lambda: _bert_spelling(fields.tokens, fields.token_types)
+        ),
         normalizer=(Step("BertNormalizer", options | {"lowercase": lowercase}),),
         pre_tokenizer=(Step("BertPreTokenizer"),),
         unknown_id=fields.token_id("unknown", 100),
@@ -210,10 +212,14 @@ def _wordpiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG0
     )
 
 
-def _bert_spelling(tokens: Sequence[str]) -> list[str]:
+def _bert_spelling(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
+    """*tokens* as BERT spells them; special ones, by their *types*, have one spelling."""
     if not any(token.startswith(SPACE_SYMBOL) for token in tokens):
         return list(tokens)  # already in BERT's own spelling
-    kept = [text.startswith("[") and text.endswith("]") for text in tokens]
+    if types:
+        kept = [kind in (CONTROL, UNKNOWN, UNUSED) for kind in types[: len(tokens)]]
+    else:
+        kept = [text.startswith("[") and text.endswith("]") for text in tokens]
     spellings = []
     for text, is_kept in zip(tokens, kept, strict=True):
         if text.startswith(SPACE_SYMBOL):

@@ -1,0 +1,110 @@
+"""Encoders as GGUF, with their tokenizer: read back, and by llama.cpp."""
+
+import importlib
+import importlib.util
+
+import numpy as np
+import pytest
+
+REASON = "sentence-transformers is not installed: pip install 'bitnet-xtask[parity]'"
+torch = pytest.importorskip("torch", reason=REASON)
+pytest.importorskip("transformers", reason=REASON)
+pytest.importorskip("sentence_transformers", reason=REASON)
+
+from conversions import convert  # noqa: E402 - needs torch
+from sentence_folders import (  # noqa: E402
+    TEXTS,
+    encoder_folder,
+    sentence_folder,
+    smallest_cosine,
+)
+
+from bitnet import load  # noqa: E402
+from bitnet.convert.options import ConvertOptions  # noqa: E402
+from bitnet.formats.containers import open_checkpoint  # noqa: E402
+from bitnet.tokenizer.from_gguf import spec_from_gguf  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+# llama.cpp computes GELU of BERT by the hyperbolic tangent.
+MAX_ANGLE = 1e-3
+POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return encoder_folder(tmp_path_factory.mktemp("encoder") / "bert")
+
+
+def test_a_converted_encoder_has_its_tokenizer_and_the_same_bits(encoder, tmp_path):
+    dense = [(24, torch.nn.Tanh(), True), (16, torch.nn.Identity(), False)]
+    source = sentence_folder(tmp_path / "model", encoder, dense=dense)
+    file = tmp_path / "model.gguf"
+    convert(source, file, ConvertOptions("F32"))
+    with load(source) as folder, load(file) as converted:
+        assert converted.tokenizer.source.startswith("embedded")
+        np.testing.assert_array_equal(folder.embed(TEXTS), converted.embed(TEXTS))
+
+
+def test_words_have_phantom_spaces_as_llama_cpp_writes_them(encoder, tmp_path):
+    file = tmp_path / "model.gguf"
+    convert(encoder, file, ConvertOptions("F32"))
+    keys = open_checkpoint(file).metadata
+    tokens = list(keys["tokenizer.ggml.tokens"])
+    assert tokens[:7] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2581a", "\u2581man"]
+    assert tokens[9] == "ing"
+    names = {"bos": 2, "eos": 3, "seperator": 3, "padding": 0, "mask": 4, "unknown": 1}
+    assert {name: keys[f"tokenizer.ggml.{name}_token_id"] for name in names} == names
+    assert keys["tokenizer.ggml.token_type_count"] == 2
+    assert keys["bert.attention.causal"] is False
+
+
+def test_special_tokens_are_those_that_the_types_say():
+    spell = importlib.import_module("bitnet.tokenizer.from_gguf")._bert_spelling
+    tokens = ["[PAD]", "\u2581[x]", "[x]", "\u2581word", "<mask>", "s"]
+    expected = ["[PAD]", "[x]", "##[x]", "word", "<mask>", "##s"]
+    assert spell(tokens, [3, 1, 1, 1, 3, 1]) == expected
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None,
+    reason="xllamacpp is not installed: an extra of crossval",
+)
+@pytest.mark.parametrize(
+    "pooling", ["cls", *(pytest.param(it, marks=pytest.mark.slow) for it in ("mean", "lasttoken"))]
+)
+def test_llama_cpp_computes_the_same_vectors_of_a_converted_encoder(pooling, encoder, tmp_path):
+    source = sentence_folder(tmp_path / "model", encoder, pooling=pooling)
+    file = tmp_path / "model.gguf"
+    convert(source, file, ConvertOptions("F32"))
+    assert open_checkpoint(file).value("pooling_type") == POOLINGS[pooling]
+    texts = [text for text in TEXTS if text]  # its server refuses an empty one
+    with load(file) as model:
+        ours = model.embed(texts)
+    assert smallest_cosine(ours, vectors_by_llama_cpp(file, texts)) > 1 - MAX_ANGLE
+
+
+def vectors_by_llama_cpp(file, texts):
+    import xllamacpp
+
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(file)
+    settings.embedding = True
+    settings.n_ctx = 64
+    settings.warmup = False
+    answer = xllamacpp.Server(settings).handle_embeddings({"input": texts, "model": "it"})
+    return np.array([entry["embedding"] for entry in answer["data"]])
+
+
+def test_the_tokenizer_of_a_converted_encoder_reads_every_text_alike(encoder, tmp_path):
+    file = tmp_path / "model.gguf"
+    convert(encoder, file, ConvertOptions("F32"))
+    spec = spec_from_gguf(open_checkpoint(file).gguf)
+    assert spec.model == "wordpiece"
+    assert spec.tokens[9] == "##ing"
+    with load(encoder) as folder, load(file) as converted:
+        for text in (*TEXTS, "ÉATING dogs, 2000! [MASK] a\tb", "食 a-dog [SEP]"):
+            assert folder.tokenizer.encode(text) == converted.tokenizer.encode(text)
