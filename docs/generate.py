@@ -22,6 +22,7 @@ from bitnet.families.family import Family, families
 from bitnet.families.keys import COMMON
 from bitnet.families.rope import PARAMETERS
 from bitnet.runtime import request
+from bitnet.runtime import request_checks as checks
 from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name
 from bitnet.wire.routes import COMPUTED, ROUTES
 from bitnet.wire.schemas import IGNORED, REFUSED
@@ -133,9 +134,9 @@ def requests() -> str:
         _table(["address", "done", "refused", "cannot change an answer"], _addresses()),
         f"Everywhere a request has at most {request.MAX_MESSAGES:,} messages, {request.MAX_STOPS} "
         f"stop texts and {request.MAX_BIASES:,} biases; a schema or a regular expression at most "
-        f"{request.MAX_GRAMMAR:,} characters, {request.MAX_PROPERTIES:,} properties, "
-        f"{request.MAX_REFERENCES} definitions referred to and {request.MAX_REPEATS:,} repetitions "
-        f"in patterns. Values are nested at most {request.MAX_DEPTH} deep. Texts are UTF-8 without "
+        f"{checks.MAX_GRAMMAR:,} characters, {checks.MAX_PROPERTIES:,} properties, "
+        f"{checks.MAX_REFERENCES} definitions referred to and {checks.MAX_REPEATS:,} repetitions "
+        f"in patterns. Values are nested at most {checks.MAX_DEPTH} deep. Texts are UTF-8 without "
         "NUL.",
     ]
     return "\n\n".join(parts) + "\n"

@@ -22,8 +22,11 @@ class BatchOptions:
         metavar="FILE",
         writes=True,
     )
-    max_tokens: int = option(
-        128, "most tokens of an answer, unless its row sets it", bounds=(1, None)
+    max_tokens: int | None = option(
+        None,
+        "most tokens of an answer, unless its row sets it; default: as the model's files say, else "
+        "128",
+        bounds=(1, None),
     )
     max_batch: int = option(8, "answers generated at the same time", bounds=(1, None))
     retry_errors: bool = option(False, "answer failed rows again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from bitnet.base import settings
 from bitnet.base.errors import InferenceError, Unsupported
 from bitnet.base.invocation import extra_command
 from bitnet.batch.rows import BatchRow, answers
+from bitnet.runtime.request import SamplingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,12 +25,14 @@ ROWS_PER_CALL = 32  # lost when an actor dies, and computed again by another one
 class _Actor:
     """A process with a model; Ray calls it with columns of rows."""
 
-    def __init__(self, path: str, limits: dict[str, Any], threads: int) -> None:
+    def __init__(
+        self, path: str, limits: dict[str, Any], sampling: dict[str, Any], threads: int
+    ) -> None:
         from bitnet.formats.containers import open_checkpoint
         from bitnet.runtime.language_model import load_checkpoint
 
         self._model = load_checkpoint(open_checkpoint(path), threads=threads)
-        self._limits = limits
+        self._limits = limits | {"sampling": SamplingOptions(**sampling)}
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
         rows = [BatchRow(*json.loads(text)) for text in columns["row"]]
@@ -40,7 +44,12 @@ class _Actor:
 
 
 def ray_answers(
-    rows: Sequence[BatchRow], path: Path, options: BatchOptions, *, threads: int = 0
+    rows: Sequence[BatchRow],
+    path: Path,
+    options: BatchOptions,
+    sampling: SamplingOptions | None = None,
+    *,
+    threads: int = 0,
 ) -> Iterator[tuple[BatchRow, dict[str, Any]]]:
     """Yield *rows* with their answers, as blocks are finished.
 
@@ -72,6 +81,7 @@ def ray_answers(
             fn_constructor_args=(
                 str(path.resolve()),
                 options.limits,
+                asdict(sampling or SamplingOptions()),
                 threads or cores,
             ),
             batch_size=ROWS_PER_CALL,

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import BitnetError, UsageError
 from bitnet.formats.model_files import model_name
 from bitnet.runtime.answer import Answer
-from bitnet.runtime.request import Request, check_messages
+from bitnet.runtime.request import Request, SamplingOptions
+from bitnet.runtime.request_checks import check_messages
 from bitnet.wire.embeddings import MAX_TEXTS
 from bitnet.wire.fields import ROW
 from bitnet.wire.forms import Form, read_json
@@ -205,18 +206,22 @@ def answers(
     rows: abc.Iterable[BatchRow],
     model: LanguageModel,
     *,
-    max_tokens: int = 128,
+    max_tokens: int | None = None,
     max_batch: int = 8,
     strict_model_name: bool = False,
+    sampling: SamplingOptions | None = None,
 ) -> abc.Iterator[tuple[BatchRow, dict[str, Any]]]:
     """Yield *rows* with their answers, as they are finished.
 
     An error in a row becomes its answer, as ``error``; other rows are not affected. A row may say
-    otherwise about *max_tokens*; *max_batch* answers are generated at the same time. With
-    *strict_model_name* a row that names another model is refused.
+    otherwise about *max_tokens* and *sampling*, and they about what the model's files recommend;
+    *max_batch* answers are generated at the same time. With *strict_model_name* a row that names
+    another model is refused.
     """
     scheduler = model.scheduler(max_batch=max_batch)
-    waiting, default = iter(rows), Request(max_tokens=max_tokens)
+    waiting = iter(rows)
+    options = asdict(sampling or SamplingOptions())
+    default = Request(max_tokens=max_tokens, **options).with_origin("command line")
     ignored: set[str] = set()  # fields that the log has named
     running: dict[Sequence, tuple[BatchRow, Answer, list[Answer]]] = {}
     while True:

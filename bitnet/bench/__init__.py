@@ -269,7 +269,7 @@ def measure(
         results = _rates(model, plan, on_step)
         prompt = TEXT[: max(1, model.engine.context // 2)]
         model.engine.forget()
-        answer = model.stream(prompt, max_tokens=WRITTEN_TOKENS, lookup=0)
+        answer = model.stream(prompt, max_tokens=WRITTEN_TOKENS, lookup=0, temperature=0.0)
         deque(answer, maxlen=0)
         share = answer.tokenize_share
         memory = peak_memory()
@@ -322,13 +322,13 @@ def _prefill_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
     # The engine has the first *depth* positions when the clock starts again.
     for end in filter(None, (test.depth, test.positions)):
         started = time.perf_counter()
-        deque(engine.generate(ids[:end], Request(1, lookup=0)), maxlen=0)
+        deque(engine.generate(ids[:end], Request(max_tokens=1, lookup=0)), maxlen=0)
     return time.perf_counter() - started
 
 
 def _decode_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
     engine.forget()
-    pieces = engine.generate(ids[: test.prompt], Request(test.tokens + 1, lookup=0))
+    pieces = engine.generate(ids[: test.prompt], Request(max_tokens=test.tokens + 1, lookup=0))
     next(pieces)
     started = time.perf_counter()
     count = sum(1 for _ in pieces)

@@ -19,6 +19,7 @@ from bitnet.batch.options import BatchOptions
 from bitnet.commands.context import FORCE, Context, model_path, open_model, read_text, say
 from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions, VectorOptions
+from bitnet.runtime.request import SamplingOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +32,13 @@ SHOWN = 20  # failed rows
     "bitnet batch smollm2-135m --input prompts.jsonl --output answers.jsonl",
     required=("input", "output"),
 )
-def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
+def batch(
+    c,
+    options=BatchOptions(),
+    sampling=SamplingOptions(),
+    model=ModelOptions(),
+    common=Context(),
+):
     """Answer a file of prompts.
 
     If it is interrupted, the same command continues where it stopped.
@@ -51,7 +58,7 @@ def batch(c, options=BatchOptions(), model=ModelOptions(), common=Context()):
     ):
         if files.done:
             say(f"{files.done} of {files.total} rows are answered already")
-        ignored = _answer(files, options, model, common)
+        ignored = _answer(files, options, sampling, model, common)
     failed = len(files.errors)
     failure = None
     facts: dict[str, Any] = {"rows": files.total, "answered_before": files.done, "failed": failed}
@@ -89,7 +96,7 @@ def _refuse_options_of_the_process(model):
             raise UsageError(text, hint=f"leave {flag} out: they load the model as it is")
 
 
-def _answer(files, options, model, common):
+def _answer(files, options, sampling, model, common):
     """Answer the rows that are left; gives back the keys of the model that were ignored."""
     from bitnet.batch.rows import answers, in_order
 
@@ -106,10 +113,11 @@ def _answer(files, options, model, common):
     if options.engine == "ray":
         from bitnet.batch.ray_engine import ray_answers
 
-        write(ray_answers(rows, model_path(model, common), options, threads=model.threads))
+        path = model_path(model, common)
+        write(ray_answers(rows, path, options, sampling, threads=model.threads))
         return ()
     with open_model(model, common) as running:
-        write(answers(rows, running, **options.limits))
+        write(answers(rows, running, sampling=sampling, **options.limits))
         return running.ignored_keys
 
 

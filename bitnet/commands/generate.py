@@ -37,6 +37,8 @@ from bitnet.runtime.request import SAMPLING, Request
 
 logger = logging.getLogger(__name__)
 
+_LONG = {"max_tokens": 1024}  # length of an answer to a person
+
 
 @task(group="Run", example='bitnet run smollm2-135m "Why is the sky blue?"', required=["model"])
 def run(
@@ -45,7 +47,7 @@ def run(
         "", "message to answer, after piped input; without either, a chat", positional=True
     ),
     system=option("", "instructions that come before the conversation"),
-    request=Request(max_tokens=1024),
+    request=Request(fallback=_LONG),
     model=ModelOptions(),
     common=Context(),
 ):
@@ -71,7 +73,8 @@ def run(
         if instructions and not chats:
             raise UsageError(f"{name} has no chat template: --system needs one")
         if text is None:
-            talk_on_terminal(Conversation(running, request, system=instructions))
+            asked = request.with_origin("command line")
+            talk_on_terminal(Conversation(running, asked, system=instructions))
             return
         asked = PromptOptions(prompt=text, chat=chats, system=instructions)
         answer_once(running, asked, request, common.output)
@@ -88,7 +91,7 @@ def _question(prompt):
 
 def _check_text(text, missing, *, hint):
     """*text*; wrong ones are refused before a model is loaded, none at all as *missing*."""
-    from bitnet.runtime.request import check_prompt
+    from bitnet.runtime.request_checks import check_prompt
 
     if text is None:
         raise UsageError(missing, hint=hint)
@@ -133,7 +136,7 @@ def answer_once(running, prompt, request, output):
     turns.append(("user", prompt.prompt))
     messages = [{"role": role, "content": content} for role, content in turns]
     request = replace(
-        request.choice(0),
+        request.with_origin("command line").choice(0),
         prompt=prompt.prompt,
         messages=messages if prompt.chat else None,
         json_schema=_schema(prompt),
@@ -141,18 +144,32 @@ def answer_once(running, prompt, request, output):
         logprobs=prompt.logprobs,
     )
     answer = running.answer(request)
-    drawn = {"seed": request.seed} if request.temperature else {}  # what repeats the answer
+    ready = answer.sequence.request
+    drawn = {"seed": ready.seed} if ready.sampling.temperature else {}  # what repeats the answer
     if output.json:
         "".join(answer)
-        ignored = {"ignored_keys": list(running.ignored_keys)} if running.ignored_keys else {}
-        print(as_json(_facts(answer, ids=prompt.dump_ids) | drawn | ignored), flush=True)
+        facts = _facts(answer, ids=prompt.dump_ids) | drawn
+        facts["generation"] = ready.sampling_facts()
+        if running.ignored_keys:
+            facts["ignored_keys"] = list(running.ignored_keys)
+        print(as_json(facts), flush=True)
     else:
         _show(answer)
         if prompt.dump_ids:
             say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
     if prompt.stats:
-        say("\n".join([*_metric_lines(answer, running), *(f"{k}: {v}" for k, v in drawn.items())]))
+        lines = [*_metric_lines(answer, running), _sampling_line(ready)]
+        say("\n".join([*lines, *(f"{name}: {value}" for name, value in drawn.items())]))
     say(summary(answer))
+
+
+def _sampling_line(request):
+    """The values with which tokens were chosen, each with its origin."""
+    facts = request.sampling_facts()
+    shown = (
+        f"{name} {json.dumps(entry['value'])} ({entry['from']})" for name, entry in facts.items()
+    )
+    return f"generation: {', '.join(shown)}"
 
 
 def _schema(options):
@@ -243,7 +260,7 @@ CUT_OFF = {
 def chat(
     c,
     system=option("", "instructions that come before the conversation"),
-    request=Request(max_tokens=1024),
+    request=Request(fallback=_LONG),
     model=ModelOptions(),
     common=Context(),
 ):
@@ -255,7 +272,8 @@ def chat(
     from bitnet.runtime.language_model import Conversation
 
     with open_model(model, common) as running:
-        talk = Conversation(running, request, system=decode_text(system, "--system"))
+        asked = request.with_origin("command line")
+        talk = Conversation(running, asked, system=decode_text(system, "--system"))
         if sys.stdin.isatty():
             talk_on_terminal(talk)
             return
@@ -321,7 +339,7 @@ def _lines():
 
 def _answer(talk, line, *, json_line=False):
     """Run *line*: a command, or a message that is answered on stdout."""
-    from bitnet.runtime.request import check_prompt
+    from bitnet.runtime.request_checks import check_prompt
 
     check_prompt(line)
     if line.startswith("/") and not line.startswith(ESCAPED):
@@ -334,7 +352,7 @@ def _answer(talk, line, *, json_line=False):
 
 def _answer_message(talk, line, *, json_line=False):
     """Answer the message *line* on stdout."""
-    from bitnet.runtime.request import check_prompt
+    from bitnet.runtime.request_checks import check_prompt
 
     check_prompt(line)
     with closing(talk.ask(line)) as pieces:
@@ -367,8 +385,11 @@ def _command(talk, line):
     elif name == "/show":
         say(f"model: {talk.model.path.name}, {len(talk.turns)} messages")
         say(f"system: {talk.system or 'none'}")
+        ready = talk.request.with_settings(talk.model.generation)
         for option_name in ("max_tokens", "stop", *SAMPLING):
-            say(f"{option_name}: {json.dumps(getattr(talk.request, option_name))}")
+            origin = ready.origins.get(option_name, "default")
+            shown = "" if origin == "default" else f" ({origin})"
+            say(f"{option_name}: {json.dumps(getattr(ready, option_name))}{shown}")
     else:
         near = get_close_matches(name, COMMANDS, 1)
         meant = f"did you mean {near[0]}? " if near else ""

@@ -17,6 +17,7 @@ from bitnet.base.invocation import extra_command
 from bitnet.commands.context import Context, load_model, model_path, open_file, say
 from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions
+from bitnet.runtime.request import SamplingOptions
 from bitnet.server.narration import output_as_events
 from bitnet.server.options import ServeOptions
 
@@ -24,7 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 @task(group="Serve", example="bitnet serve smollm2-135m --port 9999", aliases=("worker",))
-def serve(c, options=ServeOptions(), model=ModelOptions(), common=Context()):
+def serve(
+    c,
+    options=ServeOptions(),
+    sampling=SamplingOptions(),
+    model=ModelOptions(),
+    common=Context(),
+):
     """Serve models over HTTP.
 
     Serves the APIs of OpenAI, Anthropic, Ollama and llama.cpp's server, and a chat page. Stop
@@ -35,12 +42,12 @@ def serve(c, options=ServeOptions(), model=ModelOptions(), common=Context()):
         model = replace(model, exact_head="off")
     parts = _parts(options)
     if options.narration != "json":
-        _serve(parts, options, model, common)
+        _serve(parts, options, sampling, model, common)
         return
     *_, narrate = parts
     with output_as_events(narrate):
         try:
-            _serve(parts, options, model, common)
+            _serve(parts, options, sampling, model, common)
         except BitnetError as error:  # as an event; the program would write it as text
             code = error.exit_code
             hint = error.hint or None
@@ -48,7 +55,7 @@ def serve(c, options=ServeOptions(), model=ModelOptions(), common=Context()):
             raise Exit(code=code) from error
 
 
-def _serve(parts, options, model, common):
+def _serve(parts, options, sampling, model, common):
     bind, run, narrate = parts
     options.key()
     options.check_tls()
@@ -56,14 +63,14 @@ def _serve(parts, options, model, common):
     narrate("startup", text, "Good morning! Let me put my glasses on! 🌅", port=options.port)
     ready = partial(_tell, options, narrate, common.fetch)
     with bind(options.host, options.port) as bound:  # before a client waits for a model
-        models, metrics = _prepare_models(options, model, common, narrate)
+        models, metrics = _prepare_models(options, sampling, model, common, narrate)
         with closing(models):
             if not options.models:
                 models.load_first()
             run(models, metrics, options, narrate, bound=bound, ready=ready)
 
 
-def _prepare_models(options, model, common, narrate):
+def _prepare_models(options, sampling, model, common, narrate):
     """The models that *options* and *model* name, none of them loaded, and what counts."""
     from bitnet.server.loading import failures
     from bitnet.server.metrics import Metrics
@@ -77,7 +84,13 @@ def _prepare_models(options, model, common, narrate):
     bounds = {name: getattr(options, name) for name in limits}
     strict = options.strict_model_name
     models = Models(
-        slots, metrics, narrate, deadline_s=options.deadline, strict_names=strict, **bounds
+        slots,
+        metrics,
+        narrate,
+        deadline_s=options.deadline,
+        strict_names=strict,
+        sampling=sampling,
+        **bounds,
     )
     if options.models:
         names = ", ".join(models.slots)

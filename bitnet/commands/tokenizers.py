@@ -370,7 +370,8 @@ def render(
     variables of the template.
     """
     from bitnet.runtime.conversation import conversation_text
-    from bitnet.runtime.request import Request, check_messages
+    from bitnet.runtime.request import Request
+    from bitnet.runtime.request_checks import check_messages
     from bitnet.tokenizer.chat import chat_template as template_of
     from bitnet.tokenizer.load import load_tokenizer
 

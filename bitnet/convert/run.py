@@ -137,7 +137,7 @@ def plan_conversion(source: Path, request: ConvertOptions) -> ConversionPlan:
     if missing:
         raise InvalidFormat(
             f"{checkpoint.path.name}: {len(missing)} tensors are missing, such as {missing[0]}",
-            hint="fetch the whole model again",
+            hint="compare the weights with those that the model's author publishes",
         )
     mixed = mixture_types(checkpoint, request, its.vectors) if request.type in MIXTURES else {}
     importance = read_importance(Path(request.imatrix)) if request.imatrix else None

@@ -59,7 +59,8 @@ def _our_prompt(model: LanguageModel, prompt: Prompt) -> PromptTrace:
         answer = prompt_trace(forward, alone, causal=model.config.causal)
         if not prompt.steps:
             return answer
-        pieces = list(model.engine.generate(ids, Request(prompt.steps, lookup=0, logprobs=2)))
+        request = Request(max_tokens=prompt.steps, lookup=0, logprobs=2, temperature=0.0)
+        pieces = list(model.engine.generate(ids, request))
     except BitnetError as failure:
         return PromptTrace(prompt.text, ids, error=failure.message, first=prompt.first)
     best = [piece.top_logprobs for piece in pieces]

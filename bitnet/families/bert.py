@@ -50,7 +50,6 @@ _BERT = register(
     architecture="bert",
     activation="gelu",
     encodes=True,
-    stated="layer_norm_eps type_vocab_size",
     config_keys={
         **reads("layer_norm_eps"),
         "is_decoder": neutral(None, False),
@@ -101,7 +100,6 @@ register_variant(
     title="RoBERTa and XLM-R",
     in_gguf=False,
     model_types=("roberta", "xlm-roberta", "camembert"),
-    stated="layer_norm_eps pad_token_id type_vocab_size",
     config_keys=reads("pad_token_id"),
     orders=_roberta_orders,
     translate=_roberta_keys,
@@ -124,7 +122,6 @@ register_variant(
         "n_heads": "num_attention_heads",
         "n_layers": "num_hidden_layers",
     },
-    stated="hidden_dim",
     config_keys={"layer_norm_eps": neutral(None, 1e-12), "type_vocab_size": neutral(None)},
     tensors={
         "attention.q_lin": "attn_q",

@@ -69,7 +69,6 @@ register(
     activation="gelu",
     aliases={"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
     defaults={"partial_rotary_factor": 0.25, "use_parallel_residual": True},
-    stated="layer_norm_eps",
     config_keys={
         **reads("layer_norm_eps partial_rotary_factor use_parallel_residual"),
         "attention_bias": neutral(None, True),
@@ -122,7 +121,6 @@ register(
     },
     # Positions have no end; this is what the models were trained for.
     defaults={"max_position_embeddings": 2048, "tie_word_embeddings": True},
-    stated="layer_norm_epsilon",
     config_keys={
         **reads("layer_norm_epsilon"),
         "apply_residual_connection_post_layernorm": neutral(None, False),
@@ -172,7 +170,6 @@ register(
     activation="relu",
     aliases={"activation_function": "hidden_act", "ffn_dim": "intermediate_size"},
     defaults={"tie_word_embeddings": True},
-    stated="ffn_dim",
     config_keys={
         "_remove_final_layer_norm": neutral(None, False),
         "do_layer_norm_before": neutral(None, True),
@@ -213,7 +210,6 @@ register(
     title="StableLM",
     architecture="stablelm",
     defaults={"partial_rotary_factor": 0.25},
-    stated="layer_norm_eps",
     config_keys={
         **reads("layer_norm_eps partial_rotary_factor use_qkv_bias"),
         **reads("qk_layernorm use_parallel_residual"),
@@ -236,7 +232,7 @@ register(
     architecture="nemotron",
     activation="relu2",
     defaults={"partial_rotary_factor": 0.5},
-    stated="norm_eps num_key_value_heads",
+    stated="num_key_value_heads",
     config_keys=reads("norm_eps partial_rotary_factor"),
     partial_rotation=True,
     norms_from_zero=True,
@@ -265,7 +261,7 @@ register(
     rope_style="interleaved",
     gguf_rope_style="interleaved",
     defaults={"tie_word_embeddings": True},
-    stated="layer_norm_eps logit_scale rope_theta",
+    stated="rope_theta",
     config_keys=reads("layer_norm_eps logit_scale use_qk_norm"),
     gguf_keys=_EPS | reads("logit_scale"),
     biases={"attention_bias": ATTENTION},

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.families.config_defaults import with_defaults
 from bitnet.families.config_values import check_values
 from bitnet.families.experts import expert_count
 from bitnet.families.family import Family, Values, architecture_refusal, families, of_model_type
@@ -28,6 +29,7 @@ from bitnet.families.keys import (
     refusal,
     without,
 )
+from bitnet.families.outer_models import text_keys
 from bitnet.families.rope import FORMULAS, PARAMETERS, Scaling, Tables, above_zero
 
 if TYPE_CHECKING:
@@ -97,8 +99,8 @@ MXFP4: dict[str, Rule] = {
     "dequantize": HARMLESS,
 }
 _BELOW = "quantization_config."
-# A file without one of these is refused: published files state them, for which transformers has
-# defaults of its own.
+_COMPARE = "compare config.json with the file that the model's author publishes"
+# A file without one of these is refused, unless transformers' class has a default.
 _STATED = ("hidden_size", "num_attention_heads", "max_position_embeddings")
 _EVERYWHERE = {"rope_type", "type", "rope_theta"}  # keys of any kind of scaling
 _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not give one
@@ -110,11 +112,6 @@ _FLOATS = (
     *("expert_weights_scale", "final_logit_softcapping"),
 )
 _PLAIN_LAYERS: dict[str, set[Any]] = {"layer_types": {"full_attention"}, "no_rope_layers": {1}}
-# Models around a known text model that give other logits than the text model alone.
-_OTHER_LOGITS = {
-    "paligemma": "its prompt attends in both directions, which is not computed",
-    "aya_vision": "it does not scale its logits as its text model does",
-}
 # Heads of encoders that are left out.
 _BESIDE_VECTORS = ("ForMaskedLM", "ForPreTraining")
 _HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
@@ -153,10 +150,13 @@ def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Desc
         return _describe(config, quantization, ignored)
     except (InvalidFormat, Unsupported) as error:
         raise type(error)(f"{model}: {error.message}", hint=error.hint) from None
-    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except KeyError as error:
         raise InvalidFormat(
-            f"{model}: config.json: missing or wrong: {error}", hint="fetch config.json again"
+            f"{model}: config.json has no {error.args[0]}, and transformers has no default for it",
+            hint=_COMPARE,
         ) from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise InvalidFormat(f"{model}: config.json is wrong: {error}", hint=_COMPARE) from error
 
 
 def _describe(config: Config, quantization: Config, ignored: Config) -> Description:
@@ -167,6 +167,10 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
         raise architecture_refusal(str(kind or ""), supported)
     config = {**family.defaults, **config}
     config |= {name: config[alias] for alias, name in family.aliases.items() if alias in config}
+    config = with_defaults(config, str(kind))
+    for alias, name in family.aliases.items():
+        if name not in config and alias in config:
+            config[name] = config[alias]  # the default of the class is under its other name
     quantization = quantization or family.quantization
     rules = {**READ, **family.config_rules}
     check_values(config, {name for name, rule in rules.items() if rule.is_read})
@@ -200,13 +204,7 @@ def _without_ignored(
     outer: Config, ignore: Collection[str]
 ) -> tuple[dict[str, Any], Config, dict[str, Any]]:
     """The text model's keys and its quantization without ignored keys, and the ignored keys."""
-    inner = outer.get("text_config")
-    merged = {**outer, **inner} if isinstance(inner, dict) else dict(outer)
-    why = _OTHER_LOGITS.get(str(outer.get("model_type")))
-    if why is not None:
-        raise refusal("model_type", outer["model_type"], why)
-    if isinstance(inner, dict) and isinstance(outer.get("tie_word_embeddings"), bool):
-        merged["tie_word_embeddings"] = outer["tie_word_embeddings"]  # as in transformers 5
+    merged = text_keys(outer)
     merged.pop("text_config", None)
     ignored: dict[str, Any] = {}
 
@@ -281,7 +279,7 @@ def _first_architecture(config: Config) -> str:
     if not isinstance(named, list):
         raise InvalidFormat(
             f"config.json: architectures is {named!r:.80}, expected a list",
-            hint="fetch config.json again",
+            hint=_COMPARE,
         )
     return str(named[0])
 

@@ -147,14 +147,12 @@ register_variant(
     _LATENT,
     title="DeepSeek 2 and 3",
     model_types=("deepseek_v3",),
-    stated="first_k_dense_replace norm_topk_prob routed_scaling_factor",
 )
 register_variant(
     _LATENT,
     title="GLM 4.7 Flash",
     in_gguf=False,
     model_types=("glm4_moe_lite",),
-    stated="norm_topk_prob routed_scaling_factor",
     config_keys={
         "first_k_dense_replace": Rule("transformers ignores it"),
         **reads("mlp_layer_types"),
@@ -185,7 +183,6 @@ register(
     architecture="glm4",
     rope_style="interleaved",
     gguf_rope_style="interleaved",
-    stated="attention_bias head_dim num_key_value_heads partial_rotary_factor",
     config_keys=reads("partial_rotary_factor"),
     biases={"attention_bias": QKV},
     partial_rotation=True,
@@ -208,8 +205,6 @@ register(
     title="GLM 4.5 to 4.7 with experts",
     architecture="glm4moe",
     model_types=("glm4_moe",),
-    stated="first_k_dense_replace norm_topk_prob num_key_value_heads partial_rotary_factor "
-    "routed_scaling_factor",
     config_keys=GROUPED_CONFIG | reads("partial_rotary_factor use_qk_norm"),
     gguf_keys=GROUPED_KEYS,
     tensors={"post_attention_layernorm": "post_attention_norm"},

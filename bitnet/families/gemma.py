@@ -54,7 +54,6 @@ register(
     title="Gemma 1",
     architecture="gemma",
     activation="gelu_pytorch_tanh",
-    stated="head_dim num_key_value_heads",
     defaults={"tie_word_embeddings": True},
     config_keys={
         # In the file of 2B, and never meant.
@@ -102,7 +101,6 @@ register(
     title="Gemma 2",
     architecture="gemma2",
     activation="gelu_pytorch_tanh",
-    stated="attn_logit_softcapping final_logit_softcapping head_dim num_key_value_heads",
     defaults={"tie_word_embeddings": True},
     config_keys={
         **_CONFIG,
@@ -319,9 +317,9 @@ def _full_heads(config: Config, pattern: list[bool]) -> tuple[int, int]:
 register(
     title="Gemma 4",
     architecture="gemma4",
-    model_types=("gemma4", "gemma4_text"),
+    model_types=("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
     activation="gelu_pytorch_tanh",
-    stated="head_dim num_key_value_heads rope_theta",
+    stated="rope_theta",
     defaults={"tie_word_embeddings": True},
     config_keys={
         **WINDOW_CONFIG,

@@ -125,7 +125,6 @@ register(
     title="StarCoder 2",
     architecture="starcoder2",
     activation="gelu_pytorch_tanh",
-    stated="norm_epsilon num_key_value_heads",
     defaults={"tie_word_embeddings": True, "sliding_window": None},
     config_keys={
         **reads("norm_epsilon sliding_window"),
@@ -172,7 +171,6 @@ register(
     architecture="phi2",
     model_types=("phi",),
     activation="gelu_new",
-    stated="layer_norm_eps partial_rotary_factor",
     config_keys={
         **reads("layer_norm_eps partial_rotary_factor"),
         "hidden_act": _GELU_TANH,

@@ -150,7 +150,6 @@ register_variant(
     title="Granite 4.0 with states",
     architecture="granitehybrid",
     model_types=("granitemoehybrid",),
-    stated="mamba_conv_bias shared_intermediate_size",
     config_keys={
         **MAMBA2_CONFIG,
         **reads("layer_types layers_block_type mamba_expand position_embedding_type"),

@@ -56,7 +56,6 @@ _MISTRAL = register(
     architecture="llama",
     in_gguf=False,
     model_types=("mistral",),
-    stated="num_key_value_heads",
     config_keys=reads("sliding_window"),
     translate=everywhere,
 )
@@ -64,7 +63,6 @@ register_variant(
     _MISTRAL,
     title="Mixtral",
     model_types=("mixtral",),
-    stated="num_key_value_heads num_local_experts",
     config_keys=EXPERT_CONFIG,
 )
 register(
@@ -81,7 +79,6 @@ register(
     architecture="helium",
     rope_style="interleaved",
     gguf_rope_style="interleaved",
-    stated="head_dim num_key_value_heads rope_theta",
     gguf_keys={"attention.sliding_window": neutral(0)},
     llama_cpp=None,
     biases={"attention_bias": QKV, "mlp_bias": MLP},
@@ -89,7 +86,6 @@ register(
 register(
     title="Seed-OSS",
     architecture="seed_oss",
-    stated="attention_bias head_dim num_key_value_heads",
     tensors={"post_attention_layernorm": "post_attention_norm"},
     biases={"attention_bias": QKV, "attention_out_bias": ("attn_output",), "mlp_bias": MLP},
     decoder=partial(dense, norms=RENAMED),
@@ -158,7 +154,6 @@ register(
     architecture="mistral3",
     model_types=("ministral3",),
     gguf_rope_style="interleaved",
-    stated="head_dim num_key_value_heads",
     config_keys=reads("sliding_window"),
     rope_parameters={
         "llama_4_scaling_beta": "growth of the query scale",
@@ -178,7 +173,6 @@ register(
     gguf=("bitnet-25",),
     model_types=("bitnet",),
     activation="relu2",
-    stated="num_key_value_heads rope_theta",
     gguf_keys={"attention.sliding_window": neutral(0)},
     llama_cpp=None,
     biases={"attention_bias": ATTENTION},
@@ -231,7 +225,6 @@ register_variant(
     _ERNIE,
     title="Ernie 4.5, dense",
     model_types=("ernie4_5",),
-    stated="head_dim num_key_value_heads rope_theta",
     biases={"use_bias": (*ATTENTION, *MLP)},
 )
 register_variant(
@@ -239,7 +232,6 @@ register_variant(
     title="Ernie 4.5 with experts",
     architecture="ernie4_5-moe",
     model_types=("ernie4_5_moe",),
-    stated="moe_layer_start_index num_key_value_heads rope_theta",
     config_keys={
         **reads("moe_intermediate_size moe_k moe_layer_end_index moe_layer_start_index"),
         **reads("moe_num_experts moe_num_shared_experts num_experts num_local_experts"),

@@ -49,7 +49,6 @@ _CONFIG = WINDOW_CONFIG | reads("use_sliding_window max_window_layers")
 register(
     title="Qwen 2 and 2.5",
     architecture="qwen2",
-    stated="num_key_value_heads",
     config_keys={**_CONFIG, "attention_bias": HARMLESS},  # its biases are always there
     biases={"": QKV},
     translate=from_first,
@@ -59,7 +58,6 @@ register(
 register(
     title="Qwen 3",
     architecture="qwen3",
-    stated="head_dim num_key_value_heads",
     config_keys=_CONFIG,
     biases={"attention_bias": ATTENTION},
     translate=from_first,
@@ -76,7 +74,7 @@ register(
     title="Qwen 3 with experts",
     architecture="qwen3moe",
     model_types=("qwen3_moe",),
-    stated="head_dim moe_intermediate_size norm_topk_prob num_key_value_heads",
+    stated="head_dim",
     config_keys={
         **EXPERT_CONFIG,
         **reads("moe_intermediate_size"),
@@ -110,7 +108,6 @@ register(
     architecture="qwen2moe",
     model_types=("qwen2_moe",),
     defaults={"norm_topk_prob": False},
-    stated="moe_intermediate_size num_key_value_heads shared_expert_intermediate_size",
     config_keys={
         **EXPERT_CONFIG,
         **reads("moe_intermediate_size shared_expert_intermediate_size"),
@@ -211,7 +208,6 @@ _QWEN35 = register(
     title="Qwen 3.5, 3.6 and 3.8, dense",
     architecture="qwen35",
     model_types=("qwen3_5", "qwen3_5_text"),
-    stated="head_dim num_key_value_heads partial_rotary_factor",
     config_keys={
         **reads("full_attention_interval layer_types partial_rotary_factor"),
         **reads("linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads"),
@@ -248,8 +244,6 @@ register_variant(
     title="Qwen 3.5 and 3.6 with experts",
     architecture="qwen35moe",
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
-    stated="head_dim moe_intermediate_size num_key_value_heads partial_rotary_factor "
-    "shared_expert_intermediate_size",
     config_keys=EXPERT_CONFIG | reads("moe_intermediate_size shared_expert_intermediate_size"),
     gguf_keys=SHARED_KEYS,
 )

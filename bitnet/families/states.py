@@ -160,7 +160,6 @@ _FACTORS = (
 register(
     title="Falcon-H1",
     architecture="falcon-h1",
-    stated="mamba_conv_bias num_key_value_heads",
     config_keys={
         **MAMBA2_CONFIG,
         **dict.fromkeys(_FACTORS, read("factor, multiplied into weights")),
@@ -267,12 +266,12 @@ register(
     gguf=("nemotron_h_moe",),
     activation="relu2",
     aliases={
+        "attention_head_dim": "head_dim",
         "layer_norm_epsilon": "rms_norm_eps",
         "mamba_conv_bias": "use_conv_bias",
         "mamba_d_conv": "conv_kernel",
         "mamba_n_groups": "n_groups",
     },
-    stated="head_dim use_conv_bias",
     config_keys={
         **GROUPED_CONFIG,
         **reads("conv_kernel hybrid_override_pattern layer_types layers_block_type"),
@@ -377,7 +376,6 @@ _LFM2 = Family(
     architecture="lfm2",
     model_types=(),
     aliases={"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"},
-    stated="rope_theta",
     defaults={"tie_word_embeddings": True},
     config_keys=reads("conv_L_cache layer_types"),
     gguf_keys={
@@ -406,7 +404,6 @@ register_variant(
     title="LFM2 and LFM2.5 with experts",
     architecture="lfm2moe",
     model_types=("lfm2_moe",),
-    stated="num_dense_layers rope_theta",
     config_keys={
         **EXPERT_CONFIG,
         **reads("moe_intermediate_size num_dense_layers"),

@@ -164,8 +164,10 @@ _PREFIX = re.compile(
     r"(?:bert\.|roberta\.|distilbert\.)?(?:transformer\.)?(?:gpt_neox\.)?(?:decoder\.)?"
 )
 _NOT_TEXT = re.compile(
-    r"^(?:model\.)?(?:vision_tower|audio_tower|embed_vision|embed_audio|visual"
-    r"|multi_modal_projector|vision_model|connector)\.|^(?:model\.)?image_newline$|^mtp\.|rotary_emb\.inv_freq$"
+    r"^(?:model\.)?(?:vision_tower|audio_tower|image_tower|video_tower|embed_vision|embed_audio"
+    r"|visual|vision_encoder|vision_model|vision_embedder|vision_projection|merger"
+    r"|multi_modal_projector|connector|projector|aligner|qformer)\."
+    r"|^(?:model\.)?image_newline$|^mtp\.|rotary_emb\.inv_freq$"
     r"|\.(?:attn|attention)\.(?:masked_)?bias$|^(?:\w+\.)?embeddings\.position_ids$"
 )
 

@@ -121,7 +121,6 @@ def _exaone4(keys: Keys) -> ModelConfig:
 register(
     title="Exaone 4",
     architecture="exaone4",
-    stated="num_key_value_heads",
     config_keys=WINDOW_CONFIG | reads("sliding_window_pattern"),
     tensors={"post_attention_layernorm": "post_attention_norm"},
     llama_cpp=LlamaCppSupport(
@@ -163,7 +162,6 @@ register(
     title="SmolLM3",
     architecture="smollm3",
     gguf_rope_style="interleaved",
-    stated="num_key_value_heads rope_theta",
     defaults={"tie_word_embeddings": True},
     config_keys={
         **reads("no_rope_layers no_rope_layer_interval"),
@@ -258,7 +256,6 @@ register_variant(
     title="OLMo 3",
     in_gguf=False,
     model_types=("olmo3",),
-    stated="rope_theta",
     config_keys={**WINDOW_CONFIG, "rope_local_base_freq": neutral(None, 500000.0)},
     layered_rope=True,
     translate=alternating(4),
@@ -310,7 +307,7 @@ def _gpt_oss_keys(config: Config) -> dict[str, Any]:
 register(
     title="gpt-oss",
     architecture="gpt-oss",
-    stated="attention_bias head_dim num_key_value_heads rope_theta rope_type",
+    stated="rope_type",
     config_keys={
         **EXPERT_CONFIG,
         **WINDOW_CONFIG,

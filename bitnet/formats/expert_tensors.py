@@ -49,7 +49,7 @@ def stack_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight
         if sorted(experts) != list(range(len(experts))) or len(kinds) > 1 or name in stacked:
             raise InvalidFormat(
                 f"{model}: {name} is incomplete, or its {len(experts):,} experts differ in shape",
-                hint="fetch the whole model again",
+                hint="compare the weights with those that the model's author publishes",
             )
         shape = len(experts), *experts[0].shape
         pieces = tuple(experts[number].data for number in range(len(experts)))
@@ -91,7 +91,7 @@ def split_gates(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
         if rows % 2:
             raise InvalidFormat(
                 f"{model}: {name} of shape {tensor.shape} is not a gate and as large a matrix",
-                hint="fetch the whole model again",
+                hint="compare the weights with those that the model's author publishes",
             )
         *experts, _, columns = tensor.shape
         for half, part in enumerate(("gate", "up")):
@@ -159,7 +159,7 @@ def turn_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]
         except (KeyError, ValueError) as error:
             raise InvalidFormat(
                 f"{model}: {name} of shape {tensor.shape} is not a matrix of experts: {error}",
-                hint="fetch the whole model again",
+                hint="compare the weights with those that the model's author publishes",
             ) from error
         quant = by_name("MXFP4") if kind == "_blocks" else tensor.quant
         names = ("gate", "up") if part == "gate_up" else (part,)

@@ -1,4 +1,4 @@
-"""Sampling that the files of a model recommend, and ids that no answer has.
+"""Sampling and lengths that the files of a model recommend, and ids that no answer has.
 
 A folder has them in ``generation_config.json``, a GGUF file in ``general.sampling.*`` and
 ``tokenizer.ggml.suppress_tokens``. Out-of-range ids are dropped where they are applied, as in
@@ -24,7 +24,7 @@ _MOST_IDS = 1 << 20  # ids of a list, more than a vocabulary has
 
 @dataclass(frozen=True)
 class SamplingDefault:
-    """Value of a field of a request, and the key of a file that has it."""
+    """Value of a field of a request, and where in a model's files it is from."""
 
     value: float
     source: str
@@ -32,12 +32,31 @@ class SamplingDefault:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """Sampling that the files of a model recommend, and ids that no answer has."""
+    """Sampling and lengths that the files of a model recommend, and ids that no answer has."""
 
     # fields of a request, such as ``temperature``
     sampling: Mapping[str, SamplingDefault] = field(default_factory=dict)
+    max_new_tokens: SamplingDefault | None = None  # most tokens of an answer
+    max_length: SamplingDefault | None = None  # most tokens of prompt and answer
     suppressed: frozenset[int] = frozenset()  # ids that no answer has
     suppressed_first: frozenset[int] = frozenset()  # ids that no answer begins with
+
+    def facts(self) -> dict[str, Any]:
+        """Each recommended value with its origin, and the suppressed ids, as JSON values."""
+        values = dict(self.sampling)
+        for name in _LENGTHS:
+            length = getattr(self, name)
+            if length is not None:
+                values[name] = length
+        facts: dict[str, Any] = {
+            name: {"value": setting.value, "from": setting.source}
+            for name, setting in values.items()
+        }
+        for name in ("suppressed", "suppressed_first"):
+            ids = getattr(self, name)
+            if ids:
+                facts[name] = sorted(ids)
+        return facts
 
     def within(self, vocab_size: int) -> GenerationSettings:
         """These without ids outside of a vocabulary of *vocab_size* tokens."""
@@ -59,8 +78,17 @@ _BOUNDS = {
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     "repetition_penalty": (1e-3, 100.0),
+    "max_new_tokens": (1, 2**31),
+    "max_length": (1, 2**31),
 }
-_FROM_FOLDER = {name: name for name in _BOUNDS}
+_WHOLE = {"top_k", "max_new_tokens", "max_length"}
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_LENGTHS = ("max_new_tokens", "max_length")
+# Of transformers, for what a file that samples leaves out: `GenerationConfig` of 4.30 to 5.24.
+_WHEN_SAMPLING = {"temperature": 1.0, "top_k": 50}
+# Filters of a GGUF file without a temperature are those of a model that samples.
+_FILTERS = ("top_k", "top_p", "min_p")
+_FROM_FOLDER = {name: name for name in _SAMPLING}
 _FROM_GGUF = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -73,10 +101,7 @@ _FROM_GGUF = {
 def read_generation_settings(checkpoint: Checkpoint) -> GenerationSettings:
     """Sampling that the files of *checkpoint* recommend, and ids that no answer has."""
     if checkpoint.gguf is not None:
-        metadata = checkpoint.metadata
-        suppressed = _check_ids(metadata.get(_SUPPRESS), _SUPPRESS, checkpoint.path.name)
-        sampling = _read_sampling(metadata, _FROM_GGUF, checkpoint.path.name, "")
-        return GenerationSettings(sampling, suppressed)
+        return read_gguf_settings(checkpoint.metadata, checkpoint.path.name)
     files = checkpoint.inventory
     if _FILE not in files:
         return GenerationSettings()
@@ -88,11 +113,30 @@ def read_generation_settings(checkpoint: Checkpoint) -> GenerationSettings:
     table = _FROM_FOLDER
     if not samples:  # transformers' answers are greedy; the penalty applies to them as well
         table = {"repetition_penalty": "repetition_penalty"}
+    sampling = _read_sampling(config, table, model, f"{_FILE}: ")
+    if samples:
+        for name, value in _WHEN_SAMPLING.items():
+            source = f"{_FILE}: do_sample, without {name}"
+            sampling.setdefault(name, SamplingDefault(value, source))
+    lengths = _read_sampling(config, {name: name for name in _LENGTHS}, model, f"{_FILE}: ")
     return GenerationSettings(
-        _read_sampling(config, table, model, f"{_FILE}: "),
+        sampling,
+        lengths.get("max_new_tokens"),
+        lengths.get("max_length"),
         _check_ids(config.get("suppress_tokens"), "suppress_tokens", model),
         _check_ids(config.get("begin_suppress_tokens"), "begin_suppress_tokens", model),
     )
+
+
+def read_gguf_settings(metadata: Mapping[str, Any], model: str) -> GenerationSettings:
+    """Sampling that the *metadata* of the GGUF file *model* recommends, and suppressed ids."""
+    suppressed = _check_ids(metadata.get(_SUPPRESS), _SUPPRESS, model)
+    sampling = _read_sampling(metadata, _FROM_GGUF, model, "")
+    filters = [sampling[name].source for name in _FILTERS if name in sampling]
+    if filters and "temperature" not in sampling:
+        # llama.cpp's converter leaves the key out where the folder has transformers' default.
+        sampling["temperature"] = SamplingDefault(1.0, f"{filters[0]}, without a temperature")
+    return GenerationSettings(sampling, suppressed=suppressed)
 
 
 def _read_sampling(
@@ -110,7 +154,7 @@ def _read_sampling(
             value = 0  # all tokens
         if not is_number or not abs(value) <= sys.float_info.max or not least <= value <= most:
             raise _wrong(model, key, value, f"a number from {least:g} to {most:g}")
-        if name == "top_k" and not isinstance(value, int):
+        if name in _WHOLE and not isinstance(value, int):
             raise _wrong(model, key, value, "an integer")
         settings[name] = SamplingDefault(value, f"{prefix}{key}")
     return settings

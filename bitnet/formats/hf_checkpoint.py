@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_AGAIN = "fetch the whole model again"
+_COMPARE = "compare config.json and the weights with those that the model's author publishes"
 _NUMBERS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}  # of which a tensor is made, bit by bit
 _ONLINE = {"linear_class": "autobitlinear", "quantization_mode": "online"}
 
@@ -76,7 +76,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         raise InvalidFormat(
             f"{folder.name}: quantization_config speaks of norms before every projection, and "
             "there are none",
-            hint=_AGAIN,
+            hint=_COMPARE,
         )
     # BitNet's embedding models have these norms, and nothing else says that they are ternary.
     bits = BitLinear.of(description.quantization or (_ONLINE if has_norms else {}))
@@ -141,7 +141,7 @@ def _rename(
         if name in names:
             raise InvalidFormat(
                 f"{folder.name}: {names[name]} and {original} are the same part of the model",
-                hint=_AGAIN,
+                hint=_COMPARE,
             )
         names[name] = original
     if left_out:
@@ -177,15 +177,17 @@ def _check_tensors(tensors: Mapping[str, Weight], description: Description, fold
     needs_head = not description.tied and not description.headless
     if needs_head and "output.weight" not in tensors and embedding is not None:
         raise InvalidFormat(
-            f"{folder.name}: lm_head.weight is missing, and config.json does not say that the "
-            "head is the embedding",
-            hint=_AGAIN,
+            f"{folder.name}: lm_head.weight is missing, and tie_word_embeddings is false in "
+            "config.json, or left out and false by default",
+            hint=_COMPARE,
         )
     size = description.vocab_size
     rows = embedding.shape[0] if embedding is not None and embedding.shape else size
     if size is not None and rows != size:
         raise InvalidFormat(
-            f"{folder.name}: config.json says {size} tokens, the embedding has {rows}", hint=_AGAIN
+            f"{folder.name}: vocab_size is {size} in config.json, and the embedding has {rows} "
+            "rows",
+            hint=_COMPARE,
         )
     layers = description.value("block_count")
     parts = [f"blk.{n}.{part}" for n in range(layers) for part in description.biases]
@@ -199,8 +201,8 @@ def _check_tensors(tensors: Mapping[str, Weight], description: Description, fold
     }
     there = {f"{part}.bias" for part in matrices if f"{part}.bias" in tensors}
     for name in sorted(expected ^ there):
-        problem = "is missing" if name in expected else "is there, and config.json speaks of none"
-        raise InvalidFormat(f"{folder.name}: {name} {problem}", hint=_AGAIN)
+        problem = "is missing" if name in expected else "is present, and config.json has none"
+        raise InvalidFormat(f"{folder.name}: {name} {problem}", hint=_COMPARE)
 
 
 def _weight(
@@ -218,7 +220,7 @@ def _weight(
         except (ValueError, IndexError) as error:
             raise InvalidFormat(
                 f"{name} of shape {weight.shape} does not fit the sizes in config.json: {error}",
-                hint=_AGAIN,
+                hint=_COMPARE,
             ) from error
         return _floats(name, values)
     order = description.orders.get(_end(name))
@@ -257,7 +259,7 @@ def _reorder(weight: Weight, order: Callable[[NDArray[Any]], NDArray[Any]]) -> W
     except (ValueError, IndexError) as error:
         raise InvalidFormat(
             f"{weight.name} of shape {weight.shape} does not fit the sizes in config.json: {error}",
-            hint=_AGAIN,
+            hint=_COMPARE,
         ) from error
     return replace(weight, shape=ordered.shape, data=ordered.reshape(-1).view(np.uint8))
 
@@ -310,7 +312,7 @@ class BitLinear:
             )
         except re.error as error:
             raise InvalidFormat(
-                f"config.json: modules_to_not_convert: {error}", hint="fetch config.json again"
+                f"config.json: modules_to_not_convert: {error}", hint=_COMPARE
             ) from error
 
     def weight(self, name: str, plain: Weight, scale: Weight | None) -> Weight:
@@ -388,7 +390,7 @@ def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
     numbers = [tensors.get(f"{stem}.{kind}") for kind in ("scales", "biases")]
     if any(tensor is None or not tensor.quant.known for tensor in numbers):
         raise InvalidFormat(
-            f"{stem}: scales or biases of packed weights are missing, or not numbers", hint=_AGAIN
+            f"{stem}: scales or biases of packed weights are missing, or not numbers", hint=_COMPARE
         )
     scales, biases = (registry.dequantize(tensor) for tensor in numbers if tensor)
     rows, columns = words.shape[0], words.shape[-1] * 32 // bits
@@ -397,7 +399,7 @@ def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
         raise InvalidFormat(
             f"{stem}: codes of shape {words.shape}, scales of {scales.shape} and biases of "
             f"{biases.shape} do not belong together",
-            hint=_AGAIN,
+            hint=_COMPARE,
         )
     d = -biases
     halves = d.astype(np.float16)

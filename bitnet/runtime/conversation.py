@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported, UsageError
-from bitnet.runtime.request import ReasoningRules, check_messages, reasoning_of
+from bitnet.runtime.request import ReasoningRules
+from bitnet.runtime.request_checks import check_messages, reasoning_of
 from bitnet.runtime.tool_calls import overlap
 from bitnet.runtime.tool_detection import format_of
 from bitnet.runtime.tools import read_tools

@@ -29,15 +29,8 @@ from bitnet.runtime.conversation import (
     thinking_variables,
 )
 from bitnet.runtime.drafts import check_draft_model
-from bitnet.runtime.request import (
-    AnswerOptions,
-    Request,
-    check_messages,
-    check_prompt,
-    read_schema,
-    request_of,
-    with_answer_options,
-)
+from bitnet.runtime.request import AnswerOptions, Request, request_of, with_answer_options
+from bitnet.runtime.request_checks import check_messages, check_prompt, read_schema
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.sequence import check_vectors
 from bitnet.runtime.structured import Grammars
@@ -150,7 +143,6 @@ class LanguageModel:
                 f"{self.path.name} makes vectors of texts and does not write any",
                 hint=f"bitnet embed {word(self.path)} --input texts.txt",
             )
-        request = request.with_settings(self.generation)
         calls = reasoning = None
         if (messages := request.messages) is None:
             ids = encode_input(self.tokenizer, "prompt", request.prompt)
@@ -171,6 +163,7 @@ class LanguageModel:
                 begun = messages[-1] if request.continue_final_message else None
                 reasoning = reasoning_rules(self.tokenizer, text, request.thinking_budget, begun)
         stop_ids = request.stop_ids or self.tokenizer.stop_ids
+        request = request.with_settings(self.generation, prompt_tokens=len(ids))
         return ids, replace(
             request,
             grammar=request.grammar or self._grammar(request),

@@ -1,28 +1,24 @@
-"""The request for an answer: one record for the command line, HTTP and batches, and its bounds.
-
-A value within them can be encoded as UTF-8, walked recursively and compiled: grammars of the
-largest schemas were measured in time and in depth.
-"""
+"""The request for an answer: one record for the command line, HTTP and batches, and its bounds."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, TypeVar
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, WrongType
 from bitnet.base.options import check_bounds, check_type, option, wrong_type
+from bitnet.runtime.request_checks import check_schema, check_text, check_value, reasoning_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from bitnet.formats.generation import GenerationSettings
+    from bitnet.formats.generation import GenerationSettings, SamplingDefault
     from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallRules
 
@@ -30,19 +26,13 @@ if TYPE_CHECKING:
 
 EVERYTHING = 2**31 - 1  # of max_tokens: as many as there is room for
 DEFAULT_SEED = 42
+DEFAULT_TOKENS = 128  # most of an answer, if nothing says it
 MAX_BIAS = 1e9
 MAX_LOGPROBS = 100
 MAX_LOOKUP = 15  # drafted tokens and the last one fill a batch of the decode kernels
 MAX_MESSAGES = 4096
 MAX_STOPS = 16  # each is searched for at every token
 MAX_BIASES = 1024
-MAX_DEPTH = 100  # of JSON; the grammar library reads 127
-MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
-MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
-MAX_REFERENCES = 512  # definitions that a schema refers to; each may be a level of the next one
-#: Names under which clients send the reasoning of a message, ours first.
-REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-MAX_REPEATS = 4096  # of all patterns; compile time grows with their square
 
 
 @dataclass(frozen=True)
@@ -89,39 +79,80 @@ def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
     return biases
 
 
+def _stops(given: Any) -> list[str]:
+    stops = [given] if isinstance(given, str) else given
+    if isinstance(stops, Sequence) and all(isinstance(one, str) for one in stops):
+        return list(stops)
+    raise UsageError("stop is neither a text nor a list of texts", field="stop")
+
+
 _INNER = {"inner": True}  # metadata of a field that no JSON object may set
+_BY_THE_MODEL = "default: as the model's files recommend"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Options of sampling that a model's files may recommend; ``None``: as they do."""
+
+    SECTION: ClassVar = "Sampling"
+
+    temperature: float | None = option(
+        None, f"randomness; 0: always the most likely token; {_BY_THE_MODEL}",
+        synonyms=("temp",), bounds=(0.0, 100.0),
+    )  # fmt: skip
+    top_k: int | None = option(
+        None, f"sample from this many most likely tokens; 0: all; {_BY_THE_MODEL}",
+        bounds=(0, 2**31),
+    )  # fmt: skip
+    top_p: float | None = option(
+        None,
+        f"sample from the most likely tokens with this total probability; {_BY_THE_MODEL}",
+        bounds=(0.0, 1.0),
+    )
+    min_p: float | None = option(
+        None,
+        f"drop tokens below this share of the most likely one's probability; {_BY_THE_MODEL}",
+        bounds=(0.0, 1.0),
+    )
+    repetition_penalty: float | None = option(
+        None, f"lower the probability of earlier tokens; 1: off; {_BY_THE_MODEL}",
+        synonyms=("repeat-penalty",), bounds=(1e-3, 100.0),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class Sampling(NamedTuple):
+    """Values for choosing the tokens of an answer; the defaults choose greedily."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(SamplingOptions):
     """Request for one answer. A value out of its range is a :class:`UsageError` naming it."""
 
     SECTIONS: ClassVar = {"Answer": ("max_tokens", "stop", "lookup"), "Sampling": ()}
 
-    max_tokens: int = option(
-        128, "most tokens to generate", synonyms=("max-new-tokens", "n-predict"), short="n",
+    max_tokens: int | None = option(
+        None,
+        "most tokens to generate; default: as the model's files say, else 128, and 1,024 in run "
+        "and chat",
+        synonyms=("max-new-tokens", "n-predict"),
+        short="n",
         bounds=(1, None),
-    )  # fmt: skip
+    )
     stop: list[str] = option([], "text that ends the answer; may be given several times")
     lookup: int = option(
         MAX_LOOKUP,
         "draft up to this many tokens from the text so far, while that saves time; the answer "
         "stays the same",
         bounds=(0, MAX_LOOKUP),
-    )  # fmt: skip
-    temperature: float = option(
-        0.0, "randomness; 0: always the most likely token", synonyms=("temp",), bounds=(0.0, 100.0)
-    )
-    top_k: int = option(0, "sample from this many most likely tokens; 0: all", bounds=(0, 2**31))
-    top_p: float = option(
-        1.0, "sample from the most likely tokens with this total probability", bounds=(0.0, 1.0)
-    )
-    min_p: float = option(
-        0.0, "drop tokens below this share of the most likely one's probability", bounds=(0.0, 1.0)
-    )
-    repetition_penalty: float = option(
-        1.0, "lower the probability of earlier tokens; 1: off", synonyms=("repeat-penalty",),
-        bounds=(1e-3, 100.0),
     )  # fmt: skip
     frequency_penalty: float = option(
         0.0,
@@ -172,7 +203,11 @@ class Request:
     #: The last of *messages* is the beginning of the answer, with its ``content`` and
     #: ``reasoning_content``; the answer is what follows it.
     continue_final_message: bool = False
+    #: Values of a command or dialect for what neither it nor the model's files say.
+    fallback: Mapping[str, float] = field(default_factory=dict, metadata=_INNER)
     # The rest is what a LanguageModel makes of these for its tokens.
+    #: Origin of the length limit and of each field of :class:`Sampling`, by its name.
+    origins: Mapping[str, str] = field(default_factory=dict, metadata=_INNER)
     stop_ids: frozenset[int] = field(default=frozenset(), metadata=_INNER)
     suppressed: frozenset[int] = field(default=frozenset(), metadata=_INNER)  # in no answer
     suppressed_first: frozenset[int] = field(default=frozenset(), metadata=_INNER)  # not its first
@@ -210,7 +245,14 @@ class Request:
             if value is None or (value == -1 and name in _MINUS_ONE and type(value) is int):
                 continue
             changes[name] = value
-        return replace(default or cls(), **changes)
+        base = default or cls()
+        origins = {name: origin for name, origin in base.origins.items() if name not in changes}
+        return replace(base, origins=origins, **changes)
+
+    def with_origin(self, origin: str) -> Request:
+        """This request, which says of each value that it has that it is from *origin*."""
+        names = [name for name in ANSWERED if getattr(self, name) is not None]
+        return replace(self, origins=dict.fromkeys(names, origin))
 
     @property
     def needs_grammar(self) -> bool:
@@ -229,7 +271,7 @@ class Request:
         ):
             if len(entries or ()) > most:
                 raise UsageError(f"{name} has more than {most:,} entries", field=name)
-        if self.min_tokens > self.max_tokens:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise UsageError(
                 f"min_tokens is {self.min_tokens:,}, max_tokens is {self.max_tokens:,}",
                 field="min_tokens",
@@ -257,13 +299,91 @@ class Request:
             name = "continue_final_message"
             raise UsageError(f"{name}: {problem}", field=name)
 
-    def with_settings(self, settings_of_model: GenerationSettings) -> Request:
-        """This request without the ids that the files of its model suppress."""
-        return replace(
-            self,
+    @property
+    def sampling(self) -> Sampling:
+        """Values for the sampler: those of this request, else of its command or dialect."""
+        values: dict[str, Any] = {}
+        for name in RECOMMENDED:
+            value = getattr(self, name)
+            if value is None:
+                value = self.fallback.get(name)
+            if value is not None:
+                values[name] = value
+        return Sampling(**values)
+
+    @property
+    def length_limit(self) -> int:
+        """Most tokens of the answer: as this request says, else its command or dialect."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return int(self.fallback.get("max_tokens", DEFAULT_TOKENS))
+
+    def with_settings(
+        self, settings_of_model: GenerationSettings, *, prompt_tokens: int = 0
+    ) -> Request:
+        """This request with what the files of its model say about its answer.
+
+        What it says itself has precedence; its command or dialect says what the files leave out.
+        Temperature 0 is always the most likely token, so the files' sampling is then left out, as
+        it is in reproducible runs. *prompt_tokens* count in the files' ``max_length``.
+        """
+        recommended: Mapping[str, SamplingDefault] = settings_of_model.sampling
+        asked, fallback = self, dict(self.fallback)
+        if settings.deterministic() and self.temperature is None:
+            fallback["temperature"] = 0.0
+            asked = replace(self, fallback=fallback)
+            recommended = {}
+        elif self.temperature == 0:
+            recommended = {}
+        changes: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        for name in RECOMMENDED:
+            if getattr(asked, name) is not None:
+                origins[name] = self.origins.get(name, "request")
+            elif name in recommended:
+                changes[name] = recommended[name].value
+                origins[name] = recommended[name].source
+            else:
+                origins[name] = "default"
+        limit, origins["max_tokens"] = asked._limit(settings_of_model, prompt_tokens)
+        filled = replace(
+            asked,
+            **changes,
+            max_tokens=limit,
+            origins=origins,
             suppressed=settings_of_model.suppressed,
             suppressed_first=settings_of_model.suppressed_first,
         )
+        return replace(filled, **filled.sampling._asdict())
+
+    def sampling_facts(self) -> dict[str, dict[str, Any]]:
+        """Value and origin of each number that a model's files may set, as JSON values.
+
+        A length of :data:`EVERYTHING` is ``None``.
+        """
+        values = {**self.sampling._asdict(), "max_tokens": self.length_limit}
+        return {
+            name: {
+                "value": None if value == EVERYTHING else value,
+                "from": self.origins.get(name, "default"),
+            }
+            for name, value in values.items()
+        }
+
+    def _limit(self, files: GenerationSettings, prompt_tokens: int) -> tuple[int, str]:
+        """Most tokens of the answer, and the origin of that number."""
+        if self.max_tokens is not None:
+            return self.max_tokens, self.origins.get("max_tokens", "request")
+        limit, origin = self.length_limit, "default"
+        if files.max_new_tokens is not None:
+            limit, origin = int(files.max_new_tokens.value), files.max_new_tokens.source
+        elif files.max_length is not None:
+            room = max(1, int(files.max_length.value) - prompt_tokens)
+            if room < limit:
+                limit, origin = room, files.max_length.source
+        if limit < self.min_tokens:
+            limit, origin = self.min_tokens, "min_tokens"
+        return limit, origin
 
     def actual_seed(self) -> int:
         """Effective seed: as given, ``BITNET_SEED``, 42 in reproducible runs, or a random one."""
@@ -277,6 +397,9 @@ class Request:
         return replace(self, seed=(self.actual_seed() + number) % 2**64)
 
 
+#: Fields of a request that the files of a model may recommend.
+RECOMMENDED = tuple(entry.name for entry in fields(SamplingOptions))
+ANSWERED = (*RECOMMENDED, "max_tokens")  # fields whose origins are shown
 _OPTIONS = [entry.name for entry in fields(Request) if "help" in entry.metadata]
 #: Fields of a request that say how a token is chosen: the options that are not about the answer.
 SAMPLING = tuple(name for name in _OPTIONS if name not in Request.SECTIONS["Answer"])
@@ -291,17 +414,19 @@ _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other pr
 class AnswerOptions(TypedDict, total=False):
     """Keywords of ``generate``, ``stream``, ``chat`` and their async twins.
 
-    ``None`` means the default. *max_tokens* may cut an answer with a grammar short.
+    ``None`` means the default: that of the model's files for *max_tokens*, *temperature*, *top_k*,
+    *top_p*, *min_p* and *repetition_penalty*, where they have one. *max_tokens* may cut an answer
+    with a grammar short.
     """
 
-    max_tokens: int | None  # most tokens to generate (128)
+    max_tokens: int | None  # most tokens to generate (as the model's files say, else 128)
     min_tokens: int | None  # tokens before the first stop id is allowed (0)
     stop: str | Sequence[str] | None  # texts that end the answer and are not part of it
     lookup: int | None  # most tokens to draft per pass; never changes the answer (15)
     json_schema: str | bool | Mapping[str, Any] | None  # the answer is JSON that follows it
     regex: str | None  # the whole answer matches it
     logprobs: int | None  # number of alternatives to report for each token
-    temperature: float | None  # randomness; 0, the default, always chooses the most likely token
+    temperature: float | None  # randomness; 0, this package's default, always chooses the likeliest
     top_k: int | None  # choose among this many most likely tokens; 0: all
     top_p: float | None  # choose among the most likely tokens with this share of the probability
     min_p: float | None  # leave out tokens less likely than this share of the most likely one
@@ -337,131 +462,3 @@ def request_of(prompt: str | Sequence[int], options: AnswerOptions) -> Request:
             listed = ", ".join(AnswerOptions.__annotations__)
             raise WrongType(f"{name!r} is not an option of an answer: {listed}")
     return Request(prompt=prompt, **values)
-
-
-# --- checks: a UsageError names the field that is wrong -------------------------------------------
-
-
-def reasoning_of(message: Mapping[str, Any]) -> str:
-    """The reasoning of *message*, under whichever name a client sends it; empty if none."""
-    texts = [message.get(name) for name in REASONING_NAMES]
-    return next((text for text in texts if isinstance(text, str) and text), "")
-
-
-def check_messages(messages: Any) -> None:
-    """Check the form of a conversation."""
-    are_objects = isinstance(messages, list | tuple) and all(
-        isinstance(message, Mapping) for message in messages
-    )
-    if not are_objects or not messages:
-        problem = "empty" if are_objects else "not a list of objects"
-        raise UsageError(f"messages is {problem}", field="messages")
-    for number, message in enumerate(messages):
-        content, where = message.get("content"), f"messages.{number}"
-        problem = ""
-        if not isinstance(message.get("role"), str):
-            problem = "role is not a text"
-        elif content is None and message["role"] != "assistant":
-            problem = "content is missing; only an assistant's message may be without"
-        elif not isinstance(content, str | list | None):
-            problem = "content is neither a text nor a list"
-        if problem:
-            raise UsageError(f"{where}: {problem}", field=where)
-
-
-def _stops(given: Any) -> list[str]:
-    stops = [given] if isinstance(given, str) else given
-    if isinstance(stops, Sequence) and all(isinstance(one, str) for one in stops):
-        return list(stops)
-    raise UsageError("stop is neither a text nor a list of texts", field="stop")
-
-
-def check_prompt(text: str) -> None:
-    """Check a prompt."""
-    if not text:
-        raise UsageError("the prompt is empty", hint="pass some text: --prompt 'Once upon a time'")
-    check_text("the prompt", text, field="prompt")
-
-
-def check_text(name: str, text: str, *, field: str = "", nul: bool = False) -> None:
-    """Check that *text* is text: no half of a surrogate pair, no NUL unless *nul*."""
-    field = field or name
-    if "\0" in text and not nul:
-        raise UsageError(
-            f"{name} has a NUL character at position {text.index(chr(0)):,}",
-            hint="pass text, not a binary file",
-            field=field,
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{name} has half a surrogate pair at position {error.start:,}, which is not text",
-            field=field,
-        ) from None
-
-
-def check_value(name: str, value: Any, *, nul: bool = False) -> None:
-    """Check the texts in *value*, as JSON has it, and how deep it is nested."""
-    for part, depth in _parts(value):
-        if depth > MAX_DEPTH:
-            raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep", field=name)
-        if isinstance(part, str):
-            check_text(name, part, nul=nul)
-
-
-def check_schema(name: str, value: Any) -> None:
-    """Check the size of *value*, schemas or a regular expression that become a grammar."""
-    check_value(name, value)
-    characters = properties = repeats = 0
-    references = set()
-    for part, _ in _parts({"pattern": value} if isinstance(value, str) else value):
-        characters += len(part) + 4 if isinstance(part, str) else 4
-        if not isinstance(part, Mapping):
-            continue
-        own, pattern, target = (part.get(key) for key in ("properties", "pattern", "$ref"))
-        properties += len(own) if isinstance(own, Mapping) else 0
-        references.add(target if isinstance(target, str) else None)
-        by_pattern = part.get("patternProperties")
-        for text in (pattern, *(by_pattern if isinstance(by_pattern, Mapping) else ())):
-            repeats += sum(map(text.count, "?*+{")) if isinstance(text, str) else 0
-    for count, most, what in (
-        (characters, MAX_GRAMMAR, "characters"),
-        (properties, MAX_PROPERTIES, "properties"),
-        (len(references), MAX_REFERENCES, "definitions referred to"),
-        (repeats, MAX_REPEATS, "repetitions in patterns"),
-    ):
-        if count > most:
-            raise UsageError(f"{name} is too large: a grammar may have {most:,} {what}", field=name)
-
-
-def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
-    """*schema* as an object."""
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(
-                f"the JSON schema is not JSON: {error}",
-                hint="""--json-schema '{"type": "object"}', or the name of a file""",
-            ) from None
-    if schema is not True and not isinstance(schema, dict):
-        problem = f"a JSON schema is an object or true, not {json.dumps(schema)[:40]}"
-        raise UsageError(problem, hint="""--json-schema '{"type": "object"}'""")
-    check_schema("json_schema", schema)
-    return {} if schema is True else schema  # the library sets a style on objects only
-
-
-def _parts(value: Any) -> Iterator[tuple[Any, int]]:
-    """Everything in *value*, keys too, with its depth; without recursion."""
-    left = [(value, 0)]
-    while left:
-        part, depth = left.pop()
-        yield part, depth
-        if depth > MAX_DEPTH:
-            continue  # the caller refuses it
-        if isinstance(part, Mapping):
-            for key, inner in part.items():
-                left += ((key, depth), (inner, depth + 1))
-        elif isinstance(part, list | tuple):
-            left += ((inner, depth + 1) for inner in part)

@@ -51,10 +51,13 @@ class Sampler:
     def __init__(self, request: Request, prompt: Sequence[int] = ()) -> None:
         """A sampler for *request*; the repetition penalty includes the ids *prompt*."""
         self.request = request
+        self.sampling = request.sampling
         # How often each token was generated; those of the prompt are penalised, too.
-        self._counts = Counter(dict.fromkeys(prompt, 0) if request.repetition_penalty != 1 else ())
+        self._counts: Counter[int] = Counter()
+        if self.sampling.repetition_penalty != 1:
+            self._counts.update(dict.fromkeys(prompt, 0))
         self._seed = request.actual_seed()
-        penalties = request.repetition_penalty - 1, request.frequency_penalty
+        penalties = self.sampling.repetition_penalty - 1, request.frequency_penalty
         self._adjusts = bool(
             request.logit_bias
             or any(penalties)
@@ -115,13 +118,13 @@ class Sampler:
 
     def needs(self, foreseen: Iterable[int] = ()) -> Needed | None:
         """Logits that :meth:`sample` needs; ``None``: all of them. *foreseen* tokens may count."""
-        request = self.request
+        request, sampling = self.request, self.sampling
         count, margin = 1, None
-        if request.temperature != 0 and request.top_k != 1:
-            if request.top_k:
-                count = request.top_k + 1
-            elif request.top_p < 1 or request.min_p > 0:
-                share = 1 - request.top_p if request.top_p < 1 else request.min_p
+        if sampling.temperature != 0 and sampling.top_k != 1:
+            if sampling.top_k:
+                count = sampling.top_k + 1
+            elif sampling.top_p < 1 or sampling.min_p > 0:
+                share = 1 - sampling.top_p if sampling.top_p < 1 else sampling.min_p
                 margin = TAIL - math.log(max(share, 1e-30))
             else:
                 return None
@@ -183,14 +186,14 @@ class Sampler:
 
     def _choose_among(self, values: NDArray[np.floating[Any]], found: Found) -> int | None:
         """Index of the chosen token in *values*; ``None`` if another one might be chosen."""
-        request, bound = self.request, found.bound
-        if request.temperature == 0 or request.top_k == 1:
+        sampling, bound = self.sampling, found.bound
+        if sampling.temperature == 0 or sampling.top_k == 1:
             at = int(values.argmax())
             return at if values[at] >= bound else None
-        if request.top_k:
-            if request.top_k >= min(len(values), found.vocab_size):
+        if sampling.top_k:
+            if sampling.top_k >= min(len(values), found.vocab_size):
                 return None
-            order = _likeliest(values, request.top_k)
+            order = _likeliest(values, sampling.top_k)
             if values[order[-1]] < bound:
                 return None
             return self._draw_filtered(values, [order], values[order])
@@ -206,18 +209,18 @@ class Sampler:
             return None
         # If min-p may have cut the prefix, a token outside must not belong to it.
         following = float(weights[count]) if count < len(order) else 0.0
-        if following < request.min_p <= math.exp(bound - float(best)) * (1 + 1e-9):
+        if following < sampling.min_p <= math.exp(bound - float(best)) * (1 + 1e-9):
             return None
         return self._draw(values, order[:count], best)
 
     def _count_kept(self, weights: NDArray[np.float64], total: float) -> int:
         """Number of descending *weights*, the first being 1, kept by top-p of *total* and min-p."""
-        request = self.request
+        sampling = self.sampling
         # The token that reaches the sum is kept, so at least one remains.
-        limit = request.top_p * total if request.top_p < 1 else math.inf
+        limit = sampling.top_p * total if sampling.top_p < 1 else math.inf
         count = int(np.searchsorted(np.cumsum(weights), limit)) + 1
-        if request.min_p > 0:
-            enough = int(np.searchsorted(-weights, -request.min_p, side="right"))
+        if sampling.min_p > 0:
+            enough = int(np.searchsorted(-weights, -sampling.min_p, side="right"))
             count = max(1, min(count, enough))
         return count
 
@@ -225,14 +228,15 @@ class Sampler:
         self, logits: NDArray[np.floating[Any]], found: Found | None = None
     ) -> NDArray[np.floating[Any]]:
         """Copy of *logits* with penalties and bias; of all tokens, or of *found*."""
-        request, out = self.request, logits.copy()
+        request, sampling = self.request, self.sampling
+        out = logits.copy()
 
         def places(ids: Any) -> Any:
             return ids if found is None else np.searchsorted(found.ids, ids)
 
         at = places(np.fromiter(self._counts, dtype=np.intp))
-        if request.repetition_penalty != 1:
-            penalty = request.repetition_penalty
+        if sampling.repetition_penalty != 1:
+            penalty = sampling.repetition_penalty
             out[at] *= np.where(out[at] > 0, 1 / penalty, penalty)
         if request.frequency_penalty or request.presence_penalty:
             counts = np.fromiter(self._counts.values(), dtype=np.float64)
@@ -253,14 +257,14 @@ class Sampler:
 
     def _choose(self, values: NDArray[np.floating[Any]]) -> int:
         """Index of the chosen token in *values*."""
-        request = self.request
-        if request.temperature == 0 or request.top_k == 1:
+        sampling = self.sampling
+        if sampling.temperature == 0 or sampling.top_k == 1:
             return int(values.argmax())
-        if request.top_k in range(1, len(values)):
-            order = _likeliest(values, request.top_k)
+        if sampling.top_k in range(1, len(values)):
+            order = _likeliest(values, sampling.top_k)
             # top-p applies to what top-k has kept.
             return self._draw_filtered(values, [order], values[order])
-        if request.top_p < 1 or request.min_p > 0:
+        if sampling.top_p < 1 or sampling.min_p > 0:
             return self._draw_filtered(values, _descending_prefixes(values), values)
         return self._draw_any(values)
 
@@ -288,14 +292,14 @@ class Sampler:
     ) -> int:
         """Draw from *order*, the remaining tokens by descending value."""
         kept = values[order].astype(np.float64)
-        cumulative = np.cumsum(_weights(kept, best, self.request.temperature))
+        cumulative = np.cumsum(_weights(kept, best, self.sampling.temperature))
         drawn = self._random.random() * cumulative[-1]
         last = len(cumulative) - 1
         return int(order[min(np.searchsorted(cumulative, drawn, side="right"), last)])
 
     def _draw_any(self, values: NDArray[np.floating[Any]]) -> int:
         """Draw from all *values*, in any order."""
-        weights = _weights(values, values.max(), self.request.temperature)
+        weights = _weights(values, values.max(), self.sampling.temperature)
         starts = np.arange(0, len(weights), BLOCK)
         blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
         drawn = self._random.random() * blocks[-1]

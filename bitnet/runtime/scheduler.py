@@ -295,8 +295,8 @@ class Scheduler:
         needed = self.caches.cost(min(self.context, sequence.positions))
         if budget is not None and needed > budget:
             raise InferenceError(
-                f"{sequence.prompt_tokens:,} tokens of prompt and {request.max_tokens:,} of answer "
-                f"take {needed:,} bytes of keys and values, the budget is {budget:,}",
+                f"{sequence.prompt_tokens:,} tokens of prompt and {request.length_limit:,} of "
+                f"answer take {needed:,} bytes of keys and values, the budget is {budget:,}",
                 hint="shorten the prompt or lower --max-tokens",
             )
         return sequence

@@ -76,7 +76,7 @@ class Sequence:
     @property
     def positions(self) -> int:
         """Cache positions it may need, regardless of the context length."""
-        return self.prompt_tokens + (0 if self.request.embed else self.request.max_tokens - 1)
+        return self.prompt_tokens + (0 if self.request.embed else self.request.length_limit - 1)
 
     @property
     def decodes(self) -> bool:
@@ -96,7 +96,7 @@ class Sequence:
     @property
     def draft_room(self) -> int:
         """Tokens that a draft may have, behind which one more is still wanted."""
-        return max(0, self.request.max_tokens - self.tokens - 1)
+        return max(0, self.request.length_limit - self.tokens - 1)
 
     def plan(self, tokens: list[int], proposed: list[int] | None = None) -> None:
         """Contribute *tokens*, which end with those *proposed*, to the next pass."""
@@ -269,7 +269,7 @@ class Sequence:
         else:
             if matcher:
                 matcher.accept(token)
-            if self.tokens >= request.max_tokens:
+            if self.tokens >= request.length_limit:
                 self.finish_reason = "length"
             elif full:
                 self.finish_reason = "context"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.base.options import check_ids
-from bitnet.runtime.request import check_prompt
+from bitnet.runtime.request_checks import check_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bitnet.base.errors import BitnetError, UsageError
-from bitnet.runtime.request import REASONING_NAMES, reasoning_of
+from bitnet.runtime.request_checks import REASONING_NAMES, reasoning_of
 from bitnet.runtime.tool_calls import write_calls
 from bitnet.runtime.tool_detection import format_of, format_of_calls
 from bitnet.tokenizer.chat import flatten

@@ -13,11 +13,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 from bitnet import __version__
 from bitnet.base.errors import BitnetError
+from bitnet.runtime.request import EVERYTHING
 from bitnet.server import pages
 from bitnet.server.exchange import answer, body_of, compute, open_slot, taking
 from bitnet.server.guard import Guard
 from bitnet.server.metrics import trace_requests
 from bitnet.server.refusals import Refused, from_error
+from bitnet.wire.fields import RANDOM, with_defaults
 from bitnet.wire.llama_server import DEFAULTS
 from bitnet.wire.ollama import NEVER, SHOW, parameter_size, timestamp
 from bitnet.wire.routes import COMPUTED, ROUTES
@@ -137,7 +139,12 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
             "created_at": timestamp(models.created),
         }
         with suppress(BitnetError):  # a broken one is said to be so when it is asked
-            facts["context_length"] = (await slot.header())["context"]
+            header = await slot.header()
+            facts["context_length"] = header["context"]
+            if header["writes"]:
+                default = with_defaults(models.defaults, max_tokens=EVERYTHING, **RANDOM)
+                request = default.with_settings(header["generation"])
+                facts["generation_defaults"] = request.sampling_facts()
         if slot.loaded:
             model = slot.model
             ignored = list(model.ignored_keys)
@@ -181,12 +188,14 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     """Chat template, context length and number of slots."""
     slot = await open_slot(request, model)
     tokenizer = slot.model.tokenizer
+    default = with_defaults(request.app.state.models.defaults, **DEFAULTS)
+    params = default.with_settings(slot.model.generation).sampling._asdict()
 
     def text(token: int | None) -> str:
         return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
 
     return {
-        "default_generation_settings": {"n_ctx": slot.model.context, "params": DEFAULTS},
+        "default_generation_settings": {"n_ctx": slot.model.context, "params": params},
         "total_slots": request.app.state.models.max_batch,
         "model_alias": slot.name,
         "model_path": slot.model.path.name,

@@ -18,13 +18,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.runtime.answer import Answer
-from bitnet.runtime.request import EVERYTHING
+from bitnet.runtime.request import DEFAULT_TOKENS, EVERYTHING
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.metrics import describe_span
 from bitnet.server.refusals import GONE, Refused, from_error, stopping, too_late
 from bitnet.wire import ollama, responses
 from bitnet.wire.routes import dialect_of
-from bitnet.wire.worker import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
@@ -255,7 +254,8 @@ async def _requests_of(request: Request, slot: Slot, form: Form, body: Body) -> 
     models: Models = request.app.state.models
     is_open = form.tokens == EVERYTHING
     longest = EVERYTHING if is_open else min(form.tokens, models.max_output_tokens)
-    make = partial(form.requests, body, ModelRequest(max_tokens=longest), slot.model)
+    default = replace(models.defaults, fallback={"max_tokens": longest})
+    make = partial(form.requests, body, default, slot.model)
     lora = slot.adapter(body["model"])
     with _as_clients_say(form, body):
         return [replace(each, lora=lora) for each in await models.run_in_thread(make)]
@@ -338,10 +338,10 @@ def prepare_sequences(
     asks for more than there is room for gets as many as there is room for.
     """
     ids, ready = slot.model.prepare(request)
-    tokens = request.max_tokens
-    if tokens == EVERYTHING:
+    tokens = ready.length_limit
+    if request.max_tokens is None or tokens == EVERYTHING:
         share = max(DEFAULT_TOKENS, slot.fair_positions - len(ids))
-        tokens = min(max(1, slot.model.context - len(ids)), limit, share)
+        tokens = min(tokens, max(1, slot.model.context - len(ids)), limit, share)
     room = slot.model.context - len(ids)
     if clamps and room > 0:
         tokens = min(tokens, limit, room)

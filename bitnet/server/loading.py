@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
 from bitnet.base.options import CacheOptions
+from bitnet.formats.generation import read_generation_settings
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import config_from
 from bitnet.runtime.scheduler import PREFILL_CHUNK
@@ -93,7 +94,8 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
     """Facts about the open *checkpoint*.
 
     ``architecture`` (GGUF's), ``context`` in positions, ``dim``, ``writes`` (False: vectors
-    only), ``template`` (empty: none), number of ``parameters``, and the ``encoding`` of most.
+    only), ``template`` (empty: none), number of ``parameters``, the ``encoding`` of most, and
+    the ``generation`` settings of the model's files.
     *context* bounds the positions of a sequence; ``None``: as many as it was made for.
     """
     config = config_from(checkpoint)
@@ -112,6 +114,7 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
         "template": template,
         "parameters": sum(prod(weight.shape) for weight in checkpoint.weights.values()),
         "encoding": bytes_of.most_common(1)[0][0],
+        "generation": read_generation_settings(checkpoint),
     }
 
 

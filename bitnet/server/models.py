@@ -14,10 +14,12 @@ import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.quantities import human_size
+from bitnet.runtime.request import Request, SamplingOptions
 from bitnet.server.loading import load_narrated, memory_of, open_narrated
 from bitnet.server.refusals import Refused, from_error, stopping, too_late
 from bitnet.server.slot import FOREVER, Slot
@@ -54,13 +56,17 @@ class Models:
         idle_s: float = FOREVER,
         memory_bytes: int | None = None,
         strict_names: bool = False,
+        sampling: SamplingOptions | None = None,
     ) -> None:
         """None of *slots* is loaded; the first one answers requests that name none.
 
         Of each model, *queue* answers may wait, and keys and values take *kv_budget_bytes*. It is
         unloaded after *idle_s* without a request; loaded ones may take *memory_bytes* together.
-        A single model answers to any name, unless *strict_names*.
+        A single model answers to any name, unless *strict_names*. *sampling* is for requests that
+        do not say it, instead of what the models' files recommend.
         """
+        options = asdict(sampling or SamplingOptions())
+        self.defaults = Request(**options).with_origin("command line")
         self.slots = {slot.name: slot for slot in slots}
         self.default = slots[0]
         self._named = {name: slot for slot in slots for name in slot.names} | self.slots

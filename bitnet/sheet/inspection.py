@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base.errors import BitnetError
+from bitnet.base.errors import BitnetError, InvalidFormat
 from bitnet.base.findings import Finding, render
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import brief, quantity, table
 from bitnet.families.blocks import KeysValues
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.containers import effective_keys
+from bitnet.formats.generation import read_gguf_settings
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_audit import TernaryCounts, audit, code_counts
 from bitnet.formats.gguf_header import Array, printable
@@ -79,6 +80,7 @@ class Inspection:
     vocabulary: VocabularySize
     tokenizer: dict[str, Any]
     memory: Memory
+    generation: dict[str, Any] = field(default_factory=dict)  # what the file recommends
     basis: str = ""
     ternary: list[TernaryCounts] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -104,6 +106,7 @@ class Inspection:
         for key, value in self.metadata.items():
             yield f"  {printable(key):<{width}}  {_show(value)}"
         yield from self._vocabulary_lines()
+        yield from self._generation_lines()
         yield from self._tensor_lines()
         yield from self._memory_lines()
         yield from self._ternary_lines()
@@ -123,6 +126,16 @@ class Inspection:
                 continue
             unknown = key == "family" and value is None
             yield brief(f"  {key}: {'not a known vocabulary' if unknown else _show(value)}")
+
+    def _generation_lines(self) -> Iterator[str]:
+        yield from ("", "Generation")
+        if not self.generation:
+            yield "  the file recommends no sampling"
+        for name, entry in self.generation.items():
+            if isinstance(entry, dict):
+                yield f"  {name}: {entry['value']:g} ({entry['from']})"
+            else:
+                yield brief(f"  {name}: {_show(entry)}")
 
     def _absent(self, key: str) -> str:
         own = f"{self.architecture}.vocab_size"
@@ -206,6 +219,11 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
         Finding("warning", kind, text)
         for kind, text in oddities_of(templates_of(gguf.metadata), gguf)
     ]
+    generation: dict[str, Any] = {}
+    try:
+        generation = read_gguf_settings(gguf.metadata, gguf.path.name).facts()
+    except InvalidFormat as error:
+        findings.append(Finding.of("generation", error))
     inside = not any(finding.subject == "truncated" for finding in findings)
     ternary = list(code_counts(gguf, full=full)) if inside else []
     findings += [
@@ -237,6 +255,7 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
         vocabulary=vocabulary(gguf),
         tokenizer=_tokenizer(gguf.metadata, known_vocabulary),
         memory=memory(gguf),
+        generation=generation,
         basis=describe_basis(gguf.metadata),
         ternary=ternary,
         findings=findings,

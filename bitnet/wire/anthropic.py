@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import MAX_MESSAGES, Request
-from bitnet.wire.fields import STOPS, random, schemas_by_name
+from bitnet.wire.fields import RANDOM, STOPS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
 from bitnet.wire.messages import ONLY_TEXT
 from bitnet.wire.reasoning import EFFORT, can_reason, effort_variables, takes_effort
@@ -170,7 +170,7 @@ def message_requests(
         "thinking_budget": budget if mode == "enabled" and can_reason(model) else None,
         **{name: body.get(name) for name in ("max_tokens", "temperature", "top_k", "top_p")},
     }
-    request = Request.from_mapping(fields, random(default, temperature=1.0))
+    request = Request.from_mapping(fields, with_defaults(default, **RANDOM))
     variables = effort_variables((body["output_config"] or {}).get("effort"), model)
     return [replace(request, separate_reasoning=True, template_variables=variables or None)]
 

@@ -6,7 +6,7 @@ What a field means, its type, bounds and default are those of :class:`Request`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitnet.base.options import types_of, without_none
 from bitnet.runtime.request import EVERYTHING, MAX_STOPS, Request
@@ -27,6 +27,8 @@ from bitnet.wire.schemas import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+#: Sampling of OpenAI's and Anthropic's addresses, where nothing else says it.
+RANDOM = {"temperature": 1.0}
 DIALECTS = ("openai", "responses", "anthropic", "ollama", "llama_server")
 #: The name of each field of a request in the dialects, in their order; empty: it has none there.
 NAMES: dict[str, tuple[str, str, str, str, str]] = {
@@ -110,9 +112,13 @@ def schemas_by_name(dialect: str, *only: str, without: Iterable[str] = ()) -> di
     return {NAMES[name][at]: _schema(name) for name in chosen if NAMES[name][at]}
 
 
-def random(default: Request | None = None, /, **sampling: Any) -> Request:
-    """*default*, else a request of any length, with a dialect's defaults of sampling."""
-    return replace(default or Request(max_tokens=EVERYTHING), **sampling)
+def with_defaults(default: Request | None = None, /, **sampling: float) -> Request:
+    """*default*, with a dialect's *sampling* for what the model's files do not recommend.
+
+    Without *default* the request is of any length.
+    """
+    base = default or Request(fallback={"max_tokens": EVERYTHING})
+    return replace(base, fallback={**base.fallback, **sampling})
 
 
 def _schema(name: str) -> Schema:

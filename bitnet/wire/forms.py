@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.request import EVERYTHING, Request, check_value
+from bitnet.runtime.request import EVERYTHING, Request
+from bitnet.runtime.request_checks import check_value
 from bitnet.wire.fields import DIALECTS, NAMES
 from bitnet.wire.schemas import IGNORED, REFUSED, Problem, Schema, find_ignored, find_problem
 

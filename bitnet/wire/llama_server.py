@@ -13,7 +13,7 @@ from bitnet.base.errors import Unsupported
 from bitnet.runtime.conversation import conversation_text
 from bitnet.runtime.request import Request
 from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
-from bitnet.wire.fields import DIALECTS, NAMES, random, schemas_by_name
+from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form
 from bitnet.wire.openai import CHAT, chat_requests
 from bitnet.wire.schemas import (
@@ -90,7 +90,7 @@ def completion_requests(body: Body, default: Default = None, _: object = None) -
         for sampler, (name, neutral) in _SAMPLERS.items():
             if sampler not in samplers:
                 fields[name] = neutral
-    return [Request.from_mapping(fields, random(default, **DEFAULTS))]
+    return [Request.from_mapping(fields, with_defaults(default, **DEFAULTS))]
 
 
 def completion_ignores(body: Body, _: Served) -> Iterator[str]:

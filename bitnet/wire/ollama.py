@@ -15,7 +15,7 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import check_vectors
 from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
-from bitnet.wire.fields import DIALECTS, NAMES, random, schemas_by_name
+from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
 from bitnet.wire.openai import finish_of
@@ -118,7 +118,7 @@ def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[
             "json_schema": _schema(body["format"]),
             "thinking": None if think is None else bool(think),
         },
-        random(default, **_DEFAULTS),
+        with_defaults(default, **_DEFAULTS),
     )
     variables = effort_variables(think, model) if isinstance(think, str) else None
     return [replace(request, separate_reasoning=True, template_variables=variables or None)]

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.request import SAMPLING, Request, check_messages, check_schema
+from bitnet.runtime.request import SAMPLING, Request
+from bitnet.runtime.request_checks import check_messages, check_schema
 from bitnet.wire.embeddings import texts_of
-from bitnet.wire.fields import INPUTS, TOP_LOGPROBS, random, schemas_by_name
+from bitnet.wire.fields import INPUTS, RANDOM, TOP_LOGPROBS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form
 from bitnet.wire.logprobs import TextLogprobs, chat_logprobs
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
@@ -90,7 +91,7 @@ def chat_requests(
         raise UsageError(f"{', '.join(sorted(wrong))} cannot be set", field="chat_template_kwargs")
     variables = effort_variables(body["reasoning_effort"], model) | (variables or {})
     request = replace(
-        continuation(body, random(default, temperature=1.0)),
+        continuation(body, with_defaults(default, **RANDOM)),
         logprobs=(body["top_logprobs"] or 0) if body["logprobs"] else None,
         messages=read_messages(body["messages"], model),
         tools=None if body["tool_choice"] == "none" else body["tools"],
@@ -120,7 +121,7 @@ def completion_requests(
     """The requests of *body*, as :data:`COMPLETION` reads it: one for each of *at_most* prompts."""
     _check_stream(body)
     request = replace(
-        continuation(body, random(default, temperature=1.0)), logprobs=body["logprobs"]
+        continuation(body, with_defaults(default, **RANDOM)), logprobs=body["logprobs"]
     )
     prompts = texts_of(body["prompt"], "prompt", at_most=at_most)
     return [replace(request, prompt=prompt) for prompt in prompts]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import UsageError
 from bitnet.runtime.piece import CallDelta, Piece
 from bitnet.runtime.request import MAX_MESSAGES, Request
-from bitnet.wire.fields import random, schemas_by_name
+from bitnet.wire.fields import RANDOM, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
 from bitnet.wire.messages import ONLY_TEXT
 from bitnet.wire.openai import IDLE, schema_of
@@ -96,7 +96,7 @@ def response_requests(body: Body, default: Default = None, model: Served = None)
         "temperature": body["temperature"],
         "top_p": body["top_p"],
     }
-    request = Request.from_mapping(fields, random(default, temperature=1.0))
+    request = Request.from_mapping(fields, with_defaults(default, **RANDOM))
     variables = effort_variables((body["reasoning"] or {}).get("effort"), model)
     return [replace(request, separate_reasoning=True, template_variables=variables or None)]
 
@@ -239,10 +239,10 @@ class _Items:
             "metadata": fields.get("metadata", {}),
             "parallel_tool_calls": fields.get("parallel_tool_calls", True),
             "store": False,
-            "temperature": fields.get("temperature", 1.0),
+            "temperature": None,
             "tool_choice": fields.get("tool_choice", "auto"),
             "tools": fields.get("tools", []),
-            "top_p": fields.get("top_p", 1.0),
+            "top_p": None,
             "usage": None,
         }
 
@@ -250,6 +250,11 @@ class _Items:
         """One event, with its number."""
         self._count += 1
         return {"type": kind, "sequence_number": self._count, **facts}
+
+    def show_sampling(self, answer: Answer) -> None:
+        """Show the values with which the tokens of *answer* are chosen."""
+        sampling = answer.sequence.request.sampling
+        self._response |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
 
     def of(self, piece: Piece) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
@@ -359,6 +364,7 @@ def response_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[st
         for index, call in enumerate(answer.calls)
     )
     piece = Piece(None, text=answer.text, reasoning=answer.reasoning, calls=calls)
+    items.show_sampling(answer)
     *_, ended = (*items.of(piece), *items.end(answer))
     return dict(ended["response"])
 
@@ -366,7 +372,8 @@ def response_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[st
 async def response_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/v1/responses`` as events."""
     items = _Items(body, head)
-    async for _, piece, answer in pieces:  # noqa: B007 - used behind it
+    async for _, piece, answer in pieces:
+        items.show_sampling(answer)
         for event in items.of(piece):
             yield event
     for event in items.end(answer):

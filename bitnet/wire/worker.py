@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bitnet.runtime.request import DEFAULT_TOKENS
 from bitnet.wire.forms import Form
 from bitnet.wire.openai import ANSWER, UNSERVED, continuation, finish_of
 from bitnet.wire.schemas import FLAG, TEXT, TOKEN_ID, mark_refused
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.wire.forms import Body, Events, Pieces
-
-DEFAULT_TOKENS = 128
 
 
 def tokenize(body: Body, model: LanguageModel) -> dict[str, Any]:
@@ -67,7 +66,7 @@ INFERENCE = Form(
     {**ANSWER, "prompt": TEXT, "stream": FLAG, **UNSERVED, **mark_refused("reasoning_effort")},
     required=("prompt",),
     head=("request_id", "worker_id"), tokens=DEFAULT_TOKENS,
-    tag="worker", summary="The continuation of a text, greedily by default",
+    tag="worker", summary="The continuation of a text, greedily if nothing says more",
     requests=lambda body, default, _: [replace(continuation(body, default), prompt=body["prompt"])],
     reply=inference_reply, events=inference_events,
 )  # fmt: skip

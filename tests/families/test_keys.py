@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bitnet import families as package
-from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import Unsupported
 from bitnet.families.config_json import describe
 from bitnet.families.family import families
 from bitnet.families.keys import BECOMES, COMMON
@@ -41,12 +41,18 @@ def test_every_key_that_a_family_reads_is_read_by_its_code():
     assert read <= known
 
 
-@pytest.mark.parametrize("key", ["num_key_value_heads", "sliding_window", "hidden_size"])
-def test_a_folder_without_a_key_that_transformers_would_assume_is_refused(key):
+@pytest.mark.parametrize(
+    ("key", "name", "value"),
+    [
+        ("num_key_value_heads", "attention.head_count_kv", 8),
+        ("sliding_window", "attention.sliding_window", 4096),
+        ("hidden_size", "embedding_length", 4096),
+    ],
+)
+def test_a_folder_without_a_key_has_the_value_that_transformers_assumes(key, name, value):
     assert describe(MISTRAL, model="m").value("attention.sliding_window") == 32
-    without = {name: value for name, value in MISTRAL.items() if name != key}
-    with pytest.raises(InvalidFormat, match=f"missing or wrong: '{key}'"):
-        describe(without, model="m")
+    without = {one: its for one, its in MISTRAL.items() if one != key}
+    assert describe(without, model="m").value(name) == value
 
 
 @pytest.mark.parametrize("outer", ["paligemma", "aya_vision"])

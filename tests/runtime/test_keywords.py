@@ -25,7 +25,17 @@ NOT_KEYWORDS = {
         "prompt_name",
         "ignore_eos",
     ),
-    *("stop_ids", "grammar", "calls", "reasoning", "lora", "suppressed", "suppressed_first"),
+    *(
+        "fallback",
+        "origins",
+        "stop_ids",
+        "grammar",
+        "calls",
+        "reasoning",
+        "lora",
+        "suppressed",
+        "suppressed_first",
+    ),
 }
 
 
@@ -51,7 +61,7 @@ def test_a_keyword_has_the_type_of_its_field(name):
 def test_a_default_that_a_comment_names_is_the_fields():
     source = inspect.getsource(AnswerOptions)
     named = re.findall(r"^ +(\w+): .*  # .*\((\d+)\)$", source, re.MULTILINE)
-    defaults = {name: getattr(Request(), name) for name in ("max_tokens", "min_tokens", "lookup")}
+    defaults = {name: getattr(Request(), name) for name in ("min_tokens", "lookup")}
     assert {name: int(number) for name, number in named} == defaults
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import bitnet
 from bitnet.base.errors import UsageError
-from bitnet.runtime import request
+from bitnet.runtime import request_checks
 from bitnet.runtime.request import Request
 
 WRAPS = {
@@ -77,8 +77,8 @@ def test_no_schema_within_the_bounds_ends_the_process():
     pytest.importorskip("llguidance")
     schemas = {
         **{f"{wrap} x 40": chain(wrap, links=500, levels=40) for wrap in WRAPS},
-        **{wrap: chain(wrap, links=request.MAX_REFERENCES - 1) for wrap in WRAPS},
-        "circle": circle(request.MAX_REFERENCES - 1),
+        **{wrap: chain(wrap, links=request_checks.MAX_REFERENCES - 1) for wrap in WRAPS},
+        "circle": circle(request_checks.MAX_REFERENCES - 1),
         "3,000 references": chain("sibling", links=3000),
         "3,000 wrapped references": chain("anyOf", links=3000),
         "1,000 objects that refer back": circle(1000),
@@ -101,7 +101,7 @@ def test_no_schema_within_the_bounds_ends_the_process():
         (chain("anyOf", links=3000), "512 definitions referred to"),
         (circle(1000), "512 definitions referred to"),
         (deep(200), "nested more than 100 deep"),
-        ({"const": "x" * request.MAX_GRAMMAR}, "262,144 characters"),
+        ({"const": "x" * request_checks.MAX_GRAMMAR}, "262,144 characters"),
         ({"pattern": "a?" * 5000}, "4,096 repetitions"),
         ({"patternProperties": {"a*" * 5000: {}}}, "4,096 repetitions"),
         ({"properties": {str(at): {} for at in range(5000)}}, "4,096 properties"),
@@ -111,7 +111,7 @@ def test_no_schema_within_the_bounds_ends_the_process():
 )
 def test_a_schema_beyond_a_bound_is_refused_by_name(schema, reason):
     with pytest.raises(UsageError, match=reason) as caught:
-        request.check_schema("json_schema", schema)
+        request_checks.check_schema("json_schema", schema)
     assert caught.value.field == "json_schema"
 
 

@@ -184,7 +184,10 @@ def test_drafts_never_go_beyond_the_context_or_the_answer(model):
         engine = Scheduler(model, context=context)
         wanted = [
             [(piece.token, piece.finish_reason) for piece in engine.generate(REPEATING, params)]
-            for params in (Request(count, lookup=0), Request(count, lookup=15))
+            for params in (
+                Request(max_tokens=count, lookup=0),
+                Request(max_tokens=count, lookup=15),
+            )
         ]
         assert wanted[0] == wanted[1]
 

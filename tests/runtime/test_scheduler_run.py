@@ -132,7 +132,7 @@ def test_another_prompt_does_not_see_the_last_one(model):
 def test_the_same_seed_repeats_and_another_one_differs(model):
     def run(seed):
         sampling = {"temperature": 20.0, "seed": seed}
-        return tokens(Scheduler(model).generate(PROMPT, Request(16, **sampling)))
+        return tokens(Scheduler(model).generate(PROMPT, Request(max_tokens=16, **sampling)))
 
     assert run(1) == run(1)
     assert run(1) != run(2)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from waiting import PATIENCE_S, until
 
-from bitnet.runtime import request
+from bitnet.runtime import request_checks
 from bitnet.runtime.sampling import Sampler
 from bitnet.runtime.structured import Grammars
 from bitnet.server import models as server_models
@@ -74,7 +74,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_too_large_at_once(work
     go_on.set()
     assert reply.status_code == 400
     assert "was not ready after 0.1 s" in reply.json()["error"]["message"]
-    reply = worker.post("/v1/chat/completions", schema(request.MAX_PROPERTIES + 1))
+    reply = worker.post("/v1/chat/completions", schema(request_checks.MAX_PROPERTIES + 1))
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
 
 

@@ -136,7 +136,7 @@ def test_a_dialects_name_sets_the_field(path, values, expected):
     form = FORMS[path]
     body = form.read(_minimal(form) | values)
     (request,) = form.requests(body, Request(max_tokens=EVERYTHING), None)
-    assert (request.max_tokens, request.temperature) == expected
+    assert (request.length_limit, request.sampling.temperature) == expected
 
 
 OUTPUT = {"type": "json_schema", "schema": {"pattern": "\0"}}

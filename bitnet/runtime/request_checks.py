@@ -1,0 +1,142 @@
+"""Checks of the values in a request: a :class:`UsageError` names the field that is wrong.
+
+A value within the bounds can be encoded as UTF-8, walked recursively and compiled: grammars of the
+largest schemas were measured in time and in depth.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_DEPTH = 100  # of JSON; the grammar library reads 127
+MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
+MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
+MAX_REFERENCES = 512  # definitions that a schema refers to; each may be a level of the next one
+MAX_REPEATS = 4096  # of all patterns; compile time grows with their square
+#: Names under which clients send the reasoning of a message, ours first.
+REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
+
+
+def reasoning_of(message: Mapping[str, Any]) -> str:
+    """The reasoning of *message*, under whichever name a client sends it; empty if none."""
+    texts = [message.get(name) for name in REASONING_NAMES]
+    return next((text for text in texts if isinstance(text, str) and text), "")
+
+
+def check_messages(messages: Any) -> None:
+    """Check the form of a conversation."""
+    are_objects = isinstance(messages, list | tuple) and all(
+        isinstance(message, Mapping) for message in messages
+    )
+    if not are_objects or not messages:
+        problem = "empty" if are_objects else "not a list of objects"
+        raise UsageError(f"messages is {problem}", field="messages")
+    for number, message in enumerate(messages):
+        content, where = message.get("content"), f"messages.{number}"
+        problem = ""
+        if not isinstance(message.get("role"), str):
+            problem = "role is not a text"
+        elif content is None and message["role"] != "assistant":
+            problem = "content is missing; only an assistant's message may be without"
+        elif not isinstance(content, str | list | None):
+            problem = "content is neither a text nor a list"
+        if problem:
+            raise UsageError(f"{where}: {problem}", field=where)
+
+
+def check_prompt(text: str) -> None:
+    """Check a prompt."""
+    if not text:
+        raise UsageError("the prompt is empty", hint="pass some text: --prompt 'Once upon a time'")
+    check_text("the prompt", text, field="prompt")
+
+
+def check_text(name: str, text: str, *, field: str = "", nul: bool = False) -> None:
+    """Check that *text* is text: no half of a surrogate pair, no NUL unless *nul*."""
+    field = field or name
+    if "\0" in text and not nul:
+        raise UsageError(
+            f"{name} has a NUL character at position {text.index(chr(0)):,}",
+            hint="pass text, not a binary file",
+            field=field,
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{name} has half a surrogate pair at position {error.start:,}, which is not text",
+            field=field,
+        ) from None
+
+
+def check_value(name: str, value: Any, *, nul: bool = False) -> None:
+    """Check the texts in *value*, as JSON has it, and how deep it is nested."""
+    for part, depth in _parts(value):
+        if depth > MAX_DEPTH:
+            raise UsageError(f"{name} is nested more than {MAX_DEPTH} deep", field=name)
+        if isinstance(part, str):
+            check_text(name, part, nul=nul)
+
+
+def check_schema(name: str, value: Any) -> None:
+    """Check the size of *value*, schemas or a regular expression that become a grammar."""
+    check_value(name, value)
+    characters = properties = repeats = 0
+    references = set()
+    for part, _ in _parts({"pattern": value} if isinstance(value, str) else value):
+        characters += len(part) + 4 if isinstance(part, str) else 4
+        if not isinstance(part, Mapping):
+            continue
+        own, pattern, target = (part.get(key) for key in ("properties", "pattern", "$ref"))
+        properties += len(own) if isinstance(own, Mapping) else 0
+        references.add(target if isinstance(target, str) else None)
+        by_pattern = part.get("patternProperties")
+        for text in (pattern, *(by_pattern if isinstance(by_pattern, Mapping) else ())):
+            repeats += sum(map(text.count, "?*+{")) if isinstance(text, str) else 0
+    for count, most, what in (
+        (characters, MAX_GRAMMAR, "characters"),
+        (properties, MAX_PROPERTIES, "properties"),
+        (len(references), MAX_REFERENCES, "definitions referred to"),
+        (repeats, MAX_REPEATS, "repetitions in patterns"),
+    ):
+        if count > most:
+            raise UsageError(f"{name} is too large: a grammar may have {most:,} {what}", field=name)
+
+
+def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
+    """*schema* as an object."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f"the JSON schema is not JSON: {error}",
+                hint="""--json-schema '{"type": "object"}', or the name of a file""",
+            ) from None
+    if schema is not True and not isinstance(schema, dict):
+        problem = f"a JSON schema is an object or true, not {json.dumps(schema)[:40]}"
+        raise UsageError(problem, hint="""--json-schema '{"type": "object"}'""")
+    check_schema("json_schema", schema)
+    return {} if schema is True else schema  # the library sets a style on objects only
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, int]]:
+    """Everything in *value*, keys too, with its depth; without recursion."""
+    left = [(value, 0)]
+    while left:
+        part, depth = left.pop()
+        yield part, depth
+        if depth > MAX_DEPTH:
+            continue  # the caller refuses it
+        if isinstance(part, Mapping):
+            for key, inner in part.items():
+                left += ((key, depth), (inner, depth + 1))
+        elif isinstance(part, list | tuple):
+            left += ((inner, depth + 1) for inner in part)

@@ -1,0 +1,138 @@
+"""Keys that a ``config.json`` leaves out: transformers' defaults, where its versions agree."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import config_defaults
+import pytest
+
+from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.families.config_defaults import read_table
+from bitnet.families.config_json import describe
+from bitnet.families.family import families
+
+TINY = json.loads((Path(__file__).parents[1] / "data" / "tiny_configs.json").read_text())
+# Llama 1 as it was converted before transformers wrote `max_position_embeddings`.
+LLAMA_1 = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-06,
+    "vocab_size": 32000,
+}
+# As llava-hf/llava-1.5-7b-hf publishes it.
+LLAVA_15 = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "model_type": "llava",
+    "text_config": {
+        "_name_or_path": "lmsys/vicuna-7b-v1.5",
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "rms_norm_eps": 1e-05,
+        "vocab_size": 32064,
+    },
+    "vision_config": {"model_type": "clip_vision_model"},
+}
+
+
+def columns():
+    """Interpreters with transformers: this one, and the one that a variable names."""
+    return [sys.executable, os.environ.get("BITNET_TEST_TRANSFORMERS", "")]
+
+
+@pytest.mark.parametrize("python", columns(), ids=["installed", "other"])
+def test_the_table_has_what_a_version_of_transformers_assumes(python):
+    if not python:
+        pytest.skip("BITNET_TEST_TRANSFORMERS names no Python with another transformers")
+    keys = config_defaults.keys_to_read()
+    command = [python, config_defaults.__file__]
+    done = subprocess.run(
+        command, input=json.dumps(keys), capture_output=True, text=True, check=False
+    )
+    if "No module named 'transformers'" in done.stderr and python == sys.executable:
+        pytest.skip("pip install 'bitnet[parity]'")
+    assert done.returncode == 0, done.stderr[-2000:]
+    reply = json.loads(done.stdout.splitlines()[-1])
+    table = read_table()
+    if reply["version"] not in table["versions"]:
+        pytest.skip(f"the table has no column of transformers {reply['version']}")
+    assert reply["defaults"]
+    for model_type, row in reply["defaults"].items():
+        for key, value in row["defaults"].items():
+            expected = table["agreed"].get(model_type, {}).get(key)
+            if key not in table["agreed"].get(model_type, {}):
+                expected = table["differing"][model_type][key][reply["version"]]
+            assert value == expected, (model_type, key)
+        pairs = {tuple(pair) for pair in table["names"].get(model_type, ())}
+        assert {tuple(pair) for pair in row["names"]} <= pairs
+
+
+def test_a_family_asks_for_no_key_that_the_table_has():
+    agreed = read_table()["agreed"]
+    for family in families():
+        for key in family.stated.split():
+            assert not all(agreed.get(name, {}).get(key) is not None for name in family.model_types)
+
+
+def test_the_defaults_of_a_family_are_those_of_the_table():
+    agreed = read_table()["agreed"]
+    for family in families():
+        for model_type in family.model_types:
+            row = agreed.get(model_type, {})
+            same = {key: row[key] for key in family.defaults if row.get(key) is not None}
+            assert same == {key: family.defaults[key] for key in same}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_key_at_its_default_may_be_left_out(name):
+    config = TINY[name]["config"]
+    row = read_table()["agreed"].get(config["model_type"], {})
+    whole = describe(config, model="m")
+    left_out = [key for key in config if key in row and config[key] == row[key]]
+    for key in left_out:
+        without = {one: value for one, value in config.items() if one != key}
+        assert describe(without, model="m").metadata == whole.metadata, key
+
+
+def test_llama_1_without_a_length_has_transformers_default():
+    description = describe(LLAMA_1, model="m")
+    assert description.value("context_length") == 2048
+    assert not description.tied
+
+
+def test_the_text_model_of_llava_has_the_sizes_of_its_class():
+    description = describe(LLAVA_15, model="m")
+    sizes = {"embedding_length": 4096, "block_count": 32, "feed_forward_length": 11008}
+    assert {name: description.value(name) for name in sizes} == sizes
+    assert description.value("attention.head_count_kv") in (None, 32)
+
+
+def test_a_key_for_which_versions_differ_is_refused_with_their_values():
+    config = {
+        name: value
+        for name, value in TINY["falcon-h1"]["config"].items()
+        if name != "attention_in_multiplier"
+    }
+    with pytest.raises(Unsupported, match=r"attention_in_multiplier.*None in 4.*1\.0 in 5"):
+        describe(config, model="m")
+
+
+def test_a_key_without_any_default_is_refused_by_its_name():
+    config = {"model_type": "minicpm", "hidden_size": 64, "num_attention_heads": 4}
+    with pytest.raises(InvalidFormat, match="has no max_position_embeddings"):
+        describe(config, model="m")
+
+
+def test_nemotron_h_may_say_the_width_of_a_head_by_its_own_name():
+    config = dict(TINY["nemotron-h"]["config"])
+    config["attention_head_dim"] = config.pop("head_dim")
+    whole = describe(TINY["nemotron-h"]["config"], model="m")
+    assert describe(config, model="m").metadata == whole.metadata

@@ -1,0 +1,82 @@
+"""Models around a text model: the logits of a text are those of transformers, or it is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, relative_difference, torch
+from outer_models import OUTER_MODELS
+
+from bitnet.base.errors import Unsupported
+from bitnet.families.outer_models import SAME_TEXT, text_keys
+from bitnet.formats.containers import open_checkpoint
+from bitnet.models.load import load_model
+from bitnet.runtime.scheduler import Scheduler
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+def _make(kind, tied):
+    """A random model of the type *kind*, or a skip where the installed version lacks it."""
+    import transformers
+
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    torch.manual_seed(0)
+    text, beside = OUTER_MODELS[kind]
+    config = transformers.CONFIG_MAPPING[kind](text_config=text, **beside)
+    config._attn_implementation = "eager"
+    config.tie_word_embeddings = tied
+    for auto in ("AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM"):
+        maker = getattr(transformers, auto)
+        if type(config) in maker._model_mapping:
+            model = maker.from_config(config)
+            break
+    else:
+        model = transformers.AutoModelForMultimodalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.float().eval()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", SAME_TEXT)
+def test_the_logits_of_a_text_are_those_of_the_whole_model(kind, tied, tmp_path):
+    model = _make(kind, tied)
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    ours = Scheduler(load_model(checkpoint), cache_dtype=np.float32).logits(TOKENS)
+    assert relative_difference(ours, expected) < MAX_RELATIVE_DIFFERENCE
+
+
+def test_every_type_of_the_table_is_compared():
+    assert SAME_TEXT.keys() == OUTER_MODELS.keys()
+
+
+def test_a_type_that_transformers_has_and_the_table_has_not_is_refused():
+    from transformers import CONFIG_MAPPING
+
+    refused = 0
+    for kind in CONFIG_MAPPING:
+        if kind in SAME_TEXT:
+            continue
+        with pytest.raises(Unsupported, match="model_type"):
+            text_keys({"model_type": kind, "text_config": {"model_type": "llama"}})
+        refused += 1
+    assert refused > 100
+
+
+def test_what_belongs_to_images_is_left_out_and_said(tmp_path, caplog):
+    _make("llava", tied=False).save_pretrained(tmp_path)
+    with caplog.at_level("INFO", logger="bitnet.formats.hf_checkpoint"):
+        open_checkpoint(tmp_path)
+    assert "left out, as text does not need them" in caplog.text
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llava"

@@ -1,0 +1,171 @@
+"""Defaults of transformers' configuration classes, for the table that a folder's keys are read by.
+
+It runs under any interpreter with transformers; nothing of bitnet is imported for that:
+
+    python config_defaults.py < keys.json     # {"llama": ["rms_norm_eps", ...], ...}
+
+prints the version and, for each model type that it knows, the defaults of these keys. With
+interpreters as arguments it writes the table from all of them:
+
+    python tests/support/config_defaults.py PYTHON PYTHON ...
+"""
+
+import dataclasses
+import inspect
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+TABLE = Path(__file__).parents[2] / "bitnet" / "families" / "config_defaults.json"
+#: Keys that the class computes from others, or from the position embedding, when it is made.
+_OF_AN_INSTANCE = ("tie_word_embeddings", "rope_theta", "partial_rotary_factor")
+#: Keys without a meaning of their own in a class.
+_NOT_OF_A_CLASS = {
+    *("architectures", "auto_map", "quantization_config", "rope_parameters", "rope_scaling"),
+    *("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads"),
+}
+
+
+def _declared(kind):
+    """Defaults in the declaration of the class *kind*, by name."""
+    defaults = {}
+    if dataclasses.is_dataclass(kind):
+        for entry in dataclasses.fields(kind):
+            if entry.default is not dataclasses.MISSING:
+                defaults[entry.name] = entry.default
+            elif entry.default_factory is not dataclasses.MISSING:
+                defaults[entry.name] = entry.default_factory()
+        return defaults
+    for name, parameter in inspect.signature(kind.__init__).parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
+            defaults[name] = parameter.default
+    return defaults
+
+
+def _of_instance(kind, declared):
+    """Values that an object of the class *kind* has, made without arguments."""
+    try:
+        made = kind()
+    except Exception:  # noqa: BLE001 - classes that need arguments have what they declare
+        return {name: declared[name] for name in _OF_AN_INSTANCE if name in declared}
+    rope = getattr(made, "rope_parameters", None)
+    values = {"tie_word_embeddings": made.tie_word_embeddings}
+    for name in ("rope_theta", "partial_rotary_factor"):
+        if isinstance(rope, dict) and name in rope:
+            values[name] = rope[name]
+        elif getattr(made, name, None) is not None:
+            values[name] = getattr(made, name)
+        elif declared.get(name) is not None:
+            values[name] = declared[name]
+    return values
+
+
+def _is_plain(value):
+    """True for a number, a word or a flag: lists and tables are of one size of a model."""
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def read_defaults(keys_by_type):
+    """Defaults of the keys of each model type that the installed transformers knows."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    from transformers import CONFIG_MAPPING
+
+    found = {}
+    for model_type, keys in keys_by_type.items():
+        if model_type not in CONFIG_MAPPING:
+            continue
+        kind = outer = CONFIG_MAPPING[model_type]
+        parts = getattr(kind, "sub_configs", None) or {}
+        if isinstance(parts.get("text_config"), type):
+            kind = parts["text_config"]  # older folders have its keys beside the outer model's type
+        declared = _declared(kind)
+        values = declared | _of_instance(kind, declared)
+        if outer is not kind:
+            tied = _of_instance(outer, _declared(outer)).get("tie_word_embeddings")
+            values["tie_word_embeddings"] = values["tie_word_embeddings"] if tied is None else tied
+        wanted = sorted({*keys} - _NOT_OF_A_CLASS)
+        defaults = {key: values[key] for key in wanted if key in values and _is_plain(values[key])}
+        pairs = [pair for pair in kind.attribute_map.items() if {*pair} <= {*keys}]
+        found[model_type] = {"defaults": defaults, "names": pairs}
+    return found
+
+
+def version():
+    """Version of the installed transformers."""
+    import transformers
+
+    return transformers.__version__
+
+
+def keys_to_read():
+    """Keys of ``config.json`` that can change each model type's computation, by model type."""
+    from bitnet.families.config_json import CHANGES, READ
+    from bitnet.families.family import families
+
+    keys = {}
+    for family in families():
+        rules = {**CHANGES, **READ, **family.config_rules}
+        names = [name for name, rule in rules.items() if rule.is_read or rule.values is not None]
+        for model_type in family.model_types:
+            keys[model_type] = sorted({*keys.get(model_type, ()), *names})
+    return keys
+
+
+def merge(by_version):
+    """The table of *by_version*.
+
+    It has the values in which versions agree, those in which they differ, and pairs of names that
+    are one key.
+    """
+    agreed, differing, names = {}, {}, {}
+    for model_type in sorted({name for found in by_version.values() for name in found}):
+        rows = {v: found[model_type] for v, found in by_version.items() if model_type in found}
+        pairs = sorted({tuple(pair) for row in rows.values() for pair in row["names"]})
+        if pairs:
+            names[model_type] = pairs
+        columns = {v: row["defaults"] for v, row in rows.items()}
+        agreed[model_type] = {}
+        for key in sorted({key for column in columns.values() for key in column}):
+            values = {v: column[key] for v, column in columns.items() if key in column}
+            distinct = {json.dumps(value) for value in values.values()}
+            if len(distinct) == 1:
+                agreed[model_type][key] = next(iter(values.values()))
+            else:
+                differing.setdefault(model_type, {})[key] = values
+    return {"versions": [*by_version], "agreed": agreed, "differing": differing, "names": names}
+
+
+def render(table):
+    """The text of the file with *table*: a line for each model type."""
+    parts = [f'"versions": {json.dumps(table["versions"])}']
+    for name in ("agreed", "differing", "names"):
+        lines = [
+            f"{json.dumps(model_type)}: {json.dumps(row)}"
+            for model_type, row in table[name].items()
+        ]
+        parts.append(f'"{name}": {{\n' + ",\n".join(lines) + "\n}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _write(pythons):
+    keys = json.dumps(keys_to_read())
+    by_version = {}
+    for python in pythons:
+        done = subprocess.run(
+            [python, __file__], input=keys, capture_output=True, text=True, check=True
+        )
+        reply = json.loads(done.stdout.splitlines()[-1])
+        by_version[reply["version"]] = reply["defaults"]
+    TABLE.write_text(render(merge(by_version)))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _write(sys.argv[1:])
+    else:
+        reply = {"defaults": read_defaults(json.load(sys.stdin)), "version": version()}
+        print(json.dumps(reply))
