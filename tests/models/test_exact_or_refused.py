@@ -276,7 +276,7 @@ def test_a_head_that_is_missing_is_not_taken_for_a_tied_one(tmp_path):
 def test_biases_the_configuration_does_not_speak_of_are_refused(tmp_path):
     make("Llama", {"attention_bias": True}, tmp_path)
     say(tmp_path, attention_bias=False)
-    with pytest.raises(InvalidFormat, match="speaks of none"):
+    with pytest.raises(InvalidFormat, match=r"and config\.json has none"):
         open_checkpoint(tmp_path)
 
 
