@@ -62,8 +62,14 @@ class Float64(Reference):
             cache = KVCache(model.config, len(prompt.ids) + prompt.steps + 1, dtype=np.float64)
             cache.reach = len(prompt.ids)
             forward = partial(model.forward, cache=cache)
-            causal = model.config.causal
-            answers.append(prompt_trace(forward, prompt, count=KEPT, causal=causal))
+            answer = prompt_trace(
+                forward,
+                prompt,
+                suppressed=question.suppressed,
+                count=KEPT,
+                causal=model.config.causal,
+            )
+            answers.append(answer)
         return Trace(EngineFacts("float64", f"NumPy {np.__version__}", "float"), tuple(answers))
 
 

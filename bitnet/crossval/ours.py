@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bitnet.crossval.evidence import ComputePath
-    from bitnet.crossval.trace import Arithmetic, Prompt, Question
+    from bitnet.crossval.trace import Arithmetic, Prompt, Question, Suppressed
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.piece import Piece
     from bitnet.tokenizer import Tokenizer
 
 _MOCK = "mock"  # fingerprint of the tokenizer that treats bytes as tokens
@@ -32,7 +33,8 @@ def our_trace(model: LanguageModel, question: Question) -> Trace:
     """Answer of *model* to *question*; a failing prompt has an error and does not stop others."""
     arithmetic = _arithmetic(model.engine.model, question.checkpoint)
     engine = EngineFacts("bitnet", __version__, arithmetic)
-    return Trace(engine, tuple(_our_prompt(model, prompt) for prompt in question.prompts))
+    answers = [_our_prompt(model, prompt, question.suppressed) for prompt in question.prompts]
+    return Trace(engine, tuple(answers))
 
 
 def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
@@ -44,7 +46,7 @@ def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
     return "float" if is_float else "int8"
 
 
-def _our_prompt(model: LanguageModel, prompt: Prompt) -> PromptTrace:
+def _our_prompt(model: LanguageModel, prompt: Prompt, suppressed: Suppressed) -> PromptTrace:
     ids = prompt.ids
     size = model.config.vocab_size
     error = prompt.error
@@ -59,14 +61,26 @@ def _our_prompt(model: LanguageModel, prompt: Prompt) -> PromptTrace:
         answer = prompt_trace(forward, alone, causal=model.config.causal)
         if not prompt.steps:
             return answer
-        request = Request(max_tokens=prompt.steps, lookup=0, logprobs=2, temperature=0.0)
+        request = Request(
+            max_tokens=prompt.steps,
+            lookup=0,
+            logprobs=2 + len(suppressed.at(0)),
+            temperature=0.0,
+            suppressed=suppressed.ids,
+            suppressed_first=suppressed.first,
+        )
         pieces = list(model.engine.generate(ids, request))
     except BitnetError as failure:
         return PromptTrace(prompt.text, ids, error=failure.message, first=prompt.first)
-    best = [piece.top_logprobs for piece in pieces]
-    gaps = tuple(first[1] - second[1] for first, second, *_ in best)
+    gaps = tuple(_gap(piece, suppressed.at(at)) for at, piece in enumerate(pieces))
     tokens = tuple(piece.token for piece in pieces if piece.token is not None)
     return replace(answer, greedy=tokens, top2_gaps=gaps)
+
+
+def _gap(piece: Piece, left_out: frozenset[int]) -> float:
+    """Distance of the two likeliest tokens of *piece* that are not *left_out*."""
+    allowed = [value for id, value in piece.top_logprobs if id not in left_out]
+    return allowed[0] - allowed[1]
 
 
 def read_counters(model: Model) -> dict[str, int]:

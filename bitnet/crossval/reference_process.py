@@ -34,7 +34,7 @@ import numpy as np
 from bitnet.base.files import sha256_of
 from bitnet.crossval.bounds import ROWS
 from bitnet.crossval.llama_library import Llama
-from bitnet.crossval.trace import EngineFacts, EngineFailed, Prompt, Trace, prompt_trace
+from bitnet.crossval.trace import EngineFacts, EngineFailed, Prompt, Suppressed, Trace, prompt_trace
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants.registry import dequantize
 
@@ -75,10 +75,12 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
     tokenized = [engine.tokenize(text, add_special=special) for text, special in request["texts"]]
     encoded = [tuple(ids) for ids in tokenized if ids is not None]
     facts = EngineFacts(name, version, request["arithmetic"], engine.library.name, digest)
+    suppressed = Suppressed(*map(frozenset, request.get("suppressed", ())))
     answers = []
     for prompt in prompts:
         with engine.context(len(prompt.ids) + prompt.steps + 1) as forward:
-            answers.append(prompt_trace(forward, prompt, causal=request["causal"]))
+            reply = prompt_trace(forward, prompt, suppressed=suppressed, causal=request["causal"])
+            answers.append(reply)
     trace = Trace(
         facts,
         tuple(answers),

@@ -109,6 +109,7 @@ class _InProcess(Reference):
                 "engine": self.name,
                 "model": str(self._file(question, folder).absolute()),
                 "prompts": [[it.text, it.ids, it.first, it.steps] for it in question.prompts],
+                "suppressed": [*map(sorted, (question.suppressed.ids, question.suppressed.first))],
                 "texts": list(question.texts),
                 "threads": question.threads,
                 "arithmetic": self.arithmetic(checkpoint),

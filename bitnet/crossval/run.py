@@ -28,10 +28,10 @@ from bitnet.crossval.operations import (
     reference_operations,
 )
 from bitnet.crossval.ours import compute_path, kernels_since, our_trace, read_counters
-from bitnet.crossval.plan import PROMPTS, begin_evidence, prompts_for, texts_for
+from bitnet.crossval.plan import PROMPTS, begin_evidence, prompts_for, suppressed_by, texts_for
 from bitnet.crossval.recording import changes_of
 from bitnet.crossval.records import from_json, to_json
-from bitnet.crossval.trace import EngineFailed, Prompt, Question, positions_from
+from bitnet.crossval.trace import EngineFailed, Prompt, Question, Suppressed, positions_from
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.tokenizer.load import read_files
 
@@ -85,7 +85,15 @@ def cross_validate(
         prompts = prompts_for(model, reference.recording, texts, options)
     to_tokenize = texts_for(reference, tokenizer, texts)
     limit_s = time_limit(checkpoint, options.reference_timeout)
-    question = Question(checkpoint, prompts, to_tokenize, thread_count(), limit_s, notify)
+    question = Question(
+        checkpoint,
+        prompts,
+        to_tokenize,
+        threads=thread_count(),
+        limit_s=limit_s,
+        notify=notify,
+        suppressed=Suppressed() if model is None else suppressed_by(model),
+    )
     evidence = begin_evidence(model, tokenizer, reference, question, options, facts, texts)
 
     # Ask the reference. Without its answer nothing can be compared.
@@ -217,10 +225,11 @@ def _arbitrate(
     if row.agrees or row.gap is None or row.gap < tie:
         return row
     ids = (*answer.ids, *answer.greedy[: row.position])
-    alone = replace(question, prompts=(Prompt(answer.prompt, ids, len(ids) - 1),))
+    left_out = Suppressed(question.suppressed.at(row.position))
+    prompt = Prompt(answer.prompt, ids, first=len(ids) - 1, steps=1)
+    alone = replace(question, prompts=(prompt,), suppressed=left_out)
     (truth,) = float64.trace(alone).prompts
-    last = truth.positions[-1]
-    return replace(row, exact=last.ids[0] if last.is_finite else None)
+    return replace(row, exact=truth.greedy[0] if truth.greedy else None)
 
 
 def _compare_operations(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -84,6 +84,18 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Suppressed:
+    """Ids that no continuation has, as the model's files say."""
+
+    ids: frozenset[int] = frozenset()
+    first: frozenset[int] = frozenset()  # ids that it does not begin with
+
+    def at(self, position: int) -> frozenset[int]:
+        """Ids that are not the token at *position* of a continuation."""
+        return self.ids if position else self.ids | self.first
+
+
+@dataclass(frozen=True)
 class PromptTrace:
     """An engine's answer to one prompt, with what it ran, which may be something else."""
 
@@ -136,14 +148,16 @@ def prompt_trace(
     forward: Callable[..., NDArray[np.floating[Any]]],
     prompt: Prompt,
     *,
+    suppressed: Suppressed = Suppressed(),
     count: int = KEPT,
     causal: bool = True,
 ) -> PromptTrace:
     """Positions of *prompt*, and its greedy continuation.
 
     *forward* gives logits of more ids of one sequence, ``(T, vocabulary)``; with
-    ``all_positions=False`` only those of the last are needed. A model that is not
-    *causal* is given all ids at once. A continuation ends early where a logit is not finite.
+    ``all_positions=False`` only those of the last are needed. A model that is not *causal* is
+    given all ids at once. A continuation has no *suppressed* ids, like an answer, and ends early
+    where a logit is not finite.
     """
     if not prompt.ids:
         return PromptTrace(prompt.text, ())
@@ -154,18 +168,38 @@ def prompt_trace(
     else:
         logits = forward(prompt.ids, all_positions=True)[prompt.first :]
     positions = positions_from(logits, count=count)
-    greedy = []
-    gaps = []
-    last = positions[-1]
-    for _ in range(prompt.steps):
-        if not last.is_finite:
+    greedy: list[int] = []
+    gaps: list[float] = []
+    while len(greedy) < prompt.steps:
+        best = _best_two(logits[-1], suppressed.at(len(greedy)))
+        if best is None:
             break
-        greedy.append(last.ids[0])
-        gaps.append(last.gap)
-        (last,) = positions_from(forward([last.ids[0]], all_positions=True), count=2)
+        token, gap = best
+        greedy.append(token)
+        gaps.append(gap)
+        if len(greedy) < prompt.steps:
+            logits = forward([token], all_positions=True)
     text = prompt.text
     first = prompt.first
     return PromptTrace(text, prompt.ids, tuple(positions), tuple(greedy), tuple(gaps), first=first)
+
+
+def _best_two(row: NDArray[np.floating[Any]], left_out: frozenset[int]) -> tuple[int, float] | None:
+    """The likeliest id of *row* that is not *left_out*, and its logit's gap to the second one.
+
+    None where a logit is not finite, or no id is left.
+    """
+    (position,) = positions_from(row[None], count=2 + len(left_out))
+    allowed = [
+        (id, logit)
+        for id, logit in zip(position.ids, position.logits, strict=True)
+        if id not in left_out
+    ]
+    if not allowed:
+        return None
+    token, highest = allowed[0]
+    gap = highest - allowed[1][1] if len(allowed) > 1 else float("inf")
+    return token, gap
 
 
 def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
@@ -211,6 +245,7 @@ class Question:
     threads: int = 1  # compute threads
     limit_s: float = 300.0  # in which the engine must give each of its answers
     notify: Callable[[str], None] = logger.debug  # called with the progress
+    suppressed: Suppressed = field(default_factory=Suppressed)  # ids that no continuation has
 
 
 class EngineFailed(VerificationFailed):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
+from bitnet.formats import generation_keys, outside_keys
 
 if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
@@ -40,14 +41,18 @@ class GenerationSettings:
     max_length: SamplingDefault | None = None  # most tokens of prompt and answer
     suppressed: frozenset[int] = frozenset()  # ids that no answer has
     suppressed_first: frozenset[int] = frozenset()  # ids that no answer begins with
+    not_followed: tuple[str, ...] = ()  # keys that change answers of other programs, and none here
+    unknown: tuple[str, ...] = ()  # keys of generation_config.json that transformers does not have
+
+    @property
+    def lengths(self) -> dict[str, SamplingDefault]:
+        """The recommended lengths by name."""
+        lengths = {"max_new_tokens": self.max_new_tokens, "max_length": self.max_length}
+        return {name: length for name, length in lengths.items() if length is not None}
 
     def facts(self) -> dict[str, Any]:
         """Each recommended value with its origin, and the suppressed ids, as JSON values."""
-        values = dict(self.sampling)
-        for name in _LENGTHS:
-            length = getattr(self, name)
-            if length is not None:
-                values[name] = length
+        values = {**self.sampling, **self.lengths}
         facts: dict[str, Any] = {
             name: {"value": setting.value, "from": setting.source}
             for name, setting in values.items()
@@ -56,7 +61,18 @@ class GenerationSettings:
             ids = getattr(self, name)
             if ids:
                 facts[name] = sorted(ids)
+        if self.not_followed:
+            facts["not_followed"] = list(self.not_followed)
         return facts
+
+    def oddities(self) -> list[str]:
+        """Descriptions of the keys of a folder that answers here do not follow."""
+        texts = [
+            f"{_FILE}: {key} changes answers of transformers, and is not followed"
+            for key in self.not_followed
+        ]
+        texts += [f"{_FILE}: {key} is not a key of transformers" for key in self.unknown]
+        return texts
 
     def within(self, vocab_size: int) -> GenerationSettings:
         """These without ids outside of a vocabulary of *vocab_size* tokens."""
@@ -125,6 +141,8 @@ def read_generation_settings(checkpoint: Checkpoint) -> GenerationSettings:
         lengths.get("max_length"),
         _check_ids(config.get("suppress_tokens"), "suppress_tokens", model),
         _check_ids(config.get("begin_suppress_tokens"), "begin_suppress_tokens", model),
+        tuple(generation_keys.find_not_followed(config)),
+        tuple(generation_keys.find_unknown(config)),
     )
 
 
@@ -136,7 +154,8 @@ def read_gguf_settings(metadata: Mapping[str, Any], model: str) -> GenerationSet
     if filters and "temperature" not in sampling:
         # llama.cpp's converter leaves the key out where the folder has transformers' default.
         sampling["temperature"] = SamplingDefault(1.0, f"{filters[0]}, without a temperature")
-    return GenerationSettings(sampling, suppressed=suppressed)
+    not_followed = tuple(outside_keys.find_not_followed(metadata))
+    return GenerationSettings(sampling, suppressed=suppressed, not_followed=not_followed)
 
 
 def _read_sampling(

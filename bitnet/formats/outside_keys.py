@@ -1,7 +1,8 @@
 """Keys of a GGUF file outside of its architecture's: each is read, changes nothing, or is refused.
 
-The keys are those of llama.cpp b11434 (``src/llama-arch.cpp``) and of gguf-py 0.19
-(``constants.py``), with what :mod:`bitnet.tokenizer.from_gguf` reads.
+The keys are those of llama.cpp b11434 (``src/llama-arch.cpp``, as ``tests/data/
+llama_cpp_keys.json`` lists them) and of gguf-py 0.19 (``constants.py``), with what
+:mod:`bitnet.tokenizer.from_gguf` reads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _SAMPLING = "general.sampling."
 _GGML = "tokenizer.ggml."
 #: Prefixes of the keys that :func:`find_unknown_keys` looks at.
-PREFIXES = ("general.", "tokenizer.")
+PREFIXES = ("general.", "tokenizer.", "split.", "adapter.", "xielu.")
 
 _NOT_FOLLOWED = Rule("a sampler that answers here do not have; named as not followed")
 _COMPUTES = Rule("products in llama.cpp with fewer bits", ())
@@ -61,6 +62,15 @@ RULES: dict[str, Rule] = {
         "fim_mid_token_id prefix_token_id suffix_token_id middle_token_id",
         HARMLESS,
     ),
+    **_under("split.", "no count tensors.count", read("container")),
+    # A model is not read as an adapter, nor an adapter as a model.
+    **_under(
+        "adapter.",
+        "type lora.alpha lora.task_name lora.prompt_prefix alora.invocation_tokens",
+        read("adapter"),
+    ),
+    # numbers of Apertus, an architecture that is refused
+    **_under("xielu.", "alpha_n alpha_p beta eps", HARMLESS),
     **_under("tokenizer.", "chat_template chat_templates", read("conversations")),
     "tokenizer.huggingface.json": HARMLESS,  # the keys above count, as in llama.cpp
     "tokenizer.rwkv.world": HARMLESS,  # its model is refused by tokenizer.ggml.model

@@ -82,6 +82,9 @@ class ModelSheet:
                 "sampling": {name: asdict(value) for name, value in settings.sampling.items()},
                 "suppressed": sorted(settings.suppressed),
                 "suppressed_first": sorted(settings.suppressed_first),
+                "lengths": {name: asdict(value) for name, value in settings.lengths.items()},
+                "not_followed": list(settings.not_followed),
+                "unknown": list(settings.unknown),
             },
             "transformers_version": self.writer,
             "plan": self.plan.facts(),
@@ -124,9 +127,10 @@ class ModelSheet:
     def _generation_lines(self) -> Iterator[str]:
         settings = self.generation
         yield "Sampling that the files recommend"
-        if not settings.sampling:
+        values = {**settings.sampling, **settings.lengths}
+        if not values:
             yield "  none"
-        for name, value in settings.sampling.items():
+        for name, value in values.items():
             yield f"  {name:<20}{value.value:<8g}{printable(value.source)}"
         for text, ids in (
             ("in no answer", settings.suppressed),
@@ -134,6 +138,12 @@ class ModelSheet:
         ):
             if ids:
                 yield f"  {text:<20}{quantity(len(ids), 'token')}"
+        for text, keys in (
+            ("not followed", settings.not_followed),
+            ("unknown keys", settings.unknown),
+        ):
+            if keys:
+                yield printable(f"  {text:<20}{', '.join(keys)}")
 
 
 def describe_model(path: Path, machine: Resources) -> ModelSheet:

@@ -22,6 +22,7 @@ from bitnet.base.invocation import word
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import quantity
 from bitnet.formats.containers import container_of, open_checkpoint
+from bitnet.formats.generation import read_generation_settings
 from bitnet.formats.gguf_audit import audit, code_counts
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
@@ -269,6 +270,9 @@ class _Examination:
         hint = f"bitnet inspect-gguf {word(self.path)}"
         if errors:
             return self._report("failed", summarize(errors + warnings), hint)
+        if checkpoint.gguf is None:
+            hint = f"bitnet show {word(self.path)}"
+            warnings += read_generation_settings(checkpoint).oddities()
         if not checkpoint.weights:
             return f"{checkpoint.architecture or 'no'} architecture, vocabulary only"
         self.config = config = config_from(checkpoint)

@@ -1,5 +1,9 @@
 """Keys outside of an architecture's: known by a table, named if they are not, or refused."""
 
+import json
+import os
+
+import llama_cpp_keys
 import pytest
 from gguf import constants
 from tiny_models import tiny_gguf
@@ -23,6 +27,21 @@ def test_every_key_of_gguf_py_is_decided():
     keys = dict.fromkeys(keys_of_gguf_py(), 1)
     assert len(keys) > 80
     assert find_unknown_keys(keys) == []
+
+
+def test_every_key_of_llama_cpp_is_decided():
+    keys = json.loads(llama_cpp_keys.TABLE.read_text())["keys"]
+    assert len(keys) > 70
+    assert all(key.startswith(PREFIXES) for key in keys)
+    assert find_unknown_keys(dict.fromkeys(keys, 1)) == []
+
+
+def test_the_list_of_keys_is_that_of_llama_cpps_source():
+    source = os.environ.get("BITNET_LLAMA_CPP")
+    if source is None:
+        pytest.skip("BITNET_LLAMA_CPP does not name the source tree of llama.cpp")
+    keys = json.loads(llama_cpp_keys.TABLE.read_text())["keys"]
+    assert llama_cpp_keys.read_keys(source) == keys
 
 
 @pytest.mark.parametrize("key", ["tokenizer.ggml.suppres_tokens", "general.sampling.dry"])

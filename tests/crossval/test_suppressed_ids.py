@@ -1,0 +1,89 @@
+"""Continuations in a comparison have no ids that the model's files suppress, like answers."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from tiny_models import TOKENS, tiny_gguf
+
+import bitnet
+from bitnet.crossval.options import CrossvalOptions
+from bitnet.crossval.ours import our_trace
+from bitnet.crossval.plan import prompts_for, suppressed_by
+from bitnet.crossval.references import LlamaCpp
+from bitnet.crossval.trace import Prompt, Question, Suppressed, prompt_trace
+from bitnet.formats.containers import open_checkpoint
+from bitnet.runtime.request import Request
+
+STEPS = 6
+TEXT = "abba"
+SUPPRESSED = "tokenizer.ggml.suppress_tokens"
+
+
+@pytest.fixture
+def free(tmp_path):
+    """Tokens that the tiny model writes after TEXT if nothing is suppressed."""
+    return continuation(tiny_gguf(tmp_path / "free.gguf"))
+
+
+@pytest.fixture
+def path(tmp_path, free):
+    """The tiny model, whose file suppresses the first and the last of these tokens."""
+    ids = sorted({free[0], free[-1]})
+    return tiny_gguf(tmp_path / "suppressing.gguf", **{SUPPRESSED: ids})
+
+
+def question_for(model):
+    prompts = prompts_for(model, None, [TEXT], CrossvalOptions(greedy=STEPS))
+    return Question(open_checkpoint(model.path), prompts, suppressed=suppressed_by(model))
+
+
+def continuation(path):
+    model = bitnet.load(path)
+    (answer,) = our_trace(model, question_for(model)).prompts
+    assert not answer.error
+    return answer.greedy
+
+
+def test_our_continuation_is_the_greedy_answer_of_the_model(path, free):
+    tokens = continuation(path)
+    model = bitnet.load(path)
+    request = Request(prompt=TEXT, max_tokens=STEPS, temperature=0.0, ignore_eos=True)
+    ids, ready = model.prepare(request)
+    answer = [piece.token for piece in model.engine.generate(ids, ready)]
+    assert list(tokens) == answer
+    assert free[0] not in tokens
+    assert free[-1] not in tokens
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None,
+    reason="xllamacpp is not installed: an extra of crossval",
+)
+def test_the_reference_continues_without_suppressed_ids_as_we_do(path, free):
+    model = bitnet.load(path)
+    (theirs,) = LlamaCpp().trace(question_for(model)).prompts
+    assert theirs.greedy == continuation(path)
+    assert theirs.positions[-1].ids[0] == free[0]  # the logits are those of the graph
+
+
+def test_gaps_are_those_of_the_tokens_that_may_come(path):
+    model = bitnet.load(path)
+    question = question_for(model)
+    (ours,) = our_trace(model, question).prompts
+    last = dict(zip(ours.positions[-1].ids, ours.positions[-1].logits, strict=True))
+    allowed = sorted((last[id] for id in last if id not in question.suppressed.ids), reverse=True)
+    assert ours.top2_gaps[0] == pytest.approx(allowed[0] - allowed[1], abs=1e-4)
+
+
+def test_an_id_may_be_suppressed_at_the_beginning_alone():
+    rows = np.tile(np.arange(len(TOKENS), dtype=np.float32), (2, 1))
+    best = len(TOKENS) - 1
+    suppressed = Suppressed(frozenset({best - 2}), frozenset({best, best - 1}))
+
+    def forward(ids, all_positions):
+        return rows[: len(ids)]
+
+    answer = prompt_trace(forward, Prompt("p", (3, 4), steps=3), suppressed=suppressed)
+    assert answer.greedy == (best - 3, best, best)
+    assert answer.top2_gaps == (1.0, 1.0, 1.0)
