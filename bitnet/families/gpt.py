@@ -206,7 +206,6 @@ register(
     aliases=_KEYS,
     rope_style="interleaved",
     gguf_rope_style="interleaved",
-    stated="rotary_dim",
     defaults={"layer_norm_epsilon": 1e-5},
     config_keys={
         **reads("layer_norm_epsilon n_inner rotary_dim"),
@@ -267,7 +266,6 @@ register(
     title="Phi-3.5-MoE",
     architecture="phimoe",
     defaults={"attention_bias": False, "sliding_window": None},
-    stated="num_key_value_heads num_local_experts",
     config_keys={
         **EXPERT_CONFIG,
         **reads("original_max_position_embeddings sliding_window"),
