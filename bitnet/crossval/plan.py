@@ -73,7 +73,7 @@ def prompts_for(
     return tuple(prompts)
 
 
-def suppressed_by(model: LanguageModel) -> Suppressed:
+def find_suppressed(model: LanguageModel) -> Suppressed:
     """Ids that the files of *model* suppress in answers."""
     generation = model.generation.within(model.config.vocab_size)
     return Suppressed(generation.suppressed, generation.suppressed_first)

@@ -28,7 +28,7 @@ from bitnet.crossval.operations import (
     reference_operations,
 )
 from bitnet.crossval.ours import compute_path, kernels_since, our_trace, read_counters
-from bitnet.crossval.plan import PROMPTS, begin_evidence, prompts_for, suppressed_by, texts_for
+from bitnet.crossval.plan import PROMPTS, begin_evidence, find_suppressed, prompts_for, texts_for
 from bitnet.crossval.recording import changes_of
 from bitnet.crossval.records import from_json, to_json
 from bitnet.crossval.trace import EngineFailed, Prompt, Question, Suppressed, positions_from
@@ -92,7 +92,7 @@ def cross_validate(
         threads=thread_count(),
         limit_s=limit_s,
         notify=notify,
-        suppressed=Suppressed() if model is None else suppressed_by(model),
+        suppressed=Suppressed() if model is None else find_suppressed(model),
     )
     evidence = begin_evidence(model, tokenizer, reference, question, options, facts, texts)
 

@@ -9,7 +9,7 @@ from tiny_models import TOKENS, tiny_gguf
 import bitnet
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.ours import our_trace
-from bitnet.crossval.plan import prompts_for, suppressed_by
+from bitnet.crossval.plan import find_suppressed, prompts_for
 from bitnet.crossval.references import LlamaCpp
 from bitnet.crossval.trace import Prompt, Question, Suppressed, prompt_trace
 from bitnet.formats.containers import open_checkpoint
@@ -35,7 +35,7 @@ def path(tmp_path, free):
 
 def question_for(model):
     prompts = prompts_for(model, None, [TEXT], CrossvalOptions(greedy=STEPS))
-    return Question(open_checkpoint(model.path), prompts, suppressed=suppressed_by(model))
+    return Question(open_checkpoint(model.path), prompts, suppressed=find_suppressed(model))
 
 
 def continuation(path):
