@@ -26,7 +26,6 @@ def path(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_collector():
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

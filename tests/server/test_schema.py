@@ -13,7 +13,7 @@ schemathesis = pytest.importorskip(
 hypothesis = pytest.importorskip("hypothesis")
 
 # 10,000 in all with BITNET_TEST_GARBAGE=850; fewer in every run.
-EXAMPLES = int(os.environ.get("BITNET_TEST_GARBAGE", "40"))
+EXAMPLES = int(os.environ.get("BITNET_TEST_GARBAGE", "20"))
 MODEL = "tiny"
 ROUTES = (
     "/v1/inference",

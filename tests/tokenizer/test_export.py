@@ -17,6 +17,13 @@ MORE = ["deepseek-llm", "llama-bpe", "qwen2"]
 VOCABULARIES = ["bert-bge", "gpt-2", "llama-spm", "phi-3", "starcoder"]
 
 
+@pytest.fixture(autouse=True)
+def fewer_texts(request, monkeypatch):
+    """Copies are compared on fewer texts; the slow tests, of real tokenizers, draw all of them."""
+    if not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr("bitnet.tokenizer.export._DRAWN", 500)
+
+
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_the_exported_file_gives_the_same_ids(test_data, tmp_path, name):
     original = test_data / "vocab" / f"ggml-vocab-{name}.gguf"

@@ -15,6 +15,13 @@ PREPEND = Step("Prepend", {"prepend": "▁"})
 MERGES = [("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", "ab")]
 
 
+@pytest.fixture(autouse=True)
+def fewer_texts(request, monkeypatch):
+    """Copies are compared on fewer texts; the slow tests, of real tokenizers, draw all of them."""
+    if not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr("bitnet.tokenizer.export._DRAWN", 500)
+
+
 def from_json(merges=MERGES, steps=(PREPEND, REPLACE), **more):
     """As a LLaMA-2 ``tokenizer.json`` says it."""
     return TokenizerSpec(
