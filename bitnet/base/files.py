@@ -176,12 +176,20 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, *parts: bytes | memoryview, durable: bool = True) -> None:
+def write_bytes(
+    path: Path, *parts: bytes | memoryview, durable: bool = True, private: bool = False
+) -> None:
     """Write *parts* to *path* atomically; folders are created.
 
     An existing file keeps its permissions, a link its target, and a device or pipe is written
-    to. Unless it is *durable*, the file may be lost with the power.
+    to. Unless it is *durable*, the file may be lost with the power. Only this user can read a
+    *private* one, from its first byte on.
     """
+    mode = 0o600 if private else 0o666
+
+    def create(name: str, flags: int) -> int:
+        return os.open(name, flags | _OPEN_FLAGS, mode)
+
     try:
         target = path.resolve()
         if target.exists() and not target.is_file():
@@ -190,12 +198,12 @@ def write_bytes(path: Path, *parts: bytes | memoryview, durable: bool = True) ->
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name[:99]}.{os.getpid()}-{token_hex(4)}.tmp")
         try:
-            with temporary.open("xb") as out:
+            with open(temporary, "xb", opener=create) as out:
                 out.writelines(parts)
                 if durable:
                     out.flush()
                     os.fsync(out.fileno())
-            if target.exists():
+            if target.exists() and not private:
                 temporary.chmod(target.stat().st_mode & 0o777)
             temporary.replace(target)
         finally:
@@ -204,10 +212,13 @@ def write_bytes(path: Path, *parts: bytes | memoryview, durable: bool = True) ->
         raise from_os_error(error, path) from error
 
 
-def keep(path: Path, *parts: bytes | memoryview) -> str:
-    """Write *parts* to *path* for a cache; the reason why not, or nothing."""
+def keep(path: Path, *parts: bytes | memoryview, private: bool = False) -> str:
+    """Write *parts* to *path* for a cache; the reason why not, or nothing.
+
+    Only this user can read a *private* file.
+    """
     try:
-        write_bytes(path, *parts, durable=False)
+        write_bytes(path, *parts, durable=False, private=private)
     except BitnetError as error:
         return error.message
     return ""

@@ -66,6 +66,14 @@ def parse_rate(text: str) -> float:
     return float(match["count"]) * _UNITS[match["unit"].lower()]
 
 
+def parse_size(text: str) -> float:
+    """Bytes in *text*, such as ``500M`` or ``8G``."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None or "/" in text:
+        raise ValueError("expected a number of bytes, such as 500M or 8G; 0: nothing is kept")
+    return float(match["count"]) * _UNITS[match["unit"].lower()]
+
+
 def _addresses(text: str) -> str:
     parts = [urlsplit(part.strip()) for part in text.split(",")]
     if not all(part.scheme in ("http", "https") and part.hostname for part in parts):
@@ -300,6 +308,13 @@ experts = Setting(
     default="auto",
     help="weights of experts: copied for speed, mapped (multiplied where they are in the file), or "
     "auto (copied if the copy fits in memory)",
+)
+prompt_cache_size = Setting(
+    "BITNET_PROMPT_CACHE_SIZE",
+    parse=parse_size,
+    default=8e9,
+    help="most bytes that the states behind prompts take in the cache, such as 500M or 8G; 0: none "
+    "is kept",
 )
 log = Setting(
     "BITNET_LOG RUST_LOG",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bitnet.store import Pin
 
-Kind = Literal["tokenizer", "model", "compiled", "exact-head", "partial", "leftover"]
+Kind = Literal["tokenizer", "model", "compiled", "exact-head", "prompt", "partial", "leftover"]
 
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress", ".superseded")
 _LEFTOVER_PREFIXES = (".lock-", "placing-")  # trials of locks, and notes of placements
@@ -126,7 +126,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
     wanted = name_of(path) if kind == "partial" else ()
     return Entry(
         kind=kind,
-        key=path.stem if kind in ("compiled", "exact-head") else _key(area, inner),
+        key=path.stem if kind in ("compiled", "exact-head", "prompt") else _key(area, inner),
         path=path,
         size_bytes=sum(size.st_size for size in sizes),
         last_used_s=max(sizes[0].st_atime, sizes[0].st_mtime),
@@ -172,6 +172,8 @@ def _kind(area: str, inner: list[str]) -> Kind:
         return "partial"
     if area == "tokenizers":
         return "compiled" if inner[0] == tree.COMPILED and len(inner) > 1 else "tokenizer"
+    if area == "prompts":
+        return "prompt"
     return "exact-head" if area == "exact-heads" else "model"
 
 
@@ -232,11 +234,15 @@ def verify(
     entry: Entry,
     *,
     read_gguf: Callable[[Path], object] | None = None,
+    prompt_problem: Callable[[Path], str] | None = None,
     expected: Mapping[str, str] | None = None,
 ) -> EntryCheck:
-    """Check *entry* by its name, with *read_gguf*, and by *expected*, SHA-256 by path."""
+    """Check *entry* by its name, and by *expected*, SHA-256 by path.
+
+    *read_gguf* reads a model, and *prompt_problem* says what is wrong with a stored prompt.
+    """
     path = entry.path
-    check = {".json": "JSON", ".gguf": "GGUF"}.get(path.suffix, "file")
+    check = {".json": "JSON", ".gguf": "GGUF", ".kv": "checksums"}.get(path.suffix, "file")
     try:
         if not path.stat().st_size:
             return EntryCheck(entry, check, "the file is empty")
@@ -248,6 +254,8 @@ def verify(
             problem = _json_problem(path)
         elif check == "GGUF":
             problem = _gguf_problem(path, read_gguf)
+        elif entry.kind == "prompt" and prompt_problem is not None:
+            problem = prompt_problem(path)
     except OSError as error:
         return EntryCheck(entry, check, from_os_error(error, path).message)
     except InvalidFormat as error:  # not a regular file

@@ -97,7 +97,8 @@ def cache_verify(
     """Verify the files in the cache.
 
     Tokenizers must be valid JSON, models complete GGUF files, and both what was fetched where that
-    is recorded. Ends with exit code 13 when one is damaged.
+    is recorded; stored prompts must fit their checksums. Ends with exit code 13 when one is
+    damaged.
 
     With a repository it reads its files and asks the hub for the digest of each, at the commit that
     was fetched; a file whose digest the hub does not name is NOT CHECKED, and fails.
@@ -107,13 +108,19 @@ def cache_verify(
         return
     from bitnet.cache.entries import entries, verify
     from bitnet.formats.gguf import GGUF
+    from bitnet.runtime.prompt_file import problem_of
     from bitnet.store import Store
 
     root = common.cache.root
     failure = None
     expected = Store(root).digests()
     verdicts = [
-        verify(entry, read_gguf=lambda path: GGUF.open(path).close(), expected=expected)
+        verify(
+            entry,
+            read_gguf=lambda path: GGUF.open(path).close(),
+            prompt_problem=problem_of,
+            expected=expected,
+        )
         for entry in entries(root)
         if entry.kind not in ("partial", "leftover")
     ]

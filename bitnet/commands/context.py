@@ -43,6 +43,12 @@ FORCE = option(False, "replace a file of another kind that is there")
 IGNORE_KEY = option(
     [], "key of the model to treat as if it were not there; may be repeated", metavar="KEY"
 )
+PROMPT_CACHE = option(
+    "auto",
+    "where to keep what was computed of long prompts, so that the same beginning is not computed "
+    "again after a restart: auto, in the cache; off, nowhere; or a folder",
+    metavar="auto|off|DIR",
+)
 TO_CHECK = option(
     "", "tokenizer file or folder to check; default: the one that would be used", metavar="PATH"
 )
@@ -187,15 +193,20 @@ def _without_newline(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def open_model(options: ModelOptions, common: Context) -> LanguageModel:
-    """The model and tokenizer that *options* name, fetched first where that is allowed."""
+def open_model(
+    options: ModelOptions, common: Context, *, prompt_cache: str = "off"
+) -> LanguageModel:
+    """The model and tokenizer that *options* name, fetched first where that is allowed.
+
+    *prompt_cache* is the value of :data:`PROMPT_CACHE`.
+    """
     checkpoint = open_file(options, common)
     for name in _adapters_of(options)[1]:
         raise UsageError(
             f"--lora {name}=...: requests to `serve` choose an adapter by its name",
             hint="leave the name out to run the model with it",
         )
-    return load_model(options, common, checkpoint)
+    return load_model(options, common, checkpoint, prompt_cache=prompt_cache)
 
 
 def open_file(options: ModelOptions, common: Context) -> Checkpoint:
@@ -226,8 +237,14 @@ def _adapt(checkpoint: Checkpoint, adapters: list[Any]) -> Checkpoint:
     return with_adapters(checkpoint, adapters)
 
 
-def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:
-    """The open *checkpoint* with its tokenizer, which is fetched where that is allowed."""
+def load_model(
+    options: ModelOptions, common: Context, checkpoint: Checkpoint, *, prompt_cache: str = "off"
+) -> LanguageModel:
+    """The open *checkpoint* with its tokenizer, which is fetched where that is allowed.
+
+    *prompt_cache* is the value of :data:`PROMPT_CACHE`.
+    """
+    from bitnet.cache.prompts import choose_folder
     from bitnet.runtime.language_model import load_checkpoint
 
     if options.features or options.no_default_features:
@@ -253,6 +270,7 @@ def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -
             draft=draft,
             lock_memory=options.lock_memory,
             adapted=adapted,
+            prompt_folder=choose_folder(prompt_cache, common.cache.root),
         )
 
     model = _with_tokenizer(attempt, checkpoint, options, common)

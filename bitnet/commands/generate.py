@@ -18,6 +18,7 @@ from bitnet.base.outputs import OutputFile, OutputKind, json_in
 from bitnet.base.quantities import human_size
 from bitnet.base.terminal import as_json
 from bitnet.commands.context import (
+    PROMPT_CACHE,
     Context,
     decode,
     decode_text,
@@ -49,6 +50,7 @@ def run(
     system=option("", "instructions that come before the conversation"),
     request=Request(fallback=_LONG),
     model=ModelOptions(),
+    prompt_cache=PROMPT_CACHE,
     common=Context(),
 ):
     """Run a model, and download it first if necessary.
@@ -57,13 +59,13 @@ def run(
     answers once; piped text comes before the prompt. A model without a chat template continues
     the text. Otherwise it starts a chat.
     """
-    from bitnet.runtime.language_model import Conversation
+    from bitnet.runtime.dialog import Conversation
 
     text = _question(prompt)
     instructions = decode_text(system, "--system")
     name = model.model
     model = replace(model, model=str(common.model(name, fetch=True)))
-    with open_model(model, common) as running:
+    with open_model(model, common, prompt_cache=prompt_cache) as running:
         chats = bool(running.tokenizer.chat_template)
         if text is None and not chats:
             raise UsageError(
@@ -103,7 +105,14 @@ LARGE_VOCABULARY = 128_000
 
 
 @task(group="Run", example='bitnet infer smollm2-135m --prompt "Once upon a time" --max-tokens 32')
-def infer(c, prompt=PromptOptions(), request=Request(), model=ModelOptions(), common=Context()):
+def infer(
+    c,
+    prompt=PromptOptions(),
+    request=Request(),
+    model=ModelOptions(),
+    prompt_cache=PROMPT_CACHE,
+    common=Context(),
+):
     """Generate text from a prompt.
 
     The text goes to stdout as it is generated, and one line of timings to stderr. Piped text is
@@ -117,7 +126,7 @@ def infer(c, prompt=PromptOptions(), request=Request(), model=ModelOptions(), co
         "infer needs --prompt or --prompt-file, or a text that is piped into it",
         hint=f"bitnet infer {word(model.model or 'bitnet-tiny')} --prompt 'Hello'",
     )
-    with open_model(model, common) as running:
+    with open_model(model, common, prompt_cache=prompt_cache) as running:
         told = common.output.verbose and not common.output.no_warnings
         if told and running.config.vocab_size > LARGE_VOCABULARY:
             logger.warning(
@@ -262,6 +271,7 @@ def chat(
     system=option("", "instructions that come before the conversation"),
     request=Request(fallback=_LONG),
     model=ModelOptions(),
+    prompt_cache=PROMPT_CACHE,
     common=Context(),
 ):
     """Chat with a model.
@@ -269,9 +279,9 @@ def chat(
     On a terminal, lines can be edited and recalled; /help lists the commands. From a pipe,
     every line is a message, and the first error ends the program.
     """
-    from bitnet.runtime.language_model import Conversation
+    from bitnet.runtime.dialog import Conversation
 
-    with open_model(model, common) as running:
+    with open_model(model, common, prompt_cache=prompt_cache) as running:
         asked = request.with_origin("command line")
         talk = Conversation(running, asked, system=decode_text(system, "--system"))
         if sys.stdin.isatty():

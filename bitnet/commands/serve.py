@@ -14,7 +14,14 @@ from invoke.exceptions import Exit
 
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
 from bitnet.base.invocation import extra_command
-from bitnet.commands.context import Context, load_model, model_path, open_file, say
+from bitnet.commands.context import (
+    PROMPT_CACHE,
+    Context,
+    load_model,
+    model_path,
+    open_file,
+    say,
+)
 from bitnet.commands.declare import task
 from bitnet.runtime.options import ModelOptions
 from bitnet.runtime.request import SamplingOptions
@@ -30,6 +37,7 @@ def serve(
     options=ServeOptions(),
     sampling=SamplingOptions(),
     model=ModelOptions(),
+    prompt_cache=PROMPT_CACHE,
     common=Context(),
 ):
     """Serve models over HTTP.
@@ -42,12 +50,12 @@ def serve(
         model = replace(model, exact_head="off")
     parts = _parts(options)
     if options.narration != "json":
-        _serve(parts, options, sampling, model, common)
+        _serve(parts, options, sampling, model, common, prompt_cache)
         return
     *_, narrate = parts
     with output_as_events(narrate):
         try:
-            _serve(parts, options, sampling, model, common)
+            _serve(parts, options, sampling, model, common, prompt_cache)
         except BitnetError as error:  # as an event; the program would write it as text
             code = error.exit_code
             hint = error.hint or None
@@ -55,7 +63,7 @@ def serve(
             raise Exit(code=code) from error
 
 
-def _serve(parts, options, sampling, model, common):
+def _serve(parts, options, sampling, model, common, prompt_cache):
     bind, run, narrate = parts
     options.key()
     options.check_tls()
@@ -63,14 +71,14 @@ def _serve(parts, options, sampling, model, common):
     narrate("startup", text, "Good morning! Let me put my glasses on! 🌅", port=options.port)
     ready = partial(_tell, options, narrate, common.fetch)
     with bind(options.host, options.port) as bound:  # before a client waits for a model
-        models, metrics = _prepare_models(options, sampling, model, common, narrate)
+        models, metrics = _prepare_models(options, sampling, model, common, narrate, prompt_cache)
         with closing(models):
             if not options.models:
                 models.load_first()
             run(models, metrics, options, narrate, bound=bound, ready=ready)
 
 
-def _prepare_models(options, sampling, model, common, narrate):
+def _prepare_models(options, sampling, model, common, narrate, prompt_cache):
     """The models that *options* and *model* name, none of them loaded, and what counts."""
     from bitnet.server.loading import failures
     from bitnet.server.metrics import Metrics
@@ -78,7 +86,7 @@ def _prepare_models(options, sampling, model, common, narrate):
 
     metrics = Metrics()
     with failures(narrate) if not options.models else nullcontext():
-        slots = _slots(options, model, common)
+        slots = _slots(options, model, common, prompt_cache)
     limits = ["max_batch", "queue", "max_output_tokens", "kv_budget_bytes"]
     limits += ["idle_s", "memory_bytes"] if options.models else []
     bounds = {name: getattr(options, name) for name in limits}
@@ -100,7 +108,7 @@ def _prepare_models(options, sampling, model, common, narrate):
     return models, metrics
 
 
-def _slots(options, model, common):
+def _slots(options, model, common, prompt_cache):
     """A slot for each model to serve."""
     from bitnet.formats.model_files import model_name
     from bitnet.models.adapted import split_adapters
@@ -117,7 +125,7 @@ def _slots(options, model, common):
             )
         here = replace(model, model=str(path))
         opener = partial(open_file, here, common)
-        loader = partial(load_model, here, common)
+        loader = partial(load_model, here, common, prompt_cache=prompt_cache)
         aliases = () if argument in ("", name) or Path(argument) == path else (argument,)
         if taken := {name, *aliases} & set(adapters):
             raise UsageError(f"--lora {min(taken)}=...: that is the name of the model itself")

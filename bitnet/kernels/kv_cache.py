@@ -2,38 +2,64 @@
 
 from __future__ import annotations
 
-import mmap
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from bitnet.base.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.families.blocks import KeysValues, State
 from bitnet.kernels import kv_codes
 from bitnet.kernels.kv_codes import PAGE
+from bitnet.kernels.kv_pages import KEPT, SLACK, Pages, States, pages_for
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import DTypeLike, NDArray
 
     from bitnet.families.blocks import CacheKind, ModelConfig
     from bitnet.kernels.kv_codes import Array
-
-    Page: TypeAlias = NDArray[Any]
+    from bitnet.kernels.kv_pages import Page
 
 SPLIT = 4 * PAGE  # keys whose results are merged in one go; ``kSplitPages`` in kernels.hpp
-SLACK = 256  # positions before a kept one to which the cache can be truncated as well
-MAPPED_BYTES = 256 << 10  # a page from this size on is a mapping: neighbours share huge pages
-KEPT = 2  # positions to which it can be truncated; and with states the start of a drafted pass
+
+
+class Backing(Protocol):
+    """A file that pages of caches are views of."""
+
+    #: True as soon as its content was compared with its checksums.
+    is_checked: bool
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+
+    def begin(self) -> None:
+        """Start to compare its content with its checksums."""
+
+    def problem(self) -> str:
+        """The reason why results of passes over these pages are wrong; empty: they are right."""
+
+
+@dataclass(frozen=True)
+class CacheContent:
+    """Pages and states of a cache behind a prefix of ids."""
+
+    length: int  # positions of the prefix
+    reach: int  # positions of the prompt, as :attr:`KVCache.reach`
+    kept: tuple[int, ...]  # lengths to which windows and states return
+    tables: tuple[Mapping[int, Page], ...]  # pages of each table, by place
+    states: Mapping[int, Array]  # states of fixed size, by the length that each belongs to
 
 
 class KVCache:
     """Keys and values of every layer, in pages of 64 positions.
 
-    Layers of one shape and attention window share pages (:class:`_Pages`). A page holds the keys
+    Layers of one shape and attention window share pages (:class:`Pages`). A page holds the keys
     and then the values of every layer and head, as codes of the kind's ``kv_type`` or as floats,
     ``(layers, 2, kv_heads, 64, head_dim)``. Layers with a state of fixed size have it in
     :class:`States`, which returns to the kept lengths only.
@@ -52,22 +78,23 @@ class KVCache:
         self.adapter = ""  # name of the adapter with which they were run; empty: none
         self.reserved_bytes = 0  # its part of a memory budget
         self.busy = True  # a sequence uses it
+        self.backing: Backing | None = None  # of pages that are views of a file
         self._dtype = np.dtype(dtype)
         self._coded = self._dtype == np.int16
         if not self._coded and self._dtype.kind != "f":
             raise UsageError(f"keys and values are int16 codes or floats, not {self._dtype}")
-        self._tables: list[_Pages] = []
-        self._places: dict[int, tuple[_Pages, int, KeysValues]] = {}
+        self._tables: list[Pages] = []
+        self._places: dict[int, tuple[Pages, int, KeysValues]] = {}
         for kind, numbers in page_tables(config.caches).items():
             words = kv_codes.page_words(kind.head_dim, kind.kv_type)
             of_head = (words,) if self._coded else (PAGE, kind.head_dim)
-            table = _Pages(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
+            table = Pages(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
             self._tables.append(table)
             self._places |= {it: (table, place, kind) for place, it in enumerate(numbers)}
         ranges = self._ranges = state_ranges(config.caches)
         floats = self._dtype if self._dtype == np.float64 else np.float32
         self._states = States(max((its.stop for its in ranges.values()), default=0), floats)
-        self._parts: tuple[_Pages | States, ...] = (*self._tables, self._states)
+        self._parts: tuple[Pages | States, ...] = (*self._tables, self._states)
         self._kept: list[int] = []
         self._marked = 0
         # the cache of the decoder that drafts tokens; ``None``: there is none
@@ -203,6 +230,8 @@ class KVCache:
         self._kept = [one for one in self._kept if one <= self.length]
         for part in self._parts:
             part.cut(self.length)
+        if not self.length:
+            self.backing = None
         if self.drafter:
             self.drafter.truncate(self.length)
 
@@ -217,8 +246,36 @@ class KVCache:
             own.copy(its, length, self._snapshot_positions())
         self._states.copy(source._states, length)
         self.length = length
+        self.backing = source.backing
         if self.drafter and source.drafter:
             self.drafter.copy_prefix(source.drafter, source.drafter.reusable(length))
+
+    def content(self) -> CacheContent:
+        """Its pages and states, not copied: it must not change while they are in use."""
+        return CacheContent(
+            self.length,
+            self.reach,
+            tuple(length for length in self._kept if length <= self.length),
+            tuple(table.list_held(self.length) for table in self._tables),
+            self._states.list_held(self.length),
+        )
+
+    def restore(self, content: CacheContent, backing: Backing) -> None:
+        """Hold *content*, which the file *backing* keeps; pages are copied when they change.
+
+        If it is not that of a cache of this model, that is an :class:`InvalidFormat`.
+        """
+        if len(content.tables) != len(self._tables):
+            raise InvalidFormat(
+                f"{len(content.tables)} tables of pages, expected {len(self._tables)}"
+            )
+        for table, held in zip(self._tables, content.tables, strict=True):
+            table.fill(content.length, held)
+        self._states.fill(content.length, content.states)
+        self.length = content.length
+        self.reach = content.reach
+        self.backing = backing
+        self._kept = list(content.kept)
 
     def _snapshot_positions(self) -> list[range]:
         return [range(max(0, length - SLACK), length) for length in self._kept]
@@ -233,214 +290,6 @@ class KVCache:
         kept = self._snapshot_positions()
         for table in self._tables:
             table.make_room(self.length, stop, kept)
-
-
-def pages_for(positions: int) -> int:
-    """Pages that hold *positions* positions."""
-    return -(-positions // PAGE)
-
-
-class _Pages:
-    """Pages by place: place i holds positions 64i to 64i + 63, of all layers of one window.
-
-    Pages that no later query attends to are freed and reused for later positions, so memory stops
-    growing with a window. A page may be shared with other tables; it is copied before it is
-    written to.
-    """
-
-    def __init__(self, window: int, page_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """An empty table."""
-        self.window = window  # positions a query attends to, itself included; 0: all
-        self.pages: list[Page | None] = []  # by place; ``None``: freed
-        # of the pages, 0 for freed ones
-        self.addresses: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
-        self._page_shape = page_shape
-        self._dtype = dtype
-        self._shared: set[int] = set()  # places of pages that another table may hold too
-        self._spare: list[Page] = []
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page."""
-        return int(np.prod(self._page_shape)) * self._dtype.itemsize
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its pages, including shared ones."""
-        held = sum(page is not None for page in self.pages) + len(self._spare)
-        return held * self.page_bytes
-
-    def first_place(self, position: int) -> int:
-        """The first place that a query at *position* attends to."""
-        return max(0, position + 1 - self.window) // PAGE if self.window else 0
-
-    def most_pages(self, positions: int, step: int) -> int:
-        """Pages that a sequence of *positions*, run *step* at a time, takes at most."""
-        whole = pages_for(positions)
-        if not self.window:
-            return whole
-        # One more where a window begins within a page, and a spare one.
-        running = pages_for(self.window - 1 + step) + 2
-        return min(whole, running + KEPT * (pages_for(self.window + SLACK) + 1))
-
-    def make_room(self, length: int, stop: int, rereadable: Iterable[range]) -> None:
-        """Own the pages from *length*, what is stored, to *stop*; *rereadable* ones stay."""
-        pages = list(self.pages)
-        seen = self.first_place(length)
-        if any(page is not None for page in pages[:seen]):
-            keep = {place for part in rereadable for place in self._places(part)}
-            for place in range(min(seen, len(pages))):
-                self._let_go(pages, place, keep)
-        for place in range(length // PAGE, pages_for(stop)):
-            if place >= len(pages):
-                pages.append(self._spare.pop() if self._spare else self._new_page())
-            elif place in self._shared:
-                page = pages[place]
-                assert page is not None, "what is written next is never let go of"
-                pages[place] = page.copy()
-        del self._spare[1:]
-        self._set(pages)
-
-    def reach(self, length: int) -> int:
-        """The longest prefix of at most *length* positions that can be continued."""
-        if not self.window:
-            return length
-        while missing := [
-            place
-            for place in range(self.first_place(length), pages_for(length))
-            if self.pages[place] is None
-        ]:
-            length = missing[-1] * PAGE
-        return length
-
-    def cut(self, length: int) -> None:
-        """Forget the positions from *length* on."""
-        self._set(self.pages[: pages_for(length)])
-
-    def copy(self, source: _Pages, length: int, rereadable: Iterable[range]) -> None:
-        """Share the first *length* positions of *source*, as far as they may be read again."""
-        keep = {place for part in rereadable for place in self._places(part)}
-        keep.update(range(self.first_place(length), pages_for(length)))
-        held = {place for place in keep if source.pages[place] is not None}
-        self._set(
-            [source.pages[place] if place in held else None for place in range(pages_for(length))]
-        )
-        self._shared |= held
-        source._shared |= held
-
-    def stack(self, place: int, start: int, stop: int) -> Page:
-        """Pages *start* to *stop* of layer *place*, ``(pages, 2, ...)``; zeros for freed ones."""
-        empty = np.zeros(self._page_shape[1:], dtype=self._dtype)
-        return np.stack([empty if page is None else page[place] for page in self.pages[start:stop]])
-
-    def _places(self, positions: range) -> range:
-        """Places of the pages before *positions* that queries there attend to."""
-        return range(self.first_place(positions.start), pages_for(positions.stop))
-
-    def _let_go(self, pages: list[Page | None], place: int, keep: set[int]) -> None:
-        page = pages[place]
-        if page is None or place in keep:
-            return
-        if place not in self._shared:
-            self._spare.append(page)
-        pages[place] = None
-
-    def _new_page(self) -> Page:
-        if self.page_bytes >= MAPPED_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-            try:
-                memory = mmap.mmap(-1, self.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                memory.madvise(mmap.MADV_HUGEPAGE)
-                return np.frombuffer(memory, dtype=self._dtype).reshape(self._page_shape)
-            except OSError:  # too many mappings, or a system without huge pages
-                pass
-        return np.empty(self._page_shape, dtype=self._dtype)
-
-    def _set(self, pages: list[Page | None]) -> None:
-        if len(pages) == len(self.pages) and all(
-            page is old for page, old in zip(pages, self.pages, strict=True)
-        ):
-            return
-        pairs = enumerate(zip(pages, self.pages, strict=False))
-        self._shared &= {place for place, (page, old) in pairs if page is old}
-        self.pages = pages
-        addresses = [0 if page is None else page.ctypes.data for page in pages]
-        self.addresses = np.array(addresses, dtype=np.uint64)
-
-
-class States:
-    """States after the positions so far, changed in place by a pass.
-
-    A state cannot be cut as keys and values can: it returns to lengths that were copied.
-    """
-
-    def __init__(self, size: int, dtype: DTypeLike) -> None:
-        """States of *size* numbers, zero before the first position."""
-        self.size = size  # numbers of a state
-        self._dtype = np.dtype(dtype)
-        self._live: Array = np.zeros(0, dtype=self._dtype)
-        self._length: int | None = 0  # of the live one; None: a pass changes it
-        self._copies: dict[int, Array] = {}
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one state."""
-        return self.size * self._dtype.itemsize
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the live state and of all copies."""
-        return self._live.nbytes + sum(copy.nbytes for copy in self._copies.values())
-
-    def begin(self, length: int) -> Array:
-        """The live state, after *length* positions, which a pass may change."""
-        if self._length != length:
-            raise InferenceError(
-                f"the state after {length:,} positions was lost: a pass was interrupted",
-                hint="start the sequence over",
-            )
-        if len(self._live) != self.size:
-            self._live = np.zeros(self.size, self._dtype)
-        self._length = None
-        return self._live
-
-    @property
-    def live(self) -> Array:
-        """The state that the running pass changes."""
-        assert self._length is None, "a pass has begun"
-        return self._live
-
-    def end(self, length: int) -> None:
-        """The pass has ended, after *length* positions."""
-        self._length = length
-
-    def copy_live(self) -> None:
-        """Keep a copy of the live state, whose length is one to return to."""
-        if self.size and self._length and self._length not in self._copies:
-            self._copies[self._length] = self._live.copy()
-
-    def drop_copies(self, kept: Collection[int]) -> None:
-        """Free the copies whose lengths are not among the *kept* ones."""
-        self._copies = {at: copy for at, copy in self._copies.items() if at in kept}
-
-    def reach(self, length: int) -> int:
-        """The longest length, up to *length*, that it can return to."""
-        if not self.size:
-            return length
-        return max(at for at in (0, self._length or 0, *self._copies) if at <= length)
-
-    def cut(self, length: int) -> None:
-        """Return to *length*, which it can reach, also from a pass that did not end."""
-        self._copies = {at: copy for at, copy in self._copies.items() if at <= length}
-        if self._length != length:
-            self._live = self._copies[length].copy() if self.size and length else self._live[:0]
-            self._length = length
-
-    def copy(self, source: States, length: int) -> None:
-        """Share what *source* has up to *length*, which it can reach."""
-        self._copies = {at: copy for at, copy in source._copies.items() if at <= length}
-        its = source._live if source._length == length else self._copies.get(length, self._live[:0])
-        self._live = its.copy()
-        self._length = length
 
 
 def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]]:

@@ -29,8 +29,9 @@ from bitnet.runtime.conversation import (
     thinking_variables,
 )
 from bitnet.runtime.drafts import check_draft_model
+from bitnet.runtime.prompt_facts import open_prompt_cache
 from bitnet.runtime.request import AnswerOptions, Request, request_of, with_answer_options
-from bitnet.runtime.request_checks import check_messages, check_prompt, read_schema
+from bitnet.runtime.request_checks import read_schema
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.sequence import check_vectors
 from bitnet.runtime.structured import Grammars
@@ -46,11 +47,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from bitnet.cache.prompts import PromptFolder
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.exact_head.head import HeadMode
     from bitnet.models.transformer import Model
-    from bitnet.runtime.piece import FinishReason
+    from bitnet.runtime.prompt_cache import PromptCache
     from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.runtime.tools import Tools
@@ -86,10 +88,16 @@ class LanguageModel:
         path: Path,
         context: int | None = None,
         draft_model: Model | None = None,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         self._draft_model = draft_model
+        self._prompt_cache = prompt_cache
         self._engine: Scheduler | None = Scheduler(
-            model, context=context, max_batch=1, draft_model=draft_model
+            model,
+            context=context,
+            max_batch=1,
+            draft_model=draft_model,
+            prompt_cache=prompt_cache,
         )
         self.path = path
         self.tokenizer = tokenizer
@@ -122,6 +130,7 @@ class LanguageModel:
             max_batch=max_batch,
             kv_budget_bytes=kv_budget_bytes,
             draft_model=self._draft_model,
+            prompt_cache=self._prompt_cache,
         )
 
     def prepare(self, request: Request) -> tuple[list[int], Request]:
@@ -339,8 +348,13 @@ class LanguageModel:
         return self.engine.logits(check_ids("ids", ids))
 
     def close(self) -> None:
-        """Free weights and cache; the object cannot be used afterwards."""
-        self._engine = self._draft_model = None
+        """Free weights and cache; the object cannot be used afterwards.
+
+        Prompts that are to be stored are written first.
+        """
+        if self._prompt_cache is not None:
+            self._prompt_cache.close()
+        self._engine = self._draft_model = self._prompt_cache = None
 
     def __enter__(self) -> LanguageModel:
         return self
@@ -382,10 +396,12 @@ def load_checkpoint(
     draft: Checkpoint | None = None,
     lock_memory: bool = False,
     adapted: Mapping[str, Checkpoint] | None = None,
+    prompt_folder: PromptFolder | None = None,
 ) -> LanguageModel:
     """The open *checkpoint* with its tokenizer; options and errors as of :func:`bitnet.load`.
 
-    *adapted* is the same with other adapters, for requests that name them.
+    *adapted* is the same with other adapters, for requests that name them. What is computed of
+    prompts is stored in *prompt_folder*, and read from there.
     """
     path = checkpoint.path
     started = time.perf_counter() - checkpoint.opened_s
@@ -406,8 +422,19 @@ def load_checkpoint(
         for locked in filter(None, (transformer, draft_model)) if lock_memory else ():
             locked.lock()
         load_s = time.perf_counter() - started
+        prompt_cache = None
+        if prompt_folder is not None:
+            opened = {"": (transformer, checkpoint)}
+            for name, its in (adapted or {}).items():
+                opened[name] = transformer.adapters[name], its
+            prompt_cache = open_prompt_cache(prompt_folder, opened, tokenizer.fingerprint)
         model = LanguageModel(
-            transformer, tokenizer, path=path, context=context, draft_model=draft_model
+            transformer,
+            tokenizer,
+            path=path,
+            context=context,
+            draft_model=draft_model,
+            prompt_cache=prompt_cache,
         )
     model.load_s = load_s
     model.ignored_keys = tuple(sorted(checkpoint.ignored))
@@ -427,65 +454,3 @@ def memory_errors(path: Path) -> Iterator[None]:
             f"not enough memory for {path.name}{f': {error}' if str(error) else ''}",
             hint=f"bitnet plan {word(path)}",
         ) from error
-
-
-class Conversation:
-    """A conversation of several turns; only the new part of each prompt is computed."""
-
-    def __init__(self, model: LanguageModel, request: Request, *, system: str = "") -> None:
-        """An empty conversation with *model*, whose answers follow the settings of *request*.
-
-        Each answer uses the seed of the previous one plus one.
-        """
-        self.system = system  # instructions that come first; may be empty
-        self.turns: list[dict[str, str]] = []  # of user and assistant, oldest first
-        self.answer: Answer | None = None  # the last one that has a text
-        self.finish_reason: FinishReason | None = None  # its; None if it was cut short from outside
-        self.model = model
-        self.request = request.choice(0)
-        self._asked = 0
-        model.encode_chat([{"role": "user", "content": "-"}])
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """All messages, including the system's."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *self.turns]
-
-    def set_option(self, name: str, value: Any) -> None:
-        """Change the option *name* of the answers that follow."""
-        if name in ("prompt", "messages", "tools", "tool_choice"):
-            raise UsageError(f"{name} is not an option of a conversation")
-        self.request = Request.from_mapping({name: value}, self.request)
-
-    def load(self, messages: Any) -> None:
-        """Go on after *messages*; a first one of the system replaces the instructions."""
-        check_messages(messages)
-        for message in messages:
-            is_known = message["role"] in ("system", "user", "assistant")
-            if not is_known or not isinstance(message.get("content"), str):
-                raise UsageError("a conversation has texts of the system, the user, the assistant")
-        first = [message["content"] for message in messages[:1] if message["role"] == "system"]
-        self.system = first[0] if first else ""
-        self.turns = [dict(message) for message in messages[len(first) :]]
-
-    def ask(self, text: str) -> Iterator[str]:
-        """The answer to *text*, in pieces; closing the iterator cuts it short.
-
-        A message without any answer is forgotten; a partial answer is kept.
-        """
-        check_prompt(text)
-        self.turns.append({"role": "user", "content": text})
-        answer = None
-        self._asked += 1
-        try:
-            asked = replace(self.request.choice(self._asked - 1), messages=self.messages)
-            answer = self.model.answer(asked)
-            yield from answer
-        finally:
-            self.finish_reason = answer.finish_reason if answer is not None else None
-            if answer is not None and answer.text:
-                self.answer = answer
-                self.turns.append({"role": "assistant", "content": answer.text})
-            else:
-                self.turns.pop()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+WORTH_READING = 64  # more ids than a cache in memory has, for which a file is read
+
 
 class PrefixCache:
     """A bounded number of caches in bounded memory."""
@@ -67,6 +69,8 @@ class PrefixCache:
         for cache in self._caches:
             if cache.adapter != adapter or self._regime(cache.reach) != regime:
                 continue
+            if not _is_trusted(cache):
+                continue
             shared = cache.reusable(min(common_prefix(cache.ids, ids), max(0, len(ids) - 1)))
             # The most recent of equals: nearest in the processor's caches.
             if cache is not but and shared and shared >= longest:
@@ -74,21 +78,34 @@ class PrefixCache:
         return best, longest
 
     def acquire(
-        self, ids: list[int], positions: int, *, reuse: bool = True, adapter: str = ""
+        self,
+        ids: list[int],
+        positions: int,
+        *,
+        reuse: bool = True,
+        adapter: str = "",
+        stored: KVCache | None = None,
     ) -> KVCache | None:
         """A cache for *ids* that may grow to *positions*; ``None`` while there is no room.
 
-        It already holds the longest available prefix of *ids*, if *reuse* is true.
+        It already holds the longest available prefix of *ids*, if *reuse* is true: that of another
+        cache, or *stored*, one that was read from a file.
         """
-        if cache := self._find_or_create(ids, self.cost(positions), adapter, reuse=reuse):
+        cache = self._find_or_create(ids, self.cost(positions), adapter, stored, reuse=reuse)
+        if cache is not None:
             cache.adapter = adapter
             cache.keep(len(ids) - 1)  # for the same prompt, or one that ends differently
         return cache
 
     def _find_or_create(
-        self, ids: list[int], needed: int, adapter: str, *, reuse: bool
+        self, ids: list[int], needed: int, adapter: str, stored: KVCache | None, *, reuse: bool
     ) -> KVCache | None:
         source, shared = self.best(ids, adapter) if reuse else (None, 0)
+        if stored is not None and stored.length - shared >= WORTH_READING:
+            if not self._make_room(needed):
+                return None
+            logger.debug("a cache from a file, which holds %d of %d ids", stored.length, len(ids))
+            return self._use(stored, ids, needed)
         idle = source if source and not source.busy else None
         if idle and (idle.length == shared or not self._fits(needed)):
             self._caches.remove(idle)
@@ -125,10 +142,14 @@ class PrefixCache:
     def release(self, cache: KVCache, *, keep: bool = True) -> None:
         """Take *cache* back from its sequence; keep it for reuse if *keep* is true."""
         self._caches.remove(cache)
-        if keep and cache.length:
+        if keep and cache.length and _is_trusted(cache):
             cache.busy = False
             cache.reserved_bytes = cache.size_bytes
             self._caches.append(cache)
+
+    def __contains__(self, cache: KVCache) -> bool:
+        """True if *cache* is in use, or kept for reuse."""
+        return any(its is cache for its in self._caches)
 
     def drop_idle(self) -> bool:
         """Free every cache that is not in use; true if there were any."""
@@ -159,6 +180,11 @@ class PrefixCache:
             self._caches = caches
             return False
         return True
+
+
+def _is_trusted(cache: KVCache) -> bool:
+    """True unless *cache* is from a file that was not compared with its checksums yet."""
+    return cache.backing is None or cache.backing.is_checked
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

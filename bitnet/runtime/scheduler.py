@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from bitnet.models.transformer import Model
     from bitnet.runtime.piece import FinishReason
+    from bitnet.runtime.prompt_cache import PromptCache
 
     Pieces = list[tuple[Sequence, Piece]]
 
@@ -76,12 +77,14 @@ class Scheduler:
         kv_budget_bytes: int | None = None,
         cache_dtype: DTypeLike = np.int16,
         draft_model: Model | None = None,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         """A scheduler for *model*, with as many caches for later prompts as *max_batch*.
 
         All caches take *kv_budget_bytes*: a sequence waits until its prompt and the longest answer
         it may generate fit; ``None``: unlimited. They have keys and values of *cache_dtype*, as
         :class:`KVCache`. *draft_model*, a smaller model with the same vocabulary, drafts tokens.
+        *prompt_cache* stores what is computed of prompts, and is searched for each new one.
         """
         limit = model.config.context_length
         stretches = any(rope.scaling == "dynamic" for rope in model.config.ropes)
@@ -95,6 +98,7 @@ class Scheduler:
             raise UsageError(f"{sizes}, expected at least 1", field="max_batch")
         self.model = model
         self.context: int = limit if context is None else context  # positions of a sequence
+        self.prompt_cache = prompt_cache
         self.max_batch = max_batch  # sequences that run at the same time; others wait
         self.prefill_chunk = prefill_chunk  # most prompt tokens in one pass
         self.max_stall_s = max_stall_s  # seconds that prompts may delay a pass of others
@@ -171,8 +175,9 @@ class Scheduler:
             try:
                 positions = min(self.context, sequence.positions)
                 reuse, adapter = not sequence.request.embed, sequence.request.lora
+                stored = sequence.stored
                 sequence.cache = cache = self.caches.acquire(
-                    sequence.ids, positions, reuse=reuse, adapter=adapter
+                    sequence.ids, positions, reuse=reuse, adapter=adapter, stored=stored
                 )
             except MemoryError as error:
                 if self.caches.drop_idle():
@@ -183,6 +188,9 @@ class Scheduler:
                 break
             self.running.append(self.waiting.popleft())
             sequence.reused_tokens = cache.length
+            sequence.stored = None
+            if cache is stored and cache.backing is not None:
+                cache.backing.begin()  # compares checksums while the first pass runs
             if self._drafter and cache.drafter and not sequence.request.embed:
                 sequence.foresight = self._drafter.foresight(sequence.ids, cache.drafter)
             logger.debug("%d sequences run, %d wait", len(self.running), len(self.waiting))
@@ -243,9 +251,25 @@ class Scheduler:
                 raise
             if len(batch) > 1:  # so that only the failing one is affected
                 return [piece for sequence in batch for piece in self._run([sequence])]
+            if self._drop_damaged(batch[0]):
+                return []
             return [(batch[0], batch[0].fail(error))]
+        for at, sequence in enumerate(batch):
+            if self._drop_damaged(sequence):
+                results[at] = []
         price = self._observe(batch, time.perf_counter() - started)
         return self._postprocess(batch, results, price)
+
+    def _drop_damaged(self, sequence: Sequence) -> bool:
+        """True if pages of *sequence* are from a damaged file: it starts over without them."""
+        backing = cache_of(sequence).backing
+        problem = backing.problem() if backing is not None else ""
+        if backing is None or not problem:
+            return False
+        if self.prompt_cache is not None:
+            self.prompt_cache.discard(backing.path, problem)
+        sequence.start_over()
+        return True
 
     def _postprocess(self, batch: list[Sequence], results: list[Any], price: float) -> Pieces:
         """The next tokens of each sequence; rejected drafts leave its cache."""
@@ -291,6 +315,10 @@ class Scheduler:
         if request.lora not in {"", *self.model.adapters}:
             raise UsageError(f"there is no adapter {request.lora[:80]!r}", field="lora")
         sequence = Sequence(list(ids), request, self.model.config)
+        if self.prompt_cache is not None and not request.embed:
+            sequence.stored = self.prompt_cache.find(
+                sequence.ids, request.lora, self.new_cache, self.model.config.regime
+            )
         budget = self.caches.budget_bytes
         needed = self.caches.cost(min(self.context, sequence.positions))
         if budget is not None and needed > budget:
@@ -428,5 +456,10 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self.caches.release(cache_of(sequence), keep=sequence.finish_reason != "error")
+        cache = cache_of(sequence)
+        keep = sequence.finish_reason != "error"
+        self.caches.release(cache, keep=keep)
+        keep = keep and cache in self.caches and not sequence.request.embed
+        if keep and self.prompt_cache is not None:
+            self.prompt_cache.offer(cache, self.new_cache)
         sequence.cache = sequence.segment = None

@@ -64,6 +64,7 @@ class Sequence:
     # pooled hidden states so far, (dim,), then the vector that the model makes of them
     embedding: NDArray[np.floating[Any]] | None = None
     cache: KVCache | None = None  # while it runs
+    stored: KVCache | None = None  # the longest prefix that is in a file, until it runs
     segment: Segment | None = None  # its tokens in the next pass
     proposed: list[int] = field(default_factory=list)  # the last of these, which are drafts
     start: int = 0  # positions in the cache before the pass
@@ -132,6 +133,15 @@ class Sequence:
             self.embedding = None
         end = self.start + len(planned.tokens) - len(self.proposed)
         self.plan(self.ids[cache.length : end])
+
+    def start_over(self) -> None:
+        """Forget everything that was computed; its ids are run again."""
+        cache = cache_of(self)
+        cache.truncate(0)
+        cache.keep(self.prompt_tokens - 1)
+        self.reused_tokens = 0
+        self.proposed = []
+        self.segment = self.hidden = None
 
     def start_over_beyond_border(self) -> None:
         """Rerun an answer that crosses the original context length, as a prompt of that length.

@@ -38,14 +38,14 @@ def make_cache(root: Path) -> None:
         raise from_os_error(error, error.filename or root, in_cache=True) from error
 
 
-def keep_in_cache(path: Path, *parts: bytes | memoryview) -> str:
+def keep_in_cache(path: Path, *parts: bytes | memoryview, private: bool = False) -> str:
     """Write *parts* to *path* in a cache, as :func:`bitnet.base.files.keep`."""
     areas = (folder for folder in path.parents if folder.name in tree.AREAS)
     try:
         make_cache(next(areas).parent)
     except BitnetError as error:
         return error.message
-    return keep(path, *parts)
+    return keep(path, *parts, private=private)
 
 
 def has_tag(folder: Path) -> bool:

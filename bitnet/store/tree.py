@@ -20,6 +20,7 @@
     <cache>/models/hf/ORG/REPO@REVISION/FILE              by a repository,
     <cache>/models/url-HASH/FILE                          and by an address
     <cache>/exact-heads/<hash of the head>.copy           copy of an output head, also made again
+    <cache>/prompts/<model>/<digest of ids>.kv            keys, values and states behind a prompt
 
 A key is the digest of a file, or of the version of one whose digest is not known. Deleting anything
 here costs only time. Functions take the folder of the store, ``<cache>/store``, unless they say so.
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-AREAS = ("tokenizers", "models", "store", "exact-heads")  # folders of a cache
+AREAS = ("tokenizers", "models", "store", "exact-heads", "prompts")  # folders of a cache
 SUPERSEDED = ".superseded"
 COMPILED = "compiled"  # folder beside the tokenizers, not a key
 
@@ -115,3 +116,8 @@ def exact_head_path(cache: Path, fingerprint: str) -> Path:
 def models_folder(cache: Path) -> Path:
     """Folder in *cache* with the links of models."""
     return cache / "models"
+
+
+def prompts_folder(cache: Path) -> Path:
+    """Folder in *cache* with the states behind prompts."""
+    return cache / "prompts"

@@ -47,6 +47,7 @@ def root(tmp_path):
     put(root / "tokenizers/gpt2-50k/old.json.incomplete", b"1", age_days=90)
     put(root / "tokenizers/compiled" / f"{'ab' * 32}.tok", b"compiled", age_days=50)
     put(root / "exact-heads" / f"{'cd' * 16}.copy", b"copy", age_days=20)
+    put(root / "prompts" / ("ab" * 16) / f"{'ef' * 16}.kv", b"keys and values", age_days=30)
     put(root / "models/acme--tiny/main/tiny.gguf", b"GGUF....", age_days=60)
     return root
 
@@ -90,6 +91,7 @@ def test_every_kind_of_file_is_recognised(root):
         "old.json.incomplete": ("leftover", "gpt2-50k"),
         f"{'ab' * 32}.tok": ("compiled", "ab" * 32),
         f"{'cd' * 16}.copy": ("exact-head", "cd" * 16),
+        f"{'ef' * 16}.kv": ("prompt", "ef" * 16),
         "tiny.gguf": ("model", "acme--tiny/main/tiny.gguf"),
     }
     assert sum(entry.path.name == "tokenizer.json" for entry in entries(root)) == 2
@@ -116,7 +118,7 @@ def test_files_outside_our_folders_are_not_ours(root):
     put(root / "notes.txt")
     put(root / "other/tokenizer.json")
     listed = {entry.path.relative_to(root).parts[0] for entry in entries(root)}
-    assert listed == {"tokenizers", "models", "exact-heads"}
+    assert listed == {"tokenizers", "models", "exact-heads", "prompts"}
 
 
 def test_an_entry_that_another_process_holds_names_its_owner(root, stored, holding):
@@ -207,7 +209,7 @@ def test_a_file_that_vanishes_while_checking_is_reported_not_raised(root):
 def test_everything_but_models_goes_by_default(root):
     planned = plan(root, Selection(), now_s=NOW_S)
     assert {entry.kind for entry in planned.remove} == {
-        *("tokenizer", "compiled", "exact-head", "partial", "leftover")
+        *("tokenizer", "compiled", "exact-head", "prompt", "partial", "leftover")
     }
     prune(planned)
     left = sorted(path.name for path in root.rglob("*") if path.is_file())
@@ -215,6 +217,7 @@ def test_everything_but_models_goes_by_default(root):
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == [
         "exact-heads",
         "models",
+        "prompts",
         "tokenizers",
     ]
 
@@ -231,7 +234,7 @@ def test_everything_but_models_goes_by_default(root):
             Selection(keep=1),  # the newest: a tokenizer
             [
                 *(f"{'ab' * 32}.tok", f"{'cd' * 16}.copy", "old.json.incomplete"),
-                *("tokenizer.json", "tokenizer.json.partial"),
+                *("tokenizer.json", "tokenizer.json.partial", f"{'ef' * 16}.kv"),
             ],
         ),
         (Selection(key="llama3-128k"), ["tokenizer.json"]),

@@ -10,7 +10,7 @@ from tiny_models import tiny_gguf
 import bitnet as package
 from bitnet.commands import load
 from bitnet.commands.generate import _save
-from bitnet.runtime.language_model import Conversation
+from bitnet.runtime.dialog import Conversation
 from bitnet.runtime.request import Request
 
 COMMANDS = Path(package.__file__).parent / "commands"
@@ -43,8 +43,8 @@ PLACES = {
 INPUTS = {
     "adapters", "against", "cache_dir", "chat_template", "check", "compare", "corpus",
     "draft_model", "file", "imatrix", "input", "json_schema", "key", "lora", "messages", "model",
-    "model_dir", "models", "prompt_file", "prompts", "recording", "tls_cert", "tls_key",
-    "tokenizer", "tools",
+    "model_dir", "models", "prompt_cache", "prompt_file", "prompts", "recording",
+    "tls_cert", "tls_key", "tokenizer", "tools",
 }  # fmt: skip
 FORCED = {("attest", "output"), ("attest", "bundle"), ("embed", "output"), ("crossval", "record")}
 

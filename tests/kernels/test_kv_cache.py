@@ -7,7 +7,7 @@ import pytest
 from tiny_models import tiny
 
 from bitnet.base.errors import InferenceError, UsageError
-from bitnet.kernels import kv_cache
+from bitnet.kernels import kv_pages
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import config_from
 
@@ -45,7 +45,7 @@ def test_positions_come_back_in_order_whatever_the_steps():
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages to ask for")
 def test_large_pages_are_mappings_that_may_become_huge(monkeypatch):
-    monkeypatch.setattr(kv_cache, "MAPPED_BYTES", 1)
+    monkeypatch.setattr(kv_pages, "MAPPED_BYTES", 1)
     cache = KVCache(CONFIG, 200)
     keys, values = store(cache, 150)
     addresses = cache._tables[0].addresses
@@ -59,7 +59,7 @@ def test_without_mappings_pages_are_ordinary_memory(monkeypatch):
     def refuse(*_args, **_named):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(kv_cache, "MAPPED_BYTES", 1)
+    monkeypatch.setattr(kv_pages, "MAPPED_BYTES", 1)
     monkeypatch.setattr(mmap, "mmap", refuse)
     cache = KVCache(CONFIG, 200)
     keys, _ = store(cache, 70)

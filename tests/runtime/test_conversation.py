@@ -5,7 +5,7 @@ from tiny_models import TOKENS, tiny_gguf
 
 import bitnet
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
-from bitnet.runtime.language_model import Conversation
+from bitnet.runtime.dialog import Conversation
 from bitnet.runtime.request import Request
 
 TEMPLATE = (

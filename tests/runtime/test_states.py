@@ -9,7 +9,8 @@ from tiny_models import HYBRIDS, in_encoding, tiny
 
 from bitnet.base import native
 from bitnet.base.errors import InferenceError
-from bitnet.kernels.kv_cache import KVCache, States
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.kv_pages import States
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps

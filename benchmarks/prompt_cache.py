@@ -1,0 +1,114 @@
+"""Time to the first token of a long prompt: computed, from memory, and from disk.
+
+    python benchmarks/prompt_cache.py smollm2.gguf --tokens 8000
+
+A warm answer runs one token behind the prompt. ``disk`` is a newly loaded model whose prompt is in
+a file that the system has in memory; with --drop-caches (Linux, root) it is read from the disk.
+``read`` is the time to read the bytes of that file, which is the limit of ``disk``. Run it on an
+idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bitnet.cache.prompts import PromptFolder
+from bitnet.formats.containers import open_checkpoint
+from bitnet.runtime.language_model import LanguageModel, load_checkpoint
+from bitnet.runtime.request import Request
+
+
+def main() -> None:
+    """Print the times as one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tokens", type=int, default=8000, help="length of the prompt")
+    parser.add_argument("--kv-type", default="f16", choices=("f16", "q8"))
+    parser.add_argument("--turns", type=int, default=5, help="of the answers that are not cold")
+    parser.add_argument("--drop-caches", action="store_true", help="read from the disk itself")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        print(json.dumps(measure(options, Path(folder)), indent=2))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, float | int | str]:
+    """Seconds to the first token, medians but for the cold prompt."""
+    prompts = PromptFolder(folder, limit_bytes=1e12)
+
+    def load() -> LanguageModel:
+        checkpoint = replace(open_checkpoint(options.model), kv_type=options.kv_type)
+        return load_checkpoint(checkpoint, prompt_folder=prompts)
+
+    with load() as model:
+        rng = np.random.default_rng(1)
+        ids = rng.integers(10, model.config.vocab_size - 1000, options.tokens).tolist()
+        first_token(model, ids[:100][::-1])  # starts the threads, and reads the weights
+        cold_s, cold = first_token(model, ids)
+        memory = [first_token(model, ids) for _ in range(options.turns)]
+    (path,) = folder.rglob("*.kv")
+    size = path.stat().st_size
+    disk_s: list[float] = []
+    read_s: list[float] = []
+    tokens = {cold, *(token for _, token in memory)}
+    for _ in range(options.turns):
+        drop_caches(options)
+        read_s.append(read(path))
+        with load() as model:
+            model.engine.logits(ids[:2])
+            drop_caches(options)
+            passed_s, token = first_token(model, ids)
+        disk_s.append(passed_s)
+        tokens.add(token)
+    if len(tokens) != 1:
+        raise SystemExit(f"different first tokens: {tokens}")
+    memory_s = statistics.median(passed_s for passed_s, _ in memory)
+    return {
+        "model": options.model.name,
+        "tokens": options.tokens,
+        "file_bytes": size,
+        "cold_s": cold_s,
+        "memory_s": memory_s,
+        "disk_s": statistics.median(disk_s),
+        "read_s": statistics.median(read_s),
+        "cold_over_disk": cold_s / statistics.median(disk_s),
+        "disk_over_read": statistics.median(disk_s) / statistics.median(read_s),
+    }
+
+
+def first_token(model: LanguageModel, ids: list[int]) -> tuple[float, int]:
+    """Seconds until the first token after *ids* is known, and the token."""
+    started = time.perf_counter()
+    sequence = model.engine.prepare(ids, Request(prompt=ids, max_tokens=1, temperature=0.0))
+    (piece,) = model.engine.run(sequence)
+    assert piece.token is not None, "a sampler chooses one"
+    return time.perf_counter() - started, piece.token
+
+
+def read(path: Path) -> float:
+    """Seconds to read the file *path*."""
+    buffer = bytearray(1 << 20)
+    started = time.perf_counter()
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+    return time.perf_counter() - started
+
+
+def drop_caches(options: argparse.Namespace) -> None:
+    """Have the system forget the contents of files, if that is asked for."""
+    if options.drop_caches:
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3", encoding="ascii")
+
+
+if __name__ == "__main__":
+    main()

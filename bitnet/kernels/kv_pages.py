@@ -1,0 +1,282 @@
+"""Pages of keys and values, and states of fixed size: the parts of a cache.
+
+What a page holds, and which layers share one, is that of :class:`bitnet.kernels.kv_cache.KVCache`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from bitnet.base.errors import InferenceError, InvalidFormat
+from bitnet.kernels.kv_codes import PAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from bitnet.kernels.kv_codes import Array
+
+    Page: TypeAlias = NDArray[Any]
+
+SLACK = 256  # positions before a kept one to which the cache can be truncated as well
+MAPPED_BYTES = 256 << 10  # a page from this size on is a mapping: neighbours share huge pages
+KEPT = 2  # positions to which it can be truncated; and with states the start of a drafted pass
+
+
+def pages_for(positions: int) -> int:
+    """Pages that hold *positions* positions."""
+    return -(-positions // PAGE)
+
+
+class Pages:
+    """Pages by place: place i holds positions 64i to 64i + 63, of all layers of one window.
+
+    Pages that no later query attends to are freed and reused for later positions, so memory stops
+    growing with a window. A page may be shared with other tables; it is copied before it is
+    written to.
+    """
+
+    def __init__(self, window: int, page_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        """An empty table."""
+        self.window = window  # positions a query attends to, itself included; 0: all
+        self.pages: list[Page | None] = []  # by place; ``None``: freed
+        # of the pages, 0 for freed ones
+        self.addresses: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+        self._page_shape = page_shape
+        self._dtype = dtype
+        self._shared: set[int] = set()  # places of pages that another table may hold too
+        self._spare: list[Page] = []
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page."""
+        return int(np.prod(self._page_shape)) * self._dtype.itemsize
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its pages, including shared ones."""
+        held = sum(page is not None for page in self.pages) + len(self._spare)
+        return held * self.page_bytes
+
+    def first_place(self, position: int) -> int:
+        """The first place that a query at *position* attends to."""
+        return max(0, position + 1 - self.window) // PAGE if self.window else 0
+
+    def most_pages(self, positions: int, step: int) -> int:
+        """Pages that a sequence of *positions*, run *step* at a time, takes at most."""
+        whole = pages_for(positions)
+        if not self.window:
+            return whole
+        # One more where a window begins within a page, and a spare one.
+        running = pages_for(self.window - 1 + step) + 2
+        return min(whole, running + KEPT * (pages_for(self.window + SLACK) + 1))
+
+    def make_room(self, length: int, stop: int, rereadable: Iterable[range]) -> None:
+        """Own the pages from *length*, what is stored, to *stop*; *rereadable* ones stay."""
+        pages = list(self.pages)
+        seen = self.first_place(length)
+        if any(page is not None for page in pages[:seen]):
+            keep = {place for part in rereadable for place in self._places(part)}
+            for place in range(min(seen, len(pages))):
+                self._let_go(pages, place, keep)
+        for place in range(length // PAGE, pages_for(stop)):
+            if place >= len(pages):
+                pages.append(self._spare.pop() if self._spare else self._new_page())
+            elif place in self._shared:
+                page = pages[place]
+                assert page is not None, "what is written next is never let go of"
+                pages[place] = page.copy()
+        del self._spare[1:]
+        self._set(pages)
+
+    def reach(self, length: int) -> int:
+        """The longest prefix of at most *length* positions that can be continued."""
+        if not self.window:
+            return length
+        while missing := [
+            place
+            for place in range(self.first_place(length), pages_for(length))
+            if self.pages[place] is None
+        ]:
+            length = missing[-1] * PAGE
+        return length
+
+    def cut(self, length: int) -> None:
+        """Forget the positions from *length* on."""
+        self._set(self.pages[: pages_for(length)])
+
+    def copy(self, source: Pages, length: int, rereadable: Iterable[range]) -> None:
+        """Share the first *length* positions of *source*, as far as they may be read again."""
+        keep = {place for part in rereadable for place in self._places(part)}
+        keep.update(range(self.first_place(length), pages_for(length)))
+        held = {place for place in keep if source.pages[place] is not None}
+        self._set(
+            [source.pages[place] if place in held else None for place in range(pages_for(length))]
+        )
+        self._shared |= held
+        source._shared |= held
+
+    def list_held(self, length: int) -> dict[int, Page]:
+        """Pages of the first *length* positions that were not freed, by place."""
+        pages = enumerate(self.pages[: pages_for(length)])
+        return {place: page for place, page in pages if page is not None}
+
+    def fill(self, length: int, held: Mapping[int, Page]) -> None:
+        """Hold the pages *held* of *length* positions, which are never written to.
+
+        If they are not pages of this table, or one is missing, that is an :class:`InvalidFormat`.
+        """
+        places = range(pages_for(length))
+        wanted = range(0) if self.window else places
+        if not set(wanted) <= set(held) <= set(places):
+            raise InvalidFormat(f"its pages are not those of {length:,} positions")
+        for page in held.values():
+            if page.shape != self._page_shape or page.dtype != self._dtype:
+                raise InvalidFormat(
+                    f"a page is {page.dtype} {page.shape}, expected {self._dtype} "
+                    f"{self._page_shape}"
+                )
+        self._set([held.get(place) for place in places])
+        self._shared = set(held)
+
+    def stack(self, place: int, start: int, stop: int) -> Page:
+        """Pages *start* to *stop* of layer *place*, ``(pages, 2, ...)``; zeros for freed ones."""
+        empty = np.zeros(self._page_shape[1:], dtype=self._dtype)
+        return np.stack([empty if page is None else page[place] for page in self.pages[start:stop]])
+
+    def _places(self, positions: range) -> range:
+        """Places of the pages before *positions* that queries there attend to."""
+        return range(self.first_place(positions.start), pages_for(positions.stop))
+
+    def _let_go(self, pages: list[Page | None], place: int, keep: set[int]) -> None:
+        page = pages[place]
+        if page is None or place in keep:
+            return
+        if place not in self._shared:
+            self._spare.append(page)
+        pages[place] = None
+
+    def _new_page(self) -> Page:
+        if self.page_bytes >= MAPPED_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                memory = mmap.mmap(-1, self.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                memory.madvise(mmap.MADV_HUGEPAGE)
+                return np.frombuffer(memory, dtype=self._dtype).reshape(self._page_shape)
+            except OSError:  # too many mappings, or a system without huge pages
+                pass
+        return np.empty(self._page_shape, dtype=self._dtype)
+
+    def _set(self, pages: list[Page | None]) -> None:
+        if len(pages) == len(self.pages) and all(
+            page is old for page, old in zip(pages, self.pages, strict=True)
+        ):
+            return
+        pairs = enumerate(zip(pages, self.pages, strict=False))
+        self._shared &= {place for place, (page, old) in pairs if page is old}
+        self.pages = pages
+        addresses = [0 if page is None else page.ctypes.data for page in pages]
+        self.addresses = np.array(addresses, dtype=np.uint64)
+
+
+class States:
+    """States after the positions so far, changed in place by a pass.
+
+    A state cannot be cut as keys and values can: it returns to lengths that were copied.
+    """
+
+    def __init__(self, size: int, dtype: DTypeLike) -> None:
+        """States of *size* numbers, zero before the first position."""
+        self.size = size  # numbers of a state
+        self._dtype = np.dtype(dtype)
+        self._live: Array = np.zeros(0, dtype=self._dtype)
+        self._length: int | None = 0  # of the live one; None: a pass changes it
+        self._copies: dict[int, Array] = {}
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state."""
+        return self.size * self._dtype.itemsize
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the live state and of all copies."""
+        return self._live.nbytes + sum(copy.nbytes for copy in self._copies.values())
+
+    def begin(self, length: int) -> Array:
+        """The live state, after *length* positions, which a pass may change."""
+        if self._length != length:
+            raise InferenceError(
+                f"the state after {length:,} positions was lost: a pass was interrupted",
+                hint="start the sequence over",
+            )
+        if len(self._live) != self.size:
+            self._live = np.zeros(self.size, self._dtype)
+        self._length = None
+        return self._live
+
+    @property
+    def live(self) -> Array:
+        """The state that the running pass changes."""
+        assert self._length is None, "a pass has begun"
+        return self._live
+
+    def end(self, length: int) -> None:
+        """The pass has ended, after *length* positions."""
+        self._length = length
+
+    def copy_live(self) -> None:
+        """Keep a copy of the live state, whose length is one to return to."""
+        if self.size and self._length and self._length not in self._copies:
+            self._copies[self._length] = self._live.copy()
+
+    def drop_copies(self, kept: Collection[int]) -> None:
+        """Free the copies whose lengths are not among the *kept* ones."""
+        self._copies = {at: copy for at, copy in self._copies.items() if at in kept}
+
+    def reach(self, length: int) -> int:
+        """The longest length, up to *length*, that it can return to."""
+        if not self.size:
+            return length
+        return max(at for at in (0, self._length or 0, *self._copies) if at <= length)
+
+    def list_held(self, length: int) -> dict[int, Array]:
+        """The states up to *length*, by the length that each belongs to."""
+        states = {at: copy for at, copy in self._copies.items() if at <= length}
+        if self.size and self._length == length > 0:
+            states[length] = self._live
+        return states
+
+    def fill(self, length: int, held: Mapping[int, Array]) -> None:
+        """Hold copies of the states *held*, of which one is that after *length* positions.
+
+        If they are not such states, or that one is missing, that is an :class:`InvalidFormat`.
+        """
+        is_complete = length in held if self.size and length else not held
+        if not is_complete or not all(0 < at <= length for at in held):
+            raise InvalidFormat(f"its states are not those of {length:,} positions")
+        for state in held.values():
+            if state.shape != (self.size,) or state.dtype != self._dtype:
+                raise InvalidFormat(
+                    f"a state is {state.dtype} {state.shape}, expected {self._dtype} ({self.size},)"
+                )
+        self._copies = {at: state.copy() for at, state in held.items() if at < length}
+        self._live = held[length].copy() if length in held else self._live[:0]
+        self._length = length
+
+    def cut(self, length: int) -> None:
+        """Return to *length*, which it can reach, also from a pass that did not end."""
+        self._copies = {at: copy for at, copy in self._copies.items() if at <= length}
+        if self._length != length:
+            self._live = self._copies[length].copy() if self.size and length else self._live[:0]
+            self._length = length
+
+    def copy(self, source: States, length: int) -> None:
+        """Share what *source* has up to *length*, which it can reach."""
+        self._copies = {at: copy for at, copy in source._copies.items() if at <= length}
+        its = source._live if source._length == length else self._copies.get(length, self._live[:0])
+        self._live = its.copy()
+        self._length = length

@@ -1,0 +1,118 @@
+"""Facts that the keys, values and states of a model depend on: stored prompts are bound to them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet import __version__
+from bitnet.base import settings
+from bitnet.formats.mapped_file import files_behind
+from bitnet.kernels.native import NativeOps
+from bitnet.models.transformer import FACTORS
+from bitnet.runtime.prompt_cache import PromptCache
+from bitnet.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.cache.prompts import PromptFolder
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.mapped_file import MappedFile
+    from bitnet.models.transformer import Model
+    from bitnet.quants.weight import Weight
+
+
+def open_prompt_cache(
+    folder: PromptFolder, models: Mapping[str, tuple[Model, Checkpoint]], tokenizer: str
+) -> PromptCache | None:
+    """The prompts in *folder* of a model, with each of its adapters by name ("": none).
+
+    None if its results depend on how a prompt is split, or if it does not write texts; *tokenizer*
+    is the digest of its tokenizer's source.
+    """
+    model, _ = models[""]
+    if not (isinstance(model.ops, NativeOps) and model.config.causal and model.config.writes):
+        return None
+    facts = {
+        name: PromptFacts(its, checkpoint, tokenizer) for name, (its, checkpoint) in models.items()
+    }
+    return PromptCache(folder, lambda adapter: facts[adapter].values)
+
+
+class PromptFacts:
+    """Everything that the keys, values and states of a model depend on, for one adapter."""
+
+    def __init__(self, model: Model, checkpoint: Checkpoint, tokenizer: str) -> None:
+        """That of *model*, loaded from *checkpoint*; *tokenizer* is the digest of its source."""
+        weights = [its for its in checkpoint.weights.values() if not its.name.endswith(FACTORS)]
+        self._adapters = [its for its in checkpoint.weights.values() if its.name.endswith(FACTORS)]
+        self._files = files_behind(view for weight in weights for view in weight.views)
+        self._loose = [weight for weight in weights if not files_behind(weight.views)]
+        self._description = repr([_describe(weight) for weight in weights])
+        self._model = model
+        self._tokenizer = tokenizer
+        self._kv_type = checkpoint.kv_type
+
+    @cached_property
+    def values(self) -> Mapping[str, str]:
+        """Digests and versions, by name; ``weights`` is the same with every adapter."""
+        weights = hashlib.sha256(self._description.encode())
+        for file in self._files:
+            weights.update(self._digest_of(file).encode())
+        for weight in self._loose:
+            _add_bytes(weights, weight)
+        added = hashlib.sha256()
+        for weight in self._adapters:
+            _add_bytes(added, weight)
+        ops = self._model.ops
+        assert isinstance(ops, NativeOps), "others depend on how a prompt is split"
+        kernels = Store(settings.cache_dir()).digest_of(Path(ops.module.__file__))
+        return {
+            "weights": weights.hexdigest(),
+            "tokenizer": self._tokenizer,
+            "adapters": added.hexdigest() if self._adapters else "",
+            "version": __version__,
+            "kv_type": self._kv_type,
+            "kernels": f"{ops.name} {kernels}",
+            "program": hashlib.sha256(_pickle(self._model.program)).hexdigest(),
+        }
+
+    def _digest_of(self, file: MappedFile) -> str:
+        """SHA-256 of the bytes that are mapped, also if the path leads to others by now."""
+        file.check()
+        digest = Store(settings.cache_dir()).digest_of(file.path)
+        now = file.path.stat()
+        mapped = file.status
+        if (now.st_dev, now.st_ino, now.st_mtime_ns) == (
+            mapped.st_dev,
+            mapped.st_ino,
+            mapped.st_mtime_ns,
+        ):
+            return digest
+        return hashlib.sha256(file).hexdigest()
+
+
+def _describe(weight: Weight) -> tuple[Any, ...]:
+    return weight.name, weight.shape, weight.quant.name, weight.scale, weight.rounds_input
+
+
+def _add_bytes(digest: Any, weight: Weight) -> None:
+    digest.update(repr(_describe(weight)).encode())
+    for view in weight.views:
+        digest.update(np.ascontiguousarray(view))
+
+
+def _pickle(program: Any) -> bytes:
+    """*program* as bytes that depend on its values alone, and not on which objects are shared."""
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, protocol=4)
+    pickler.fast = True
+    pickler.dump(program)
+    return out.getvalue()

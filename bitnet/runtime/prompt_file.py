@@ -1,0 +1,294 @@
+"""Files with the pages and states of a cache behind a prefix of ids.
+
+    magic, version, sizes and a checksum    32 bytes, little-endian
+    header                                  JSON: what the file is bound to, and what it holds
+    ids                                     uint32, one for each position
+    zeros                                   up to a multiple of 4,096 bytes
+    pages                                   of each table, by place, as they are in memory
+    states                                  of fixed size, by length
+
+The pages of a restored cache are views of the mapped file, so the first pass reads them layer by
+layer as attention needs them. Two threads compare the checksum of each layer, in the same order,
+meanwhile; the results of a pass count only after :meth:`MappedState.problem` found none.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.base.errors import BitnetError, InvalidFormat, from_os_error
+from bitnet.base.files import open_file
+from bitnet.formats.mapped_file import MappedFile
+from bitnet.kernels.kv_cache import CacheContent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from bitnet.kernels.kv_cache import KVCache
+
+MAGIC = b"BITNETKV"
+VERSION = 1
+_ALIGNMENT = 4096  # of the pages, for huge and for ordinary pages of the system
+_LARGEST_HEADER = 1 << 26
+_START = struct.Struct("<8sIIQII")  # magic, version, bytes of the header, ids, checksum, unused
+_READERS = 2  # threads that compare checksums
+
+
+def encode(
+    content: CacheContent, ids: Sequence[int], facts: Mapping[str, str]
+) -> list[bytes | memoryview]:
+    """The file of *content*, behind *ids*, as parts that follow each other; bound to *facts*."""
+    if len(ids) != content.length:
+        raise ValueError(f"{len(ids)} ids for {content.length} positions")
+    lengths = sorted(content.states)
+    header = {
+        "facts": dict(facts),
+        "reach": content.reach,
+        "kept": list(content.kept),
+        "tables": [_describe_table(held) for held in content.tables],
+        "states": {
+            "lengths": lengths,
+            "size": content.states[lengths[0]].size if lengths else 0,
+            "dtype": content.states[lengths[0]].dtype.str if lengths else "<f4",
+            "checks": [zlib.crc32(_bytes_of(content.states[length])) for length in lengths],
+        },
+    }
+    text = json.dumps(header, sort_keys=True).encode()
+    behind = np.asarray(ids, dtype="<u4").tobytes()
+    check = zlib.crc32(behind, zlib.crc32(text))
+    start = _START.pack(MAGIC, VERSION, len(text), len(ids), check, 0)
+    zeros = bytes(-(len(start) + len(text) + len(behind)) % _ALIGNMENT)
+    pages = [_bytes_of(held[place]) for held in content.tables for place in sorted(held)]
+    states = [_bytes_of(content.states[length]) for length in lengths]
+    return [start, text, behind, zeros, *pages, *states]
+
+
+def _describe_table(held: Mapping[int, NDArray[Any]]) -> dict[str, Any]:
+    places = sorted(held)
+    pages = [held[place] for place in places]
+    return {
+        "places": places,
+        "shape": list(pages[0].shape) if pages else [],
+        "dtype": pages[0].dtype.str if pages else "<i2",
+        "checks": [_check_of_layer(pages, layer) for layer in range(len(pages[0]) if pages else 0)],
+    }
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).data.cast("B")
+
+
+def _check_of_layer(pages: Iterable[NDArray[Any]], layer: int) -> int:
+    check = 0
+    for page in pages:
+        check = zlib.crc32(_bytes_of(page[layer]), check)
+    return check
+
+
+@dataclass(frozen=True, eq=False)
+class PromptFile:
+    """The head of a file that was written before."""
+
+    path: Path
+    facts: Mapping[str, str]  # what it is bound to
+    ids: NDArray[np.uint32]  # of its positions
+    reach: int
+    kept: tuple[int, ...]
+    tables: tuple[dict[str, Any], ...]
+    states: dict[str, Any]
+    start: bytes  # its first bytes, with the checksum of its head
+    offset: int  # of the first page
+
+    @classmethod
+    def open(cls, path: Path) -> PromptFile:
+        """The head of the file *path*; pages are not read.
+
+        One that is damaged, or of another version of this format, is an :class:`InvalidFormat`.
+        """
+        try:
+            with open_file(path) as file:
+                start = file.read(_START.size)
+                magic, version, size, count, check, _ = _START.unpack(start)
+                if (magic, version) != (MAGIC, VERSION):
+                    raise InvalidFormat(f"it does not begin as version {VERSION} of a state does")
+                if size + 4 * count > _LARGEST_HEADER:
+                    raise InvalidFormat("its head is too large")
+                text = file.read(size)
+                behind = file.read(4 * count)
+                length = file.seek(0, 2)
+            if zlib.crc32(behind, zlib.crc32(text)) != check:
+                raise InvalidFormat("the checksum of its head does not fit")
+            header = json.loads(text)
+            head = _START.size + size + len(behind)
+            opened = cls(
+                path,
+                facts=header["facts"],
+                ids=np.frombuffer(behind, "<u4"),
+                reach=header["reach"],
+                kept=tuple(header["kept"]),
+                tables=tuple(header["tables"]),
+                states=header["states"],
+                start=start,
+                offset=head + -head % _ALIGNMENT,
+            )
+            if opened.size_bytes != length:
+                raise InvalidFormat(f"it has {length:,} bytes, expected {opened.size_bytes:,}")
+        except OSError as error:
+            raise from_os_error(error, path) from error
+        except (struct.error, ValueError, TypeError, LookupError, RecursionError) as error:
+            raise InvalidFormat(f"its head cannot be read: {error}") from error
+        return opened
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the whole file has."""
+        pages = sum(_page_bytes(table) * len(table["places"]) for table in self.tables)
+        states = _state_bytes(self.states) * len(self.states["lengths"])
+        return self.offset + pages + states
+
+    def restore(self, cache: KVCache) -> MappedState:
+        """Let the empty *cache* hold what is in the file.
+
+        A file that is damaged, or not that of a cache of this model, is an :class:`InvalidFormat`.
+        """
+        mapped = MappedFile.open(self.path)
+        if len(mapped) != self.size_bytes or mapped[: len(self.start)] != self.start:
+            raise InvalidFormat("it was replaced while it was opened")
+        if hasattr(mapped, "madvise"):
+            import mmap
+
+            mapped.madvise(mmap.MADV_WILLNEED)  # the system reads on while the first layers run
+        checks: list[tuple[Callable[[], int], int]] = []
+        try:
+            tables, at = self._map_tables(mapped, checks)
+            states = self._map_states(mapped, at, checks)
+            content = CacheContent(len(self.ids), self.reach, self.kept, tables, states)
+            backing = MappedState(mapped, checks)
+            cache.restore(content, backing)
+        except (ValueError, TypeError, LookupError) as error:
+            raise InvalidFormat(f"its pages are not what its head says: {error}") from error
+        cache.ids = self.ids.tolist()
+        return backing
+
+    def _map_tables(
+        self, mapped: MappedFile, checks: list[tuple[Callable[[], int], int]]
+    ) -> tuple[tuple[dict[int, NDArray[Any]], ...], int]:
+        """Pages of each table, and the offset behind them; *checks* are extended."""
+        tables: list[dict[int, NDArray[Any]]] = []
+        at = self.offset
+        for table in self.tables:
+            size = _page_bytes(table)
+            held: dict[int, NDArray[Any]] = {}
+            for place in table["places"]:
+                page = np.frombuffer(mapped, np.uint8, size, at)
+                held[int(place)] = page.view(table["dtype"]).reshape(table["shape"])
+                at += size
+            tables.append(held)
+            pages = list(held.values())
+            for layer, check in enumerate(table["checks"]):
+                checks.append((_later(_check_of_layer, pages, layer), check))
+        return tuple(tables), at
+
+    def _map_states(
+        self, mapped: MappedFile, at: int, checks: list[tuple[Callable[[], int], int]]
+    ) -> dict[int, NDArray[Any]]:
+        """States from offset *at* on, by length; *checks* are extended."""
+        states: dict[int, NDArray[Any]] = {}
+        size = _state_bytes(self.states)
+        for length, check in zip(self.states["lengths"], self.states["checks"], strict=True):
+            state = np.frombuffer(mapped, np.uint8, size, at)
+            states[int(length)] = state.view(self.states["dtype"])
+            checks.append((_later(zlib.crc32, state), check))
+            at += size
+        return states
+
+
+def _later(function: Callable[..., int], *values: Any) -> Callable[[], int]:
+    return lambda: function(*values)
+
+
+def _page_bytes(table: Mapping[str, Any]) -> int:
+    shape = table["shape"]
+    if shape and len(table["checks"]) != shape[0]:
+        raise InvalidFormat("a layer has no checksum")
+    if bool(shape) != bool(table["places"]) or min(shape, default=1) < 1:
+        raise InvalidFormat("a table has no shape")
+    size = np.dtype(table["dtype"]).itemsize
+    for extent in shape:
+        size *= int(extent)
+    return size if shape else 0
+
+
+def _state_bytes(states: Mapping[str, Any]) -> int:
+    return int(states["size"]) * np.dtype(states["dtype"]).itemsize
+
+
+class MappedState:
+    """A mapped file that pages of caches are views of, and the comparison of its checksums."""
+
+    def __init__(self, mapped: MappedFile, checks: Sequence[tuple[Callable[[], int], int]]) -> None:
+        self.is_checked = False
+        self._mapped = mapped
+        self._checks = checks
+        self._verdicts: list[Future[bool]] | None = None
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self._mapped.path
+
+    def begin(self) -> None:
+        """Compare the checksums in threads, in the order in which a pass reads the layers."""
+        if self._verdicts is not None:
+            return
+        pool = ThreadPoolExecutor(_READERS, thread_name_prefix="bitnet-prompt-check")
+        self._verdicts = [
+            pool.submit(_is_equal, compute, expected) for compute, expected in self._checks
+        ]
+        pool.shutdown(wait=False)
+
+    def problem(self) -> str:
+        """The reason why results of passes over these pages are wrong; empty: they are right."""
+        if not self.is_checked:
+            self.begin()
+            assert self._verdicts is not None, "it has begun"
+            wrong = [number for number, its in enumerate(self._verdicts) if not its.result()]
+            if wrong:
+                return f"{len(wrong)} of {len(self._verdicts)} checksums do not fit"
+            self._checks = ()
+        try:
+            self._mapped.check()
+        except BitnetError as error:
+            return error.message
+        self.is_checked = True
+        return ""
+
+
+def _is_equal(compute: Callable[[], int], expected: object) -> bool:
+    return compute() == expected
+
+
+def problem_of(path: Path) -> str:
+    """The reason why the file *path* cannot be used, after reading all of it; empty: it can."""
+    try:
+        opened = PromptFile.open(path)
+        checks: list[tuple[Callable[[], int], int]] = []
+        mapped = MappedFile.open(path)
+        _, at = opened._map_tables(mapped, checks)
+        opened._map_states(mapped, at, checks)
+        return MappedState(mapped, checks).problem()
+    except BitnetError as error:
+        return error.message
+    except (ValueError, TypeError, LookupError) as error:
+        return f"its pages are not what its head says: {error}"
