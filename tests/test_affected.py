@@ -61,7 +61,7 @@ def test_a_deleted_module_still_selects_its_room():
 
 def test_a_helper_selects_the_tests_that_use_it():
     selected = affected.affected_tests(["tests/support/hub_server.py"])
-    assert selects(selected, "tests/hub/test_download.py")
+    assert selects(selected, "tests/hub/test_fetch.py")
     assert not selects(selected, "tests/quants/test_types.py")
 
 

@@ -7,19 +7,21 @@ computing do not end in a refusal, and again when it is written. It never replac
 - a file that this command could not have written itself, unless the user adds ``--force``.
 
 The content is written beside the output, synced and renamed, so the output is complete or
-unchanged.
+unchanged. What a killed process left beside it is removed by the next one that writes it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import UsageError, from_os_error
+from bitnet.base import locks
+from bitnet.base.errors import BitnetError, UsageError, from_os_error
 from bitnet.base.files import open_file, write_bytes
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class OutputFile:
         """Check the output and write *parts* to it, completely or not at all."""
         self.check()
         status = _status(self.path)
-        if status is not None:  # a file of the same kind, a device or a pipe
+        if status is not None and not stat.S_ISREG(status.st_mode):  # a device or a pipe
             write_bytes(self.path, *parts)
             return
         try:
@@ -100,23 +102,34 @@ class OutputFile:
     def draft(self) -> Iterator[Path]:
         """A path to write and sync, which becomes the output if the block ends without an error.
 
-        The output must not exist. One that another process creates meanwhile is left alone.
+        An output that another process creates meanwhile is replaced only if it may be.
         """
         target = self.path.resolve()
         draft = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}.partial")
-        try:
-            yield draft
+        with _drafting(target):
             try:
-                os.link(draft, target)
-            except OSError:  # created meanwhile, or a file system without hard links
-                if os.path.lexists(target):
-                    raise self._exists() from None
-                draft.rename(target)
-        except OSError as error:
-            raise from_os_error(error, self.path) from error
-        finally:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
+                yield draft
+                self._publish(draft, target)
+            except OSError as error:
+                raise from_os_error(error, self.path) from error
+            finally:
+                with suppress(OSError):
+                    draft.unlink(missing_ok=True)
+
+    def _publish(self, draft: Path, target: Path) -> None:
+        """Rename *draft* to *target*, if what is there now may be replaced."""
+        self.check()
+        status = _status(target)
+        if status is not None and self.kind is not None:
+            draft.chmod(stat.S_IMODE(status.st_mode))
+            draft.replace(target)
+            return
+        try:
+            os.link(draft, target)
+        except OSError:  # created meanwhile, or a file system without hard links
+            if os.path.lexists(target):
+                raise self._exists() from None
+            draft.rename(target)
 
     def _exists(self) -> UsageError:
         hint = f"name another {self.option}"
@@ -137,6 +150,26 @@ class OutputFile:
             is_own = self.kind is not None and _recognises(self.kind, self.path)
             if not is_own and _contains(path, status):
                 raise _is_input(self.option, self.path, path)
+
+
+@contextmanager
+def _drafting(target: Path) -> Iterator[None]:
+    """Hold a lock for as long as *target* is written; first remove what killed processes left.
+
+    Writers share the lock, and who has it alone knows that nobody writes.
+    """
+    guard = target.with_name(f".{target.name[:_LONGEST_NAME]}.lock")
+    stem = re.escape(f".{target.name[:_LONGEST_NAME]}")
+    name = re.compile(stem + r"\.\d+\.partial")
+    with ExitStack() as stack:
+        with suppress(BitnetError, OSError), locks.hold(guard, timeout_s=0, leave=False) as lock:
+            lefts = [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
+            for left in lefts:
+                if lock.is_kernel:
+                    left.unlink()
+        with suppress(BitnetError):
+            stack.enter_context(locks.hold(guard, timeout_s=0, leave=False, shared=True))
+        yield
 
 
 def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> None:

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import tarfile
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -239,41 +239,35 @@ def write_bundle(
         raise UsageError(f"{path} is not a file", hint="name a file with --output FILE")
     total = bundle.size
     digest = hashlib.sha256()
-    fresh = path.with_name(f".{path.name[:99]}.partial")  # replaced by the next if this is killed
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         require_space(path.parent, total, str(path), "choose another disk with --output FILE")
-        guard = fresh.with_suffix(".lock")
-        with locks.hold(guard, timeout_s=0, leave=False), ExitStack() as stack:
-            stack.callback(fresh.unlink, missing_ok=True)
-            with fresh.open("wb") as out:
+        with output.draft() as draft, draft.open("xb") as out:
 
-                def put(data: bytes) -> None:
-                    out.write(data)
-                    digest.update(data)
-                    report(out.tell(), total)
+            def put(data: bytes) -> None:
+                out.write(data)
+                digest.update(data)
+                report(out.tell(), total)
 
-                put(_member(MANIFEST, len(bundle.manifest)) + bundle.manifest)
-                put(bytes(-len(bundle.manifest) % _BLOCK))
-                for sha256, blob in bundle.blobs.items():
-                    put(_member(f"sha256/{sha256}", blob.size))
-                    content = hashlib.sha256()
-                    begin = out.tell()
-                    with open_file(blob.path) as file:
-                        for chunk in _chunks(file, blob.size):
-                            put(chunk)
-                            content.update(chunk)
-                    if (out.tell() - begin, content.hexdigest()) != (blob.size, sha256):
-                        raise HashMismatch(
-                            f"{blob.path} is not the file with sha256 {sha256} any more",
-                            hint="fetch it again; `bitnet cache verify` finds others like it",
-                        )
-                    put(bytes(-blob.size % _BLOCK))
-                put(bytes(total - out.tell()))
-                out.flush()
-                os.fsync(out.fileno())
-            output.check()  # another process may have put a file there meanwhile
-            fresh.replace(path)  # when it is closed: Windows replaces no open file
+            put(_member(MANIFEST, len(bundle.manifest)) + bundle.manifest)
+            put(bytes(-len(bundle.manifest) % _BLOCK))
+            for sha256, blob in bundle.blobs.items():
+                put(_member(f"sha256/{sha256}", blob.size))
+                content = hashlib.sha256()
+                begin = out.tell()
+                with open_file(blob.path) as file:
+                    for chunk in _chunks(file, blob.size):
+                        put(chunk)
+                        content.update(chunk)
+                if (out.tell() - begin, content.hexdigest()) != (blob.size, sha256):
+                    raise HashMismatch(
+                        f"{blob.path} is not the file with sha256 {sha256} any more",
+                        hint="fetch it again; `bitnet cache verify` finds others like it",
+                    )
+                put(bytes(-blob.size % _BLOCK))
+            put(bytes(total - out.tell()))
+            out.flush()
+            os.fsync(out.fileno())
     except OSError as error:
         raise from_os_error(error, error.filename or path) from error
     return digest.hexdigest()

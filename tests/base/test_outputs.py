@@ -64,6 +64,33 @@ def test_an_output_without_a_kind_replaces_nothing_not_even_a_link_to_nothing(tm
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.parametrize("before", [None, b"Dear old"], ids=["a new file", "one that is replaced"])
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, before):
+    target = tmp_path / "letter"
+    if before is not None:
+        target.write_bytes(before)
+        target.chmod(0o640)
+    left = tmp_path / ".letter.4711.partial"
+    left.write_bytes(b"half of it")
+    foreign = tmp_path / ".letter.json.4711.partial"
+    foreign.write_bytes(b"of another file")
+    OutputFile(target, LETTER).write(b"Dear new")
+    assert target.read_bytes() == b"Dear new"
+    assert {path.name for path in tmp_path.iterdir()} == {target.name, foreign.name}
+    if before is not None:
+        assert target.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_writer_leaves_the_draft_of_another_alone(tmp_path):
+    target = tmp_path / "letter"
+    with OutputFile(target, LETTER).draft() as draft:
+        draft.write_bytes(b"Dear first")
+        own = draft.rename(draft.with_name(".letter.4711.partial"))  # as of another process
+        OutputFile(target, LETTER).write(b"Dear second")
+        own.rename(draft)
+    assert target.read_bytes() == b"Dear first"
+
+
 def test_a_file_that_appears_while_the_draft_is_written_stays(tmp_path):
     target = tmp_path / "out"
 

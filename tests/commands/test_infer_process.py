@@ -74,8 +74,8 @@ ROOMS = {
 PARTS = {
     *("batch.options", "cache.exact_heads", "convert.options", "crossval.options", "hub.options"),
     *("server.narration", "server.options"),
-    *("store.blobs", "store.links", "store.partial", "store.placing", "store.records"),
-    *("store.hugging_face", "store.tag", "store.tree"),
+    *("store.blobs", "store.claims", "store.digests", "store.links", "store.partial"),
+    *("store.placing", "store.records", "store.hugging_face", "store.root", "store.tree"),
 }
 LATER = {
     *("formats.hf_checkpoint", "models.adapted"),
