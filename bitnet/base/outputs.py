@@ -156,7 +156,7 @@ class OutputFile:
 def _drafting(target: Path) -> Iterator[None]:
     """Hold a lock for as long as *target* is written; first remove what killed processes left.
 
-    Writers share the lock, and who has it alone knows that nobody writes.
+    Writers share the lock; a process that gets it alone knows that no other one writes.
     """
     guard = target.with_name(f".{target.name[:_LONGEST_NAME]}.lock")
     stem = re.escape(f".{target.name[:_LONGEST_NAME]}")

@@ -330,10 +330,9 @@ def _explicit(named: str, common: Context) -> Path | None:
         return None  # without loading what opens connections: 20 MB and 0.2 s
     from bitnet.hub.models import locate_tokenizer
     from bitnet.hub.ref import parse
-    from bitnet.tokenizer.from_files import TOKENIZER_FILES
+    from bitnet.tokenizer.from_files import TOKENIZER_FILES, order_names
     from bitnet.tokenizer.load import load_spec
     from bitnet.tokenizer.side_files import SIDE_FILES
-    from bitnet.tokenizer.tokenizer_class import prefers_tekken
 
     remote = parse(named)
     if not (remote.repo or remote.url):
@@ -344,7 +343,7 @@ def _explicit(named: str, common: Context) -> Path | None:
         names=TOKENIZER_FILES,
         beside=("merges.txt", *SIDE_FILES),
         check=load_spec,
-        prefers_tekken=prefers_tekken,
+        order_names=order_names,
     )
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from bitnet import sources
 from bitnet.base.errors import BitnetError, CacheBusy, NotFound, Offline, UsageError
-from bitnet.base.files import git_oid, path_of, text_of
+from bitnet.base.files import git_oid, path_of, read_json, text_of
 from bitnet.base.findings import Finding
 from bitnet.base.invocation import word
 from bitnet.base.quantities import human_size
@@ -33,7 +33,7 @@ from bitnet.sources import Source
 from bitnet.store import Pin, Store, links, tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from bitnet.cache.entries import Entry
@@ -41,9 +41,15 @@ if TYPE_CHECKING:
     from bitnet.hub.orders import Obtained
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
+    from bitnet.hub.resolve import RepoModel
     from bitnet.sources import Package
 
+    # Names of tokenizer files among those of a folder, in order; reads its config.json if needed.
+    OrderNames = Callable[[Collection[str], Callable[[], Any], str], list[str]]
+
 logger = logging.getLogger(__name__)
+
+_SAFETENSORS_PART = re.compile(r".*-\d{5}-of-(?P<count>\d{5})\.safetensors", re.DOTALL)
 
 
 def locate_model(
@@ -78,6 +84,7 @@ def locate_model(
 
 def files_here(model: Ref, project: Project) -> list[Obtained]:
     """The files of *model*, below ``<cache>/models``, without a connection."""
+    cut_off = project.is_offline
     options = replace(project.options, offline=True)
     project = replace(project, records=False, options=options)
     if model.url:
@@ -85,7 +92,7 @@ def files_here(model: Ref, project: Project) -> list[Obtained]:
     elif model.packaged:
         files = [sources.PACKAGED[model.packaged]]
     else:
-        files = [_source(model, file) for file in _names_here(model, project)]
+        files = [_source(model, file) for file in _names_here(model, project, cut_off=cut_off)]
     if not files:
         project.require_connection(model.folder(project.cache), model.command)
     return _obtain_files(model, files, project)
@@ -132,19 +139,43 @@ def _path_to_open(files: list[Obtained]) -> Path:
     return next(file.path for file in files if file.pin.file.endswith(".safetensors")).parent
 
 
-def _names_here(model: Ref, project: Project) -> list[str]:
-    """Files of *model* on the hub, as far as this machine knows; empty if it is new."""
+def _has_all_weights(model: RepoModel, recorded: Mapping[str, Source], store: Store) -> bool:
+    """False if the index of *model*, a folder of *recorded* files, names weights it lacks."""
+    inside = {file.rpartition("/")[2] for file in model.files}
+    for file in model.files:
+        if file.endswith(".safetensors.index.json") and file in recorded:
+            path = store.path_of(str(recorded[file].sha256))
+            try:
+                weights = read_json(path, hint="fetch the model again")["weight_map"].values()
+            except (BitnetError, KeyError, AttributeError):
+                return False
+            if any(name not in inside for name in weights if isinstance(name, str)):
+                return False
+    parts = [part for part in map(_SAFETENSORS_PART.fullmatch, inside) if part is not None]
+    return all(int(part["count"]) == len(parts) for part in parts)
+
+
+def _names_here(model: Ref, project: Project, *, cut_off: bool) -> list[str]:
+    """Files of *model* on the hub, as far as this machine knows; empty if it is new.
+
+    *cut_off*: the hub cannot be asked afterwards.
+    """
     store = project.store
     folder = model.folder(project.cache)
     if is_pattern(model.file):
         linked = [path for path in folder.rglob("*") if path.is_file()]  # whole models only
         sizes = {text_of(path.relative_to(folder)): path.stat().st_size for path in linked}
-        for entry in store.index:
-            is_asked = (entry.repo, entry.revision) == (model.repo, model.revision)
-            if is_asked and entry.file.endswith(".gguf") and store.path_of(entry.sha256).is_file():
-                sizes.setdefault(entry.file, entry.size)
+        recorded = {file.file: file for file in _list_recorded(model, store)}
+        for file, source in recorded.items():
+            # Of a folder in parts only the hub says what belongs to it, if it can be asked.
+            if file.endswith(".gguf") or cut_off:
+                sizes.setdefault(file, source.size or 0)
         here = [replace(_source(model, file), size=size) for file, size in sorted(sizes.items())]
-        whole = [each for each in models_in(here, model.file) if each.is_whole]
+        whole = []
+        for each in models_in(here, model.file):
+            is_linked = folder.joinpath(path_of(each.files[0])).is_file()
+            if each.is_whole and (is_linked or _has_all_weights(each, recorded, store)):
+                whole.append(each)
         if model.tag:
             whole = [each for each in whole if model.means(each.files[0])]
         if whole:
@@ -166,14 +197,14 @@ def locate_tokenizer(
     names: Sequence[str],
     beside: Sequence[str],
     check: Callable[[Path], object],
-    prefers_tekken: Callable[[dict[str, Any]], bool],
+    order_names: OrderNames,
 ) -> Path:
     """The file of *remote*, a tokenizer by address, in the cache, with its additional files.
 
     Naming it is consent to this one download: while the file in ``<cache>/tokenizers`` is as it was
-    put there, no connection is opened for it again. Of a repository it is the first of *names*,
-    with the files *beside* it, but ``tekken.json`` if *prefers_tekken* says so of ``config.json``.
-    *check* reads the file or raises; then it is not kept.
+    put there, no connection is opened for it again. Of a repository it is the one of *names* that
+    *order_names* puts first, as in a folder, with the files *beside* it. *check* reads the file or
+    raises; then it is not kept.
     """
     if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
         raise UsageError(
@@ -194,7 +225,7 @@ def locate_tokenizer(
     if remote.url:
         files = [Source(remote.name, "", _tokenizer_names(remote)[0], url=remote.url)]
     else:
-        files = _tokenizer_files(remote, folder, project, names, beside, prefers_tekken)
+        files = _tokenizer_files(remote, folder, project, names, beside, order_names)
     orders = []
     home = path_of(files[-1].file).parent
     for source in files:
@@ -229,21 +260,29 @@ def _tokenizer_files(
     project: Project,
     names: Sequence[str],
     beside: Sequence[str],
-    prefers_tekken: Callable[[dict[str, Any]], bool],
+    order_names: OrderNames,
 ) -> list[Source]:
     """Files of a repository: the main file after its additional files, as it stands for all."""
-    project.require_connection(folder, f"the same command, or copy the files to {folder}")
-    with HubSession(project.options_for(remote.repo)) as session:
-        listed = list_files(remote.repo, remote.revision, session)
-        files = {file.file: file for file in listed}
-        present = [name for name in names if name in files]
-        if len(present) > 1 and {"tekken.json", "config.json"} <= files.keys() and not remote.file:
-            # As in a folder, the model's type decides which of two tokenizers is its own.
-            url = file_url(remote.repo, remote.revision, "config.json", session.options)
-            config, _, _ = session.json(url, f"config.json of {remote.repo}")
-            if isinstance(config, dict) and prefers_tekken(config):
-                present.insert(0, "tekken.json")
-    main = remote.file or next(iter(present), "")
+    if project.is_offline:
+        files = {file.file: file for file in _list_recorded(remote, project.store)}
+
+        def read_config() -> Any:
+            path = project.store.path_of(str(files["config.json"].sha256))
+            return read_json(path, hint=remote.command)
+
+        main = _main_of(remote, files, order_names, read_config)
+        if main not in files:
+            project.require_connection(folder, f"the same command, or copy the files to {folder}")
+    else:
+        with project.connect(Source(remote.repo, remote.repo)) as session:
+            listed = list_files(remote.repo, remote.revision, session)
+            files = {file.file: file for file in listed}
+
+            def read_config() -> Any:
+                url = file_url(remote.repo, remote.revision, "config.json", session.options)
+                return session.json(url, f"config.json of {remote.repo}")[0]
+
+            main = _main_of(remote, files, order_names, read_config)
     if main not in files:
         expected = main or f"none of {', '.join(names)}"
         raise NotFound(
@@ -255,6 +294,26 @@ def _tokenizer_files(
     templates = f"{where}/{TEMPLATE_FOLDER}/".lstrip("/")
     more += [name for name in files if name.startswith(templates) and name.endswith(".jinja")]
     return [files[name] for name in (*more, main) if name in files]
+
+
+def _main_of(
+    remote: Ref, files: Collection[str], order_names: OrderNames, read_config: Callable[[], Any]
+) -> str:
+    """The tokenizer file that *remote* means among *files*; empty if there is none."""
+    if remote.file:
+        return remote.file
+    return next(iter(order_names(files, read_config, f"hf://{remote.repo}")), "")
+
+
+def _list_recorded(ref: Ref, store: Store) -> list[Source]:
+    """The files of the repository and revision of *ref* that the store has, by their names."""
+    return [
+        Source(pin.repo, pin.repo, pin.file, pin.revision, pin.sha256, pin.size)
+        for pin in store.index
+        if (pin.repo, pin.revision) == (ref.repo, ref.revision)
+        and pin.kind in ("model", "tokenizer")
+        and store.path_of(pin.sha256).is_file()
+    ]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.base.invocation import word
@@ -31,6 +31,7 @@ from bitnet.tokenizer.vocabularies import LazySequence, bpe_spec, pair_merges
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable, Collection
 
 logger = logging.getLogger(__name__)
 
@@ -66,24 +67,35 @@ def spec_from_file(
 
 
 def tokenizer_names(files: Inventory) -> list[str]:
-    """Names of the tokenizer files in a folder, the one that transformers reads first.
+    """Names of the tokenizer files in a folder, as :func:`order_names`."""
+    present = [name for name in (*TOKENIZER_FILES, "merges.txt", "config.json") if name in files]
+    return order_names(present, lambda: read_json(files, "config.json"), str(files.root))
+
+
+def order_names(present: Collection[str], read_config: Callable[[], Any], where: str) -> list[str]:
+    """Names of tokenizer files among the *present* ones, the one that transformers reads first.
 
     Two files that cannot agree are refused if nothing says which one is the model's.
+
+    Args:
+        present: the files of a folder or a repository.
+        read_config: reads its ``config.json``, where that decides.
+        where: the folder, or the address of the repository, for messages.
     """
-    names = [name for name in TOKENIZER_FILES if name in files]
-    if "vocab.json" in names and "merges.txt" not in files:  # as of CTC models of speech
+    names = [name for name in TOKENIZER_FILES if name in present]
+    if "vocab.json" in names and "merges.txt" not in present:  # as of CTC models of speech
         names.remove("vocab.json")
-    if "tekken.json" in names and len(names) > 1 and "config.json" in files:
-        config = read_json(files, "config.json")
+    if "tekken.json" in names and len(names) > 1 and "config.json" in present:
+        config = read_config()
         if isinstance(config, dict) and prefers_tekken(config):
             names.remove("tekken.json")
             names.insert(0, "tekken.json")
     if tuple(names[:2]) in _UNDECIDED:
         first, second = names[:2]
         raise Unsupported(
-            f"{files.root} has {first} and {second}, which are different tokenizers, and"
+            f"{where} has {first} and {second}, which are different tokenizers, and"
             " nothing says which one the model was trained with",
-            hint=f"name the right one: --tokenizer {word(files.root / second)}",
+            hint=f"name the right one: --tokenizer {word(f'{where}/{second}')}",
         )
     return names
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_models import tiny_gguf
 
-from bitnet.base.errors import PermissionDenied
+from bitnet.base.errors import Offline, PermissionDenied
 from bitnet.base.files import sha256_of
 from bitnet.cache.entries import entries, verify
 from bitnet.hub import models
@@ -22,6 +22,8 @@ from bitnet.hub.provide import fetch_source, provide
 from bitnet.hub.ref import parse
 from bitnet.sources import Source
 from bitnet.store import Pin, Store
+from bitnet.tokenizer.from_files import TOKENIZER_FILES, order_names
+from bitnet.tokenizer.side_files import SIDE_FILES
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/fd").is_dir(), reason="asks Linux what a descriptor is"
@@ -117,6 +119,89 @@ def test_a_model_of_several_files_is_used_without_its_links(project, read_only):
     assert [(path.parent / name).read_bytes() for name in names] == [
         b"GGUF" + name.encode() for name in names
     ]
+
+
+WEIGHTS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+INDEX = "model.safetensors.index.json"
+FOLDER = {
+    "config.json": b'{"model_type": "llama"}',
+    INDEX: json.dumps({"weight_map": dict(zip("ab", WEIGHTS, strict=True))}).encode(),
+    "tokenizer.json": b'{"model": {}}',
+    **{name: name.encode() for name in WEIGHTS},
+}
+
+
+def record(project, repo, files, kind="model"):
+    """Put *files* into the store under their names, as a command in another folder leaves them."""
+    for name, content in files.items():
+        path = project.folder / "made"
+        path.write_bytes(content)
+        digest = sha256_of(path)
+        assert project.store.adopt(path, digest) is not None
+        path.unlink()
+        pin = Pin(kind, repo, "main", name, None, digest, len(content))
+        project.store.index.write(pin, *pin.index_name)
+
+
+def test_a_folder_of_safetensors_is_used_without_its_links(project, read_only):
+    record(project, "org/folder", FOLDER)
+    read_only(project.cache)
+    folder = models.locate_model(parse("hf:org/folder"), project, fetch=False)
+    assert project.cache not in folder.parents
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == FOLDER
+
+
+@pytest.mark.parametrize("missing", ["config.json", *WEIGHTS])
+def test_a_folder_without_all_of_its_weights_is_not_used(project, read_only, missing):
+    left = {name: content for name, content in FOLDER.items() if name != missing}
+    record(project, "org/folder", left)
+    read_only(project.cache)
+    with pytest.raises(Offline):
+        models.locate_model(parse("hf:org/folder"), project, fetch=False)
+
+
+def test_parts_of_weights_without_an_index_are_counted(project, read_only):
+    left = {name: FOLDER[name] for name in ("config.json", WEIGHTS[1])}
+    record(project, "org/folder", left)
+    read_only(project.cache)
+    with pytest.raises(Offline):
+        models.locate_model(parse("hf:org/folder"), project, fetch=False)
+
+
+def locate_words(project, repo="org/words"):
+    return models.locate_tokenizer(
+        parse(f"hf://{repo}"),
+        project,
+        names=TOKENIZER_FILES,
+        beside=("merges.txt", *SIDE_FILES),
+        check=lambda path: path.read_bytes(),
+        order_names=order_names,
+    )
+
+
+def test_a_tokenizer_of_a_repository_is_used_without_its_links(project, read_only):
+    files = {"tokenizer.json": b'{"model": {}}', "tokenizer_config.json": b"{}"}
+    record(project, "org/words", files, "tokenizer")
+    read_only(project.cache)
+    path = locate_words(project)
+    assert project.cache not in path.parents
+    assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == files
+
+
+def test_a_repository_without_a_recorded_tokenizer_needs_a_connection(project, read_only):
+    record(project, "org/words", {"tokenizer_config.json": b"{}"}, "tokenizer")
+    read_only(project.cache)
+    with pytest.raises(Offline):
+        locate_words(project)
+
+
+def test_the_models_type_decides_offline_as_in_a_folder(project):
+    tekken = {"tekken.json": b"{}", "tokenizer.json": b'{"model": {}}'}
+    config = {"config.json": b'{"model_type": "ministral3"}'}
+    record(project, "mistral/words", tekken | config, "tokenizer")
+    record(project, "org/both", tekken, "tokenizer")
+    assert locate_words(project, "mistral/words").name == "tekken.json"
+    assert locate_words(project, "org/both").name == "tokenizer.json"
 
 
 def test_a_tokenizer_is_used_without_its_link(project, read_only):

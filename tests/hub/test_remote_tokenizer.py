@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 from tekken_files import write
 
-from bitnet.base.errors import InvalidFormat, NotFound, Offline, UsageError
+from bitnet.base.errors import InvalidFormat, NotFound, Offline, Unsupported, UsageError
 from bitnet.hub.models import locate_tokenizer
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
-from bitnet.tokenizer.from_files import TOKENIZER_FILES
+from bitnet.tokenizer.from_files import TOKENIZER_FILES, order_names, spec_from_folder
 from bitnet.tokenizer.load import load_tokenizer
 from bitnet.tokenizer.side_files import SIDE_FILES
-from bitnet.tokenizer.tokenizer_class import prefers_tekken
 
 CONTENT = json.dumps({"model": {"type": "BPE"}}).encode()
 REPO = "org/words"
@@ -40,7 +39,7 @@ provide = partial(
     locate_tokenizer,
     names=TOKENIZER_FILES,
     beside=SIDE_FILES,
-    prefers_tekken=prefers_tekken,
+    order_names=order_names,
 )
 
 
@@ -101,6 +100,28 @@ def test_a_tekken_file_of_another_models_repository_is_not_preferred(
     if config is not None:
         hub.add("org/both", "config.json", config)
     assert provide(parse("org/both"), project, check=read).name == "tokenizer.json"
+
+
+@pytest.mark.parametrize("second", ["tekken.json", "vocab.json"])
+def test_two_tokenizers_of_a_repository_are_undecided_as_those_of_a_folder(
+    project, hub, tmp_path, second
+):
+    """The rule is that of folders: one function answers for both."""
+    files = {"tokenizer.model": b"model", second: b"{}", "merges.txt": b"a b"}
+    for name, content in files.items():
+        hub.add("org/undecided", name, content)
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        (tmp_path / "folder" / name).write_bytes(content)
+    with pytest.raises(Unsupported, match="nothing says which one"):
+        spec_from_folder(tmp_path / "folder")
+    with pytest.raises(Unsupported, match="nothing says which one"):
+        provide(parse("org/undecided"), project, check=read)
+
+
+def test_a_vocabulary_without_merges_is_not_a_tokenizer(project, hub):
+    hub.add("org/speech", "vocab.json", b"{}")
+    with pytest.raises(NotFound, match="has no tokenizer"):
+        provide(parse("org/speech"), project, check=read)
 
 
 def test_templates_with_names_are_fetched_with_a_tokenizer(project, hub):
