@@ -1,10 +1,16 @@
 """Models that make vectors of texts: no continuations, and a text in one pass."""
 
+import importlib.util
 import json
 
+import pytest
+from llama_cpp_models import written
 from tiny_models import in_encoding, tiny, write_model
+from verdicts import check_verdicts
 
 from bitnet.crossval.plan import COMPARED, LONG
+from bitnet.crossval.references import LlamaCpp, references_for
+from bitnet.formats.containers import open_checkpoint
 
 LENGTH = LONG + 8
 
@@ -38,3 +44,22 @@ def test_a_recording_of_such_a_model_sees_a_change(bitnet, tmp_path):
     done = bitnet("crossval", "--model", tmp_path / "other.gguf", "--recording", golden)
     assert done.code == 15
     assert "today's pass is not the recorded one" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None,
+    reason="xllamacpp is not installed: an extra of crossval",
+)
+@pytest.mark.parametrize("encoding", ["F32", "Q8_0"])
+def test_a_decoder_that_sees_later_positions_is_that_of_llama_cpp(encoding, tmp_path):
+    keys = {"attention.causal": False}
+    path = written(tmp_path / "m.gguf", "qwen2", keys, encoding=encoding).path
+    check_verdicts(path, LlamaCpp())
+
+
+@pytest.mark.parametrize("architecture", ["bert", "qwen2"])
+def test_an_engine_that_computes_texts_in_parts_is_not_asked(architecture, tmp_path):
+    model = tiny(architecture, **{"attention.causal": False})
+    checkpoint = open_checkpoint(write_model(tmp_path / "m.gguf", model))
+    assert [engine.name for engine in references_for(checkpoint)] == ["llama.cpp", "float64"]
