@@ -1,11 +1,14 @@
 """Commands of ``inv`` in a checkout: every command of ``bitnet``, and the developer's own tasks."""
 
 import platform
+import re
 import shlex
 import sys
 import sysconfig
 from datetime import datetime, timezone
+from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 sys.dont_write_bytecode = False  # Invoke switches it off; without caches every start is slow
 
@@ -62,20 +65,37 @@ def check(c, since=option("origin/main", "commit from which on files count as ch
 
 @task()
 def lint(c, fix=option(False, "repair what can be repaired, and format")):
-    """Check style and formatting: Python with ruff, C++ with clang-format."""
+    """Check style and formatting: Python with ruff, C++ with clang-format and clang-tidy."""
     c.run(f"{sys.executable} -m ruff check {'--fix' if fix else ''} .")
     c.run(f"{sys.executable} -m ruff format {'' if fix else '--check'} .")
     sources = sorted((ROOT / "native").rglob("*.?pp"))
     paths = " ".join(shlex.quote(str(path)) for path in sources)
     with c.cd(str(ROOT)):
-        c.run(f"{_clang_format()} {'-i' if fix else '--dry-run --Werror'} {paths}")
+        c.run(f"{_tool('clang-format')} {'-i' if fix else '--dry-run --Werror'} {paths}")
+        for folder in ("kernels", "tokenizer"):
+            _tidy(c, folder)
 
 
-def _clang_format():
-    """Path of the clang-format that the extra ``dev`` installs; lines break as it says."""
-    from clang_format import get_executable
+def _tool(name):
+    """Path of a program of Clang, in the package of its name that the extra ``dev`` installs."""
+    folder = files(name.replace("-", "_")) / "data/bin"
+    programs = [path for path in Path(str(folder)).iterdir() if path.stem == name]
+    return shlex.quote(str(programs[0]))
 
-    return shlex.quote(str(get_executable("clang-format")))
+
+def _tidy(c, folder):
+    """Check a *folder* of C++ with clang-tidy, in one piece as it is built.
+
+    Files of instruction sets are built apart, with flags that only some processors have.
+    """
+    left_out = re.compile(r"isa/(amx|avx|neon|scalar)")
+    sources = sorted((ROOT / "native" / folder).rglob("*.cpp"))
+    included = [path for path in sources if not left_out.search(path.as_posix())]
+    with TemporaryDirectory() as work:
+        whole = Path(work) / f"{folder}.cpp"
+        whole.write_text("".join(f'#include "{path}"\n' for path in included), encoding="utf-8")
+        flags = "-std=c++17 -Inative -Inative/kernels"
+        c.run(f"{_tool('clang-tidy')} --quiet --config-file=.clang-tidy {whole} -- {flags}")
 
 
 @task()
@@ -248,7 +268,8 @@ def bench_peers(
     named = {"--peers": peers, "--peer-python": peer_python}
     there = " ".join(f"{name} {shlex.quote(value)}" for name, value in named.items() if value)
     tests = "--tests pp128,pp512,pp4096,tg128,tg32@4096 --no-start"
-    python, folder = sys.executable, ROOT / "benchmarks"
+    python = sys.executable
+    folder = ROOT / "benchmarks"
     words = f"{shlex.join(model)} {there} {tests} --json {results} {args}"
     c.run(f"{python} {folder}/runtime.py {words}")
     named = " ".join(f"--build {shlex.quote(entry)}" for entry in build)

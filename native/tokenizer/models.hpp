@@ -65,7 +65,7 @@ private:
     // Bytes of ones, and as many of zeros behind them.
     static constexpr auto kMask = [] {
         std::array<char, 2 * sizeof words> mask{};
-        for (size_t i = 0; i < sizeof words; ++i) mask[i] = -1;
+        for (size_t i = 0; i < mask.size() / 2; ++i) mask[i] = -1;
         return mask;
     }();
 };

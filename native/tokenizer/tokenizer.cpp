@@ -256,9 +256,11 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
 void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids& out) {
     const char* const end = text.data() + text.size();
     if (scans(worker)) {
-        for (const char *p = text.data(), *stop = p; p != end; p = stop) {
-            stop = worker.pre.scan(text.data(), p, end, worker.budget);
-            worker.bpe.add(p, stop, end, out);
+        const char* word = text.data();
+        while (word != end) {
+            const char* const next = worker.pre.scan(text.data(), word, end, worker.budget);
+            worker.bpe.add(word, next, end, out);
+            word = next;
         }
     } else {
         for (size_t at = 0, stop = 0; at < text.size(); at = stop) {

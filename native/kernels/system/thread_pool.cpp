@@ -63,6 +63,7 @@ public:
             workers_.reserve(size_t(workers));
             for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { loop(); });
         } catch (const std::exception&) {
+            // The threads that there are do all of it.
         }
     }
 
@@ -272,7 +273,7 @@ std::shared_ptr<uint8_t> allocate_weights(size_t size) {
     }
     uint8_t* piece = chunk->memory + chunk->used;
     chunk->used += needed;
-    return {std::move(chunk), piece};
+    return {chunk, piece};
 }
 
 }  // namespace bitnet
