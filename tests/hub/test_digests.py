@@ -5,7 +5,8 @@ import json
 from base64 import b64encode
 
 import pytest
-from hub_server import LARGE_BYTES, Rule
+from hub_repositories import LARGE_BYTES
+from hub_server import Rule
 
 from bitnet.base.errors import IntegrityError
 from bitnet.hub.http import read_digest, requests

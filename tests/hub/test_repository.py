@@ -1,7 +1,8 @@
 import hashlib
 
 import pytest
-from hub_server import Blob, HubServer, Rule
+from hub_repositories import Blob
+from hub_server import HubServer, Rule
 
 from bitnet.base.errors import HashMismatch, NetworkError, NotFound, UsageError
 from bitnet.hub.options import FetchOptions

@@ -26,17 +26,18 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from hub_repositories import Blob, Repo, Seen
+from loopback import LoopbackServer, QuietHandler
 from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LARGE_BYTES = 1000  # from here on a file is stored the way large files are (LFS)
 SEND_BYTES = 1 << 18
 SECRET_QUERY = "Signature=do-not-show-this"
 PAGE = b"<!DOCTYPE html><html><body>Welcome to the guest network</body></html>"
@@ -70,67 +71,6 @@ class Rule:
     drop_headers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A request and how it was answered."""
-
-    where: str
-    method: str
-    path: str
-    headers: dict[str, str]
-    status: int
-    sent: int
-
-
-class Blob:
-    """A file: bytes in memory, or a path."""
-
-    def __init__(self, content: bytes | Path) -> None:
-        self.path = content if isinstance(content, Path) else None
-        self._bytes = content if isinstance(content, bytes) else b""
-        self.size = self.path.stat().st_size if self.path else len(self._bytes)
-        self.sha256 = self._digest()
-        self.oid = self._oid()
-
-    def _oid(self):
-        """The name git gives to the content; of a large file, to some pointer."""
-        content = self.sha256.encode() if self.large else self.read(0, self.size)
-        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-    def _digest(self):
-        if self.path is None:
-            return hashlib.sha256(self._bytes).hexdigest()
-        with open(self.path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
-    def read(self, start: int, stop: int) -> bytes:
-        if self.path is None:
-            return self._bytes[start:stop]
-        with open(self.path, "rb") as file:
-            file.seek(start)
-            return file.read(stop - start)
-
-    @property
-    def large(self) -> bool:
-        return self.size >= LARGE_BYTES
-
-
-@dataclass
-class Repo:
-    """Files by commit; ``main`` is the last one."""
-
-    name: str
-    gated: bool = False
-    private: bool = False
-    licence: str = "apache-2.0"
-    commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
-    revisions: dict[str, str] = field(default_factory=dict)
-
-    def files(self, revision: str) -> tuple[str, dict[str, Blob]] | None:
-        commit = self.revisions.get(revision, revision)
-        return (commit, self.commits[commit]) if commit in self.commits else None
-
-
 class HubServer:
     """The hub and its file server; a context manager."""
 
@@ -146,12 +86,12 @@ class HubServer:
         self.lock = threading.Condition()
         self.closing = threading.Event()
         self.connections: set[socket.socket] = set()
-        self._hub = _Server(("127.0.0.1", port), "hub", self)
-        self._cdn = _Server(("127.0.0.1", 0), "cdn", self)
+        self._hub = _Server("hub", self, port)
+        self._cdn = _Server("cdn", self)
         self.url = f"http://127.0.0.1:{self._hub.server_port}"
         self.cdn_url = f"http://localhost:{self._cdn.server_port}"
         for server in (self._hub, self._cdn):
-            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+            server.start()
 
     def __enter__(self):
         return self
@@ -162,8 +102,7 @@ class HubServer:
     def close(self) -> None:
         self.closing.set()
         for server in (self._hub, self._cdn):
-            server.shutdown()
-            server.server_close()
+            server.stop()
         with self.lock:
             for connection in self.connections:
                 with contextlib.suppress(OSError):
@@ -224,26 +163,18 @@ class HubServer:
         return Rule()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def __init__(self, address, where, hub):
-        self.where, self.hub = where, hub
-        super().__init__(address, _Handler)
-
-    def handle_error(self, request, client_address):
-        pass  # clients break connections here, that is what this server is for
+class _Server(LoopbackServer):
+    def __init__(self, where, hub, port=0):
+        self.where = where
+        super().__init__(_Handler, hub, port=port)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(QuietHandler, BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def setup(self):
         super().setup()
-        self.hub: HubServer = self.server.hub
+        self.hub: HubServer = self.server.owner
         with self.hub.lock:
             self.hub.connections.add(self.connection)
 
@@ -251,9 +182,6 @@ class _Handler(BaseHTTPRequestHandler):
         with self.hub.lock:
             self.hub.connections.discard(self.connection)
         super().finish()
-
-    def log_message(self, *args):
-        pass
 
     def do_GET(self):
         self._answer()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from base64 import b64encode
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
+
+from loopback import LoopbackServer, QuietHandler
 
 if TYPE_CHECKING:
     import ssl
@@ -22,28 +23,18 @@ class PackageIndex:
         self.sent: list[tuple[str, str, int]] = []  # file, first word of the agent, bytes
         self.refused = 0
         self.truncate: dict[str, int] = {}  # bytes after which a file's body ends, by its name
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
-        self._server.index = self
-        if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self._server = LoopbackServer(_Handler, self, tls=tls)
         self.port = self._server.server_port
 
     def __enter__(self) -> PackageIndex:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._server.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args):
-        pass
-
+class _Handler(QuietHandler, BaseHTTPRequestHandler):
     def do_HEAD(self):
         self._answer()
 
@@ -51,7 +42,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self):
-        index = self.server.index
+        index = self.server.owner
         if index.login and self.headers.get("Authorization") != index.login:
             index.refused += 1
             self._reply(401, b"", {"WWW-Authenticate": 'Basic realm="index"'})
@@ -78,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _page(self, name):
         links = []
-        for path in sorted(self.server.index.folder.glob(f"{name.replace('-', '_')}-*.whl")):
+        for path in sorted(self.server.owner.folder.glob(f"{name.replace('-', '_')}-*.whl")):
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             links.append(f'<a href="/files/{path.name}#sha256={digest}">{path.name}</a>')
         return "\n".join(links).encode()

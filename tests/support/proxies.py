@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
-import threading
 from base64 import b64encode
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
+
+from loopback import LoopbackServer, QuietHandler
 
 
 class Proxy:
@@ -22,28 +23,20 @@ class Proxy:
         self.forbids = False  # answers 403 to every request with the right login
         self.refused = 0  # requests without the right login
         self.carried: list[str] = []  # hosts with ports of tunnels, addresses of requests
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
-        self._server.proxy = self
+        self._server = LoopbackServer(_Handler, self)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> Proxy:
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._server.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args):
-        pass
-
+class _Handler(QuietHandler, BaseHTTPRequestHandler):
     def _is_refused(self):
-        proxy = self.server.proxy
+        proxy = self.server.owner
         status = 0
         if proxy.login and self.headers.get("Proxy-Authorization") != proxy.login:
             proxy.refused += 1
@@ -63,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_CONNECT(self):
         if self._is_refused():
             return
-        self.server.proxy.carried.append(self.path)
+        self.server.owner.carried.append(self.path)
         host, _, port = self.path.rpartition(":")
         with _connect(host, int(port)) as upstream:
             self.send_response(200)
@@ -80,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _forward(self):
         if self._is_refused():
             return
-        self.server.proxy.carried.append(self.path)
+        self.server.owner.carried.append(self.path)
         parts = urlsplit(self.path)
         place = parts.path + (f"?{parts.query}" if parts.query else "")
         lines = [f"{self.command} {place} HTTP/1.1"]

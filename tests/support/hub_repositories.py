@@ -1,0 +1,70 @@
+"""Repositories, files and requests of the hub on loopback (``hub_server``)."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LARGE_BYTES = 1000  # from here on a file is stored the way large files are (LFS)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request and how it was answered."""
+
+    where: str
+    method: str
+    path: str
+    headers: dict[str, str]
+    status: int
+    sent: int
+
+
+class Blob:
+    """A file: bytes in memory, or a path."""
+
+    def __init__(self, content: bytes | Path) -> None:
+        self.path = content if isinstance(content, Path) else None
+        self._bytes = content if isinstance(content, bytes) else b""
+        self.size = self.path.stat().st_size if self.path else len(self._bytes)
+        self.sha256 = self._digest()
+        self.oid = self._oid()
+
+    def _oid(self):
+        """The name git gives to the content; of a large file, to some pointer."""
+        content = self.sha256.encode() if self.large else self.read(0, self.size)
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+    def _digest(self):
+        if self.path is None:
+            return hashlib.sha256(self._bytes).hexdigest()
+        with open(self.path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self.path is None:
+            return self._bytes[start:stop]
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+    @property
+    def large(self) -> bool:
+        return self.size >= LARGE_BYTES
+
+
+@dataclass
+class Repo:
+    """Files by commit; ``main`` is the last one."""
+
+    name: str
+    gated: bool = False
+    private: bool = False
+    licence: str = "apache-2.0"
+    commits: dict[str, dict[str, Blob]] = field(default_factory=dict)
+    revisions: dict[str, str] = field(default_factory=dict)
+
+    def files(self, revision: str) -> tuple[str, dict[str, Blob]] | None:
+        commit = self.revisions.get(revision, revision)
+        return (commit, self.commits[commit]) if commit in self.commits else None
