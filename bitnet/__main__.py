@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from bitnet.base.errors import Interrupted
@@ -22,30 +22,10 @@ def _find_yaml(name: str, *where: Any) -> ModuleSpec | None:
     return spec
 
 
-def _import_invoke() -> None:
-    """Import Invoke without two modules that only its tests and its version number need.
-
-    They load asyncio, ssl and email: a third of the time in which help is shown. What imports them
-    afterwards gets the real ones.
-    """
-    mock = ModuleType("unittest.mock")
-    mock.Mock = object  # type: ignore[attr-defined]
-    metadata = ModuleType("importlib.metadata")
-    metadata.version = lambda _name: "unknown"  # type: ignore[attr-defined]
-    stand_ins = {its.__name__: its for its in (mock, metadata) if its.__name__ not in sys.modules}
-    sys.modules.update(stand_ins)
-    try:
-        import invoke  # noqa: F401 - for its side effect
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
-
-
 def main() -> None:
     """Run the command line and exit; the console script."""
     sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_yaml))
     try:
-        _import_invoke()
         from bitnet.commands import program
 
         program.main()

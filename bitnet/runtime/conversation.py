@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported, UsageError
+from bitnet.runtime.reasoning_budget import BudgetRules
 from bitnet.runtime.request import ReasoningRules
 from bitnet.runtime.request_checks import check_messages, reasoning_of
 from bitnet.runtime.tool_calls import overlap
@@ -126,31 +127,58 @@ def _marks_of(tokenizer: Tokenizer) -> list[str] | None:
     return next((marks for sign, *marks in _MARKS if sign in template), None)
 
 
+def effort_variables(tokenizer: Tokenizer, effort: str | None) -> dict[str, Any]:
+    """Variables of the model's chat template for an *effort*; none if that changes nothing.
+
+    The effort ``none`` turns reasoning off where the template has a switch and no efforts.
+    """
+    if not effort or not tokenizer.chat_template:
+        return {}
+    facts = chat_template(tokenizer).facts
+    if facts.effort:
+        return {facts.effort: effort}
+    if effort == "none":
+        return dict.fromkeys(facts.thinking_switches, False)
+    return {}
+
+
 def reasoning_rules(
-    tokenizer: Tokenizer,
-    prompt: str,
-    budget: int | None = None,
-    begun: Mapping[str, Any] | None = None,
+    tokenizer: Tokenizer, prompt: str, begun: Mapping[str, Any] | None = None
 ) -> ReasoningRules | None:
     """Rules for answers to *prompt*; ``None`` for a model whose template has no reasoning.
 
-    After *budget* tokens the reasoning is ended; *begun* is the message that is continued, if any.
+    *begun* is the message that is continued, if any.
     """
     marks = _marks_of(tokenizer)
     if marks is None:
         return None
     opening, closing = marks
     is_begun = prompt.rstrip().endswith(opening) if begun is None else not begun.get("content")
-    ids = [tokenizer.encode(mark, add_special=False) for mark in marks]
-    tokens = (ids[0][0], ids[1][0]) if all(len(each) == 1 for each in ids) else None
-    if budget is not None and tokens is None:
+    ids = [token for mark in marks for token in tokenizer.encode(mark, add_special=False)]
+    special = set(tokenizer.special_ids).intersection(ids)
+    shown = {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special}
+    return ReasoningRules(opening, closing, is_begun, shown)
+
+
+def budget_rules(
+    tokenizer: Tokenizer, rules: ReasoningRules, most: int, message: str = ""
+) -> BudgetRules:
+    """Rules that end the reasoning of *rules* after *most* tokens, with *message* before that."""
+    forced = tokenizer.encode(message, add_special=False) if message else []
+    end = tokenizer.encode(rules.closing, add_special=False)
+    if b"".join(map(tokenizer.token_bytes, end)).strip() != rules.closing.strip().encode():
         raise UsageError(
-            "this model's reasoning has no limit: its marks are not single tokens",
+            f"this model's reasoning has no limit: it has no tokens for {rules.closing!r}",
             field="thinking_budget",
         )
-    special = set(tokenizer.special_ids).intersection(ids[0] + ids[1])
-    shown = {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special}
-    return ReasoningRules(opening, closing, is_begun, budget, tokens, shown)
+    return BudgetRules(
+        most,
+        rules.opening.strip().encode(),
+        rules.closing.strip().encode(),
+        (*forced, *end),
+        rules.begun,
+        tokenizer.token_bytes,
+    )
 
 
 class ReasoningReader:

@@ -5,6 +5,7 @@ Close it, or use it as a context manager, as ``with bitnet.load("models/model.gg
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -23,12 +24,15 @@ from bitnet.kernels.native import select
 from bitnet.models.load import config_from, load_model
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.conversation import (
+    budget_rules,
     conversation_text,
+    effort_variables,
     reasoning_rules,
     thinking_variables,
 )
 from bitnet.runtime.drafts import check_draft_model
 from bitnet.runtime.prompt_facts import open_prompt_cache
+from bitnet.runtime.repetitions import find_breakers
 from bitnet.runtime.request import AnswerOptions, Request, request_of, with_answer_options
 from bitnet.runtime.request_checks import read_schema
 from bitnet.runtime.scheduler import Scheduler
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
     from bitnet.models.exact_head.head import HeadMode
     from bitnet.models.transformer import Model
     from bitnet.runtime.prompt_cache import PromptCache
+    from bitnet.runtime.repetitions import Breakers
     from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.runtime.tools import Tools
@@ -108,6 +113,7 @@ class LanguageModel:
         self.prompts: Prompts = Prompts()
         self.text_limit: int | None = None
         self.generation: GenerationSettings = GenerationSettings()
+        self._breakers_of: tuple[tuple[str, ...], Breakers] | None = None
 
     @property
     def engine(self) -> Scheduler:
@@ -151,34 +157,48 @@ class LanguageModel:
                 f"{self.path.name} makes vectors of texts and does not write any",
                 hint=f"bitnet embed {word(self.path)} --input texts.txt",
             )
-        calls = reasoning = None
         if (messages := request.messages) is None:
             ids = encode_input(self.tokenizer, "prompt", request.prompt)
         else:
-            if request.thinking is not None:
-                switches = thinking_variables(self.tokenizer, request.thinking)
-                variables = {**switches, **(request.template_variables or {})}
-                request = replace(request, template_variables=variables)
-            text, tools, form = conversation_text(self.tokenizer, request)
-            # The template writes BOS itself if the model needs it.
-            ids = self.tokenizer.encode(text, add_special=False)
-            if form is not None:
-                calls = (tools or NO_TOOLS).rules(form, self.tokenizer, text)
-                if tools is not None:
-                    grammar = self._calls_grammar(request, tools, form, calls.begun)
-                    request = replace(request, grammar=grammar)
-            if request.separate_reasoning and not (request.grammar or request.needs_grammar):
-                begun = messages[-1] if request.continue_final_message else None
-                reasoning = reasoning_rules(self.tokenizer, text, request.thinking_budget, begun)
+            ids, request = self._prepare_chat(request, messages)
         stop_ids = request.stop_ids or self.tokenizer.stop_ids
         request = request.with_settings(self.generation, prompt_tokens=len(ids))
         return ids, replace(
             request,
-            grammar=request.grammar or self._grammar(request),
-            calls=calls,
-            reasoning=reasoning,
+            constraint=request.constraint or self._constraint(request),
+            breakers=self._breakers(request),
             stop_ids=frozenset() if request.ignore_eos else stop_ids,
         )
+
+    def _prepare_chat(
+        self, request: Request, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[int], Request]:
+        """Prompt ids of *messages*, those of *request*, and rules for reading the answer."""
+        tokenizer = self.tokenizer
+        variables = effort_variables(tokenizer, request.reasoning_effort)
+        if request.thinking is not None:
+            variables |= thinking_variables(tokenizer, request.thinking)
+        if variables:
+            variables |= request.template_variables or {}
+            request = replace(request, template_variables=variables)
+        text, tools, form = conversation_text(tokenizer, request)
+        # The template writes BOS itself if the model needs it.
+        ids = tokenizer.encode(text, add_special=False)
+        if form is not None:
+            calls = (tools or NO_TOOLS).rules(form, tokenizer, text)
+            request = replace(request, calls=calls)
+            if tools is not None:
+                constraint = self._calls_grammar(request, tools, form, calls.begun)
+                request = replace(request, constraint=constraint)
+        if request.constraint or request.needs_grammar:
+            return ids, request  # a grammar has no place for reasoning
+
+        begun = messages[-1] if request.continue_final_message else None
+        rules = reasoning_rules(tokenizer, text, begun)
+        if rules is not None and request.thinking_budget is not None:
+            most, message = request.thinking_budget, request.thinking_message
+            request = replace(request, budget=budget_rules(tokenizer, rules, most, message))
+        return ids, replace(request, reasoning=rules if request.separate_reasoning else None)
 
     def answer(self, request: Request) -> Answer:
         """The answer to *request*; iterate over it for the text as it is generated.
@@ -224,8 +244,6 @@ class LanguageModel:
         self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]
     ) -> AsyncGenerator[str]:
         """The text of :meth:`stream` in pieces, from a thread; cancelling ends it."""
-        import asyncio  # here: it takes longer to load than a short answer
-
         pieces = iter(await asyncio.to_thread(self.stream, prompt, **options))
         step: asyncio.Future[str | None] | None = None
         try:
@@ -255,6 +273,15 @@ class LanguageModel:
     def grammars(self) -> Grammars:
         """Grammars that constrain an answer; :class:`Unsupported` without llguidance."""
         return Grammars(self.tokenizer, rows=self.model.config.vocab_size)
+
+    def _breakers(self, request: Request) -> Breakers:
+        """Sequences of tokens that end a repetition for *request*; the last ones are kept."""
+        if not (request.has_chain_options and request.uses_dry):
+            return {}
+        texts = tuple(request.dry_sequence_breakers)
+        if self._breakers_of is None or self._breakers_of[0] != texts:
+            self._breakers_of = texts, find_breakers(self.tokenizer, texts)
+        return self._breakers_of[1]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, up to the beginning of the assistant's answer.
@@ -372,16 +399,19 @@ class LanguageModel:
         """Grammar that permits only calls, or calls and answers that follow a schema."""
         schema = None
         if not tools.required:
-            if request.regex is not None:
-                raise UsageError("tools and a regular expression are both given", field="tools")
+            for name, label in (("regex", "a regular expression"), ("grammar", "a grammar")):
+                if getattr(request, name) is not None:
+                    raise UsageError(f"tools and {label} are both given", field="tools")
             if request.json_schema is None:
                 return None
             schema = read_schema(request.json_schema)
         return self.grammars.tools(tools.grammar(form, self.tokenizer, schema, begun=begun))
 
-    def _grammar(self, request: Request) -> Grammar | None:
+    def _constraint(self, request: Request) -> Grammar | None:
         if request.json_schema is not None:
             return self.grammars.json_schema(read_schema(request.json_schema))
+        if request.grammar is not None:
+            return self.grammars.gbnf(request.grammar)
         return None if request.regex is None else self.grammars.regex(request.regex)
 
 

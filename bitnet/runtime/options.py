@@ -156,6 +156,12 @@ class PromptOptions:
         "", "JSON schema of the answer, or a file with it", metavar="FILE|JSON"
     )
     regex: str = option("", "regular expression for the whole answer")
+    grammar: str = option(
+        "",
+        "grammar of the whole answer in llama.cpp's form (GBNF), or a file with it",
+        metavar="FILE|TEXT",
+        synonyms=("grammar-file",),
+    )
     logprobs: int | None = option(
         None, "with --json: log-probabilities of the tokens and of this many alternatives",
         bounds=(0, MAX_LOGPROBS),

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import inspect
-import math
-import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, TypeVar
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, WrongType
-from bitnet.base.options import check_bounds, check_type, option, wrong_type
-from bitnet.runtime.request_checks import check_schema, check_text, check_value, reasoning_of
+from bitnet.base.options import check_bounds, check_type, option
+from bitnet.runtime.chain_options import ChainOptions
+from bitnet.runtime.request_checks import (
+    biases_of,
+    check_schema,
+    check_text,
+    check_value,
+    reasoning_of,
+    stops_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bitnet.formats.generation import GenerationSettings, SamplingDefault
+    from bitnet.runtime.reasoning_budget import BudgetRules
+    from bitnet.runtime.repetitions import Breakers
     from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallRules
 
@@ -27,7 +35,6 @@ if TYPE_CHECKING:
 EVERYTHING = 2**31 - 1  # of max_tokens: as many as there is room for
 DEFAULT_SEED = 42
 DEFAULT_TOKENS = 128  # most of an answer, if nothing says it
-MAX_BIAS = 1e9
 MAX_LOGPROBS = 100
 MAX_LOOKUP = 15  # drafted tokens and the last one fill a batch of the decode kernels
 MAX_MESSAGES = 4096
@@ -42,59 +49,17 @@ class ReasoningRules:
     opening: str  # text before it
     closing: str  # text after it
     begun: bool  # the prompt ends with *opening*
-    budget: int | None = None  # tokens after which *closing* is forced; None: no limit
-    tokens: tuple[int, int] | None = None  # ids of *opening* and *closing*, if each is one
     shown: Mapping[int, str] = field(default_factory=dict)  # control tokens read as text
-
-    def next_token(self, written: Sequence[int]) -> int | None:
-        """The token that must follow *written*, an answer so far; ``None``: any may."""
-        if self.budget is None or self.tokens is None or len(written) < self.budget:
-            return None
-        opening, closing = self.tokens
-        if closing in written or not (self.begun or opening in written):
-            return None
-        return closing
-
-
-def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
-    """Biases from ``ID=BIAS`` texts, or from a mapping whose ids may be texts, as in JSON."""
-    if isinstance(entries, str) or not isinstance(entries, Iterable):
-        raise wrong_type("logit_bias", entries, "a mapping from token ids to numbers")
-    if not isinstance(entries, Mapping):
-        entries = dict(entry.partition("=")[::2] for entry in entries)
-    biases = {}
-    for token, bias in entries.items():
-        try:
-            number = float(bias)
-        except (ValueError, TypeError):
-            number = math.nan
-        if not re.fullmatch("[0-9]{1,19}", str(token)) or not number <= MAX_BIAS:
-            shown = f"{token}={bias}".removesuffix("=")[:60]
-            raise UsageError(
-                f"logit_bias is {shown!r}, expected a token id and a number up to {MAX_BIAS:g}",
-                hint="for example: --logit-bias 42=-inf",
-                field="logit_bias",
-            )
-        biases[int(token)] = number
-    return biases
-
-
-def _stops(given: Any) -> list[str]:
-    stops = [given] if isinstance(given, str) else given
-    if isinstance(stops, Sequence) and all(isinstance(one, str) for one in stops):
-        return list(stops)
-    raise UsageError("stop is neither a text nor a list of texts", field="stop")
 
 
 _INNER = {"inner": True}  # metadata of a field that no JSON object may set
+_CHAIN_DEFAULTS = asdict(ChainOptions())
 _BY_THE_MODEL = "default: as the model's files recommend"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
-    """Options of sampling that a model's files may recommend; ``None``: as they do."""
-
-    SECTION: ClassVar = "Sampling"
+class SamplingOptions(ChainOptions):
+    """Options of sampling; the first ones a model's files may recommend: ``None`` is as they do."""
 
     temperature: float | None = option(
         None, f"randomness; 0: always the most likely token; {_BY_THE_MODEL}",
@@ -119,9 +84,6 @@ class SamplingOptions:
         synonyms=("repeat-penalty",), bounds=(1e-3, 100.0),
     )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
 
 class Sampling(NamedTuple):
     """Values for choosing the tokens of an answer; the defaults choose greedily."""
@@ -137,7 +99,10 @@ class Sampling(NamedTuple):
 class Request(SamplingOptions):
     """Request for one answer. A value out of its range is a :class:`UsageError` naming it."""
 
-    SECTIONS: ClassVar = {"Answer": ("max_tokens", "stop", "lookup"), "Sampling": ()}
+    SECTIONS: ClassVar = {
+        "Answer": ("max_tokens", "stop", "lookup", "reasoning_effort", "thinking_budget"),
+        "Sampling": (),
+    }
 
     max_tokens: int | None = option(
         None,
@@ -184,6 +149,7 @@ class Request(SamplingOptions):
     template_variables: Mapping[str, Any] | None = field(default=None, metadata=_INNER)
     json_schema: str | bool | Mapping[str, Any] | None = None  # the answer is JSON that follows it
     regex: str | None = None  # the whole answer matches it
+    grammar: str | None = None  # the whole answer follows it, in llama.cpp's form (GBNF)
     #: Number of alternatives to report for each token; ``None``: no log-probabilities.
     logprobs: int | None = field(default=None, metadata={"bounds": (0, MAX_LOGPROBS)})
     #: Tokens before the first stop id is allowed.
@@ -196,8 +162,19 @@ class Request(SamplingOptions):
     #: Of the model's prompt before a text to embed; ``None``: its own.
     prompt_name: str | None = field(default=None, metadata=_INNER)
     thinking: bool | None = None  # reason first, for templates that can say so; None: as they do
-    #: Most tokens of reasoning; ``None``: no limit of its own.
-    thinking_budget: int | None = field(default=None, metadata={"bounds": (0, None)})
+    reasoning_effort: str | None = option(
+        None,
+        "none, low, medium or high: how much the model reasons before it answers a message, if its "
+        "chat template can",
+        metavar="EFFORT",
+    )
+    thinking_budget: int | None = option(
+        None,
+        "most tokens of reasoning in the answer to a message; default: no limit",
+        synonyms=("reasoning-budget",),
+        bounds=(0, None),
+    )
+    thinking_message: str = ""  # text before the end of a reasoning that has used up its budget
     #: The reasoning part is not in the answer's text.
     separate_reasoning: bool = field(default=False, metadata=_INNER)
     #: The last of *messages* is the beginning of the answer, with its ``content`` and
@@ -211,15 +188,23 @@ class Request(SamplingOptions):
     stop_ids: frozenset[int] = field(default=frozenset(), metadata=_INNER)
     suppressed: frozenset[int] = field(default=frozenset(), metadata=_INNER)  # in no answer
     suppressed_first: frozenset[int] = field(default=frozenset(), metadata=_INNER)  # not its first
-    grammar: Grammar | None = field(default=None, metadata=_INNER)
+    constraint: Grammar | None = field(default=None, metadata=_INNER)
+    #: Sequences of tokens that end a repetition for DRY.
+    breakers: Breakers = field(default_factory=dict, metadata=_INNER)
     calls: CallRules | None = field(default=None, metadata=_INNER)
     reasoning: ReasoningRules | None = field(default=None, metadata=_INNER)
+    budget: BudgetRules | None = field(default=None, metadata=_INNER)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", _stops(self.stop))
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        check_bounds(self)
-        check_type("regex", self.regex, "a text or None", str, None)
+        object.__setattr__(self, "stop", stops_of(self.stop))
+        object.__setattr__(self, "logit_bias", biases_of(self.logit_bias))
+        if self.has_chain_options:
+            super().__post_init__()
+        else:
+            check_bounds(self)
+        check_type("thinking_message", self.thinking_message, "a text", str)
+        for name in ("regex", "grammar", "reasoning_effort"):
+            check_type(name, getattr(self, name), "a text or None", str, None)
         check_type("json_schema", self.json_schema, "a schema", str, bool, Mapping, None)
         for name in ("parallel_tool_calls", "ignore_eos", "thinking", "continue_final_message"):
             check_type(name, getattr(self, name), "true or false", bool, None)
@@ -227,9 +212,10 @@ class Request(SamplingOptions):
             from bitnet.runtime.tools import read_tools  # a command's defaults need none
 
             read_tools(self.tools, self.tool_choice)
-        if self.json_schema is not None and self.regex is not None:
+        if len(self.list_constraints()) > 1:
+            given = " and ".join(self.list_constraints())
             raise UsageError(
-                "json_schema and regex are both given", hint="leave one out", field="json_schema"
+                f"{given} are both given", hint="leave one out", field=self.list_constraints()[0]
             )
 
     @classmethod
@@ -255,10 +241,19 @@ class Request(SamplingOptions):
         return replace(self, origins=dict.fromkeys(names, origin))
 
     @property
+    def has_chain_options(self) -> bool:
+        """True if an option of the chain of samplers is not at its default."""
+        return any(getattr(self, name) != value for name, value in _CHAIN_DEFAULTS.items())
+
+    def list_constraints(self) -> list[str]:
+        """Names of the fields that constrain the whole answer."""
+        names = ("json_schema", "regex", "grammar")
+        return [name for name in names if getattr(self, name) is not None]
+
+    @property
     def needs_grammar(self) -> bool:
         """True if a grammar has to be compiled before the answer begins."""
-        constrained = self.json_schema is not None or self.regex is not None
-        return constrained or self.tool_choice not in (None, "auto", "none")
+        return bool(self.list_constraints()) or self.tool_choice not in (None, "auto", "none")
 
     def check(self) -> None:
         """Check texts, counts, sizes and depths; every door does before it tokenizes anything."""
@@ -276,12 +271,12 @@ class Request(SamplingOptions):
                 f"min_tokens is {self.min_tokens:,}, max_tokens is {self.max_tokens:,}",
                 field="min_tokens",
             )
-        for name in ("messages", "tool_choice", "template_variables"):
+        for name in ("messages", "tool_choice", "template_variables", "thinking_message"):
             check_value(name, getattr(self, name))
         check_value("stop", self.stop, nul=True)  # a model may write one
         if self.continue_final_message:
             self._check_begun()
-        for name in ("tools", "regex"):
+        for name in ("tools", "regex", "grammar"):
             check_schema(name, getattr(self, name))
         if not isinstance(self.json_schema, str):  # a text is read first
             check_schema("json_schema", self.json_schema)
@@ -398,7 +393,7 @@ class Request(SamplingOptions):
 
 
 #: Fields of a request that the files of a model may recommend.
-RECOMMENDED = tuple(entry.name for entry in fields(SamplingOptions))
+RECOMMENDED = Sampling._fields
 ANSWERED = (*RECOMMENDED, "max_tokens")  # fields whose origins are shown
 _OPTIONS = [entry.name for entry in fields(Request) if "help" in entry.metadata]
 #: Fields of a request that say how a token is chosen: the options that are not about the answer.
@@ -425,6 +420,7 @@ class AnswerOptions(TypedDict, total=False):
     lookup: int | None  # most tokens to draft per pass; never changes the answer (15)
     json_schema: str | bool | Mapping[str, Any] | None  # the answer is JSON that follows it
     regex: str | None  # the whole answer matches it
+    grammar: str | None  # the whole answer follows it, in llama.cpp's form (GBNF)
     logprobs: int | None  # number of alternatives to report for each token
     temperature: float | None  # randomness; 0, this package's default, always chooses the likeliest
     top_k: int | None  # choose among this many most likely tokens; 0: all
@@ -435,6 +431,23 @@ class AnswerOptions(TypedDict, total=False):
     presence_penalty: float | None  # the same, once for each token that was generated
     seed: int | None  # of the random choices; ``BITNET_SEED``, otherwise random
     logit_bias: Mapping[int, float] | None  # numbers added to the logits of token ids
+    typical_p: float | None  # choose among the most typical tokens with this probability
+    top_n_sigma: float | None  # leave out tokens this many standard deviations below the best
+    xtc_probability: float | None  # chance to leave out the likely tokens but the last of them
+    xtc_threshold: float | None  # probability from which a token is one of those (0.1)
+    dynatemp_range: float | None  # vary the temperature by this much with the entropy
+    dynatemp_exponent: float | None  # power of the entropy in that (1)
+    mirostat: int | None  # hold the surprise of the answer: version 1 or 2; 0: off
+    mirostat_tau: float | None  # that surprise, in bits (5)
+    mirostat_eta: float | None  # how fast it is approached (0.1)
+    dry_multiplier: float | None  # make tokens that prolong a repetition less likely (DRY); 0: off
+    dry_base: float | None  # base of that penalty, whose exponent is the length (1.75)
+    dry_allowed_length: int | None  # tokens that may be repeated (2)
+    dry_penalty_last_n: int | None  # last tokens that are searched for repetitions; -1: all (64)
+    dry_sequence_breakers: Sequence[str] | None  # texts that end a repetition
+    repeat_last_n: int | None  # last tokens of prompt and answer that penalties look at; -1: all
+    min_keep: int | None  # tokens that filters leave at least (0)
+    samplers: Sequence[str] | None  # names of the samplers to run, in their order
 
 
 def with_answer_options(method: Method) -> Method:

@@ -7,14 +7,18 @@ largest schemas were measured in time and in depth.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.base.options import wrong_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_BIAS = 1e9
 MAX_DEPTH = 100  # of JSON; the grammar library reads 127
 MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
 MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
@@ -140,3 +144,34 @@ def _parts(value: Any) -> Iterator[tuple[Any, int]]:
                 left += ((key, depth), (inner, depth + 1))
         elif isinstance(part, list | tuple):
             left += ((inner, depth + 1) for inner in part)
+
+
+def biases_of(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
+    """Biases from ``ID=BIAS`` texts, or from a mapping whose ids may be texts, as in JSON."""
+    if isinstance(entries, str) or not isinstance(entries, Iterable):
+        raise wrong_type("logit_bias", entries, "a mapping from token ids to numbers")
+    if not isinstance(entries, Mapping):
+        entries = dict(entry.partition("=")[::2] for entry in entries)
+    biases = {}
+    for token, bias in entries.items():
+        try:
+            number = float(bias)
+        except (ValueError, TypeError):
+            number = math.nan
+        if not re.fullmatch("[0-9]{1,19}", str(token)) or not number <= MAX_BIAS:
+            shown = f"{token}={bias}".removesuffix("=")[:60]
+            raise UsageError(
+                f"logit_bias is {shown!r}, expected a token id and a number up to {MAX_BIAS:g}",
+                hint="for example: --logit-bias 42=-inf",
+                field="logit_bias",
+            )
+        biases[int(token)] = number
+    return biases
+
+
+def stops_of(texts: Any) -> list[str]:
+    """Texts that end an answer, from a list of them or from one."""
+    stops = [texts] if isinstance(texts, str) else texts
+    if isinstance(stops, Sequence) and all(isinstance(stop, str) for stop in stops):
+        return list(stops)
+    raise UsageError("stop is neither a text nor a list of texts", field="stop")

@@ -1,6 +1,8 @@
 """From logits to the next token, and from a text to the tokens that probably follow it.
 
-Order, as in llama.cpp: penalties, logit bias, top-k, top-p, min-p, temperature, one random draw.
+Order, as in llama.cpp: logit bias, penalties, top-k, top-p, min-p, temperature, one random draw.
+Requests with other samplers, or with another order, run the :mod:`chain
+<bitnet.runtime.sampler_chain>` instead.
 
 A text that repeats itself (code, summaries, tables) often continues as it did where its last tokens
 occurred before. That is a draft, which the model checks in one pass.
@@ -13,7 +15,7 @@ kept, and the vocabulary is scanned in whole float32 passes. All functions work 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,11 @@ import numpy as np
 
 from bitnet.base.errors import InferenceError
 from bitnet.models.exact_head import Found, Logits, Needed
+from bitnet.runtime.chain_options import WHOLE_TEXT
 from bitnet.runtime.drafts import MOST_LOST
 from bitnet.runtime.piece import Piece
+from bitnet.runtime.repetitions import Repetitions
+from bitnet.runtime.sampler_chain import Candidates, SamplerChain, likeliest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +36,6 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.request import Request
 
-GROUP = 64  # values per group; the groups' maxima bound the k-th highest value from below
 BLOCK = 512  # weights summed before a draw looks inside one block
 MOST_NEEDED = 1024  # larger top-k values scan the whole vocabulary
 TAIL = 8.0  # natural logarithms below top-p's cut-off at which tokens are ignored
@@ -52,16 +56,25 @@ class Sampler:
         """A sampler for *request*; the repetition penalty includes the ids *prompt*."""
         self.request = request
         self.sampling = request.sampling
-        # How often each token was generated; those of the prompt are penalised, too.
-        self._counts: Counter[int] = Counter()
-        if self.sampling.repetition_penalty != 1:
-            self._counts.update(dict.fromkeys(prompt, 0))
+        self._window: deque[int] | None = None  # the last tokens, if penalties look at those
+        self._counts = self._count_prompt(prompt)
         self._seed = request.actual_seed()
-        penalties = self.sampling.repetition_penalty - 1, request.frequency_penalty
+        self._penalises = bool(
+            self.sampling.repetition_penalty != 1
+            or request.frequency_penalty
+            or request.presence_penalty
+        )
+        self._repetitions: Repetitions | None = None
+        is_plain = not request.has_chain_options
+        if not is_plain and request.uses_dry:
+            self._repetitions = Repetitions(request, request.breakers, prompt)
+        self._chain: SamplerChain | None = None
+        if not is_plain and request.needs_chain:
+            self._chain = self._make_chain()
         self._adjusts = bool(
             request.logit_bias
-            or any(penalties)
-            or request.presence_penalty
+            or self._penalises
+            or self._repetitions
             or request.suppressed
             or request.suppressed_first
         )
@@ -102,7 +115,10 @@ class Sampler:
                 "the model's logits are not finite numbers",
                 hint="the weights are damaged: fetch the model again",
             )
-        values = self._adjust(logits) if self._adjusts else logits
+        if self._chain is not None:
+            values = self._add_biases(logits)
+        else:
+            values = self._adjust(logits) if self._adjusts else logits
         if allowed is not None:
             values = values[allowed]
         if not len(values) or values.max() == -math.inf:
@@ -110,15 +126,21 @@ class Sampler:
                 "no token may be chosen",
                 hint="leave a token with --logit-bias, or choose another --json-schema or --regex",
             )
-        at = self._choose(values)
-        token = at if allowed is None else int(allowed[at])
-        self._counts[token] += 1
-        self._is_first = False
+        if self._chain is not None:
+            ids = np.arange(len(values)) if allowed is None else allowed
+            tokens = Candidates(ids, values.astype(np.float64))
+            token = self._chain.choose(tokens, len(logits))
+        else:
+            at = self._choose(values)
+            token = at if allowed is None else int(allowed[at])
+        self._record(token)
         return Piece(token) if top is None else _with_logprobs(token, logits, top)
 
     def needs(self, foreseen: Iterable[int] = ()) -> Needed | None:
         """Logits that :meth:`sample` needs; ``None``: all of them. *foreseen* tokens may count."""
         request, sampling = self.request, self.sampling
+        if self._chain is not None or self._repetitions is not None:
+            return None
         count, margin = 1, None
         if sampling.temperature != 0 and sampling.top_k != 1:
             if sampling.top_k:
@@ -180,8 +202,7 @@ class Sampler:
         if (at := self._choose_among(values, found)) is None:
             return None
         token = int(found.ids[at])
-        self._counts[token] += 1
-        self._is_first = False
+        self._record(token)
         return Piece(token)
 
     def _choose_among(self, values: NDArray[np.floating[Any]], found: Found) -> int | None:
@@ -193,12 +214,12 @@ class Sampler:
         if sampling.top_k:
             if sampling.top_k >= min(len(values), found.vocab_size):
                 return None
-            order = _likeliest(values, sampling.top_k)
+            order = likeliest(values, sampling.top_k)
             if values[order[-1]] < bound:
                 return None
             return self._draw_filtered(values, [order], values[order])
         best = values.max()
-        order = _likeliest(values, len(values))
+        order = likeliest(values, len(values))
         weights = np.exp(values[order].astype(np.float64) - best)
         counts = {
             self._count_kept(weights, total)
@@ -224,29 +245,116 @@ class Sampler:
             count = max(1, min(count, enough))
         return count
 
+    def _make_chain(self) -> SamplerChain:
+        """The chain of samplers of the request."""
+        sampling = self.sampling
+        return SamplerChain(
+            self.request,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            penalize=self._penalize_candidates,
+            shorten=self._shorten_candidates,
+            draw=lambda: float(self._random.random()),
+        )
+
+    def _count_prompt(self, prompt: Sequence[int]) -> Counter[int]:
+        """Number of times that penalties count each token before the answer.
+
+        Those of the prompt are penalised once, and not counted, unless a window is given.
+        """
+        counts: Counter[int] = Counter()
+        last = self.request.repeat_last_n
+        if last is None:
+            if self.sampling.repetition_penalty != 1:
+                counts.update(dict.fromkeys(prompt, 0))
+            return counts
+        self._window = deque(prompt, maxlen=None if last == WHOLE_TEXT else last)
+        counts.update(self._window)
+        return counts
+
+    def _record(self, token: int) -> None:
+        """Count *token* as generated."""
+        self._is_first = False
+        if self._repetitions is not None:
+            self._repetitions.add(token)
+        window = self._window
+        if window is None:
+            self._counts[token] += 1
+            return
+        if window.maxlen == 0:
+            return
+        if len(window) == window.maxlen:
+            oldest = window[0]
+            self._counts[oldest] -= 1
+            if not self._counts[oldest]:
+                del self._counts[oldest]
+        window.append(token)
+        self._counts[token] += 1
+
     def _adjust(
         self, logits: NDArray[np.floating[Any]], found: Found | None = None
     ) -> NDArray[np.floating[Any]]:
-        """Copy of *logits* with penalties and bias; of all tokens, or of *found*."""
-        request, sampling = self.request, self.sampling
+        """Copy of *logits* with bias and penalties; of all tokens, or of *found*."""
+        out = self._add_biases(logits, found)
+        if self._penalises and self._counts:
+            ids = np.fromiter(self._counts, dtype=np.intp)
+            at = ids if found is None else np.searchsorted(found.ids, ids)
+            counts = np.fromiter(self._counts.values(), dtype=np.float64)
+            out[at] = self._penalize(out[at], counts)
+        if self._repetitions is not None:  # then all logits are here
+            for token, penalty in self._repetitions.penalties().items():
+                out[token] -= penalty
+        return out
+
+    def _add_biases(
+        self, logits: NDArray[np.floating[Any]], found: Found | None = None
+    ) -> NDArray[np.floating[Any]]:
+        """Copy of *logits* with the biases, and without suppressed tokens."""
         out = logits.copy()
 
         def places(ids: Any) -> Any:
             return ids if found is None else np.searchsorted(found.ids, ids)
 
-        at = places(np.fromiter(self._counts, dtype=np.intp))
-        if sampling.repetition_penalty != 1:
-            penalty = sampling.repetition_penalty
-            out[at] *= np.where(out[at] > 0, 1 / penalty, penalty)
-        if request.frequency_penalty or request.presence_penalty:
-            counts = np.fromiter(self._counts.values(), dtype=np.float64)
-            out[at] -= request.frequency_penalty * counts + request.presence_penalty * (counts > 0)
-        for token, bias in request.logit_bias.items():  # ids of the vocabulary, as was checked
+        for token, bias in self.request.logit_bias.items():  # ids of the vocabulary, as was checked
             out[places(token)] += bias
         suppressed = self._find_suppressed()
         if suppressed:
             out[places(np.fromiter(suppressed, dtype=np.intp))] = -math.inf
         return out
+
+    def _penalize(
+        self, values: NDArray[np.floating[Any]], counts: NDArray[np.float64]
+    ) -> NDArray[np.floating[Any]]:
+        """Logits *values* of tokens of the text with their penalties, as often as *counts* say."""
+        request, penalty = self.request, self.sampling.repetition_penalty
+        out = values.copy()
+        if penalty != 1:
+            out *= np.where(out > 0, 1 / penalty, penalty)
+        if request.frequency_penalty or request.presence_penalty:
+            out -= request.frequency_penalty * counts + request.presence_penalty * (counts > 0)
+        return out
+
+    def _penalize_candidates(self, tokens: Candidates) -> Candidates:
+        """*tokens* with the penalties."""
+        if not (self._penalises and self._counts):
+            return tokens
+        at = np.flatnonzero(np.isin(tokens.ids, np.fromiter(self._counts, dtype=np.intp)))
+        counts = np.array([self._counts[int(token)] for token in tokens.ids[at]], dtype=np.float64)
+        logits = tokens.logits.copy()
+        logits[at] = self._penalize(logits[at], counts)
+        return tokens.with_logits(logits)
+
+    def _shorten_candidates(self, tokens: Candidates) -> Candidates:
+        """*tokens* with DRY's penalties."""
+        penalties = {} if self._repetitions is None else self._repetitions.penalties()
+        if not penalties:
+            return tokens
+        at = np.flatnonzero(np.isin(tokens.ids, np.fromiter(penalties, dtype=np.intp)))
+        logits = tokens.logits.copy()
+        logits[at] -= [penalties[int(token)] for token in tokens.ids[at]]
+        return tokens.with_logits(logits)
 
     def _find_suppressed(self) -> frozenset[int]:
         """Ids that the next token may not have."""
@@ -261,7 +369,7 @@ class Sampler:
         if sampling.temperature == 0 or sampling.top_k == 1:
             return int(values.argmax())
         if sampling.top_k in range(1, len(values)):
-            order = _likeliest(values, sampling.top_k)
+            order = likeliest(values, sampling.top_k)
             # top-p applies to what top-k has kept.
             return self._draw_filtered(values, [order], values[order])
         if sampling.top_p < 1 or sampling.min_p > 0:
@@ -314,7 +422,7 @@ class Sampler:
 def _with_logprobs(token: int, logits: NDArray[np.floating[Any]], top: int) -> Piece:
     best = logits.max()
     norm = float(best) + math.log(_weights(logits, best).sum(dtype=np.float64))
-    ids = _likeliest(logits, top) if top else ()
+    ids = likeliest(logits, top) if top else ()
     pairs = tuple((int(at), float(logits[at]) - norm) for at in ids)
     return Piece(token, float(logits[token]) - norm, pairs)
 
@@ -344,23 +452,9 @@ def _descending_prefixes(values: NDArray[np.floating[Any]]) -> Iterator[NDArray[
     """Ids of the highest *values*, descending: some, then more, then all."""
     count = FIRST_SORTED
     while count < len(values):
-        yield _likeliest(values, count)
+        yield likeliest(values, count)
         count *= 16
-    yield _likeliest(values, len(values))
-
-
-def _likeliest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:
-    """Ids of the *count* highest *values*, descending; equal ones by id."""
-    if count >= len(values):
-        return np.argsort(-values, kind="stable")
-    groups = len(values) // GROUP
-    maxima = values
-    if count * 4 <= groups:
-        # At least *count* groups have a maximum that reaches the threshold.
-        maxima = values[: groups * GROUP].reshape(GROUP, groups).max(axis=0)
-    threshold = np.partition(maxima, -count)[-count]
-    candidates = np.flatnonzero(values >= threshold)
-    return candidates[np.argsort(-values[candidates], kind="stable")][:count]
+    yield likeliest(values, len(values))
 
 
 def _agreement(ids: list[int], end: int) -> int:

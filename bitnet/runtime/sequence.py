@@ -18,6 +18,7 @@ from bitnet.kernels.program import Segment
 from bitnet.runtime.options import PRECISIONS, Precision
 from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.prefix_cache import common_prefix
+from bitnet.runtime.reasoning_budget import ReasoningBudget
 from bitnet.runtime.sampling import Sampler
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ class Sequence:
     def __post_init__(self) -> None:
         self.prompt_tokens: int = len(self.ids)
         self.sampler: Sampler = Sampler(self.request, self.ids)
-        self._matcher = self.request.grammar.start() if self.request.grammar else None
+        rules = self.request.budget
+        self._budget = None if rules is None else ReasoningBudget(rules)
+        self._matcher = self.request.constraint.start() if self.request.constraint else None
 
     @property
     def positions(self) -> int:
@@ -169,8 +172,8 @@ class Sequence:
         """Logits needed to choose the next tokens; ``None``: all of them."""
         if self.request.logprobs is not None or self._matcher or self._is_too_short:
             return None
-        if self.request.reasoning and self.request.reasoning.budget is not None:
-            return None  # its end may be forced
+        if self._budget is not None:
+            return None  # the end of its reasoning may be forced
         return self.sampler.needs(self.proposed)
 
     def advance(
@@ -253,9 +256,9 @@ class Sequence:
 
     def _sample(self, logits: Logits) -> Piece:
         allowed = self._matcher.next_ids() if self._matcher else None
-        if self.request.reasoning is not None:
-            forced = self.request.reasoning.next_token(self.ids[self.prompt_tokens :])
-            allowed = allowed if forced is None else np.array([forced])
+        forced = None if self._budget is None else self._budget.next_token
+        if forced is not None:
+            allowed = np.array([forced])
         if self._is_too_short:
             allowed = np.arange(len(logits.all())) if allowed is None else allowed
             going_on = np.setdiff1d(allowed, list(self.request.stop_ids))
@@ -274,6 +277,8 @@ class Sequence:
         assert token is not None, "a sampler chooses one"
         full = len(self.ids) >= context
         self.ids.append(token)
+        if self._budget is not None:
+            self._budget.add(token)
         if token in request.stop_ids:
             self.finish_reason = "stop"
         else:

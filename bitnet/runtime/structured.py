@@ -1,4 +1,4 @@
-"""Answers constrained by a JSON schema, to any JSON object, or by a regular expression.
+"""Answers constrained by a JSON schema, to any JSON object, by a regular expression or a grammar.
 
 The ``llguidance`` library says after every token which ones may follow. It sees the tokens as the
 bytes that the model's own tokenizer decodes them to.
@@ -21,6 +21,7 @@ import numpy as np
 
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.invocation import extra_command
+from bitnet.runtime.gbnf import to_lark
 from bitnet.runtime.tool_grammar import JSON_STYLE
 
 if TYPE_CHECKING:
@@ -127,6 +128,17 @@ class Grammars:
         r"""Grammar of text that *pattern* matches as a whole; ``\d`` and ``\w`` are ASCII."""
         compile_regex = self._library.LLMatcher.grammar_from_regex
         return self._grammar_of("regex", compile_regex(with_ascii_classes(pattern)))
+
+    def gbnf(self, text: str) -> Grammar:
+        """Grammar *text* in llama.cpp's form."""
+        tokenizer = self._tokenizer
+
+        def find_token(text: str) -> int | None:
+            ids = tokenizer.encode(text, add_special=False)
+            is_token = len(ids) == 1 and tokenizer.token_bytes(ids[0]) == text.encode()
+            return ids[0] if is_token else None
+
+        return self._grammar_of("grammar", to_lark(text, find_token, tokenizer.stop_ids))
 
     def _grammar_of(self, field: str, text: str) -> Grammar:
         """Grammar *text*, compiled on first use and cached; thread-safe."""
@@ -248,7 +260,12 @@ def with_ascii_classes(pattern: str) -> str:
 _REGEX_PARTS = re.compile(r"\\.|\[:\^?\w+:\]|\[\^?\]?|.", re.DOTALL)
 
 #: What the library says of a grammar that it cannot compile: words for users of that field.
-_KINDS = {"json_schema": "JSON schema", "regex": "regex", "tools": "schema of tools"}
+_KINDS = {
+    "json_schema": "JSON schema",
+    "regex": "regex",
+    "grammar": "grammar",
+    "tools": "schema of tools",
+}
 
 
 def _refusal(field: str, message: str) -> UsageError:

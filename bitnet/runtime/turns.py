@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 _INSTRUCTIONS = ("system", "developer")
 _ROLES = (*_INSTRUCTIONS, "user", "assistant", "tool")
 _ID_LENGTH = 9
+MOST_PROOFS = 256  # forms of conversations whose proof is kept
+_PROOFS: OrderedDict[bytes, frozenset[str]] = OrderedDict()  # oldest first
+_PROOFS_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -177,8 +182,29 @@ class Turns:
             message, own = _mark_contents(turn, len(marks))
             messages.append(message)
             marks += own
-        text = self._template.render(messages, tools=self._tools, variables=self._variables)
-        return [(turn, part) for word, turn, part in marks if word not in text]
+        words = [word for word, _, _ in marks]
+        lost = self._find_unwritten(messages, words)
+        return [(turn, part) for word, turn, part in marks if word in lost]
+
+    def _find_unwritten(self, messages: list[Message], words: list[str]) -> frozenset[str]:
+        """Those of *words*, in *messages*, that the template does not write.
+
+        Contents are marks, so conversations of the same form have the same answer: it is kept.
+        """
+        template = self._template
+        form = [template.digest, messages, self._tools, self._variables]
+        key = hashlib.sha256(json.dumps(form, default=str).encode()).digest()
+        with _PROOFS_LOCK:
+            known = _PROOFS.get(key)
+        if known is not None:
+            return known
+        text = template.render(messages, tools=self._tools, variables=self._variables)
+        lost = frozenset(word for word in words if word not in text)
+        with _PROOFS_LOCK:
+            _PROOFS[key] = lost
+            while len(_PROOFS) > MOST_PROOFS:
+                _PROOFS.popitem(last=False)
+        return lost
 
 
 def _mark_contents(turn: Turn, count: int) -> tuple[Message, list[tuple[str, Turn, str]]]:

@@ -255,10 +255,19 @@ async def _requests_of(request: Request, slot: Slot, form: Form, body: Body) -> 
     is_open = form.tokens == EVERYTHING
     longest = EVERYTHING if is_open else min(form.tokens, models.max_output_tokens)
     default = replace(models.defaults, fallback={"max_tokens": longest})
+    preset = slot.preset
+    if preset is not None:
+        default = preset.fill(default)
     make = partial(form.requests, body, default, slot.model)
     lora = slot.adapter(body["model"])
     with _as_clients_say(form, body):
-        return [replace(each, lora=lora) for each in await models.run_in_thread(make)]
+        asked = [replace(each, lora=lora) for each in await models.run_in_thread(make)]
+        if preset is None:
+            return asked
+        return [
+            replace(each, messages=preset.begin(each.messages)) if each.messages else each
+            for each in asked
+        ]
 
 
 async def _submit(

@@ -15,6 +15,7 @@ import threading
 from contextlib import suppress
 from datetime import datetime
 from functools import cache, cached_property, lru_cache
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,12 @@ class ChatTemplate:
         """Parts of a conversation that the template writes, and the form in which it takes them."""
         tokens = tuple(sorted(self._tokens.items()))
         return _facts_of(self.text, tokens)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the template and of the special tokens that it sees."""
+        form = json.dumps([self.text, sorted(self._tokens.items())])
+        return sha256(form.encode()).hexdigest()
 
     def adapt(self, message: Message) -> Message:
         """*message* with its content, calls and reasoning in the form that the template takes."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bitnet.base.options import types_of, without_none
+from bitnet.runtime.chain_options import MAX_BREAKERS
 from bitnet.runtime.request import EVERYTHING, MAX_STOPS, Request
 from bitnet.wire.messages import MESSAGES
 from bitnet.wire.schemas import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 #: Sampling of OpenAI's and Anthropic's addresses, where nothing else says it.
 RANDOM = {"temperature": 1.0}
+MAX_SAMPLERS = 32  # names in a list, of which some stand there twice
 DIALECTS = ("openai", "responses", "anthropic", "ollama", "llama_server")
 #: The name of each field of a request in the dialects, in their order; empty: it has none there.
 NAMES: dict[str, tuple[str, str, str, str, str]] = {
@@ -43,9 +45,27 @@ NAMES: dict[str, tuple[str, str, str, str, str]] = {
     "repetition_penalty": ("repetition_penalty", "", "", "repeat_penalty", "repeat_penalty"),
     "frequency_penalty": ("frequency_penalty", "", "", "frequency_penalty", "frequency_penalty"),
     "presence_penalty": ("presence_penalty", "", "", "presence_penalty", "presence_penalty"),
+    "repeat_last_n": ("repeat_last_n", "", "", "repeat_last_n", "repeat_last_n"),
+    "typical_p": ("typical_p", "", "", "typical_p", "typical_p"),
+    "top_n_sigma": ("top_n_sigma", "", "", "", "top_n_sigma"),
+    "xtc_probability": ("xtc_probability", "", "", "", "xtc_probability"),
+    "xtc_threshold": ("xtc_threshold", "", "", "", "xtc_threshold"),
+    "dynatemp_range": ("dynatemp_range", "", "", "", "dynatemp_range"),
+    "dynatemp_exponent": ("dynatemp_exponent", "", "", "", "dynatemp_exponent"),
+    "mirostat": ("mirostat", "", "", "mirostat", "mirostat"),
+    "mirostat_tau": ("mirostat_tau", "", "", "mirostat_tau", "mirostat_tau"),
+    "mirostat_eta": ("mirostat_eta", "", "", "mirostat_eta", "mirostat_eta"),
+    "dry_multiplier": ("dry_multiplier", "", "", "", "dry_multiplier"),
+    "dry_base": ("dry_base", "", "", "", "dry_base"),
+    "dry_allowed_length": ("dry_allowed_length", "", "", "", "dry_allowed_length"),
+    "dry_penalty_last_n": ("dry_penalty_last_n", "", "", "", "dry_penalty_last_n"),
+    "dry_sequence_breakers": ("dry_sequence_breakers", "", "", "", "dry_sequence_breakers"),
+    "min_keep": ("min_keep", "", "", "", "min_keep"),
+    "samplers": ("samplers", "", "", "", "samplers"),
     "seed": ("seed", "", "", "seed", "seed"),
     "logit_bias": ("logit_bias", "", "", "", "logit_bias"),
     "json_schema": ("json_schema", "text.format", "output_config.format", "format", "json_schema"),
+    "grammar": ("grammar", "", "", "", "grammar"),
     "messages": ("messages", "input", "messages", "messages", ""),
     "tools": ("tools", "tools", "tools", "tools", ""),
     "tool_choice": ("tool_choice", "tool_choice", "tool_choice", "", ""),
@@ -53,6 +73,8 @@ NAMES: dict[str, tuple[str, str, str, str, str]] = {
     "prompt": ("prompt", "", "", "prompt", "prompt"),
     "thinking": ("", "", "thinking", "think", ""),
     "thinking_budget": ("thinking_token_budget", "", "thinking.budget_tokens", "", ""),
+    "thinking_message": ("reasoning_budget_message", "", "", "", ""),
+    "reasoning_effort": ("reasoning_effort", "", "", "", ""),
     "continue_final_message": ("continue_final_message", "", "", "", ""),
 }
 
@@ -97,6 +119,12 @@ _SHAPES: dict[str, Schema] = {
         "description": "texts that end the answer and are not part of it",
     },
     "logit_bias": {"type": "object", "additionalProperties": NUMBER},
+    "samplers": {"type": "array", "items": TEXT, "maxItems": MAX_SAMPLERS},
+    "dry_sequence_breakers": {"type": "array", "items": TEXT, "maxItems": MAX_BREAKERS},
+    "grammar": {
+        "type": "string",
+        "description": "the whole answer follows this grammar, in llama.cpp's form (GBNF)",
+    },
     "json_schema": {"anyOf": [OBJECT, FLAG]},
     "messages": MESSAGES,
     "tools": {"type": "array", "items": TOOL},

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import Unsupported
 from bitnet.runtime.conversation import conversation_text
 from bitnet.runtime.request import Request
 from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
 from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form
+from bitnet.wire.gaps import gap_prompt
 from bitnet.wire.openai import CHAT, chat_requests
 from bitnet.wire.schemas import (
     FLAG,
@@ -42,23 +42,8 @@ STREAM = "unnamed"  # events
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _DIALECT = "llama_server"
 MAX_FILES = 256
-# Tokens of models that fill gaps: Qwen, StarCoder, Granite, DeepSeek, CodeLlama and CodeGemma.
-_GAPS = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
-    (" <PRE>", " <SUF>", " <MID>"),
-    ("<PRE>", "<SUF>", "<MID>"),
-)
-#: The samplers that a body may choose: the field of each, and its value without the sampler.
-_SAMPLERS = {
-    "top_k": ("top_k", 0),
-    "top_p": ("top_p", 1.0),
-    "min_p": ("min_p", 0.0),
-    "temperature": ("temperature", 1.0),
-}
-_FILE = ("<|file_sep|>", "<file_sep>")
+#: Samplers of llama.cpp that are left out here: they choose among the ways to write one text.
+_LEFT_OUT = {"infill"}
 
 
 def embedding_requests(body: Body, *_: object) -> list[Request]:
@@ -87,59 +72,25 @@ def completion_requests(body: Body, default: Default = None, _: object = None) -
         fields["max_tokens"] = 1
     samplers = body["samplers"]
     if samplers is not None:
-        for sampler, (name, neutral) in _SAMPLERS.items():
-            if sampler not in samplers:
-                fields[name] = neutral
+        fields["samplers"] = [name for name in samplers if name not in _LEFT_OUT]
+    fields["grammar"] = fields["grammar"] or None  # an empty one asks for nothing
     return [Request.from_mapping(fields, with_defaults(default, **DEFAULTS))]
 
 
 def completion_ignores(body: Body, _: Served) -> Iterator[str]:
-    """Names of the samplers of *body* that are not known here."""
-    for name in body["samplers"] or ():
-        if name not in _SAMPLERS:
-            yield "samplers"
+    """The name of the list of samplers in *body*, if some of them are left out here."""
+    if _LEFT_OUT.intersection(body["samplers"] or ()):
+        yield "samplers"
 
 
 def infill_requests(body: Body, default: Request, model: Served) -> list[Request]:
-    """The request of *body*, as :data:`INFILL` reads it, for *model*.
-
-    The prompt is the other files, the text before the gap and the text after it, each behind its
-    token (llama.cpp: ``format_prompt_infill``).
-    """
+    """The request of *body*, as :data:`INFILL` reads it, for *model*."""
     assert model is not None, "a worker knows it"
-    tokenizer = model.tokenizer
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special=False, parse_special=False)
-
-    def find(mark: str) -> int | None:
-        """Id of the token that *mark* is."""
-        ids = tokenizer.encode(mark, add_special=False)
-        is_token = len(ids) == 1 and tokenizer.token_bytes(ids[0]) == mark.encode()
-        return ids[0] if is_token else None
-
-    tokens = next((ids for marks in _GAPS if None not in (ids := [*map(find, marks)])), None)
-    if tokens is None:
-        raise Unsupported(
-            "this model has no tokens for the text before and after a gap",
-            hint="choose a model that was trained to fill in the middle",
-        )
-    before, after, middle = tokens
-    file = next((token for token in map(find, _FILE) if token is not None), None)
-    bos = tokenizer.bos_id
-    prompt: list[Any] = [bos] if tokenizer.encode("a")[:1] == [bos] else []
+    prefix = body["input_prefix"] + (body["prompt"] or "")
     extra = body["input_extra"] or ()
-    for part in extra:
-        name = part.get("filename") or "file"
-        prompt += encode("\n\n") if file is None else [file, *encode(f"{name}\n")]
-        prompt += encode(part["text"])
-    if extra and file is not None:
-        prompt += [file, *encode("file\n")]
-    prompt += [before, *encode(body["input_prefix"] + (body["prompt"] or ""))]
-    prompt += [after, *encode(body["input_suffix"]), middle]
+    prompt, stop_ids = gap_prompt(model.tokenizer, prefix, body["input_suffix"], extra)
     (request,) = completion_requests(body, default)
-    ends = {token for token in (before, after, middle, file) if token is not None}
-    return [replace(request, prompt=prompt, stop_ids=tokenizer.stop_ids | ends)]
+    return [replace(request, prompt=prompt, stop_ids=stop_ids)]
 
 
 async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
@@ -217,7 +168,6 @@ COMPLETION = Form(
         "model": TEXT,
         "n_predict": WHOLE
         | {"description": "-1: as many as there is room for; 0: only the prompt is run"},
-        "samplers": TEXTS | {"description": "of top_k, top_p, min_p and temperature, those to use"},
         "t_max_predict_ms": WHOLE
         | {"description": "end the answer after this time, if it has a line"},
         "response_fields": TEXTS | {"description": "fields of the reply; default: all"},

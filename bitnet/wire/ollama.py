@@ -15,8 +15,10 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import check_vectors
 from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
-from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name, with_defaults
+from bitnet.wire.fields import DIALECTS, NAMES, TOP_LOGPROBS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form
+from bitnet.wire.gaps import gap_prompt
+from bitnet.wire.logprobs import chat_logprobs
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
 from bitnet.wire.openai import finish_of
 from bitnet.wire.reasoning import can_reason, effort_variables, takes_effort
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bitnet.runtime.answer import Answer
+    from bitnet.runtime.piece import TokenLogprob
     from bitnet.wire.forms import Body, Default, Events, Pieces, Served
 
 PREFIX = "/api/"  # of the addresses
@@ -40,8 +43,8 @@ _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 _BODY = ("json_schema", "messages", "tools", "prompt", "thinking")
 #: Options that change an answer, read as a body of their own.
 OPTIONS = Form("Options", schemas_by_name("ollama", without=_BODY), dialect="ollama")
-# Options for loading and running the model, without effect on an answer.
-_RUNNING = {
+#: Options for loading and running the model, without effect on an answer.
+RUNNING = {
     "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "use_mmap", "use_mlock",
     "num_thread", "num_keep", "vocab_only", "logits_all", "embedding_only",
 }  # fmt: skip
@@ -57,6 +60,8 @@ _ASKED = {
         about="whether the model reasons first, or how much; by default as it does",
     ),
     "keep_alive": optional(NUMBER, TEXT),
+    "logprobs": FLAG,
+    "top_logprobs": TOP_LOGPROBS,
 }
 SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialect="ollama")
 
@@ -73,6 +78,14 @@ def chat_requests(body: Body, default: Default = None, model: Served = None) -> 
 def generate_requests(body: Body, default: Default = None, model: Served = None) -> list[Request]:
     """The request of *body*, as :data:`GENERATE` reads it: a chat, if *model* has a template."""
     prompt, system = body["prompt"] or "", body["system"]
+    if body["suffix"]:
+        if system:
+            raise UsageError("suffix: a gap has no instructions: leave system out", field="suffix")
+        (request,) = _requests(body, default, model, {"prompt": prompt})
+        if model is None:
+            return [request]
+        ids, stop_ids = gap_prompt(model.tokenizer, prompt, body["suffix"])
+        return [replace(request, prompt=ids, stop_ids=stop_ids)]
     if body["raw"] or (model is not None and not model.tokenizer.chat_template):
         if system:
             raise UsageError("system: a raw prompt has no place for it", field="system")
@@ -103,6 +116,8 @@ def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[
             hint="leave think out, or choose a model that reasons",
             field="think",
         )
+    if body["top_logprobs"] and not body["logprobs"]:
+        raise UsageError("top_logprobs is for logprobs: true", field="top_logprobs")
     at = DIALECTS.index("ollama")
     fields = {
         name: options[names[at]]
@@ -117,6 +132,7 @@ def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[
             **asked,
             "json_schema": _schema(body["format"]),
             "thinking": None if think is None else bool(think),
+            "logprobs": (body["top_logprobs"] or 0) if body["logprobs"] else None,
         },
         with_defaults(default, **_DEFAULTS),
     )
@@ -135,7 +151,7 @@ def answer_ignores(body: Body, model: Served) -> Iterator[str]:
 def find_ignored_options(body: Body, _: Served = None) -> Iterator[str]:
     """Names of the options in *body* for running a model, which it does by itself."""
     for name, value in (body["options"] or {}).items():
-        if name in _RUNNING and value is not None:
+        if name in RUNNING and value is not None:
             yield f"options.{name}"
 
 
@@ -143,7 +159,7 @@ def _check_options(body: Body, model: Served) -> dict[str, Any]:
     """The options of *body*, all of which a *model* can serve."""
     options: dict[str, Any] = body["options"] or {}
     for name, value in options.items():
-        is_served = name in OPTIONS.fields or name in _RUNNING or value is None
+        is_served = name in OPTIONS.fields or name in RUNNING or value is None
         if name == "num_ctx" and isinstance(value, int):
             is_served = True
             if model is not None and value > model.context:
@@ -168,18 +184,26 @@ def _schema(form: str | dict[str, Any] | None) -> Any:
 def answer_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
     """The reply of ``/api/chat`` or ``/api/generate``."""
     (answer,) = answers
-    return _line(body, answer.text, _calls(answer), answer.reasoning) | _end_facts(answer)
+    line = _line(body, answer.text, _calls(answer), answer.reasoning)
+    return line | _logprobs(body, answer.logprobs) | _end_facts(answer)
 
 
 async def answer_lines(body: Body, _head: Body, pieces: Pieces) -> Events:
     """The reply of ``/api/chat`` or ``/api/generate`` as lines."""
     async for _, piece, answer in pieces:  # noqa: B007 - used behind it
-        if piece.text or piece.reasoning:
-            yield _line(body, piece.text, thinking=piece.reasoning) | {"done": False}
+        described = [piece.described] if piece.described else []
+        if piece.text or piece.reasoning or described:
+            line = _line(body, piece.text, thinking=piece.reasoning)
+            yield line | _logprobs(body, described) | {"done": False}
     # Calls are sent complete: Ollama's are objects, and part of one is not an object.
     for call in _calls(answer):
         yield _line(body, "", [call]) | {"done": False}
     yield _line(body, "") | _end_facts(answer)
+
+
+def _logprobs(body: Body, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Log-probabilities of *tokens*, if *body* asks for them."""
+    return {"logprobs": chat_logprobs(tokens)["content"]} if body["logprobs"] else {}
 
 
 def embedding_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -275,7 +299,8 @@ GENERATE = Form(
         "prompt": TEXT,
         "system": TEXT,
         "raw": FLAG | {"description": "continue the prompt as it is"},
-        **mark_refused("suffix", hint="send it to /infill, as input_suffix"),
+        "suffix": TEXT
+        | {"description": "text after the gap that is filled, by models that can fill one"},
         **mark_refused("template", "context", "images"),
     },
     required=("model",), ignores=answer_ignores,

@@ -16,9 +16,18 @@ from bitnet.runtime.request_checks import check_messages, check_schema
 from bitnet.wire.embeddings import texts_of
 from bitnet.wire.fields import INPUTS, RANDOM, TOP_LOGPROBS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form
+from bitnet.wire.gaps import gap_prompt
 from bitnet.wire.logprobs import TextLogprobs, chat_logprobs
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
-from bitnet.wire.reasoning import EFFORT, can_reason, effort_variables, takes_effort
+from bitnet.wire.reasoning import (
+    BUDGET,
+    BUDGETS,
+    EFFORT,
+    can_reason,
+    effort_variables,
+    find_budget,
+    takes_effort,
+)
 from bitnet.wire.schemas import FLAG, OBJECT, TEXT, Schema, mark_ignored, mark_refused
 
 if TYPE_CHECKING:
@@ -39,25 +48,29 @@ _OURS = {
 
 _CHAT_ONLY = (
     *("messages", "prompt", "tools", "tool_choice", "parallel_tool_calls"),
-    *("thinking", "thinking_budget", "continue_final_message"),
+    *("thinking", "thinking_budget", "thinking_message", "reasoning_effort"),
+    "continue_final_message",
 )
 #: Fields for sampling, ending and constraining an answer, which OpenAI's routes share.
 ANSWER: dict[str, Schema] = {
     "model": TEXT,
     **schemas_by_name("openai", without=_CHAT_ONLY),
     "repeat_penalty": {"type": "number", "description": "another name of repetition_penalty"},
-    "structured_outputs": OBJECT | {"description": "json, regex or choice; json_object"},
+    "structured_outputs": OBJECT | {"description": "json, regex, choice or grammar; json_object"},
 }
 #: Fields that set one of a request by another name.
 SETTERS = {
     "json_schema": ("response_format", "structured_outputs"),
     "regex": ("structured_outputs",),
+    "grammar": ("structured_outputs",),
     "max_tokens": ("max_completion_tokens",),
     "repetition_penalty": ("repeat_penalty",),
+    "thinking_budget": BUDGETS,
+    "thinking_message": ("reasoning_budget_message",),
 }
-#: Fields that are refused wherever an answer is asked for.
-UNSERVED = mark_refused(
-    "grammar", hint="use json_schema, or structured_outputs with regex or choice"
+#: Samplers of llama.cpp that there are not here; their fields are refused unless they are off.
+UNSERVED = mark_refused("adaptive_target", neutral=(-1, -1.0)) | mark_refused(
+    "tfs_z", neutral=(1, 1.0)
 )
 _STREAMED: dict[str, Schema] = {
     "n": {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES},
@@ -98,7 +111,8 @@ def chat_requests(
         tool_choice=body["tool_choice"],
         parallel_tool_calls=body["parallel_tool_calls"] is not False,
         template_variables=variables or None,
-        thinking_budget=body["thinking_token_budget"] if can_reason(model) else None,
+        thinking_budget=find_budget(body)[1] if can_reason(model) else None,
+        thinking_message=body["reasoning_budget_message"] or "",
         separate_reasoning=True,
         continue_final_message=bool(body["continue_final_message"]),
     )
@@ -111,20 +125,33 @@ def chat_ignores(body: Body, model: Served) -> Iterator[str]:
     effort = body.get("reasoning_effort")
     if effort and not takes_effort(model, effort):
         yield "reasoning_effort"
-    if body.get("thinking_token_budget") is not None and not can_reason(model):
-        yield "thinking_token_budget"
+    if not can_reason(model):
+        names = (*BUDGETS, "reasoning_budget_message")
+        yield from (name for name in names if body.get(name) is not None)
 
 
 def completion_requests(
-    body: Body, default: Request, _: object = None, *, at_most: int = MAX_PROMPTS
+    body: Body, default: Request, model: Served = None, *, at_most: int = MAX_PROMPTS
 ) -> list[Request]:
-    """The requests of *body*, as :data:`COMPLETION` reads it: one for each of *at_most* prompts."""
+    """The requests of *body*, as :data:`COMPLETION` reads it: one for each of *at_most* prompts.
+
+    With a ``suffix``, a known *model* fills the gap between each prompt and it.
+    """
     _check_stream(body)
     request = replace(
         continuation(body, with_defaults(default, **RANDOM)), logprobs=body["logprobs"]
     )
     prompts = texts_of(body["prompt"], "prompt", at_most=at_most)
-    return [replace(request, prompt=prompt) for prompt in prompts]
+    suffix = body["suffix"]
+    if not suffix or model is None:
+        return [replace(request, prompt=prompt) for prompt in prompts]
+    requests = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise UsageError("suffix: a prompt of token ids has no gap", field="suffix")
+        ids, stop_ids = gap_prompt(model.tokenizer, prompt, suffix)
+        requests.append(replace(request, prompt=ids, stop_ids=stop_ids))
+    return requests
 
 
 def continuation(body: Body, default: Request) -> Request:
@@ -147,13 +174,21 @@ def _check_stream(body: Body) -> None:
 
 
 def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
-    """The field of *body* that constrains the answer, and ``json_schema`` or ``regex``."""
+    """The field of *body* that constrains the answer, and that field of its request."""
     grammars: dict[str, tuple[str, Any]] = {}
     form = schema_of(body.get("response_format"))
     for name, schema in (("json_schema", body.get("json_schema")), ("response_format", form)):
         if schema is not None:
             grammars[name] = "json_schema", schema
-    kinds = {"json": "json_schema", "json_object": "any", "regex": "regex", "choice": "choice"}
+    if body.get("grammar"):  # an empty one asks for nothing
+        grammars["grammar"] = "grammar", body["grammar"]
+    kinds = {
+        "json": "json_schema",
+        "json_object": "any",
+        "regex": "regex",
+        "choice": "choice",
+        "grammar": "grammar",
+    }
     for name, value in (body.get("structured_outputs") or {}).items():
         field = f"structured_outputs.{name}"[:100]
         if name not in kinds:
@@ -375,7 +410,10 @@ CHAT = Form(
         "response_format": OBJECT,
         "chat_template_kwargs": OBJECT,
         "reasoning_effort": EFFORT,
-        **schemas_by_name("openai", "thinking_budget", "continue_final_message"),
+        **dict.fromkeys(BUDGETS, BUDGET),
+        "reasoning_budget_message": TEXT
+        | {"description": "text before the end of a reasoning that has used up its budget"},
+        **schemas_by_name("openai", "continue_final_message"),
         **IDLE,
         **mark_ignored(verbosity=TEXT),
         **UNSERVED,
@@ -398,7 +436,8 @@ COMPLETION = Form(
         "logprobs": TOP_LOGPROBS,
         **IDLE,
         **UNSERVED,
-        **mark_refused("suffix", hint="send it to /infill, as input_suffix"),
+        "suffix": TEXT
+        | {"description": "text after the gap that is filled, by models that can fill one"},
         **mark_refused("best_of", neutral=(1,)),
         **mark_refused("echo"),
         **mark_refused("reasoning_effort"),

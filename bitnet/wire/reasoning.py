@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import UsageError
+from bitnet.runtime.conversation import effort_variables as find_variables
 from bitnet.runtime.conversation import reasoning_rules
-from bitnet.tokenizer.chat import chat_template
-from bitnet.wire.schemas import TEXT, Schema
+from bitnet.wire.schemas import DEFAULT, TEXT, Schema
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bitnet.wire.forms import Served
 
 #: How much the model reasons, for templates that know the word.
@@ -16,6 +19,30 @@ EFFORT: Schema = TEXT | {
     "maxLength": 16,
     "description": "none, low, medium or high: how much the model reasons, if its template can",
 }
+
+#: Names under which clients of chats send the most tokens of reasoning: vLLM's, llama-server's,
+#: those of Qwen's and of other services.
+BUDGETS = (
+    "thinking_token_budget", "reasoning_budget_tokens", "thinking_budget_tokens",
+    "reasoning_budget", "thinking_budget", "max_thinking_tokens",
+)  # fmt: skip
+BUDGET: Schema = {
+    "type": "integer",
+    "minimum": 0,
+    DEFAULT: -1,
+    "description": "most tokens of reasoning, which then ends; -1: no limit",
+}
+
+
+def find_budget(body: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The field of *body* that limits the reasoning, and its number; ``None``: no limit."""
+    names = [name for name in BUDGETS if body.get(name) is not None]
+    if len(names) > 1:
+        raise UsageError(f"{' and '.join(names)} are both given", field=names[1])
+    if not names:
+        return "", None
+    number = body[names[0]]
+    return names[0], None if number == -1 else number
 
 
 def can_reason(model: Served) -> bool:
@@ -31,15 +58,5 @@ def takes_effort(model: Served, effort: str | None) -> bool:
 
 
 def effort_variables(effort: str | None, model: Served) -> dict[str, Any]:
-    """Variables of the template of *model* for an *effort*; none if that changes nothing.
-
-    The effort ``none`` turns reasoning off where the template has a switch and no efforts.
-    """
-    if not effort or model is None or not model.tokenizer.chat_template:
-        return {}
-    facts = chat_template(model.tokenizer).facts
-    if facts.effort:
-        return {facts.effort: effort}
-    if effort == "none":
-        return dict.fromkeys(facts.thinking_switches, False)
-    return {}
+    """Variables of the template of *model* for an *effort*; none if that changes nothing."""
+    return {} if model is None else find_variables(model.tokenizer, effort)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import UsageError
 from bitnet.runtime.piece import CallDelta, Piece
 from bitnet.runtime.request import MAX_MESSAGES, Request
-from bitnet.wire.fields import RANDOM, schemas_by_name, with_defaults
+from bitnet.wire.fields import RANDOM, TOP_LOGPROBS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
+from bitnet.wire.logprobs import chat_logprobs
 from bitnet.wire.messages import ONLY_TEXT
 from bitnet.wire.openai import IDLE, schema_of
 from bitnet.wire.openai import error_reply as error_reply
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
+    from bitnet.runtime.piece import TokenLogprob
     from bitnet.wire.forms import Body, Default, Events, Pieces, Served
 
 PATH = "/v1/responses"
 STREAM = "named"  # events
+LOGPROBS = "message.output_text.logprobs"  # entry of ``include``
 #: Tools that clients offer beside functions: the model is not told of them.
 _SKIPPED_TOOLS = {
     "custom", "namespace", "web_search", "web_search_preview", "local_shell", "shell",
@@ -86,6 +89,10 @@ def response_requests(body: Body, default: Default = None, model: Served = None)
     for number, tool in enumerate(body["tools"] or ()):
         if tool.get("type") not in _SKIPPED_TOOLS:
             tools.append(_tool(tool, f"tools.{number}"))
+    wants_logprobs = LOGPROBS in (body["include"] or ())
+    if body["top_logprobs"] and not wants_logprobs:
+        message = f"top_logprobs is for include: [{LOGPROBS!r}]"
+        raise UsageError(message, field="top_logprobs")
     fields = {
         "messages": system + [turn for _, turn in _messages(body["input"])],
         "tools": tools or None,
@@ -95,6 +102,7 @@ def response_requests(body: Body, default: Default = None, model: Served = None)
         "max_tokens": body["max_output_tokens"],
         "temperature": body["temperature"],
         "top_p": body["top_p"],
+        "logprobs": (body["top_logprobs"] or 0) if wants_logprobs else None,
     }
     request = Request.from_mapping(fields, with_defaults(default, **RANDOM))
     variables = effort_variables((body["reasoning"] or {}).get("effort"), model)
@@ -117,6 +125,8 @@ def response_ignores(body: Body, model: Served) -> Iterator[str]:
     for item in body["input"] if isinstance(body["input"], list) else ():
         schema = {"type": "object", "properties": _ITEMS.get(item.get("type", "message"), {})}
         yield from find_ignored(schema, item, "input")
+    if set(body["include"] or ()) - {LOGPROBS}:
+        yield "include"
     effort = (body["reasoning"] or {}).get("effort")
     if effort and not takes_effort(model, effort):
         yield "reasoning.effort"
@@ -226,6 +236,7 @@ class _Items:
         """Items of the answer to *body*; *head* has the id, the model and the time."""
         self._output: list[dict[str, Any]] = []
         self._is_open = False
+        self._described: list[TokenLogprob] = []  # tokens whose text has not come yet
         self._count = -1
         fields = {name: value for name, value in body.items() if value is not None}
         self._response: dict[str, Any] = {
@@ -256,13 +267,21 @@ class _Items:
         sampling = answer.sequence.request.sampling
         self._response |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
 
+    def add_logprobs(self, tokens: Sequence[TokenLogprob]) -> None:
+        """Have the next text begin with *tokens*."""
+        self._described += tokens
+
     def of(self, piece: Piece) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
         if self._count < 0:
             begun = self._response | {"status": "in_progress", "output": []}
             yield self.event("response.created", response=begun)
             yield self.event("response.in_progress", response=begun)
+        if piece.described:
+            self._described.append(piece.described)
         if piece.reasoning:
+            if piece.token is not None:
+                self._described.clear()  # a message alone has them
             if not self._is_in("reasoning"):
                 yield from self._open_text("reasoning", summary=[])
             self._output[-1]["content"][0]["text"] += piece.reasoning
@@ -270,9 +289,14 @@ class _Items:
         if piece.text:
             if not self._is_in("message"):
                 yield from self._open_text("message", role="assistant")
-            self._output[-1]["content"][0]["text"] += piece.text
-            yield self._part_event("output_text.delta", delta=piece.text, logprobs=[])
+            part = self._output[-1]["content"][0]
+            part["text"] += piece.text
+            logprobs = chat_logprobs(self._described)["content"]
+            part["logprobs"] += logprobs
+            self._described.clear()
+            yield self._part_event("output_text.delta", delta=piece.text, logprobs=logprobs)
         for call in piece.calls:
+            self._described.clear()
             if call.id:
                 item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}",
                         "call_id": call.id, "name": call.name, "arguments": ""}  # fmt: skip
@@ -365,6 +389,7 @@ def response_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[st
     )
     piece = Piece(None, text=answer.text, reasoning=answer.reasoning, calls=calls)
     items.show_sampling(answer)
+    items.add_logprobs(answer.logprobs[answer.reasoning_tokens :])
     *_, ended = (*items.of(piece), *items.end(answer))
     return dict(ended["response"])
 
@@ -405,10 +430,11 @@ RESPONSE = Form(
         "stream": FLAG,
         # Nothing is stored, and the reply says so.
         **{name: IDLE[name] for name in IDLE if name != "cache_prompt"},
-        **mark_ignored(stream_options=OBJECT, include=TEXTS, context_management=OBJECTS),
+        **mark_ignored(stream_options=OBJECT, context_management=OBJECTS),
         **mark_refused("previous_response_id", "conversation", hint="send the whole conversation"),
         **mark_refused("background", "max_tool_calls", "prompt"),
-        **mark_refused("top_logprobs", neutral=(0,)),
+        "include": TEXTS | {"description": f"{LOGPROBS}; others are named as without effect"},
+        "top_logprobs": TOP_LOGPROBS,
     },
     required=("input",),
     ignores=response_ignores, places=response_places, clamps=True,

@@ -174,7 +174,7 @@ WRONG = [
     (line("", CHAT, messages=ASK, n=0), "body.n is 0, expected 1 to 8"),
     (line("", CHAT, messages=ASK, n=True), "body.n: expected a whole number"),
     (line("", CHAT, messages=ASK, stream=True), "body.stream is not for a batch"),
-    (line("", CHAT, messages=ASK, grammar="low"), "body.grammar is not served: use json_schema"),
+    (line("", CHAT, messages=ASK, grammar="low"), "grammar: line 1, column 4: expected ::="),
     (line("", CHAT, messages=ASK, top_logprobs=1), "body.top_logprobs is for logprobs"),
     (line("", CHAT, messages=ASK, tools=[1]), "body.tools.0: expected a JSON object"),
     (line("", CHAT, messages=ASK, chat_template_kwargs={"tools": 1}),

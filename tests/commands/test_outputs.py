@@ -42,8 +42,8 @@ PLACES = {
 # Options that name something to read.
 INPUTS = {
     "adapters", "against", "cache_dir", "chat_template", "check", "compare", "corpus",
-    "draft_model", "file", "imatrix", "input", "json_schema", "key", "lora", "messages", "model",
-    "model_dir", "models", "prompt_cache", "prompt_file", "prompts", "recording",
+    "draft_model", "file", "grammar", "imatrix", "input", "json_schema", "key", "lora", "messages",
+    "model", "model_dir", "models", "prompt_cache", "prompt_file", "prompts", "recording",
     "tls_cert", "tls_key", "tokenizer", "tools",
 }  # fmt: skip
 FORCED = {("attest", "output"), ("attest", "bundle"), ("embed", "output"), ("crossval", "record")}

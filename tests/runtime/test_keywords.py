@@ -12,13 +12,21 @@ from bitnet.runtime.request import SAMPLING, AnswerOptions, Request
 
 METHODS = ["stream", "generate", "chat", "astream", "agenerate", "achat"]
 TYPES = {entry.name: str(entry.type) for entry in fields(Request)}
-WIDER = {"stop": "str | Sequence[str]"}  # one text is a list of one
+# One text is a list of one, and any sequence is a list.
+WIDER = {
+    "stop": "str | Sequence[str]",
+    "samplers": "Sequence[str]",
+    "dry_sequence_breakers": "Sequence[str]",
+}
 # Fields that a conversation or another method has, and those that a model fills in.
 NOT_KEYWORDS = {
     *("prompt", "messages", "tools", "tool_choice", "parallel_tool_calls", "template_variables"),
     *(
         "thinking",
         "thinking_budget",
+        "thinking_message",
+        "reasoning_effort",
+        "budget",
         "separate_reasoning",
         "continue_final_message",
         "embed",
@@ -29,7 +37,8 @@ NOT_KEYWORDS = {
         "fallback",
         "origins",
         "stop_ids",
-        "grammar",
+        "constraint",
+        "breakers",
         "calls",
         "reasoning",
         "lora",
@@ -60,9 +69,11 @@ def test_a_keyword_has_the_type_of_its_field(name):
 
 def test_a_default_that_a_comment_names_is_the_fields():
     source = inspect.getsource(AnswerOptions)
-    named = re.findall(r"^ +(\w+): .*  # .*\((\d+)\)$", source, re.MULTILINE)
-    defaults = {name: getattr(Request(), name) for name in ("min_tokens", "lookup")}
-    assert {name: int(number) for name, number in named} == defaults
+    named = re.findall(r"^ +(\w+): .*  # .*\(([\d.]+)\)$", source, re.MULTILINE)
+    assert len(named) > 8
+    assert {name: float(number) for name, number in named} == {
+        name: getattr(Request(), name) for name, _ in named
+    }
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -33,7 +33,7 @@ with bitnet.load("bitnet-tiny") as model:
         name, schema = json.loads(line)
         try:
             _, request = model.prepare(Request(prompt="a", json_schema=schema))
-            request.grammar.start().next_ids()
+            request.constraint.start().next_ids()
         except BitnetError as error:
             assert error.message
         print(name, flush=True)

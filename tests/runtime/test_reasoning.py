@@ -14,6 +14,7 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.conversation import ReasoningReader
 from bitnet.runtime.piece import Piece
+from bitnet.runtime.reasoning_budget import BudgetRules, ReasoningBudget
 from bitnet.runtime.request import ReasoningRules, Request
 
 ASK = [{"role": "user", "content": "a"}]
@@ -131,3 +132,67 @@ def test_channels_are_reasoning_text_and_calls(tmp_path):
     assert (answer.reasoning, answer.text) == ("a b\n\nc", 'soit is "x" < "a"')
     assert "".join(piece.reasoning for piece in pieces) == answer.reasoning
     assert "".join(piece.text for piece in pieces) == answer.text
+
+
+@pytest.mark.parametrize("most", range(7))
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_budget_counts_tokens_of_reasoning_alone(most, begun):
+    marks = {"O": "<think>", "C": "</think>"}
+    rules = budget("C", most, begun=begun, marks=marks)
+    written = write(rules, "abcdefghijkl" if begun else "Oabcdefghijkl", marks)
+    inside = "".join(written).removeprefix("<think>").partition("</think>")
+    assert inside[:2] == ("abcdefghijkl"[:most], "</think>")
+    assert inside[2] == "abcdefghijkl"[most:]
+
+
+def test_a_reasoning_that_ends_by_itself_is_not_ended_again():
+    marks = {"C": "</think>"}
+    assert write(budget("C", 3, begun=True, marks=marks), "abCdefgh", marks)[2:] == [
+        "</think>", *"defgh"
+    ]  # fmt: skip
+    # The mark in other tokens, as models may write it.
+    assert "".join(write(budget("C", 9, begun=True, marks=marks), "a</think>bcdefgh", marks)) == (
+        "a</think>bcdefgh"
+    )
+
+
+def test_a_later_reasoning_has_what_the_first_one_left():
+    marks = {"O": "<think>", "C": "</think>"}
+    written = write(budget("C", 4, begun=False, marks=marks), "OabcCdefOghij", marks)
+    assert "".join(written) == "<think>abc</think>def<think>g</think>hij"
+
+
+def test_a_character_is_completed_before_the_reasoning_ends():
+    parts = {"1": b"\xe2", "2": b"\x82", "3": b"\xac"}  # of a euro sign
+    marks = {"C": "</think>"}
+    written = write(budget("C", 1, begun=True, marks=marks | parts), "123ab", marks | parts)
+    assert written == [*parts.values(), "</think>", "a", "b"]
+
+
+def test_a_message_stands_before_the_end_that_a_budget_forces(model):
+    written, text = answer(
+        model, separate_reasoning=True, thinking_budget=2, thinking_message="enough."
+    )
+    assert written.reasoning.endswith("enough.")
+    assert text
+
+
+def budget(closing, most, *, begun, marks):
+    """A budget of a model whose tokens are letters, and those of *marks*."""
+
+    def token_bytes(token):
+        text = marks.get(chr(token), chr(token))
+        return text if isinstance(text, bytes) else text.encode()
+
+    forced = (ord(closing),)
+    return ReasoningBudget(BudgetRules(most, b"<think>", b"</think>", forced, begun, token_bytes))
+
+
+def write(limit, tokens, marks):
+    """Texts of what a model that would write *tokens* writes with the budget *limit*."""
+    left, written = list(tokens), []
+    while left:
+        token = chr(limit.next_token) if limit.next_token is not None else left.pop(0)
+        limit.add(ord(token))
+        written.append(marks.get(token, token))
+    return written

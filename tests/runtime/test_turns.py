@@ -186,3 +186,36 @@ def test_a_role_that_the_template_drops_is_refused_by_name():
 def test_calls_that_are_not_calls_are_refused_where_they_are(calls, where):
     with pytest.raises(UsageError, match=where):
         text(WHOLE, [USER, {"role": "assistant", "tool_calls": calls}])
+
+
+def test_conversations_of_one_form_are_proved_once(monkeypatch):
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    rendered = []
+    render = ChatTemplate.render
+
+    def counting(self, *args, **kwargs):
+        rendered.append(1)
+        return render(self, *args, **kwargs)
+
+    monkeypatch.setattr(ChatTemplate, "render", counting)
+
+    def turns(*texts):
+        roles = ("user", "assistant")
+        messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+        return Turns(template, messages).messages
+
+    assert turns("a", "b", "c")[2]["content"] == "c"
+    first = len(rendered)
+    assert first > 0
+    assert turns("other", "texts", "here")[0]["content"] == "other"
+    assert len(rendered) == first
+    turns("one", "more", "turn", "is", "another form")
+    assert len(rendered) > first
+
+
+def test_what_a_template_leaves_out_is_refused_again(monkeypatch):
+    template = ChatTemplate("{% for m in messages[-1:] %}{{ m.content }}{% endfor %}")
+    for text in ("a", "b"):
+        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "c"}]
+        with pytest.raises(UsageError, match="leaves out"):
+            Turns(template, [*messages, {"role": "user", "content": "d"}])

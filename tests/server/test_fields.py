@@ -116,7 +116,7 @@ def test_other_names_of_structured_answers_are_done(worker, path, fields, expect
     [
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs"),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice"),
         ({"json_schema": {"const": 1}, "response_format": {"type": "json_object"}}, "json_schema"),
     ],

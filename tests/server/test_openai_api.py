@@ -258,7 +258,7 @@ def test_text_to_ids_and_back(worker):
         ("/v1/chat/completions", {"messages": [IMAGE]}, "only text"),
         ("/v1/chat/completions", {"messages": [TEXT], "chat_template_kwargs": {"messages": []}},
          "cannot be set"),
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix is not served"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "this model has no tokens"),
         ("/v1/completions", {"prompt": "a", "best_of": 2}, "best_of is not served"),
         ("/v1/completions", {"prompt": "a", "echo": True}, "echo is not served"),
         ("/v1/completions", {"prompt": "a", "stream_options": {}}, "stream_options is for stream"),

@@ -84,7 +84,9 @@ TOGETHER = {
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     },
 }
-OF_OTHER_MODELS = {"think", "system", "raw"}  # one that reasons, one with a template
+#: Of one that reasons, one with a template, one that fills gaps.
+OF_OTHER_MODELS = {"think", "system", "raw", "suffix"}
+OF_RESPONSES = {"top_logprobs": {"include": ["message.output_text.logprobs"]}}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +138,7 @@ def test_an_unknown_field_is_refused_at_every_place(path, place, name, model):
 
 
 SAMPLES = (
-    "a", "low", "auto", "user", "json", "5m", 3, 0.5, False, True, ["a"], ["top_k"],
+    "a", "low", "auto", "user", "json", "5m", 2, 3, 0.5, False, True, ["a"], ["top_k"],
     {"type": "json_object"}, {"type": "disabled"}, {"1": 2}, {"a": "b"}, [TOOL],
     [{"role": "user", "content": "other"}], {"regex": "a"}, {"format": {"type": "json_object"}},
     {"effort": "low"}, {"type": "none"}, [{"name": "g", "input_schema": SCHEMA}],
@@ -154,7 +156,8 @@ def _known(path):
 )
 def test_a_known_field_changes_the_request_or_is_named(path, name, model):
     """Of the values that are taken, at least one has an effect on the request, or is named."""
-    plain = {key: BODIES[path][key] for key in ROUTES[path].required} | TOGETHER.get(name, {})
+    together = OF_RESPONSES if path == "/v1/responses" else TOGETHER
+    plain = {key: BODIES[path][key] for key in ROUTES[path].required} | together.get(name, {})
     before, _ = _requests(path, plain, model)
     outcomes = set()
     for value in SAMPLES:

@@ -90,8 +90,8 @@ def test_vectors_come_as_lists_of_rows(worker):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"grammar": "root ::= x"}, "grammar: this field is not known"),
-        ({"mirostat": 2}, "mirostat: this field is not known"),
+        ({"grammar": "root ::= x"}, "grammar: line 1"),
+        ({"mirostat": 3}, "mirostat is 3"),
         ({"n_predict": -3}, "n_predict is -3"),
         ({"top_p": 3.0}, "top_p is 3.0"),
         ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0"),
@@ -165,3 +165,62 @@ def test_ids_come_with_their_pieces(worker):
     assert worker.post("/detokenize", {"tokens": ids}).json()["content"] == "ab"
     longer = worker.post("/tokenize", {"content": "ab", "add_special": True}).json()["tokens"]
     assert longer[-len(ids) :] == ids
+
+
+def test_a_suffix_of_other_dialects_makes_the_same_gap(tmp_path, worker):
+    path = tool_gguf(tmp_path / "gaps.gguf", control=MARKS)
+    gap = {"input_prefix": "ab", "input_suffix": "c", "prompt": ""}
+    with listening(path) as filling:
+        infill = filling.post("/infill", GREEDY | gap | {"n_predict": 4, "ignore_eos": True}).json()
+        greedy = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+        asked = {"prompt": ["ab", "ab"], "suffix": "c", **greedy}
+        texts = [each["text"] for each in filling.post("/v1/completions", asked).json()["choices"]]
+        assert texts == [infill["content"]] * 2
+        options = {"temperature": 0, "num_predict": 4}
+        asked = {"model": "m", "prompt": "ab", "suffix": "c", "options": options, "stream": False}
+        reply = filling.post("/api/generate", asked).json()
+        assert reply["prompt_eval_count"] == infill["tokens_evaluated"]
+        assert infill["content"].startswith(reply["response"])
+        ids = filling.post("/v1/completions", {"prompt": [1, 2], "suffix": "c"})
+        assert (ids.status_code, ids.json()["error"]["param"]) == (400, "suffix")
+        told = filling.post("/api/generate", asked | {"system": "be brief"})
+        assert (told.status_code, told.json()["error"][:7]) == (400, "suffix:")
+    refused = worker.post("/v1/completions", {"prompt": "ab", "suffix": "c"})
+    assert refused.status_code == 400
+    assert "no tokens for the text before and after a gap" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"typical_p": 0.3},
+        {"top_n_sigma": 0.2},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.01},
+        {"dynatemp_range": 1.5},
+        {"mirostat": 1, "mirostat_tau": 1.0},
+        {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.5},
+        {"dry_multiplier": 50.0, "dry_allowed_length": 0, "dry_sequence_breakers": ["z"]},
+        {"repeat_penalty": 5.0, "repeat_last_n": 2},
+        {"samplers": ["temperature", "top_k"], "top_k": 3},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_sampler_changes_the_answer_and_a_seed_repeats_it(worker, fields):
+    hot = GREEDY | {"temperature": 1.2, "n_predict": 24, "ignore_eos": True, "seed": 5}
+    first, second = (worker.post("/completion", hot | fields).json()["content"] for _ in range(2))
+    assert first == second
+    assert first != worker.post("/completion", hot).json()["content"]
+
+
+def test_an_answer_follows_a_grammar(worker):
+    pytest.importorskip("llguidance")
+    grammar = 'root ::= "yes" | "no"'
+    reply = worker.post("/completion", GREEDY | {"grammar": grammar, "n_predict": 20}).json()
+    assert reply["content"] in ("yes", "no")
+    ask = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 20}
+    for fields in ({"grammar": grammar}, {"structured_outputs": {"grammar": grammar}}):
+        chat = worker.post("/v1/chat/completions", ask | fields).json()
+        assert chat["choices"][0]["message"]["content"] in ("yes", "no")
+    wrong = worker.post("/completion", GREEDY | {"grammar": "root ::= x"})
+    assert wrong.status_code == 400
+    assert "there is no rule 'x'" in wrong.json()["error"]["message"]

@@ -155,8 +155,8 @@ def test_the_model_is_listed_and_described(client, worker, path):
     ("route", "fields", "words"),
     [
         ("/api/chat", {"think": "much"}, "think: expected one of low, medium, high"),
-        ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat is not served"),
-        ("/api/chat", {"options": {"repeat_last_n": 3}}, "options.repeat_last_n is not served"),
+        ("/api/chat", {"options": {"tfs_z": 0.5}}, "options.tfs_z is not served"),
+        ("/api/chat", {"options": {"mirostat": 3}}, "options.mirostat is 3"),
         ("/api/chat", {"options": {"num_ctx": 4096}}, "options.num_ctx is 4,096"),
         ("/api/chat", {"options": {"top_p": 3.0}}, "options.top_p is 3.0"),
         ("/api/chat", {"options": {"num_predict": 0}}, "options.num_predict is 0"),
@@ -166,8 +166,8 @@ def test_the_model_is_listed_and_described(client, worker, path):
         ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["x"]}]},
          "messages.0.images is not served: only text"),
         ("/api/chat", {"unknown": 1}, "unknown: this field is not known"),
-        ("/api/chat", {"logprobs": True}, "logprobs: this field is not known"),
-        ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix is not served"),
+        ("/api/chat", {"top_logprobs": 21}, "top_logprobs is 21"),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, "this model has no tokens"),
         ("/api/generate", {"prompt": "a", "template": "b"}, "template is not served"),
         ("/api/generate", {"prompt": "a", "raw": True, "system": "b"}, "system: a raw prompt"),
     ],
@@ -206,3 +206,20 @@ def test_json_need_not_be_marked_except_by_a_page(worker, more, status):
     body = json.dumps({"model": "tiny", "messages": ASK, "options": GREEDY, "stream": False})
     reply = worker.http.post("/api/chat", content=body.encode(), headers=more)
     assert reply.status_code == status, reply.text
+
+
+@pytest.mark.parametrize("address", ["/api/chat", "/api/generate"])
+def test_log_probabilities_stand_beside_the_text(worker, address):
+    body = {"model": "tiny", "options": GREEDY, "logprobs": True, "top_logprobs": 2}
+    body |= {"messages": ASK} if address == "/api/chat" else {"prompt": "abc"}
+    whole = worker.post(address, body | {"stream": False}).json()
+    text = whole["message"]["content"] if address == "/api/chat" else whole["response"]
+    assert "".join(entry["token"] for entry in whole["logprobs"]) == text
+    assert [len(entry["top_logprobs"]) for entry in whole["logprobs"]] == [2] * 8
+    lines = [json.loads(line) for line in worker.post(address, body).text.splitlines()]
+    assert [entry for line in lines for entry in line.get("logprobs", ())] == whole["logprobs"]
+    assert (
+        "logprobs" not in worker.post(address, body | {"logprobs": False, "top_logprobs": 0}).text
+    )
+    refused = worker.post(address, body | {"logprobs": False})
+    assert (refused.status_code, "logprobs: true" in refused.json()["error"]) == (400, True)

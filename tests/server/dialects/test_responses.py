@@ -116,3 +116,29 @@ def test_what_cannot_change_the_answer_is_named(worker, wanted):
 def test_what_is_not_served_is_refused_by_its_field(worker, wanted, fields, param):
     reply = worker.post("/v1/responses", wanted | fields)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_log_probabilities_are_those_of_the_text(client, worker, wanted):
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = client.responses.create(**wanted, **asked)
+    (part,) = whole.output[0].content
+    assert "".join(entry.token for entry in part.logprobs) == part.text
+    assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
+    assert part.logprobs[0].logprob == part.logprobs[0].top_logprobs[0].logprob < 0
+    *events, last = client.responses.create(**wanted, **asked, stream=True)
+    assert last.response.output[0].content[0].logprobs == part.logprobs
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    tokens = [entry.token for event in deltas for entry in event.logprobs]
+    assert tokens == [entry.token for entry in part.logprobs]
+    chat = {"model": "tiny", "messages": ASK, "max_tokens": 8, "temperature": 0}
+    same = worker.post("/v1/chat/completions", chat | {"logprobs": True, "top_logprobs": 2})
+    expected = [entry["logprob"] for entry in same.json()["choices"][0]["logprobs"]["content"]]
+    assert [entry.logprob for entry in part.logprobs] == expected
+
+
+def test_log_probabilities_come_if_they_are_included(worker, wanted):
+    reply = worker.post("/v1/responses", wanted)
+    assert reply.json()["output"][0]["content"][0]["logprobs"] == []
+    both = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+    named = worker.post("/v1/responses", wanted | {"include": both})
+    assert named.headers["bitnet-ignored"] == "include"

@@ -1,0 +1,189 @@
+"""Options of the samplers beyond temperature, top-k, top-p and min-p; cheap to import.
+
+Names, defaults and bounds are those of llama.cpp's server (its ``tools/server/README.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from bitnet.base.errors import UsageError
+from bitnet.base.options import check_bounds, option
+
+WHOLE_TEXT = -1  # of a number of last tokens: prompt and answer
+MAX_BREAKERS = 64
+BREAKERS = ("\n", ":", '"', "*")
+
+#: The order of the samplers unless a request says another one. Biases come before all of them.
+SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+#: Other names of some of them.
+_SYNONYMS = {"typical_p": "typ_p", "typical": "typ_p", "typ": "typ_p", "nucleus": "top_p"}
+_SYNONYMS |= {"temp": "temperature"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainOptions:
+    """Options of the chain of samplers; the defaults leave each of them out."""
+
+    SECTION: ClassVar = "Sampling"
+
+    typical_p: float = option(
+        1.0,
+        "sample from the tokens whose probability is most typical, with this total probability",
+        synonyms=("typical",),
+        bounds=(0.0, 1.0),
+    )
+    top_n_sigma: float = option(
+        0.0,
+        "drop tokens whose logit is more standard deviations than this below the highest; 0: off",
+        synonyms=("top-nsigma",),
+        bounds=(-1.0, 1e6),
+    )
+    xtc_probability: float = option(
+        0.0,
+        "chance, at each token, to drop the likely tokens but for the least likely of them",
+        bounds=(0.0, 1.0),
+    )
+    xtc_threshold: float = option(
+        0.1,
+        "probability from which --xtc-probability calls a token likely; above 0.5: off",
+        bounds=(0.0, 1.0),
+    )
+    dynatemp_range: float = option(
+        0.0,
+        "vary the temperature by up to this much with the entropy of the tokens",
+        bounds=(0.0, 100.0),
+    )
+    dynatemp_exponent: float = option(
+        1.0,
+        "power of the entropy in --dynatemp-range",
+        synonyms=("dynatemp-exp",),
+        bounds=(0.0, 100.0),
+    )
+    mirostat: int = option(
+        0,
+        "hold the surprise of the answer at --mirostat-tau: version 1 or 2; it replaces all other "
+        "samplers but the temperature",
+        bounds=(0, 2),
+    )
+    mirostat_tau: float = option(
+        5.0, "surprise, in bits, that mirostat holds", synonyms=("mirostat-ent",),
+        bounds=(0.0, 100.0),
+    )  # fmt: skip
+    mirostat_eta: float = option(
+        0.1, "learning rate of mirostat", synonyms=("mirostat-lr",), bounds=(0.0, 10.0)
+    )
+    dry_multiplier: float = option(
+        0.0,
+        "lower the logit of a token that would prolong a repetition by this, times the next "
+        "option's power of its length (DRY)",
+        bounds=(0.0, 1e6),
+    )
+    dry_base: float = option(
+        1.75, "base of DRY's penalty, which grows with the repetition", bounds=(1.0, 1e6)
+    )
+    dry_allowed_length: int = option(
+        2, "tokens of a repetition that DRY allows", bounds=(0, 2**31 - 1)
+    )
+    dry_penalty_last_n: int = option(
+        64, "last tokens of the text in which DRY finds repetitions; -1: all",
+        bounds=(WHOLE_TEXT, 2**31 - 1),
+    )  # fmt: skip
+    dry_sequence_breakers: list[str] = option(
+        [],
+        "text that ends a repetition for DRY; may be given several times; default: a line break, "
+        "a colon, a quotation mark and an asterisk",
+        synonyms=("dry-sequence-breaker",),
+        metavar="TEXT",
+    )
+    repeat_last_n: int | None = option(
+        None,
+        "apply all penalties to the last tokens of prompt and answer, this many; 0: none, -1: "
+        "all; default: the repetition penalty to prompt and answer, the others to the answer",
+        bounds=(WHOLE_TEXT, 2**31 - 1),
+    )
+    min_keep: int = option(
+        0, "tokens that typical-p, top-p, min-p and XTC leave at least", bounds=(0, 2**31 - 1)
+    )
+    samplers: list[str] = option(
+        [],
+        f"name of a sampler, in the order in which they run, without those that are left out; may "
+        f"be given several times; default: {', '.join(SAMPLERS)}",
+        metavar="NAME",
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "samplers", sampler_names(self.samplers))
+        breakers = _texts("dry_sequence_breakers", self.dry_sequence_breakers)
+        object.__setattr__(self, "dry_sequence_breakers", breakers)
+        if len(breakers) > MAX_BREAKERS or "" in breakers:
+            raise UsageError(
+                f"dry_sequence_breakers: expected at most {MAX_BREAKERS} texts, none of them empty",
+                field="dry_sequence_breakers",
+            )
+        check_bounds(self)
+
+    @property
+    def uses_dry(self) -> bool:
+        """True if repetitions are penalised by their length."""
+        is_on = self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+        return is_on and not self.mirostat and "dry" in self.order
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Names of the samplers, in the order in which they run."""
+        return tuple(self.samplers) or SAMPLERS
+
+    @property
+    def needs_chain(self) -> bool:
+        """True if the samplers have to run one by one over all tokens."""
+        return bool(
+            self.samplers
+            or self.mirostat
+            or self.typical_p < 1
+            or self.top_n_sigma > 0
+            or (self.xtc_probability > 0 and self.xtc_threshold <= 0.5)
+            or self.dynatemp_range > 0
+            or self.min_keep > 1
+        )
+
+
+def sampler_names(names: Any) -> list[str]:
+    """The samplers *names* by their own names, without those that stand there again.
+
+    A text may have several, between semicolons, as on llama.cpp's command line.
+    """
+    listed: dict[str, None] = {}
+    for name in _texts("samplers", names):
+        for part in filter(None, name.split(";")):
+            plain = part.strip().lower().replace("-", "_")
+            known = {sampler.replace("_", ""): sampler for sampler in SAMPLERS}
+            sampler = known.get(plain.replace("_", ""), _SYNONYMS.get(plain))
+            if sampler is None:
+                shown = part[:40].encode(errors="replace").decode()
+                raise UsageError(
+                    f"samplers: {shown!r} is not a sampler",
+                    hint=f"choose of {', '.join(SAMPLERS)}",
+                    field="samplers",
+                )
+            listed[sampler] = None
+    return [*listed]
+
+
+def _texts(name: str, entries: Any) -> list[str]:
+    listed = [entries] if isinstance(entries, str) else entries
+    if isinstance(listed, Sequence) and all(isinstance(entry, str) for entry in listed):
+        return [*listed]
+    raise UsageError(f"{name} is not a list of texts", field=name)

@@ -1,0 +1,285 @@
+"""The chain of samplers: each takes the tokens that may be chosen, and leaves some of them out.
+
+Formulas are those of llama.cpp (``src/llama-sampler.cpp`` of b11434), computed in float64. There
+filters that need probabilities take those of the tokens that the samplers before have left.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from bitnet.runtime.chain_options import ChainOptions
+
+    #: From candidates to those that are left, perhaps with other logits.
+    Step = Callable[["Candidates"], "Candidates"]
+
+GROUP = 64  # values per group; the groups' maxima bound the k-th highest value from below
+XTC_OFF = 0.5  # thresholds above it: no two tokens can be as likely
+LIKELIEST_OF_MIROSTAT = 100  # tokens from which version 1 estimates the exponent
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Tokens that may be chosen."""
+
+    ids: NDArray[np.intp]  # (count,)
+    logits: NDArray[np.float64]  # (count,), -inf for tokens that may not be chosen any more
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, at: NDArray[np.intp] | slice) -> Candidates:
+        """Those at the places *at*, in that order."""
+        return Candidates(self.ids[at], self.logits[at])
+
+    def with_logits(self, logits: NDArray[np.float64]) -> Candidates:
+        """The same tokens with other *logits*."""
+        return Candidates(self.ids, logits)
+
+    def descending(self) -> Candidates:
+        """All of them by descending logit; equal ones in the order that they have."""
+        return self.select(np.argsort(-self.logits, kind="stable"))
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Their probabilities, ``(count,)``."""
+        weights = np.exp(self.logits - self.logits.max())
+        return weights / weights.sum()
+
+
+def keep_top_n_sigma(tokens: Candidates, n: float) -> Candidates:
+    """*tokens*, of which those below the highest by *n* standard deviations cannot be chosen.
+
+    They still count where a later sampler counts tokens, as in llama.cpp.
+    """
+    finite = tokens.logits[np.isfinite(tokens.logits)]
+    if n <= 0 or len(tokens) < 2 or not len(finite):
+        return tokens
+    lowest = finite.max() - n * finite.std()
+    return tokens.with_logits(np.where(tokens.logits < lowest, -np.inf, tokens.logits))
+
+
+def keep_top_k(tokens: Candidates, k: int) -> Candidates:
+    """The *k* likeliest of *tokens*, descending; all if it is 0."""
+    return tokens.select(likeliest(tokens.logits, k)) if k > 0 else tokens
+
+
+def keep_top_p(tokens: Candidates, p: float, min_keep: int) -> Candidates:
+    """The likeliest of *tokens* that together reach the probability *p*, descending."""
+    if p >= 1:
+        return tokens
+    ordered = tokens.descending()
+    reached = np.cumsum(ordered.probabilities()) >= p
+    count = int(reached.argmax()) + 1 if reached.any() else len(tokens)
+    return ordered.select(slice(max(count, min_keep)))
+
+
+def keep_min_p(tokens: Candidates, p: float, min_keep: int) -> Candidates:
+    """Those of *tokens* that are at least *p* times as likely as the likeliest, descending."""
+    if p <= 0:
+        return tokens
+    ordered = tokens.descending()
+    count = int((ordered.logits >= ordered.logits[0] + math.log(p)).sum())
+    return ordered.select(slice(max(count, min_keep, 1)))
+
+
+def keep_typical(tokens: Candidates, p: float, min_keep: int) -> Candidates:
+    """The most typical of *tokens* that together exceed the probability *p*.
+
+    Typical is a token whose surprise is near to the mean one, the entropy.
+    """
+    if p >= 1:
+        return tokens
+    ordered = tokens.descending()
+    probabilities = ordered.probabilities()
+    surprises = _surprises(probabilities)
+    order = np.argsort(np.abs(surprises - _entropy(probabilities)), kind="stable")
+    exceeds = np.cumsum(probabilities[order]) > p
+    count = int(exceeds.argmax()) + 1 if exceeds.any() else len(tokens)
+    return ordered.select(order[: max(count, min_keep)])
+
+
+def drop_likely(tokens: Candidates, threshold: float, min_keep: int) -> Candidates:
+    """*tokens*, descending, without those that reach *threshold* but the last of these (XTC)."""
+    ordered = tokens.descending()
+    likely = int((ordered.probabilities() >= threshold).sum())
+    dropped = max(likely - 1, 0)
+    if not dropped or len(ordered) - dropped < min_keep:
+        return ordered
+    return ordered.select(slice(dropped, None))
+
+
+def heat(
+    tokens: Candidates, temperature: float, spread: float = 0.0, exponent: float = 1.0
+) -> Candidates:
+    """*tokens* at a temperature; 0 leaves the first of the likeliest.
+
+    With a *spread*, the temperature is between *temperature* less and more it, by the entropy as
+    a share of the largest possible one, raised to *exponent*.
+    """
+    if spread > 0 and len(tokens) > 1:
+        lowest = max(0.0, temperature - spread)
+        entropy = _entropy(tokens.probabilities())
+        share = max(0.0, entropy) / math.log(len(tokens))
+        temperature = lowest + (temperature + spread - lowest) * share**exponent
+    if temperature <= 0:
+        at = int(tokens.logits.argmax())
+        return tokens.select(slice(at, at + 1))
+    best = tokens.logits.max()
+    # A temperature below the smallest float selects the likeliest token, without overflow.
+    return tokens.with_logits((tokens.logits - best) * min(1 / temperature, 1e25))
+
+
+class Mirostat:
+    """Filters by a bound of surprise that follows the surprise of the tokens chosen."""
+
+    def __init__(self, options: ChainOptions, vocab_size: int) -> None:
+        self._options = options
+        self._vocab_size = vocab_size
+        self._bound = 2 * options.mirostat_tau  # bits
+
+    def keep(self, tokens: Candidates) -> Candidates:
+        """Those of *tokens* that may be chosen, descending; at least one."""
+        ordered = tokens.descending()
+        if self._options.mirostat == 1:
+            return ordered.select(slice(max(1, self._count(ordered))))
+        surprises = _surprises(ordered.probabilities()) / math.log(2)
+        above = surprises > self._bound
+        count = int(above.argmax()) if above.any() else len(ordered)
+        return ordered.select(slice(max(1, count)))
+
+    def report(self, probability: float) -> None:
+        """Record that a token with this *probability* among those left was chosen."""
+        error = -math.log2(probability) - self._options.mirostat_tau
+        self._bound -= self._options.mirostat_eta * error
+
+    def _count(self, ordered: Candidates) -> int:
+        """Number of tokens that version 1 keeps, by Zipf's law with an estimated exponent."""
+        logits = ordered.logits[np.isfinite(ordered.logits)][:LIKELIEST_OF_MIROSTAT]
+        if len(logits) < 2:
+            return 1
+        ranks = np.arange(1, len(logits))
+        steps = np.log((ranks + 1) / ranks)
+        exponent = float(steps @ -np.diff(logits) / (steps @ steps))
+        if exponent <= 0:
+            return len(ordered)  # all are equally likely
+        epsilon = exponent - 1
+        share = 1 / math.log(self._vocab_size)  # its limit at epsilon 0
+        if abs(epsilon) > 1e-6:
+            share = epsilon / -math.expm1(-epsilon * math.log(self._vocab_size))
+        log_count = (math.log(share) + self._bound * math.log(2)) / exponent
+        if log_count >= math.log(len(ordered)):
+            return len(ordered)
+        return int(math.exp(log_count))
+
+
+class SamplerChain:
+    """Chooses tokens by the samplers of one request, one after the other."""
+
+    def __init__(
+        self,
+        options: ChainOptions,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        penalize: Step,
+        shorten: Step,
+        draw: Callable[[], float],
+    ) -> None:
+        """A chain with *options* and the four samplers that have names of their own.
+
+        Args:
+            options: which samplers there are, and their parameters.
+            temperature: 0 chooses the likeliest of those that are left.
+            top_k: 0 keeps all.
+            top_p: 1 keeps all.
+            min_p: 0 keeps all.
+            penalize: applies the penalties.
+            shorten: applies DRY.
+            draw: gives the next random number, at least 0 and less than 1.
+        """
+        self._options = options
+        self._draw = draw
+        self._mirostat: Mirostat | None = None
+        self._temperature = temperature
+        least = options.min_keep
+        steps: dict[str, Step] = {
+            "penalties": penalize,
+            "dry": shorten,
+            "top_n_sigma": lambda tokens: keep_top_n_sigma(tokens, options.top_n_sigma),
+            "top_k": lambda tokens: keep_top_k(tokens, top_k),
+            "typ_p": lambda tokens: keep_typical(tokens, options.typical_p, least),
+            "top_p": lambda tokens: keep_top_p(tokens, top_p, least),
+            "min_p": lambda tokens: keep_min_p(tokens, min_p, least),
+            "xtc": self._drop_likely,
+            "temperature": lambda tokens: heat(
+                tokens, temperature, options.dynatemp_range, options.dynatemp_exponent
+            ),
+        }
+        self._steps = [steps[name] for name in options.order]
+
+    def choose(self, tokens: Candidates, vocab_size: int) -> int:
+        """Id of the chosen one of *tokens*; the model has *vocab_size* of them."""
+        left = self.filter(tokens, vocab_size)
+        probabilities = left.probabilities()
+        cumulative = np.cumsum(probabilities)
+        drawn = self._draw() * cumulative[-1]
+        # Sums round; a token without weight is never chosen.
+        last = int(np.flatnonzero(probabilities)[-1])
+        at = min(int(np.searchsorted(cumulative, drawn, side="right")), last)
+        if self._mirostat is not None:
+            self._mirostat.report(float(probabilities[at]))
+        return int(left.ids[at])
+
+    def filter(self, tokens: Candidates, vocab_size: int) -> Candidates:
+        """Those of *tokens* that may be chosen, with logits by which they are drawn."""
+        if self._options.mirostat:
+            if self._mirostat is None:
+                self._mirostat = Mirostat(self._options, vocab_size)
+            return self._mirostat.keep(heat(tokens, self._temperature))
+        for step in self._steps:
+            tokens = step(tokens)
+        return tokens
+
+    def _drop_likely(self, tokens: Candidates) -> Candidates:
+        options = self._options
+        is_on = options.xtc_probability > 0 and options.xtc_threshold <= XTC_OFF
+        if not is_on or len(tokens) < 2 or self._draw() > options.xtc_probability:
+            return tokens
+        return drop_likely(tokens, options.xtc_threshold, options.min_keep)
+
+
+def likeliest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:
+    """Ids of the *count* highest *values*, descending; equal ones by id."""
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    groups = len(values) // GROUP
+    maxima = values
+    if count * 4 <= groups:
+        # At least *count* groups have a maximum that reaches the threshold.
+        maxima = values[: groups * GROUP].reshape(GROUP, groups).max(axis=0)
+    threshold = np.partition(maxima, -count)[-count]
+    candidates = np.flatnonzero(values >= threshold)
+    return candidates[np.argsort(-values[candidates], kind="stable")][:count]
+
+
+def _surprises(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Negative natural logarithms of *probabilities*; infinite for 0."""
+    with np.errstate(divide="ignore"):
+        return -np.log(probabilities)
+
+
+def _entropy(probabilities: NDArray[np.float64]) -> float:
+    """Mean surprise of *probabilities*, in natural units."""
+    positive = probabilities[probabilities > 0]
+    return float(positive @ -np.log(positive))

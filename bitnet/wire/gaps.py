@@ -1,0 +1,78 @@
+"""Prompts of models that fill a gap between two texts (fill in the middle)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitnet.base.errors import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from bitnet.tokenizer import Tokenizer
+
+#: Tokens before the text before a gap, before the text after it, and before what fills it: of Qwen,
+#: StarCoder, Granite, DeepSeek, CodeLlama and CodeGemma.
+_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    (" <PRE>", " <SUF>", " <MID>"),
+    ("<PRE>", "<SUF>", "<MID>"),
+)
+_FILE = ("<|file_sep|>", "<file_sep>")
+
+
+def gap_prompt(
+    tokenizer: Tokenizer, prefix: str, suffix: str, files: Sequence[Mapping[str, Any]] = ()
+) -> tuple[list[int], frozenset[int]]:
+    """Ids of a prompt for the text between *prefix* and *suffix*, and the ids that end the answer.
+
+    The prompt is the other *files*, each with its ``text`` and perhaps a ``filename``, the text
+    before the gap and the text after it, each behind its token (llama.cpp:
+    ``format_prompt_infill``).
+    """
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False, parse_special=False)
+
+    found = (_find_all(tokenizer, marks) for marks in _MARKS)
+    tokens = next((ids for ids in found if ids is not None), None)
+    if tokens is None:
+        raise Unsupported(
+            "this model has no tokens for the text before and after a gap",
+            hint="choose a model that was trained to fill in the middle",
+        )
+    before, after, middle = tokens
+    separators = (_find(tokenizer, mark) for mark in _FILE)
+    file = next((token for token in separators if token is not None), None)
+    bos = tokenizer.bos_id
+    prompt: list[int] = []
+    if bos is not None and tokenizer.encode("a")[:1] == [bos]:
+        prompt.append(bos)
+    for part in files:
+        name = part.get("filename") or "file"
+        prompt += encode("\n\n") if file is None else [file, *encode(f"{name}\n")]
+        prompt += encode(part["text"])
+    if files and file is not None:
+        prompt += [file, *encode("file\n")]
+    prompt += [before, *encode(prefix)]
+    prompt += [after, *encode(suffix), middle]
+    ends = {token for token in (before, after, middle, file) if token is not None}
+    return prompt, tokenizer.stop_ids | ends
+
+
+def _find(tokenizer: Tokenizer, mark: str) -> int | None:
+    """Id of the token that *mark* is, if it is one."""
+    ids = tokenizer.encode(mark, add_special=False)
+    is_token = len(ids) == 1 and tokenizer.token_bytes(ids[0]) == mark.encode()
+    return ids[0] if is_token else None
+
+
+def _find_all(tokenizer: Tokenizer, marks: Sequence[str]) -> list[int] | None:
+    """Ids of *marks*, if each is a token."""
+    ids = [_find(tokenizer, mark) for mark in marks]
+    found = [token for token in ids if token is not None]
+    return found if len(found) == len(marks) else None

@@ -1,0 +1,154 @@
+"""Grammars in llama.cpp's form, against llama.cpp's own machine."""
+
+import lzma
+from pathlib import Path
+
+import pytest
+from engine_samplers import ask
+
+from bitnet.base.errors import UsageError
+from bitnet.runtime.gbnf import to_lark
+from bitnet.runtime.structured import Grammars
+from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.load import load_spec
+
+pytest.importorskip("llguidance")
+
+VOCABULARY = Path(__file__).parents[1] / "data" / "vocab" / "ggml-vocab-gpt-2.gguf.xz"
+JSON = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+# A grammar, and texts that begin in it; the last token of some is not allowed.
+CASES = [
+    (JSON, '{"name": "The \\u00e9", "n": [12, -3.5e4, true, null, {}]}'),
+    ('root ::= "true" | [a-z]+', "trx"),
+    ('root ::= ("a" | "ab") ("c" | "bc")', "abbc"),
+    ('root ::= [a-z]+ "x"', "aax"),
+    ('root ::= a b?\na ::= "x"{2,3}\nb ::= [^x]*', "xxx yz"),
+    ('root ::= ("(" root ")")*', "(()())"),
+    ('root ::= item+ # a comment\nitem ::= "- " [^\\r\\n]{1,5}\n  ', "- one"),
+    ('root ::= (\n  "one"\n  | "two" # inside\n)', "two"),
+    ('root ::= [ab-]{3} [\\]\\[^] "\\x41\\u00e9\\U0001F600"', "a-b]Aé"),
+    ('root ::= .{2,4} "!"', "日本!"),
+    ("root ::= <[64]> !<[65]> [x-z]", "aax"),
+    ('root ::= "a"\nroot ::= "b"', "b"),
+    ('root ::= ""', ""),
+    ('root ::= "a" []', "a"),
+]
+WRONG = [
+    ("", "no rule root"),
+    ('other ::= "a"', "no rule root"),
+    ("root", "expected ::="),
+    ('root ::= "a', "the text ends inside"),
+    ("root ::= [a", "the text ends inside"),
+    ('root ::= ("a"', "expected )"),
+    ("root ::= missing", "no rule 'missing'"),
+    ("root ::= *", "nothing before *"),
+    ('root ::= "a"{x}', "expected a number of times"),
+    ('root ::= "a"{3,2}', "3 times at least"),
+    ('root ::= "a"{5000}', "at most 2,000 times"),
+    ('root ::= (("a"{1000}){1000}){1000}', "at most 10,000 items"),
+    (r'root ::= "\q"', "no such escape"),
+    (r'root ::= "\x4"', "no such escape"),
+    (r'root ::= "\uD800"', "not a character"),
+    ("root ::= [z-a]", "no character"),
+    ("root ::= <nothing>", "not one token"),
+    ("root ::= <[50256]>", "ends an answer"),
+    ("root ::= )", "expected the end of the line"),
+    ('root ::= "a" "b"\n  "c"', "expected the name of a rule"),
+    ("root ::= " + "(" * 200, "nested more than 100"),
+]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "gpt-2.gguf"
+    path.write_bytes(lzma.decompress(VOCABULARY.read_bytes()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary):
+    return Tokenizer.from_spec(load_spec(vocabulary))
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer):
+    return Grammars(tokenizer)
+
+
+def is_text(tokenizer, token):
+    """True if *token* is whole characters: of parts llama.cpp knows less than there is to know.
+
+    It takes no token that begins with NUL.
+    """
+    try:
+        return tokenizer.token_bytes(token).decode()[:1] not in ("", "\0")
+    except UnicodeDecodeError:
+        return False
+
+
+def assert_follows(tokenizer, grammar, ids, rows):
+    """Check that *grammar* allows after each of *ids* the tokens of *rows*, llama.cpp's."""
+    texts = {token for token in range(tokenizer.vocab_size) if is_text(tokenizer, token)}
+    matcher = grammar.start()
+    for place, row in enumerate(rows):
+        allowed = set(matcher.next_ids().tolist()) if not matcher.finished else {*row}
+        assert allowed & texts == {*row} & texts, place
+        assert matcher.finished or (50256 in allowed) == (50256 in row), place
+        if place < len(ids) and ids[place] in row:
+            matcher.accept(ids[place])
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(CASES[1:4], id="ambiguous"),
+        pytest.param(CASES, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_a_grammar_allows_the_tokens_that_llama_cpp_allows(
+    vocabulary, tokenizer, grammars, tmp_path, cases
+):
+    pytest.importorskip("xllamacpp")
+    asked = [
+        {"grammar": grammar, "ids": tokenizer.encode(text, add_special=False) if text else []}
+        for grammar, text in cases
+    ]
+    for case, rows in zip(asked, ask("accept", vocabulary, asked, tmp_path), strict=True):
+        assert rows is not None, case["grammar"]
+        assert_follows(tokenizer, grammars.gbnf(case["grammar"]), case["ids"], rows)
+
+
+@pytest.mark.parametrize(("text", "reason"), WRONG, ids=[text[:24] for text, _ in WRONG])
+def test_a_wrong_grammar_is_refused_with_its_place(tokenizer, text, reason):
+    with pytest.raises(UsageError, match=r"^grammar: ") as refused:
+        to_lark(text, lambda _: None, tokenizer.stop_ids)
+    assert reason in refused.value.message
+    assert refused.value.field == "grammar"
+
+
+#: llama.cpp takes these, with another meaning or none.
+OURS_ALONE = (
+    "times at least", "at most 2,000", "not a character", "no character", "ends an answer",
+    "nested", "name of a rule",
+)  # fmt: skip
+
+
+def test_what_is_refused_for_its_form_llama_cpp_refuses_too(vocabulary, tmp_path):
+    pytest.importorskip("xllamacpp")
+    texts = [text for text, reason in WRONG if not any(words in reason for words in OURS_ALONE)]
+    asked = [{"grammar": text, "ids": []} for text in texts]
+    for text, rows in zip(texts, ask("accept", vocabulary, asked, tmp_path), strict=True):
+        assert rows is None, text
+
+
+def test_a_grammar_in_the_form_of_the_library_passes_through(grammars):
+    matcher = grammars.gbnf('%llguidance {}\nstart: "yes"').start()
+    assert len(matcher.next_ids()) > 0
