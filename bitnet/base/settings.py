@@ -281,6 +281,11 @@ history = _path(
     help="file with the lines typed in `chat`, such as /dev/null; else "
     "$XDG_STATE_HOME/bitnet/history, else ~/.local/state/bitnet/history",
 )
+presets = _path(
+    "BITNET_PRESETS",
+    help="file with the presets that `create` writes; else $XDG_CONFIG_HOME/bitnet/presets.toml, "
+    "else ~/.config/bitnet/presets.toml",
+)
 backend = Setting(
     "BITNET_BACKEND",
     parse=partial(_one_of, choices=("auto", "native", "reference")),
@@ -333,6 +338,13 @@ otel_endpoint = _text(
     "otel; other variables of OpenTelemetry configure it",
 )
 no_color = _flag("NO_COLOR", parse=bool, help="any value: no bold text on the terminal")
+
+
+def presets_file() -> Path:
+    """File with the presets; it need not exist."""
+    configuration = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    default = configuration if configuration.is_absolute() else Path.home() / ".config"
+    return presets() or default / "bitnet" / "presets.toml"
 
 
 def history_file() -> Path:

@@ -17,8 +17,8 @@ __all__ = ["load"]
 
 #: The modules with commands.
 COMMANDS = (
-    *("bulk", "cache", "check", "convert", "crossval", "generate", "launch", "models", "serve"),
-    "tokenizers",
+    *("bulk", "cache", "check", "convert", "crossval", "generate", "launch", "models", "presets"),
+    *("serve", "tokenizers"),
 )
 
 

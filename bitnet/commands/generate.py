@@ -33,6 +33,7 @@ from bitnet.commands.context import (
     write,
 )
 from bitnet.commands.declare import task
+from bitnet.commands.presets import apply_preset
 from bitnet.runtime.options import ModelOptions, PromptOptions
 from bitnet.runtime.request import SAMPLING, Request
 
@@ -64,7 +65,12 @@ def run(
     text = _question(prompt)
     instructions = decode_text(system, "--system")
     name = model.model
-    model = replace(model, model=str(common.model(name, fetch=True)))
+    model, preset = apply_preset(model)
+    model = replace(model, model=str(common.model(model.model, fetch=True)))
+    request = request.with_origin("command line")
+    if preset is not None:
+        request = preset.fill(request)
+        instructions = instructions or preset.system
     with open_model(model, common, prompt_cache=prompt_cache) as running:
         chats = bool(running.tokenizer.chat_template)
         if text is None and not chats:
@@ -75,11 +81,18 @@ def run(
         if instructions and not chats:
             raise UsageError(f"{name} has no chat template: --system needs one")
         if text is None:
-            asked = request.with_origin("command line")
-            talk_on_terminal(Conversation(running, asked, system=instructions))
+            talk = Conversation(running, request, system=instructions)
+            talk_on_terminal(_begin(talk, preset))
             return
         asked = PromptOptions(prompt=text, chat=chats, system=instructions)
-        answer_once(running, asked, request, common.output)
+        answer_once(running, asked, request, common.output, preset)
+
+
+def _begin(talk, preset):
+    """The conversation *talk* after the messages of *preset*, if there is one."""
+    if preset is not None:
+        talk.turns = [dict(message) for message in preset.messages]
+    return talk
 
 
 def _question(prompt):
@@ -126,6 +139,12 @@ def infer(
         "infer needs --prompt or --prompt-file, or a text that is piped into it",
         hint=f"bitnet infer {word(model.model or 'bitnet-tiny')} --prompt 'Hello'",
     )
+    model, preset = apply_preset(model)
+    request = request.with_origin("command line")
+    if preset is not None:
+        request = preset.fill(request)
+        if prompt.chat and not prompt.system:
+            prompt = replace(prompt, system=preset.system)
     with open_model(model, common, prompt_cache=prompt_cache) as running:
         told = common.output.verbose and not common.output.no_warnings
         if told and running.config.vocab_size > LARGE_VOCABULARY:
@@ -133,23 +152,27 @@ def infer(
                 "Large vocabulary (%d) running on CPU - consider GPU acceleration",
                 running.config.vocab_size,
             )
-        answer_once(running, replace(prompt, prompt=text, prompt_file=""), request, common.output)
+        asked = replace(prompt, prompt=text, prompt_file="")
+        answer_once(running, asked, request, common.output, preset)
         quiet = common.output.json or common.output.no_warnings or not sys.stdout.isatty()
         if running.tokenizer.chat_template and not prompt.chat and not quiet:
             say("Note: this model answers messages; --chat takes the text as one")
 
 
-def answer_once(running, prompt, request, output):
+def answer_once(running, prompt, request, output, preset=None):
     """Show what the model *running* writes after the text of *prompt*, and its metrics."""
     turns = [("system", decode_text(prompt.system, "--system"))] if prompt.system else []
     turns.append(("user", prompt.prompt))
     messages = [{"role": role, "content": content} for role, content in turns]
+    if preset is not None:
+        messages = preset.begin(messages)
     request = replace(
-        request.with_origin("command line").choice(0),
+        request.choice(0),
         prompt=prompt.prompt,
         messages=messages if prompt.chat else None,
         json_schema=_schema(prompt),
         regex=prompt.regex or None,
+        grammar=_grammar(prompt),
         logprobs=prompt.logprobs,
     )
     answer = running.answer(request)
@@ -185,6 +208,14 @@ def _schema(options):
     """The JSON schema that --json-schema gives or names, ``None`` when there is none."""
     named = options.json_schema.strip()
     if not named or named in ("true", "false") or named[0] in "{[":
+        return named or None
+    return read_text(named)
+
+
+def _grammar(options):
+    """The grammar that --grammar gives or names, ``None`` when there is none."""
+    named = options.grammar
+    if not named or "::=" in named:
         return named or None
     return read_text(named)
 
@@ -281,9 +312,14 @@ def chat(
     """
     from bitnet.runtime.dialog import Conversation
 
+    instructions = decode_text(system, "--system")
+    model, preset = apply_preset(model)
+    request = request.with_origin("command line")
+    if preset is not None:
+        request = preset.fill(request)
+        instructions = instructions or preset.system
     with open_model(model, common, prompt_cache=prompt_cache) as running:
-        asked = request.with_origin("command line")
-        talk = Conversation(running, asked, system=decode_text(system, "--system"))
+        talk = _begin(Conversation(running, request, system=instructions), preset)
         if sys.stdin.isatty():
             talk_on_terminal(talk)
             return

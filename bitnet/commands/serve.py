@@ -23,6 +23,7 @@ from bitnet.commands.context import (
     say,
 )
 from bitnet.commands.declare import task
+from bitnet.commands.presets import apply_preset, find_preset, with_model
 from bitnet.runtime.options import ModelOptions
 from bitnet.runtime.request import SamplingOptions
 from bitnet.server.narration import output_as_events
@@ -116,20 +117,22 @@ def _slots(options, model, common, prompt_cache):
 
     slots: dict[str, Slot] = {}
     _, adapters = split_adapters(model.lora)
-    for argument, path in _paths(options, model, common):
-        name = model_name(path)
+    for argument, path, preset in _paths(options, model, common):
+        name = model_name(path) if preset is None else preset.name
         if name in slots and slots[name].path.resolve() != path.resolve():
             raise UsageError(
                 f"two models are called {name!r}: {slots[name].path} and {path}",
                 hint="rename one of them, or serve them with two workers",
             )
-        here = replace(model, model=str(path))
+        chosen = model if preset is None else with_model(model, preset)
+        here = replace(chosen, model=str(path))
         opener = partial(open_file, here, common)
         loader = partial(load_model, here, common, prompt_cache=prompt_cache)
         aliases = () if argument in ("", name) or Path(argument) == path else (argument,)
         if taken := {name, *aliases} & set(adapters):
             raise UsageError(f"--lora {min(taken)}=...: that is the name of the model itself")
-        more = {"aliases": aliases, "adapters": [*adapters], "context": model.context}
+        more = {"aliases": aliases, "adapters": [*adapters], "context": here.context}
+        more["preset"] = preset
         slots.setdefault(name, Slot(name, path, opener, loader, **more))
     for alias in options.alias:
         short, _, of = alias.partition("=")
@@ -146,9 +149,10 @@ def _slots(options, model, common, prompt_cache):
 
 
 def _paths(options, model, common):
-    """Each model to serve: what was given for it, and the file or folder."""
+    """Each model to serve: what was given for it, the file or folder, and its preset or None."""
     if not options.models:
-        yield model.model, model_path(model, common)
+        chosen, preset = apply_preset(model)
+        yield model.model, model_path(chosen, common), preset
         return
     for name in ("model", "tokenizer", "pre", "chat_template", "draft_model", "lora"):
         if getattr(model, name):
@@ -165,13 +169,18 @@ def _paths(options, model, common):
         if not argument:
             raise UsageError(f"--models is {names!r}, expected models with commas between")
         path = Path(argument)
+        preset = None if path.exists() else find_preset(argument)
+        if preset is not None:
+            path = common.model(preset.model, fetch=model.auto_download)
+            yield argument, path, preset
+            continue
         # A folder means every model below it, also where one GGUF file lies at its top.
         if not path.is_dir():
             path = common.model(argument, fetch=model.auto_download)
         if path.is_dir() and not is_model_folder(path):
-            yield from (("", model) for model in find_models(path))
+            yield from (("", model, None) for model in find_models(path))
         else:
-            yield argument, path
+            yield argument, path, None
 
 
 def _parts(options):

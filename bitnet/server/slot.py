@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.scheduler import Scheduler
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.narration import Narrate
+    from bitnet.wire.presets import Preset
 
     Put = Callable[[Piece], None]
 
@@ -52,6 +53,7 @@ class Slot:
     aliases: tuple[str, ...] = ()  # other names that clients may use
     adapters: tuple[str, ...] = ()  # names that stand for the model with one of its adapters
     context: int | None = None  # positions of a sequence; None: as many as the model was made for
+    preset: Preset | None = None  # options and messages of requests that have none
     narrate: Narrate = field(init=False)  # reports its events; Models sets it
     state: State = "unloaded"  # waiting: for others to make room
     users: int = 0  # requests that use it or wait for it

@@ -1,0 +1,153 @@
+"""``create``: a name for a model with its options."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+from bitnet.base import settings
+from bitnet.base.errors import UsageError
+from bitnet.base.invocation import word
+from bitnet.base.options import option
+from bitnet.base.outputs import OutputFile, OutputKind
+from bitnet.base.terminal import as_json
+from bitnet.commands.context import decode_text, read_text, say
+from bitnet.commands.declare import Output, task
+from bitnet.runtime.request import Request
+
+
+@task(
+    group="Models",
+    example="bitnet create pirate --from smollm2-135m --system 'Talk like a pirate.'",
+    required=("name",),
+)
+def create(
+    c,
+    name=option("", "name of the preset, which is then a MODEL", metavar="NAME", positional=True),
+    from_=option("", "model that it runs, as commands take it", metavar="MODEL"),
+    file=option(
+        "",
+        "Modelfile of Ollama, or preset.ini of llama.cpp, whose section NAME is imported; other "
+        "options have precedence",
+        short="f",
+        metavar="FILE",
+    ),
+    system=option("", "instructions for conversations that have none"),
+    chat_template=option(
+        "", "file with the chat template to use instead of the model's", metavar="FILE"
+    ),
+    context=option(0, "context length in tokens; default: the model's own"),
+    lora=option([], "adapter of every answer; may be repeated", metavar="PATH[:SCALE]"),
+    force=option(False, "replace a preset of this name"),
+    request=Request(),
+    output=Output(),
+):
+    """Give a model with its options a name.
+
+    The preset is a table of one file, presets.toml. `run`, `chat`, `infer` and `serve` take its
+    name as MODEL; what a command line or a request says has precedence.
+    """
+    from bitnet.wire.presets import OPTIONS, Preset, read_presets, with_preset
+
+    preset, ignored = _read_source(name, from_, file)
+    plain = Request()
+    options = {}
+    for key in OPTIONS:
+        value = getattr(request, key)
+        if value != getattr(plain, key):
+            options[key] = value
+    overrides = {
+        "model": from_,
+        "system": decode_text(system, "--system"),
+        "chat_template": _absolute(chat_template),
+        "context": context or None,
+        "lora": tuple(map(_absolute_adapter, lora)),
+    }
+    values = {"name": name, "model": ""}
+    if preset is not None:
+        values |= {each.name: getattr(preset, each.name) for each in fields(preset)}
+        options = {**preset.options, **options}
+    values |= {key: value for key, value in overrides.items() if value}
+    values |= {"name": name, "options": options}
+    made = Preset(**values)
+
+    path = settings.presets_file()
+    if name in read_presets(path) and not force:
+        raise UsageError(f"there is a preset {name!r} in {path}", hint="add --force to replace it")
+    before = read_text(str(path), whole=True) if path.exists() else ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    OutputFile(path, _FILE, option="BITNET_PRESETS").write_text(with_preset(before, made))
+    for what in ignored:
+        say(f"Note: {what} has no effect here")
+    if output.json:
+        print(as_json({"name": name, "file": str(path), "ignored": ignored}))
+    else:
+        say(f"Created {name} in {path}. Try: bitnet run {word(name)}")
+
+
+def _is_presets(path):
+    from bitnet.wire.presets import read_presets
+
+    return bool(read_presets(path))
+
+
+_FILE = OutputKind("a file of presets", _is_presets)
+
+
+def _read_source(name, model, file):
+    """The preset that *file* describes, if one is given, and what in it has no effect."""
+    if not file:
+        if not model:
+            hint = f"bitnet create {word(name)} --from MODEL"
+            raise UsageError("create needs a model", hint=hint, field="from")
+        return None, []
+    from bitnet.wire.modelfile import read_llama_cpp_presets, read_modelfile
+
+    text = read_text(file, whole=True)
+    if not file.lower().endswith(".ini"):
+        return read_modelfile(text, name)
+    presets, ignored = read_llama_cpp_presets(text)
+    chosen = [preset for preset in presets if preset.name == name]
+    if not chosen:
+        names = ", ".join(preset.name for preset in presets) or "none"
+        raise UsageError(f"{file} has no section for {name!r}; it has: {names}")
+    return chosen[0], ignored
+
+
+def _absolute(path):
+    return str(Path(path).absolute()) if path else ""
+
+
+def _absolute_adapter(text):
+    """The adapter *text* with an absolute path, if its file is here."""
+    path, colon, scale = text.rpartition(":")
+    if not colon:
+        path, scale = text, ""
+    return f"{Path(path).absolute()}{colon}{scale}" if Path(path).exists() else text
+
+
+def find_preset(name):
+    """The preset called *name*, or None."""
+    from bitnet.wire.presets import NAME, read_presets
+
+    path = settings.presets_file()
+    if not name or not NAME.fullmatch(name) or not path.exists():
+        return None
+    return read_presets(path).get(name)
+
+
+def apply_preset(model):
+    """The options of the *model*, and the preset that they name, or None."""
+    preset = find_preset(model.model)
+    return (model, None) if preset is None else (with_model(model, preset), preset)
+
+
+def with_model(model, preset):
+    """*model* as *preset* has it, where the command line says nothing else."""
+    return replace(
+        model,
+        model=preset.model,
+        chat_template=model.chat_template or preset.chat_template,
+        context=model.context or preset.context,
+        lora=model.lora or list(preset.lora),
+    )

@@ -1,0 +1,192 @@
+"""Presets: a model and its options under a name, in a TOML file.
+
+Each is a table with the name. ``model`` is what a command takes as its MODEL; ``system`` are
+instructions, ``messages`` a conversation that comes before every other one, ``chat_template``,
+``context`` and ``lora`` as the options of these names; each other key is an option of an answer,
+such as ``temperature``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import InvalidFormat, UsageError
+from bitnet.base.files import read_bytes
+from bitnet.runtime.request import SAMPLING, Request
+from bitnet.runtime.request_checks import check_messages, check_value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: Names of presets, unlike those of paths, addresses and tags.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+#: Options of an answer that a preset may set.
+OPTIONS = (*SAMPLING, "max_tokens", "stop", "lookup", "reasoning_effort", "thinking_budget")
+MOST_BYTES = 1 << 20  # of a file
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model and its options."""
+
+    name: str
+    model: str  # as a command takes it
+    system: str = ""  # instructions for conversations that have none
+    messages: tuple[Mapping[str, str], ...] = ()  # that come before those of a conversation
+    chat_template: str = ""  # file with the template to use instead of the model's
+    context: int | None = None
+    lora: tuple[str, ...] = ()  # adapters, as --lora
+    options: Mapping[str, Any] = field(default_factory=dict)  # of :data:`OPTIONS`, by name
+
+    def __post_init__(self) -> None:
+        where = f"preset {self.name!r}"
+        if not NAME.fullmatch(self.name):
+            raise UsageError(
+                f"{self.name!r} is not a name of a preset",
+                hint="use letters, digits and . _ -, at most 64",
+            )
+        if not self.model:
+            raise UsageError(f"{where}: it has no model", hint="name one: --from MODEL")
+        for name in self.options:
+            if name not in OPTIONS:
+                raise UsageError(f"{where}: {name} is not an option of an answer", field=name)
+        check_value("system", self.system)
+        if self.messages:
+            check_messages(list(self.messages))
+            check_value("messages", [dict(message) for message in self.messages])
+        request = Request(**self.options)  # checks their types and bounds
+        options = {name: getattr(request, name) for name in self.options}
+        object.__setattr__(self, "options", options)
+
+    def fill(self, request: Request) -> Request:
+        """*request* with the options of this preset for what it leaves at their defaults."""
+        plain = Request()
+        changes = {
+            name: value
+            for name, value in self.options.items()
+            if getattr(request, name) == getattr(plain, name)
+        }
+        origins = {**request.origins, **dict.fromkeys(changes, f"preset {self.name}")}
+        return replace(request, **changes, origins=origins)
+
+    def begin(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """*messages* after the instructions, unless they have some, and messages of this preset."""
+        instructions = [message for message in messages[:1] if message.get("role") in _SYSTEM]
+        rest = messages[len(instructions) :]
+        if not instructions and self.system:
+            instructions = [{"role": "system", "content": self.system}]
+        return [*instructions, *self.messages, *rest]
+
+    def to_toml(self) -> str:
+        """This preset as a table of a file."""
+        lines = [f"[{_key(self.name)}]"]
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name not in ("name", "options") and value not in ("", None, ()):
+                lines.append(f"{entry.name} = {_value(value)}")
+        lines += [f"{name} = {_value(value)}" for name, value in self.options.items()]
+        return "\n".join(lines) + "\n"
+
+
+_SYSTEM = ("system", "developer")
+
+
+def read_presets(path: Path) -> dict[str, Preset]:
+    """The presets in the file *path*, by name; none if there is no file."""
+    if not path.exists():
+        return {}
+    raw = read_bytes(path)
+    if len(raw) > MOST_BYTES:
+        raise InvalidFormat(f"{path}: {len(raw):,} bytes, presets have at most {MOST_BYTES:,}")
+    try:
+        return parse_presets(raw.decode())
+    except UsageError as error:
+        raise InvalidFormat(f"{path}: {error.message}", hint=error.hint) from error
+    except ValueError as error:
+        raise InvalidFormat(f"{path} is not TOML: {error}") from None
+
+
+def parse_presets(text: str) -> dict[str, Preset]:
+    """The presets in *text*, the content of a file, by name."""
+    try:
+        tables = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return {name: _preset(name, table) for name, table in tables.items()}
+
+
+def with_preset(text: str, preset: Preset) -> str:
+    """*text* of a file of presets, in which *preset* stands instead of the one of its name."""
+    lines: list[str] = []
+    is_other = True
+    for line in text.splitlines(keepends=True):
+        if line.startswith("["):
+            header = line.strip()
+            is_other = header not in (f"[{preset.name}]", f"[{_key(preset.name)}]")
+        if is_other:
+            lines.append(line)
+    before = "".join(lines).rstrip()
+    changed = f"{before}\n\n{preset.to_toml()}" if before else preset.to_toml()
+    others = {name: each for name, each in parse_presets(text).items() if name != preset.name}
+    try:
+        is_right = parse_presets(changed) == {**others, preset.name: preset}
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise UsageError(
+            f"the preset {preset.name!r} cannot be replaced where it stands",
+            hint="remove it from the file first",
+        )
+    return changed
+
+
+def _preset(name: str, table: Any) -> Preset:
+    if not isinstance(table, dict):
+        raise UsageError(f"{name}: expected a table [{name}]")
+    own = {entry.name for entry in fields(Preset)} - {"name", "options"}
+    for key, kind in (("model", str), ("system", str), ("chat_template", str), ("context", int)):
+        if key in table and type(table[key]) is not kind:
+            raise UsageError(f"preset {name!r}: {key} is not {_KINDS[kind]}")
+    for key in ("messages", "lora"):
+        if not isinstance(table.get(key, []), list):
+            raise UsageError(f"preset {name!r}: {key} is not a list")
+    values = {key: table[key] for key in own & table.keys()}
+    values["messages"] = tuple(table.get("messages", ()))
+    values["lora"] = tuple(table.get("lora", ()))
+    options = {key: value for key, value in table.items() if key not in own}
+    return Preset(name, **{"model": "", **values}, options=options)
+
+
+_KINDS = {str: "a text", int: "a whole number"}
+
+
+def _key(name: str) -> str:
+    """*name* as a bare key, or quoted."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)
+
+
+def _value(value: Any) -> str:
+    """*value* in TOML, whose texts are those of JSON."""
+    if isinstance(value, Mapping):
+        return (
+            "{"
+            + ", ".join(f"{_key(str(key))} = {_value(each)}" for key, each in value.items())
+            + "}"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)  # inf and nan are TOML's words, too
+    text = json.dumps(value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")

@@ -1,0 +1,127 @@
+"""``create``, and commands whose MODEL is a preset."""
+
+import json
+
+import pytest
+from server_process import listening
+from tool_models import tool_gguf
+
+from bitnet import load
+from bitnet.commands.presets import find_preset
+
+SYSTEM = "b"
+
+
+@pytest.fixture(autouse=True)
+def presets(tmp_path, monkeypatch):
+    path = tmp_path / "own" / "presets.toml"
+    monkeypatch.setenv("BITNET_PRESETS", str(path))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tool_gguf(tmp_path / "m.gguf")
+
+
+def json_of(done):
+    """The JSON value that a command printed."""
+    return json.loads(done.out)
+
+
+def test_a_preset_is_created_once_and_replaced_with_force(bitnet, presets, path):
+    done = bitnet("create", "brief", "--from", str(path), "--system", SYSTEM, "--top-k", "3")
+    assert (done.code, done.out) == (0, "")
+    assert find_preset("brief").options == {"top_k": 3}
+    again = bitnet("create", "brief", "--from", str(path))
+    assert again.code != 0
+    assert "--force" in again.err
+    facts = json_of(bitnet("create", "brief", "--from", str(path), "--force", "--json"))
+    assert facts == {"name": "brief", "file": str(presets), "ignored": []}
+    assert find_preset("brief").system == ""
+    assert find_preset("other") is None
+
+
+def test_run_answers_as_the_preset_says(bitnet, path):
+    words = ["--temperature", "0", "--max-tokens", "6"]
+    bitnet("create", "brief", "--from", str(path), "--system", SYSTEM, *words)
+    done = bitnet("run", "brief", "abc", "--json")
+    with load(path) as model:
+        told = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "abc"}]
+        assert json_of(done)["text"] == model.chat(told, max_tokens=6, temperature=0)
+        own = [{"role": "system", "content": "a"}, told[1]]
+        expected = model.chat(own, max_tokens=3, temperature=0)
+    assert json_of(done)["generation"]["max_tokens"] == {"value": 6, "from": "preset brief"}
+    other = bitnet("run", "brief", "abc", "--system", "a", "--max-tokens", "3", "--json")
+    assert json_of(other)["text"] == expected
+    same = bitnet("infer", "brief", "--chat", "--prompt", "abc", "--json")
+    assert json_of(same)["text"] == json_of(done)["text"]
+
+
+def test_a_modelfile_is_imported_and_options_have_precedence(bitnet, tmp_path, path):
+    file = tmp_path / "Modelfile"
+    file.write_text(
+        f"FROM {path}\nSYSTEM {SYSTEM}\nPARAMETER top_k 5\nPARAMETER num_gpu 1\n"
+        "MESSAGE user x\nMESSAGE assistant y\n"
+    )
+    done = bitnet("create", "shots", "-f", str(file), "--top-k", "2")
+    assert "PARAMETER num_gpu has no effect here" in done.err
+    preset = find_preset("shots")
+    assert (preset.model, preset.options) == (str(path), {"top_k": 2})
+    done = bitnet("run", "shots", "abc", "--json", "--temperature", "0", "--max-tokens", "6")
+    with load(path) as model:
+        turns = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "y"},
+            {"role": "user", "content": "abc"},
+        ]
+        assert json_of(done)["text"] == model.chat(turns, max_tokens=6, temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["x"], "create needs a model"),
+        (["a/b", "--from", "m"], "is not a name of a preset"),
+        (["x", "--from", "m", "--temperature", "-1"], "temperature"),
+        (["x", "-f", "none.txt"], "none.txt"),
+    ],
+)
+def test_a_wrong_preset_is_refused_and_nothing_is_written(bitnet, presets, words, message):
+    done = bitnet("create", *words)
+    assert done.code != 0
+    assert message in done.err
+    assert not presets.exists()
+
+
+def test_a_worker_answers_as_the_preset_says(bitnet, path):
+    from bitnet.wire.presets import Preset
+
+    preset = Preset("brief", str(path), system=SYSTEM, options={"temperature": 0, "max_tokens": 6})
+    ask = {"messages": [{"role": "user", "content": "abc"}]}
+    with listening(path) as worker:
+        told = {"messages": [{"role": "system", "content": SYSTEM}, *ask["messages"]]}
+        greedy = {"temperature": 0, "max_tokens": 6}
+        expected = worker.post("/v1/chat/completions", told | greedy).json()
+        worker.slot.preset = preset
+        answered = worker.post("/v1/chat/completions", ask).json()
+        longer = worker.post("/v1/chat/completions", ask | {"max_tokens": 9}).json()
+    assert answered["choices"][0]["message"] == expected["choices"][0]["message"]
+    assert answered["usage"]["completion_tokens"] == 6
+    assert longer["usage"]["completion_tokens"] == 9
+
+
+def test_a_model_of_several_may_be_a_preset(bitnet, path):
+    from bitnet.commands.context import Context
+    from bitnet.commands.serve import _slots
+    from bitnet.runtime.options import ModelOptions
+    from bitnet.server.options import ServeOptions
+
+    bitnet("create", "brief", "--from", str(path), "--context", "64")
+    options = ServeOptions(models=f"brief,{path}")
+    first, second = _slots(options, ModelOptions(), Context(), None)
+    assert (first.name, first.context, first.preset.name) == ("brief", 64, "brief")
+    assert (second.name, second.preset) == ("m", None)
+    (only,) = _slots(ServeOptions(), ModelOptions(model="brief"), Context(), None)
+    assert (only.name, only.path) == ("brief", path)

@@ -1,0 +1,169 @@
+"""Presets: a model with its options in a TOML file, and in the forms of other programs."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitnet.base.errors import InvalidFormat, UsageError
+from bitnet.runtime.request import Request
+from bitnet.wire.modelfile import read_llama_cpp_presets, read_modelfile
+from bitnet.wire.presets import Preset, read_presets, with_preset
+
+PIRATE = Preset(
+    "pirate",
+    "smollm2-135m",
+    system='Say "arr".\nThen stop.',
+    messages=({"role": "user", "content": "hi"}, {"role": "assistant", "content": "arr"}),
+    context=512,
+    lora=("a.gguf:0.5",),
+    options={"temperature": 0.5, "top_k": 7, "stop": ["\n", "\x7f"], "logit_bias": {3: -math.inf}},
+)
+MODELFILE = '''# a comment
+from smollm2-135m
+PARAMETER temperature 0.5
+PARAMETER stop "<|end|>"
+PARAMETER stop user:
+PARAMETER num_ctx 512
+PARAMETER num_predict -1
+PARAMETER num_gpu 99
+PARAMETER repeat_last_n -1
+PARAMETER mirostat 2
+SYSTEM """You are
+"brief"."""
+MESSAGE user hi there
+MESSAGE assistant "hello"
+ADAPTER ./a.gguf
+LICENSE """
+MIT
+"""
+'''
+
+
+def test_a_file_gives_back_what_was_written(tmp_path):
+    path = tmp_path / "presets.toml"
+    text = with_preset(with_preset("# mine\n", PIRATE), Preset("b.2", "other"))
+    path.write_text(text)
+    read = read_presets(path)
+    assert read == {"pirate": PIRATE, "b.2": Preset("b.2", "other")}
+    assert text.startswith("# mine\n")
+    path.write_text(with_preset(text, replace(PIRATE, system="")))
+    assert read_presets(path)["pirate"] == replace(PIRATE, system="")
+    assert read_presets(path)["b.2"] == read["b.2"]
+    assert read_presets(tmp_path / "none.toml") == {}
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40))
+def test_any_text_is_written_as_it_is(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("presets") / "presets.toml"
+    preset = Preset("a", "m", system=text, options={"stop": [text]})
+    path.write_text(preset.to_toml(), encoding="utf-8", newline="")
+    assert read_presets(path) == {"a": preset}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[a", "is not TOML"),
+        ("a = 1", r"expected a table \[a\]"),
+        ("[a]\nsystem = 'b'", "has no model"),
+        ("[a]\nmodel = 1", "model is not a text"),
+        ("[a]\nmodel = 'm'\ntemprature = 1", "temprature is not an option"),
+        ("[a]\nmodel = 'm'\ntemperature = -1", "temperature is -1"),
+        ("[a]\nmodel = 'm'\nmessages = [{role = 'user'}]", "content is missing"),
+        ("[a]\nmodel = 'm'\nlora = 'x'", "lora is not a list"),
+        ("['a/b']\nmodel = 'm'", "is not a name"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_path(tmp_path, text, words):
+    path = tmp_path / "presets.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidFormat, match=words) as refused:
+        read_presets(path)
+    assert str(path) in refused.value.message
+
+
+def test_a_request_has_precedence_over_a_preset():
+    filled = PIRATE.fill(Request(temperature=1.5))
+    assert (filled.temperature, filled.top_k, filled.stop) == (1.5, 7, ["\n", "\x7f"])
+    assert filled.origins["top_k"] == "preset pirate"
+
+
+def test_a_conversation_begins_as_the_preset_says():
+    ask = [{"role": "user", "content": "go"}]
+    begun = PIRATE.begin(ask)
+    assert [message["content"] for message in begun] == [PIRATE.system, "hi", "arr", "go"]
+    told = [{"role": "system", "content": "own"}, *ask]
+    assert [message["content"] for message in PIRATE.begin(told)] == ["own", "hi", "arr", "go"]
+
+
+def test_a_modelfile_is_read_as_ollama_reads_it():
+    preset, ignored = read_modelfile(MODELFILE, "brief")
+    assert preset == Preset(
+        "brief",
+        "smollm2-135m",
+        system='You are\n"brief".',
+        messages=(
+            {"role": "user", "content": "hi there"}, {"role": "assistant", "content": "hello"}
+        ),
+        context=512,
+        lora=("./a.gguf",),
+        options={
+            "temperature": 0.5, "stop": ["<|end|>", "user:"], "repeat_last_n": -1, "mirostat": 2
+        },
+    )  # fmt: skip
+    assert ignored == ["LICENSE", "PARAMETER num_gpu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("SYSTEM a", "has no FROM"),
+        ("FROM a\nFROM b", "line 2: FROM stands here again"),
+        ("FROM a\nTEMPLATE {{ .Prompt }}", "line 2: TEMPLATE is a template of Go"),
+        ("FROM a\nPARAMETER tfs_z 0.5", "PARAMETER tfs_z is not served"),
+        ("FROM a\nPARAMETER temperature warm", "PARAMETER temperature is of type str"),
+        ("FROM a\nPARAMETER temperature -3", "temperature is -3"),
+        ("FROM a\nMESSAGE tool x", "MESSAGE tool: expected system, user, assistant"),
+        ('FROM a\nSYSTEM """b', 'line 2: the text after """ does not end'),
+        ("FROM a\nFORM b", "line 2: FORM is not a command"),
+        ("FROM", "line 1: 'FROM' is not a command with a value"),
+    ],
+)
+def test_what_a_modelfile_asks_for_in_vain_is_refused_by_name(text, words):
+    with pytest.raises(UsageError) as refused:
+        read_modelfile(text, "x")
+    assert words in refused.value.message
+
+
+def test_presets_of_llama_cpp_are_read_with_their_common_section():
+    text = """
+version = 1
+[*]
+c = 4096
+n-gpu-layers = 8
+[ggml-org/MY-MODEL-GGUF:Q8_0]
+temp = 0.3
+top-k = 20
+chat-template-file = ./t.jinja
+[custom]
+model = /m/a.gguf
+samplers = top_k;temperature
+n-predict = -1
+"""
+    (first, second), ignored = read_llama_cpp_presets(text)
+    assert first == Preset(
+        "ggml-org-MY-MODEL-GGUF-Q8_0",
+        "ggml-org/MY-MODEL-GGUF:Q8_0",
+        chat_template="./t.jinja",
+        context=4096,
+        options={"temperature": 0.3, "top_k": 20},
+    )
+    assert second == Preset(
+        "custom", "/m/a.gguf", context=4096, options={"samplers": ["top_k", "temperature"]}
+    )
+    assert ignored == ["version", "n-gpu-layers"]
+    with pytest.raises(UsageError, match=r"mmproj of .custom. is not served"):
+        read_llama_cpp_presets("[custom]\nmmproj = a")
