@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -15,6 +15,7 @@ from bitnet import __version__
 from bitnet.base.errors import BitnetError
 from bitnet.runtime.request import EVERYTHING
 from bitnet.server import pages
+from bitnet.server.description import refusals_of, replies_of, text_reply, without_validation
 from bitnet.server.exchange import answer, body_of, compute, open_slot, taking
 from bitnet.server.guard import Guard
 from bitnet.server.metrics import trace_requests
@@ -70,6 +71,8 @@ def create_app(
             _add_routes(app, path, form, handle)
     _add_plain_routes(app, models, metrics)
     _add_error_handlers(app)
+    describe = app.openapi
+    app.openapi = lambda: without_validation(describe())  # type: ignore[method-assign]
     app.add_middleware(Guard, options=options, metrics=metrics, narrate=narrate)
     if options.allow_origin:  # outside of the guard: a page can read the reason of a refusal
         app.add_middleware(
@@ -93,7 +96,7 @@ def _add_routes(app: FastAPI, path: str, form: Form, handle: Callable[..., Any])
     for each in (path, *form.aliases):
         app.add_api_route(
             each, respond, methods=["POST"], tags=[form.tag], summary=form.summary,
-            openapi_extra=taking(form),
+            openapi_extra=taking(form), responses=replies_of(path, form),
             include_in_schema=each == path,
         )  # fmt: skip
 
@@ -101,7 +104,12 @@ def _add_routes(app: FastAPI, path: str, form: Form, handle: Callable[..., Any])
 def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
     """Routes for health, metrics and the list of models."""
 
-    @app.get("/health/live", tags=["health"], summary="Whether the process answers")
+    @app.get(
+        "/health/live",
+        tags=["health"],
+        summary="Whether the process answers",
+        responses=refusals_of("/health/live", 503),
+    )
     async def live() -> JSONResponse:
         dead = models.dead
         if dead is None:
@@ -109,7 +117,12 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
         facts = {"status": "dead", "reason": "the model's thread has ended", "model": dead.name}
         return JSONResponse(facts, 503)
 
-    @app.get("/health/ready", tags=["health"], summary="Whether requests are taken")
+    @app.get(
+        "/health/ready",
+        tags=["health"],
+        summary="Whether requests are taken",
+        responses=refusals_of("/health/ready", 503),
+    )
     async def ready() -> JSONResponse:
         status = "draining" if models.draining else "stopped" if models.dead else "ready"
         facts = {
@@ -120,7 +133,13 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
         }
         return JSONResponse(facts, 200 if status == "ready" else 503)
 
-    @app.get("/metrics", tags=["health"], summary="Metrics for Prometheus")
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        summary="Metrics for Prometheus",
+        response_class=PlainTextResponse,
+        responses=refusals_of("/metrics") | text_reply("The metrics", "text/plain"),
+    )
     async def prometheus_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
@@ -152,14 +171,24 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
         return facts
 
     @app.get("/models", include_in_schema=False)
-    @app.get("/v1/models", tags=["OpenAI"], summary="The models")
+    @app.get(
+        "/v1/models",
+        tags=["OpenAI"],
+        summary="The models",
+        responses=refusals_of("/v1/models"),
+    )
     async def list_models() -> dict[str, Any]:
         slots = models.slots.values()
         data = [await facts_of(slot, name) for slot in slots for name in ("", *slot.adapters)]
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
         return {"object": "list", "data": data, "has_more": False, **ends}
 
-    @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="A model, by its name")
+    @app.get(
+        "/v1/models/{name:path}",
+        tags=["OpenAI"],
+        summary="A model, by its name",
+        responses=refusals_of("/v1/models", 404),
+    )
     async def model(name: str) -> dict[str, Any]:
         slot = models.find(name, exactly=True)
         return await facts_of(slot, name if name in slot.adapters else "")
@@ -183,7 +212,11 @@ def _add_error_handlers(app: FastAPI) -> None:
 # --- what a worker tells of itself as llama.cpp's server and Ollama do ---------------------------
 
 
-@_llama_server.get("/props", summary="Facts about a model, which is loaded")
+@_llama_server.get(
+    "/props",
+    summary="Facts about a model, which is loaded",
+    responses=refusals_of("/props", 404, 503, 504),
+)
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     """Chat template, context length and number of slots."""
     slot = await open_slot(request, model)
@@ -207,7 +240,11 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     }
 
 
-@_llama_server.get("/slots", summary="How many answers are being written")
+@_llama_server.get(
+    "/slots",
+    summary="How many answers are being written",
+    responses=refusals_of("/slots", 404),
+)
 async def slots(request: Request, model: str | None = None) -> list[dict[str, Any]]:
     """A row for each answer that may be written at the same time, those in use first.
 
@@ -221,7 +258,11 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
     ]
 
 
-@_llama_server.get("/health", summary="Whether requests are taken, as llama.cpp's server says it")
+@_llama_server.get(
+    "/health",
+    summary="Whether requests are taken, as llama.cpp's server says it",
+    responses=refusals_of("/health", 503),
+)
 async def health(request: Request) -> JSONResponse:
     """``ok``, or status 503."""
     models: Models = request.app.state.models
@@ -230,14 +271,20 @@ async def health(request: Request) -> JSONResponse:
     raise Refused(503, "the worker is stopping", kind="unavailable_error", retry_after_s=5)
 
 
-@_ollama.get("/tags", summary="The models, as Ollama lists them")
+@_ollama.get(
+    "/tags", summary="The models, as Ollama lists them", responses=refusals_of("/api/tags")
+)
 async def tags(request: Request) -> dict[str, Any]:
     """Names, sizes and kinds."""
     models: Models = request.app.state.models
     return {"models": [await _describe_model(slot) for slot in models.slots.values()]}
 
 
-@_ollama.get("/ps", summary="The models that are loaded, as Ollama lists them")
+@_ollama.get(
+    "/ps",
+    summary="The models that are loaded, as Ollama lists them",
+    responses=refusals_of("/api/ps"),
+)
 async def running(request: Request) -> dict[str, Any]:
     """As ``/api/tags``, with when each is unloaded if it is not used until then."""
     models: Models = request.app.state.models
@@ -252,7 +299,12 @@ async def running(request: Request) -> dict[str, Any]:
     return {"models": listing}
 
 
-@_ollama.post("/show", summary="A model, as Ollama describes it", openapi_extra=taking(SHOW))
+@_ollama.post(
+    "/show",
+    summary="A model, as Ollama describes it",
+    openapi_extra=taking(SHOW),
+    responses=refusals_of("/api/show", 400, 404, 408, 413, 415),
+)
 async def show(request: Request) -> dict[str, Any]:
     """Its chat template, its kind and what it can; it is not loaded for that."""
     body = await body_of(request, SHOW)
@@ -273,7 +325,9 @@ async def show(request: Request) -> dict[str, Any]:
     }
 
 
-@_ollama.get("/version", summary="The version of this worker")
+@_ollama.get(
+    "/version", summary="The version of this worker", responses=refusals_of("/api/version")
+)
 async def version() -> dict[str, str]:
     """This program's version, in Ollama's form."""
     return {"version": __version__}

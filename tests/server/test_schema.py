@@ -11,10 +11,17 @@ schemathesis = pytest.importorskip(
     "schemathesis", reason="pip install 'bitnet-xtask[server-test]' for the tests from the schema"
 )
 hypothesis = pytest.importorskip("hypothesis")
+checks = pytest.importorskip("schemathesis.specs.openapi.checks")
 
 # 10,000 in all with BITNET_TEST_GARBAGE=850; fewer in every run.
 EXAMPLES = int(os.environ.get("BITNET_TEST_GARBAGE", "20"))
 MODEL = "tiny"
+#: That a reply has a status, a type and a form that the description names.
+DESCRIBED = [
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+]
 ROUTES = (
     "/v1/inference",
     "/v1/completions",
@@ -59,6 +66,7 @@ def test_no_body_breaks_the_worker(worker, path):
                     path, content=content, headers={"Content-Type": "application/json"}
                 )
                 seen[reply.status_code] = seen.get(reply.status_code, 0) + 1
+                case.validate_response(reply, checks=DESCRIBED)
                 assert reply.status_code in (200, 400, 404, 413), (content[:500], reply.text)
                 if reply.status_code != 200:
                     error = reply.json()["error"]
@@ -85,3 +93,51 @@ def _bounded(body):
         if isinstance(body.get("model"), str) and body["model"]:
             body["model"] = MODEL
     return body
+
+
+def test_the_description_is_one_of_openapi(worker):
+    validator = pytest.importorskip("openapi_spec_validator")
+    validator.validate(worker.http.get("/openapi.json").json())
+
+
+def test_every_address_describes_its_refusals_and_its_stream(worker):
+    paths = worker.http.get("/openapi.json").json()["paths"]
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            replies = operation["responses"]
+            assert {"200", "401", "403"} <= replies.keys(), path
+            assert "422" not in replies, path
+            if method == "post":
+                assert {"400", "404", "413", "415", "429", "503", "504"} <= replies.keys() or (
+                    path == "/api/show"
+                )
+            for status, reply in replies.items():
+                assert reply["description"], (path, status)
+    streams = {
+        path: [*operations["post"]["responses"]["200"]["content"]]
+        for path, operations in paths.items()
+        if "post" in operations
+    }
+    assert streams["/v1/chat/completions"] == ["application/json", "text/event-stream"]
+    assert streams["/api/chat"] == ["application/json", "application/x-ndjson"]
+    assert streams["/v1/embeddings"] == ["application/json"]
+    assert [*paths["/metrics"]["get"]["responses"]["200"]["content"]] == ["text/plain"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
+        ("GET", "/v1/models/none"), ("GET", "/health/live"), ("GET", "/health/ready"),
+        ("GET", "/props"), ("GET", "/slots"), ("GET", "/health"), ("GET", "/api/tags"),
+        ("GET", "/api/ps"), ("GET", "/api/version"), ("POST", "/api/show"),
+    ],
+)  # fmt: skip
+def test_a_reply_without_an_answer_is_as_described(worker, method, path):
+    schema = schemathesis.openapi.from_dict(worker.http.get("/openapi.json").json())
+    template = "/v1/models/{name}" if path.startswith("/v1/models/") else path
+    names = {"name": path.rpartition("/")[2]} if template != path else {}
+    case = schema[template][method].Case(path_parameters=names)
+    body = {"json": {"model": MODEL}} if method == "POST" else {}
+    reply = worker.http.request(method, path, **body)
+    case.validate_response(reply, checks=DESCRIBED)
