@@ -32,6 +32,7 @@ from bitnet.formats.expert_tensors import (
     stack_norms,
     turn_experts,
 )
+from bitnet.formats.quantized_folders import unpack_quantized
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
@@ -68,6 +69,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     if bits_of_mlx is not None:
         stored = _repack(stored, bits_of_mlx)
         config = {key: outer[key] for key in outer if key not in _MLX_KEYS}
+    stored, config = unpack_quantized(stored, config, folder.name)
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
     tensors, names = _rename(stored, description, folder)
     _check_tensors(tensors, description, folder)

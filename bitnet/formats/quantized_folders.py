@@ -1,0 +1,424 @@
+"""Quantized matrices of a folder, as the plain numbers that they stand for.
+
+``quantization_config`` in ``config.json`` names the method. The numbers, and their type, are those
+of the method's own library when it dequantizes; ``tests/formats/test_quantized_folders.py``
+compares them. Such libraries may round activations too, which is not done here.
+
+==================  =============================================================================
+``fp8``             transformers' ``Fp8Dequantize``: a scale for each block of rows and columns
+compressed-tensors  integers of 8 bits or packed ones of up to 8, and 8-bit floats, by vLLM's
+                    ``compressed_tensors``
+bitsandbytes        4 bits (``nf4``, ``fp4``), an index into 16 numbers, by ``bitsandbytes``
+==================  =============================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.families.keys import HARMLESS, Rule, check, neutral, read
+from bitnet.quants import registry, types
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from bitnet.quants.weight import Weight
+
+logger = logging.getLogger(__name__)
+
+KEY = "quantization_config"
+HINT = "fetch the model's folder of plain weights, or a GGUF file of it: bitnet search"
+_COMPARE = "compare the folder's files with those that the model's author publishes"
+_BELOW = f"{KEY}."
+#: Methods whose weights are not read, and their names for users.
+_NOT_READ = {
+    "aqlm": "AQLM",
+    "auto-round": "AutoRound",
+    "awq": "AWQ",
+    "eetq": "EETQ",
+    "fbgemm_fp8": "FBGEMM",
+    "fp_quant": "FP-Quant",
+    "gptq": "GPTQ",
+    "higgs": "HIGGS",
+    "hqq": "HQQ",
+    "modelopt": "NVIDIA's ModelOpt",
+    "quanto": "Quanto",
+    "quark": "AMD's Quark",
+    "sinq": "SINQ",
+    "spqr": "SpQR",
+    "torchao": "torchao",
+    "vptq": "VPTQ",
+}
+_FP8_RULES: dict[str, Rule] = {
+    "quant_method": read("fp8"),
+    "fmt": neutral(None, "e4m3", "float8_e4m3fn"),
+    "weight_block_size": read("rows and columns of a block"),
+    "scale_fmt": neutral(None, "float", "ue8m0"),
+    **dict.fromkeys(
+        ("activation_scheme", "modules_to_not_convert", "ignored_layers", "dequantize"), HARMLESS
+    ),
+}
+_COMPRESSED_RULES: dict[str, Rule] = {
+    "quant_method": read("compressed-tensors"),
+    "format": read("form of the tensors"),
+    "config_groups": read("numbers of a matrix"),
+    "quantization_status": neutral(None, "compressed", "frozen"),
+    "sparsity_config": neutral(None, {}),
+    "transform_config": neutral(None, {}),
+    "kv_cache_scheme": neutral(None),
+    **dict.fromkeys(("ignore", "global_compression_ratio", "version"), HARMLESS),
+}
+_SCHEME_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("num_bits", "type"), read("of the codes")),
+    **dict.fromkeys(
+        ("strategy", "group_size", "block_structure", "symmetric"), HARMLESS
+    ),  # the shapes of scales and zero points say these
+    "actorder": neutral(None, False, "weight", "static"),
+    "dynamic": neutral(None, False),
+    **dict.fromkeys(("observer", "observer_kwargs", "scale_dtype", "zp_dtype"), HARMLESS),
+}
+_PARTS_OF_COMPRESSED = (
+    *("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    *("input_scale", "input_zero_point", "output_scale", "output_zero_point"),
+)
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_BITSANDBYTES_RULES: dict[str, Rule] = {
+    "quant_method": read("bitsandbytes"),
+    "load_in_4bit": neutral(True),
+    "_load_in_4bit": neutral(None, True),
+    **dict.fromkeys(("load_in_8bit", "_load_in_8bit"), neutral(None, False)),
+    "bnb_4bit_quant_storage": neutral(None, "uint8"),
+    **dict.fromkeys(
+        (
+            *("bnb_4bit_compute_dtype", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
+            *("llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight"),
+            *("llm_int8_skip_modules", "llm_int8_threshold"),
+        ),
+        HARMLESS,
+    ),
+}
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_INTEGERS = {"I8": "i1", "U8": "u1", "I32": "<i4", "I64": "<i8"}
+
+
+def _numbers_of_float8() -> NDArray[np.float32]:
+    """The numbers of the 256 codes of ``float8_e4m3fn``; its two NaN are the codes of all ones."""
+    codes = np.arange(256)
+    exponents = codes >> 3 & 15
+    mantissas = codes & 7
+    normal = (8 + mantissas) * np.exp2(exponents - 10.0)
+    numbers = np.where(exponents > 0, normal, mantissas * 2.0**-9)
+    numbers = np.where(codes & 127 == 127, np.nan, numbers)
+    return np.where(codes & 128, -numbers, numbers).astype(np.float32)
+
+
+_FLOAT8 = _numbers_of_float8()
+
+
+def unpack_quantized(
+    tensors: dict[str, Weight], config: dict[str, Any], model: str
+) -> tuple[dict[str, Weight], dict[str, Any]]:
+    """*tensors* with plain matrices, and *config* without ``quantization_config``.
+
+    Both are as they were if the method is another room's, as BitNet's is, or there is none.
+    """
+    quantization = config.get(KEY)
+    if not isinstance(quantization, dict):
+        return tensors, config
+    method = quantization.get("quant_method")
+    if not isinstance(method, str):
+        return tensors, config
+    if method in _NOT_READ:
+        raise Unsupported(
+            f"{model}: its weights are quantized by {_NOT_READ[method]} "
+            f"({_BELOW}quant_method = {method!r}), which is not read",
+            hint=HINT,
+        )
+    if method == "fp8":
+        check(quantization, _FP8_RULES, model=model, below=_BELOW)
+        unpacked = _unpack_fp8(tensors, quantization, config, model)
+    elif method == "compressed-tensors":
+        unpacked = _unpack_compressed(tensors, quantization, model)
+    elif method == "bitsandbytes":
+        check(quantization, _BITSANDBYTES_RULES, model=model, below=_BELOW)
+        unpacked = _unpack_bitsandbytes(tensors, model)
+    else:
+        return tensors, config
+    logger.info("%s: its %s weights become plain numbers in memory", model, method)
+    return unpacked, {key: value for key, value in config.items() if key != KEY}
+
+
+def _unpack_fp8(
+    tensors: Mapping[str, Weight],
+    quantization: Mapping[str, Any],
+    config: Mapping[str, Any],
+    model: str,
+) -> dict[str, Weight]:
+    """*tensors* with 8-bit floats times their scales, in the type of the model's other numbers."""
+    dtype = _dtype_of(config, model)
+    block = quantization.get("weight_block_size")
+    unpacked = {}
+    for name, tensor in tensors.items():
+        if name.endswith((".weight_scale_inv", ".activation_scale", ".input_scale")):
+            continue
+        scale = tensors.get(f"{name}_scale_inv")
+        if scale is None:
+            unpacked[name] = tensor
+            continue
+        if tensor.quant.name != "F8_E4M3" or len(tensor.shape) != 2:
+            raise _unlike(tensor, "8-bit floats (E4M3) of a matrix", model)
+        scales = _read_floats(scale, model)
+        values = _read_floats(tensor, model) * _spread(scales, tensor.shape, name, model, block)
+        unpacked[name] = registry.quantize(name, values, types.by_name(dtype))
+    return unpacked
+
+
+def _unpack_compressed(
+    tensors: Mapping[str, Weight], quantization: Mapping[str, Any], model: str
+) -> dict[str, Weight]:
+    """*tensors* with codes less their zero points times their scales, in the type of the scales."""
+    check(quantization, _COMPRESSED_RULES, model=model, below=_BELOW)
+    scheme = _only_scheme(quantization, model)
+    unpacked = {}
+    for name, tensor in tensors.items():
+        stem, _, part = name.rpartition(".")
+        if part not in ("weight", "weight_packed") or f"{stem}.weight_scale" not in tensors:
+            if part not in _PARTS_OF_COMPRESSED or f"{stem}.weight_scale" not in tensors:
+                unpacked[name] = tensor
+            continue
+        parts = {part: tensors.get(f"{stem}.{part}") for part in _PARTS_OF_COMPRESSED}
+        unpacked[f"{stem}.weight"] = _decompress(stem, tensor, parts, scheme, model)
+    return unpacked
+
+
+def _only_scheme(quantization: Mapping[str, Any], model: str) -> Mapping[str, Any]:
+    """The numbers of every matrix, as ``config_groups`` states them."""
+    groups = quantization.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise InvalidFormat(f"{model}: {_BELOW}config_groups has no group", hint=_COMPARE)
+    schemes = [
+        group.get("weights") if isinstance(group, dict) else None for group in groups.values()
+    ]
+    form = quantization.get("format")
+    forms = {form, *(group["format"] for group in groups.values() if group.get("format"))}
+    scheme = schemes[0]
+    if len(forms) > 1 or form not in _FORMATS or not all(it == scheme for it in schemes):
+        raise Unsupported(
+            f"{model}: {_BELOW}format is {form!r} with {len(groups)} groups; of compressed-tensors "
+            f"one kind of matrices is read, in a format of {', '.join(_FORMATS)}",
+            hint=HINT,
+        )
+    if not isinstance(scheme, dict):
+        raise Unsupported(f"{model}: only activations are quantized", hint=HINT)
+    check(scheme, _SCHEME_RULES, model=model, below=f"{_BELOW}config_groups.weights.")
+    return scheme
+
+
+def _decompress(
+    stem: str,
+    codes: Weight,
+    parts: Mapping[str, Weight | None],
+    scheme: Mapping[str, Any],
+    model: str,
+) -> Weight:
+    scale, zero, whole, groups = (parts[part] for part in _PARTS_OF_COMPRESSED[:4])
+    assert scale is not None  # the caller has seen it
+    values = _codes_of(codes, whole, scheme, model)
+    scales = _read_floats(scale, model)
+    zeros: NDArray[np.float32] | None = None
+    if zero is not None:
+        zeros = _zeros_of(zero, scales.shape, scheme, model)
+    if groups is not None:
+        raise Unsupported(
+            f"{model}: {groups.name} puts the columns of a matrix into groups of their own, which "
+            "is not read",
+            hint=HINT,
+        )
+    block = scheme.get("block_structure")
+    if zeros is not None:
+        values = values - _spread(zeros, values.shape, stem, model, block)
+    values = values * _spread(scales, values.shape, stem, model, block)
+    return registry.quantize(f"{stem}.weight", values, scale.quant)
+
+
+def _codes_of(
+    codes: Weight, whole: Weight | None, scheme: Mapping[str, Any], model: str
+) -> NDArray[np.float32]:
+    """The numbers of the *codes* of a matrix, whose shape is *whole* if they are packed."""
+    expected = {"int": ("I8", "I32"), "float": ("F8_E4M3",)}.get(str(scheme.get("type")), ())
+    if codes.quant.name not in expected or len(codes.shape) != 2:
+        raise _unlike(codes, f"codes of the type {scheme.get('type')!r}", model)
+    if codes.quant.name != "I32":
+        return _read_floats(codes, model)
+    if whole is None:
+        raise InvalidFormat(f"{model}: {codes.name} has no weight_shape", hint=_COMPARE)
+    rows, columns = (int(size) for size in _read_integers(whole, model).reshape(-1)[:2])
+    packed = _read_integers(codes, model)
+    values = _unpack_words(packed, _bits_of(scheme, model), columns)
+    if values.shape != (rows, columns):
+        raise _unlike(codes, f"{rows} x {columns} numbers", model)
+    return values
+
+
+def _zeros_of(
+    zero: Weight, shape: tuple[int, ...], scheme: Mapping[str, Any], model: str
+) -> NDArray[np.float32]:
+    """Zero points of the *shape* of the scales; packed ones are packed along rows."""
+    if zero.quant.name != "I32" or zero.shape == shape:
+        return _read_floats(zero, model)
+    packed = _read_integers(zero, model).T
+    values = _unpack_words(packed, _bits_of(scheme, model), shape[0]).T
+    if values.shape != shape:
+        raise _unlike(zero, f"zero points for scales of {shape}", model)
+    return np.ascontiguousarray(values)
+
+
+def _bits_of(scheme: Mapping[str, Any], model: str) -> int:
+    bits = scheme.get("num_bits")
+    if type(bits) is not int or bits not in (2, 4, 8):
+        raise Unsupported(
+            f"{model}: {_BELOW}config_groups.weights.num_bits is {bits!r}; packed integers of 2, "
+            "4 and 8 bits are read",
+            hint=HINT,
+        )
+    return bits
+
+
+def _unpack_words(words: NDArray[np.integer[Any]], bits: int, columns: int) -> NDArray[np.float32]:
+    """Signed numbers of rows of 32-bit *words*, the first in the lowest *bits* of a word."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    codes = words.astype(np.int32).view(np.uint32)[..., None] >> shifts & np.uint32((1 << bits) - 1)
+    flat = codes.reshape(len(words), -1)[:, :columns]
+    numbers: NDArray[np.float32] = flat.astype(np.float32) - np.float32(1 << (bits - 1))
+    return numbers
+
+
+def _unpack_bitsandbytes(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
+    """*tensors* with 4-bit codes as numbers of their table times the scales of their blocks."""
+    unpacked = {}
+    for name, tensor in tensors.items():
+        stem, _, rest = name.partition(".weight.")
+        if rest and f"{stem}.weight" in tensors:
+            continue
+        state = _state_of(name, tensors)
+        unpacked[name] = tensor if state is None else _from_state(tensor, state, tensors, model)
+    return unpacked
+
+
+def _state_of(name: str, tensors: Mapping[str, Weight]) -> Weight | None:
+    """The tensor that describes the codes *name*, if they are any."""
+    for kind in ("nf4", "fp4"):
+        state = tensors.get(f"{name}.quant_state.bitsandbytes__{kind}")
+        if state is not None:
+            return state
+    return None
+
+
+def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], model: str) -> Weight:
+    name = codes.name
+    try:
+        facts = json.loads(state.data.tobytes())
+        shape = tuple(map(int, facts["shape"]))
+        block = int(facts["blocksize"])
+        dtype = _DTYPES[facts["dtype"]]
+        scales = _read_floats(tensors[f"{name}.absmax"], model)
+        table = _read_floats(tensors[f"{name}.quant_map"], model)
+        if "nested_blocksize" in facts:
+            nested = _read_floats(tensors[f"{name}.nested_absmax"], model)
+            numbers = _read_floats(tensors[f"{name}.nested_quant_map"], model)
+            factors = np.repeat(nested, int(facts["nested_blocksize"]))[: scales.size]
+            scales = numbers[scales.astype(np.intp)] * factors
+            scales += np.float32(facts["nested_offset"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InvalidFormat(
+            f"{model}: the state of the codes {name} is wrong: {error}", hint=_COMPARE
+        ) from error
+    count = math.prod(shape)
+    pairs = codes.data.reshape(-1)
+    if codes.quant.name != "U8" or table.shape != (16,) or pairs.size != -(-count // 2):
+        raise _unlike(codes, f"4-bit codes of {count:,} numbers", model)
+    if block < 1 or scales.size != -(-count // block):
+        raise _unlike(codes, f"a scale for each {block} numbers", model)
+    flat = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[:count]
+    values = table[flat] * np.repeat(scales.reshape(-1), block)[:count]
+    return registry.quantize(name, values.reshape(shape), types.by_name(dtype))
+
+
+def _spread(
+    factors: NDArray[np.float32],
+    shape: tuple[int, ...],
+    name: str,
+    model: str,
+    block: Any = None,
+) -> NDArray[np.float32]:
+    """*factors* of a matrix of *shape*: one for all, a row, a group of columns, or a block.
+
+    *block* has the rows and columns of a block, of which the last may be cut.
+    """
+    if factors.size == 1:
+        return factors.reshape(1, 1)
+    grid = factors.reshape(-1, 1) if factors.ndim == 1 else factors
+    rows, width = shape
+    if block is None:
+        if rows % grid.shape[0] or width % grid.shape[1]:
+            raise _no_grid(name, grid, shape, model)
+        block = (rows // grid.shape[0], width // grid.shape[1])
+    is_pair = isinstance(block, list | tuple) and len(block) == 2
+    if not is_pair or not all(type(size) is int and size > 0 for size in block):
+        raise InvalidFormat(f"{model}: {_BELOW}weight_block_size is {block!r:.80}", hint=_COMPARE)
+    if grid.shape != (-(-rows // block[0]), -(-width // block[1])):
+        raise _no_grid(name, grid, shape, model)
+    tall = np.repeat(grid, block[0], axis=0)[:rows]
+    return np.repeat(tall, block[1], axis=1)[:, :width]
+
+
+def _read_floats(tensor: Weight, model: str) -> NDArray[np.float32]:
+    """The numbers of *tensor*, whatever plain type they have."""
+    if tensor.quant.name == "F8_E4M3":
+        numbers: NDArray[np.float32] = _FLOAT8[tensor.data]
+        return numbers.reshape(tensor.shape)
+    if tensor.quant.name in _INTEGERS:
+        return _read_integers(tensor, model).astype(np.float32)
+    if tensor.quant.name not in _DTYPES.values():
+        raise _unlike(tensor, "numbers", model)
+    return registry.dequantize(tensor)
+
+
+def _read_integers(tensor: Weight, model: str) -> NDArray[np.integer[Any]]:
+    if tensor.quant.name not in _INTEGERS:
+        raise _unlike(tensor, "integers", model)
+    numbers: NDArray[np.integer[Any]] = tensor.data.view(_INTEGERS[tensor.quant.name])
+    return numbers.reshape(tensor.shape)
+
+
+def _dtype_of(config: Mapping[str, Any], model: str) -> str:
+    """Type of the model's numbers, as *config* names it."""
+    inner = config.get("text_config")
+    tables = (config, inner) if isinstance(inner, dict) else (config,)
+    names = [table[key] for table in tables for key in ("dtype", "torch_dtype") if table.get(key)]
+    name = names[0] if names else "bfloat16"
+    if name not in _DTYPES:
+        raise Unsupported(f"{model}: config.json: dtype is {name!r:.80}", hint=HINT)
+    return _DTYPES[name]
+
+
+def _unlike(tensor: Weight, expected: str, model: str) -> InvalidFormat:
+    return InvalidFormat(
+        f"{model}: {tensor.name} is {tensor.quant.name} of shape {tensor.shape}, expected "
+        f"{expected}",
+        hint=_COMPARE,
+    )
+
+
+def _no_grid(name: str, grid: NDArray[Any], shape: tuple[int, ...], model: str) -> InvalidFormat:
+    return InvalidFormat(
+        f"{model}: scales of shape {grid.shape} do not fit {name} of shape {shape}", hint=_COMPARE
+    )

@@ -1,0 +1,272 @@
+"""Quantized folders: the numbers are those of the method's own library, or the method is named."""
+
+import json
+
+import numpy as np
+import pytest
+from hf_folders import save_tensors, tiny_folder
+
+from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.formats import safetensors
+from bitnet.formats.checkpoint import Inventory
+from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.quantized_folders import KEY, unpack_quantized
+from bitnet.quants import registry, types
+from bitnet.quants.weight import Weight
+
+PARITY = "pip install 'bitnet[parity]'"
+NAME = "model.layers.0.mlp.up_proj"
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
+
+def torch():
+    return pytest.importorskip("torch", reason=PARITY)
+
+
+def read(folder, tensors, quantization, **config):
+    """*tensors* of torch, saved and read again as plain weights by name."""
+    pytest.importorskip("safetensors.torch", reason=PARITY).save_file(
+        {name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors"
+    )
+    stored = safetensors.read_file(Inventory(folder), "model.safetensors")
+    weights, rest = unpack_quantized(stored, {KEY: quantization, **config}, "m")
+    assert KEY not in rest
+    return weights
+
+
+def same_bits(weight, expected):
+    """True if *weight* has the numbers of the tensor *expected*, in its type."""
+    names = {"torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float32": "F32"}
+    assert weight.quant.name == names[str(expected.dtype)]
+    assert weight.shape == tuple(expected.shape)
+    return np.array_equal(registry.dequantize(weight), expected.float().numpy(), equal_nan=True)
+
+
+def test_the_numbers_of_8_bit_floats_are_those_of_torch(tmp_path):
+    codes = torch().arange(256, dtype=torch().uint8).view(torch().float8_e4m3fn).reshape(1, 256)
+    one = torch().ones(1, dtype=torch().float32)
+    tensors = {f"{NAME}.weight": codes, f"{NAME}.weight_scale_inv": one}
+    weights = read(tmp_path, tensors, {"quant_method": "fp8"}, dtype="float32")
+    assert same_bits(weights[f"{NAME}.weight"], codes.float())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("scale_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("grid", [(2, 3), (1, 1)])
+def test_fp8_is_what_transformers_dequantizes(tmp_path, dtype, scale_dtype, grid):
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8", reason=PARITY)
+    torch().manual_seed(3)
+    codes = (torch().randn(256, 384) * 40).to(torch().float8_e4m3fn)
+    scales = (torch().rand(grid) * 1e-2).to(getattr(torch(), scale_dtype))
+    block = [128, 128] if grid != (1, 1) else None
+    tensors = {f"{NAME}.weight": codes, f"{NAME}.weight_scale_inv": scales}
+    weights = read(tmp_path, tensors, FP8 | {"weight_block_size": block}, torch_dtype=dtype)
+    expected = fp8.Fp8Dequantize(None)._dequantize_one(codes, scales, getattr(torch(), dtype))
+    assert [*weights] == [f"{NAME}.weight"]
+    assert same_bits(weights[f"{NAME}.weight"], expected)
+
+
+def test_the_last_blocks_of_fp8_may_be_cut(tmp_path):
+    torch().manual_seed(3)
+    codes = (torch().randn(200, 160) * 40).to(torch().float8_e4m3fn)
+    scales = torch().rand(2, 2)
+    tensors = {f"{NAME}.weight": codes, f"{NAME}.weight_scale_inv": scales}
+    weights = read(tmp_path, tensors, FP8, dtype="float32")
+    whole = scales.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :160]
+    assert same_bits(weights[f"{NAME}.weight"], codes.float() * whole)
+
+
+COMPRESSED = {
+    "int4-group": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 32}),
+    "int4-asymmetric": (
+        "pack-quantized",
+        {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},
+    ),
+    "int8-packed": ("pack-quantized", {"num_bits": 8, "strategy": "channel"}),
+    "int2-group": ("pack-quantized", {"num_bits": 2, "strategy": "group", "group_size": 32}),
+    "int8-channel": ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
+    "int8-asymmetric": (
+        "int-quantized",
+        {"num_bits": 8, "strategy": "channel", "symmetric": False},
+    ),
+    "fp8-tensor": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+    "fp8-channel": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    "fp8-block": (
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 64]},
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("case", COMPRESSED)
+def test_compressed_tensors_are_what_their_library_decompresses(tmp_path, case, dtype):
+    pytest.importorskip("compressed_tensors", reason="pip install compressed-tensors")
+    from compressed_tensors.compressors.base import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    form, numbers = COMPRESSED[case]
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**numbers))
+    torch().manual_seed(5)
+    rows, columns = 64, 128
+    grids = {"tensor": (1,), "channel": (rows, 1), "group": (rows, 4), "block": (2, 2)}
+    grid = grids[numbers["strategy"]]
+    state = {
+        "weight": torch().randn(rows, columns).to(getattr(torch(), dtype)),
+        "weight_scale": (torch().rand(grid) * 0.1 + 0.01).to(getattr(torch(), dtype)),
+    }
+    if not numbers.get("symmetric", True):
+        state["weight_zero_point"] = torch().randint(-3, 4, grid).to(torch().int8)
+    compressor = BaseCompressor.get_value_from_registry(form)
+    compressed = compressor.compress(dict(state), scheme)
+    expected = compressor.decompress(dict(compressed), scheme)["weight"]
+    tensors = {f"{NAME}.{name}": value for name, value in compressed.items()}
+    group = json.loads(scheme.model_dump_json())
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    }
+    weights = read(tmp_path, tensors, quantization)
+    assert [*weights] == [f"{NAME}.weight"]
+    assert same_bits(weights[f"{NAME}.weight"], expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_4_bits_are_what_bitsandbytes_dequantizes(tmp_path, kind, nested, dtype):
+    functional = pytest.importorskip("bitsandbytes.functional", reason="pip install bitsandbytes")
+    torch().manual_seed(7)
+    plain = torch().randn(96, 192).to(getattr(torch(), dtype))
+    codes, state = functional.quantize_4bit(plain, quant_type=kind, compress_statistics=nested)
+    expected = functional.dequantize_4bit(codes, state)
+    tensors = {f"{NAME}.weight": codes, "model.norm.weight": torch().ones(8)}
+    tensors |= {
+        f"{NAME}.weight.{name}": value for name, value in state.as_dict(packed=True).items()
+    }
+    weights = read(tmp_path, tensors, NF4)
+    assert sorted(weights) == [f"{NAME}.weight", "model.norm.weight"]
+    assert same_bits(weights[f"{NAME}.weight"], expected)
+
+
+def plain_folder(folder, **config):
+    return tiny_folder(folder, "llama", **config)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "hqq", "torchao", "quark"])
+def test_a_method_that_is_not_read_is_named_with_the_way_out(tmp_path, method):
+    folder = plain_folder(tmp_path / "m", quantization_config={"quant_method": method})
+    with pytest.raises(Unsupported, match="which is not read") as failure:
+        open_checkpoint(folder)
+    assert method in failure.value.message
+    assert "plain weights" in failure.value.hint
+
+
+@pytest.mark.parametrize(
+    ("quantization", "key"),
+    [
+        (FP8 | {"fmt": "e5m2"}, "fmt"),
+        (FP8 | {"new": 1}, "new"),
+        (NF4 | {"load_in_8bit": True}, "load_in_8bit"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "actorder": "group"}}},
+            },
+            "actorder",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "nvfp4-pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+            },
+            "format",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+                "kv_cache_scheme": {"num_bits": 8},
+            },
+            "kv_cache_scheme",
+        ),
+    ],
+    ids=["fmt", "unknown", "8-bit", "order", "nvfp4", "kv-cache"],
+)
+def test_a_key_that_is_not_followed_is_refused_by_name(tmp_path, quantization, key):
+    folder = plain_folder(tmp_path / "m", quantization_config=quantization)
+    with pytest.raises(Unsupported, match=key):
+        open_checkpoint(folder)
+
+
+def _stored(name, values, dtype):
+    array = np.asarray(values)
+    view = array.reshape(-1).view(np.uint8)
+    kind = types.QuantType(dtype, -1, 1, 0) if dtype == "F8_E4M3" else types.by_name(dtype)
+    return Weight(name, array.shape, kind, view, rounds_input=False)
+
+
+def test_scales_that_do_not_fit_are_refused():
+    tensors = {
+        f"{NAME}.weight": _stored(f"{NAME}.weight", np.zeros((4, 6), np.uint8), "F8_E4M3"),
+        f"{NAME}.weight_scale_inv": _stored("s", np.ones((3, 2), np.float32), "F32"),
+    }
+    config = {KEY: {"quant_method": "fp8"}, "dtype": "float32"}
+    with pytest.raises(InvalidFormat, match="scales of shape"):
+        unpack_quantized(tensors, config, "m")
+
+
+def test_a_folder_of_8_bit_floats_is_read_without_torch(tmp_path):
+    folder = plain_folder(tmp_path / "m", torch_dtype="float32")
+    stored = safetensors.read_file(Inventory(folder), "model.safetensors")
+    name = next(name for name in stored if name.endswith("up_proj.weight"))
+    codes = np.arange(np.prod(stored[name].shape), dtype=np.uint8) % 120
+    codes = codes.reshape(stored[name].shape)
+    tensors = {
+        name: _stored(name, codes, "F8_E4M3"),
+        f"{name}_scale_inv": _stored("s", np.full((1, 1), 0.25, np.float32), "F32"),
+    }
+    weights, _ = unpack_quantized(tensors, {KEY: FP8, "dtype": "float32"}, "m")
+    values = registry.dequantize(weights[name])
+    assert values[0, 0] == 0
+    assert values.flat[56] == 0.25  # the code of one is 56
+    assert values.flat[64] == 0.5
+
+
+def test_a_folder_of_quantized_matrices_runs_as_the_folder_of_its_numbers(tmp_path):
+    plain = tiny_folder(tmp_path / "plain", "llama", torch_dtype="float32")
+    stored = safetensors.read_file(Inventory(plain), "model.safetensors")
+    quantized, numbers = {}, {}
+    for name, weight in stored.items():
+        values = registry.dequantize(weight)
+        if not name.endswith("_proj.weight"):
+            quantized[name] = numbers[name] = values
+            continue
+        scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+        codes = np.rint(values / scales).astype(np.int8)
+        quantized |= {name: ("I8", codes), f"{name}_scale": scales}
+        numbers[name] = codes.astype(np.float32) * scales
+    config = json.loads((plain / "config.json").read_text())
+    group = {"weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}}
+    config[KEY] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": group},
+    }
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / "config.json").write_text(json.dumps(config))
+    save_tensors(packed / "model.safetensors", quantized)
+    save_tensors(plain / "model.safetensors", numbers)
+    theirs, ours = open_checkpoint(plain), open_checkpoint(packed)
+    assert [*ours.weights] == [*theirs.weights]
+    for name, weight in theirs.weights.items():
+        assert np.array_equal(registry.dequantize(ours.weights[name]), registry.dequantize(weight))
+    assert ours.metadata == theirs.metadata
