@@ -51,7 +51,7 @@ def bitnet(hub, target, *, connections):
     with HubSession(options) as session:
         order = FileOrder(Source(target.name, "", target.name, url=url), "tokenizer")
         got = fetch(order, store, [url], session=session, progress="none")
-    store.place(got, target)
+    store.place(got.blob, target)
     return _since(begun)
 
 

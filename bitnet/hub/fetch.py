@@ -225,7 +225,7 @@ class _Fetch:
             if blob is not None:
                 return self.order.answer(blob, verified=self.order.is_vouched)
         for _ in range(ROUNDS):
-            facts = self._facts()
+            facts = self._ask_server()
             here = self._find_version(facts, self.order.target)
             if here is not None:
                 return here
@@ -242,7 +242,7 @@ class _Fetch:
             hint="try again later, or another mirror with --base-url=URL",
         )
 
-    def _facts(self) -> Version:
+    def _ask_server(self) -> Version:
         """The server's description of the file, if it is the expected one."""
         source = self.order.source
         *others, last = self.urls

@@ -25,7 +25,7 @@ from bitnet.base.trust import place_problem, refuse_links
 from bitnet.cache.prune import drop_superseded
 from bitnet.hub.fetch import obtain
 from bitnet.hub.orders import order_of
-from bitnet.hub.repository import model_facts
+from bitnet.hub.repository import read_card
 from bitnet.sources import Source
 from bitnet.store.blobs import common_folder
 from bitnet.store.records import Pin
@@ -293,7 +293,7 @@ def _licence(project: Project, repo: str, revision: str) -> tuple[str, str]:
     few = min(project.options.retries or 3, 3)  # only informative
     try:
         with project.connect(Source(repo, repo), retries=few) as session:
-            facts = model_facts(repo, revision, session)
+            facts = read_card(repo, revision, session)
     except BitnetError as error:
         logger.debug("licence of %s is not known: %s", repo, error)
         return "", ""

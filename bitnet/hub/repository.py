@@ -125,7 +125,7 @@ def list_files(repo: str, revision: str, session: HubSession) -> list[Source]:
     return sorted(files, key=lambda file: file.file)
 
 
-def model_facts(repo: str, revision: str, session: HubSession) -> Source:
+def read_card(repo: str, revision: str, session: HubSession) -> Source:
     """*repo* at *revision*: its commit, gated access, and the licence on its card."""
     path = f"{_check_repo(repo)}/revision/{quote(revision, safe='')}"
     url = f"{session.options.endpoint}/api/models/{path}"

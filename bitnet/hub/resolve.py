@@ -19,7 +19,7 @@ from bitnet.hub.options import FileSelection
 from bitnet.hub.orders import model_path, order_of
 from bitnet.hub.provide import provide
 from bitnet.hub.ref import parse, suggest_names
-from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range, some_of
+from bitnet.hub.repository import file_url, head, list_files, read_card, read_range, some_of
 from bitnet.hub.session import HubSession
 from bitnet.hub.tags import DEFAULTS, PART, QUANTIZATION, has_tag, is_tag, quantization_of
 from bitnet.sources import Source
@@ -481,7 +481,7 @@ def header_of(
     with HubSession(options) as session:
         facts = head(file_url(source.repo, source.revision, source.file, options), session)
         try:
-            repo = model_facts(source.repo, source.revision, session)
+            repo = read_card(source.repo, source.revision, session)
             source = replace(source, licence=source.licence or repo.licence, gated=repo.gated)
         except BitnetError as error:  # a plain mirror serves files without metadata
             logger.debug("%s: no metadata: %s", source.repo, error)

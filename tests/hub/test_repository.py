@@ -9,7 +9,7 @@ from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
 from bitnet.hub.ref import Ref
-from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range
+from bitnet.hub.repository import file_url, head, list_files, read_card, read_range
 from bitnet.hub.resolve import candidates, choose
 from bitnet.hub.session import HubSession
 from bitnet.sources import Source
@@ -91,7 +91,7 @@ def test_files_are_listed_with_sizes_over_all_pages(hub, session):
 
 def test_facts_name_licence_and_gate(hub, session):
     hub.repo("org/model", gated=True, licence="llama3")
-    facts = model_facts("org/model", "main", session)
+    facts = read_card("org/model", "main", session)
     assert (facts.gated, facts.licence) == (True, "llama3")
     assert facts.commit == hub.repos["org/model"].revisions["main"]
 
