@@ -76,6 +76,12 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
     kind = config.architecture
     layers = config.n_layers
     attentions = config.attentions
+    if engine.only_layers and layers not in engine.only_layers:
+        known = " or ".join(map(str, engine.only_layers))
+        yield (
+            _LLAMA_CPP,
+            f"knows positions of {kind} models with {known} layers only; here {layers}",
+        )
     windows = {its.window for its in attentions if 0 < its.window < config.context_length}
     if engine.window_layers:
         windowed = any(its.window or its.rope is None for its in attentions)

@@ -17,7 +17,14 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.config_defaults import with_defaults
 from bitnet.families.config_values import check_values
 from bitnet.families.experts import expert_count
-from bitnet.families.family import Family, Values, architecture_refusal, families, of_model_type
+from bitnet.families.family import (
+    Family,
+    Parts,
+    Values,
+    architecture_refusal,
+    families,
+    of_model_type,
+)
 from bitnet.families.keys import (
     HARMLESS,
     Config,
@@ -130,6 +137,7 @@ class Description:
     vocab_size: int | None  # rows the embedding must have; ``None``: not specified
     values: Values  # functions of the values of tensors, by the end of GGUF's name
     orders: Values  # functions of tensors whose numbers are in another order, in the same way
+    parts: Parts  # functions of a tensor that give others, in the same way
     factors: Mapping[str, float]  # factors on tensors, in the same way
     quantization: Config  # ``quantization_config``, empty without ternary weights
     ignored: Config  # keys ignored on the user's request, with their values
@@ -194,6 +202,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
         vocab_size=config.get("vocab_size"),
         values=family.values(config),
         orders=family.orders(config),
+        parts=family.parts(config),
         factors=family.factors(config),
         quantization=quantization,
         ignored=ignored,
@@ -300,7 +309,7 @@ def _check_code(config: Config, family: Family) -> None:
     own = {
         f"{kind.replace('_', '')}{end}"
         for kind in family.model_types
-        for end in ("config", "forcausallm", "model", "forconditionalgeneration")
+        for end in ("config", "forcausallm", "lmheadmodel", "model", "forconditionalgeneration")
     }
     if not classes <= own:
         raise refusal("auto_map", code, "the model brings custom code, which is not run")

@@ -105,11 +105,11 @@ def _of(kind: Kind, names: str) -> dict[str, Kind]:
 
 #: Kinds of the keys that a family reads.
 KINDS: dict[str, Kind] = {
-    **_of(_integer(1, MAX_LAYERS), "num_hidden_layers n_layer n_layers"),
+    **_of(_integer(1, MAX_LAYERS), "num_hidden_layers num_layers n_layer n_layers"),
     **_of(
         _integer(1, MAX_POSITIONS),
-        "max_position_embeddings max_seq_len n_positions original_max_position_embeddings "
-        "seq_length",
+        "max_position_embeddings max_seq_len max_sequence_length model_max_length n_positions "
+        "original_max_position_embeddings seq_length",
     ),
     "vocab_size": _integer(1, MAX_POSITIONS, may_be_null=True),
     **_of(
@@ -120,7 +120,8 @@ KINDS: dict[str, Kind] = {
         "mamba_n_groups mamba_n_heads mamba_num_heads n_group n_groups no_rope_layer_interval "
         "num_attention_heads qk_nope_head_dim qk_rope_head_dim ssm_state_size topk_group "
         "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head dim "
-        "hidden_dim n_heads type_vocab_size ffn_dim n_embed d_model rotary_dim",
+        "hidden_dim n_heads type_vocab_size ffn_dim n_embed d_model rotary_dim "
+        "kv_channels num_query_groups",
     ),
     **_of(
         _COUNT,
@@ -135,18 +136,21 @@ KINDS: dict[str, Kind] = {
         "num_experts_per_tok num_global_key_value_heads num_key_value_heads num_kv_shared_layers "
         "num_local_experts num_nextn_predict_layers q_lora_rank shared_intermediate_size "
         "top_k_experts n_inner word_embed_proj_dim ffn_hidden_size num_kv_heads "
-        "num_ln_in_parallel_attn",
+        "num_ln_in_parallel_attn multi_query_group_num padded_vocab_size",
     ),
     "moe_layer_end_index": _integer(-1, MAX_LAYERS),
     "sliding_window": _integer(1, MAX_POSITIONS, may_be_null=True),
-    **_of(_NOT_NEGATIVE, "layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon rms_norm_eps"),
+    **_of(
+        _NOT_NEGATIVE,
+        "layer_norm_eps layer_norm_epsilon layernorm_epsilon norm_eps norm_epsilon rms_norm_eps",
+    ),
     **_of(
         _number(),
         "attention_in_multiplier attention_multiplier attention_out_multiplier "
         "embedding_multiplier key_multiplier lm_head_multiplier logit_scale residual_multiplier "
         "routed_scaling_factor scale_depth scale_emb ssm_in_multiplier ssm_out_multiplier",
     ),
-    **_of(_POSITIVE, "logits_scaling query_pre_attn_scalar"),
+    **_of(_POSITIVE, "logits_scaling query_pre_attn_scalar rope_ratio"),
     "block_ffn_dim_multiplier": _or_null(_POSITIVE),
     **_of(_or_null(_NOT_NEGATIVE), "attn_logit_softcapping final_logit_softcapping"),
     **_of(_or_null(_POSITIVE), "rope_local_base_freq rope_theta rotary_emb_base"),
@@ -158,7 +162,8 @@ KINDS: dict[str, Kind] = {
         "mlp_bias norm_topk_prob projectors_bias tie_embedding tie_word_embeddings use_bias "
         "use_bidirectional_attention use_conv_bias use_double_wide_mlp use_qk_norm "
         "use_sliding_window use_parallel_residual use_qkv_bias qk_layernorm alibi bias "
-        "multi_query new_decoder_architecture parallel_attn lm_head_bias",
+        "multi_query new_decoder_architecture parallel_attn lm_head_bias "
+        "add_bias_linear add_qkv_bias multi_query_attention",
     ),
     **_of(_TEXTS, "architectures layer_types layers_block_type mlp_layer_types"),
     **_of(_NUMBERS, "mlp_multipliers ssm_multipliers"),

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = "Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]"
 
+# functions of a tensor that give other ones, by the end of the name of each
+Parts: TypeAlias = "Mapping[str, Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]]"
+
 QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
@@ -52,6 +55,7 @@ class LlamaCppSupport:
     # least number of layers of models whose queries and keys it normalizes
     head_norm_layers: int = 0
     always: str = ""  # what it does otherwise in every model
+    only_layers: tuple[int, ...] = ()  # numbers of layers of the models that it computes right
     lacks: tuple[str, ...] = ()  # ends of names of tensors that it does not load
     # kinds of layers without which it crashes: ``attention``, ``window`` or ``state``
     needs: frozenset[str] = frozenset()
@@ -97,6 +101,8 @@ class Family:
     # functions of a folder's tensors whose numbers GGUF has in another order, in the same way; the
     # numbers keep their encoding
     orders: Callable[[Config], Values] = field(default=lambda _config: {})
+    # tensors of a folder that are several ones in GGUF, in the same way
+    parts: Callable[[Config], Parts] = field(default=lambda _config: {})
     # factors on a folder's tensors, in the same way
     factors: Callable[[Config], Mapping[str, float]] = field(default=lambda _config: {})
     # parts with biases, by the key that enables them; those under ``""`` always do

@@ -33,6 +33,10 @@ _OUTER = {
     "embed_positions.weight": "position_embd.weight",
     "final_layer_norm.weight": "output_norm.weight",
     "final_layer_norm.bias": "output_norm.bias",
+    "tok_embeddings.weight": "token_embd.weight",
+    "output.weight": "output.weight",
+    "output_layer.weight": "output.weight",
+    "embedding.word_embeddings.weight": "token_embd.weight",
     "word_embeddings.weight": "token_embd.weight",
     "word_embeddings_layernorm.weight": "token_embd_norm.weight",
     "word_embeddings_layernorm.bias": "token_embd_norm.bias",
@@ -162,12 +166,13 @@ _LAYER = re.compile(
 _PREFIX = re.compile(
     r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
     r"(?:bert\.|roberta\.|distilbert\.)?(?:transformer\.)?(?:gpt_neox\.)?(?:decoder\.)?"
+    r"(?:encoder\.(?=layers\.|final_layernorm\.))?"
 )
 _NOT_TEXT = re.compile(
     r"^(?:model\.)?(?:vision_tower|audio_tower|image_tower|video_tower|embed_vision|embed_audio"
     r"|visual|vision_encoder|vision_model|vision_embedder|vision_projection|merger"
     r"|multi_modal_projector|connector|projector|aligner|qformer)\."
-    r"|^(?:model\.)?image_newline$|^mtp\.|rotary_emb\.inv_freq$"
+    r"|^(?:model\.)?image_newline$|^mtp\.|rotary_(?:pos_)?emb\.inv_freq$"
     r"|\.(?:attn|attention)\.(?:masked_)?bias$|^(?:\w+\.)?embeddings\.position_ids$"
 )
 

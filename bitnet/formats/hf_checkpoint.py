@@ -161,11 +161,26 @@ def _rename(
             )
     tensors = {name: stored[before] for name, before in names.items()}
     tensors = split_gates(tensors, folder.name)
+    tensors = _split(tensors, description)
     of_heads, heads = map(description.value, ("attention.key_length_mla", "attention.head_count"))
     if of_heads is not None:
         key_dim = of_heads - description.value("rope.dimension_count")
         tensors = split_heads(tensors, heads, key_dim, folder.name)
     return tensors, names
+
+
+def _split(tensors: Mapping[str, Weight], description: Description) -> dict[str, Weight]:
+    """*tensors*, those that are several in GGUF as these."""
+    split: dict[str, Weight] = {}
+    for name, tensor in tensors.items():
+        end = _end(name)
+        parts = description.parts.get(end)
+        if parts is None:
+            split[name] = tensor
+            continue
+        for part, rows in parts.items():
+            split[name.removesuffix(end) + part] = _reorder(replace(tensor, name=name), rows)
+    return split
 
 
 def _same(one: Weight, other: Weight) -> bool:

@@ -1,6 +1,6 @@
 """Dense models of transformers, by their class and what differs from a tiny one."""
 
-from hf_models import LONGROPE
+from hf_models import GLM_OPTIONS, LONGROPE
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -194,6 +194,7 @@ DENSE = {
     ),
     "command-r7b": ("Cohere2", {"num_hidden_layers": 5, "sliding_window": 6, "logit_scale": 0.25}),
     "minicpm": ("MiniCPM", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16}),
+    "glm": ("Glm", GLM_OPTIONS),
     "glm4": ("Glm4", {"head_dim": 32}),
     "gpt2": ("GPT2", GPT2),
     "gpt2-other-width": ("GPT2", GPT2 | {"n_inner": 96, "activation_function": "gelu_fast"}),

@@ -130,3 +130,14 @@ def eager_layers(monkeypatch):
     for function in (bitnet.WeightQuant, bitnet.ActQuant):
         plain = getattr(function.forward, "_torchdynamo_orig_callable", function.forward)
         monkeypatch.setattr(function, "forward", staticmethod(plain))
+
+
+GLM_OPTIONS = {
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 5e5,
+        "partial_rotary_factor": 0.5,
+    },
+}

@@ -12,6 +12,10 @@ from bitnet.quants.registry import quantize
 
 IDS = tuple(np.random.default_rng(2).integers(3, 60, 40).tolist())
 CASES = {
+    # llama.cpp knows positions of 32 and 40 layers only, and no key for them.
+    "baichuan": ("baichuan", {"block_count": 32}),
+    "baichuan-alibi": ("baichuan", {"block_count": 40}),
+    "qwen": ("qwen", {"attention.head_count_kv": 4, "feed_forward_length": 1024}),
     "ernie4_5": ("ernie4_5", {}),
     "arcee": ("arcee", {}),
     "deepseek2": ("deepseek2", {}),
@@ -114,7 +118,10 @@ OF_STATES = {
     for name in HYBRIDS
 }
 # llama.cpp never takes the embedding for the head of these.
-OWN_HEADS = ("gptneox", "nemotron", "olmo2", "phi2", "stablelm", *MIXTURES)
+OWN_HEADS = (
+    *("baichuan", "codeshell", "gptneox", "internlm2", "nemotron", "olmo2", "orion", "phi2"),
+    *("qwen", "stablelm", "xverse", *MIXTURES),
+)
 
 
 def quantized(weight, encoding):

@@ -62,7 +62,9 @@ OURS = tuple(dict.fromkeys((*FAMILIES, *ENCODERS, *HYBRIDS, *LAYERED, *MIXTURES)
 THEIRS = (
     {name: (name, {}) for name in (*FAMILIES, *ENCODERS, *LAYERED)} | CASES | OF_STATES | OF_EXPERTS
 )
-OF_64_BLOCKS = ("exaone4-windows", "exaone4-windows-without-a-key")  # too slow for the table
+OF_64_BLOCKS = (
+    *("baichuan", "baichuan-alibi", "exaone4-windows", "exaone4-windows-without-a-key"),
+)  # too slow for the table
 TERNARY = ("I2_S", "TQ1_0", "TQ2_0")  # of ternary families
 ENCODINGS = (*FLOATS, *BLOCKS)
 #: One for each type of activations that llama.cpp rounds to: floats, Q8_0, Q8_1 and Q8_K.

@@ -35,12 +35,16 @@ KEYS = {
 }
 FAMILIES = (
     "arcee",
+    "baichuan",
     "bitnet",
     "bitnet-b1.58",
     "bloom",
+    "chatglm",
+    "codeshell",
     "cohere2",
     "command-r",
     "ernie4_5",
+    "exaone",
     "exaone4",
     "falcon",
     "gemma",
@@ -53,6 +57,7 @@ FAMILIES = (
     "granite",
     "helium",
     "hunyuan-dense",
+    "internlm2",
     "llama",
     "minicpm",
     "mistral3",
@@ -61,28 +66,32 @@ FAMILIES = (
     "olmo",
     "olmo2",
     "opt",
+    "orion",
     "phi2",
     "phi3",
+    "qwen",
     "qwen2",
     "qwen3",
+    "refact",
     "seed_oss",
     "smollm3",
     "stablelm",
     "starcoder",
     "starcoder2",
+    "xverse",
 )
 
 #: Families whose norms subtract means.
 LAYER_NORMS = (
-    *("bloom", "cohere2", "command-r", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron"),
-    *("olmo", "opt", "phi2", "stablelm", "starcoder", "starcoder2"),
+    *("bloom", "codeshell", "cohere2", "command-r", "falcon", "gpt2", "gptj", "gptneox", "mpt"),
+    *("nemotron", "olmo", "opt", "orion", "phi2", "stablelm", "starcoder", "starcoder2"),
 )
 #: Families that make vectors of texts, and have no head that writes.
 ENCODERS = ("bert",)
 #: Families whose networks have no gate.
 UNGATED = (
-    *("arcee", "bloom", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron", "opt", "phi2"),
-    *("starcoder", "starcoder2"),
+    *("arcee", "bloom", "codeshell", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron"),
+    *("opt", "phi2", "starcoder", "starcoder2"),
 )
 #: Families whose layers differ in shape.
 LAYERED = ("deepseek2", "gemma4")
@@ -224,6 +233,8 @@ def metadata(architecture, **more):
         keys |= {"attention.head_count_kv": 4, "attention.causal": False} | more
     if architecture in (*LAYER_NORMS, *ENCODERS):
         keys = {"attention.layer_norm_epsilon": 1e-5} | keys
+    if architecture == "chatglm":
+        keys = {"rope.dimension_count": 32} | keys
     if architecture == "mpt":
         keys = {"attention.max_alibi_bias": 8.0} | keys
     if architecture == "gptneox":
