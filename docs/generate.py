@@ -18,8 +18,9 @@ from bitnet.commands import load
 from bitnet.commands.declare import GROUPS, Task
 from bitnet.commands.program import summary
 from bitnet.families import config_json
-from bitnet.families.family import Family, families
+from bitnet.families.family import Family, families, of_gguf, of_model_type
 from bitnet.families.keys import COMMON
+from bitnet.families.refused import kind_of, list_refused
 from bitnet.families.rope import PARAMETERS
 from bitnet.runtime import request
 from bitnet.runtime import request_checks as checks
@@ -164,6 +165,20 @@ def _ignored_names(fields: Mapping[str, Schema], before: str = "") -> Iterator[s
             yield from _ignored_names(inner.get("properties", {}), f"{before}{name}.")
 
 
+def _architectures() -> Iterator[list[str]]:
+    """A row for each architecture: where it is read, or why it is refused."""
+    names = {name for family in families() for name in (*family.architectures, *family.model_types)}
+    for name in sorted(names | set(list_refused())):
+        of_file, of_folder = of_gguf(name), of_model_type(name)
+        if of_file is None and of_folder is None:
+            yield [f"`{name}`", "", "", "", kind_of(name)]
+            continue
+        family = of_file or of_folder
+        is_there = family is not None and family.llama_cpp is not None
+        marks = (of_folder is not None, of_file is not None, is_there)
+        yield [f"`{name}`", *("yes" if mark else "" for mark in marks), ""]
+
+
 def models() -> str:
     """Every family, and what becomes of every key of a model."""
     rope = [[f"`{kind}`", _names(keys)] for kind, keys in PARAMETERS.items()]
@@ -187,6 +202,14 @@ def models() -> str:
             ],
         ),
         "\n\n".join(_family(family) for family in families()),
+        "## Architectures",
+        "What becomes of the names that llama.cpp or transformers has for a model of text. "
+        "`convert` writes a GGUF file of every folder that is read, and names an engine that "
+        "would compute it otherwise.",
+        _table(
+            ["`general.architecture` or `model_type`", "Folder", "GGUF", "In llama.cpp", "Refused"],
+            list(_architectures()),
+        ),
         "## Keys of `config.json`",
         "Read for every family:",
         _rules(config_json.READ),

@@ -112,12 +112,12 @@ def _thirds(_config: Config) -> Parts:
 def _unit_rows(config: Config) -> Values:
     """The head of Baichuan 2, each of whose rows is divided by its length."""
 
-    def divided(head: NDArray[Any]) -> NDArray[Any]:
+    def divide(head: NDArray[Any]) -> NDArray[Any]:
         lengths = np.linalg.norm(head.astype(np.float64), axis=1, keepdims=True)
         rows: NDArray[Any] = head / np.maximum(lengths, 1e-12)
         return rows.astype(np.float32)
 
-    return {"output.weight": divided} if config.get("vocab_size") == _BAICHUAN_2 else {}
+    return {"output.weight": divide} if config.get("vocab_size") == _BAICHUAN_2 else {}
 
 
 register(

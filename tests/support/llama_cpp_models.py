@@ -120,7 +120,7 @@ OF_STATES = {
 # llama.cpp never takes the embedding for the head of these.
 OWN_HEADS = (
     *("baichuan", "codeshell", "gptneox", "internlm2", "nemotron", "olmo2", "orion", "phi2"),
-    *("qwen", "stablelm", "xverse", *MIXTURES),
+    *("jais", "plamo", "qwen", "stablelm", "xverse", *MIXTURES),
 )
 
 

@@ -58,6 +58,8 @@ FAMILIES = (
     "helium",
     "hunyuan-dense",
     "internlm2",
+    "jais",
+    "jais2",
     "llama",
     "minicpm",
     "mistral3",
@@ -67,11 +69,15 @@ FAMILIES = (
     "olmo2",
     "opt",
     "orion",
+    "pangu-embedded",
     "phi2",
     "phi3",
+    "plamo",
     "qwen",
     "qwen2",
+    "qwen2vl",
     "qwen3",
+    "qwen3vl",
     "refact",
     "seed_oss",
     "smollm3",
@@ -84,6 +90,7 @@ FAMILIES = (
 #: Families whose norms subtract means.
 LAYER_NORMS = (
     *("bloom", "codeshell", "cohere2", "command-r", "falcon", "gpt2", "gptj", "gptneox", "mpt"),
+    *("jais", "jais2"),
     *("nemotron", "olmo", "opt", "orion", "phi2", "stablelm", "starcoder", "starcoder2"),
 )
 #: Families that make vectors of texts, and have no head that writes.
@@ -91,6 +98,7 @@ ENCODERS = ("bert",)
 #: Families whose networks have no gate.
 UNGATED = (
     *("arcee", "bloom", "codeshell", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron"),
+    "jais2",
     *("opt", "phi2", "starcoder", "starcoder2"),
 )
 #: Families whose layers differ in shape.
@@ -137,6 +145,17 @@ MIXTURES = {
         "rope.dimension_count": 32,
         "swiglu_clamp_exp": [7.0, 7.0],
     },
+    "bailingmoe": {"expert_shared_count": 1, "expert_weights_norm": True}
+    | {"rope.dimension_count": 64},
+    "deepseek": {"expert_shared_count": 2, "leading_dense_block_count": 1},
+    "dots1": {
+        "expert_shared_count": 1,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "leading_dense_block_count": 1,
+    },
+    "hunyuan-moe": {"expert_shared_feed_forward_length": 256},
+    "qwen3vlmoe": {},
     "olmoe": {},
     "phimoe": {},
     "qwen2moe": {"expert_shared_feed_forward_length": 256},
@@ -233,9 +252,11 @@ def metadata(architecture, **more):
         keys |= {"attention.head_count_kv": 4, "attention.causal": False} | more
     if architecture in (*LAYER_NORMS, *ENCODERS):
         keys = {"attention.layer_norm_epsilon": 1e-5} | keys
+    if architecture in ("qwen2vl", "qwen3vl", "qwen3vlmoe"):
+        keys = {"rope.dimension_sections": [11, 11, 10, 0]} | keys
     if architecture == "chatglm":
         keys = {"rope.dimension_count": 32} | keys
-    if architecture == "mpt":
+    if architecture in ("mpt", "jais"):
         keys = {"attention.max_alibi_bias": 8.0} | keys
     if architecture == "gptneox":
         keys = {"use_parallel_residual": True} | keys

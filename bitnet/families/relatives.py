@@ -1,0 +1,193 @@
+"""Relatives of other families in GGUF files: their blocks, with other keys, norms or experts.
+
+Of models that see, it is the text's part: all coordinates of a text's position are equal, so their
+rotation is the usual one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from bitnet.families.blocks import Branch, FeedForward
+from bitnet.families.dense import ModelConfig, attention, dense, model_of, sizes
+from bitnet.families.experts import (
+    EXPERT_KEYS,
+    GROUPED_KEYS,
+    SHARED_KEYS,
+    experts,
+    experts_by_groups,
+)
+from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
+from bitnet.families.gpt import layer_norms
+from bitnet.families.keys import HARMLESS, Keys, reads
+from bitnet.families.remote import is_fused
+
+_SECTIONS = {
+    # Of coordinates, which are equal. Pairs in none of the first three are those of the first, as
+    # in transformers; llama.cpp does not rotate them, which are the slowest.
+    "rope.dimension_sections": HARMLESS,
+    "n_deepstack_layers": HARMLESS,  # that images are added to
+}
+_EPS = reads("attention.layer_norm_epsilon")
+
+
+def _text(keys: Keys, **more: Any) -> ModelConfig:
+    return dense(keys, fused=is_fused(keys), **more)
+
+
+def _qwen3_experts(keys: Keys) -> ModelConfig:
+    width = sizes(keys).ffn // max(keys.integer("expert_used_count"), 1)
+    return _text(keys, qk_norm="head", mixture=experts(keys, width=width))
+
+
+register(
+    title="Qwen 2-VL and 2.5-VL, their text",
+    architecture="qwen2vl",
+    model_types=(),
+    gguf_keys=_SECTIONS,
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", "output.bias", *BIASES), whole_width=True),
+    decoder=_text,
+)
+register(
+    title="Qwen 3-VL, its text",
+    architecture="qwen3vl",
+    model_types=(),
+    gguf_keys=_SECTIONS,
+    decoder=partial(_text, qk_norm="head"),
+)
+register(
+    title="Qwen 3-VL with experts, its text",
+    architecture="qwen3vlmoe",
+    model_types=(),
+    gguf_keys=_SECTIONS | EXPERT_KEYS,
+    decoder=_qwen3_experts,
+)
+register(
+    title="openPangu Embedded",
+    architecture="pangu-embedded",
+    model_types=(),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "attn_output.bias", *BIASES), required=("attn_output.bias",)
+    ),
+    decoder=partial(_text, model={"biases": ("attn_output",)}),
+)
+
+
+def _plamo(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    mixer = attention(keys, its.dim, fused=is_fused(keys))
+    network = FeedForward(its.ffn)
+    return model_of(keys, its, [(Branch("attn_norm", (mixer, network)),)] * its.layers)
+
+
+# Attention and network are side by side, behind one RMS norm.
+register(
+    title="PLaMo 1",
+    architecture="plamo",
+    model_types=(),
+    llama_cpp=LlamaCppSupport(whole_width=True, required=("output.weight",), tied=False),
+    decoder=_plamo,
+)
+
+
+def _jais(keys: Keys) -> ModelConfig:
+    heads = keys.integer("attention.head_count")
+    width = sizes(keys).dim // max(heads, 1)
+    return layer_norms(
+        keys,
+        rope=None,
+        alibi=keys.number("attention.max_alibi_bias", 0.0),
+        fused=True,
+        scale=1 / max(width, 1),
+        model={"biases": ("attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")},
+    )
+
+
+# Scores are divided by the width of a head, and not by its root.
+register(
+    title="Jais 1",
+    architecture="jais",
+    model_types=(),
+    rotates=False,
+    gguf_keys=_EPS | reads("attention.max_alibi_bias"),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", ".bias"), required=("output.weight",), tied=False
+    ),
+    decoder=_jais,
+)
+_JAIS2_BIASES = (*ATTENTION, "ffn_up", "ffn_down")
+register(
+    title="Jais 2",
+    architecture="jais2",
+    model_types=(),
+    gguf_keys=_EPS,
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True),
+    decoder=partial(
+        layer_norms,
+        ffn={"gated": False, "activation": "relu_squared"},
+        model={"biases": _JAIS2_BIASES},
+    ),
+)
+
+
+def _deepseek1(keys: Keys) -> ModelConfig:
+    return _text(keys, mixture=experts_by_groups(keys, default="softmax", renormalised=False))
+
+
+register(
+    title="DeepSeek 1 with experts",
+    architecture="deepseek",
+    model_types=(),
+    gguf_rope_style="interleaved",
+    gguf_keys=GROUPED_KEYS,
+    llama_cpp=LlamaCppSupport(required=("output.weight",), tied=False, whole_width=True),
+    decoder=_deepseek1,
+)
+
+
+def _ling1(keys: Keys) -> ModelConfig:
+    return _text(keys, mixture=experts_by_groups(keys, default="softmax"))
+
+
+register(
+    title="Ling 1",
+    architecture="bailingmoe",
+    model_types=(),
+    gguf_rope_style="interleaved",
+    gguf_keys=GROUPED_KEYS,
+    llama_cpp=LlamaCppSupport(required=("output.weight",), tied=False),
+    decoder=_ling1,
+)
+
+
+def _dots1(keys: Keys) -> ModelConfig:
+    return _text(keys, qk_norm="head", mixture=experts_by_groups(keys))
+
+
+register(
+    title="dots.llm1",
+    architecture="dots1",
+    model_types=(),
+    gguf_keys=GROUPED_KEYS,
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "exp_probs_b.bias", *BIASES),
+        required=("output.weight",),
+        tied=False,
+    ),
+    decoder=_dots1,
+)
+
+
+def _hunyuan_experts(keys: Keys) -> ModelConfig:
+    shared = keys.integer("expert_shared_feed_forward_length", 0)
+    return _text(keys, qk_norm="rotated", mixture=experts(keys, shared=shared))
+
+
+register(
+    title="Hunyuan with experts",
+    architecture="hunyuan-moe",
+    model_types=(),
+    gguf_keys=SHARED_KEYS,
+    decoder=_hunyuan_experts,
+)
