@@ -31,6 +31,7 @@ def test(
     slow=option(False, "run the slow tests instead: documented commands, workflows, whole models"),
     coverage=option(False, "trace branches of all tests, which takes long; below 90 % fails"),
     record=option(False, "write the processor time of each folder's tests to tests/durations.json"),
+    index=option(False, "write to tests/README.md which tests run each module, in one process"),
 ):
     """Run the tests on every core; those marked slow only when they are asked for."""
     if fast and (slow or coverage):
@@ -42,6 +43,8 @@ def test(
     # A worker gets tests that follow each other, which share what they load. One more than there
     # are cores, as some wait: for a process, for a server.
     spread = f"-n {usable_cores() + 1} --dist worksteal"
+    if index:
+        spread = "--record-index"
     c.run(f"{sys.executable} -m pytest {spread} {chosen} {traced} {shown} {args}", pty=False)
 
 

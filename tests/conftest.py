@@ -10,6 +10,7 @@ from pathlib import Path
 
 import durations
 import hypothesis
+import mirror
 import pytest
 from grids import beyond_pairs
 from hub_server import HubServer
@@ -72,6 +73,8 @@ def pytest_runtest_protocol(item):
 
 def pytest_configure(config):
     config.stash[SECONDS] = Counter()
+    if config.getoption("record_index"):
+        config.pluginmanager.register(mirror.Recorder())
 
 
 def pytest_sessionfinish(session):
@@ -98,6 +101,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 def pytest_addoption(parser):
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json")
+    parser.addoption("--record-index", action="store_true", help="write tests/README.md")
 
 
 def pytest_runtest_setup(item):

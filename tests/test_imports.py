@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tiny_models import tiny_gguf
 
 import bitnet
 
@@ -167,3 +168,19 @@ def test_no_modules_import_each_other_in_a_circle():
     while ends := {name for name, names in imported.items() if not names & set(imported)}:
         imported = {name: names for name, names in imported.items() if name not in ends}
     assert sorted(imported) == []
+
+
+LOGITS = """
+import sys
+import bitnet
+with bitnet.load(sys.argv[1]) as model:
+    model.logits(model.tokenizer.encode("a"))
+heavy = ("bitnet.hub", "bitnet.server", "requests")
+print([name for name in sys.modules if name.startswith(heavy)])
+"""
+
+
+def test_the_hub_is_imported_only_when_something_is_fetched(tmp_path):
+    command = [sys.executable, "-c", LOGITS, str(tiny_gguf(tmp_path / "tiny.gguf"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]"]

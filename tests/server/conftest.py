@@ -6,9 +6,14 @@ import threading
 import pytest
 from server_process import listening
 from tiny_models import tiny_gguf
+from worker_fixtures import (  # noqa: F401
+    client_fixture,
+    openai_client_fixture,
+    patient_fixture,
+    same_draws_fixture,
+)
 
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.server import connection, guard
 from bitnet.server.slot import Slot
 
 TEMPLATE = (
@@ -19,11 +24,8 @@ TEMPLATE = (
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch):
-    """A worker that waits for a client on a busy machine; some tests have it wait for less."""
-    monkeypatch.setattr(connection, "HEADER_PATIENCE_S", 3600)
-    monkeypatch.setattr(connection, "READER_PATIENCE_S", 3600)
-    monkeypatch.setattr(guard, "BODY_PATIENCE_S", 3600)
+def _patient_and_repeatable(patient, same_draws):
+    """Every worker of these tests waits for clients, and draws alike."""
 
 
 @pytest.fixture
@@ -46,40 +48,9 @@ def serving(model_path, tmp_path):
         yield serve
 
 
-@pytest.fixture(autouse=True)
-def _same_draws(monkeypatch):
-    """Answers are drawn alike on each run, and are long: an early end is a token like any other."""
-    monkeypatch.setenv("BITNET_SEED", "3")
-
-
 @pytest.fixture
 def worker(serving):
     return serving()
-
-
-@pytest.fixture
-def openai_client():
-    """Make OpenAI's client of a worker; it is closed with the test."""
-    import openai
-
-    with contextlib.ExitStack() as stack:
-
-        def connect(worker):
-            client = openai.OpenAI(
-                base_url=f"{worker.address}/v1",
-                api_key="none",
-                max_retries=0,
-                http_client=openai.DefaultHttpxClient(verify=False),  # plain HTTP
-            )
-            return stack.enter_context(client)
-
-        yield connect
-
-
-@pytest.fixture
-def client(openai_client, worker):
-    """OpenAI's client of the worker."""
-    return openai_client(worker)
 
 
 @pytest.fixture

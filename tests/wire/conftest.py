@@ -3,6 +3,12 @@
 import pytest
 from server_process import listening
 from tool_models import tool_gguf
+from worker_fixtures import (  # noqa: F401
+    client_fixture,
+    openai_client_fixture,
+    patient_fixture,
+    same_draws_fixture,
+)
 
 
 @pytest.fixture
@@ -11,6 +17,6 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def worker(path):
+def worker(path, patient, same_draws):
     with listening(path, max_output_tokens=400, max_batch=3) as worker:
         yield worker

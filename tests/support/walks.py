@@ -1,0 +1,82 @@
+"""Files and functions of the package that run on the way through it, counted by their calls.
+
+    python tests/support/walks.py MODEL.gguf [--list]
+
+A walk counts a function when it is entered, not when its module is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PACKAGE = str(Path(__file__).parents[2] / "bitnet")
+# Bodies of classes and modules, and parts of a function that Python calls like one.
+PARTS = ("<module>", "<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
+
+
+class Walk:
+    """The functions of the package that a call enters, by file."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.functions: Counter[tuple[str, str]] = Counter()
+        self.importing = 0
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """The result of *call*, whose functions are counted, those of its threads too."""
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+        try:
+            return call()
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    def _note(self, frame: Any, event: str, _: object) -> None:
+        code = frame.f_code
+        if code.co_name == "<module>":
+            # Calls while a module is imported build tables: they are not steps of the walk.
+            self.importing += {"call": 1, "return": -1}.get(event, 0)
+        if event != "call" or self.importing or code.co_name in PARTS:
+            return
+        if code.co_filename.startswith(PACKAGE):
+            self.functions[code.co_filename.removeprefix(PACKAGE), code.co_qualname] += 1
+
+    @property
+    def files(self) -> set[str]:
+        """The files that have the functions, below the package."""
+        return {file for file, _ in self.functions}
+
+
+def gguf_to_logits(path: Path) -> None:
+    """The logits of a text, by the model and the tokenizer in the GGUF file at *path*."""
+    import bitnet
+
+    with bitnet.load(path) as model:
+        model.logits(model.tokenizer.encode("a"))
+
+
+def main() -> None:
+    """Print the numbers of the walk, and with ``--list`` the functions."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--list", action="store_true", help="name the functions")
+    options = parser.parse_args()
+    walk = Walk()
+    walk.run(lambda: gguf_to_logits(options.model))
+    print(f"GGUF to logits: {len(walk.files)} files, {len(walk.functions)} functions")
+    if options.list:
+        for file, name in sorted(walk.functions):
+            print(f"  {file}: {name}")
+
+
+if __name__ == "__main__":
+    main()
