@@ -48,7 +48,7 @@ _EVERYWHERE = {
 _BEFORE_SCALE = ("ffn_out", "ffn_moe_out", "ffn_shexp")
 # Activations of networks without a gate, a later one behind the earlier ones. With a gate, the
 # value is that of the product with it.
-_WITHOUT_GATE = ("ffn_gelu", "ffn_relu", "ffn_sqr(relu)")
+_WITHOUT_GATE = ("ffn_gelu", "ffn_relu", "ffn_sqr(relu)", "ffn_xielu")
 # Results of a shared expert with a gate, in different graphs.
 _GATED_SHARED = ("ffn_shexp_out", "ffn_shexp_gated")
 _SEPARATOR = "|"

@@ -39,6 +39,7 @@ Activation = Literal[
     "silu_clamped",
     "swiglu_oai",
     "identity",
+    "xielu",
 ]
 Gating = Literal["softmax", "softmax_chosen", "sigmoid", "sparse"]
 
@@ -62,6 +63,9 @@ class FeedForward(_Stateless):
     gated: bool = True  # it is a GLU; if not, the activation is on ``up`` itself
     fused: bool = False  # gate and up are one matrix, ``ffn_up``
     sub_norm: bool = False  # there is a norm before the output projection
+    # parameters of the activation xIELU, as models store them: the roots of the factors above and
+    # below zero behind a softplus, the slope and the epsilon
+    xielu: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,39 @@ rotation is the usual one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bitnet.families.blocks import Branch, FeedForward
-from bitnet.families.dense import ModelConfig, attention, dense, model_of, sizes
+from bitnet.families.blocks import Attention, Branch, FeedForward
+from bitnet.families.config_values import is_finite
+from bitnet.families.dense import (
+    ModelConfig,
+    attention,
+    check_local_base,
+    dense,
+    model_of,
+    per_layer,
+    rotate_windows,
+    sizes,
+    usual_block,
+)
 from bitnet.families.experts import (
     EXPERT_KEYS,
     GROUPED_KEYS,
     SHARED_KEYS,
     experts,
     experts_by_groups,
+    gating,
+    has_corrections,
 )
 from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
 from bitnet.families.gpt import layer_norms
-from bitnet.families.keys import HARMLESS, Keys, reads
+from bitnet.families.keys import HARMLESS, Keys, contradiction, reads
 from bitnet.families.remote import is_fused
+from bitnet.families.rope import rope_from
 
+_ROPE_FACTORS = tuple(f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short"))
 _SECTIONS = {
     # Of coordinates, which are equal. Pairs in none of the first three are those of the first, as
     # in transformers; llama.cpp does not rotate them, which are the slowest.
@@ -190,4 +206,161 @@ register(
     model_types=(),
     gguf_keys=SHARED_KEYS,
     decoder=_hunyuan_experts,
+)
+
+
+register(
+    title="Hunyuan-VL, its text",
+    architecture="hunyuan_vl",
+    model_types=(),
+    gguf_keys=_SECTIONS,
+    decoder=partial(_text, qk_norm="rotated"),
+)
+register(
+    title="PaddleOCR-VL, its text",
+    architecture="paddleocr",
+    model_types=(),
+    gguf_keys=_SECTIONS,
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES)),
+    decoder=_text,
+)
+register(
+    title="Maincoder",
+    architecture="maincoder",
+    model_types=(),
+    gguf_rope_style="interleaved",
+    decoder=partial(_text, qk_norm="rotated"),
+)
+
+
+def _minimax_m2(keys: Keys) -> ModelConfig:
+    routing = {"gating": gating(keys, "sigmoid"), "corrected": has_corrections(keys.weights)}
+    mixture = experts(keys, width=sizes(keys).ffn, routing=routing)
+    return _text(keys, qk_norm="whole", mixture=mixture)
+
+
+register(
+    title="MiniMax M2",
+    architecture="minimax-m2",
+    model_types=(),
+    gguf_keys=EXPERT_KEYS | reads("expert_gating_func"),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "exp_probs_b.bias", *BIASES),
+        required=("output.weight", "exp_probs_b.bias"),
+        tied=False,
+    ),
+    decoder=_minimax_m2,
+)
+
+
+def _mellum(keys: Keys) -> ModelConfig:
+    base = keys.number("rope.freq_base", 10000.0)
+    check_local_base(keys, base)
+    return _text(
+        keys,
+        qk_norm="head",
+        period=4,
+        each=rotate_windows(),
+        mixture=experts(keys, width=sizes(keys).ffn),
+    )
+
+
+# Layers with a window rotate without the scaling of the others.
+register(
+    title="Mellum 2",
+    architecture="mellum",
+    model_types=(),
+    gguf_keys=EXPERT_KEYS | reads("rope.freq_base_swa"),
+    llama_cpp=LlamaCppSupport(ignores=(), required=("output.weight",), tied=False),
+    decoder=_mellum,
+)
+
+
+def _dbrx(keys: Keys) -> ModelConfig:
+    return dense(
+        keys,
+        fused=True,
+        clamp=keys.number("attention.clamp_kqv"),
+        norms=(("attn_norm", ""), ("attn_output_norm", "")),
+        mixture=experts(keys, width=sizes(keys).ffn),
+        model={
+            "centered_norms": True,
+            "norm_eps": keys.number("attention.layer_norm_epsilon"),
+        },
+    )
+
+
+register(
+    title="DBRX",
+    architecture="dbrx",
+    model_types=(),
+    gguf_keys=_EPS | EXPERT_KEYS | reads("attention.clamp_kqv"),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight",), required=("output.weight",), tied=False, whole_width=True
+    ),
+    decoder=_dbrx,
+)
+
+
+def _openelm(keys: Keys) -> ModelConfig:
+    layers = keys.integer("block_count")
+    widths = per_layer(keys, "feed_forward_length", layers)
+    its = sizes(keys, ffn=max(widths, default=0))
+    heads = per_layer(keys, "attention.head_count", layers)
+    kv_heads = per_layer(keys, "attention.head_count_kv", layers)
+    head_dim = keys.integer("attention.key_length")
+    rope = rope_from(keys, head_dim)
+    scale = max(head_dim, 1) ** -0.5
+    blocks = (
+        usual_block(
+            Attention(count, of_keys, head_dim, rope, scale, qk_norm="head", fused=True),
+            FeedForward(width),
+        )
+        for count, of_keys, width in zip(heads, kv_heads, widths, strict=True)
+    )
+    return model_of(keys, its, blocks)
+
+
+# Layers differ in their heads and in the width of their networks.
+register(
+    title="OpenELM",
+    architecture="openelm",
+    model_types=(),
+    llama_cpp=LlamaCppSupport(tensors=()),
+    decoder=_openelm,
+)
+
+
+def _apertus(keys: Keys) -> ModelConfig:
+    layers = keys.integer("block_count")
+    names = ("alpha_p", "alpha_n", "beta", "eps")
+    given = [_numbers_per_layer(keys, f"xielu.{name}", layers) for name in names]
+    model = _text(keys, qk_norm="head", ffn={"gated": False, "activation": "xielu"})
+    blocks = []
+    for (before, behind), own in zip(model.blocks, zip(*given, strict=True), strict=True):
+        (network,) = behind.every()
+        assert isinstance(network, FeedForward), "the usual block has a network"
+        blocks.append((before, replace(behind, mixers=(replace(network, xielu=own),))))
+    return replace(model, blocks=tuple(blocks))
+
+
+def _numbers_per_layer(keys: Keys, key: str, layers: int) -> list[float]:
+    """The numbers of *key*, which has no prefix, one for each of *layers* or one for all."""
+    given = keys.metadata.get(key)
+    numbers = [given] * layers if isinstance(given, int | float) else list(given or ())
+    if len(numbers) != layers or not all(map(is_finite, numbers)):
+        raise contradiction(keys, f"{key} does not have a number for each of {layers:,} layers")
+    return [float(number) for number in numbers]
+
+
+register(
+    title="Apertus",
+    architecture="apertus",
+    model_types=(),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "attn_output.bias", *_ROPE_FACTORS, *BIASES),
+        required=("output.weight",),
+        tied=False,
+    ),
+    decoder=_apertus,
 )

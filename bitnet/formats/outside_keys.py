@@ -70,7 +70,7 @@ RULES: dict[str, Rule] = {
         read("adapter"),
     ),
     # numbers of Apertus, an architecture that is refused
-    **_under("xielu.", "alpha_n alpha_p beta eps", HARMLESS),
+    **_under("xielu.", "alpha_n alpha_p beta eps", read("activation of Apertus")),
     **_under("tokenizer.", "chat_template chat_templates", read("conversations")),
     "tokenizer.huggingface.json": HARMLESS,  # the keys above count, as in llama.cpp
     "tokenizer.rwkv.world": HARMLESS,  # its model is refused by tokenizer.ggml.model

@@ -108,6 +108,7 @@ KERNELS = {
     "Rotate": "rope",
     "Route": "route",
     "SelectiveScan": "selective_scan",
+    "Xielu": "gate",
 }
 
 

@@ -6,6 +6,7 @@ token.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from bitnet.families.blocks import FeedForward, Routing
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import Experts, LayerInput
     from bitnet.kernels.program import Register
     from bitnet.models.builder import Builder
+
+
+_LINEAR = 20.0  # above which a softplus is its argument, as in torch and llama.cpp
 
 
 def feed_forward(
@@ -33,6 +37,8 @@ def feed_forward(
     write.mark("ffn_up", up)
     if mixer.gated:
         act = write.gate(gate, up, mixer.activation)  # (T, F)
+    elif mixer.xielu:
+        act = _xielu(write, mixer, up)
     else:
         act = write.gate(up, None, mixer.activation)
     write.mark("ffn_act", act)
@@ -40,6 +46,18 @@ def feed_forward(
         act = write.norm(act, "ffn_sub_norm")
         write.mark(f"ffn_sub_norm{suffix}", act)
     return write.linear(act, f"ffn_down{suffix}", write.decoder.dim, scale=scale)  # (T, dim)
+
+
+def _xielu(write: Builder, mixer: FeedForward, up: Register) -> Register:
+    """The activation xIELU of *up*, with factors that a softplus keeps above zero."""
+    above, below, beta, eps = mixer.xielu
+    return write.xielu(
+        up, above=_softplus(above), below=beta + _softplus(below), beta=beta, eps=eps
+    )
+
+
+def _softplus(x: float) -> float:
+    return x if x > _LINEAR else math.log1p(math.exp(x))
 
 
 def router(write: Builder, mixer: Experts, h: Register) -> Register:

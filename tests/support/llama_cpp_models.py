@@ -119,7 +119,17 @@ OF_STATES = {
 }
 # llama.cpp never takes the embedding for the head of these.
 OWN_HEADS = (
-    *("baichuan", "codeshell", "gptneox", "internlm2", "nemotron", "olmo2", "orion", "phi2"),
+    *(
+        "apertus",
+        "baichuan",
+        "codeshell",
+        "gptneox",
+        "internlm2",
+        "nemotron",
+        "olmo2",
+        "orion",
+        "phi2",
+    ),
     *("jais", "plamo", "qwen", "stablelm", "xverse", *MIXTURES),
 )
 

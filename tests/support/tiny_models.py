@@ -34,6 +34,7 @@ KEYS = {
     "attention.sliding_window": 0,
 }
 FAMILIES = (
+    "apertus",
     "arcee",
     "baichuan",
     "bitnet",
@@ -57,10 +58,12 @@ FAMILIES = (
     "granite",
     "helium",
     "hunyuan-dense",
+    "hunyuan_vl",
     "internlm2",
     "jais",
     "jais2",
     "llama",
+    "maincoder",
     "minicpm",
     "mistral3",
     "mpt",
@@ -69,6 +72,7 @@ FAMILIES = (
     "olmo2",
     "opt",
     "orion",
+    "paddleocr",
     "pangu-embedded",
     "phi2",
     "phi3",
@@ -90,7 +94,7 @@ FAMILIES = (
 #: Families whose norms subtract means.
 LAYER_NORMS = (
     *("bloom", "codeshell", "cohere2", "command-r", "falcon", "gpt2", "gptj", "gptneox", "mpt"),
-    *("jais", "jais2"),
+    *("dbrx", "jais", "jais2"),
     *("nemotron", "olmo", "opt", "orion", "phi2", "stablelm", "starcoder", "starcoder2"),
 )
 #: Families that make vectors of texts, and have no head that writes.
@@ -98,11 +102,11 @@ ENCODERS = ("bert",)
 #: Families whose networks have no gate.
 UNGATED = (
     *("arcee", "bloom", "codeshell", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron"),
-    "jais2",
+    *("apertus", "jais2"),
     *("opt", "phi2", "starcoder", "starcoder2"),
 )
 #: Families whose layers differ in shape.
-LAYERED = ("deepseek2", "gemma4")
+LAYERED = ("deepseek2", "gemma4", "openelm")
 #: Families with states of fixed size in some of their layers.
 HYBRIDS = (
     *("falcon-h1", "granitehybrid", "lfm2", "lfm2moe"),
@@ -156,6 +160,9 @@ MIXTURES = {
     },
     "hunyuan-moe": {"expert_shared_feed_forward_length": 256},
     "qwen3vlmoe": {},
+    "dbrx": {"attention.clamp_kqv": 0.5},
+    "mellum": {"attention.sliding_window": 4},
+    "minimax-m2": {"expert_gating_func": 2, "rope.dimension_count": 32},
     "olmoe": {},
     "phimoe": {},
     "qwen2moe": {"expert_shared_feed_forward_length": 256},
@@ -252,7 +259,15 @@ def metadata(architecture, **more):
         keys |= {"attention.head_count_kv": 4, "attention.causal": False} | more
     if architecture in (*LAYER_NORMS, *ENCODERS):
         keys = {"attention.layer_norm_epsilon": 1e-5} | keys
-    if architecture in ("qwen2vl", "qwen3vl", "qwen3vlmoe"):
+    if architecture == "openelm":
+        keys |= {
+            "attention.head_count": [4, 2],
+            "attention.head_count_kv": [2, 1],
+            "attention.key_length": 64,
+            "attention.value_length": 64,
+            "feed_forward_length": [512, 256],
+        } | more
+    if architecture in ("hunyuan_vl", "paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe"):
         keys = {"rope.dimension_sections": [11, 11, 10, 0]} | keys
     if architecture == "chatglm":
         keys = {"rope.dimension_count": 32} | keys
@@ -271,6 +286,10 @@ def metadata(architecture, **more):
         own_keys = {"attention.temperature_scale": 0.3, "rope.scaling.original_context_length": 8}
         keys = own_keys | keys
     own = {f"{architecture}.{key}": value for key, value in keys.items()}
+    if architecture == "apertus":  # these have no prefix
+        layers = keys["block_count"]
+        own |= {"xielu.alpha_n": [0.7] * layers, "xielu.alpha_p": [0.6] * layers}
+        own |= {"xielu.beta": [0.5] * layers, "xielu.eps": [-1e-6] * layers}
     return {"general.architecture": architecture} | own
 
 
@@ -302,6 +321,7 @@ def tiny(architecture, *, seed=0, **more):
         "bailingmoe2",
         "deepseek2",
         "ernie4_5-moe",
+        "minimax-m2",
     ):  # whose choice may be corrected
         name = f"blk.{keys[f'{architecture}.block_count'] - 1}.exp_probs_b.bias"
         weights[name] = _f32(name, _normal(seed, name, keys[f"{architecture}.expert_count"]) * 0.2)
