@@ -175,7 +175,7 @@ class Names:
             if len(behind) > 1 and source.is_part:
                 behind = [node for node in behind if self._ours(node) == name]
             if behind:
-                by_our_name[name] = nodes[behind[-1]] * source.scale
+                by_our_name[name] = _scale(nodes[behind[-1]], source.scale)
         return by_our_name
 
     def _by_their_name(self, nodes: Mapping[Node, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -193,7 +193,7 @@ class Names:
                 continue  # llama.cpp calls the result of another weight so
             if ours:
                 scale = self.scales.get(ours.rpartition("-")[0], 1.0)
-                by_our_name[ours] = nodes[node] * scale
+                by_our_name[ours] = _scale(nodes[node], scale)
         return by_our_name
 
     def _ours(self, node: Node) -> str:
@@ -210,6 +210,15 @@ class Names:
         places = list(self.ours)
         is_renamed = operation in self.ours
         return is_renamed, places.index(operation) if is_renamed else 0
+
+
+def _scale(values: NDArray[Any], factor: float) -> NDArray[Any]:
+    """*values* times *factor*.
+
+    Most have none, and are not touched: some nodes that are not compared hold memory that the
+    engine never wrote, which is not a number at times.
+    """
+    return values if factor == 1.0 else values * factor
 
 
 def _follows(operation: str, then: str) -> bool:
