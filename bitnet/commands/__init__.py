@@ -18,7 +18,7 @@ __all__ = ["load"]
 #: The modules with commands.
 COMMANDS = (
     *("bulk", "cache", "check", "convert", "crossval", "generate", "launch", "models", "presets"),
-    *("serve", "tokenizers"),
+    *("score", "serve", "tokenizers"),
 )
 
 

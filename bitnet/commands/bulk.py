@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,8 +15,9 @@ from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.tables import LiveLine, table
 from bitnet.base.terminal import as_json
 from bitnet.batch.options import BatchOptions
-from bitnet.commands.context import FORCE, Context, model_path, open_model, read_text, say
+from bitnet.commands.context import FORCE, Context, model_path, open_model, say
 from bitnet.commands.declare import task
+from bitnet.commands.score import read_texts
 from bitnet.runtime.options import ModelOptions, VectorOptions
 from bitnet.runtime.request import SamplingOptions
 
@@ -153,7 +153,7 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
     if target is not None:
         output = OutputFile(target, VECTORS[target.suffix.lower()], force=force)
         output.check()
-    texts = _texts(options.input)
+    texts = read_texts(options.input)
     with open_model(replace(model, exact_head="off"), common) as running:
         if output is not None:
             output = replace(output, inputs=(running.path,))
@@ -184,33 +184,6 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
         print(as_json(facts | result), flush=True)
     else:
         print(f"{target}\n" if target else _lines(vectors), end="", flush=True)
-
-
-def _texts(name: str) -> list[str]:
-    """The texts in the file *name*, one for each line."""
-    if name == "-" and sys.stdin.isatty():
-        raise UsageError(
-            "there are no texts: nothing is piped in", hint="bitnet embed --input texts.txt"
-        )
-    whole = read_text(name)
-    if not whole:
-        raise UsageError("there are no texts", hint="put one on each line")
-    lines = [line.removesuffix("\r") for line in whole.split("\n")]
-    if not name.lower().endswith(".jsonl"):
-        return lines
-    return [_text_of(line, f"{name}, line {number}") for number, line in enumerate(lines, 1)]
-
-
-def _text_of(line: str, where: str) -> str:
-    """The text in a *line* of JSON: it is one, or an object that has it."""
-    try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        entry = None
-    text = entry.get("text") if isinstance(entry, dict) else entry
-    if not isinstance(text, str):
-        raise UsageError(f'{where}: expected a JSON text, or {{"text": "..."}}')
-    return text
 
 
 def _lines(vectors: NDArray[Any]) -> str:

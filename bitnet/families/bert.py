@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.families.blocks import Branch, FeedForward
 from bitnet.families.dense import ModelConfig, attention, model_of, sizes
 from bitnet.families.family import ATTENTION, LlamaCppSupport, Values, register, register_variant
+from bitnet.families.heads import INNER, SCORES
 from bitnet.families.keys import Config, Keys, neutral, read, reads
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ _BERT = register(
         "output.LayerNorm": "layer_output_norm",
     },
     unread=_HEADS,
+    classifier=(("pooler.dense", INNER, "tanh"), ("classifier", SCORES, "identity")),
     biases={"": _PRODUCTS},
     rotates=False,
     llama_cpp=LlamaCppSupport(tensors=(".bias",), gelu_tanh=True),
@@ -102,6 +104,7 @@ register_variant(
     model_types=("roberta", "xlm-roberta", "camembert"),
     config_keys=reads("pad_token_id"),
     orders=_roberta_orders,
+    classifier=(("classifier.dense", INNER, "tanh"), ("classifier.out_proj", SCORES, "identity")),
     translate=_roberta_keys,
 )
 
@@ -122,6 +125,7 @@ register_variant(
         "n_heads": "num_attention_heads",
         "n_layers": "num_hidden_layers",
     },
+    classifier=(("pre_classifier", INNER, "relu"), ("classifier", SCORES, "identity")),
     config_keys={"layer_norm_eps": neutral(None, 1e-12), "type_vocab_size": neutral(None)},
     tensors={
         "attention.q_lin": "attn_q",

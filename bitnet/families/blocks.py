@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from bitnet.families.hadamard import HadamardBasis
-    from bitnet.families.heads import Projection
+    from bitnet.families.heads import Classifier, Projection
     from bitnet.families.rope import Rope
 
 Activation = Literal[
@@ -296,6 +296,7 @@ class ModelConfig:
     causal: bool = True  # positions attend only to those before them
     # how hidden states are pooled to an embedding; ``none``: it generates text
     pooling: Pooling = "none"
+    classifier: Classifier | None = None  # of a pooled hidden state; ``None``: it has none
     projections: tuple[Projection, ...] = ()  # of a pooled vector, one after another
     centered_norms: bool = False  # norms subtract the mean first (LayerNorm)
     norm_biases: bool = False  # norms have biases

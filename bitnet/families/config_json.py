@@ -121,6 +121,7 @@ _FLOATS = (
 _PLAIN_LAYERS: dict[str, set[Any]] = {"layer_types": {"full_attention"}, "no_rope_layers": {1}}
 # Heads of encoders that are left out.
 _BESIDE_VECTORS = ("ForMaskedLM", "ForPreTraining")
+_CLASSIFIES = "ForSequenceClassification"
 _HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
 
 
@@ -133,6 +134,7 @@ class Description:
     freq_factors: dict[str, NDArray[Any]]  # the tensors in which GGUF stores frequency factors
     tied: bool  # the head is the embedding
     headless: bool  # the model computes embeddings, without a head
+    classifies: bool  # the model scores labels of texts
     biases: frozenset[str]  # parts of a layer that have biases
     vocab_size: int | None  # rows the embedding must have; ``None``: not specified
     values: Values  # functions of the values of tensors, by the end of GGUF's name
@@ -198,6 +200,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
         freq_factors=freq_factors,
         tied=bool(config.get("tie_word_embeddings")),
         headless=family.encodes or (bool(named) and not named.endswith(_WRITES_TEXT)),
+        classifies=named.endswith(_CLASSIFIES),
         biases=frozenset().union(*biases),
         vocab_size=config.get("vocab_size"),
         values=family.values(config),
@@ -296,7 +299,7 @@ def _first_architecture(config: Config) -> str:
 def _check_code(config: Config, family: Family) -> None:
     """Refuse models of other kinds, such as classifiers, or with custom code."""
     named = _first_architecture(config)
-    kinds = (*_WRITES_TEXT, _HEADLESS, *(_BESIDE_VECTORS if family.encodes else ()))
+    kinds = (*_WRITES_TEXT, _HEADLESS, _CLASSIFIES, *(_BESIDE_VECTORS if family.encodes else ()))
     if named and not named.endswith(kinds):
         why = "such a model neither generates text nor computes embeddings"
         raise refusal("architectures", config["architectures"], why)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bitnet.base.errors import Unsupported
 from bitnet.families.dense import ModelConfig, dense
-from bitnet.families.heads import PROJECTION_KEYS
+from bitnet.families.heads import CLASSIFIER_KEYS, PROJECTION_KEYS, SCORES, HeadActivation
 from bitnet.families.keys import COMMON, Config, Keys, RopeStyle, Rule, check, read
 from bitnet.families.refused import kind_of
 
@@ -114,6 +114,8 @@ class Family:
     # ternary layers round a token's input to int8 (W1.58A8), as in training
     rounds_inputs: bool = False
     encodes: bool = False  # it makes vectors of texts and has no head that writes
+    # tensors of a folder's classifier, in order: the name there, GGUF's, and the activation behind
+    classifier: tuple[tuple[str, str, HeadActivation], ...] = (("score", SCORES, "identity"),)
     # beginnings of the names of a folder's tensors that are for other tasks
     unread: tuple[str, ...] = ()
     norms_from_zero: bool = False  # the safetensors weights of norms are stored minus one
@@ -211,7 +213,7 @@ def check_keys(
     metadata: Mapping[str, Any], family: Family, *, prefixes: Iterable[str], model: str
 ) -> None:
     """Refuse keys of GGUF's *metadata*, below *prefixes*, that are not in the family's table."""
-    rules = COMMON | PROJECTION_KEYS | dict(family.gguf_keys)
+    rules = COMMON | PROJECTION_KEYS | CLASSIFIER_KEYS | dict(family.gguf_keys)
     for prefix in (f"{name}." for name in prefixes):
         own = {key[len(prefix) :]: metadata[key] for key in metadata if key.startswith(prefix)}
         check(own, rules, model=model, below=prefix)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from bitnet.families.keys import Rule, contradiction, read
+import numpy as np
+
+from bitnet.families.keys import HARMLESS, Rule, contradiction, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from bitnet.families.keys import Keys
 
@@ -40,6 +44,95 @@ PROJECTION_KEYS: dict[str, Rule] = {
         ("activation", " or ".join(get_args(HeadActivation))),
     )
 }
+
+
+ScoreFunction = Literal["none", "sigmoid", "softmax"]
+
+RANKS = 4  # ``pooling_type`` of a model with a classifier
+YES_NO = ("yes", "no")  # labels of a model that answers whether a document is relevant
+#: Tensors of a classifier: its inner layer, and the scores of the labels.
+INNER, SCORES = "cls", "cls.output"
+CLASSIFIER_KEYS: dict[str, Rule] = {
+    "classifier.output_labels": read("names of the labels"),
+    "classifier.pooling_type": Rule(
+        "hidden state that is scored: 1 mean, 2 first, 3 last", (1, 2, 3), is_read=True
+    ),
+    "classifier.activation": read("of the inner layer; tanh if the file has none"),
+    "classifier.function": read("that makes shares of scores: none, sigmoid or softmax"),
+    "classifier.relevance": read("that makes a relevance of a score: none or sigmoid"),
+    "classifier.temperature": HARMLESS,
+}
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """Scores of labels from a pooled hidden state."""
+
+    layers: tuple[Projection, ...]  # the last one has an output for each label
+    labels: tuple[str, ...]
+    function: ScoreFunction = "softmax"  # makes shares of the labels
+    relevance_function: ScoreFunction = "none"  # makes a relevance of a score
+
+    @property
+    def ranks(self) -> bool:
+        """True if its scores say how well a document answers a query."""
+        return len(self.labels) == 1 or self.labels == YES_NO
+
+    def relevance(self, scores: NDArray[np.floating[Any]]) -> float:
+        """Relevance of a document with these *scores*, ``(labels,)``."""
+        if self.labels == YES_NO:
+            return float(apply_function("softmax", scores)[0])
+        return float(apply_function(self.relevance_function, scores)[0])
+
+    def shares(self, scores: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """Share of each label, ``(labels,)``, of a text with these *scores*."""
+        return apply_function(self.function, scores).astype(np.float32)
+
+
+def apply_function(
+    name: ScoreFunction, scores: NDArray[np.floating[Any]]
+) -> NDArray[np.floating[Any]]:
+    """The function *name* of *scores*, ``(labels,)``."""
+    if name == "none":
+        return scores
+    whole = scores.astype(np.float64)
+    if name == "sigmoid":
+        return np.where(
+            whole >= 0,
+            1 / (1 + np.exp(-np.abs(whole))),
+            np.exp(-np.abs(whole)) / (1 + np.exp(-np.abs(whole))),
+        )
+    weights = np.exp(whole - whole.max())
+    return np.asarray(weights / weights.sum())
+
+
+def classifier(keys: Keys) -> Classifier | None:
+    """The classifier of a model; None if it has none."""
+    if keys.integer("pooling_type", 0) != RANKS:
+        return None
+    layers = []
+    width = keys.integer("embedding_length")
+    inner = cast("HeadActivation", keys.value("classifier.activation", "tanh"))
+    chain: tuple[tuple[str, HeadActivation], ...] = ((INNER, inner), (SCORES, "identity"))
+    for name, activation in chain:
+        weight = keys.weights.get(f"{name}.weight")
+        if weight is None:
+            continue
+        outputs = weight.shape[0] if len(weight.shape) == 2 else 1
+        layers.append(Projection(name, width, outputs, activation))
+        width = outputs
+    if not layers:
+        raise contradiction(keys, "pooling_type is 4, and there is no cls.output.weight")
+    named = keys.value("classifier.output_labels", None)
+    labels = tuple(map(str, named or [f"LABEL_{label}" for label in range(width)]))
+    if len(labels) != width:
+        raise contradiction(keys, f"{len(labels)} labels, and scores of {width}")
+    usual = "sigmoid" if width == 1 else "softmax"
+    function = keys.value("classifier.function", usual)
+    relevance = keys.value("classifier.relevance", "none")
+    if inner not in get_args(HeadActivation) or {function, relevance} - {*get_args(ScoreFunction)}:
+        raise contradiction(keys, "the functions of the classifier are not known")
+    return Classifier(tuple(layers), labels, function, relevance)
 
 
 def projection_name(number: int) -> str:

@@ -254,7 +254,9 @@ COMMON: dict[str, Rule] = {
     "rope.scaling.yarn_ext_factor": neutral(1.0, -1.0),
     "rope.scaling.yarn_attn_factor": neutral(1.0),
     "rope.scaling.finetuned": HARMLESS,
-    "pooling_type": Rule("0 (no vectors), 1 mean, 2 first, 3 last", (0, 1, 2, 3), is_read=True),
+    "pooling_type": Rule(
+        "0 (no vectors), 1 mean, 2 first, 3 last, 4 a classifier", (0, 1, 2, 3, 4), is_read=True
+    ),
     "tensor_data_layout": neutral("Meta AI original pth"),
     "use_parallel_residual": neutral(False),
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), neutral(1.0, 0)),

@@ -177,6 +177,15 @@ _NOT_TEXT = re.compile(
 )
 
 
+def classifier_name(name: str, family: Family) -> str:
+    """GGUF's name of the tensor *name* of a classifier; empty if it is none."""
+    short = _PREFIX.sub("", name)
+    for own, gguf, _ in family.classifier:
+        if short in (f"{own}.weight", f"{own}.bias"):
+            return f"{gguf}{short.removeprefix(own)}"
+    return ""
+
+
 def gguf_name(name: str, family: Family) -> str:
     """GGUF's name of the tensor *name*; unchanged if unknown, empty to leave it out.
 

@@ -22,9 +22,11 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.base.invocation import word
 from bitnet.families import config_json
-from bitnet.families.tensor_names import SCALES, gguf_name
+from bitnet.families.heads import RANKS
+from bitnet.families.tensor_names import SCALES, classifier_name, gguf_name
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
+from bitnet.formats.classifiers import classifier_keys
 from bitnet.formats.expert_tensors import (
     split_gates,
     split_heads,
@@ -102,9 +104,13 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     modules = sentence_transformers.read_modules(files, ignore_keys)
     weights |= modules.weights
     pooling = modules.pooling
+    heads: dict[str, Any] = {}
+    if description.classifies:
+        heads = classifier_keys(files, outer, description.family, weights)
+        pooling = RANKS
     if pooling is None and description.headless:
         pooling = 1  # sentence-transformers' default is the mean
-    own = {f"{architecture}.{key}": value for key, value in modules.keys.items()}
+    own = {f"{architecture}.{key}": value for key, value in {**modules.keys, **heads}.items()}
     if pooling is not None:
         own[f"{architecture}.pooling_type"] = pooling
     is_encoder = description.family.encodes
@@ -135,7 +141,10 @@ def _rename(
     left_out = []
     more_blocks, layers = description.family.more_blocks, description.value("block_count")
     for original in stored:
-        name = gguf_name(original, description.family)
+        name = ""
+        if description.classifies:
+            name = classifier_name(original, description.family)
+        name = name or gguf_name(original, description.family)
         match = re.search(r"\blayers\.(\d+)\.", original) if more_blocks else None
         if not name or (match and int(match[1]) >= layers):
             left_out.append(original)
@@ -214,7 +223,9 @@ def _check_tensors(tensors: Mapping[str, Weight], description: Description, fold
     matrices = {
         name.removesuffix(".weight")
         for name in tensors
-        if name.endswith(".weight") and not name.endswith(("norm.weight", "norm_2.weight"))
+        if name.endswith(".weight")
+        and not name.endswith(("norm.weight", "norm_2.weight"))
+        and not name.startswith("cls.")
     }
     there = {f"{part}.bias" for part in matrices if f"{part}.bias" in tensors}
     for name in sorted(expected ^ there):

@@ -62,7 +62,8 @@ def layout(decoder: ModelConfig) -> Layout:
     """Tensors that *decoder* reads, and those of its own block that drafts."""
     writer = _Decoder(decoder, ())
     writer.hidden_state()
-    for projection in decoder.projections:
+    scores = decoder.classifier.layers if decoder.classifier else ()
+    for projection in (*decoder.projections, *scores):
         weight = f"{projection.name}.weight"
         writer.write.layout.required[weight] = (projection.outputs, projection.inputs)
         writer.write.layout.optional[f"{projection.name}.bias"] = (projection.outputs,)

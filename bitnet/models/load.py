@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.families.family import architecture_refusal, check_keys, families, find_zero, of_gguf
 from bitnet.families.hadamard import hadamard_basis
-from bitnet.families.heads import projections
+from bitnet.families.heads import RANKS, classifier, projections
 from bitnet.families.keys import refusal
 from bitnet.formats.checkpoint import has_input_norms
 from bitnet.formats.outside_keys import check_outside_keys
@@ -16,7 +16,7 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.transformer import Model
 
 if TYPE_CHECKING:
-    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.blocks import ModelConfig, Pooling
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.program import Ops
     from bitnet.models.exact_head.head import HeadMode
@@ -45,7 +45,8 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
             key = f"{checkpoint.architecture}.attention.scale"
             raise refusal(key, scale, why, model=label)
     more: dict[str, Any] = {
-        "pooling": POOLINGS[checkpoint.integer("pooling_type", 0)],
+        "pooling": _pooling(checkpoint, config),
+        "classifier": classifier(checkpoint),
         "projections": projections(checkpoint),
         "input_norms": has_input_norms(checkpoint.weights),
         "basis": hadamard_basis(checkpoint),
@@ -56,6 +57,15 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     }
     drafter = replace(config.drafter, **more) if config.drafter else None
     return replace(config, drafter=drafter, **more)
+
+
+def _pooling(checkpoint: Checkpoint, config: ModelConfig) -> Pooling:
+    """Pooling of the hidden states of a text that *checkpoint* embeds or scores."""
+    number = checkpoint.integer("pooling_type", 0)
+    if number == RANKS:  # the first hidden state, or the one that has seen all
+        usual = POOLINGS.index("last" if config.causal else "cls")
+        number = checkpoint.integer("classifier.pooling_type", usual)
+    return POOLINGS[number]
 
 
 def load_model(

@@ -125,6 +125,13 @@ class Model:
             pooled = self._project(layer, pooled)
         return pooled
 
+    def scores(self, pooled: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+        """Score of each label, ``(labels,)``, of *pooled* hidden states, ``(dim,)``."""
+        assert self.config.classifier is not None, "a model that scores texts"
+        for layer in self.config.classifier.layers:
+            pooled = self._project(layer, pooled)
+        return pooled
+
     def _project(self, layer: Projection, x: NDArray[np.floating[Any]]) -> Array:
         """The result of *layer* for one vector *x*."""
         weight = self._weights[f"{layer.name}.weight"]

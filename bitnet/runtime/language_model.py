@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.invocation import word
@@ -22,6 +19,7 @@ from bitnet.formats.checkpoint import Prompts
 from bitnet.formats.generation import GenerationSettings, read_generation_settings
 from bitnet.kernels.native import select
 from bitnet.models.load import config_from, load_model
+from bitnet.runtime import vectors
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.conversation import (
     budget_rules,
@@ -36,7 +34,6 @@ from bitnet.runtime.repetitions import find_breakers
 from bitnet.runtime.request import AnswerOptions, Request, request_of, with_answer_options
 from bitnet.runtime.request_checks import read_schema
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.sequence import check_vectors
 from bitnet.runtime.structured import Grammars
 from bitnet.runtime.text_ids import encode_input, prompt_text, text_ids
 from bitnet.runtime.tools import NO_TOOLS
@@ -44,9 +41,10 @@ from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits, model_facts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
@@ -60,8 +58,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.structured import Grammar
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.runtime.tools import Tools
-
-VECTORS_AT_ONCE = 16  # texts per forward pass; they are packed without padding
 
 
 class LanguageModel:
@@ -127,6 +123,11 @@ class LanguageModel:
         """The transformer."""
         return self.engine.model
 
+    @property
+    def rank_template(self) -> str | None:
+        """Text around a query and a document for a model that ranks; None without one."""
+        return self.tokenizer.named_templates.get("rerank")
+
     def scheduler(self, *, max_batch: int = 8, kv_budget_bytes: int | None = None) -> Scheduler:
         """A scheduler of several sequences, for use in one thread; arguments as for its class."""
         return Scheduler(
@@ -149,9 +150,7 @@ class LanguageModel:
         """
         request.check()
         if request.embed:
-            truncate = self.text_limit is not None
-            ids = self.embedding_ids(request.prompt, request.prompt_name, truncate=truncate)
-            return ids, request
+            return vectors.prepare(self, request)
         if not self.config.writes:
             raise Unsupported(
                 f"{self.path.name} makes vectors of texts and does not write any",
@@ -327,28 +326,34 @@ class LanguageModel:
             InferenceError: a text is longer than the context, or than the limit where it is not
                 truncated, the hidden states are not finite, or memory runs out.
         """
-        check_vectors(self.config.vector_dim, dimensions)
-        check_type("prompt_name", prompt_name, "a text or None", str, None)
-        check_type("texts", texts, "a text or a list of them", str, Sequence, np.ndarray)
-        inputs = [texts] if isinstance(texts, str) else texts
-        scheduler = self.scheduler(max_batch=VECTORS_AT_ONCE)
-        truncate = truncate and self.text_limit is not None
-        running = []
-        for text in inputs:
-            ids = self.embedding_ids(text, prompt_name, truncate=truncate)
-            request = Request(prompt=ids, embed=True, prompt_name=prompt_name)
-            running.append(scheduler.prepare(ids, request))
-        # Texts of one pass finish together.
-        for sequence in sorted(running, key=lambda sequence: sequence.prompt_tokens, reverse=True):
-            scheduler.queue(sequence)
-        while scheduler.busy:
-            for sequence, _ in scheduler.step():
-                if sequence.error:
-                    raise sequence.error
-        rows = np.empty((len(inputs), dimensions or self.config.vector_dim), dtype=np.float32)
-        for row, sequence in zip(rows, running, strict=True):
-            row[:] = sequence.vector(normalize=normalize, dimensions=dimensions)
-        return rows
+        return vectors.embed(
+            self,
+            texts,
+            prompt_name=prompt_name,
+            normalize=normalize,
+            dimensions=dimensions,
+            truncate=truncate,
+        )
+
+    def rank(
+        self, query: str, documents: Sequence[str], *, truncate: bool = True
+    ) -> NDArray[np.float32]:
+        """Relevance of each of *documents* to *query*, ``(len(documents),)``; larger is better.
+
+        Raises:
+            Unsupported: the model has no head that ranks documents.
+            InferenceError: as :meth:`embed`.
+        """
+        return vectors.rank(self, query, documents, truncate=truncate)
+
+    def classify(self, texts: str | Sequence[str], *, truncate: bool = True) -> NDArray[np.float32]:
+        """Share of each label of ``config.classifier`` in *texts*, ``(len(texts), labels)``.
+
+        Raises:
+            Unsupported: the model has no head that scores texts.
+            InferenceError: as :meth:`embed`.
+        """
+        return vectors.classify(self, texts, truncate=truncate)
 
     def embedding_ids(
         self, text: str | Sequence[int], prompt_name: str | None = None, *, truncate: bool = False

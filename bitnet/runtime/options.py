@@ -55,6 +55,21 @@ class VectorOptions:
 
 
 @dataclass(frozen=True)
+class ScoreOptions:
+    """Texts to score, or to tell apart by a model's labels."""
+
+    input: str = option(
+        "-",
+        "file with a text on each line; .jsonl: with a JSON text, or an object with text in it; - "
+        "for stdin",
+        metavar="FILE",
+    )
+    truncate: bool = option(
+        True, "cut texts at the model's limit; --no-truncate refuses longer ones"
+    )
+
+
+@dataclass(frozen=True)
 class ModelOptions:
     """The model to run, its tokenizer and its resources."""
 

@@ -159,6 +159,12 @@ class Request(SamplingOptions):
     lora: str = field(default="", metadata=_INNER)
     #: A vector instead of an answer, pooled as the model says, else by the mean.
     embed: bool = field(default=False, metadata=_INNER)
+    #: Scores of its labels instead of a vector.
+    scored: bool = field(default=False, metadata=_INNER)
+    #: A second text, to be scored as an answer to the prompt; ``None``: there is one text.
+    document: str | None = field(default=None, metadata=_INNER)
+    #: Position of the second text for a model that tells the two apart by token types.
+    second: int | None = field(default=None, metadata=_INNER)
     #: Of the model's prompt before a text to embed; ``None``: its own.
     prompt_name: str | None = field(default=None, metadata=_INNER)
     thinking: bool | None = None  # reason first, for templates that can say so; None: as they do
@@ -259,6 +265,8 @@ class Request(SamplingOptions):
         """Check texts, counts, sizes and depths; every door does before it tokenizes anything."""
         if isinstance(self.prompt, str):
             check_text("prompt", self.prompt)
+        if self.document is not None:
+            check_text("document", self.document)
         for name, most, entries in (
             ("messages", MAX_MESSAGES, self.messages),
             ("stop", MAX_STOPS, self.stop),

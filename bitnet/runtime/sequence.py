@@ -111,7 +111,7 @@ class Sequence:
         every_vector = self.request.embed and self.config.pooling != "last"
         if self.proposed or every_vector or (complete and view and view.reads_hidden):
             outputs = "all"
-        self.segment = Segment(tokens, cache, outputs)
+        self.segment = Segment(tokens, cache, outputs, second=self.request.second)
 
     def plan_with_draft(self, draft: list[int]) -> None:
         """Contribute the last id and of *draft* what its grammar allows, with the same bits."""
@@ -213,7 +213,7 @@ class Sequence:
     def add_hidden(self, states: NDArray[np.floating[Any]], model: Model) -> list[Piece]:
         """Add *states*, ``(T, dim)``, of prompt ids; a final piece after the last of them.
 
-        *model* makes the vector of the pooled states.
+        *model* makes the vector, or the scores, of the pooled states.
         """
         rows = states.astype(np.float64)
         if self.config.pooling == "last":
@@ -225,7 +225,8 @@ class Sequence:
             self.embedding = rows[0]
         if self.remaining:
             return []
-        self.embedding = model.vector(self.embedding)
+        head = model.scores if self.request.scored else model.vector
+        self.embedding = head(self.embedding)
         if not np.isfinite(self.embedding).all():
             error = InferenceError(
                 "the model's hidden states are not finite numbers",
@@ -240,6 +241,11 @@ class Sequence:
         kept = self.embedding[:dimensions]
         length = float(np.linalg.norm(kept)) if normalize else 1.0
         return (kept / (length or 1.0)).astype(np.float32)
+
+    def scores(self) -> NDArray[np.floating[Any]]:
+        """Score of each label of the model's classifier, ``(labels,)``."""
+        assert self.embedding is not None, "scores that are complete"
+        return self.embedding
 
     def fail(self, error: Exception) -> Piece:
         """End with *error*."""

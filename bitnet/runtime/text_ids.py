@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitnet.base.errors import InferenceError, UsageError
+from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.options import check_ids
-from bitnet.runtime.request_checks import check_prompt
+from bitnet.runtime.request_checks import check_prompt, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,11 +49,74 @@ def text_ids(
         return tokenizer.encode("")
     ids = encode_input(tokenizer, "input", prompt + text, limit if truncate else None)
     if own_limit is not None and len(ids) > limit:
-        raise InferenceError(
-            f"a text has {len(ids):,} tokens, the model reads {limit:,} of a text",
-            hint="cut the text, or leave out --no-truncate",
-        )
+        raise _too_long(len(ids), limit)
     return ids
+
+
+def pair_ids(
+    tokenizer: Tokenizer,
+    pair: tuple[str, str],
+    template: str | None,
+    *,
+    room: tuple[int | None, int],
+    truncate: bool,
+) -> tuple[list[int], int]:
+    """Ids of a *pair* of a query and a document, and the position where the document begins.
+
+    The texts stand in *template*, or between the tokenizer's own tokens. To *truncate*, the longer
+    text loses its end first, as in the ``tokenizers`` library; a text in a template is refused.
+    *room* is as for :func:`text_ids`.
+    """
+    own_limit, context = room
+    limit = min(own_limit or context, context)
+    for name, text in zip(("query", "document"), pair, strict=True):
+        check_text(name, text)
+    if template is not None:
+        ids = tokenizer.encode(_fill(template, *pair), add_special=False)
+        if len(ids) > limit:
+            raise _too_long(len(ids), limit)
+        return ids, 0
+    query, document = (tokenizer.encode(text, add_special=False) for text in pair)
+    around = tokenizer.around_pair
+    if around is None:
+        raise Unsupported(
+            f"the tokenizer {tokenizer.source} does not say how two texts are joined",
+            hint="use the folder of the model, whose tokenizer.json says it",
+        )
+    first, middle, last = around
+    left = limit - len(first) - len(middle) - len(last)
+    if len(query) + len(document) > left:
+        if not truncate:
+            raise _too_long(len(query) + len(document) + limit - left, limit)
+        kept_query, kept_document = _shares(len(query), len(document), max(left, 0))
+        query = query[:kept_query]
+        document = document[:kept_document]
+    begin = [*first, *query, *middle]
+    return [*begin, *document, *last], len(begin)
+
+
+def _fill(template: str, query: str, document: str) -> str:
+    """*template* with both texts, neither of which is searched for the place of the other."""
+    parts = template.split("{query}")
+    filled = [part.replace("{document}", document) for part in parts]
+    return query.join(filled)
+
+
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """Tokens that two texts of these lengths keep in *room*: the longer one loses them first."""
+    shorter, longer = sorted((first, second))
+    longer = max(shorter, room - shorter)
+    if shorter + longer > room:
+        shorter = room // 2
+        longer = shorter + room % 2
+    return (shorter, longer) if first <= second else (longer, shorter)
+
+
+def _too_long(length: int, limit: int) -> InferenceError:
+    return InferenceError(
+        f"a text has {length:,} tokens, the model reads {limit:,} of a text",
+        hint="cut the text, or leave out --no-truncate",
+    )
 
 
 def prompt_text(prompts: Prompts, name: str | None, model: str) -> str:

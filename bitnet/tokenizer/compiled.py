@@ -125,6 +125,8 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
     return values | {
         "prefix": list(prefix),
         "suffix": list(suffix),
+        "middle": None if spec.middle_ids is None else list(spec.middle_ids),
+        "second_type": spec.second_type,
         "stop_ids": sorted(spec.stop_ids),
         "special_ids": sorted(special),
         "spelled": is_spelled(spec),

@@ -44,6 +44,8 @@ T = TypeVar("T")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template."
+# Names of pre-tokenizers of encoders that put two separators between two texts.
+_WITH_SEPARATOR = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 # Tokens of Phi-3 that do not include the white space after them; its other special tokens do.
 _PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
@@ -109,7 +111,7 @@ def _bpe(fields: _Fields, pre: str | None) -> TokenizerSpec:
     eos = fields.special_id("eos", fallback)
     separator = fields.token_id("seperator", None)
     # Encoders name their EOS a separator.
-    add_sep = fields.flag("add_sep_token", name in ("jina-v1-en", "jina-v2-code", "roberta-bpe"))
+    add_sep = fields.flag("add_sep_token", name in _WITH_SEPARATOR)
     add_eos = fields.flag("add_eos_token", False)
     if add_sep and separator is not None and not add_eos:
         eos = separator
@@ -209,6 +211,7 @@ def _wordpiece(fields: _Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG0
         eos_id=fields.token_id("seperator", 102),
         add_bos=True,
         add_eos=True,
+        second_type=1,
     )
 
 
@@ -256,12 +259,24 @@ def _finish(fields: _Fields, spec: TokenizerSpec) -> TokenizerSpec:
             raise damage_error(text)
     return replace(
         spec,
+        middle_ids=_middle_ids(fields, spec),
         token_types=types,
         added=tuple(added),
         add_bos=spec.add_bos and spec.bos_id is not None,
         add_eos=spec.add_eos and spec.eos_id is not None,
         stop_ids=stop_ids(by_text, (eos, *ends)),
     )
+
+
+def _middle_ids(fields: _Fields, spec: TokenizerSpec) -> tuple[int, ...] | None:
+    """Ids between two texts, as llama.cpp's server puts them (``format_prompt_rerank``)."""
+    if not (spec.add_eos and spec.eos_id is not None):
+        return None
+    separator = fields.token_id("seperator", None)
+    is_roberta = fields.text("pre") in _WITH_SEPARATOR
+    if fields.flag("add_sep_token", is_roberta) and separator is not None:
+        return spec.eos_id, separator
+    return (spec.eos_id,)
 
 
 def _entries(fields: _Fields, spec: TokenizerSpec, token: AddedToken) -> Iterable[AddedToken]:

@@ -122,6 +122,8 @@ class TokenizerSpec:
     add_eos: bool = False  # ``encode(add_special=True)`` puts *eos_id* last
     prefix_ids: tuple[int, ...] | None = None  # put first instead of *bos_id*
     suffix_ids: tuple[int, ...] | None = None  # put last instead of *eos_id*
+    middle_ids: tuple[int, ...] | None = None  # between two texts; ``None``: they cannot be joined
+    second_type: int = 0  # token type of the second of two texts
     stop_ids: frozenset[int] = frozenset()  # every id that ends a generation
     chat_template: str | None = None  # Jinja source
     named_templates: tuple[tuple[str, str], ...] = ()  # further ones, by name (``tool_use``)

@@ -42,6 +42,7 @@ class Tokenizer:
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
         model: algorithm: ``bpe``, ``spm``, ``unigram``, ``wordpiece`` or ``wordlevel``.
         fingerprint: SHA-256 of its source.
+        second_type: token type of the second of two texts.
     """
 
     def __init__(self, engine: Engine, meta: dict[str, Any]) -> None:
@@ -62,6 +63,8 @@ class Tokenizer:
         self.fingerprint: str = meta["fingerprint"]
         self._prefix = meta["prefix"]
         self._suffix = meta["suffix"]
+        self._middle = meta.get("middle")
+        self.second_type: int = meta.get("second_type", 0)
         self._decoding = meta["decoder"], engine, dict(meta["respelled"])
         try:
             self._pieces = start_decoding(*self._decoding)
@@ -87,6 +90,7 @@ class Tokenizer:
         # Cheap facts come from the specification, not from the cache.
         prefix, suffix = map(list, spec.affixes)
         meta |= {"prefix": prefix, "suffix": suffix}
+        meta |= {"middle": spec.middle_ids, "second_type": spec.second_type}
         cheap = ("source", "chat_template", "named_templates", "template_tokens", "pre")
         meta |= {name: getattr(spec, name) for name in cheap}
         return cls(engine, meta)
@@ -108,6 +112,13 @@ class Tokenizer:
         if tools and "tool_use" in self.named_templates:
             return self.named_templates["tool_use"]
         return self.chat_template
+
+    @property
+    def around_pair(self) -> tuple[list[int], list[int], list[int]] | None:
+        """Ids before, between and behind two texts that a model compares; None if it says none."""
+        if self._middle is None:
+            return None
+        return list(self._prefix), list(self._middle), list(self._suffix)
 
     def encode(
         self,

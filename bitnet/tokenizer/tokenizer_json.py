@@ -279,8 +279,14 @@ def _with_special(
         bos = first[0]
     if len(last) == 1 and (spec.model == "wordpiece" or not side.name_roles):
         eos = last[0]
+    middle, second_type = _pair(processor, special)
+    inputs = side.config.get("model_input_names")
+    if isinstance(inputs, list) and "token_type_ids" not in inputs:
+        second_type = 0  # transformers gives the model no types
     return replace(
         spec,
+        middle_ids=middle,
+        second_type=second_type,
         bos_id=bos,
         eos_id=eos,
         add_bos=bool(first),
@@ -338,6 +344,45 @@ def _template(
         if sum(map(len, around)) > AFFIX_IDS:
             raise _odd_template(f"has more than {AFFIX_IDS:,} of them")
     return tuple(around[0]), tuple(around[1])
+
+
+def _pair(
+    processor: dict[str, Any] | None, special: dict[str, int]
+) -> tuple[tuple[int, ...] | None, int]:
+    """Ids between two texts, and the token type of the second; ``None`` if none are defined."""
+    if processor is None:
+        return None, 0
+    kind = processor["type"]
+    if kind == "Sequence":
+        pairs = [_pair(inner, special) for inner in processor["processors"]]
+        return next((pair for pair in pairs if pair[0] is not None), (None, 0))
+    if kind == "BertProcessing":
+        return (int(processor["sep"][1]),), 1
+    if kind == "RobertaProcessing":
+        return (int(processor["sep"][1]),) * 2, 0
+    items = processor.get("pair") if kind == "TemplateProcessing" else None
+    if not items:
+        return None, 0
+    places = [at for at, item in enumerate(items) if "Sequence" in item]
+    if [items[at]["Sequence"]["id"] for at in places] != ["A", "B"]:
+        return None, 0
+    first, second = places
+    single = processor["single"]
+    place = next(at for at, item in enumerate(single) if "Sequence" in item)
+    around = [_names(items[:first]), _names(items[second + 1 :])]
+    between = _names(items[first + 1 : second])
+    if around != [_names(single[:place]), _names(single[place + 1 :])] or len(between) > AFFIX_IDS:
+        return None, 0  # a second text would change what is around the first
+    middle: list[int] = []
+    for name in between:
+        ids = processor["special_tokens"].get(name, {}).get("ids")
+        middle.extend(ids if ids is not None else [special[name]])
+    return tuple(middle), int(items[second]["Sequence"].get("type_id", 0))
+
+
+def _names(items: list[dict[str, Any]]) -> list[str]:
+    """Names of special tokens in a part of a template."""
+    return [item["SpecialToken"]["id"] for item in items]
 
 
 def _odd_template(what: str) -> Unsupported:

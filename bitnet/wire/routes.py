@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.wire import anthropic, embeddings, llama_server, ollama, openai, responses, worker
+from bitnet.wire import (
+    anthropic,
+    embeddings,
+    llama_server,
+    ollama,
+    openai,
+    ranking,
+    responses,
+    worker,
+)
 
 if TYPE_CHECKING:
     from bitnet.wire.forms import Form
@@ -18,6 +27,8 @@ ROUTES: dict[str, Form] = {
     "/v1/completions": openai.COMPLETION,
     "/v1/responses": responses.RESPONSE,
     "/v1/embeddings": embeddings.EMBEDDING,
+    "/v1/rerank": ranking.RERANK,
+    "/v1/score": ranking.SCORE,
     "/v1/inference": worker.INFERENCE,
     "/v1/messages": anthropic.MESSAGE,
     "/completion": llama_server.COMPLETION,

@@ -66,6 +66,8 @@ NOT_HERE = {
     "serve": "its lines are events: tests/server",
     "completion": "prints a script for a shell",
     "attest": "prints a document, whose content is digests",
+    "rank": "needs a model with a head for scores: test_score_tasks.py",
+    "classify": "as rank",
     "rm": "its lines are those of `cache clean`: tests/hub/test_removal.py",
 }
 # Of these the tiny model, or a folder without workflows, has something to complain about.

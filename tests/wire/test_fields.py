@@ -19,6 +19,7 @@ FORMS = ROUTES | COMPUTED
 MINIMAL = {
     "messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a", "model": "m",
     "max_tokens": 8, "content": "a", "tokens": [1], "input_prefix": "a", "input_suffix": "a",
+    "query": "a", "documents": ["a"], "text_1": "a", "text_2": "a",
 }  # fmt: skip
 DEEP = json.loads("[" * 200 + "]" * 200)
 STRANGE = [
@@ -33,7 +34,7 @@ STRANGE = [
 
 def _minimal(form):
     """The least that *form* takes."""
-    needed = {*form.required, "messages"} & set(form.fields)
+    needed = {*form.required, "messages", "documents"} & set(form.fields)
     return {field: MINIMAL[field] for field in needed}
 
 

@@ -1,0 +1,107 @@
+"""Commands that score texts: ``rank`` and ``classify``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+from bitnet.base.errors import UsageError
+from bitnet.base.options import option
+from bitnet.base.tables import table
+from bitnet.commands.context import Context, open_model, read_text
+from bitnet.commands.declare import task
+from bitnet.runtime.options import ModelOptions, ScoreOptions
+
+_LONGEST_SHOWN = 60  # characters of a text in a table
+
+
+@task(
+    group="Run",
+    example="printf 'The sky is blue.\\nGrass is green.\\n' > docs.txt\n"
+    "bitnet rank models/reranker --query 'Why is the sky blue?' --input docs.txt",
+    required=("query",),
+)
+def rank(
+    c,
+    query=option("", "text that the documents are to answer", metavar="TEXT"),
+    top_n=option(0, "number of documents to print, the best ones; 0: all", bounds=(0, None)),
+    options=ScoreOptions(),
+    model=ModelOptions(),
+    common=Context(),
+):
+    """Sort documents by how well they answer a query.
+
+    Needs a model with a head that scores pairs of texts.
+    """
+    documents = read_texts(options.input)
+    with open_model(replace(model, exact_head="off"), common) as running:
+        scores = running.rank(query, documents, truncate=options.truncate)
+    order = sorted(range(len(documents)), key=lambda index: -scores[index])
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": float(scores[index]), "text": documents[index]}
+        for index in order[: top_n or len(order)]
+    ]
+    rows = [
+        (f"{entry['relevance_score']:.6f}", str(entry["index"]), entry["text"][:_LONGEST_SHOWN])
+        for entry in results
+    ]
+    common.output.finish({"results": results}, table(("score", "line", "text"), rows))
+
+
+@task(
+    group="Run",
+    example="echo 'I like it.' > texts.txt\nbitnet classify models/sentiment --input texts.txt",
+)
+def classify(c, options=ScoreOptions(), model=ModelOptions(), common=Context()):
+    """Tell texts apart by the labels of a model.
+
+    Needs a model with a classification head; prints the share of each label.
+    """
+    texts = read_texts(options.input)
+    with open_model(replace(model, exact_head="off"), common) as running:
+        shares = running.classify(texts, truncate=options.truncate)
+        classifier = running.config.classifier
+    labels = classifier.labels if classifier is not None else ()
+    results = []
+    rows = []
+    for index, row in enumerate(shares):
+        by_share = sorted(range(len(labels)), key=lambda label: -row[label])
+        results.append(
+            {
+                "index": index,
+                "label": labels[by_share[0]],
+                "scores": {labels[label]: float(row[label]) for label in by_share},
+            }
+        )
+        best = by_share[0]
+        rows.append((labels[best], f"{row[best]:.6f}", texts[index][:_LONGEST_SHOWN]))
+    common.output.finish({"results": results}, table(("label", "share", "text"), rows))
+
+
+def read_texts(name: str) -> list[str]:
+    """The texts in the file *name*, one for each line."""
+    if name == "-" and sys.stdin.isatty():
+        raise UsageError(
+            "there are no texts: nothing is piped in", hint="bitnet embed --input texts.txt"
+        )
+    whole = read_text(name)
+    if not whole:
+        raise UsageError("there are no texts", hint="put one on each line")
+    lines = [line.removesuffix("\r") for line in whole.split("\n")]
+    if not name.lower().endswith(".jsonl"):
+        return lines
+    return [_text_of(line, f"{name}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _text_of(line: str, where: str) -> str:
+    """The text in a *line* of JSON: it is one, or an object that has it."""
+    try:
+        entry: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        entry = None
+    text = entry.get("text") if isinstance(entry, dict) else entry
+    if not isinstance(text, str):
+        raise UsageError(f'{where}: expected a JSON text, or {{"text": "..."}}')
+    return text

@@ -1,0 +1,95 @@
+"""Settings of a folder's classifier: its labels, and the functions of its scores.
+
+transformers 5: ``pipelines/text_classification.py``; sentence-transformers 6:
+``cross_encoder/model.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import InvalidFormat
+from bitnet.families.heads import INNER, SCORES
+from bitnet.families.keys import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.families.family import Family
+    from bitnet.families.heads import ScoreFunction
+    from bitnet.families.keys import Config
+    from bitnet.formats.checkpoint import Inventory
+    from bitnet.quants.weight import Weight
+
+_AGAIN = "fetch the whole model again"
+_FUNCTIONS: dict[str, ScoreFunction] = {
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.linear.Identity": "none",
+}
+_OF_PROBLEM: dict[str, ScoreFunction] = {
+    "regression": "none",
+    "multi_label_classification": "sigmoid",
+    "single_label_classification": "softmax",
+}
+
+
+def classifier_keys(
+    files: Inventory, config: Config, family: Family, weights: Mapping[str, Weight]
+) -> dict[str, Any]:
+    """Keys of the classifier in *files*, whose tensors are among *weights*."""
+    model = files.root.name
+    missing = [own for own, gguf, _ in family.classifier if f"{gguf}.weight" not in weights]
+    if missing:
+        raise InvalidFormat(
+            f"{model}: {missing[0]}.weight, a layer of the classifier, is missing", hint=_AGAIN
+        )
+    count = weights[f"{SCORES}.weight"].shape[0]
+    keys: dict[str, Any] = {
+        "classifier.output_labels": _labels(config, count, model),
+        "classifier.function": _function(config, count, model),
+        "classifier.relevance": _relevance(files, config, count),
+    }
+    for _, gguf, activation in family.classifier:
+        if gguf == INNER:
+            keys["classifier.activation"] = activation
+    return keys
+
+
+def _labels(config: Config, count: int, model: str) -> list[str]:
+    """Names of the *count* labels, in the order of their scores."""
+    named = config.get("id2label")
+    if named is None:
+        return [f"LABEL_{label}" for label in range(count)]
+    by_number = {str(key): str(label) for key, label in dict(named).items()}
+    if by_number.keys() != {str(label) for label in range(count)}:
+        raise InvalidFormat(
+            f"{model}: config.json names {len(by_number)} labels, the classifier scores {count}",
+            hint=_AGAIN,
+        )
+    return [by_number[str(label)] for label in range(count)]
+
+
+def _function(config: Config, count: int, model: str) -> ScoreFunction:
+    """Function that makes shares of scores."""
+    problem = config.get("problem_type")
+    usual: ScoreFunction = "sigmoid" if count == 1 else "softmax"
+    if problem is None or (problem == "single_label_classification" and count == 1):
+        return usual
+    if problem not in _OF_PROBLEM:
+        raise refusal("problem_type", problem, "not a kind of classification", model=model)
+    return _OF_PROBLEM[problem]
+
+
+def _relevance(files: Inventory, config: Config, count: int) -> ScoreFunction:
+    """Function that makes a relevance of a score."""
+    settings = "config_sentence_transformers.json"
+    own = files.json(settings, dict) if settings in files else {}
+    inner = config.get("sentence_transformers")
+    path = inner.get("activation_fn") if isinstance(inner, dict) else None
+    path = path or config.get("sbert_ce_default_activation_function") or own.get("activation_fn")
+    if path is None:
+        return "sigmoid" if count == 1 else "none"
+    if path not in _FUNCTIONS:
+        why = "only a sigmoid, or no function, of scores is computed"
+        raise refusal("activation_fn", path, why, model=files.root.name)
+    return _FUNCTIONS[path]

@@ -1,0 +1,171 @@
+"""Vectors, scores and classes of texts, which a model computes without writing anything."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from bitnet.base.errors import Unsupported, UsageError
+from bitnet.base.invocation import word
+from bitnet.base.options import check_type
+from bitnet.runtime.request import Request
+from bitnet.runtime.sequence import check_vectors
+from bitnet.runtime.text_ids import pair_ids, prompt_text, text_ids
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.formats.checkpoint import Prompts
+    from bitnet.runtime.scheduler import Scheduler
+    from bitnet.runtime.sequence import Sequence
+    from bitnet.tokenizer import Tokenizer
+
+AT_ONCE = 16  # texts per forward pass; they are packed without padding
+
+
+class Runnable(Protocol):
+    """A language model, as far as vectors and scores need it."""
+
+    path: Path
+    tokenizer: Tokenizer
+    context: int
+    config: ModelConfig
+    prompts: Prompts
+    text_limit: int | None
+
+    @property
+    def rank_template(self) -> str | None:
+        """Text around a query and a document for a model that ranks; None without one."""
+
+    def scheduler(self, *, max_batch: int) -> Scheduler:
+        """A scheduler of several sequences."""
+
+
+def embed(
+    model: Runnable,
+    texts: str | abc.Sequence[str | abc.Sequence[int]],
+    *,
+    prompt_name: str | None,
+    normalize: bool,
+    dimensions: int | None,
+    truncate: bool,
+) -> NDArray[np.float32]:
+    """Vectors of *texts*; arguments, result and errors are those of :meth:`LanguageModel.embed`."""
+    check_vectors(model.config.vector_dim, dimensions)
+    check_type("prompt_name", prompt_name, "a text or None", str, None)
+    check_type("texts", texts, "a text or a list of them", str, abc.Sequence, np.ndarray)
+    inputs = [texts] if isinstance(texts, str) else texts
+    requests = [Request(prompt=text, embed=True, prompt_name=prompt_name) for text in inputs]
+    rows = np.empty((len(inputs), dimensions or model.config.vector_dim), dtype=np.float32)
+    for row, sequence in zip(rows, _run(model, requests, truncate=truncate), strict=True):
+        row[:] = sequence.vector(normalize=normalize, dimensions=dimensions)
+    return rows
+
+
+def rank(
+    model: Runnable, query: str, documents: abc.Sequence[str], *, truncate: bool
+) -> NDArray[np.float32]:
+    """Score of each of *documents*; see :meth:`LanguageModel.rank`."""
+    check_type("query", query, "a text", str)
+    check_type("documents", documents, "a list of texts", list, tuple)
+    requests = [to_rank(query, document) for document in documents]
+    running = _run(model, requests, truncate=truncate)
+    return np.array([relevance(sequence) for sequence in running], dtype=np.float32)
+
+
+def classify(
+    model: Runnable, texts: str | abc.Sequence[str], *, truncate: bool
+) -> NDArray[np.float32]:
+    """Share of each label in *texts*; see :meth:`LanguageModel.classify`."""
+    check_type("texts", texts, "a text or a list of them", str, list, tuple)
+    inputs = [texts] if isinstance(texts, str) else texts
+    requests = [Request(prompt=text, embed=True, scored=True, max_tokens=1) for text in inputs]
+    running = _run(model, requests, truncate=truncate)
+    width = len(model.config.classifier.labels) if model.config.classifier else 0
+    rows = np.empty((len(inputs), width), dtype=np.float32)
+    for row, sequence in zip(rows, running, strict=True):
+        row[:] = shares(sequence)
+    return rows
+
+
+def to_rank(query: str, document: str) -> Request:
+    """The request for the score of *document* as an answer to *query*."""
+    return Request(prompt=query, document=document, embed=True, scored=True, max_tokens=1)
+
+
+def relevance(sequence: Sequence) -> float:
+    """Score of the document of *sequence*, larger for a better answer."""
+    classifier = sequence.config.classifier
+    assert classifier is not None, "a request to rank was prepared"
+    return float(classifier.relevance(sequence.scores()))
+
+
+def shares(sequence: Sequence) -> NDArray[np.float32]:
+    """Share of each label in the text of *sequence*, as the model's settings say."""
+    classifier = sequence.config.classifier
+    assert classifier is not None, "a request to classify was prepared"
+    return classifier.shares(sequence.scores())
+
+
+def prepare(
+    model: Runnable, request: Request, *, truncate: bool = True
+) -> tuple[list[int], Request]:
+    """Ids of *request* for a vector or scores, and it with the place of a second text."""
+    _check_head(model, request)
+    room = model.text_limit, model.context
+    truncate = truncate and model.text_limit is not None
+    if request.document is None:
+        name = None if request.scored else request.prompt_name
+        prompt = "" if request.scored else prompt_text(model.prompts, name, model.path.name)
+        ids = text_ids(model.tokenizer, request.prompt, prompt, room=room, truncate=truncate)
+        return ids, request
+    if not isinstance(request.prompt, str):
+        raise UsageError("query: expected a text", field="query")
+    pair = (request.prompt, request.document)
+    ids, second = pair_ids(model.tokenizer, pair, model.rank_template, room=room, truncate=truncate)
+    has_types = model.config.text_rows > 1 and model.tokenizer.second_type > 0
+    return ids, replace(request, second=second if has_types else None)
+
+
+def _check_head(model: Runnable, request: Request) -> None:
+    """Refuse *request* if the head of *model* is for something else."""
+    classifier = model.config.classifier
+    name = model.path.name
+    if not request.scored:
+        if classifier is not None:
+            hint = "bitnet rank --help" if classifier.ranks else "bitnet classify --help"
+            raise Unsupported(f"{name} scores texts and makes no vectors of them", hint=hint)
+        return
+    if classifier is None:
+        raise Unsupported(
+            f"{name} has no head that scores texts",
+            hint=f"compare vectors instead: bitnet embed {word(model.path)} --input texts.txt",
+        )
+    if request.document is not None and not classifier.ranks:
+        raise Unsupported(
+            f"{name} tells {len(classifier.labels)} labels apart and does not rank documents",
+            hint="bitnet classify --help",
+        )
+
+
+def _run(model: Runnable, requests: abc.Sequence[Request], *, truncate: bool) -> list[Sequence]:
+    """*requests* as sequences that have run, in the order of *requests*."""
+    scheduler = model.scheduler(max_batch=AT_ONCE)
+    running = []
+    for request in requests:
+        ids, whole = prepare(model, request, truncate=truncate)
+        running.append(scheduler.prepare(ids, whole))
+    # Texts of one pass finish together.
+    for sequence in sorted(running, key=lambda sequence: sequence.prompt_tokens, reverse=True):
+        scheduler.queue(sequence)
+    while scheduler.busy:
+        for sequence, _ in scheduler.step():
+            if sequence.error:
+                raise sequence.error
+    return running

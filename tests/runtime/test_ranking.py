@@ -1,0 +1,203 @@
+"""Scores of pairs and classes of texts against sentence-transformers and transformers."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+
+REASON = "sentence-transformers is not installed: pip install 'bitnet-xtask[parity]'"
+torch = pytest.importorskip("torch", reason=REASON)
+transformers = pytest.importorskip("transformers", reason=REASON)
+sentence_transformers = pytest.importorskip("sentence_transformers", reason=REASON)
+
+from conversions import convert  # noqa: E402 - needs torch
+from sentence_folders import TEXTS, WORDS, change_json, encoder_folder  # noqa: E402
+
+from bitnet import load  # noqa: E402
+from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported  # noqa: E402
+from bitnet.convert.options import ConvertOptions  # noqa: E402
+from bitnet.formats.containers import open_checkpoint  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+# The compiled module keeps keys and values as 16 bits.
+MAX_DIFFERENCE = 2e-4
+HEAD = "ForSequenceClassification"
+QUERY = "dogs eating food"
+DOCUMENTS = [*TEXTS, "man 2 . , é " * 12]
+NEVER = WORDS.index("never")  # so that no token of a text is taken for padding
+KINDS = {
+    "bert": ("Bert", {}),
+    "bert without types": ("Bert", {"type_vocab_size": 1}),
+    "roberta": ("Roberta", {"pad_token_id": NEVER, "max_position_embeddings": 84}),
+    "xlm-r": ("XLMRoberta", {"pad_token_id": 0, "max_position_embeddings": 65}),
+    "distilbert": ("DistilBert", {"dim": 48, "n_heads": 4, "n_layers": 3, "hidden_dim": 96}),
+}
+
+
+def folder_of(path, kind, labels, **more):
+    name, options = KINDS[kind]
+    encoder_folder(path, name, HEAD, num_labels=labels, **(options | more))
+    change_json(path / "tokenizer_config.json", model_max_length=40)
+    if KINDS[kind][0] != "Bert":  # whose tokenizer has no types
+        change_json(
+            path / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"]
+        )
+    return path
+
+
+def expected_scores(path, query=QUERY, documents=DOCUMENTS):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = sentence_transformers.CrossEncoder(str(path), device="cpu")
+        return model.predict([(query, document) for document in documents])
+
+
+@pytest.mark.parametrize(
+    "kind", ["bert", *(pytest.param(it, marks=pytest.mark.slow) for it in KINDS if it != "bert")]
+)
+def test_scores_are_those_of_the_cross_encoder(kind, tmp_path):
+    path = folder_of(tmp_path / "model", kind, 1)
+    if kind == "bert without types":
+        change_json(
+            path / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"]
+        )
+    with load(path) as model:
+        scores = model.rank(QUERY, DOCUMENTS)
+        alone = np.concatenate([model.rank(QUERY, [document]) for document in DOCUMENTS])
+        long = model.rank("a man " * 30, DOCUMENTS)
+    np.testing.assert_allclose(scores, expected_scores(path), atol=MAX_DIFFERENCE)
+    np.testing.assert_array_equal(scores, alone)
+    np.testing.assert_allclose(long, expected_scores(path, "a man " * 30), atol=MAX_DIFFERENCE)
+
+
+def test_token_types_tell_the_texts_of_a_pair_apart(tmp_path):
+    path = folder_of(tmp_path / "model", "bert", 1)
+    with load(path) as model:
+        pairs = model.rank(QUERY, ["dogs run"])
+        model.tokenizer.second_type = 0
+        assert abs(pairs - model.rank(QUERY, ["dogs run"])) > 10 * MAX_DIFFERENCE
+
+
+def test_the_reference_backend_scores_alike(tmp_path, monkeypatch):
+    monkeypatch.setenv("BITNET_BACKEND", "reference")
+    path = folder_of(tmp_path / "model", "bert", 1)
+    with load(path) as model:
+        assert model.backend == "reference"
+        scores = model.rank(QUERY, DOCUMENTS)
+    np.testing.assert_allclose(scores, expected_scores(path), atol=MAX_DIFFERENCE)
+
+
+@pytest.mark.parametrize(
+    "name", ["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"]
+)
+def test_the_function_of_a_score_is_that_of_the_settings(name, tmp_path):
+    path = folder_of(tmp_path / "model", "bert", 1)
+    change_json(path / "config.json", sentence_transformers={"activation_fn": name})
+    with load(path) as model:
+        scores = model.rank(QUERY, DOCUMENTS)
+    np.testing.assert_allclose(scores, expected_scores(path), atol=5 * MAX_DIFFERENCE)
+
+
+def test_an_unknown_function_of_scores_is_refused(tmp_path):
+    path = folder_of(tmp_path / "model", "bert", 1)
+    change_json(path / "config.json", sbert_ce_default_activation_function="mine.Function")
+    with pytest.raises(Unsupported, match=r"mine\.Function"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("bert", None),
+        pytest.param("roberta", "multi_label_classification", marks=pytest.mark.slow),
+        pytest.param("distilbert", "regression", marks=pytest.mark.slow),
+        pytest.param("bert", "single_label_classification", marks=pytest.mark.slow),
+    ],
+)
+def test_shares_of_labels_are_those_of_the_pipeline(kind, problem, tmp_path):
+    labels = {0: "sad", 1: "neutral", 2: "glad"}
+    path = folder_of(tmp_path / "model", kind, 3, id2label=labels, problem_type=problem)
+    pipeline = transformers.pipeline(
+        "text-classification", model=str(path), top_k=None, device="cpu", truncation=True
+    )
+    with load(path) as model:
+        assert model.config.classifier.labels == tuple(labels.values())
+        found = model.classify(TEXTS)
+    for text, row in zip(TEXTS, found, strict=True):
+        expected = {entry["label"]: entry["score"] for entry in pipeline([text])[0]}
+        for label, share in zip(labels.values(), row, strict=True):
+            assert share == pytest.approx(expected[label], abs=1e-3)
+
+
+def test_a_decoder_scores_the_state_of_the_last_token(tmp_path):
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    config = transformers.Qwen3Config(
+        vocab_size=len(WORDS),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        num_labels=3,
+        pad_token_id=NEVER,
+        **sizes,
+    )
+    theirs = transformers.Qwen3ForSequenceClassification(config).eval()
+    path = encoder_folder(tmp_path / "model")
+    for file in path.glob("*.safetensors"):
+        file.unlink()
+    theirs.save_pretrained(path)
+    ids = [2, 5, 6, 7, 8, 3]
+    with torch.no_grad():
+        logits = theirs(torch.tensor([ids])).logits[0].numpy()
+    shares = np.exp(logits - logits.max())
+    with load(path) as model:
+        assert model.tokenizer.encode("a man is eat") == ids
+        found = model.classify(["a man is eat"])[0]
+    np.testing.assert_allclose(found, shares / shares.sum(), atol=MAX_DIFFERENCE)
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+def test_a_converted_file_has_the_scores_of_its_folder(kind, tmp_path):
+    path = folder_of(tmp_path / "model", kind, 1)
+    change_json(path / "tokenizer_config.json", model_max_length=64)
+    file = tmp_path / "model.gguf"
+    convert(path, file, ConvertOptions("F32"))
+    assert open_checkpoint(file).value("pooling_type") == 4
+    with load(path) as folder, load(file) as converted:
+        expected = folder.rank(QUERY, DOCUMENTS[:3])
+        np.testing.assert_array_equal(converted.rank(QUERY, DOCUMENTS[:3]), expected)
+
+
+def test_what_a_head_is_not_for_is_refused(tmp_path):
+    ranker = folder_of(tmp_path / "ranker", "bert", 1)
+    classes = folder_of(tmp_path / "classes", "bert", 3)
+    plain = encoder_folder(tmp_path / "plain")
+    with load(ranker) as model:
+        with pytest.raises(Unsupported, match="makes no vectors"):
+            model.embed(TEXTS)
+        with pytest.raises(InferenceError, match="the model reads 40"):
+            model.rank(QUERY, DOCUMENTS, truncate=False)
+    with load(classes) as model, pytest.raises(Unsupported, match="3 labels apart"):
+        model.rank(QUERY, DOCUMENTS)
+    with load(plain) as model:
+        for score in (lambda: model.rank(QUERY, DOCUMENTS), lambda: model.classify(TEXTS)):
+            with pytest.raises(Unsupported, match="no head that scores"):
+                score()
+
+
+def test_a_classifier_without_a_layer_or_with_other_labels_is_damaged(tmp_path):
+    path = folder_of(tmp_path / "model", "bert", 3)
+    change_json(path / "config.json", id2label={"0": "a", "1": "b"})
+    with pytest.raises(InvalidFormat, match="names 2 labels, the classifier scores 3"):
+        open_checkpoint(path)
+    plain = encoder_folder(tmp_path / "plain")
+    named = json.loads((plain / "config.json").read_text())["architectures"]
+    assert named == ["BertModel"]
+    change_json(plain / "config.json", architectures=[f"Bert{HEAD}"])
+    with pytest.raises(InvalidFormat, match="a layer of the classifier, is missing"):
+        open_checkpoint(plain)
