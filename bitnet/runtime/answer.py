@@ -95,6 +95,8 @@ class Answer:
         self.calls: list[ToolCall] = []
         self._stops = [stop for stop in sequence.request.stop if stop]
         self._held = ""  # text that may begin one of them
+        self._indent: int | None = None  # white space of a line so far; None: the line has text
+        self._is_dedented = False  # a line began with too little of it
         rules = sequence.request.calls
         self._reader = None if rules is None else call_reader(rules)
         self._shown = {} if rules is None else dict(rules.shown)
@@ -158,7 +160,10 @@ class Answer:
                 self.logprobs.append(described)
             text = self._stream.push(piece.token) if self._is_known(piece.token) else ""
             text = self._until_stop(text + self._shown.get(piece.token, ""))
+            text = self._until_dedent(text)
         reason: FinishReason | None = "stop" if self.stop_text else piece.finish_reason
+        if self._is_dedented:
+            reason = "length"
         certain = self._add(text, reason)
         self.tokenize_s += time.perf_counter() - started
         return replace(piece, finish_reason=reason, described=described, **certain)
@@ -234,6 +239,21 @@ class Answer:
         if self.stop_text:
             return ""
         text, self._held, self.stop_text = until_stop(self._held + text, self._stops, final=final)
+        return text
+
+    def _until_dedent(self, text: str) -> str:
+        """*text* before the first character of a line that is indented too little."""
+        least = self.sequence.request.min_indent
+        if not least:
+            return text
+        for place, char in enumerate(text):
+            if self._indent is not None and char in " \t":
+                self._indent += 1
+                continue
+            if self._indent is not None and self._indent < least:
+                self._is_dedented = True
+                return text[:place]
+            self._indent = 0 if char == "\n" else None
         return text
 
     def _count(self, piece: Piece) -> None:

@@ -154,6 +154,8 @@ class Request(SamplingOptions):
     logprobs: int | None = field(default=None, metadata={"bounds": (0, MAX_LOGPROBS)})
     #: Tokens before the first stop id is allowed.
     min_tokens: int = field(default=0, metadata={"bounds": (0, None)})
+    #: White space with which each line after the first begins; one with less ends the answer.
+    min_indent: int = field(default=0, metadata=_INNER)
     ignore_eos: bool = False  # continue the answer where the model would end it
     #: Name of the model's adapter that the answer is run with.
     lora: str = field(default="", metadata=_INNER)

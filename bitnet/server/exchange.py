@@ -223,7 +223,8 @@ async def generate(
                 index, piece = await pieces.get()
                 _check(answers[index], piece, request)
                 left -= piece.finish_reason is not None
-                if limit_s and _is_late(answers[index], limit_s):
+                # A time limit waits for the end of a line, as editors expect.
+                if limit_s and "\n" in piece.text and answers[index].decode_s > limit_s:
                     slot.cancel(answers)
                 yield index, piece, answers[index]
         tokens = sum(each.tokens for each in answers)
@@ -242,11 +243,6 @@ async def generate(
     finally:
         slot.cancel(answers)
         describe_span(answers, slot.adapter(body["model"]) or slot.name)
-
-
-def _is_late(answer: Answer, limit_s: float) -> bool:
-    """True if *answer* has a line and has been decoded for longer than *limit_s*."""
-    return answer.decode_s > limit_s and "\n" in answer.text
 
 
 async def _requests_of(request: Request, slot: Slot, form: Form, body: Body) -> list[ModelRequest]:

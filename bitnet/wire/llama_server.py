@@ -74,7 +74,9 @@ def completion_requests(body: Body, default: Default = None, _: object = None) -
     if samplers is not None:
         fields["samplers"] = [name for name in samplers if name not in _LEFT_OUT]
     fields["grammar"] = fields["grammar"] or None  # an empty one asks for nothing
-    return [Request.from_mapping(fields, with_defaults(default, **DEFAULTS))]
+    least = body["n_indent"] or 0
+    request = Request.from_mapping(fields, with_defaults(default, **DEFAULTS))
+    return [replace(request, min_indent=least)]
 
 
 def completion_ignores(body: Body, _: Served) -> Iterator[str]:
@@ -170,6 +172,8 @@ COMPLETION = Form(
         | {"description": "-1: as many as there is room for; 0: only the prompt is run"},
         "t_max_predict_ms": WHOLE
         | {"description": "end the answer after this time, if it has a line"},
+        "n_indent": WHOLE
+        | {"minimum": 0, "description": "a line with less white space than this ends the answer"},
         "response_fields": TEXTS | {"description": "fields of the reply; default: all"},
         "stream": FLAG,
         "return_tokens": FLAG,
@@ -198,7 +202,6 @@ INFILL = Form(
             },
             "description": "other files of the project",
         },
-        **mark_ignored(n_indent=WHOLE),
     },
     required=("input_prefix", "input_suffix"), ignores=completion_ignores,
     dialect=_DIALECT, tag="llama-server", summary="The text of a gap, by models that can fill it",

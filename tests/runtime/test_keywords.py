@@ -32,6 +32,7 @@ NOT_KEYWORDS = {
         "embed",
         "prompt_name",
         "ignore_eos",
+        "min_indent",
     ),
     *(
         "fallback",

@@ -224,3 +224,38 @@ def test_an_answer_follows_a_grammar(worker):
     wrong = worker.post("/completion", GREEDY | {"grammar": "root ::= x"})
     assert wrong.status_code == 400
     assert "there is no rule 'x'" in wrong.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("least", "content"),
+    [
+        (0, "a\n  b\n c d\n  e"),
+        (1, "a\n  b\n c d\n  e"),
+        (2, "a\n  b\n "),
+        (3, "a\n  "),
+    ],
+)
+def test_a_line_with_too_little_indentation_ends_the_answer(worker, least, content):
+    """Where llama.cpp's server ends it: its white space is part of the answer."""
+    pytest.importorskip("llguidance")
+    grammar = 'root ::= "a\\n  b\\n c d\\n  e"'
+    asked = GREEDY | {"grammar": grammar, "n_predict": 40, "n_indent": least}
+    whole = worker.post("/completion", asked)
+    assert whole.json()["content"] == content
+    assert "bitnet-ignored" not in whole.headers
+    lines = worker.post("/completion", asked | {"stream": True}).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert "".join(event["content"] for event in events) == content
+    assert (events[-1]["stop_type"] == "limit") == (least > 1)
+
+
+def test_a_time_limit_waits_for_the_end_of_a_line(worker):
+    pytest.importorskip("llguidance")
+    grammar = 'root ::= "abcdefgh" ("\\n" "ab"){300}'
+    asked = GREEDY | {"grammar": grammar, "n_predict": 400, "t_max_predict_ms": 1}
+    facts = worker.post("/completion", asked).json()
+    assert facts["content"].startswith("abcdefgh\n")
+    assert facts["stop_type"] == "limit"
+    assert facts["tokens_predicted"] < 400
+    without = worker.post("/completion", asked | {"t_max_predict_ms": 0, "n_predict": 60}).json()
+    assert without["tokens_predicted"] == 60
