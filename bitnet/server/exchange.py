@@ -348,8 +348,8 @@ def prepare_sequences(
         share = max(DEFAULT_TOKENS, slot.fair_positions - len(ids))
         tokens = min(tokens, max(1, slot.model.context - len(ids)), limit, share)
     room = slot.model.context - len(ids)
-    if clamps and room > 0:
-        tokens = min(tokens, limit, room)
+    if clamps:  # a prompt that leaves no room is refused for its own length
+        tokens = min(tokens, limit, max(1, room))
     if tokens > limit:
         message = f"{tokens:,} tokens asked for, this worker writes at most {limit:,}"
         raise Refused(400, message, param="max_tokens")

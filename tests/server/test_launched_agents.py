@@ -45,6 +45,13 @@ def steps_of(agent, note):
     return [DONE]  # aider offers no tools
 
 
+#: What an agent shows at its end with a small model.
+ENDS = {
+    "claude": "context",
+    "codex": "max_output_tokens",
+    "opencode": "tiny",
+    "aider": "token limit",
+}
 ARGUMENTS = {
     "claude": ["-p", TASK, "--permission-mode", "acceptEdits", "--allowedTools", "Read,Edit,Bash"],
     "codex": ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK],
@@ -98,3 +105,39 @@ def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
         assert (work / "copy.txt").read_text() == AFTER, shown
         assert DONE in shown
         assert len([prompt for prompt in prompts if "<tools>" in prompt]) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_ends_with_a_real_small_model(agent, tmp_path, test_models):
+    """For form alone: a model of 135 million parameters reads an agent's prompt and answers it.
+
+    Claude Code's prompt is longer than its context, which Claude Code is told; none of the others
+    gets a call or an edit from it, and each ends by itself.
+    """
+    program = program_of(agent)
+    work, home, settings = (tmp_path / name for name in ("work", "home", "settings"))
+    for folder in (work, home, settings):
+        folder.mkdir()
+    (work / "note.txt").write_text(BEFORE)
+    lines = []
+    path = test_models / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with listening(path, name="tiny", max_output_tokens=48, lines=lines) as worker:
+        chosen = AGENTS[agent]
+        environment = {
+            "PATH": f"{Path(program).parent}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(home),
+            "TMPDIR": str(tmp_path),
+            **chosen.environment(worker.address, "tiny", settings),
+        }
+        done = subprocess.run(
+            [program, *chosen.arguments(worker.address, "tiny"), *ARGUMENTS[agent]],
+            cwd=work, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        assert worker.http.get("/health/ready").status_code == 200
+        counted = worker.http.get("/metrics").text
+    shown = f"{done.stdout}\n{done.stderr}"
+    assert 'status="200"' in counted or 'status="400"' in counted, shown
+    assert 'status="500"' not in counted, shown
+    assert ENDS[agent] in shown, shown

@@ -151,3 +151,12 @@ def test_errors_are_the_clients_own(path, worker, client, wanted, anthropic):
                 else:
                     with pytest.raises(error, match="worker's key"):
                         other.messages.count_tokens(model="tiny", messages=ASK)
+
+
+def test_a_prompt_beyond_the_context_is_refused_for_its_length(worker):
+    """Agents ask for 32,000 tokens of any model, which is not what is wrong."""
+    long = [{"role": "user", "content": "a" * 5000}]
+    reply = worker.post("/v1/messages", {"model": "tiny", "messages": long, "max_tokens": 32_000})
+    assert reply.status_code == 400
+    assert "context" in reply.json()["error"]["message"]
+    assert "32,000" not in reply.json()["error"]["message"]
