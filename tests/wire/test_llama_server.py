@@ -236,7 +236,7 @@ def test_an_answer_follows_a_grammar(worker):
     ],
 )
 def test_a_line_with_too_little_indentation_ends_the_answer(worker, least, content):
-    """Where llama.cpp's server ends it: its white space is part of the answer."""
+    """As in llama.cpp's server, the white space of that line is part of the answer."""
     pytest.importorskip("llguidance")
     grammar = 'root ::= "a\\n  b\\n c d\\n  e"'
     asked = GREEDY | {"grammar": grammar, "n_predict": 40, "n_indent": least}
