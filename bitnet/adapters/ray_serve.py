@@ -63,7 +63,8 @@ class Replica:
         from bitnet.server.options import ServeOptions
         from bitnet.server.slot import Slot
 
-        path, threads = Context().model(model), options["threads"]
+        path = Context().model(model)
+        threads = options["threads"]
         slot = Slot(
             model_name(path),
             path,

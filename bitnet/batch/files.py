@@ -110,7 +110,8 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
     for line in whole.splitlines(keepends=True):
         try:
             facts = json.loads(line)
-            row_id, digest = facts.get("custom_id", facts["id"]), facts["row"]
+            row_id = facts.get("custom_id", facts["id"])
+            digest = facts["row"]
             error = facts.get("error")
         except (ValueError, TypeError, KeyError, AttributeError):
             raise UsageError(

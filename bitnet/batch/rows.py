@@ -110,7 +110,8 @@ class BatchRow:
         form = URLS[self.facts["url"]]
         body = form.read(self.facts["body"])
         names = form.list_ignored(body, model)
-        wanted, name = body["model"], model_name(model.path)
+        wanted = body["model"]
+        name = model_name(model.path)
         if wanted is not None and wanted != name:
             if strict_names:
                 raise UsageError(
@@ -124,10 +125,12 @@ class BatchRow:
     def reply(self, answers: abc.Sequence[Answer], model: LanguageModel) -> dict[str, Any]:
         """Fields for :meth:`output`: the ``body`` of a reply, or those of the answer."""
         if self.is_openais:
-            path, name = self.facts["url"], model_name(model.path)
+            path = self.facts["url"]
+            name = model_name(model.path)
             form = URLS[path]
             body = form.read(self.facts["body"])
-            row_id, created = f"{form.id_prefix}{self.digest}", int(time.time())
+            row_id = f"{form.id_prefix}{self.digest}"
+            created = int(time.time())
             head = {"id": row_id, "created": created, "model": name}
             ignored = self.list_ignored(model)
             return {"body": form.reply(body, head, answers), "ignored": ignored}
@@ -149,7 +152,8 @@ class BatchRow:
         """The line of the output with *facts*: what :meth:`reply` gave, or ``error``."""
         if not self.is_openais:
             return {"id": self.id, "row": self.digest, **facts}
-        error, response = facts.get("error"), None
+        error = facts.get("error")
+        response = None
         if error is None:
             request_id = f"row-{self.digest}"
             response = {"status_code": 200, "request_id": request_id, "body": facts["body"]}
@@ -251,7 +255,8 @@ def answers(
             if not answer.take(piece).finish_reason:
                 continue
             # A stop text may have ended it, and one that fails ends the whole row.
-            for choice in choices if answer.error else [answer]:
+            ended = choices if answer.error else [answer]
+            for choice in ended:
                 running.pop(choice.sequence, None)
                 scheduler.cancel(choice.sequence)
             if answer.error or all(choice.finish_reason for choice in choices):

@@ -395,7 +395,8 @@ def _outside(cap: float) -> bool:
 
 def _faults(its: Mixer) -> Iterator[tuple[bool, str]]:
     """Conditions of a mixer, and what it means that one is true."""
-    kernel, scale = getattr(its, "kernel", 1), getattr(its, "scale", 0.0)
+    kernel = getattr(its, "kernel", 1)
+    scale = getattr(its, "scale", 0.0)
     yield kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
     yield abs(scale) > MAX_SCALE, f"scores times more than {MAX_SCALE:g}"
     match its:
@@ -444,7 +445,8 @@ def _routing_faults(its: Routing) -> Iterator[tuple[bool, str]]:
 
 
 def _rope_faults(rope: Rope, head_dim: int) -> Iterator[tuple[bool, str]]:
-    is_inside, sizes = 4 <= rope.dims <= head_dim, f"({rope.dims} of {head_dim})"
+    is_inside = 4 <= rope.dims <= head_dim
+    sizes = f"({rope.dims} of {head_dim})"
     yield not is_inside, f"rotary dimensions outside of 4..head width {sizes}"
     yield rope.dims % 2 > 0, "an odd number of rotary dimensions"
     yield rope.theta <= 1, "a rope_theta of at most 1"

@@ -15,13 +15,15 @@ from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal
 from bitnet.families.rope import magnitude, rope_from
 
 _LATENT_EPSILON = 1e-6  # of norms of latents in transformers, whatever the other norms have
-_GLM_TOKENS, _GLM_LAYERS = 154880, (47, 48)  # of files without `expert_gating_func`
+_GLM_TOKENS = 154880
+_GLM_LAYERS = (47, 48)  # of files without `expert_gating_func`
 _LITE_LAYERS = (26, 27)  # for which llama.cpp does not read `attention.q_lora_rank`
 
 
 def _decoder(keys: Keys) -> ModelConfig:
     its = sizes(keys)
-    usual, first = FeedForward(its.ffn), keys.integer("leading_dense_block_count", 0)
+    usual = FeedForward(its.ffn)
+    first = keys.integer("leading_dense_block_count", 0)
     network: FeedForward | Experts = usual
     if first < its.layers:
         is_glm = its.vocab_size == _GLM_TOKENS and its.layers in _GLM_LAYERS
@@ -74,7 +76,8 @@ def _scaling_refusal(keys: Keys, scaling: str, why: str) -> Unsupported:
 def _translate(config: Config) -> dict[str, Any]:
     if config.get("num_key_value_heads") not in (None, config["num_attention_heads"]):
         raise ValueError("num_key_value_heads is not num_attention_heads")
-    latent, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    latent = config["kv_lora_rank"]
+    turning = config["qk_rope_head_dim"]
     keys = group_keys(config) | {
         "attention.head_count_kv": 1,
         "attention.key_length": latent + turning,

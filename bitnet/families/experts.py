@@ -40,7 +40,8 @@ def experts(
 
     An expert is *width* wide if no key says so.
     """
-    count, used = keys.integer("expert_count"), keys.integer("expert_used_count")
+    count = keys.integer("expert_count")
+    used = keys.integer("expert_used_count")
     return Experts(
         Routing(count, used, **(routing or {})),
         keys.integer("expert_feed_forward_length", width),
@@ -51,7 +52,8 @@ def experts(
 
 def group_keys(config: Config) -> dict[str, Any]:
     """GGUF keys of experts by groups that :data:`GROUPED_CONFIG` does not give."""
-    groups, used = config["n_group"], config["topk_group"]
+    groups = config["n_group"]
+    used = config["topk_group"]
     if 1 < groups == used:  # all of them, which llama.cpp does not load
         groups = used = 1
     return {"expert_gating_func": 2, "expert_group_count": groups, "expert_group_used_count": used}

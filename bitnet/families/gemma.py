@@ -269,7 +269,8 @@ def _has_no_values(keys: Keys, layer: int) -> bool:
 
 
 def _gemma4_keys(config: Config) -> dict[str, Any]:
-    layers, kv_heads = config["num_hidden_layers"], config["num_key_value_heads"]
+    layers = config["num_hidden_layers"]
+    kv_heads = config["num_key_value_heads"]
     keys = alternating(_PERIOD)(config)
     pattern = [*keys["attention.sliding_window_pattern"][:-1], False]  # whatever the last is
     head_dim, full_kv_heads = _full_heads(config, pattern)
@@ -289,7 +290,8 @@ def _gemma4_keys(config: Config) -> dict[str, Any]:
     if full_kv_heads != kv_heads:
         keys["attention.head_count_kv"] = [kv_heads if it else full_kv_heads for it in pattern]
     if config.get("use_double_wide_mlp"):
-        own, width = layers - config["num_kv_shared_layers"], config["intermediate_size"]
+        own = layers - config["num_kv_shared_layers"]
+        width = config["intermediate_size"]
         keys["feed_forward_length"] = [width * (1 + (at >= own)) for at in range(layers)]
     return keys
 

@@ -48,7 +48,8 @@ def _gpt2(keys: Keys) -> ModelConfig:
 
 
 def _gpt2_keys(config: Config) -> dict[str, Any]:
-    heads, width = config["num_attention_heads"], config["hidden_size"]
+    heads = config["num_attention_heads"]
+    width = config["hidden_size"]
     return {
         "attention.head_count_kv": heads,
         "attention.key_length": width // heads,

@@ -114,7 +114,8 @@ _HAS_ATTENTION = {
 
 
 def _hybrid(keys: Keys) -> ModelConfig:
-    its, residual = sizes(keys), keys.number("residual_scale", 1.0) or 1.0
+    its = sizes(keys)
+    residual = keys.number("residual_scale", 1.0) or 1.0
     kv_heads = per_layer(keys, "attention.head_count_kv", its.layers)
     own: dict[str, Any] = {} if keys.value("rope.scaling.finetuned", True) else {"rope": None}
     if scale := keys.number("attention.scale", 0.0):
@@ -131,7 +132,8 @@ def _hybrid_keys(config: Config) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     kinds = config.get("layers_block_type") or config.get("layer_types") or ["mamba"] * layers
     has_attention = layer_kinds(config, kinds, _HAS_ATTENTION) or []
-    heads, width = config["mamba_n_heads"], config["mamba_expand"] * config["hidden_size"]
+    heads = config["mamba_n_heads"]
+    width = config["mamba_expand"] * config["hidden_size"]
     if config["mamba_d_head"] not in ("auto", width // heads):
         raise ValueError(f"{heads} heads of {config['mamba_d_head']}, which are not {width} wide")
     kv_heads = config.get("num_key_value_heads") or config["num_attention_heads"]
@@ -178,7 +180,8 @@ _FACTORS = ("freqs", "factors_long", "factors_short")
 def _minicpm(keys: Keys) -> ModelConfig:
     for key in _SCALES:  # before 2025 files had none, and llama.cpp assumes those of one size
         if keys.number(key) <= 0:
-            value, label = keys.number(key), keys.path.name
+            value = keys.number(key)
+            label = keys.path.name
             raise refusal(key, value, "it is above 0", model=label)
     return _with_scales(keys)
 

@@ -94,7 +94,8 @@ def _checks(keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[tup
         yield key, key in _READ or key in _KNOWN, "no such key"
     for key, known in _KNOWN.items():
         yield key, keys.get(key) == known, repr(known)
-    block, mode = keys.get("block_size"), keys.get("sign_mode")
+    block = keys.get("block_size")
+    mode = keys.get("sign_mode")
     is_size = type(block) is int and 2 <= block <= _LARGEST_BLOCK and not block & (block - 1)
     yield "block_size", is_size, "a power of two"
     yield "weight_names", "weight_names" in keys, "names of tensors"
@@ -112,7 +113,8 @@ def _checks(keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[tup
     yield "block_size", not any(it % block for it in columns), f"a divisor of {sorted(columns)}"
     yield "sign_mode", mode in ("explicit", "identity"), "explicit or identity"
     if mode == "explicit":
-        widths, values = list(keys.get("sign_widths", ())), list(keys.get("sign_values", ()))
+        widths = list(keys.get("sign_widths", ()))
+        values = list(keys.get("sign_values", ()))
         are_sizes = all(type(width) is int and width > 0 for width in widths)
         is_whole = are_sizes and len(set(widths)) == len(widths) and columns <= set(widths)
         yield "sign_widths", is_whole, f"different widths, {sorted(columns)} among them"

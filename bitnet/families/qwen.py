@@ -133,7 +133,8 @@ def _qwen35(keys: Keys) -> ModelConfig:
     sections = keys.value("rope.dimension_sections", _sections(pairs))
     if not isinstance(sections, list) or sections != _sections(pairs):
         why = f"only {_sections(pairs)}, which cover all {pairs} pairs, is computed"
-        key, label = "rope.dimension_sections", keys.path.name
+        key = "rope.dimension_sections"
+        label = keys.path.name
         raise refusal(key, sections, why, model=label)
     heads = keys.integer("ssm.time_step_rank")
     linear = DeltaNet(

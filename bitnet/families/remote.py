@@ -228,7 +228,8 @@ def _codeshell(keys: Keys) -> ModelConfig:
 
 
 def _codeshell_keys(config: Config) -> dict[str, Any]:
-    heads, width = config["num_attention_heads"], config["hidden_size"]
+    heads = config["num_attention_heads"]
+    width = config["hidden_size"]
     return {
         "attention.head_count_kv": config["num_query_groups"],
         "attention.key_length": width // heads,

@@ -25,7 +25,8 @@ SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
 
 # YaRN (arXiv:2309.00071): pairs with more rotations than this over the original context are kept,
 # pairs with less than one rotation are interpolated.
-_YARN_FAST, _YARN_SLOW = 32, 1
+_YARN_FAST = 32
+_YARN_SLOW = 1
 _FACTORS = 1e-6, 1e6  # of an extension; others leave nothing of a frequency, or no number
 
 
@@ -223,7 +224,8 @@ def _scaling_keys(kind: str, factor: float) -> dict[str, Any]:
 
 
 def _yarn(its: Scaling) -> Tables:
-    parameters, factor = its.parameters, its.factor
+    parameters = its.parameters
+    factor = its.factor
     implied = magnitude(factor)
     magnification = parameters.get("attention_factor")
     if magnification is None and parameters.get("mscale") and parameters.get("mscale_all_dim"):
@@ -231,7 +233,8 @@ def _yarn(its: Scaling) -> Tables:
             factor, parameters["mscale_all_dim"]
         )
     scale = implied if magnification is None else above_zero(magnification)
-    fast, slow = parameters.get("beta_fast") or 32, parameters.get("beta_slow") or 1
+    fast = parameters.get("beta_fast") or 32
+    slow = parameters.get("beta_slow") or 1
     if fast < slow:
         raise ValueError("beta_fast below beta_slow")
     whole = bool(parameters.get("truncate", True))
@@ -240,8 +243,10 @@ def _yarn(its: Scaling) -> Tables:
         for turns in (fast, slow)
     )
     if whole:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, its.dims - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, its.dims - 1)
     if whole and (fast, slow) == (32, 1) and low <= high:
         keys = {
             "rope.scaling.original_context_length": its.original,
@@ -258,7 +263,8 @@ def _yarn(its: Scaling) -> Tables:
 
 
 def _longrope(its: Scaling) -> Tables:
-    factor, scale = its.factor, its.parameters.get("attention_factor")
+    factor = its.factor
+    scale = its.parameters.get("attention_factor")
     if scale is None:
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(its.original))
     keys = {
@@ -288,10 +294,12 @@ def _floats(freq_factors: NDArray[np.float64]) -> NDArray[np.float32]:
 
 def _llama3(its: Scaling) -> Tables:
     """Low frequencies divided by the factor, high ones kept, interpolated between (Llama 3.1)."""
-    pairs, parameters = its.dims // 2, its.parameters
+    pairs = its.dims // 2
+    parameters = its.parameters
     frequencies = its.base ** (-np.arange(pairs, dtype=np.float64) / pairs)
     turns = its.original * frequencies / (2 * math.pi)
-    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    low = parameters["low_freq_factor"]
+    high = parameters["high_freq_factor"]
     if not high > low:
         raise ValueError("high_freq_factor is not above low_freq_factor")
     kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -302,7 +310,8 @@ def _llama3(its: Scaling) -> Tables:
 def _proportional(its: Scaling) -> Tables:
     """Frequencies of the whole head, of which only the first ones are not zero (Gemma 4)."""
     share = its.parameters.get("partial_rotary_factor", 1.0)
-    pairs, turning = its.dims // 2, int(share * its.dims // 2)
+    pairs = its.dims // 2
+    turning = int(share * its.dims // 2)
     if not 0 <= turning <= pairs:
         raise ValueError(f"a partial_rotary_factor of {share}")
     freq_factors = np.full(pairs, _NO_TURN, dtype=np.float64)

@@ -66,7 +66,8 @@ MAMBA2_CONFIG = {
 
 def mamba2(keys: Keys, **more: Any) -> Mamba2:
     """The mixer, with *more* fields, as all families read its keys."""
-    heads, width = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    heads = keys.integer("ssm.time_step_rank")
+    width = keys.integer("ssm.inner_size")
     if width % max(heads, 1):
         raise contradiction(keys, f"{heads} heads of a state-space model that are {width} wide")
     groups = keys.integer("ssm.group_count")
@@ -96,7 +97,8 @@ def _falcon_h1(keys: Keys) -> ModelConfig:
 
 def _width(config: Config) -> int:
     """Width of all heads of Mamba-2."""
-    width, heads = config["mamba_d_ssm"], config["mamba_n_heads"]
+    width = config["mamba_d_ssm"]
+    heads = config["mamba_n_heads"]
     if width is None:
         width = config["mamba_expand"] * config["hidden_size"]
     head_dim = config["mamba_d_head"]
@@ -107,7 +109,8 @@ def _width(config: Config) -> int:
 
 def _falcon_factors(config: Config) -> dict[str, float]:
     gate, down = config["mlp_multipliers"] or (1.0, 1.0)
-    inner, key = config["attention_in_multiplier"], config["key_multiplier"]
+    inner = config["attention_in_multiplier"]
+    key = config["key_multiplier"]
     return {
         "token_embd.weight": config["embedding_multiplier"],
         "output.weight": config["lm_head_multiplier"],
@@ -127,7 +130,8 @@ def _falcon_factors(config: Config) -> dict[str, float]:
 
 
 def _falcon_values(config: Config) -> Values:
-    width, states = _width(config), config["mamba_n_groups"] * config["mamba_d_state"]
+    width = _width(config)
+    states = config["mamba_n_groups"] * config["mamba_d_state"]
     parts = (width, width, states, states, config["mamba_n_heads"])
     factors = config["ssm_multipliers"] or [1.0] * len(parts)
     if len(factors) != len(parts):
@@ -237,7 +241,8 @@ def _nemotron_keys(config: Config) -> dict[str, Any]:
         why = "layers are linear_attention, full_attention, and either mlp or moe"
         raise refusal("layers_block_type", kinds, why)
     widths = {"mlp": config.get("intermediate_size"), "moe": config.get("moe_intermediate_size")}
-    heads, has_experts = config["num_key_value_heads"], "moe" in kinds
+    heads = config["num_key_value_heads"]
+    has_experts = "moe" in kinds
     return {
         "block_count": len(kinds),
         "attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in kinds],
@@ -343,7 +348,8 @@ def _lfm2(keys: Keys) -> ModelConfig:
 
 def _lfm2_keys(config: Config) -> dict[str, Any]:
     """Keys of convolutions and attention."""
-    layers, kinds = config["num_hidden_layers"], config.get("layer_types")
+    layers = config["num_hidden_layers"]
+    kinds = config.get("layer_types")
     if kinds is None:
         full = config.get("full_attn_idxs")
         full = range(layers) if full is None else full
@@ -354,7 +360,8 @@ def _lfm2_keys(config: Config) -> dict[str, Any]:
 
 def _lfm2_width(config: Config) -> int:
     """Width inside the feed-forward network, which transformers rounds to a multiple."""
-    width, factor = config["intermediate_size"], config["block_ffn_dim_multiplier"]
+    width = config["intermediate_size"]
+    factor = config["block_ffn_dim_multiplier"]
     if not config["block_auto_adjust_ff_dim"]:
         return int(width)
     width = int(2 * width / 3)

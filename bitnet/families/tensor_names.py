@@ -204,7 +204,8 @@ def gguf_name(name: str, family: Family) -> str:
     match = _LAYER.fullmatch(short)
     if match is None:
         return name
-    inner, kind = match["part"], (match["kind"] or "").removeprefix("weight_")
+    inner = match["part"]
+    kind = (match["kind"] or "").removeprefix("weight_")
     parts = {**_INNER, **family.tensors}
     block = f"blk.{match['number']}."
     if f"{inner}.{kind}" in parts:

@@ -38,7 +38,8 @@ _PERIOD = 4  # one layer in this many is different
 
 def _cohere2(keys: Keys) -> ModelConfig:
     its = sizes(keys)
-    usual, network = attention(keys, its.dim), FeedForward(its.ffn)
+    usual = attention(keys, its.dim)
+    network = FeedForward(its.ffn)
     check_local_base(keys, usual.rope.theta if usual.rope else 0.0)
     local = read_windows(
         keys, its.layers, period=_PERIOD, window=keys.integer("attention.sliding_window")

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+TENSORS = "adapter_model.safetensors"
 _AGAIN = "fetch the adapter again"
 _FILE_NAME = re.compile(r"(?P<matrix>.+)\.lora_(?P<part>[ab])")
 _FOLDER_NAME = re.compile(r"base_model\.model\.(?P<matrix>.+)\.lora_(?P<part>[AB])\.weight")
@@ -137,9 +138,10 @@ def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> flo
 
 def _of_pattern(patterns: object, module: str, default: Any) -> Any:
     """Value of the first of *patterns* that the end of *module* matches."""
-    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
+    if isinstance(patterns, dict):
+        for pattern, value in patterns.items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
     return default
 
 
@@ -162,7 +164,8 @@ def _pairs(
     for name, half in halves.items():
         if len(half) < 2:
             raise InvalidFormat(f"{path.name}: one factor of {name} is missing", hint=_AGAIN)
-        a, b = half["a"], half["b"]
+        a = half["a"]
+        b = half["b"]
         if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
             raise InvalidFormat(
                 f"{path.name}: factors of {name} have the shapes {a.shape} and {b.shape}",

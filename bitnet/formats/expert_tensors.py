@@ -122,12 +122,14 @@ def split_heads(
                 f"{heads} heads",
                 hint="choose a folder with F32, F16 or BF16",
             )
-        rows, latent = tensor.shape[0] // heads, tensor.shape[1]
+        rows = tensor.shape[0] // heads
+        latent = tensor.shape[1]
         words = tensor.data.view(f"<u{width}").reshape(heads, rows, latent)
         keys = np.ascontiguousarray(words[:, :key_dim].swapaxes(1, 2))
         values = tuple(head[key_dim:].reshape(-1).view(np.uint8) for head in words)
         block = name.removesuffix("attn_kv_b.weight")
-        shape, flat = (heads, latent, min(key_dim, rows)), keys.reshape(-1).view(np.uint8)
+        shape = (heads, latent, min(key_dim, rows))
+        flat = keys.reshape(-1).view(np.uint8)
         split[f"{block}attn_k_b.weight"] = replace(tensor, shape=shape, data=flat)
         shape = (heads, max(rows - key_dim, 0), latent)
         its = replace(tensor, shape=shape, data=_NOTHING, pieces=values)
@@ -151,7 +153,8 @@ def turn_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]
         if match is None:
             turned[name] = tensor
             continue
-        part, kind = match["part"], match["kind"] or ""
+        part = match["part"]
+        kind = match["kind"] or ""
         if kind == "_scales" and f"{match['all']}.{part}_proj_blocks" in tensors:
             continue
         try:

@@ -177,7 +177,8 @@ class GGUF:
     def close(self) -> None:
         """Unmap the file, or leave that to the last view in use."""
         self._views = []
-        maps, self._maps = self._maps, []
+        maps = self._maps
+        self._maps = []
         try:
             for mapped in maps:
                 mapped.check_reads()
@@ -209,9 +210,11 @@ class GGUF:
         end = info.offset + info.size_bytes
         if end > len(view):
             label, size = list(self.part_sizes.items())[info.part]
-            ends, hint = f"the file ends at {size:,}", _REFETCH
+            ends = f"the file ends at {size:,}"
+            hint = _REFETCH
             if end <= size:
-                ends, hint = f"only the first {len(view):,} are here", ""
+                ends = f"only the first {len(view):,} are here"
+                hint = ""
             raise InvalidFormat(
                 f"{label}: tensor {printable(name)} needs bytes {info.offset:,}..{end:,}, {ends}",
                 hint=hint,
@@ -222,7 +225,8 @@ class GGUF:
         """Tensor *name*, a view into the mapped file."""
         import numpy as np
 
-        info, data = self.tensors[name], np.frombuffer(self.tensor_bytes(name), dtype=np.uint8)
+        info = self.tensors[name]
+        data = np.frombuffer(self.tensor_bytes(name), dtype=np.uint8)
         return Weight(name, info.shape, info.type, data, rounds_input=rounds_input)
 
     def check_layout(self) -> None:

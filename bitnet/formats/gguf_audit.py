@@ -95,7 +95,8 @@ def _general(gguf: GGUF) -> Iterator[Finding]:
 
 def _tokenizer(gguf: GGUF) -> Iterator[Finding]:
     """Findings on the embedded tokenizer: lengths, ids out of range, missing keys."""
-    metadata, prefix = gguf.metadata, "tokenizer.ggml."
+    metadata = gguf.metadata
+    prefix = "tokenizer.ggml."
     tokens = metadata.get(prefix + "tokens")
     if not isinstance(tokens, Array) or tokens.item_type != "string":
         yield Finding("warning", "no-tokenizer", "no tokenizer is embedded (tokenizer.ggml.tokens)")
@@ -133,7 +134,8 @@ def _tokenizer(gguf: GGUF) -> Iterator[Finding]:
 
 _CHUNK_BYTES = 1 << 20
 SAMPLE_BYTES = 1 << 18
-_NOTHING, _NO_CODES = np.zeros(0, np.uint8), np.zeros(4, np.int64)
+_NOTHING = np.zeros(0, np.uint8)
+_NO_CODES = np.zeros(4, np.int64)
 
 
 @dataclass(frozen=True)
@@ -162,15 +164,21 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
     KiB of it.
     """
     for info in gguf.tensors.values():
-        name, scale, double, four = info.type.name, None, False, (4, 4)  # base, digits of a byte
+        name = info.type.name
+        scale = None
+        double = False
+        four = (4, 4)  # base, digits of a byte
         view = np.asarray(gguf.tensor_bytes(info.name)) if info.type.is_ternary else _NOTHING
         if name in SCALED_BLOCKS:
             layout = SCALED_BLOCKS[name]
-            width, double = layout.size, layout.double
+            width = layout.size
+            double = layout.double
             parts = [(it.start, it.count, (it.base, it.digits)) for it in layout.parts]
         elif name == "I2_S":
             scale = float(view[-32:-28].view("<f4")[0])
-            view, width, parts = view[:-32], 1, [(0, 1, four)]
+            view = view[:-32]
+            width = 1
+            parts = [(0, 1, four)]
         elif name in ("IQ2_BN", "IQ2_BN_R4"):
             # A row is its f32 scale and 16 bytes per 64 weights; _R4 interleaves four rows after
             # their scales, which leaves the share and the positions of the scale bytes unchanged.
@@ -190,7 +198,8 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
 
 def _count(packed: NDArray[np.uint8], base: int, digits: int) -> NDArray[np.int64]:
     """Occurrences of the codes 0 to 3, shape ``(4,)``: each byte value is counted once."""
-    times, flat = np.zeros(256, dtype=np.int64), packed.reshape(-1)
+    times = np.zeros(256, dtype=np.int64)
+    flat = packed.reshape(-1)
     for start in range(0, flat.size, _CHUNK_BYTES):
         times += np.bincount(flat[start : start + _CHUNK_BYTES], minlength=256)
     codes = split_digits(np.arange(256, dtype=np.uint8), base, digits)  # (256, digits)

@@ -31,7 +31,8 @@ MAX_ENTRIES = 65536  # keys, and tensors: far more than any model has
 MAX_NAME_BYTES = 65535  # the format's own limit for keys
 MAX_DIMS = 4
 
-STRING, ARRAY = 8, 9
+STRING = 8
+ARRAY = 9
 
 # Name, struct code and bytes per metadata value type, in the order of their ids.
 VALUE_TYPES: tuple[tuple[str, str, int], ...] = (
@@ -120,7 +121,8 @@ def skip_strings(data: memoryview, at: int, count: int) -> tuple[int, int]:
 
 def _string_ends(data: memoryview, at: int, count: int) -> Iterator[int]:
     """Offsets behind the strings that fit."""
-    unpack, have = _U64.unpack_from, len(data)
+    unpack = _U64.unpack_from
+    have = len(data)
     for left in range(count, 0, -1):
         size = unpack(data, at)[0] if left * 8 <= have - at else _MAX_U64
         if size > have - at - 8:
@@ -220,11 +222,14 @@ class _Walker:
     def key(self) -> KeyEntry:
         name = self.read_name()
         self.need(4)
-        kind, at = self.take(_U32), self.at - 4
+        kind = self.take(_U32)
+        at = self.at - 4
         item_type = length = 0
         if kind == ARRAY:
             self.need(12)
-            item_type, length, at = self.take(_U32), self.take(_U64), self.at - 12
+            item_type = self.take(_U32)
+            length = self.take(_U64)
+            at = self.at - 12
             if item_type == ARRAY:
                 raise Unsupported(
                     f"{self.where} at byte {at:,} is an array of arrays, which no model uses",
@@ -249,7 +254,8 @@ class _Walker:
     def tensor(self) -> TensorEntry:
         name = self.read_name()
         self.need(4)
-        n_dims, at = self.take(_U32), self.at
+        n_dims = self.take(_U32)
+        at = self.at
         if n_dims > MAX_DIMS:
             self.fail(at - 4, f"{n_dims} dimensions, at most {MAX_DIMS} expected")
         self.skip(8 * n_dims + 12)
@@ -339,7 +345,8 @@ class Array:
         module = native.module()
         if module is not None:
             return self._whole(module.gguf_strings(self.raw, self.length))  # type: ignore[no-any-return]
-        starts, data = self.starts.tolist(), bytes(self.raw)
+        starts = self.starts.tolist()
+        data = bytes(self.raw)
         return [
             data[start + 8 : end].decode("utf-8", "surrogateescape")
             for start, end in pairwise(starts)
@@ -398,7 +405,8 @@ def layout_faults(
         furthest: TensorInfo | None = None  # of those before, the one that ends last
         infos = [info for info in tensors if info.part == part and info.size_bytes]
         for info in sorted(infos, key=lambda info: (info.offset, info.size_bytes)):
-            end, behind = info.end, furthest.end if furthest else 0
+            end = info.end
+            behind = furthest.end if furthest else 0
             if end > size:
                 yield (
                     "truncated",

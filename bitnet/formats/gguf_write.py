@@ -111,7 +111,8 @@ def write_copy(
                 f"{source.name} is one of {len(gguf.paths)} parts",
                 hint="join them first: llama-gguf-split --merge FIRST_PART OUT.gguf",
             )
-        view, index = gguf.file_view(), _index(gguf)
+        view = gguf.file_view()
+        index = _index(gguf)
         types = {key.name.decode(): VALUE_TYPES[key.type][0] for key in index.keys}
         parsed = [parse_change(text, gguf.metadata, types) for text in changes]
         changed = {change.key: change.encode() for change in parsed}
@@ -158,7 +159,8 @@ def _index(gguf: GGUF) -> Index:
 
 def raw_values(gguf: GGUF) -> dict[str, bytes]:
     """Type id and value of every key of *gguf* (its first part), as stored."""
-    view, values = gguf.file_view(), {}
+    view = gguf.file_view()
+    values = {}
     for key in _index(gguf).keys:
         head = struct.pack("<I", key.type)
         if key.type == ARRAY:
@@ -300,7 +302,9 @@ def _kind(value: Any) -> str:
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
-        return "uint32" if 0 <= value < 2**32 else "int32" if -(2**31) <= value < 0 else "int64"
+        if 0 <= value < 2**32:
+            return "uint32"
+        return "int32" if -(2**31) <= value < 0 else "int64"
     return "float32" if isinstance(value, float) else "string"
 
 

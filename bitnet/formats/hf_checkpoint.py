@@ -139,7 +139,8 @@ def _rename(
         stored = turn_experts(stored, folder.name)
     names: dict[str, str] = {}
     left_out = []
-    more_blocks, layers = description.family.more_blocks, description.value("block_count")
+    more_blocks = description.family.more_blocks
+    layers = description.value("block_count")
     for original in stored:
         name = ""
         if description.classifies:
@@ -294,7 +295,8 @@ def _reorder(weight: Weight, order: Callable[[NDArray[Any]], NDArray[Any]]) -> W
 
 def _multiply(weights: dict[str, Weight], factors: Mapping[str, float]) -> None:
     """Multiply *factors* into *weights*; a tied head may become a matrix of its own."""
-    head, embedding = "output.weight", "token_embd.weight"
+    head = "output.weight"
+    embedding = "token_embd.weight"
     if head not in weights and factors.get(head, 1.0) != factors.get(embedding, 1.0):
         weights[head] = replace(weights[embedding], name=head)
     for name, weight in weights.items():
@@ -421,7 +423,8 @@ def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
             f"{stem}: scales or biases of packed weights are missing, or not numbers", hint=_COMPARE
         )
     scales, biases = (registry.dequantize(tensor) for tensor in numbers if tensor)
-    rows, columns = words.shape[0], words.shape[-1] * 32 // bits
+    rows = words.shape[0]
+    columns = words.shape[-1] * 32 // bits
     expected = (rows, columns // _GROUP)
     if len(words.shape) != 2 or columns % _GROUP or {scales.shape, biases.shape} != {expected}:
         raise InvalidFormat(

@@ -60,14 +60,16 @@ def read_folder(files: Inventory) -> dict[str, Weight]:
             tensors[name], places[name] = tensor, file
     if index is not None and index != places:
         name = min(index.items() ^ places.items())[0]
-        said, there = index.get(name, "no file"), places.get(name, "no file")
+        said = index.get(name, "no file")
+        there = places.get(name, "no file")
         raise damage_error(files.path(INDEX), f"it says that {name} is in {said}, it is in {there}")
     return tensors
 
 
 def read_file(files: Inventory, name: str) -> dict[str, Weight]:
     """The tensors of the file *name*, by name."""
-    mapped, path = files.map(name), files.path(name)
+    mapped = files.map(name)
+    path = files.path(name)
     view = memoryview(mapped)
     if len(view) < 8:
         raise damage_error(path, "it ends before its header")

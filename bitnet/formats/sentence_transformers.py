@@ -84,7 +84,8 @@ def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
     name = "modules.json"
     if name not in files:
         return Modules()
-    modules, model = files.json(name, list), files.root.name
+    modules = files.json(name, list)
+    model = files.root.name
     if not all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in modules):
         raise damage_error(files.path(name), "expected a list of modules, each with a type")
     pooling = None
@@ -191,7 +192,8 @@ def prompts(files: Inventory) -> Prompts:
     if name not in files:
         return Prompts()
     said = files.json(name, dict)
-    texts, default = said.get("prompts") or {}, said.get("default_prompt_name") or ""
+    texts = said.get("prompts") or {}
+    default = said.get("default_prompt_name") or ""
     is_texts = isinstance(texts, dict) and all(isinstance(one, str) for one in texts.values())
     if not is_texts or not isinstance(default, str) or (default and default not in texts):
         raise damage_error(
@@ -201,7 +203,8 @@ def prompts(files: Inventory) -> Prompts:
 
 
 def _pooling(files: Inventory, name: str, ignore: Collection[str]) -> int:
-    inside, model = name.rpartition("/")[0], files.root.name
+    inside = name.rpartition("/")[0]
+    model = files.root.name
     given = without(files.json(name, dict), ignore)
     check(given, _POOLING, model=model, below=f"{inside}: ")
     named = given.get("pooling_mode")

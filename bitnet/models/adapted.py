@@ -54,7 +54,8 @@ def split_adapters(
     texts: Iterable[str],
 ) -> tuple[list[tuple[Path, float]], dict[str, tuple[Path, float]]]:
     """Adapters of every answer, as :func:`parse_adapter`, and those of ``NAME=FILE[:SCALE]``."""
-    always, by_name = [], {}
+    always = []
+    by_name = {}
     for text in texts:
         name, equals, rest = text.partition("=")
         if not equals or "/" in name or Path(text).exists():
@@ -85,7 +86,8 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
 
 def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> dict[str, Pair]:
     """Pairs of *adapter* by GGUF name, with rows as *checkpoint* has them."""
-    name, model = adapter.path.name, checkpoint.path.name
+    name = adapter.path.name
+    model = checkpoint.path.name
     if adapter.architecture not in ("", checkpoint.architecture):
         raise InvalidFormat(
             f"{name} is for models of the architecture {adapter.architecture}, {model} is "

@@ -50,7 +50,8 @@ def _projections(
     write: Builder, mixer: Attention, h: Register
 ) -> tuple[Register, Register | None, Register | None, Register | None]:
     """Queries, keys, values and the gate of an attention; ``None`` for those it does not have."""
-    heads, kv = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+    heads = mixer.heads * mixer.head_dim
+    kv = mixer.kv_heads * mixer.head_dim
     biased = mixer.biased
     if mixer.gated:
         queries_and_gates, k, v = write.linears(
@@ -133,7 +134,8 @@ def _head_norms(
 
 def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale: float) -> Register:
     """Attention over latents; L wide, beside R rotary dimensions of each query and of the key."""
-    heads, turning = mixer.heads, mixer.rope.dims
+    heads = mixer.heads
+    turning = mixer.rope.dims
     queries = heads * (mixer.key_dim + turning)
     both = mixer.latent + turning
     if mixer.query_rank:

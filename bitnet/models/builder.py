@@ -240,7 +240,8 @@ class Builder:
         rank = self.decoder.adapted.get(weight)
         if rank is None:
             return out
-        a, b = f"{weight}.lora_a", f"{weight}.lora_b"
+        a = f"{weight}.lora_a"
+        b = f"{weight}.lora_b"
         self.layout.required[a] = (rank, x.width)
         self.layout.required[b] = (out.width, rank)
         low = self.value(rank)
@@ -251,7 +252,8 @@ class Builder:
 
     def by_head(self, x: Register, every: Register, name: str, width: int) -> Register:
         """Products of each head of *x* with a matrix of its own; *every* numbers the heads."""
-        heads, weight = every.width, f"{self.block}{name}.weight"
+        heads = every.width
+        weight = f"{self.block}{name}.weight"
         self.layout.required[weight] = (heads, width // heads, x.width // heads)
         self.layout.optional[f"{self.block}{name}.scale"] = (heads,)
         out = self.value(width)
@@ -397,7 +399,8 @@ class Builder:
 
     def route(self, logits: Register, rule: Routing, bias: str = "") -> tuple[Register, Register]:
         """Numbers of each token's experts and their weights, ``(T, used)`` each."""
-        experts, weights = self.value(rule.used), self.value(rule.used)
+        experts = self.value(rule.used)
+        weights = self.value(rule.used)
         self.append(Route(experts, weights, logits, bias, rule))
         return experts, weights
 

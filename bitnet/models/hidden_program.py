@@ -89,7 +89,8 @@ class _Decoder:
 
     def hidden_state(self) -> Register:
         """The normalized hidden state, of the whole program."""
-        write, decoder = self.write, self._decoder
+        write = self.write
+        decoder = self._decoder
         x = self._embed()
         inputs = (mixer for mixer in decoder.mixers() if isinstance(mixer, LayerInput))
         first = next(inputs, None)  # of one kind in all blocks
@@ -104,7 +105,8 @@ class _Decoder:
 
     def _embed(self) -> Register:
         """The embeddings of the tokens: ``(T, dim)``."""
-        write, decoder = self.write, self._decoder
+        write = self.write
+        decoder = self._decoder
         rows = (decoder.vocab_size, decoder.dim)
         write.layout.optional |= {"output.weight": rows}
         biases = write.layout.required if "output" in decoder.biases else write.layout.optional
@@ -117,7 +119,8 @@ class _Decoder:
 
     def _add_places(self, x: Register) -> Register:
         """*x* with the embeddings of texts and positions, and their norm."""
-        write, decoder = self.write, self._decoder
+        write = self.write
+        decoder = self._decoder
         if decoder.text_rows:
             x = write.add(x, write.lookup("token_types.weight", "text", decoder.text_rows))
         if decoder.positions:
@@ -142,7 +145,8 @@ class _Decoder:
 
     def _block(self, block: Block, x: Register) -> Register:
         """The stream behind a block."""
-        write, decoder = self.write, self._decoder
+        write = self.write
+        decoder = self._decoder
         self._early_logits = {
             mixer: router(write, mixer, x)
             for branch in block
@@ -226,7 +230,8 @@ class _Decoder:
 
     def _norm_result(self, x: Register) -> Register:
         """The result: a norm of the stream, in the basis of the head if that has one."""
-        write, decoder = self.write, self._decoder
+        write = self.write
+        decoder = self._decoder
         own_norm = f"{write.block}nextn.shared_head_norm.weight"
         if decoder.joined:
             write.layout.optional[own_norm] = (decoder.dim,)

@@ -30,7 +30,8 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     family = of_gguf(checkpoint.architecture)
     if family is None:
         raise architecture_refusal(checkpoint.architecture, ARCHITECTURES, kind="quantized ")
-    label, reads_no_scale = checkpoint.path.name, "attention.scale" not in family.gguf_keys
+    label = checkpoint.path.name
+    reads_no_scale = "attention.scale" not in family.gguf_keys
     check_outside_keys(checkpoint.metadata, label)
     check_keys(checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=label)
     if checkpoint.gguf is not None and (zero := find_zero(checkpoint.metadata, family)):

@@ -77,7 +77,8 @@ def experts(
 ) -> Register:
     """The weighted sum of the chosen experts of *h*, and of the network that all tokens share."""
     chosen, weights = _choice(write, mixer, logits)  # (T, K), twice
-    read, width = h, write.decoder.dim
+    read = h
+    width = write.decoder.dim
     if mixer.latent:
         width = mixer.latent
         read = write.linear(h, "ffn_latent_down", width)
@@ -122,7 +123,8 @@ def _choice(write: Builder, mixer: Experts, logits: Register) -> tuple[Register,
 
 def _inside_experts(write: Builder, mixer: Experts, x: Register, chosen: Register) -> Register:
     """``activation(gate(x)) * up(x)`` of each chosen expert: ``(T, K F)``."""
-    used, width = mixer.routing.used, mixer.width
+    used = mixer.routing.used
+    width = mixer.width
 
     def products(*names: str, width: int = width) -> tuple[Register, ...]:
         return write.expert_linears(
@@ -163,7 +165,8 @@ def layer_inputs(write: Builder, mixer: LayerInput, x: Register) -> tuple[Regist
     """
     blocks = len(write.decoder.blocks)
     width = blocks * mixer.width
-    table, projection = "per_layer_token_embd.weight", "per_layer_model_proj"
+    table = "per_layer_token_embd.weight"
+    projection = "per_layer_model_proj"
     rows = write.embed(table, width, (mixer.width / 2) ** 0.5)  # (T, L P)
     write.layout.tables.add(table)
     projected = write.linear(x, projection, width)  # (T, L P)

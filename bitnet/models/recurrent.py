@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Register:
     """Linear attention by the gated delta rule, of H heads and KH key heads."""
-    keys, values, heads = mixer.keys_width, mixer.values_width, mixer.heads
+    keys = mixer.keys_width
+    values = mixer.values_width
+    heads = mixer.heads
     qkv, z, alpha, beta = write.linears(
         h,
         ("attn_qkv", mixer.conv_columns),
@@ -78,8 +80,10 @@ def short_convolution(
 
 def mamba2(write: Builder, mixer: Mamba2, h: Register, scale: float) -> Register:
     """A state space of H heads of D dimensions, with G groups of N inputs and outputs."""
-    width, states = mixer.width, mixer.groups * mixer.state_size
-    columns, heads = mixer.conv_columns, mixer.heads
+    width = mixer.width
+    states = mixer.groups * mixer.state_size
+    columns = mixer.conv_columns
+    heads = mixer.heads
     everything = write.linear(h, "ssm_in", width + columns + heads)
     write.mark("mamba2_in", everything)
     z, vbc, dt = write.split(everything, width, columns, heads)

@@ -78,7 +78,8 @@ def allocate(
                 register_of[value] = Register(place.name, value.width)
         for value in (*ended, *(value for value in new if value not in last_reads)):
             place = held.pop(value)
-            place.width, place.last_read = value.width, number
+            place.width = value.width
+            place.last_read = number
         instructions.append(_with_registers(instruction, register_of))
     return Program(tuple(instructions), caches, register_of[result])
 

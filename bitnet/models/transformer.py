@@ -73,7 +73,8 @@ class Model:
         self._run_drafter = ops.compile(drafts, self._weights) if drafts else None
 
     def _bind(self, checkpoint: Checkpoint, exact_head: HeadMode, base: Model | None) -> None:
-        config, ops = self.config, self.ops
+        config = self.config
+        ops = self.ops
         by_row = read_by_row(checkpoint, config, ops, exact_head)
         bound = base._weights if base else None
         self._weights: dict[str, Prepared] = bind(
@@ -291,7 +292,8 @@ def bind(
         )
         scale = f"{name.removesuffix('weight')}scale" if name.endswith(".weight") else ""
         scale = "" if scale in expected.required else scale
-        parts, of_experts = weight.matrices(), len(weight.shape) == 3
+        parts = weight.matrices()
+        of_experts = len(weight.shape) == 3
         scales = checkpoint.numbers(scale, (len(parts),)) if scale else None
         factors = [1.0] * len(parts) if scales is None else scales.tolist()
         matrices = [

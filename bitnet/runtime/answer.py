@@ -152,7 +152,8 @@ class Answer:
         """
         self._count(piece)
         started = time.perf_counter()
-        text, described = "", None
+        text = ""
+        described = None
         if piece.token is not None and piece.finish_reason != "stop":
             self.ids.append(piece.token)
             if piece.logprob is not None:
@@ -185,7 +186,8 @@ class Answer:
         """
         if self._run is None:
             raise UsageError("the answer has been read before", hint="its text is in .text")
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         with closing(run(self.sequence)) as pieces:
             self._at = time.perf_counter()
             for piece in pieces:
@@ -259,7 +261,8 @@ class Answer:
     def _count(self, piece: Piece) -> None:
         """Add *piece* to the metrics."""
         now = time.perf_counter()
-        passed, self._at = now - self._at, now
+        passed = now - self._at
+        self._at = now
         if self.tokens:
             self.decode_s += passed
         else:

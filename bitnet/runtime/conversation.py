@@ -208,11 +208,16 @@ class ReasoningReader:
             # An answer without reasoning keeps its first spaces.
             self._fresh = begin.startswith(mark)
             self._held = begin.removeprefix(mark) if self._fresh else self._held
-        parts, mark_found = {True: "", False: ""}, "more"
+        parts = {True: "", False: ""}
+        mark_found = "more"
         while mark_found:
             inside = self.is_inside
             # gpt-oss's channel may come again.
-            mark = self._rules.closing if inside else opening if opening == _CHANNEL else ""
+            mark = ""
+            if inside:
+                mark = self._rules.closing
+            elif opening == _CHANNEL:
+                mark = opening
             before, mark_found, after = self._held.partition(mark) if mark else (self._held, "", "")
             # The possible beginning of a mark is held back, with the space before its end.
             keep = 0 if mark_found or final or not mark else overlap(before, mark)
@@ -225,6 +230,7 @@ class ReasoningReader:
                 self._between = "" if inside else self._between
             self._fresh = self._fresh and not part
             if mark_found:
-                self.is_inside, self._fresh = not inside, True
+                self.is_inside = not inside
+                self._fresh = True
                 self._between = self._between if inside else "\n\n"
         return parts[True], parts[False]

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from bitnet.models.transformer import Model
     from bitnet.tokenizer import Tokenizer
 
-MOST_OF_BLOCK, MOST_OF_MODEL = 4, 8  # tokens of a draft
+MOST_OF_BLOCK = 4
+MOST_OF_MODEL = 8  # tokens of a draft
 MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
 TRIAL = 4  # passes of the slower way, to see whether it still is
-FIRST_STAY, LONGEST_STAY = 64, 1024  # passes between two trials
+FIRST_STAY = 64
+LONGEST_STAY = 1024  # passes between two trials
 MOST_LOST = 0.02  # share of the time that drafts, or trials of them, may lose
 
 
@@ -83,7 +85,8 @@ class BlockForesight(Foresight):
         those of passes long ago.
         """
         start = end - len(hidden)
-        first, stop = max(start, self.position), min(end, len(self.ids) - 1)
+        first = max(start, self.position)
+        stop = min(end, len(self.ids) - 1)
         if first < stop:
             ids = self.ids[first + 1 : stop + 1]
             self._waiting.append((ids, hidden[first - start : stop - start]))
@@ -122,7 +125,9 @@ class Drafter:
         config = model.config.drafter if is_block else replace(model.config, drafter=None)
         assert config is not None, "the model has a block that drafts"
         self.config: ModelConfig = config  # of its caches
-        self._model, self._chunk, self._is_block = model, chunk, is_block
+        self._model = model
+        self._chunk = chunk
+        self._is_block = is_block
 
     def foresight(self, ids: list[int], cache: KVCache) -> Foresight:
         """A view of the sequence of *ids*, whose own cache is *cache*."""
@@ -136,7 +141,8 @@ class Drafter:
         Each view is :attr:`Foresight.is_ready`; those that have more to read than fits a pass have
         no draft yet.
         """
-        room, segments = self._chunk, dict[Foresight, Segment]()
+        room = self._chunk
+        segments = dict[Foresight, Segment]()
         for its in wanted:
             if segment := its.unread(max(room, 1)):
                 segments[its] = segment
@@ -206,9 +212,11 @@ class Pace:
         self.drafting: bool = True  # the next pass is to have drafts
         self._faster = True
         self._is_trial = True
-        self._left, self._stay = TRIAL, FIRST_STAY
+        self._left = TRIAL
+        self._stay = FIRST_STAY
         self._rates: dict[bool, float] = {}  # seconds a token took, by way
-        self._tokens, self._seconds = 0, 0.0
+        self._tokens = 0
+        self._seconds = 0.0
         self._extra_s = 0.0  # of this trial, which are not part of a steady rate
         self._owed_s = 0.0  # that trials lost and the faster way has not earned yet
 
@@ -232,11 +240,15 @@ class Pace:
             self._owed_s -= MOST_LOST * passed_s
         if self._left > 0 or (not self._is_trial and self._owed_s > 0):
             return
-        tokens, seconds = max(1, self._tokens), self._seconds
+        tokens = max(1, self._tokens)
+        seconds = self._seconds
         self._rates[self.drafting] = seconds / tokens
-        self._tokens, self._seconds = 0, 0.0
+        self._tokens = 0
+        self._seconds = 0.0
         if not self._is_trial or len(self._rates) < 2:
-            self.drafting, self._is_trial, self._left = not self.drafting, True, TRIAL
+            self.drafting = not self.drafting
+            self._is_trial = True
+            self._left = TRIAL
             return
         faster = self._rates[True] < self._rates[False]
         lost = seconds - tokens * self._rates[faster] if self.drafting != faster else 0.0
@@ -244,4 +256,5 @@ class Pace:
         self._extra_s = 0.0
         self._stay = min(LONGEST_STAY, 2 * self._stay) if faster == self._faster else FIRST_STAY
         self.drafting = self._faster = faster
-        self._is_trial, self._left = False, self._stay
+        self._is_trial = False
+        self._left = self._stay

@@ -213,7 +213,8 @@ class _Parser:
         match = _TOKEN.match(self.text, self.at)
         if match is None:
             raise self.error("expected a token, such as <[7]> or <think>")
-        negation, number = match[1], match[2]
+        negation = match[1]
+        number = match[2]
         token = int(number) if number else self.find_token(match[0][len(negation) :])
         if token is None:
             raise self.error(f"{match[0][:40]} is not one token of the model")

@@ -195,7 +195,8 @@ class LanguageModel:
         begun = messages[-1] if request.continue_final_message else None
         rules = reasoning_rules(tokenizer, text, begun)
         if rules is not None and request.thinking_budget is not None:
-            most, message = request.thinking_budget, request.thinking_message
+            most = request.thinking_budget
+            message = request.thinking_message
             request = replace(request, budget=budget_rules(tokenizer, rules, most, message))
         return ids, replace(request, reasoning=rules if request.separate_reasoning else None)
 
@@ -209,9 +210,11 @@ class LanguageModel:
         """
         started = time.perf_counter()
         ids, request = self.prepare(request)
-        passed, engine = time.perf_counter() - started, self.engine
+        passed = time.perf_counter() - started
+        engine = self.engine
         answer = Answer(self.tokenizer, engine.prepare(ids, request), run=engine.run)
-        answer.backend, answer.load_s = self.backend, self.load_s
+        answer.backend = self.backend
+        answer.load_s = self.load_s
         answer.tokenize_s += passed
         return answer
 
@@ -452,11 +455,14 @@ def load_checkpoint(
             transformer.adapters[name] = load_model(its, base=transformer)
         draft_model = None
         if draft is not None:
-            config, drafts_in = config_from(draft), resolve_tokenizer(draft, None)
+            config = config_from(draft)
+            drafts_in = resolve_tokenizer(draft, None)
             check_draft_model(transformer.config, tokenizer, config, drafts_in)
             draft_model = load_model(draft, ops=ops, exact_head=exact_head)
-        for locked in filter(None, (transformer, draft_model)) if lock_memory else ():
-            locked.lock()
+        if lock_memory:
+            transformer.lock()
+            if draft_model is not None:
+                draft_model.lock()
         load_s = time.perf_counter() - started
         prompt_cache = None
         if prompt_folder is not None:

@@ -42,7 +42,8 @@ class PrefixCache:
         self._new_cache = new_cache
         self._slots = slots
         self._caches: list[KVCache] = []  # idle ones by last use, the oldest first
-        self._measure, self._step = new_cache(), step
+        self._measure = new_cache()
+        self._step = step
 
     @property
     def size_bytes(self) -> int:
@@ -64,7 +65,8 @@ class PrefixCache:
 
         The last id has to be run in any case.
         """
-        best, longest = None, 0
+        best = None
+        longest = 0
         regime = self._regime(but.reach if but else len(ids))
         for cache in self._caches:
             if cache.adapter != adapter or self._regime(cache.reach) != regime:
@@ -74,7 +76,8 @@ class PrefixCache:
             shared = cache.reusable(min(common_prefix(cache.ids, ids), max(0, len(ids) - 1)))
             # The most recent of equals: nearest in the processor's caches.
             if cache is not but and shared and shared >= longest:
-                best, longest = cache, shared
+                best = cache
+                longest = shared
         return best, longest
 
     def acquire(
@@ -159,7 +162,8 @@ class PrefixCache:
 
     def _use(self, cache: KVCache, ids: list[int], needed: int) -> KVCache:
         cache.ids, cache.reach = ids, len(ids)
-        cache.busy, cache.reserved_bytes = True, needed
+        cache.busy = True
+        cache.reserved_bytes = needed
         self._caches.append(cache)
         return cache
 
@@ -189,7 +193,8 @@ def _is_trusted(cache: KVCache) -> bool:
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Number of leading values that the two have in common."""
-    low, high = 0, min(len(first), len(second))
+    low = 0
+    high = min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
         is_common = first[low:middle] == second[low:middle]

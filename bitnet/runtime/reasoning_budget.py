@@ -50,7 +50,8 @@ class ReasoningBudget:
         if self._forced:
             self._forced = self._forced[1:]
             if not self._forced:
-                self._is_inside, self._text = False, b""
+                self._is_inside = False
+                self._text = b""
             return
         raw = self._rules.token_bytes(token)
         self._text += raw
@@ -60,7 +61,8 @@ class ReasoningBudget:
         if self._is_inside and not found:
             self._left -= 1
         if found:
-            self._is_inside, self._text = not self._is_inside, after
+            self._is_inside = not self._is_inside
+            self._text = after
         else:
             self._text = before[-len(mark) :]
         self._end_if_spent()

@@ -333,7 +333,8 @@ class Request(SamplingOptions):
         it is in reproducible runs. *prompt_tokens* count in the files' ``max_length``.
         """
         recommended: Mapping[str, SamplingDefault] = settings_of_model.sampling
-        asked, fallback = self, dict(self.fallback)
+        asked = self
+        fallback = dict(self.fallback)
         if settings.deterministic() and self.temperature is None:
             fallback["temperature"] = 0.0
             asked = replace(self, fallback=fallback)
@@ -379,15 +380,19 @@ class Request(SamplingOptions):
         """Most tokens of the answer, and the origin of that number."""
         if self.max_tokens is not None:
             return self.max_tokens, self.origins.get("max_tokens", "request")
-        limit, origin = self.length_limit, "default"
+        limit = self.length_limit
+        origin = "default"
         if files.max_new_tokens is not None:
-            limit, origin = int(files.max_new_tokens.value), files.max_new_tokens.source
+            limit = int(files.max_new_tokens.value)
+            origin = files.max_new_tokens.source
         elif files.max_length is not None:
             room = max(1, int(files.max_length.value) - prompt_tokens)
             if room < limit:
-                limit, origin = room, files.max_length.source
+                limit = room
+                origin = files.max_length.source
         if limit < self.min_tokens:
-            limit, origin = self.min_tokens, "min_tokens"
+            limit = self.min_tokens
+            origin = "min_tokens"
         return limit, origin
 
     def actual_seed(self) -> int:

@@ -43,7 +43,8 @@ def check_messages(messages: Any) -> None:
         problem = "empty" if are_objects else "not a list of objects"
         raise UsageError(f"messages is {problem}", field="messages")
     for number, message in enumerate(messages):
-        content, where = message.get("content"), f"messages.{number}"
+        content = message.get("content")
+        where = f"messages.{number}"
         problem = ""
         if not isinstance(message.get("role"), str):
             problem = "role is not a text"

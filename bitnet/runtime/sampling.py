@@ -46,7 +46,8 @@ LONGEST = 32  # tokens compared to find the best match
 PLACES = 32  # most recent matches compared
 FIRST = 4  # tokens of the first draft
 LONGEST_PAUSE = 64  # tokens without a draft after many rejected ones
-FIRST_CREDIT, MOST_CREDIT = 2.0, 16.0  # passes that drafts may lose, at first and after gains
+FIRST_CREDIT = 2.0
+MOST_CREDIT = 16.0  # passes that drafts may lose, at first and after gains
 
 
 class Sampler:
@@ -138,10 +139,12 @@ class Sampler:
 
     def needs(self, foreseen: Iterable[int] = ()) -> Needed | None:
         """Logits that :meth:`sample` needs; ``None``: all of them. *foreseen* tokens may count."""
-        request, sampling = self.request, self.sampling
+        request = self.request
+        sampling = self.sampling
         if self._chain is not None or self._repetitions is not None:
             return None
-        count, margin = 1, None
+        count = 1
+        margin = None
         if sampling.temperature != 0 and sampling.top_k != 1:
             if sampling.top_k:
                 count = sampling.top_k + 1
@@ -207,7 +210,8 @@ class Sampler:
 
     def _choose_among(self, values: NDArray[np.floating[Any]], found: Found) -> int | None:
         """Index of the chosen token in *values*; ``None`` if another one might be chosen."""
-        sampling, bound = self.sampling, found.bound
+        sampling = self.sampling
+        bound = found.bound
         if sampling.temperature == 0 or sampling.top_k == 1:
             at = int(values.argmax())
             return at if values[at] >= bound else None
@@ -328,7 +332,8 @@ class Sampler:
         self, values: NDArray[np.floating[Any]], counts: NDArray[np.float64]
     ) -> NDArray[np.floating[Any]]:
         """Logits *values* of tokens of the text with their penalties, as often as *counts* say."""
-        request, penalty = self.request, self.sampling.repetition_penalty
+        request = self.request
+        penalty = self.sampling.repetition_penalty
         out = values.copy()
         if penalty != 1:
             out *= np.where(out > 0, 1 / penalty, penalty)

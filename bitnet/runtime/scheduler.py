@@ -161,7 +161,8 @@ class Scheduler:
 
     def _expire(self) -> Pieces:
         """End sequences that are cancelled or past their deadline."""
-        now, pieces = time.monotonic(), []
+        now = time.monotonic()
+        pieces = []
         for sequence in [*self.running, *self.waiting]:
             if sequence.cancelled or now > sequence.deadline:
                 self.cancel(sequence, "cancelled" if sequence.cancelled else "deadline")
@@ -174,7 +175,8 @@ class Scheduler:
             sequence = self.waiting[0]
             try:
                 positions = min(self.context, sequence.positions)
-                reuse, adapter = not sequence.request.embed, sequence.request.lora
+                reuse = not sequence.request.embed
+                adapter = sequence.request.lora
                 stored = sequence.stored
                 sequence.cache = cache = self.caches.acquire(
                     sequence.ids, positions, reuse=reuse, adapter=adapter, stored=stored
@@ -365,8 +367,9 @@ class Scheduler:
                         )
                     with self._lock:
                         # Another thread may have written it meanwhile; each reads its own pieces.
-                        for writer, piece in () if sequence.pieces else self.step():
-                            writer.pieces.append(piece)
+                        if not sequence.pieces:
+                            for writer, piece in self.step():
+                                writer.pieces.append(piece)
                 piece = sequence.pieces.popleft()
                 if piece.finish_reason == "error" and sequence.error:
                     raise sequence.error

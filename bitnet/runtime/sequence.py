@@ -104,8 +104,10 @@ class Sequence:
 
     def plan(self, tokens: list[int], proposed: list[int] | None = None) -> None:
         """Contribute *tokens*, which end with those *proposed*, to the next pass."""
-        cache, view = cache_of(self), self.foresight
-        self.proposed, self.start = proposed or [], cache.length
+        cache = cache_of(self)
+        view = self.foresight
+        self.proposed = proposed or []
+        self.start = cache.length
         complete = cache.length + len(tokens) - len(self.proposed) == len(self.ids)
         outputs: Literal["none", "last", "all"] = "last" if complete else "none"
         every_vector = self.request.embed and self.config.pooling != "last"
@@ -117,7 +119,8 @@ class Sequence:
         """Contribute the last id and of *draft* what its grammar allows, with the same bits."""
         if draft and self._matcher:
             del draft[self._matcher.valid(draft) :]
-        cache, length = cache_of(self), len(self.ids)
+        cache = cache_of(self)
+        length = len(self.ids)
         regime = self.config.regime(max(cache.reach, length))
         while draft and self.config.regime(max(cache.reach, length + len(draft))) != regime:
             draft.pop()  # its RoPE frequencies would differ from those of the token before
@@ -127,7 +130,8 @@ class Sequence:
 
     def undo(self) -> None:
         """Undo a pass that failed; what cannot be undone exactly is planned again."""
-        cache, planned = cache_of(self), self.segment
+        cache = cache_of(self)
+        planned = self.segment
         cache.truncate(self.start)
         if cache.length == self.start or planned is None:
             return
@@ -152,7 +156,9 @@ class Sequence:
         Long and short frequency factors do not mix (transformers does the same: Phi-3's
         ``prepare_inputs_for_generation``).
         """
-        cache, config, length = cache_of(self), self.config, len(self.ids)
+        cache = cache_of(self)
+        config = self.config
+        length = len(self.ids)
         borders = any(rope.long_freq_factors is not None for rope in config.ropes)
         if borders and length > cache.reach and config.regime(length) != config.regime(cache.reach):
             logger.info("beyond the original context: %d positions are run again", cache.length)
@@ -277,7 +283,8 @@ class Sequence:
         return sampled
 
     def _next(self, logits: Logits, context: int) -> list[Piece]:
-        request, matcher = self.request, self._matcher
+        request = self.request
+        matcher = self._matcher
         sampled = self._sample(logits)
         token = sampled.token
         assert token is not None, "a sampler chooses one"

@@ -146,7 +146,8 @@ def _read_elements(notation: Notation, text: str, at: int, schema: Schema) -> tu
     properties = schema.get("properties") or {}
     while match := element.match(text, at):
         parts = match.groupdict()
-        key, raw = parts["key"].strip(), parts["value"]
+        key = parts["key"].strip()
+        raw = parts["value"]
         wrapped = _CDATA.fullmatch(raw) if notation.cdata else None
         if wrapped:
             values[key] = wrapped[1]
@@ -206,7 +207,9 @@ def _read_parts(notation: Notation, text: str, at: int, schema: Any, depth: int)
         return "", at
     raw = text[at:until]
     if not raw and types and "string" not in types:
-        return ([] if "array" in types else {} if "object" in types else raw), until
+        if "array" in types:
+            return [], until
+        return ({} if "object" in types else raw), until
     return value_of(raw, schema), until
 
 

@@ -64,7 +64,8 @@ class CallReader:
     """Splits the text of an answer into text and calls."""
 
     def __init__(self, rules: CallRules) -> None:
-        self._rules, self._form = rules, rules.form
+        self._rules = rules
+        self._form = rules.form
         self._held = rules.begun
         self._ids: set[str] = set()  # of the calls so far
 
@@ -104,9 +105,11 @@ class GuidedReader(CallReader):
                 if begin is None:
                     return
                 self._begin_call(deltas, _Call(begin["name"], "", _id_in(self._form, begin)))
-                self._held, self._arguments = self._held[begin.end() :], ""
+                self._held = self._held[begin.end() :]
+                self._arguments = ""
                 continue
-            whole, end = (self._arguments + self._held).lstrip(), None
+            whole = (self._arguments + self._held).lstrip()
+            end = None
             if "}" in self._held:
                 with suppress(ValueError):  # it goes on
                     end = decode(whole, 0)[1]
@@ -137,7 +140,8 @@ class BlockReader(CallReader):
             self._held = self._held.lstrip()
             self._after_call = not self._held
         while mark := self._mark.search(self._held):
-            before, rest = self._held[: mark.start()], self._held[mark.end() :]
+            before = self._held[: mark.start()]
+            rest = self._held[mark.end() :]
             if mark["opening"] is None:
                 texts.append(before)
                 self._held = rest
@@ -214,7 +218,8 @@ class MessageReader(CallReader):
         begun = begin.startswith(begins)
         header, found, rest = begin.partition(self._headers.message) if begun else (begin, "", "")
         if found:
-            self._header, self._held = header + found, rest
+            self._header = header + found
+            self._held = rest
         elif final or not (begun or any(text.startswith(begin) for text in begins)):
             self._header = ""  # it has none
         return self._header is not None
@@ -309,7 +314,8 @@ def _block_calls(
     form: CallFormat, body: str, schemas: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[_Call], str]:
     """Calls of a head and its arguments."""
-    head, dressing = _head_pattern(form), _dressing(form)
+    head = _head_pattern(form)
+    dressing = _dressing(form)
     tail = form.tail.strip()
     calls: list[_Call] = []
     at = dressing.match(body, 0).end()  # type: ignore[union-attr]

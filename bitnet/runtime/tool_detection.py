@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NAME = "probe_tool"
-_VALUE, _OTHER_VALUE = mark(1), mark(2)
+_VALUE = mark(1)
+_OTHER_VALUE = mark(2)
 _TEXT = {"type": "string", "description": "probe"}
 # Two arguments, because some formats differ in what is between them alone.
 _ARGUMENTS = {"probe_a": _VALUE, "probe_b": _OTHER_VALUE}

@@ -40,12 +40,14 @@ def write_grammar(
     *tokens* are the ids of control tokens by their texts. *schema* is that of an answer without
     calls, if one is allowed. *begun* is the beginning of the first call, which ends the prompt.
     """
-    heads, rules = [], []
+    heads = []
+    rules = []
     for number, (name, arguments) in enumerate(schemas.items()):
         head = _literal(form.head.replace(NAME, name), tokens)
         heads.append(f"{head} args_{number} {_literal(form.tail, tokens)}")
         rules += _arguments(f"args_{number}", form.notation, arguments, tokens)
-    opening, closing = _literal(form.opening, tokens), _literal(form.closing, tokens)
+    opening = _literal(form.opening, tokens)
+    closing = _literal(form.closing, tokens)
     between = _literal(form.between, tokens)
     first = opening
     if begun:
@@ -114,7 +116,9 @@ class _Arguments:
     ) -> None:
         """Rules of arguments that follow *schema*, with names that begin with *name*."""
         self.rules: list[str] = []
-        self._name, self._notation, self._schema = name, notation, schema
+        self._name = name
+        self._notation = notation
+        self._schema = schema
         self._literal = partial(_literal, tokens=tokens)
         self._definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         if {"$ref", "anyOf", "oneOf", "allOf"} & set(schema):

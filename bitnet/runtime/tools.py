@@ -74,7 +74,8 @@ def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | Non
         raise UsageError("tools: two functions have one name", field="tools")
     if choice in (None, "auto", "none"):
         return Tools(tools, tools, False, parallel) if tools and choice != "none" else None
-    named, problem = tools, "there are no tools"
+    named = tools
+    problem = "there are no tools"
     if choice != "required":
         function = choice.get("function") if isinstance(choice, Mapping) else None
         chosen = function.get("name") if isinstance(function, Mapping) else None
@@ -91,7 +92,8 @@ def _check(tool: Any, where: str) -> None:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
         raise UsageError(f"{where}: expected a tool of the type function", field=where)
-    name, schema = function.get("name"), function.get("parameters")
+    name = function.get("name")
+    schema = function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         field = f"{where}.function.name"
         raise UsageError(f"{field}: expected 1 to 64 letters, digits, and . _ -", field=field)

@@ -83,8 +83,10 @@ class Turns:
         explained: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> None:
-        self._template, self._facts = template, template.facts
-        self._tools, self._variables = tools, variables
+        self._template = template
+        self._facts = template.facts
+        self._tools = tools
+        self._variables = variables
         facts = self._facts
         turns = [Turn(number, _tidy(number, message)) for number, message in enumerate(messages)]
         turns = _link_results(turns, short=facts.short_ids)
@@ -157,7 +159,8 @@ class Turns:
             except BitnetError:  # the template does not take them so
                 continue
             if len(rest) < len(lost):
-                turns, lost = changed, rest
+                turns = changed
+                lost = rest
         if lost:
             self._refuse(*lost[0])
         return list(turns)
@@ -350,7 +353,8 @@ def _give_to_user(turns: Sequence[Turn]) -> list[Turn]:
     joined = _join_instructions(turns)
     if not joined or joined[0].role not in _INSTRUCTIONS:
         return joined
-    text, rest = joined[0].text, joined[1:]
+    text = joined[0].text
+    rest = joined[1:]
     place = next((at for at, turn in enumerate(rest) if turn.role == "user"), None)
     if place is None:
         return [joined[0].change(role="user"), *rest]

@@ -63,7 +63,8 @@ def create_app(
         docs_url=None,  # the page comes from another host; /docs below does not
         openapi_url="/openapi.json",
     )
-    app.state.models, app.state.worker_id = models, options.worker_id
+    app.state.models = models
+    app.state.worker_id = options.worker_id
     for router in (pages.router, _llama_server, _ollama):
         app.include_router(router)
     for handle, table in ((answer, ROUTES), (compute, COMPUTED)):
@@ -124,7 +125,9 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
         responses=refusals_of("/health/ready", 503),
     )
     async def ready() -> JSONResponse:
-        status = "draining" if models.draining else "stopped" if models.dead else "ready"
+        status = "stopped" if models.dead else "ready"
+        if models.draining:
+            status = "draining"
         facts = {
             "status": status,
             "model": models.default.name,
@@ -309,7 +312,8 @@ async def show(request: Request) -> dict[str, Any]:
     """Its chat template, its kind and what it can; it is not loaded for that."""
     body = await body_of(request, SHOW)
     slot: Slot = request.app.state.models.find(body["model"] or body["name"] or "", exactly=True)
-    facts, listed = await slot.header(), await _describe_model(slot)
+    facts = await slot.header()
+    listed = await _describe_model(slot)
     name = facts["architecture"]
     can = ["completion", *(["tools"] if facts["template"] else [])] if facts["writes"] else []
     return {

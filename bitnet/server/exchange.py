@@ -76,7 +76,8 @@ async def open_slot(request: Request, name: str | None) -> Slot:
 async def compute(request: Request, form: Form) -> JSONResponse:
     """The response to *request*, whose body is of *form*, without an answer of the model."""
     body = await body_of(request, form)
-    slot, models = await open_slot(request, body["model"]), request.app.state.models
+    slot = await open_slot(request, body["model"])
+    models = request.app.state.models
     with slot.place(), _as_clients_say(form, body):
         facts = await models.run_in_thread(partial(form.compute, body, slot.model))
     return JSONResponse(facts, headers=name_ignored(request, slot, form, body))
@@ -87,7 +88,9 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
 
     A failure before anything has been sent is raised.
     """
-    body, models, path = await body_of(request, form), request.app.state.models, request.url.path
+    body = await body_of(request, form)
+    models = request.app.state.models
+    path = request.url.path
     keep_alive = body.get("keep_alive")
     idle_s = None if keep_alive is None else ollama.seconds_of(keep_alive)
     is_empty = form.loads and not body[form.loads]
@@ -108,7 +111,8 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
         "worker_id": request.app.state.worker_id,
     }
     head = {name: facts[name] for name in form.head}
-    is_lines, streams = dialect_of(path) is ollama, body.get("stream")
+    is_lines = dialect_of(path) is ollama
+    streams = body.get("stream")
     if form.events is None or streams is False or (streams is None and not is_lines):
         reply = form.reply(body, head, await _collect(request, slot, form, body))
         return JSONResponse(reply, headers=headers)
@@ -150,9 +154,9 @@ def name_ignored(request: Request, slot: Slot, form: Form, body: Body) -> dict[s
     if slot.pinned and body.get("keep_alive") is not None:
         names.append("keep_alive")
     most = min(models.max_output_tokens, slot.model.context)
-    for name in _LENGTHS if form.clamps else ():
-        if (body.get(name) or 0) > most:  # the answer ends at the limit, and says so
-            names.append(name)
+    if form.clamps:
+        # The answer ends at the limit, and says so.
+        names += [name for name in _LENGTHS if (body.get(name) or 0) > most]
     for name in names:
         if (form.name, name) not in models.ignored:
             models.ignored.add((form.name, name))
@@ -206,10 +210,8 @@ async def generate(
     answers = await submit(parts[0], 0)
     total = len(asked) * (body.get("n") or 1)
     narrate = partial(slot.narrate, request_id=state["request_id"])
-    text, cute = (
-        f"Writing {total} answer{'s'[: total > 1]}",
-        "Here we go! Thinking of something! 💭",
-    )
+    text = f"Writing {total} answer{'s'[: total > 1]}"
+    cute = "Here we go! Thinking of something! 💭"
     prompt_tokens = sum(each.prompt_tokens for each in answers) if len(parts) == 1 else None
     narrate("inference_start", text, cute, prompt_tokens=prompt_tokens)
     limit_s = (body.get("t_max_predict_ms") or 0) / 1000
@@ -229,11 +231,13 @@ async def generate(
                 yield index, piece, answers[index]
         tokens = sum(each.tokens for each in answers)
         finish = ",".join(sorted({str(each.finish_reason) for each in answers}))
-        text, cute = f"Wrote {tokens} tokens", "All done! Hope you like it! 🎀"
+        text = f"Wrote {tokens} tokens"
+        cute = "All done! Hope you like it! 🎀"
         narrate("inference_complete", text, cute, tokens=tokens, finish=finish)
     except Exception as error:
         state["told"], problem = True, from_error(error)
-        text, cute = f"Inference failed: {problem.message}", "Oh no, that did not work! 😿"
+        text = f"Inference failed: {problem.message}"
+        cute = "Oh no, that did not work! 😿"
         narrate("inference_failed", text, cute, level="ERROR", code=problem.code)
         raise
     except BaseException:

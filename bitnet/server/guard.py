@@ -49,7 +49,10 @@ class Guard:
         machine: a foreign page whose name resolves to this machine (DNS rebinding) must not read
         the answers. Probes with HTTP/1.0 name no host; browsers always do.
         """
-        self._app, self._options, self._metrics, self._narrate = app, options, metrics, narrate
+        self._app = app
+        self._options = options
+        self._metrics = metrics
+        self._narrate = narrate
         self._key = options.key().encode()
         self._local_only = not self._key and is_loopback(options.host)
 
@@ -65,7 +68,8 @@ class Guard:
         scope.setdefault("state", {}).update(request_id=request_id, ends=ends)
         if scope["method"] == "HEAD":  # as GET; the server below drops the body
             scope = {**scope, "method": "GET"}
-        status, begun = 0, time.perf_counter()
+        status = 0
+        begun = time.perf_counter()
 
         async def send_counted(event: Event) -> None:
             nonlocal status
@@ -92,7 +96,8 @@ class Guard:
         """Count a request that has ended, and log it, without its query and body."""
         path = getattr(scope.get("route"), "path", "other")
         self._metrics.requests.labels(path, str(status)).inc()
-        state, text = scope["state"], f"{scope['method']} {scope['path'][:200]}: {status}"
+        state = scope["state"]
+        text = f"{scope['method']} {scope['path'][:200]}: {status}"
         facts: dict[str, Any] = {"request_id": state["request_id"], "status": status}
         if self._options.access_log:
             client = (scope.get("client") or [None])[0]
@@ -127,7 +132,8 @@ class Guard:
         if self._key and not is_open and scope["method"] != "OPTIONS":
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if b"x-api-key" in headers:  # Anthropic's clients
-                scheme, given = b"bearer", headers[b"x-api-key"]
+                scheme = b"bearer"
+                given = headers[b"x-api-key"]
             right = hmac.compare_digest(given.strip(), self._key)  # constant time
             if scheme.lower() != b"bearer" or not right:
                 raise Refused(
@@ -166,7 +172,9 @@ class Guard:
 
     async def _body(self, receive: Receive) -> Receive:
         """*receive* that returns the whole body first, read here."""
-        parts, seen, more = [], 0, True
+        parts = []
+        seen = 0
+        more = True
         now = asyncio.get_running_loop().time
         until = now() + BODY_PATIENCE_S
         while more:

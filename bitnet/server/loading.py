@@ -42,7 +42,8 @@ def load_narrated(
     """The model that *load* makes of the open *checkpoint*; *narrate* tells of each step."""
     with failures(narrate):
         model = load(checkpoint)
-    count, architecture = model.tokenizer.vocab_size, model.config.architecture
+    count = model.tokenizer.vocab_size
+    architecture = model.config.architecture
     if checkpoint.gguf is not None:
         if model.tokenizer.source.startswith("embedded"):
             text = f"Extracted tokenizer from GGUF ({count} tokens)"
@@ -52,9 +53,11 @@ def load_narrated(
         cute = "GGUF model loaded successfully! Ready to generate! 🎉✨"
         narrate("gguf_load_complete", text, cute, architecture=architecture, vocab_size=count)
         narrate("plain", "GGUF model loaded successfully")
-    text, cute = f"Computing with {model.backend}", "Warming up my little processor! 🔥"
+    text = f"Computing with {model.backend}"
+    cute = "Warming up my little processor! 🔥"
     narrate("device_init", text, cute, backend=model.backend)
-    text, cute = f"Model {model.path.name} is loaded", "All set! My head is full of weights! 🧠"
+    text = f"Model {model.path.name} is loaded"
+    cute = "All set! My head is full of weights! 🧠"
     narrate("model_load_success", text, cute, context=model.context)
     return model
 
@@ -65,7 +68,8 @@ def failures(narrate: Narrate) -> Iterator[None]:
     try:
         yield
     except BitnetError as error:
-        text, cute = f"Model load failed: {error.message}", "Oh no, the model would not load! 😟"
+        text = f"Model load failed: {error.message}"
+        cute = "Oh no, the model would not load! 😟"
         narrate("model_load_failed", text, cute, level="ERROR")
         raise
 
@@ -77,15 +81,19 @@ def _describe(gguf: GGUF, narrate: Narrate) -> None:
     architecture = metadata.get("general.architecture")
     narrate("gguf_metadata_loaded", text, "Reading the label! 🏷️", architecture=architecture)
     narrate("plain", "Detected GGUF file, extracting embedded tokenizer")
-    text, cute = "Looking for the tokenizer in the GGUF file", "Hmm, where is the tokenizer? 🔍"
+    text = "Looking for the tokenizer in the GGUF file"
+    cute = "Hmm, where is the tokenizer? 🔍"
     narrate("gguf_tokenizer_extract_start", text, cute)
-    tokens, kind = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.model")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    kind = metadata.get("tokenizer.ggml.model")
     if tokens is None:
         narrate("plain", "Missing tokenizer.ggml.tokens")
         return
-    text, cute = f"The vocabulary has {len(tokens)} tokens", "Counting all my words! 🔢"
+    text = f"The vocabulary has {len(tokens)} tokens"
+    cute = "Counting all my words! 🔢"
     narrate("gguf_vocab_size_derived", text, cute, vocab_size=len(tokens))
-    text, cute = f"The tokenizer is of the kind {kind}", "I know how to cut words! ✂️"
+    text = f"The tokenizer is of the kind {kind}"
+    cute = "I know how to cut words! ✂️"
     pre = metadata.get("tokenizer.ggml.pre")
     narrate("gguf_tokenizer_metadata_extracted", text, cute, model=kind, pre=pre)
 

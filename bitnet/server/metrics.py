@@ -60,7 +60,8 @@ class _Alias(Collector):
     """A metric under another name."""
 
     def __init__(self, original: Counter | Gauge | Histogram, name: str) -> None:
-        self._original, self._name = original, name
+        self._original = original
+        self._name = name
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._original.collect():
@@ -158,7 +159,9 @@ def describe_span(answers: Sequence[Answer], model: str) -> None:
     if (trace := sys.modules.get("opentelemetry.trace")) is None:
         return
     request = answers[0].sequence.request
-    operation = "embeddings" if request.embed else "chat" if request.messages else "text_completion"
+    operation = "chat" if request.messages else "text_completion"
+    if request.embed:
+        operation = "embeddings"
     facts = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "bitnet",

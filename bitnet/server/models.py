@@ -73,7 +73,8 @@ class Models:
         for name, slot in self.slots.items():
             many = len(slots) > 1
             slot.narrate = partial(narrate, model_name=name) if many else narrate
-            slot.idle_s, slot.places = idle_s, max_batch + queue
+            slot.idle_s = idle_s
+            slot.places = max_batch + queue
             slot.watch(metrics.of(name))
         is_single = len(slots) == 1 and not slots[0].adapters
         self._takes_any_name = is_single and not strict_names
@@ -205,14 +206,16 @@ class Models:
 
     async def run_in_thread(self, make: Callable[[], T], *, compiles: bool = False) -> T:
         """Result of *make*, called in a thread, with limited concurrency."""
-        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        begun = asyncio.Event()
 
         def run() -> T:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(begun.set)
             return make()
 
-        pool, longest_s = self._compiling if compiles else self._preparing, self.deadline_s
+        pool = self._compiling if compiles else self._preparing
+        longest_s = self.deadline_s
         limit_s = min(COMPILE_S, longest_s) if compiles else longest_s
         making = loop.run_in_executor(pool, run)
         try:

@@ -69,7 +69,9 @@ def narrator(
     line of the next span says how many were left out.
     """
     writing = threading.Lock()
-    begin, lines, left_out = -SPAN_S, 0, 0  # of the span of refusals
+    begin = -SPAN_S
+    lines = 0
+    left_out = 0  # of the span of refusals
 
     def narrate_event(
         action: str, human: str, cute: str = "", *, level: Level = "INFO", **fields: Any
@@ -79,7 +81,8 @@ def narrator(
         with writing, suppress(OSError, ValueError):  # ValueError: the stream is closed
             if action == "request_refused":
                 if (now := time.monotonic()) - begin >= SPAN_S:
-                    begin, lines = now, 0
+                    begin = now
+                    lines = 0
                 lines += 1
                 if lines > MOST_LINES:
                     left_out += 1
@@ -94,7 +97,8 @@ def narrator(
 
 def _line(form: str, facts: dict[str, Any], level: Level) -> str:
     """The line of an event in this *form*; empty: it has none."""
-    action, human = facts["action"], facts["human"]
+    action = facts["action"]
+    human = facts["human"]
     if form == "brief":
         words = {"INFO": human if action == "open" else "", "WARN": f"Warning: {human}"}
         return words.get(level, f"Error: {human}")

@@ -29,8 +29,12 @@ class Refused(Exception):
         retry_after_s: int | None = None,  # until another try is worthwhile
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.kind, self.code = status, message, kind, code
-        self.param, self.retry_after_s = param, retry_after_s
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
 
     def response(self, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
         """The reply to a request of *path*."""

@@ -78,7 +78,8 @@ def _filter_log(narrate: Narrate) -> Iterator[None]:
     def accept(record: logging.LogRecord) -> bool:
         if not record.getMessage().startswith("Invalid HTTP request"):
             return not isinstance((record.exc_info or (None, None))[1], asyncio.CancelledError)
-        message, cute = "a client sent something that is not HTTP: 400", "What was that? 🙉"
+        message = "a client sent something that is not HTTP: 400"
+        cute = "What was that? 🙉"
         narrate("request_refused", message, cute, level="WARN", status=400)
         return False
 
@@ -116,7 +117,9 @@ class _Server(uvicorn.Server):
         self, config: uvicorn.Config, models: Models, narrate: Narrate, ready: Callable[[str], None]
     ) -> None:
         super().__init__(config)
-        self.models, self._narrate, self._ready = models, narrate, ready
+        self.models = models
+        self._narrate = narrate
+        self._ready = ready
         self.interrupts = 0  # by SIGINT
         self._drain_s = (config.timeout_graceful_shutdown or 0) - SENDING_S
         self._draining_until: float | None = None  # ``time.monotonic``
@@ -126,9 +129,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.should_exit or not sockets:
             return
-        address, port = address_of(sockets[0]), sockets[0].getsockname()[1]
+        address = address_of(sockets[0])
+        port = sockets[0].getsockname()[1]
         self._narrate("plain", "Worker ready, starting HTTP server")
-        text, cute = f"HTTP server listening on {address}", "Ready to help! Come and talk to me! 🚀"
+        text = f"HTTP server listening on {address}"
+        cute = "Ready to help! Come and talk to me! 🚀"
         self._narrate("server_start", text, cute, port=port)
         self._narrate("plain", text)
         threading.Thread(target=self._open, args=(address,), daemon=True).start()
@@ -164,7 +169,8 @@ class _Server(uvicorn.Server):
         if (until := self._draining_until) is not None:
             left_s = max(0, until - time.monotonic())
             if self.interrupts > 1:
-                left_s, self.config.timeout_graceful_shutdown = 0, LAST_WORDS_S
+                left_s = 0
+                self.config.timeout_graceful_shutdown = LAST_WORDS_S
             if not self.models.draining:
                 text = f"Stopping: {self.models.open_jobs} answers may finish, new ones are refused"
                 self._narrate("draining", text, "Let me just finish my sentence! 🧹")

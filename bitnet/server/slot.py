@@ -141,7 +141,8 @@ class Slot:
         *max_batch* answers are generated at the same time, their keys and values take
         *kv_budget_bytes*; ``None``: as much as they need.
         """
-        self.draining, self.failure = False, None
+        self.draining = False
+        self.failure = None
         self._kv_budget_bytes = kv_budget_bytes
         self._new_scheduler = partial(
             model.scheduler, max_batch=max_batch, kv_budget_bytes=kv_budget_bytes
@@ -249,8 +250,10 @@ class Slot:
     def _end_all(self) -> None:
         """End all open answers: as failed if the thread failed, else as cancelled."""
         with self._changed:
-            inbox, self._inbox = self._inbox, []
-        left, self._running = [*self._running.values(), *inbox], {}
+            inbox = self._inbox
+            self._inbox = []
+        left = [*self._running.values(), *inbox]
+        self._running = {}
         for answer, put in left:
             failed = self.failure is not None
             last = answer.end("error", stopping()) if failed else answer.end("cancelled")
@@ -261,11 +264,13 @@ class Slot:
         try:
             if time.monotonic() > self._ends_at:
                 self.cancel([answer for answer, _ in self._running.values()])
-            for sequence, piece in self._scheduler.step() if self._scheduler.busy else ():
-                self._deliver(sequence, piece)
+            if self._scheduler.busy:
+                for sequence, piece in self._scheduler.step():
+                    self._deliver(sequence, piece)
         except Exception as error:
             logger.exception("a pass of the model %s failed", self.path.name)
-            failed, self._running = self._running, {}
+            failed = self._running
+            self._running = {}
             self._scheduler = self._new_scheduler()
             for answer, put in failed.values():
                 self._finish(answer, put, answer.end("error", from_error(error)))
@@ -277,7 +282,8 @@ class Slot:
                 self._changed.wait()
             if self._stopped:
                 return False
-            arrived, self._inbox = self._inbox, []
+            arrived = self._inbox
+            self._inbox = []
         for answer, put in arrived:
             self._running[answer.sequence] = answer, put
             self._scheduler.queue(answer.sequence)

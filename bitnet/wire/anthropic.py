@@ -201,7 +201,8 @@ def message_ignores(body: Body, model: Served) -> Iterator[str]:
 
 def _find_ignored_in_blocks(content: Any) -> Iterator[str]:
     """Names of fields without effect in the blocks of *content*."""
-    for block in content if isinstance(content, list) else ():
+    blocks = content if isinstance(content, list) else []
+    for block in blocks:
         schema = {"type": "object", "properties": _BLOCKS.get(str(block.get("type")), {})}
         yield from find_ignored(schema, block, "content")
         if block.get("type") == "tool_result":
@@ -298,7 +299,9 @@ def _stop_facts(answer: Answer) -> dict[str, Any]:
     reason = answer.finish_reason
     said = _STOPS.get(str(reason), str(reason))
     if reason == "stop":
-        said = "stop_sequence" if answer.stop_text else "tool_use" if answer.calls else "end_turn"
+        said = "tool_use" if answer.calls else "end_turn"
+        if answer.stop_text:
+            said = "stop_sequence"
     return {"stop_reason": said, "stop_sequence": answer.stop_text or None}
 
 
@@ -329,7 +332,8 @@ def message_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[st
 
 async def message_events(_body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/v1/messages`` as events: blocks of text and calls, one by one."""
-    index, kind = -1, ""  # of the open block
+    index = -1
+    kind = ""  # of the open block
     begun = False
     async for _, piece, answer in pieces:
         if not begun:
@@ -341,7 +345,8 @@ async def message_events(_body: Body, head: Body, pieces: Pieces) -> Events:
             if block and (block["type"] != kind or kind == "tool_use"):
                 if kind:
                     yield {"type": "content_block_stop", "index": index}
-                index, kind = index + 1, block["type"]
+                index = index + 1
+                kind = block["type"]
                 yield {"type": "content_block_start", "index": index, "content_block": block}
             if delta:
                 yield {"type": "content_block_delta", "index": index, "delta": delta}

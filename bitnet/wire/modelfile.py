@@ -83,7 +83,8 @@ def _commands(text: str) -> Iterator[tuple[int, str, str]]:
         match = _COMMAND.fullmatch(line)
         if match is None:
             raise _error(number, f"{line[:40]!r} is not a command with a value")
-        command, value = match[1].upper(), match[2]
+        command = match[1].upper()
+        value = match[2]
         head, opened, rest = value.partition(_BLOCK)
         if not opened:
             yield number, command, value.strip() if command in _PAIRS else _unquote(value.strip())

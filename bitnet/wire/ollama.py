@@ -77,7 +77,8 @@ def chat_requests(body: Body, default: Default = None, model: Served = None) -> 
 
 def generate_requests(body: Body, default: Default = None, model: Served = None) -> list[Request]:
     """The request of *body*, as :data:`GENERATE` reads it: a chat, if *model* has a template."""
-    prompt, system = body["prompt"] or "", body["system"]
+    prompt = body["prompt"] or ""
+    system = body["system"]
     if body["suffix"]:
         if system:
             raise UsageError("suffix: a gap has no instructions: leave system out", field="suffix")
@@ -271,8 +272,10 @@ def timestamp(since_epoch: float) -> str:
 
 def parameter_size(count: int) -> str:
     """A number of parameters as Ollama writes it: ``134.5M``, ``7.2B``."""
-    unit, size = ("B", 10**9) if count >= 10**9 else ("M", 10**6) if count >= 10**6 else ("K", 1000)
-    return f"{count / size:.1f}{unit}"
+    for unit, size in (("B", 10**9), ("M", 10**6)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return f"{count / 1000:.1f}K"
 
 
 def error_reply(message: str, *_: object) -> dict[str, str]:

@@ -249,7 +249,8 @@ def _schema_in(holder: Any, field: str) -> dict[str, Any]:
 
 def _check_names(form: Any, names: Iterable[str], field: str) -> None:
     """Refuse what *form* has besides its type and *names*."""
-    for name, value in form.items() if isinstance(form, dict) else ():
+    entries = form.items() if isinstance(form, dict) else ()
+    for name, value in entries:
         if name != "type" and name not in names and value is not None:
             where = f"{field}.{name[:80]}"
             raise UsageError(f"{where}: this field is not known here", field=where)
@@ -279,7 +280,8 @@ def chat_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, A
 
 async def chat_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/v1/chat/completions`` as events."""
-    head, answers = {**head, "object": "chat.completion.chunk"}, {}
+    head = {**head, "object": "chat.completion.chunk"}
+    answers = {}
 
     def event(index: int, delta: Any, logprobs: Any = None, finish: str | None = None) -> Any:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}

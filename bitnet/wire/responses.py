@@ -122,7 +122,8 @@ def response_ignores(body: Body, model: Served) -> Iterator[str]:
             yield f"tools.{tool['type']}"
         else:
             yield from find_ignored(_FUNCTION, tool, "tools")
-    for item in body["input"] if isinstance(body["input"], list) else ():
+    items = body["input"] if isinstance(body["input"], list) else []
+    for item in items:
         schema = {"type": "object", "properties": _ITEMS.get(item.get("type", "message"), {})}
         yield from find_ignored(schema, item, "input")
     if set(body["include"] or ()) - {LOGPROBS}:
@@ -366,7 +367,8 @@ class _Items:
             yield self._part_event(f"{part['type']}.done", **facts)
             yield self._item_event("content_part.done", content_index=0, part=part)
         else:
-            name, arguments = item["name"], item["arguments"]
+            name = item["name"]
+            arguments = item["arguments"]
             yield self._item_event("function_call_arguments.done", name=name, arguments=arguments)
         at = len(self._output) - 1
         yield self.event("response.output_item.done", output_index=at, item=item)

@@ -88,8 +88,9 @@ def find_ignored(schema: Schema, value: Any, place: str = "") -> Iterator[str]:
             yield from find_ignored(each, value, place)
             return
     if isinstance(value, list):
-        for entry in value if "items" in schema else ():
-            yield from find_ignored(schema["items"], entry, place)
+        if "items" in schema:
+            for entry in value:
+                yield from find_ignored(schema["items"], entry, place)
     elif isinstance(value, dict):
         for name, inner in schema.get("properties", {}).items():
             if name in value:
@@ -136,7 +137,8 @@ def _has_type(schema: Schema, value: Any) -> bool:
 def _text_problem(schema: Schema, value: str, place: Place) -> Problem | None:
     if "enum" in schema and value not in schema["enum"]:
         return place, f"expected one of {', '.join(schema['enum'])}"
-    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    low = schema.get("minLength", 0)
+    high = schema.get("maxLength")
     if len(value) < low or (high is not None and len(value) > high):
         return place, f"expected {low:,} to {high:,} characters"
     return None
@@ -145,14 +147,16 @@ def _text_problem(schema: Schema, value: str, place: Place) -> Problem | None:
 def _bounds_problem(schema: Schema, value: float, place: Place) -> Problem | None:
     if value == schema.get(DEFAULT):
         return None
-    low, high = schema.get("minimum"), schema.get("maximum")
+    low = schema.get("minimum")
+    high = schema.get("maximum")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         return place, f"is {str(value)[:40]}, expected {range_text(low or 0, high)}"
     return None
 
 
 def _list_problem(schema: Schema, value: list[Any], place: Place) -> Problem | None:
-    low, high = schema.get("minItems", 0), schema.get("maxItems")
+    low = schema.get("minItems", 0)
+    high = schema.get("maxItems")
     if len(value) < low:
         return place, f"expected at least {low:,}"
     if high is not None and len(value) > high:
@@ -170,7 +174,8 @@ def _object_problem(schema: Schema, value: dict[str, Any], place: Place) -> Prob
     for name in schema.get("required", ()):
         if name not in value:
             return (*place, name), "this field is required"
-    own, others = schema.get("properties", {}), schema.get("additionalProperties")
+    own = schema.get("properties", {})
+    others = schema.get("additionalProperties")
     for name, inner in value.items():
         at = (*place, name[:80])
         if inner is None and name not in schema.get("required", ()):

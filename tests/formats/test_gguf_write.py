@@ -128,7 +128,7 @@ def test_a_copy_that_reads_back_wrong_is_not_published(source, tmp_path, where):
     output = tmp_path / "out.gguf"
 
     def damage(done, total):
-        (partial,) = tmp_path.glob(".out.gguf.*")
+        (partial,) = tmp_path.glob(".out.gguf.*.partial")
         with partial.open("r+b") as file:
             file.seek(40 if where == "header" else done - 33)
             file.write(b"\xff" * 33)

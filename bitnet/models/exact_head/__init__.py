@@ -63,5 +63,6 @@ class Logits:
         """All logits, ``(vocab_size,)``, computed if they are not yet."""
         if self._all is None:
             assert self._compute is not None, "found logits come with a way to compute the others"
-            self._all, self.found = self._compute(), None
+            self._all = self._compute()
+            self.found = None
         return self._all

@@ -128,7 +128,8 @@ class HeadCopy:
             [-1.0 if each.margin is None else each.margin for each in needed],
             [each.ids for each in needed],
         )
-        names, rows = ("ids", "logits", "bound", "tail", "refined"), self._matrix.rows
+        names = ("ids", "logits", "bound", "tail", "refined")
+        rows = self._matrix.rows
         return [
             Found(**dict(zip(names, part, strict=True)), vocab_size=rows) if part else None
             for part in parts
@@ -276,7 +277,8 @@ def _sixth_bits(
 
 FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
 _TILES = 4  # that are compared with the head
-_SMALLEST_NORM, _LARGEST_NORM = 1e-17, 1e15  # norm_up and kHeadLimit of the compiled module
+_SMALLEST_NORM = 1e-17
+_LARGEST_NORM = 1e15  # norm_up and kHeadLimit of the compiled module
 
 
 def sample_tiles(rows: int) -> list[int]:
@@ -298,7 +300,9 @@ def broken_premise(
 
 
 def _of_numbers(arrays: Mapping[str, NDArray[Any]]) -> str:
-    order, factors, norm = arrays["order"], arrays["factors"], arrays["norm"]
+    order = arrays["order"]
+    factors = arrays["factors"]
+    norm = arrays["norm"]
     if not np.array_equal(np.sort(order), np.arange(len(order))):
         return "the order of its columns is not a permutation"
     parts, exponents = np.frexp(factors)
@@ -318,7 +322,8 @@ def _of_numbers(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def _of_rows(ops: NativeOps, matrix: Matrix, arrays: Mapping[str, NDArray[Any]], tile: int) -> str:
-    begin, end = tile * TILE_ROWS, min((tile + 1) * TILE_ROWS, matrix.rows)
+    begin = tile * TILE_ROWS
+    end = min((tile + 1) * TILE_ROWS, matrix.rows)
     part = dict(arrays)
     for name in ("tiles", "sixth", "step", "residual", "norm"):
         part[name] = arrays[name].reshape(len(arrays["norm"]) // TILE_ROWS, -1)[tile]

@@ -45,7 +45,8 @@ class Head:
         """
         name = _name(checkpoint)
         self._ops, self._bias = ops, weights.get("output.bias")
-        self._scale, self._softcap = config.logit_scale, config.final_softcap
+        self._scale = config.logit_scale
+        self._softcap = config.final_softcap
         self._use(weights[name])
         # by which it finds the logits that matter; ``None``: it computes all of them
         self.copy: HeadCopy | None = None
@@ -117,7 +118,10 @@ class Head:
 
         The logits stay bit-identical.
         """
-        stored, self.copy, self._costs, self._stored = self._stored, None, None, None
+        stored = self._stored
+        self.copy = None
+        self._costs = None
+        self._stored = None
         self.stopped = True
         logger.info("the exact head does not save time here: every step reads the whole head")
         if stored is None:
