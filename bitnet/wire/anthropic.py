@@ -297,12 +297,12 @@ def _texts(content: Any, where: str) -> str:
 
 def _stop_facts(answer: Answer) -> dict[str, Any]:
     reason = answer.finish_reason
-    said = _STOPS.get(str(reason), str(reason))
+    stop_reason = _STOPS.get(str(reason), str(reason))
     if reason == "stop":
-        said = "tool_use" if answer.calls else "end_turn"
+        stop_reason = "tool_use" if answer.calls else "end_turn"
         if answer.stop_text:
-            said = "stop_sequence"
-    return {"stop_reason": said, "stop_sequence": answer.stop_text or None}
+            stop_reason = "stop_sequence"
+    return {"stop_reason": stop_reason, "stop_sequence": answer.stop_text or None}
 
 
 def _usage(answer: Answer) -> dict[str, int]:
