@@ -30,6 +30,7 @@ COMMANDS = {
     "search": "a-model",
     "plan": "tiny.gguf",
     "show": "tiny.gguf",
+    "create": "preset-{columns} --from tiny.gguf --system a",
     "run": "tiny.gguf ab --max-tokens 2",
     "infer": f"tiny.gguf {PRINTED} --stats --dump-ids",
     "batch": "tiny.gguf --input prompts.jsonl --output answers.jsonl --max-tokens 2",
@@ -87,6 +88,7 @@ def shown(request, tmp_path_factory):
     with HubServer() as hub:
         hub.add("org/a-model-with-a-long-name", "tiny.gguf", (place / "tiny.gguf").read_bytes())
         environment = {"BITNET_CACHE_DIR": str(place / "cache"), "HF_ENDPOINT": hub.url}
+        environment["BITNET_PRESETS"] = str(place / "presets.toml")
         for name, words in COMMANDS.items():
             words = [*name.split(), *words.format(columns=columns).split()]
             run = OnTerminal([BITNET, *words], folder=place, columns=columns, **environment)

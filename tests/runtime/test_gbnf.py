@@ -136,8 +136,8 @@ def test_a_wrong_grammar_is_refused_with_its_place(tokenizer, text, reason):
 
 #: llama.cpp takes these, with another meaning or none.
 OURS_ALONE = (
-    "times at least", "at most 2,000", "at most 10,000", "not a character", "no character", "ends an answer",
-    "nested", "name of a rule",
+    "times at least", "at most 2,000", "at most 10,000", "not a character", "no character",
+    "ends an answer", "nested", "name of a rule",
 )  # fmt: skip
 
 

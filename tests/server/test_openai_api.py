@@ -370,6 +370,8 @@ def test_the_description_lists_every_route(worker):
         "/api/tags",
         "/api/version",
         "/v1/inference",
+        "/v1/rerank",
+        "/v1/score",
         "/completion",
         "/embedding",
         "/infill",
