@@ -114,6 +114,6 @@ def replies_of(path: str, form: Form) -> dict[int | str, dict[str, Any]]:
     kinds: dict[str, dict[str, Schema]] = {"application/json": {"schema": {}}}
     if form.events is not None:
         streams = "application/x-ndjson" if dialect_of(path) is ollama else "text/event-stream"
-        kinds[streams] = {"schema": TEXT}
+        kinds[streams] = {"schema": {}}
     done = {"description": form.summary, "content": kinds, "headers": _IGNORED_HEADER}
     return {HTTPStatus.OK.value: done, **refusals_of(path, *_REFUSALS)}
