@@ -197,6 +197,11 @@ def _gptj(keys: Keys) -> ModelConfig:
 
 
 def _gptj_keys(config: Config) -> dict[str, Any]:
+    for key in ("rope_parameters", "rope_scaling"):
+        if config.get(key):
+            raise refusal(key, config[key], "transformers has one rotation for all GPT-J models")
+    if config.get("rope_theta") not in (None, 10000):
+        raise refusal("rope_theta", config["rope_theta"], "transformers always has 10000")
     return _gpt2_keys(config) | {"rope.dimension_count": config["rotary_dim"]}
 
 

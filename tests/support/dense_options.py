@@ -76,6 +76,25 @@ def _qwen(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
+EPSILON = st.sampled_from([1e-6, 1e-5, 1e-3])
+
+
+@st.composite
+def _falcon(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
+    is_new = draw(BIAS)
+    return draw(
+        optional(
+            alibi=RARELY,
+            bias=BIAS,
+            ffn_hidden_size=st.sampled_from([None, 48, 96]),
+            layer_norm_epsilon=EPSILON,
+            multi_query=BIAS,
+            num_ln_in_parallel_attn=st.sampled_from([None, 1, 2] if is_new else [None]),
+            parallel_attn=st.just(True) if is_new else BIAS,
+        )
+    ) | {"new_decoder_architecture": is_new, **({"num_kv_heads": 2} if is_new else {})}
+
+
 DENSE = {
     "Arcee": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS),
     "BitNet": lambda _layers: optional(attention_bias=BIAS),
@@ -93,6 +112,51 @@ DENSE = {
             layer_types=layer_types(layers),
             sliding_window_pattern=st.integers(2, 4),
         ),
+    ),
+    "Bloom": lambda _layers: optional(layer_norm_epsilon=EPSILON),
+    "Cohere": lambda _layers: optional(
+        attention_bias=BIAS, layer_norm_eps=EPSILON, logit_scale=FACTOR, use_qk_norm=BIAS
+    ),
+    "Falcon": _falcon,
+    "Glm": lambda _layers: optional(attention_bias=BIAS),
+    "GPTJ": lambda _layers: st.builds(
+        dict.__or__,
+        st.fixed_dictionaries({"rotary_dim": st.sampled_from([8, 12, 16])}),
+        optional(
+            activation_function=st.sampled_from(["gelu_new", "gelu_new", "gelu"]),
+            layer_norm_epsilon=EPSILON,
+            n_inner=st.sampled_from([None, 48, 96]),
+        ),
+    ),
+    "GPTNeoX": lambda _layers: optional(
+        attention_bias=st.sampled_from([True, True, False]),
+        layer_norm_eps=EPSILON,
+        use_parallel_residual=BIAS,
+    ),
+    "Mpt": lambda _layers: st.builds(
+        dict.__or__,
+        st.fixed_dictionaries(
+            {
+                "attn_config": optional(
+                    alibi_bias_max=st.sampled_from([8, 8, 8, 16]),
+                    clip_qkv=st.sampled_from([None, 0.5, 2.0]),
+                    softmax_scale=st.sampled_from([None, None, 0.3]),
+                )
+            }
+        ),
+        optional(layer_norm_epsilon=EPSILON),
+    ),
+    "Nemotron": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS, norm_eps=EPSILON),
+    "Olmo": lambda _layers: optional(attention_bias=BIAS, clip_qkv=st.sampled_from([None, 0.5])),
+    "Phi": lambda _layers: optional(layer_norm_eps=EPSILON, qk_layernorm=RARELY),
+    "StableLm": lambda _layers: optional(
+        layer_norm_eps=EPSILON,
+        qk_layernorm=BIAS,
+        use_parallel_residual=BIAS,
+        use_qkv_bias=BIAS,
+    ),
+    "Starcoder2": lambda _layers: optional(
+        norm_epsilon=EPSILON, sliding_window=WINDOW, use_bias=st.sampled_from([True, True, False])
     ),
     "Ernie4_5": lambda _layers: optional(use_bias=BIAS),
     "Exaone4": lambda layers: optional(
