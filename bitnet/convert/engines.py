@@ -58,13 +58,14 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
         return
     if family.llama_cpp.always:
         yield _LLAMA_CPP, f"{family.llama_cpp.always} {checkpoint.architecture} models"
-    if not config.causal and not family.encodes:
+    has_both_ways = family.encodes or family.architecture == "gemma-embedding"
+    if not config.causal and not has_both_ways:
         yield _LLAMA_CPP, "lets no position see those behind it, unless it is told to"
     is_erf = any(getattr(mixer, "activation", "") == "gelu" for mixer in config.mixers())
     if family.llama_cpp.gelu_tanh and is_erf:
         what = f"computes GELU of {checkpoint.architecture} models by the hyperbolic tangent"
         yield _LLAMA_CPP, f"{what}, up to 5e-4 from what it is"
-    if config.projections:
+    if config.projections and family.architecture != "gemma-embedding":
         yield _LLAMA_CPP, "leaves out the projections behind the pooling of its vectors"
     yield from _attentions(config, family.llama_cpp)
     for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():

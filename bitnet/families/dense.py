@@ -99,6 +99,7 @@ def dense(
     norms: tuple[tuple[str, str], ...] = BEFORE,
     window: int = 0,
     period: int = 0,
+    causal: bool = True,
     each: Callable[[int, Attention], Attention] = lambda _layer, attention: attention,
     residual_scale: float = 1.0,
     ffn: dict[str, Any] | None = None,
@@ -109,13 +110,14 @@ def dense(
     """ModelConfig of the usual blocks.
 
     *norms* are the names before and behind each branch, *window* is that of layers that have one,
-    if no key gives it; the last layer of each *period* has full attention. *each* gives attention
+    if no key gives it; the last layer of each *period* has full attention, and it is *causal* if no
+    key says otherwise. *each* gives attention
     of a layer, from its number and the usual one. *ffn* has fields of :class:`FeedForward`, *model*
     of :class:`ModelConfig`, *more* of :class:`Attention`; all layers but the first ones, of which a
     key gives the number, have the *mixture*.
     """
     model_sizes = sizes(keys)
-    causal = bool(keys.value("attention.causal", True))
+    causal = bool(keys.value("attention.causal", causal))
     window = keys.integer("attention.sliding_window", window)
     if window and not causal:
         window = window // 2 + 1  # half of it on each side

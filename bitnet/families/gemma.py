@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
@@ -28,7 +29,7 @@ from bitnet.families.dense import (
     sizes,
 )
 from bitnet.families.experts import EXPERT_KEYS, expert_count, experts
-from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
+from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register, register_variant
 from bitnet.families.keys import HARMLESS, Config, Keys, Rule, contradiction, neutral, read, reads
 from bitnet.families.rope import without_scaling
 
@@ -125,9 +126,10 @@ register(
 )
 
 
-def _gemma3(keys: Keys) -> ModelConfig:
+def _gemma3(keys: Keys, *, causal: bool = True) -> ModelConfig:
     model = _gemma(
         keys,
+        causal=causal,
         norms=AROUND,
         period=6,
         qk_norm="head",
@@ -139,11 +141,17 @@ def _gemma3(keys: Keys) -> ModelConfig:
 
 
 def _gemma3_keys(config: Config) -> dict[str, Any]:
-    both_ways = {"attention.causal": False} if config.get("use_bidirectional_attention") else {}
+    both_ways: dict[str, Any] = {}
+    if config.get("use_bidirectional_attention"):
+        both_ways["attention.causal"] = False
+        named = config.get("architectures") or [""]
+        if str(named[0]).endswith("Model"):  # without a head: llama.cpp has a name for it
+            both_ways["architecture"] = _EMBEDDING
     return alternating(6, "sliding_window_pattern")(config) | _caps(config) | both_ways
 
 
-register(
+_EMBEDDING = "gemma-embedding"
+_GEMMA3 = register(
     title="Gemma 3",
     architecture="gemma3",
     model_types=("gemma3", "gemma3_text"),
@@ -171,6 +179,14 @@ register(
     layered_rope=True,
     translate=_gemma3_keys,
     decoder=_gemma3,
+)
+# Its folders are those of Gemma 3; attention of its files goes both ways.
+register_variant(
+    _GEMMA3,
+    title="EmbeddingGemma",
+    architecture=_EMBEDDING,
+    model_types=(),
+    decoder=partial(_gemma3, causal=False),
 )
 
 
