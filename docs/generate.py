@@ -280,6 +280,14 @@ def sensitivity() -> str:
         wrong,
         "Operations show each of these mistakes, but for two that may pass:",
         unseen,
+        "## Every family",
+        "The least margin of the right model, and the least excess of the mistakes that must fail, "
+        "in any of the encodings. With llama.cpp a family may have several rows, one for each kind "
+        "of scaling or of window.",
+        _table(
+            ["Engine", "Family", "Encodings", "Margin", "Mistakes", "Least excess"],
+            list(_family_rows(rows)),
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -314,6 +322,20 @@ def _wrong_rows(rows: Mapping[str, Any]) -> Iterator[list[str]]:
         fail = sum(part["fail"] for part in parts)
         times, where = min(part["least"] for part in parts)
         yield [kind, engine, size, f"{models:,}", f"{fail:,}", f"{times:.2g}", where]
+
+
+def _family_rows(rows: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A row for each family of each engine, over all encodings."""
+    families: dict[tuple[str, str], list[Any]] = {}
+    for title, row in rows.items():
+        engine = title.partition(" ")[0]
+        for name, measured in row["families"].items():
+            families.setdefault((engine, name), []).append(measured)
+    for (engine, name), parts in sorted(families.items()):
+        margin = min(margin for margin, _, _ in parts)
+        mistakes = sum(count for _, count, _ in parts)
+        least = min(excess for _, _, excess in parts if excess is not None)
+        yield [engine, name, str(len(parts)), f"{margin:.2g}", f"{mistakes:,}", f"{least:.2g}"]
 
 
 def _family(family: Family) -> str:
