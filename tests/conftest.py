@@ -39,6 +39,7 @@ HIDDEN = {
 
 DIMENSIONS_OF_A_GRID = 3
 SECONDS = pytest.StashKey()
+READY = pytest.StashKey[bool]()  # a worker has reported what it collected
 
 _REAL_CONNECT = socket.socket.connect
 _LOOPBACK = ("127.", "::1", "localhost")
@@ -84,6 +85,35 @@ def pytest_sessionfinish(session):
         session.config.workeroutput["seconds"] = dict(seconds)
     elif session.config.getoption("record_durations"):
         durations.write(seconds)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config, specs):
+    """Report the wait: workers write nothing until each of them has imported every test."""
+    recorded_s = durations.recorded_seconds()
+    minutes = recorded_s / min(len(specs), os.cpu_count() or 1) / 60
+    _report(
+        config,
+        f"{len(specs)} workers import the tests before the first one runs; all fast tests take "
+        f"{recorded_s} s of a processor, here about {minutes:.0f} minutes",
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node, ids):
+    """Report the first worker that is ready."""
+    if not node.config.stash.get(READY, False):
+        node.config.stash[READY] = True
+        _report(node.config, f"a worker has imported {len(ids):,} tests")
+
+
+def _report(config, line):
+    """Write *line* at once, also into a pipe."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.ensure_newline()
+        reporter.write_line(line)
+        reporter.flush()
 
 
 @pytest.hookimpl(optionalhook=True)

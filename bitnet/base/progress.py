@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from bitnet.base import settings
@@ -16,12 +19,13 @@ from bitnet.base.bars import BARS
 from bitnet.base.quantities import human_size, human_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Mode = Literal["auto", "bar", "lines", "json", "none"]
 
 _INTERVALS_S = {"lines": 5.0, "json": 0.5, "bar": 0.1}
 RATE_WINDOW_S = 10.0
+SLOW_S = 0.5  # after which people at a terminal are told what they wait for
 
 
 class Progress:
@@ -151,3 +155,56 @@ class Progress:
             text = json.dumps(facts | {"rate": rate, "eta_s": eta})
         if text:
             print(text, file=self._stream, flush=True)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step without known progress, as the bars show it."""
+
+    label: str
+    doing: str
+
+    def measures(self) -> tuple[str, ...]:
+        return (self.doing,)
+
+    def share(self) -> None:
+        return None
+
+
+@contextmanager
+def show_when_slow(
+    label: str,
+    doing: str,
+    *,
+    mode: Mode = "auto",
+    stream: TextIO | None = None,
+    after_s: float = SLOW_S,
+) -> Iterator[None]:
+    """Show *label* and what it is *doing* on a terminal, while the block takes over *after_s*.
+
+    Elsewhere than on a terminal, and in modes without bars, nothing is shown.
+    """
+    stream = sys.stderr if stream is None else stream
+    shows_bars = mode in ("auto", "bar") and stream is not None and stream.isatty()
+    if not shows_bars or settings.dumb_terminal():
+        yield
+        return
+    step = _Step(label, doing)
+    lock = threading.Lock()
+    has_ended = False
+
+    def show() -> None:
+        with lock:
+            if not has_ended:
+                BARS.add(step, stream)
+
+    timer = threading.Timer(after_s, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            has_ended = True
+            BARS.remove(step)

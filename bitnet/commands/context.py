@@ -19,6 +19,7 @@ from bitnet.base import settings, terminal
 from bitnet.base.errors import TokenizerNotFound, UsageError, from_os_error
 from bitnet.base.files import read_bytes
 from bitnet.base.options import CacheOptions, option
+from bitnet.base.progress import show_when_slow
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import show
 from bitnet.commands.declare import Output
@@ -273,7 +274,9 @@ def load_model(
             prompt_folder=choose_folder(prompt_cache, common.cache.root),
         )
 
-    model = _with_tokenizer(attempt, checkpoint, options, common)
+    doing = "reading and arranging its weights"
+    with show_when_slow(f"Loading {checkpoint.path.name}", doing, mode=common.output.progress):
+        model = _with_tokenizer(attempt, checkpoint, options, common)
     if options.chat_template:
         model.tokenizer.chat_template = read_text(options.chat_template)
         model.tokenizer.named_templates = {}

@@ -5,8 +5,9 @@ import json
 import os
 
 import pytest
+import waiting
 
-from bitnet.base.progress import Progress
+from bitnet.base.progress import Progress, show_when_slow
 from bitnet.base.quantities import human_size, human_time
 
 
@@ -158,3 +159,41 @@ def test_a_bar_on_a_terminal_without_a_size_is_not_blank(clock, monkeypatch):
         progress.reach(50)
     assert "model.gguf" in stream.getvalue()
     assert "50%" in stream.getvalue()
+
+
+def test_a_slow_step_is_shown_at_a_terminal_and_goes_when_it_ends():
+    terminal = Terminal()
+    with show_when_slow("Loading tiny", "reading", stream=terminal, after_s=0.0):
+        waiting.until(lambda: terminal.getvalue() == "Loading tiny: reading")
+    assert terminal.getvalue() == "Loading tiny: reading\r\x1b[J"
+
+
+def test_a_step_that_ends_soon_shows_nothing():
+    terminal = Terminal()
+    with show_when_slow("Loading tiny", "reading", stream=terminal, after_s=3600.0):
+        pass
+    assert terminal.getvalue() == ""
+
+
+def test_a_slow_step_that_fails_leaves_no_line():
+    terminal = Terminal()
+
+    def fail():
+        with show_when_slow("Loading tiny", "reading", stream=terminal, after_s=0.0):
+            waiting.until(terminal.getvalue)
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        fail()
+    assert terminal.getvalue().endswith("\r\x1b[J")
+
+
+@pytest.mark.parametrize("mode", ["none", "json", "lines"])
+def test_a_slow_step_is_shown_only_where_bars_are(mode, stream):
+    for where in (stream, Terminal()):
+        with show_when_slow("Loading", "reading", mode=mode, stream=where, after_s=0.0):
+            pass
+        assert where.getvalue() == ""
+    with show_when_slow("Loading", "reading", stream=stream, after_s=0.0):
+        pass
+    assert stream.getvalue() == ""

@@ -21,6 +21,11 @@ def folder_of(path):
     return parts[0] if len(parts) > 1 else "."
 
 
+def recorded_seconds():
+    """Seconds of a processor that all fast tests took when they were recorded."""
+    return sum(json.loads(RECORD.read_text(encoding="utf-8")).values())
+
+
 def write(seconds):
     rounded = {folder: round(taken) for folder, taken in sorted(seconds.items())}
     RECORD.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
