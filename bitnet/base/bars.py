@@ -25,7 +25,9 @@ _EMPTY = "-"
 class Bar(Protocol):
     """An operation that is shown as a bar."""
 
-    label: str
+    @property
+    def label(self) -> str:
+        """What the operation works on."""
 
     def measures(self) -> tuple[str, ...]:
         """Texts about the operation, the most important first."""

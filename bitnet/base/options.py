@@ -63,12 +63,14 @@ def option(
     metavar: str = "",  # placeholder of the value in help
     writes: bool = False,  # its value names a file or folder that the command writes
     bounds: tuple[float, float | None] | None = None,  # lowest and highest: `check_bounds`
+    section: str = "",  # heading in help; default: that of its dataclass
 ) -> Any:
     """A dataclass field that is a command-line option; read by :mod:`bitnet.commands.declare`."""
     lists = {"choices": choices, "synonyms": synonyms, "formerly": formerly}
     metadata: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
     metadata |= {"help": help, "positional": positional, "short": short, "count": count}
     metadata |= {"metavar": metavar, "bounds": bounds, "writes": writes}
+    metadata["section"] = section
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)

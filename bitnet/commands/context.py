@@ -49,6 +49,7 @@ PROMPT_CACHE = option(
     "where to keep what was computed of long prompts, so that the same beginning is not computed "
     "again after a restart: auto, in the cache; off, nowhere; or a folder",
     metavar="auto|off|DIR",
+    section="Cache",
 )
 TO_CHECK = option(
     "", "tokenizer file or folder to check; default: the one that would be used", metavar="PATH"

@@ -286,9 +286,10 @@ def _options_of(
         if is_dataclass(default):
             yield from _options_of(_fields_of(default), required, default)
         elif "help" in entry.metadata:
-            section = getattr(group, "SECTION", "Options")
+            details = dict(entry.metadata)
+            del details["bounds"]
+            section = details.pop("section") or getattr(group, "SECTION", "Options")
             section = next((title for title, names in sections if name in names), section)
-            details = {key: detail for key, detail in entry.metadata.items() if key != "bounds"}
             if isinstance(default, dict):  # a table is a list of its entries on the command line
                 default = [f"{key}={value}" for key, value in default.items()]
             is_required = name in required or (details["positional"] and default is None)

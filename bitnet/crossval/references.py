@@ -177,7 +177,7 @@ class IkLlamaCpp(LlamaCpp):
 
     def reads(self, checkpoint: Checkpoint) -> bool:
         # It computes a few positions at a time, none of which could see those of the next ones.
-        causal = checkpoint.value("attention.causal") is not False
+        causal = checkpoint.value("attention.causal", True) is not False
         return causal and not _is_headless(checkpoint) and _InProcess.reads(self, checkpoint)
 
     def _file(self, question: Question, folder: Path) -> Path:

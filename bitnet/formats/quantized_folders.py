@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEY = "quantization_config"
-HINT = "fetch the model's folder of plain weights, or a GGUF file of it: bitnet search"
+HINT = "fetch the model's folder of plain weights, or a GGUF file of it: bitnet search qwen3"
 _COMPARE = "compare the folder's files with those that the model's author publishes"
 _BELOW = f"{KEY}."
 #: Methods whose weights are not read, and their names for users.

@@ -52,6 +52,7 @@ def test_a_folder_is_named_as_one(tmp_path):
 # Calls that open a file by its name, each with the reason why it need not be `open_file`.
 OTHER_CALLS = {
     "base/files.py write_bytes": "writes",
+    "base/files.py create": "writes",
     "base/files.py open_file": "this is it",
     "base/locks.py _open": "a lock file, opened for writing, which does not wait",
     "base/locks.py _try_locks": "a temporary file",
@@ -71,6 +72,7 @@ OTHER_CALLS = {
     "crossval/plan.py": "files of this package",
     "crossval/reference_process.py": "writes a new file",
     "crossval/report.py": "files of this package",
+    "families/config_defaults.py read_table": "a file of this package",
     "formats/mapped_file.py open": "refuses what is not a regular file, and maps it",
     "formats/gguf_write.py": "writes a new file",
     "hub/bundles.py": "writes a new file, or a part that this process made",
@@ -92,7 +94,7 @@ OTHER_CALLS = {
 }
 READERS = {"read_bytes", "read_text", "load_cert_chain", "fromfile", "memmap", "ZipFile"}
 # What has a method `open` of another kind, or opens its file with `open_file`.
-OF_OURS = {"GGUF", "MappedFile", "cls", "self", "session", "archive", "webbrowser"}
+OF_OURS = {"GGUF", "MappedFile", "PromptFile", "cls", "self", "session", "archive", "webbrowser"}
 
 
 def is_opening(call):

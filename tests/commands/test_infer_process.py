@@ -72,8 +72,15 @@ ROOMS = {
     *("runtime", "shipped", "sources", "tokenizer"),
 }
 PARTS = {
-    *("batch.options", "cache.exact_heads", "convert.options", "crossval.options", "hub.options"),
-    *("server.narration", "server.options"),
+    *(
+        "batch.options",
+        "cache.exact_heads",
+        "cache.prompts",
+        "convert.options",
+        "crossval.options",
+        "hub.options",
+    ),
+    *("server.narration", "server.options", "wire.presets"),
     *("store.blobs", "store.claims", "store.digests", "store.links", "store.partial"),
     *("store.placing", "store.records", "store.hugging_face", "store.root", "store.tree"),
 }

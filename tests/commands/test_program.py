@@ -255,7 +255,7 @@ def test_every_command_describes_itself_and_all_its_options(name):
     for entry in _options(command):
         assert entry.help, f"--{entry.names[0]} has no help"
         shorts = [name for name in entry.names if len(name) == 1]
-        allowed = {"verbose": ["v"], "max-tokens": ["n"]}.get(entry.names[0], [])
+        allowed = {"verbose": ["v"], "max-tokens": ["n"], "file": ["f"]}.get(entry.names[0], [])
         assert set(shorts) <= set(allowed), "no other short flags"
         assert entry.type is not bool or isinstance(entry.default, bool)
         if entry.choices and entry.default:

@@ -30,7 +30,7 @@ def rope(**keys):
         ("logit_scale", 0.25),
         ("residual_scale", 0.5),
         ("embedding_scale", 12.0),
-        ("pooling_type", 4),
+        ("pooling_type", 5),
         ("final_logit_softcapping", 30.0),
         ("rope.scaling.yarn_log_multiplier", 0.1),
         ("rope.scaling.yarn_beta_fast", 4.0),

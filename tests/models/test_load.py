@@ -55,7 +55,8 @@ def test_every_family_runs_in_every_encoding(architecture, encoding):
 
 def test_no_family_is_left_out():
     known = {*FAMILIES, *HYBRIDS, *LAYERED, *MIXTURES, "bitnet-25"}  # bitnet-b1.58 once
-    encoders = {"bert"}  # tests/families/test_encoders.py
+    # tests/families/test_encoders.py and test_embedding_gemma.py
+    encoders = {"bert", "gemma-embedding"}
     assert known | encoders == set(ARCHITECTURES)
 
 

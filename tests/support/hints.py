@@ -52,6 +52,7 @@ FILLED = {
     "{self.command_words}": "verify",
     "{source.repo}": "org/tiny",
     "{word(self.packaged)}": "smollm2-135m",
+    "create {word(name)}": "create mine",
     "{word(name)}{more}": "org/tiny --file tiny.gguf",
     "{word(source.file)}": "tiny.gguf",
     "{word(self.tokenizer)}": "tokenizer.json",

@@ -28,6 +28,8 @@ VALID = {
     "InferenceRequest": {"prompt": "a", "max_tokens": 2},
     "TokenizeRequest": {"content": "a"},
     "DetokenizeRequest": {"tokens": [5]},
+    "RerankRequest": {"query": "a", "documents": ["b", "c"]},
+    "ScoreRequest": {"text_1": "a", "text_2": ["b", "c"]},
 }
 #: Values of every JSON type: empty, out of range, not text, too many, too long.
 JUNK = (

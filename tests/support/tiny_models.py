@@ -261,7 +261,7 @@ def metadata(architecture, **more):
         keys = {"attention.layer_norm_epsilon": 1e-5} | keys
     if architecture == "openelm":
         keys |= {
-            "attention.head_count": [4, 2],
+            "attention.head_count": [8, 4],
             "attention.head_count_kv": [2, 1],
             "attention.key_length": 64,
             "attention.value_length": 64,
