@@ -61,7 +61,7 @@ NONSENSE = ("nonsense!", "-1")
 ANY_TEXT = {
     "a path": {"BITNET_CACHE_DIR", "BITNET_GGUF", "GITHUB_STEP_SUMMARY", "HF_HOME"},
     "a path, too": {"BITNET_CPP_DIR", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"},
-    "a file": {"BITNET_HISTORY"},
+    "a file": {"BITNET_HISTORY", "BITNET_PRESETS"},
     "a secret": {"BITNET_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"},
     "names of hosts": {"BITNET_HUB_HOSTS"},
     "any value means the same": {"NO_COLOR"},

@@ -27,7 +27,7 @@ class Bar(Protocol):
 
     @property
     def label(self) -> str:
-        """What the operation works on."""
+        """Name of the file or model that the operation works on."""
 
     def measures(self) -> tuple[str, ...]:
         """Texts about the operation, the most important first."""

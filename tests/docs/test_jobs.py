@@ -52,6 +52,8 @@ def runs():
                 r"environment ([\w,-]+)|(?<!litellm)\[([a-z][a-z,-]+)\]", line
             ):
                 packages |= installed("".join(extras).split(","))
+            for package in re.findall(r"([\w-]+)==", line):
+                packages.add(package.replace("-", "_"))
             if re.search(r"\binv test\b|\bpytest\b.* tests/", line):
                 paths = re.findall(r" tests/([\w/.]+)", line)
                 places = [TESTS / path for path in paths] or [TESTS]

@@ -215,7 +215,8 @@ def test_what_is_not_an_error_is_only_said(bitnet, model):
 
 def test_every_row_of_the_page_is_reproduced_here():
     source = Path(__file__).read_text(encoding="utf-8")
-    spoken = [text for text, code in ROWS if code != "0"]
+    built = "The compiled module of bitnet was not built"  # tests/native/test_native_module.py
+    spoken = [text for text, code in ROWS if code != "0" and not text.startswith(built)]
     assert len(spoken) == 12
     for text in spoken:
         start = re.split(r"\.\.\.|https://|1 of 2", text)[0].strip() or "1 of 2 files in"

@@ -135,7 +135,7 @@ def test_a_damaged_record_only_means_reading_again(store, blob, text, hashed):
 
 
 def test_a_store_that_cannot_be_written_is_still_used(store, blob, monkeypatch, hashed):
-    monkeypatch.setattr("bitnet.store.root.keep", lambda *args: "read-only")
+    monkeypatch.setattr("bitnet.store.root.keep", lambda *args, **options: "read-only")
     store.verified.file_for(blob.path).unlink()
     assert store.find(DIGEST) == blob
     assert store.find(DIGEST) == blob

@@ -167,6 +167,20 @@ CASES = (
     ),
     # --- models by name ---
     Case("models", "bitnet infer no-such-model --prompt a", "shows"),
+    Case(
+        "create {word(name)} --from MODEL",
+        "bitnet create mine",
+        "itself",
+        model,
+        fill={"MODEL": MODEL},
+    ),
+    Case("run {word(name)}", f"bitnet create mine --from {MODEL}", "shows", model, succeeds=True),
+    Case(
+        "embed {word(model.path)} --input texts.txt",
+        "bitnet rank models/embedder.gguf --query a --input texts.txt",
+        "shows",
+        embedder,
+    ),
     Case("search {word(text)}", "bitnet infer tiny-model --prompt a", "shows", shared),
     Case("search qwen3", "bitnet search", "shows"),
     Case("search qwen3", "bitnet infer models/mamba.gguf --prompt a", "shows", recurrent),
@@ -510,4 +524,7 @@ PAGES = {
     "plan {word(checkpoint.path)}": "needs a machine without memory",
     "compat-check MODEL": "of the Python API, where no command line is",
     "inspect-gguf {word(gguf.path)}": "of the Python API",
+    "rank --help": "needs a reranker: tests/runtime/test_ranking.py",
+    "classify --help": "needs a classifier: tests/runtime/test_ranking.py",
+    "show {word(self.path)}": "needs strange settings: tests/formats/test_generation_keys.py",
 }
