@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.runtime.request import Request
+    from bitnet.runtime.request import Request, Sampling
 
 BLOCK = 512  # weights summed before a draw looks inside one block
 MOST_NEEDED = 1024  # larger top-k values scan the whole vocabulary
@@ -56,7 +56,7 @@ class Sampler:
     def __init__(self, request: Request, prompt: Sequence[int] = ()) -> None:
         """A sampler for *request*; the repetition penalty includes the ids *prompt*."""
         self.request = request
-        self.sampling = request.sampling
+        self.sampling: Sampling = request.sampling
         self._window: deque[int] | None = None  # the last tokens, if penalties look at those
         self._counts = self._count_prompt(prompt)
         self._seed = request.actual_seed()
