@@ -13,6 +13,7 @@ from bitnet.base.errors import UsageError
 from bitnet.base.options import check_bounds, option
 
 WHOLE_TEXT = -1  # of a number of last tokens: prompt and answer
+XTC_OFF = 0.5  # thresholds above it: no two tokens can be as likely
 MAX_BREAKERS = 64
 BREAKERS = ("\n", ":", '"', "*")
 
@@ -28,7 +29,8 @@ SAMPLERS = (
     "xtc",
     "temperature",
 )
-#: Other names of some of them.
+#: Samplers by their names without underscores, and by other names.
+_BY_NAME = {sampler.replace("_", ""): sampler for sampler in SAMPLERS}
 _SYNONYMS = {"typical_p": "typ_p", "typical": "typ_p", "typ": "typ_p", "nucleus": "top_p"}
 _SYNONYMS |= {"temp": "temperature"}
 
@@ -142,6 +144,11 @@ class ChainOptions:
         return is_on and not self.mirostat and "dry" in self.order
 
     @property
+    def uses_xtc(self) -> bool:
+        """True if likely tokens may be dropped."""
+        return self.xtc_probability > 0 and self.xtc_threshold <= XTC_OFF
+
+    @property
     def order(self) -> tuple[str, ...]:
         """Names of the samplers, in the order in which they run."""
         return tuple(self.samplers) or SAMPLERS
@@ -154,7 +161,7 @@ class ChainOptions:
             or self.mirostat
             or self.typical_p < 1
             or self.top_n_sigma > 0
-            or (self.xtc_probability > 0 and self.xtc_threshold <= 0.5)
+            or self.uses_xtc
             or self.dynatemp_range > 0
             or self.min_keep > 1
         )
@@ -169,8 +176,7 @@ def sampler_names(names: Any) -> list[str]:
     for name in _texts("samplers", names):
         for part in filter(None, name.split(";")):
             plain = part.strip().lower().replace("-", "_")
-            known = {sampler.replace("_", ""): sampler for sampler in SAMPLERS}
-            sampler = known.get(plain.replace("_", ""), _SYNONYMS.get(plain))
+            sampler = _BY_NAME.get(plain.replace("_", ""), _SYNONYMS.get(plain))
             if sampler is None:
                 shown = part[:40].encode(errors="replace").decode()
                 raise UsageError(

@@ -278,7 +278,7 @@ class LanguageModel:
 
     def _breakers(self, request: Request) -> Breakers:
         """Sequences of tokens that end a repetition for *request*; the last ones are kept."""
-        if not (request.has_chain_options and request.uses_dry):
+        if not request.uses_dry:
             return {}
         texts = tuple(request.dry_sequence_breakers)
         if self._breakers_of is None or self._breakers_of[0] != texts:

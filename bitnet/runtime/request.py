@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, TypeVar
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, WrongType
-from bitnet.base.options import check_bounds, check_type, option
+from bitnet.base.options import check_type, option
 from bitnet.runtime.chain_options import ChainOptions
 from bitnet.runtime.request_checks import (
     biases_of,
@@ -53,7 +53,6 @@ class ReasoningRules:
 
 
 _INNER = {"inner": True}  # metadata of a field that no JSON object may set
-_CHAIN_DEFAULTS = asdict(ChainOptions())
 _BY_THE_MODEL = "default: as the model's files recommend"
 
 
@@ -206,10 +205,7 @@ class Request(SamplingOptions):
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", stops_of(self.stop))
         object.__setattr__(self, "logit_bias", biases_of(self.logit_bias))
-        if self.has_chain_options:
-            super().__post_init__()
-        else:
-            check_bounds(self)
+        super().__post_init__()
         check_type("thinking_message", self.thinking_message, "a text", str)
         for name in ("regex", "grammar", "reasoning_effort"):
             check_type(name, getattr(self, name), "a text or None", str, None)
@@ -247,11 +243,6 @@ class Request(SamplingOptions):
         """This request, which says of each value that it has that it is from *origin*."""
         names = [name for name in ANSWERED if getattr(self, name) is not None]
         return replace(self, origins=dict.fromkeys(names, origin))
-
-    @property
-    def has_chain_options(self) -> bool:
-        """True if an option of the chain of samplers is not at its default."""
-        return any(getattr(self, name) != value for name, value in _CHAIN_DEFAULTS.items())
 
     def list_constraints(self) -> list[str]:
         """Names of the fields that constrain the whole answer."""
@@ -307,14 +298,7 @@ class Request(SamplingOptions):
     @property
     def sampling(self) -> Sampling:
         """Values for the sampler: those of this request, else of its command or dialect."""
-        values: dict[str, Any] = {}
-        for name in RECOMMENDED:
-            value = getattr(self, name)
-            if value is None:
-                value = self.fallback.get(name)
-            if value is not None:
-                values[name] = value
-        return Sampling(**values)
+        return _sampling(self, self.fallback)
 
     @property
     def length_limit(self) -> int:
@@ -333,34 +317,32 @@ class Request(SamplingOptions):
         it is in reproducible runs. *prompt_tokens* count in the files' ``max_length``.
         """
         recommended: Mapping[str, SamplingDefault] = settings_of_model.sampling
-        asked = self
         fallback = dict(self.fallback)
-        if settings.deterministic() and self.temperature is None:
+        is_reproducible = settings.deterministic() and self.temperature is None
+        if is_reproducible:
             fallback["temperature"] = 0.0
-            asked = replace(self, fallback=fallback)
+        if is_reproducible or self.temperature == 0:
             recommended = {}
-        elif self.temperature == 0:
-            recommended = {}
-        changes: dict[str, Any] = {}
+        values: dict[str, Any] = _sampling(self, fallback)._asdict()
         origins: dict[str, str] = {}
         for name in RECOMMENDED:
-            if getattr(asked, name) is not None:
+            if getattr(self, name) is not None:
                 origins[name] = self.origins.get(name, "request")
             elif name in recommended:
-                changes[name] = recommended[name].value
+                values[name] = recommended[name].value
                 origins[name] = recommended[name].source
             else:
                 origins[name] = "default"
-        limit, origins["max_tokens"] = asked._limit(settings_of_model, prompt_tokens)
-        filled = replace(
-            asked,
-            **changes,
+        limit, origins["max_tokens"] = self._limit(settings_of_model, prompt_tokens)
+        return replace(
+            self,
+            **values,
             max_tokens=limit,
+            fallback=fallback,
             origins=origins,
             suppressed=settings_of_model.suppressed,
             suppressed_first=settings_of_model.suppressed_first,
         )
-        return replace(filled, **filled.sampling._asdict())
 
     def sampling_facts(self) -> dict[str, dict[str, Any]]:
         """Value and origin of each number that a model's files may set, as JSON values.
@@ -405,6 +387,18 @@ class Request(SamplingOptions):
     def choice(self, number: int) -> Request:
         """This request for answer *number* of several, with a seed of its own."""
         return replace(self, seed=(self.actual_seed() + number) % 2**64)
+
+
+def _sampling(options: SamplingOptions, fallback: Mapping[str, float]) -> Sampling:
+    """Values of *options* for the sampler, else those of *fallback*."""
+    values: dict[str, Any] = {}
+    for name in RECOMMENDED:
+        value = getattr(options, name)
+        if value is None:
+            value = fallback.get(name)
+        if value is not None:
+            values[name] = value
+    return Sampling(**values)
 
 
 #: Fields of a request that the files of a model may recommend.

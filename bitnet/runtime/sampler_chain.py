@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     Step = Callable[["Candidates"], "Candidates"]
 
 GROUP = 64  # values per group; the groups' maxima bound the k-th highest value from below
-XTC_OFF = 0.5  # thresholds above it: no two tokens can be as likely
 LIKELIEST_OF_MIROSTAT = 100  # tokens from which version 1 estimates the exponent
 
 
@@ -253,8 +252,7 @@ class SamplerChain:
 
     def _drop_likely(self, tokens: Candidates) -> Candidates:
         options = self._options
-        is_on = options.xtc_probability > 0 and options.xtc_threshold <= XTC_OFF
-        if not is_on or len(tokens) < 2 or self._draw() > options.xtc_probability:
+        if not options.uses_xtc or len(tokens) < 2 or self._draw() > options.xtc_probability:
             return tokens
         return drop_likely(tokens, options.xtc_threshold, options.min_keep)
 

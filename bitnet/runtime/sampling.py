@@ -66,11 +66,10 @@ class Sampler:
             or request.presence_penalty
         )
         self._repetitions: Repetitions | None = None
-        is_plain = not request.has_chain_options
-        if not is_plain and request.uses_dry:
+        if request.uses_dry:
             self._repetitions = Repetitions(request, request.breakers, prompt)
         self._chain: SamplerChain | None = None
-        if not is_plain and request.needs_chain:
+        if request.needs_chain:
             self._chain = self._make_chain()
         self._adjusts = bool(
             request.logit_bias
