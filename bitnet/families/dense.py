@@ -93,6 +93,19 @@ def attention(keys: Keys, dim: int, *, kv_heads: int | None = None, **more: Any)
     return Attention(heads, kv_heads, head_dim, **(usual | more))
 
 
+def is_fused(keys: Keys) -> bool:
+    """True if query, key and value are one matrix, as they may be in any file of llama.cpp."""
+    return "blk.0.attn_qkv.weight" in keys.weights
+
+
+def dense_as_stored(keys: Keys, **more: Any) -> ModelConfig:
+    """ModelConfig of the usual blocks, with query, key and value in one matrix if they are.
+
+    *more* is as for :func:`dense`.
+    """
+    return dense(keys, fused=is_fused(keys), **more)
+
+
 def dense(
     keys: Keys,
     *,

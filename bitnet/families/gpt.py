@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.families.blocks import Branch, FeedForward
-from bitnet.families.dense import ModelConfig, attention, dense, everywhere, model_of, sizes
+from bitnet.families.dense import (
+    ModelConfig,
+    attention,
+    dense,
+    everywhere,
+    is_fused,
+    model_of,
+    sizes,
+)
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import ATTENTION, LlamaCppSupport, register, register_variant
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, refusal
@@ -161,8 +169,7 @@ def beside_attention(keys: Keys, network: FeedForward, **more: Any) -> ModelConf
 
 def _phi2(keys: Keys) -> ModelConfig:
     network = FeedForward(sizes(keys).ffn, **_TANH_NETWORK)
-    is_fused = "blk.0.attn_qkv.weight" in keys.weights
-    more = {"attention": {"fused": is_fused}, "biases": (*_ALL, "output")}
+    more = {"attention": {"fused": is_fused(keys)}, "biases": (*_ALL, "output")}
     return beside_attention(keys, network, **more)
 
 

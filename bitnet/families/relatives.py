@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from bitnet.families.blocks import Attention, Branch, FeedForward
 from bitnet.families.config_values import is_finite
@@ -17,6 +16,8 @@ from bitnet.families.dense import (
     attention,
     check_local_base,
     dense,
+    dense_as_stored,
+    is_fused,
     model_of,
     per_layer,
     rotate_windows,
@@ -35,7 +36,6 @@ from bitnet.families.experts import (
 from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
 from bitnet.families.gpt import layer_norms
 from bitnet.families.keys import HARMLESS, Keys, contradiction, reads
-from bitnet.families.remote import is_fused
 from bitnet.families.rope import rope_from
 
 _ROPE_FACTORS = tuple(f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short"))
@@ -48,13 +48,9 @@ _SECTIONS = {
 _EPS = reads("attention.layer_norm_epsilon")
 
 
-def _text(keys: Keys, **more: Any) -> ModelConfig:
-    return dense(keys, fused=is_fused(keys), **more)
-
-
 def _qwen3_experts(keys: Keys) -> ModelConfig:
     width = sizes(keys).ffn // max(keys.integer("expert_used_count"), 1)
-    return _text(keys, qk_norm="head", mixture=experts(keys, width=width))
+    return dense_as_stored(keys, qk_norm="head", mixture=experts(keys, width=width))
 
 
 register(
@@ -63,14 +59,14 @@ register(
     model_types=(),
     gguf_keys=_SECTIONS,
     llama_cpp=LlamaCppSupport(tensors=("output.weight", "output.bias", *BIASES), whole_width=True),
-    decoder=_text,
+    decoder=dense_as_stored,
 )
 register(
     title="Qwen 3-VL, its text",
     architecture="qwen3vl",
     model_types=(),
     gguf_keys=_SECTIONS,
-    decoder=partial(_text, qk_norm="head"),
+    decoder=partial(dense_as_stored, qk_norm="head"),
 )
 register(
     title="Qwen 3-VL with experts, its text",
@@ -86,7 +82,7 @@ register(
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", "attn_output.bias", *BIASES), required=("attn_output.bias",)
     ),
-    decoder=partial(_text, model={"biases": ("attn_output",)}),
+    decoder=partial(dense_as_stored, model={"biases": ("attn_output",)}),
 )
 
 
@@ -148,7 +144,9 @@ register(
 
 
 def _deepseek1(keys: Keys) -> ModelConfig:
-    return _text(keys, mixture=experts_by_groups(keys, default="softmax", renormalised=False))
+    return dense_as_stored(
+        keys, mixture=experts_by_groups(keys, default="softmax", renormalised=False)
+    )
 
 
 register(
@@ -163,7 +161,7 @@ register(
 
 
 def _ling1(keys: Keys) -> ModelConfig:
-    return _text(keys, mixture=experts_by_groups(keys, default="softmax"))
+    return dense_as_stored(keys, mixture=experts_by_groups(keys, default="softmax"))
 
 
 register(
@@ -178,7 +176,7 @@ register(
 
 
 def _dots1(keys: Keys) -> ModelConfig:
-    return _text(keys, qk_norm="head", mixture=experts_by_groups(keys))
+    return dense_as_stored(keys, qk_norm="head", mixture=experts_by_groups(keys))
 
 
 register(
@@ -197,7 +195,7 @@ register(
 
 def _hunyuan_experts(keys: Keys) -> ModelConfig:
     shared = keys.integer("expert_shared_feed_forward_length", 0)
-    return _text(keys, qk_norm="rotated", mixture=experts(keys, shared=shared))
+    return dense_as_stored(keys, qk_norm="rotated", mixture=experts(keys, shared=shared))
 
 
 register(
@@ -214,7 +212,7 @@ register(
     architecture="hunyuan_vl",
     model_types=(),
     gguf_keys=_SECTIONS,
-    decoder=partial(_text, qk_norm="rotated"),
+    decoder=partial(dense_as_stored, qk_norm="rotated"),
 )
 register(
     title="PaddleOCR-VL, its text",
@@ -222,21 +220,21 @@ register(
     model_types=(),
     gguf_keys=_SECTIONS,
     llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES)),
-    decoder=_text,
+    decoder=dense_as_stored,
 )
 register(
     title="Maincoder",
     architecture="maincoder",
     model_types=(),
     gguf_rope_style="interleaved",
-    decoder=partial(_text, qk_norm="rotated"),
+    decoder=partial(dense_as_stored, qk_norm="rotated"),
 )
 
 
 def _minimax_m2(keys: Keys) -> ModelConfig:
     routing = {"gating": gating(keys, "sigmoid"), "corrected": has_corrections(keys.weights)}
     mixture = experts(keys, width=sizes(keys).ffn, routing=routing)
-    return _text(keys, qk_norm="whole", mixture=mixture)
+    return dense_as_stored(keys, qk_norm="whole", mixture=mixture)
 
 
 register(
@@ -256,7 +254,7 @@ register(
 def _mellum(keys: Keys) -> ModelConfig:
     base = keys.number("rope.freq_base", 10000.0)
     check_local_base(keys, base)
-    return _text(
+    return dense_as_stored(
         keys,
         qk_norm="head",
         period=4,
@@ -335,7 +333,7 @@ def _apertus(keys: Keys) -> ModelConfig:
     layers = keys.integer("block_count")
     names = ("alpha_p", "alpha_n", "beta", "eps")
     given = [_numbers_per_layer(keys, f"xielu.{name}", layers) for name in names]
-    model = _text(keys, qk_norm="head", ffn={"gated": False, "activation": "xielu"})
+    model = dense_as_stored(keys, qk_norm="head", ffn={"gated": False, "activation": "xielu"})
     blocks = []
     for (before, behind), own in zip(model.blocks, zip(*given, strict=True), strict=True):
         (network,) = behind.every()

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.families.blocks import FeedForward
-from bitnet.families.dense import ModelConfig, attention, dense, model_of, sizes, usual_block
+from bitnet.families.dense import (
+    ModelConfig,
+    attention,
+    dense_as_stored,
+    is_fused,
+    model_of,
+    sizes,
+    usual_block,
+)
 from bitnet.families.family import (
     ATTENTION,
     BIASES,
@@ -33,15 +41,6 @@ if TYPE_CHECKING:
 _OWN_HEAD: dict[str, Any] = {"required": ("output.weight",), "tied": False}
 _LAYOUT = {"tensor_data_layout": neutral("Meta AI original pth")}
 _EPS = reads("attention.layer_norm_epsilon")
-
-
-def is_fused(keys: Keys) -> bool:
-    """True if query, key and value are one matrix, as they may be in any file of llama.cpp."""
-    return "blk.0.attn_qkv.weight" in keys.weights
-
-
-def _llama(keys: Keys, **more: Any) -> ModelConfig:
-    return dense(keys, fused=is_fused(keys), **more)
 
 
 def _internlm2_parts(config: Config) -> Parts:
@@ -77,7 +76,7 @@ register(
     parts=_internlm2_parts,
     biases={"bias": ATTENTION},
     llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True, **_OWN_HEAD),
-    decoder=_llama,
+    decoder=dense_as_stored,
 )
 
 _BAICHUAN_2 = 125696  # tokens of Baichuan 2, which normalizes the rows of its head
@@ -88,8 +87,8 @@ def _baichuan(keys: Keys) -> ModelConfig:
     usual = 8.0 if keys.integer("block_count") == _ALIBI_LAYERS else 0.0
     alibi = keys.number("attention.max_alibi_bias", usual)
     if alibi:
-        return _llama(keys, rope=None, alibi=alibi)
-    return _llama(keys)
+        return dense_as_stored(keys, rope=None, alibi=alibi)
+    return dense_as_stored(keys)
 
 
 def _baichuan_keys(config: Config) -> dict[str, Any]:
@@ -164,7 +163,7 @@ register(
     gguf_rope_style="interleaved",
     gguf_keys=_LAYOUT,
     llama_cpp=LlamaCppSupport(whole_width=True, **_OWN_HEAD),
-    decoder=_llama,
+    decoder=dense_as_stored,
 )
 
 
@@ -290,7 +289,7 @@ register(
     },
     biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
     llama_cpp=LlamaCppSupport(tensors=("output.weight", "rope_freqs.weight", *BIASES)),
-    decoder=_llama,
+    decoder=dense_as_stored,
 )
 # Refact of a folder is not read: its code is not at hand, and files do not say which norm it has.
 register(
@@ -300,7 +299,7 @@ register(
     rotates=False,
     gguf_keys=reads("attention.max_alibi_bias"),
     llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES)),
-    decoder=partial(_llama, rope=None, alibi=8.0),
+    decoder=partial(dense_as_stored, rope=None, alibi=8.0),
 )
 
 
@@ -351,7 +350,7 @@ register(
     },
     llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES)),
     translate=_chatglm_keys,
-    decoder=partial(_llama, ffn={"fused": True}),
+    decoder=partial(dense_as_stored, ffn={"fused": True}),
 )
 register(
     title="GLM-4, 2024",
@@ -363,5 +362,5 @@ register(
     config_keys=reads("partial_rotary_factor"),
     biases={"attention_bias": QKV},
     partial_rotation=True,
-    decoder=partial(_llama, ffn={"fused": True}),
+    decoder=partial(dense_as_stored, ffn={"fused": True}),
 )
