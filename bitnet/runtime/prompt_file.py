@@ -169,17 +169,21 @@ class PromptFile:
             import mmap
 
             mapped.madvise(mmap.MADV_WILLNEED)  # the system reads on while the first layers run
-        checks: list[tuple[Callable[[], int], int]] = []
         try:
-            tables, at = self._map_tables(mapped, checks)
-            states = self._map_states(mapped, at, checks)
-            content = CacheContent(len(self.ids), self.reach, self.kept, tables, states)
-            backing = MappedState(mapped, checks)
+            content, backing = self.map(mapped)
             cache.restore(content, backing)
         except (ValueError, TypeError, LookupError) as error:
             raise InvalidFormat(f"its pages are not what its head says: {error}") from error
         cache.ids = self.ids.tolist()
         return backing
+
+    def map(self, mapped: MappedFile) -> tuple[CacheContent, MappedState]:
+        """Pages and states as views of *mapped*, which is this file, and what compares them."""
+        checks: list[tuple[Callable[[], int], int]] = []
+        tables, at = self._map_tables(mapped, checks)
+        states = self._map_states(mapped, at, checks)
+        content = CacheContent(len(self.ids), self.reach, self.kept, tables, states)
+        return content, MappedState(mapped, checks)
 
     def _map_tables(
         self, mapped: MappedFile, checks: list[tuple[Callable[[], int], int]]
@@ -282,12 +286,8 @@ def _is_equal(compute: Callable[[], int], expected: object) -> bool:
 def problem_of(path: Path) -> str:
     """The reason why the file *path* cannot be used, after reading all of it; empty: it can."""
     try:
-        opened = PromptFile.open(path)
-        checks: list[tuple[Callable[[], int], int]] = []
-        mapped = MappedFile.open(path)
-        _, at = opened._map_tables(mapped, checks)
-        opened._map_states(mapped, at, checks)
-        return MappedState(mapped, checks).problem()
+        _, backing = PromptFile.open(path).map(MappedFile.open(path))
+        return backing.problem()
     except BitnetError as error:
         return error.message
     except (ValueError, TypeError, LookupError) as error:

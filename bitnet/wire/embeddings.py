@@ -56,13 +56,18 @@ def texts_of(given: Any, field: str, *, at_most: int) -> list[str | list[int]]:
         return [given]
     if given and isinstance(given[0], int):
         return [list(given)]
-    if not given:
-        raise UsageError(f"{field}: the list is empty, expected at least one text", field=field)
-    if len(given) > at_most:
-        raise UsageError(
-            f"{field}: {len(given):,} texts, expected at most {at_most:,}", field=field
-        )
+    check_count(given, field, at_most=at_most)
     return list(given)
+
+
+def check_count(texts: Sequence[Any], field: str, *, at_most: int) -> None:
+    """Check the number of *texts*, which are those of *field*."""
+    if not texts:
+        raise UsageError(f"{field}: the list is empty, expected at least one text", field=field)
+    if len(texts) > at_most:
+        raise UsageError(
+            f"{field}: {len(texts):,} texts, expected at most {at_most:,}", field=field
+        )
 
 
 def vectors_of(body: Body, answers: Sequence[Answer]) -> list[NDArray[Any]]:
@@ -89,9 +94,14 @@ def embeddings_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[
         {"object": "embedding", "index": index, "embedding": vector}
         for index, vector in enumerate(vectors)
     ]
+    usage = usage_of(answers)
+    return {"object": "list", "data": data, "model": head["model"], "usage": usage}
+
+
+def usage_of(answers: Sequence[Answer]) -> dict[str, int]:
+    """Tokens that the texts of *answers* have, which are only read."""
     tokens = sum(answer.prompt_tokens for answer in answers)
-    counts = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": head["model"], "usage": counts}
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 EMBEDDING = Form(

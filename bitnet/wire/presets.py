@@ -32,8 +32,10 @@ else:
 #: Names of presets, unlike those of paths, addresses and tags.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 #: Options of an answer that a preset may set.
-OPTIONS = (*SAMPLING, "max_tokens", "stop", "lookup", "reasoning_effort", "thinking_budget")
+OPTIONS = (*SAMPLING, *Request.SECTIONS["Answer"])
 MOST_BYTES = 1 << 20  # of a file
+_SYSTEM = ("system", "developer")  # roles of instructions
+_KINDS = {str: "a text", int: "a whole number"}
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,6 @@ class Preset:
                 lines.append(f"{entry.name} = {_value(value)}")
         lines += [f"{name} = {_value(value)}" for name, value in self.options.items()]
         return "\n".join(lines) + "\n"
-
-
-_SYSTEM = ("system", "developer")
 
 
 def read_presets(path: Path) -> dict[str, Preset]:
@@ -166,9 +165,6 @@ def _preset(name: str, table: Any) -> Preset:
     values["lora"] = tuple(table.get("lora", ()))
     options = {key: value for key, value in table.items() if key not in own}
     return Preset(name, **{"model": "", **values}, options=options)
-
-
-_KINDS = {str: "a text", int: "a whole number"}
 
 
 def _key(name: str) -> str:

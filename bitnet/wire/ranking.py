@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.vectors import relevance, to_rank
-from bitnet.wire.embeddings import MAX_TEXTS
+from bitnet.wire.embeddings import MAX_TEXTS, check_count, usage_of
 from bitnet.wire.forms import Form
 from bitnet.wire.schemas import FLAG, TEXT, TEXTS, mark_ignored, optional
 
@@ -37,17 +37,8 @@ def _documents(body: Body) -> list[str]:
     if len(given) != 1:
         raise UsageError("documents: give them, or texts", field="documents")
     documents = body[given[0]]
-    _check_count(documents, given[0])
+    check_count(documents, given[0], at_most=MAX_TEXTS)
     return [entry if isinstance(entry, str) else entry["text"] for entry in documents]
-
-
-def _check_count(texts: Sequence[Any], name: str) -> None:
-    if not texts:
-        raise UsageError(f"{name}: the list is empty, expected at least one text", field=name)
-    if len(texts) > MAX_TEXTS:
-        raise UsageError(
-            f"{name}: {len(texts):,} texts, expected at most {MAX_TEXTS:,}", field=name
-        )
 
 
 def rank_reply(body: Body, head: Body, answers: Sequence[Answer]) -> Any:
@@ -70,8 +61,7 @@ def rank_reply(body: Body, head: Body, answers: Sequence[Answer]) -> Any:
         | ({"document": {"text": documents[index]}} if has_documents else {})
         for index in order
     ]
-    tokens = sum(answer.prompt_tokens for answer in answers)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    usage = usage_of(answers)
     return {"model": head["model"], "object": "list", "usage": usage, "results": results}
 
 
@@ -84,8 +74,8 @@ def score_requests(
         [body[name]] if isinstance(body[name], str) else list(body[name])
         for name in ("text_1", "text_2")
     )
-    _check_count(firsts, "text_1")
-    _check_count(seconds, "text_2")
+    check_count(firsts, "text_1", at_most=MAX_TEXTS)
+    check_count(seconds, "text_2", at_most=MAX_TEXTS)
     if len(firsts) == 1:
         firsts = firsts * len(seconds)
     if len(firsts) != len(seconds):
@@ -103,8 +93,7 @@ def score_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[str,
     entries = [
         {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
     ]
-    tokens = sum(answer.prompt_tokens for answer in answers)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    usage = usage_of(answers)
     return {**head, "object": "list", "data": entries, "usage": usage}
 
 
