@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from following import follow_in
-from hint_cases import CASES, EXTRAS, PAGES
+from hint_cases import CASES
+from hint_pages import EXTRAS, PAGES
 from hints import COMMANDS, EXTRA, SOURCES
 
 INSTALLED = f"{shlex.quote(sys.executable)} -m bitnet"

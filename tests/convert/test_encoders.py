@@ -5,6 +5,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+from quiet_libraries import QUIET
 
 REASON = "sentence-transformers is not installed: pip install 'bitnet-xtask[parity]'"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -24,11 +25,7 @@ from bitnet.convert.options import ConvertOptions  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 from bitnet.tokenizer.from_gguf import spec_from_gguf  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = QUIET
 # llama.cpp computes GELU of BERT by the hyperbolic tangent.
 MAX_ANGLE = 1e-3
 POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}

@@ -3,16 +3,12 @@
 import pytest
 from asked_here import share_this_process
 from compared_folders import FOLDERS, compared_folder
+from quiet_libraries import QUIET
 from verdicts import check_verdicts
 
 from bitnet.crossval.references import Transformers
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = [pytest.mark.slow, *QUIET]
 
 
 @pytest.mark.parametrize("case", FOLDERS)

@@ -4,6 +4,7 @@ import importlib.util
 
 import numpy as np
 import pytest
+from quiet_libraries import QUIET
 
 REASON = "sentence-transformers is not installed: pip install 'bitnet-xtask[parity]'"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -25,11 +26,7 @@ from bitnet import load  # noqa: E402
 from bitnet.convert.options import ConvertOptions  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = QUIET
 MAX_ANGLE = 1e-5
 OF_LLAMA_CPP = 1e-4  # whose products are of another order
 

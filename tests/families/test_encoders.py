@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+from quiet_libraries import QUIET
 
 REASON = "sentence-transformers is not installed: pip install 'bitnet-xtask[parity]'"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -18,11 +19,7 @@ from bitnet.base.errors import InferenceError, Unsupported  # noqa: E402
 from bitnet.convert.options import ConvertOptions  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = QUIET
 
 # Both compute in float32; the compiled module keeps queries, keys and values as 16 bits.
 MAX_DIFFERENCE = 1e-4

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from quiet_libraries import QUIET
 
 REASON = "sentence-transformers is not installed: pip install 'bitnet-xtask[parity]'"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -23,11 +24,7 @@ from bitnet import load  # noqa: E402
 from bitnet.base.errors import InferenceError, InvalidFormat, NotFound, Unsupported  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = QUIET
 
 MAX_ANGLE = 1e-5  # of a cosine from one: both compute in float32
 PROMPTS = {"query": "query: ", "passage": "passage: "}

@@ -1,8 +1,10 @@
+"""A session asks a server: what it refuses, and who is told what to do about it."""
+
 from base64 import b64encode
 
 import pytest
 import responses
-from downloading import download
+from downloading import download, fetch_file
 from hub_server import Rule
 from proxies import Proxy
 
@@ -26,12 +28,6 @@ TOKEN = "hf_TheSecretThatMustNeverAppear"
 BIG = b"x" * 5000
 
 
-def fetch(session, path, repo="org/model", file="model.gguf", revision="main"):
-    with session() as one:
-        url = file_url(repo, revision, file, one.options)
-        return download(url, path / file.replace("/", "-"), session=one, progress="none")
-
-
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -45,7 +41,7 @@ def gated(hub):
 
 def test_without_a_token_the_steps_to_get_one_are_named(gated, session, tmp_path):
     with pytest.raises(TokenMissing, match="HF_TOKEN is not set") as caught:
-        fetch(session, tmp_path)
+        fetch_file(session, tmp_path)
     for step in ("1. make a token", "2. accept", f"{gated.url}/org/model", "3. export HF_TOKEN"):
         assert step in caught.value.hint
     assert caught.value.exit_code == 11
@@ -56,21 +52,21 @@ def test_a_token_without_the_licence_is_told_where_to_accept_it(
 ):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(LicenceNotAccepted, match="has not accepted") as caught:
-        fetch(session, tmp_path)
+        fetch_file(session, tmp_path)
     assert f"{gated.url}/org/model" in caught.value.hint
 
 
 def test_a_token_that_is_not_accepted_is_called_that(gated, session, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
     with pytest.raises(TokenInvalid, match="not accepted; it may have expired"):
-        fetch(session, tmp_path)
+        fetch_file(session, tmp_path)
 
 
 def test_a_missing_file_lists_what_there_is(hub, session, tmp_path):
     hub.add("org/model", "ggml-model-i2_s.gguf", BIG)
     hub.add("org/model", "README.md", b"about")
     with pytest.raises(NotFound) as caught:
-        fetch(session, tmp_path, file="ggml-model-i2s.gguf")
+        fetch_file(session, tmp_path, file="ggml-model-i2s.gguf")
     address = f"{hub.url}/org/model/resolve/main/ggml-model-i2s.gguf"
     assert caught.value.message.startswith(f"HTTP error 404: {address}")
     assert "it has README.md, ggml-model-i2_s.gguf" in caught.value.message
@@ -80,13 +76,13 @@ def test_a_missing_file_lists_what_there_is(hub, session, tmp_path):
 def test_a_missing_revision_lists_the_revisions(hub, session, tmp_path):
     hub.add("org/model", "model.gguf", BIG)
     with pytest.raises(NotFound, match="no revision 'mian' in org/model; it has main") as caught:
-        fetch(session, tmp_path, revision="mian")
+        fetch_file(session, tmp_path, revision="mian")
     assert caught.value.hint == "did you mean main?"
 
 
 def test_a_missing_repository_is_called_that(hub, session, tmp_path):
     with pytest.raises(NotFound, match="the repository does not exist, or is private"):
-        fetch(session, tmp_path, repo="unknown/repo")
+        fetch_file(session, tmp_path, repo="unknown/repo")
 
 
 def test_a_server_that_is_not_there_is_named(session, tmp_path):
@@ -203,7 +199,7 @@ def test_the_reasons_of_the_hub_are_shown_and_told_apart(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.rules.append(Rule(where="hub", status=status, headers=headers))
     with pytest.raises(kind) as caught:
-        fetch(session, tmp_path)
+        fetch_file(session, tmp_path)
     assert type(caught.value) is kind
     assert said in str(caught.value)
     if "disabled" in said:
@@ -250,7 +246,7 @@ def test_an_expired_signature_is_asked_again_at_the_hub(hub, session, tmp_path, 
     hub.tokens[TOKEN] = {"org/model"}
     hub.add("org/model", "model.gguf", BIG)
     hub.rules.append(Rule(where="cdn", status=403, body=b"Request has expired", times=2))
-    fetch(session, tmp_path)
+    fetch_file(session, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == BIG
     assert len(hub.requests("hub", "GET")) == 3  # a new address each time
 
@@ -267,7 +263,7 @@ def test_storage_that_refuses_is_never_to_get_the_token(
     codes = {"X-Error-Code": "GatedRepo", "X-Error-Message": "export BITNET_HUB_HOSTS=localhost"}
     hub.rules.append(Rule(where="cdn", status=status, headers=codes))
     with pytest.raises(NetworkError, match="does not accept the signed address") as caught:
-        fetch(session, tmp_path)
+        fetch_file(session, tmp_path)
     said = f"{caught.value} {caught.value.hint}"
     for word in ("HUB_HOSTS", "HF_TOKEN", "terms"):
         assert word not in said
@@ -283,7 +279,7 @@ def test_the_login_in_the_hubs_address_is_sent_there_and_nowhere_else(
     login = f"Basic {b64encode(b'me:s/same').decode()}"
     hub.tokens[login] = set()
     with HubSession(FetchOptions(base_url=hub.url.replace("//", "//me:s%2Fsame@"))) as one:
-        fetch(lambda: one, tmp_path)
+        fetch_file(lambda: one, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == BIG
     assert {seen.headers.get("Authorization") for seen in hub.requests("hub")} == {login}
     assert {seen.headers.get("Authorization") for seen in hub.requests("cdn")} == {None}
@@ -302,7 +298,7 @@ def test_the_login_in_the_hubs_address_is_sent_there_and_nowhere_else(
 def test_the_wait_of_a_rate_limit_is_honoured(hub, session, tmp_path, clock, headers, waited):
     hub.add("org/model", "model.gguf", b"small")
     hub.rules.append(Rule(where="hub", status=429, headers=headers, times=1))
-    fetch(session, tmp_path)
+    fetch_file(session, tmp_path)
     assert clock.waits == [waited]
 
 

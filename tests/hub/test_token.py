@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from downloading import download
+from downloading import download, fetch_file
 from hub_server import PAGE, SECRET_QUERY, Rule
 
 from bitnet.base.errors import (
@@ -13,18 +13,11 @@ from bitnet.base.errors import (
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
-from bitnet.hub.repository import file_url
 from bitnet.hub.session import HubSession
 from bitnet.sources import Source
 
 TOKEN = "hf_TheSecretThatMustNeverAppear"
 BIG = b"x" * 5000
-
-
-def fetch(session, path, repo="org/model", file="model.gguf", revision="main"):
-    with session() as one:
-        url = file_url(repo, revision, file, one.options)
-        return download(url, path / file.replace("/", "-"), session=one, progress="none")
 
 
 # --- the token -----------------------------------------------------------------------------------
@@ -35,7 +28,7 @@ def test_the_token_goes_to_the_hub_and_not_to_the_file_server(hub, session, tmp_
     hub.tokens[TOKEN] = {"org/model"}
     hub.add("org/model", "model.gguf", BIG)
     hub.repo("org/model", gated=True)
-    fetch(session, tmp_path)
+    fetch_file(session, tmp_path)
     assert {seen.headers.get("Authorization") for seen in hub.requests("hub")} == {
         f"Bearer {TOKEN}"
     }
@@ -46,7 +39,7 @@ def test_the_token_goes_to_the_hub_and_not_to_the_file_server(hub, session, tmp_
 def test_an_empty_token_is_not_a_token(hub, session, tmp_path, monkeypatch, token):
     monkeypatch.setenv("HF_TOKEN", token)
     hub.add("org/model", "model.gguf", BIG)
-    fetch(session, tmp_path)
+    fetch_file(session, tmp_path)
     assert not any("Authorization" in seen.headers for seen in hub.requests())
 
 
@@ -64,7 +57,7 @@ def test_a_netrc_file_adds_no_password(hub, session, tmp_path, monkeypatch):
     netrc.write_text("machine localhost login me password mine\ndefault login me password mine\n")
     monkeypatch.setenv("NETRC", str(netrc))
     hub.add("org/model", "model.gguf", BIG)
-    fetch(session, tmp_path)
+    fetch_file(session, tmp_path)
     assert not any("Authorization" in seen.headers for seen in hub.requests())
 
 
@@ -73,7 +66,7 @@ def test_a_public_file_comes_without_a_token_that_is_not_accepted(
 ):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     hub.add("org/model", "model.gguf", BIG)
-    fetch(session, tmp_path)
+    fetch_file(session, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == BIG
     assert caplog.text.count("does not accept the token") == 1
     refused = [seen for seen in hub.requests("hub") if seen.status == 401]
@@ -86,7 +79,7 @@ def test_a_token_that_cannot_be_one_is_named_but_not_shown(
 ):
     monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(TokenInvalid, match="holds characters") as caught:
-        fetch(session, tmp_path)
+        fetch_file(session, tmp_path)
     assert token not in str(caught.value) + caught.value.hint
     assert hub.requests() == []
 
@@ -114,7 +107,7 @@ def test_no_output_of_a_failing_run_holds_a_secret(
     hub.rules.append(Rule(**vars(rule)))
     caplog.set_level(logging.DEBUG, "bitnet")
     with pytest.raises(Exception) as caught:  # noqa: PT011
-        fetch(lambda: session(retries=3), tmp_path)
+        fetch_file(lambda: session(retries=3), tmp_path)
     said = [*capfd.readouterr(), str(caught.value), caught.value.hint, repr(caught.value)]
     said += [record.getMessage() for record in caplog.records if record.name.startswith("bitnet")]
     said += [path.read_text(errors="replace") for path in tmp_path.iterdir()]
@@ -136,7 +129,7 @@ def test_a_password_in_the_hubs_address_is_in_no_error(hub, tmp_path, monkeypatc
         HubSession(options) as one,
         pytest.raises(AuthError, match="the login in its add") as caught,
     ):
-        fetch(lambda: one, tmp_path)
+        fetch_file(lambda: one, tmp_path)
     said = f"{caught.value} {caught.value.hint} {caplog.text}"
     assert f"{hub.url}/" in said
     assert "sesame" not in said
@@ -162,7 +155,7 @@ def test_a_host_that_belongs_to_the_hub_gets_the_token(hub, session, tmp_path, m
     monkeypatch.setenv(
         "BITNET_HUB_HOSTS", f"cdn.example.org, localhost:{hub.url.rpartition(':')[2]}"
     )
-    fetch(session, tmp_path)
+    fetch_file(session, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == b"small"
 
 
@@ -170,7 +163,7 @@ def test_any_other_host_does_not_and_the_error_says_so(hub, session, tmp_path, m
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     redirected(hub, "localhost")
     with pytest.raises(AuthError, match="did not get the access token") as caught:
-        fetch(session, tmp_path)
+        fetch_file(session, tmp_path)
     # Any host that answers would get the token.
     assert "HUB_HOSTS" not in f"{caught.value} {caught.value.hint}"
     assert "HF_TOKEN is not set" not in str(caught.value)

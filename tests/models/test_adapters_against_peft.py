@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, relative_difference, torch
+from quiet_libraries import QUIET
 
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
@@ -14,12 +15,7 @@ peft = pytest.importorskip(
     "peft", reason="peft is not installed: pip install 'bitnet-xtask[parity]'"
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = [pytest.mark.slow, *QUIET]
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CASES = {

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from quiet_libraries import QUIET
 
 REASON = "transformers is not installed: pip install 'bitnet-xtask[parity]'"
 pytest.importorskip("torch", reason=REASON)
@@ -16,12 +17,7 @@ pytest.importorskip("transformers", reason=REASON)
 
 from differential import KINDS, cases, check, load, report  # noqa: E402 - needs torch
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = [pytest.mark.slow, *QUIET]
 
 FOUND = Path(__file__).parent / "found"
 ENGINE = importlib.util.find_spec("xllamacpp") is not None

@@ -17,6 +17,7 @@ from hf_models import (
     torch,
 )
 from mixed_models import MIXED
+from quiet_libraries import QUIET
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
@@ -25,12 +26,7 @@ from bitnet.models.load import load_model
 from bitnet.runtime.request import Request
 from bitnet.runtime.scheduler import Scheduler
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = [pytest.mark.slow, *QUIET]
 
 LONG = np.random.default_rng(5).integers(3, 96, 60).tolist()
 

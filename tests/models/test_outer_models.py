@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, relative_difference, torch
 from outer_models import OUTER_MODELS
+from quiet_libraries import QUIET
 
 from bitnet.base.errors import Unsupported
 from bitnet.families.outer_models import SAME_TEXT, text_keys
@@ -13,12 +14,7 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.models.load import load_model
 from bitnet.runtime.scheduler import Scheduler
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = [pytest.mark.slow, *QUIET]
 
 
 def _make(kind, tied):

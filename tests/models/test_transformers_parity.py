@@ -18,6 +18,7 @@ from hf_models import (
     torch,
 )
 from mixed_models import MIXED
+from quiet_libraries import QUIET
 
 from bitnet.convert.options import ConvertOptions
 from bitnet.families.family import of_gguf
@@ -28,12 +29,7 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants.registry import dequantize
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = [pytest.mark.slow, *QUIET]
 
 
 CASES = DENSE | MIXED

@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pytest
+from quiet_libraries import QUIET
 
 REASON = "sentence-transformers is not installed: pip install 'bitnet-xtask[parity]'"
 torch = pytest.importorskip("torch", reason=REASON)
@@ -19,11 +20,7 @@ from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported  # noq
 from bitnet.convert.options import ConvertOptions  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = QUIET
 # The compiled module keeps keys and values as 16 bits.
 MAX_DIFFERENCE = 2e-4
 HEAD = "ForSequenceClassification"

@@ -69,12 +69,34 @@ def program_of(agent):
     return program
 
 
+def folders_for(place):
+    """Empty folders below *place* for an agent: its home, its settings, and the one it works in."""
+    for name in ("work", "home", "settings"):
+        (place / name).mkdir()
+    return place / "work"
+
+
+def run_agent(agent, program, address, place):
+    """The end of the *agent*'s task, in its folders below *place*, and all that it shows."""
+    chosen = AGENTS[agent]
+    environment = {
+        "PATH": f"{Path(program).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(place / "home"),
+        "TMPDIR": str(place),
+        **chosen.environment(address, "tiny", place / "settings"),
+    }
+    done = subprocess.run(
+        [program, *chosen.arguments(address, "tiny"), *ARGUMENTS[agent]],
+        cwd=place / "work", env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    return done, f"{done.stdout}\n{done.stderr}"
+
+
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
     program = program_of(agent)
-    work, home, settings = (tmp_path / name for name in ("work", "home", "settings"))
-    for folder in (work, home, settings):
-        folder.mkdir()
+    work = folders_for(tmp_path)
     note = work / "note.txt"
     note.write_text(BEFORE)
     path = scripted_gguf(tmp_path, monkeypatch)
@@ -85,19 +107,7 @@ def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
             steps_of(agent, str(note)),
             without_tools=REPLACEMENT if agent == "aider" else "A title",
         )
-        chosen = AGENTS[agent]
-        environment = {
-            "PATH": f"{Path(program).parent}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(home),
-            "TMPDIR": str(tmp_path),
-            **chosen.environment(worker.address, "tiny", settings),
-        }
-        done = subprocess.run(
-            [program, *chosen.arguments(worker.address, "tiny"), *ARGUMENTS[agent]],
-            cwd=work, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-    shown = f"{done.stdout}\n{done.stderr}"
+        done, shown = run_agent(agent, program, worker.address, tmp_path)
     assert done.returncode == 0, shown
     assert note.read_text() == AFTER, shown
     assert prompts
@@ -116,28 +126,14 @@ def test_an_agent_ends_with_a_real_small_model(agent, tmp_path, test_models):
     gets a call or an edit from it, and each ends by itself.
     """
     program = program_of(agent)
-    work, home, settings = (tmp_path / name for name in ("work", "home", "settings"))
-    for folder in (work, home, settings):
-        folder.mkdir()
+    work = folders_for(tmp_path)
     (work / "note.txt").write_text(BEFORE)
     lines = []
     path = test_models / "SmolLM2-135M-Instruct.Q4_1.gguf"
     with listening(path, name="tiny", max_output_tokens=48, lines=lines) as worker:
-        chosen = AGENTS[agent]
-        environment = {
-            "PATH": f"{Path(program).parent}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(home),
-            "TMPDIR": str(tmp_path),
-            **chosen.environment(worker.address, "tiny", settings),
-        }
-        done = subprocess.run(
-            [program, *chosen.arguments(worker.address, "tiny"), *ARGUMENTS[agent]],
-            cwd=work, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+        _, shown = run_agent(agent, program, worker.address, tmp_path)
         assert worker.http.get("/health/ready").status_code == 200
         counted = worker.http.get("/metrics").text
-    shown = f"{done.stdout}\n{done.stderr}"
     assert 'status="200"' in counted or 'status="400"' in counted, shown
     assert 'status="500"' not in counted, shown
     assert ENDS[agent] in shown, shown

@@ -8,6 +8,7 @@ from bitnet.base.errors import Offline
 from bitnet.base.files import check_writable
 from bitnet.hub.fetch import fetch
 from bitnet.hub.orders import FileOrder
+from bitnet.hub.repository import file_url
 from bitnet.hub.session import HubSession
 from bitnet.sources import Source
 from bitnet.store import Store
@@ -68,3 +69,10 @@ def download(
     store.place(got.blob, destination)
     pin = got.pin
     return Download(destination, pin.sha256, pin.size, got.cached, pin.revision, pin.commit)
+
+
+def fetch_file(session, folder, repo="org/model", file="model.gguf", revision="main"):
+    """The *file* of a repository, in *folder*, by a new *session*."""
+    with session() as one:
+        url = file_url(repo, revision, file, one.options)
+        return download(url, folder / file.replace("/", "-"), session=one, progress="none")

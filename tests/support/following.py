@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-from hint_cases import CASES, EXTRAS, Case
+from hint_case import Case
+from hint_cases import CASES
+from hint_pages import EXTRAS
 from hint_setups import MODEL
 from hub_server import HubServer
 from tiny_models import tiny_gguf

@@ -1,13 +1,10 @@
 """Every hint that names a command: how to provoke it, and what it is good for.
 
 ``CASES`` has a row for each command that the sources hint at, as it is written there, and more
-than one for a text that stands in several places. ``PAGES`` are the commands in help texts,
-and those that no machine of a test can provoke, with the reason.
+than one for a text that stands in several places. :mod:`hint_pages` has the others.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
+from hint_case import Case
 from hint_setups import (
     COMMIT,
     FLOAT64,
@@ -50,41 +47,6 @@ from hint_setups import (
     wrong_llama3,
 )
 from hub_server import PAGE, Rule
-
-
-@dataclass(frozen=True)
-class Case:
-    """A command that fails, and the command in its hint.
-
-    Attributes:
-        hint: the command as the source has it, without the program's name.
-        fails: the command that fails.
-        then: "works" if the failed command must work once the hint was followed, "itself" if the
-            hint is that command, corrected, "shows" if it shows a cause for a person to remove.
-        ends: exit codes that the hint may end with; 0 unless it reports that something is wrong.
-        fill: words in capitals that only the reader knows.
-        between: what a person does before or after, such as leaving an editor.
-    """
-
-    hint: str
-    fails: str
-    then: str
-    setup: Callable | None = None
-    ends: tuple[int, ...] = (0,)
-    fill: dict[str, str] = field(default_factory=dict)
-    between: Callable | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    stdin: str = ""
-    answer: str = "ab"  # on standard input of the hint
-    into: str = ""  # a redirection that follows it
-    terminal: bool = False
-    succeeds: bool = False  # the hint belongs to a result
-    network: bool = False  # needs the package index, for a real model
-
-    @property
-    def name(self):
-        return f"{self.fails} -> {self.hint}"
-
 
 CASES = (
     # --- what is typed wrongly ---
@@ -503,37 +465,3 @@ CASES = (
         fill={"HOST/OWNER/REPO@COMMIT": COMMIT},
     ),
 )
-# What fails without each extra; its hint installs that in the way of the door.
-EXTRAS = {
-    "structured": "bitnet infer bitnet-tiny --prompt a --regex '[a-z]+' --max-tokens 3",
-    "serve": "timeout -s INT 30 bitnet serve bitnet-tiny --port 0",
-    "otel": "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:9 "
-    "timeout -s INT 30 bitnet serve bitnet-tiny --port 0",
-    "signing": "openssl ecparam -name prime256v1 -genkey -noout -out key.pem && "
-    "bitnet attest bitnet-tiny --bundle a.json --key key.pem",
-    "ci": f"test -d .github || bitnet ci-init --from git+https://{COMMIT} >&2; bitnet ci-lint",
-    "crossval": f"bitnet crossval {MODEL} --against llama.cpp --max-positions 4 --greedy 1",
-    "crossval-ternary": "bitnet crossval bitnet-tiny --against ik_llama.cpp --max-positions 4",
-    "ray": 'printf \'{"prompt": "a"}\\n\' >a.jsonl; '
-    "bitnet batch --model bitnet-tiny --input a.jsonl --output b.jsonl --engine ray",
-}
-# Commands that no error names, and those that no test can provoke in every door.
-PAGES = {
-    'run smollm2-135m "Why is the sky blue?"': "an example in the help",
-    "completion --help": "a line of the help",
-    "serve": "runs until it is stopped: tests/commands/test_launch.py",
-    "{word} COMMAND [--options]": "usage in the help",
-    "{command.command_words}": "usage in the help",
-    "help network": "a line of the help",
-    "cache clean": "needs a full disk: tests/hub/test_download.py",
-    "cache clean --models --dry-run": "needs a full disk: tests/hub/test_download.py",
-    "doctor --report": "needs a fault of ours: tests/commands/test_program.py",
-    "plan {word(path)}": "needs a machine without memory",
-    "plan {word(checkpoint.path)}": "needs a machine without memory",
-    "compat-check MODEL": "of the Python API, where no command line is",
-    "inspect-gguf {word(gguf.path)}": "of the Python API",
-    "run {word(name)}": "the last line of `create`: tests/commands/test_presets.py",
-    "rank --help": "needs a reranker: tests/runtime/test_ranking.py",
-    "classify --help": "needs a classifier: tests/runtime/test_ranking.py",
-    "show {word(self.path)}": "needs strange settings: tests/formats/test_generation_keys.py",
-}

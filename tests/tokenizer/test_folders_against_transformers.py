@@ -9,17 +9,13 @@ from pathlib import Path
 
 import pytest
 from folder_expectations import outcome, write
+from quiet_libraries import QUIET
 from tokenizer_folders import CLASSES, Folder
 
 from bitnet.tokenizer import tokenizer_class
 from bitnet.tokenizer.former_classes import FORMER_CLASSES
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = [pytest.mark.slow, *QUIET]
 
 FOLDERS = 2_000
 PARTS = 20
