@@ -23,6 +23,8 @@ PRONOUNS = {"found", "one", "said", "told", "given", "known", "shown", "kept", "
 PARAMETERS_TO_RENAME = {
     *("ci", "runtime", "wire"),
 }
+# Those that are never the name of a variable, however short its life.
+NEVER = {"it", "its"}
 SHORT = 5  # lines in which a reader still sees where a name comes from
 IRREGULAR = {
     *(
@@ -113,6 +115,17 @@ def test_names_that_live_long_say_what_they_hold():
         f"{path.relative_to(ROOT)}:{line}"
         for path, function in _functions()
         for line in long_lived_pronouns(function)
+    }
+    assert not places
+
+
+def test_pronouns_are_not_variables():
+    places = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted(ROOT.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Name) and node.id in NEVER)
+        or (isinstance(node, ast.arg) and node.arg in NEVER)
     }
     assert not places
 

@@ -184,12 +184,15 @@ class BatchRow:
             for request in requests:
                 request.check()
         except UsageError as error:
-            its = form.rename(error, facts["body"])
-            if not its.field:
+            renamed = form.rename(error, facts["body"])
+            if not renamed.field:
                 raise
-            begins = its.message.startswith(its.field)
-            said = f"body.{its.message}" if begins else f"body.{its.field}: {its.message}"
-            raise UsageError(said, hint=its.hint, field=f"body.{its.field}") from error
+            field = f"body.{renamed.field}"
+            if renamed.message.startswith(renamed.field):
+                message = f"body.{renamed.message}"
+            else:
+                message = f"{field}: {renamed.message}"
+            raise UsageError(message, hint=renamed.hint, field=field) from error
         choices = range(body.get("n") or 1)
         return [request.choice(number) for request in requests for number in choices]
 

@@ -234,8 +234,13 @@ def bench(
     if before:
         report["changes"] = changes(before, report)
         rows = [
-            (it["what"], f"{it['before']:.4g}", f"{it['after']:.4g}", f"x{it['ratio']:.2f}")
-            for it in report["changes"]
+            (
+                change["what"],
+                f"{change['before']:.4g}",
+                f"{change['after']:.4g}",
+                f"x{change['ratio']:.2f}",
+            )
+            for change in report["changes"]
         ]
         head = ("metric", "before", "after", "ratio")
         lines += ["", *table(head, rows, right=(1, 2, 3))]

@@ -175,7 +175,10 @@ def _pins_for(model, cache):
         pins[place.resolve()] = Digest(entry.sha256, LOCK_FILE)
         if model.resolve() in place.parents:
             named[place] = LOCK_FILE
-    pins |= {it.path.resolve(): Digest(it.sha256, "this package") for it in SHIPPED.values()}
+    pins |= {
+        shipped.path.resolve(): Digest(shipped.sha256, "this package")
+        for shipped in SHIPPED.values()
+    }
     return pins, named
 
 

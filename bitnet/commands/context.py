@@ -258,7 +258,9 @@ def load_model(
     if options.draft_model:
         draft = open_file(replace(plain, model=options.draft_model), common)
     bare = open_file(plain, common) if by_name else checkpoint
-    adapted = {name: _adapt(bare, [*always, its]) for name, its in by_name.items()}
+    adapted = {
+        name: _adapt(bare, [*always, named_adapter]) for name, named_adapter in by_name.items()
+    }
 
     def attempt(tokenizer: Path | None) -> LanguageModel:
         return load_checkpoint(
@@ -354,9 +356,9 @@ def _explicit(named: str, common: Context) -> Path | None:
 def summary(answer: Answer) -> str:
     """Metrics of *answer* as the one line a command ends with."""
     rate = f", {answer.decode_tokens_per_s:.1f} tok/s" if answer.tokens > 1 else ""
-    its = answer.sequence
-    reused = f" ({its.reused_tokens} reused)" if its.reused_tokens else ""
-    drafts = f" ({its.accepted} of {its.drafted} drafted)" if its.drafted else ""
+    sequence = answer.sequence
+    reused = f" ({sequence.reused_tokens} reused)" if sequence.reused_tokens else ""
+    drafts = f" ({sequence.accepted} of {sequence.drafted} drafted)" if sequence.drafted else ""
     return (
         f"load {answer.load_s:.2f} s | prompt {answer.prompt_tokens} tokens{reused}, "
         f"{answer.prefill_tokens_per_s:.1f} tok/s | {answer.tokens} tokens{drafts}{rate} | "

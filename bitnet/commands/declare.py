@@ -238,7 +238,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
             )
         # Options of output are a parameter, or a field of one.
         outputs = (getattr(value, "output", value) for value in kwargs.values())
-        output = next((it for it in outputs if isinstance(it, Output)), Output())
+        output = next((each for each in outputs if isinstance(each, Output)), Output())
         if self.checks_settings:
             settings.check()
         terminal.configure(output.verbose, warnings=not output.no_warnings)

@@ -251,21 +251,28 @@ def _token(entry):
 
 def _metric_lines(answer, running):
     """More about *answer*, line by line."""
-    its = answer.sequence
-    blocks = its.passes * running.config.n_layers
+    sequence = answer.sequence
+    blocks = sequence.passes * running.config.n_layers
     passed = answer.prefill_s + answer.decode_s
+    exact_head = f"{sequence.exact_head_tokens} of {answer.tokens}"
+    if sequence.exact_head_tokens:
+        exact_head += f", with {sequence.exact_head_rows:.3%} of its rows"
+    if sequence.exact_head_stopped:
+        exact_head += "; stopped, since it did not save time"
+    drafts = f"{sequence.accepted} of {sequence.drafted} tokens accepted ({answer.acceptance:.0%})"
+    if sequence.draft_gain:
+        drafts += f", {sequence.draft_gain:.2f} times the speed without"
+    reading = f"{human_size(answer.read_bytes)}, {answer.page_faults} page faults"
+    if passed > 0:
+        reading += f", {human_size(answer.read_bytes / passed)} a second"
     return (
         f"finish reason: {answer.finish_reason}",
         f"load {answer.load_s:.3f} s, prompt {answer.prefill_s:.3f} s, "
         f"rest {answer.decode_s:.3f} s",
         f"text to ids and back: {answer.tokenize_s * 1000:.1f} ms ({answer.tokenize_share:.2%})",
-        f"tokens chosen by the exact head: {its.exact_head_tokens} of {answer.tokens}"
-        + (f", with {its.exact_head_rows:.3%} of its rows" * bool(its.exact_head_tokens))
-        + ("; stopped, since it did not save time" * its.exact_head_stopped),
-        f"drafts: {its.accepted} of {its.drafted} tokens accepted ({answer.acceptance:.0%})"
-        + (f", {its.draft_gain:.2f} times the speed without" if its.draft_gain else ""),
-        f"read from files: {human_size(answer.read_bytes)}, {answer.page_faults} page faults"
-        + (f", {human_size(answer.read_bytes / passed)} a second" * (passed > 0)),
+        f"tokens chosen by the exact head: {exact_head}",
+        f"drafts: {drafts}",
+        f"read from files: {reading}",
         f"GPU operations: 0, CPU operations: {blocks}, GPU efficiency: 0.0%",
     )
 

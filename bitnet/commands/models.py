@@ -232,7 +232,9 @@ def _list_files(model, file, rev, select, common):
     sources = resolve_all(refs, common.project(), select=select)
     total = sum(source.size or 0 for source in sources)
     free = this_machine(Path("models")).free_disk
-    files = [{name: getattr(it, name) for name in ("file", "size", "sha256")} for it in sources]
+    files = [
+        {name: getattr(source, name) for name in ("file", "size", "sha256")} for source in sources
+    ]
     rows = [(source.file, _size(source.size)) for source in sources]
     rows.append((f"{len(sources)} files of {sources[0].repo}", human_size(total)))
     failure = None

@@ -315,7 +315,8 @@ def command_help(command: Task) -> Iterator[str]:
     yield from (" ".join([f"Usage: bitnet {command.command_words}", *words]), "")
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     for at, paragraph in enumerate(paragraphs):
-        yield from ("",) * bool(at)
+        if at > 0:
+            yield ""
         yield from _wrap(" ".join(paragraph.splitlines()), 0)
     if command.example:
         yield from ("", "Example:", *(f"  {line}" for line in command.example.splitlines()))
@@ -392,7 +393,7 @@ def candidates(words: list[str], collection: Collection) -> list[str]:
     Files are left to the shell.
     """
     tasks = (collection[name] for name in collection.task_names)
-    by_name = {tuple(getattr(it, "command_words", it.name).split()): it for it in tasks}
+    by_name = {tuple(getattr(task, "command_words", task.name).split()): task for task in tasks}
     name = next((name for name in by_name if tuple(words[: len(name)]) == name), None)
     if name is None:
         members = [name[1] for name in by_name if [name[0]] == words[:1] and name[1:]]

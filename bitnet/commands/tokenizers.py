@@ -83,7 +83,10 @@ def _compare(left: str, right: str, output: Output) -> None:
             "tokenizer --compare needs two files", hint="bitnet tokenizer --compare A --against B"
         )
     different_parts = differences(load_spec(left), load_spec(right))
-    facts = {"equal": not different_parts, "differences": [asdict(it) for it in different_parts]}
+    facts = {
+        "equal": not different_parts,
+        "differences": [asdict(difference) for difference in different_parts],
+    }
     lines = [f"{entry.part}: {entry.text}" for entry in different_parts]
     output.finish(facts, lines or ["no difference"])
     if different_parts:
@@ -241,7 +244,11 @@ def verify_tokenizer(
     texts = lines[: len(lines) - (not lines[-1])] if lines else probe_texts()
     agreement = compare(*specs, texts)
     parts, written = (
-        [f"{it.part}: {it.text}" for it in agreement.differences if it.certain is certain]
+        [
+            f"{difference.part}: {difference.text}"
+            for difference in agreement.differences
+            if difference.certain is certain
+        ]
         for certain in (True, False)
     )
     lines = [str(agreement), *parts, *(f"written differently: {part}" for part in written)]
@@ -261,15 +268,15 @@ def _describe(agreement, specs, parts):
     both = [Tokenizer.from_spec(spec) for spec in specs]
     if (text := agreement.first_difference) is not None:
         first = f"first difference: {text!r}"
-        results = [str(it.encode(text)) for it in both]
+        results = [str(tokenizer.encode(text)) for tokenizer in both]
     elif agreement.first_ids is not None:
         ids = list(agreement.first_ids)
         first = f"the same ids, other texts: {ids}"
-        results = [repr(it.decode(ids)) for it in both]
+        results = [repr(tokenizer.decode(ids)) for tokenizer in both]
     else:
         return f"{both[0].source} and {both[1].source} differ: {parts[0]}" if parts else ""
     rows = zip(both, results, strict=True)
-    return "\n".join([first, *(f"  {it.source}: {result}" for it, result in rows)])
+    return "\n".join([first, *(f"  {tokenizer.source}: {result}" for tokenizer, result in rows)])
 
 
 @task(group="Tokenizers", example="bitnet compat-check smollm2-135m")
@@ -339,8 +346,13 @@ def tokenize(
         rows = [_piece(loaded, whole, span) for span in loaded.spans(whole, **options)]
         facts = {"count": len(rows), "pieces": rows}
         cells = [
-            (str(it["id"]), f"{it['start']}-{it['stop']}", repr(it["text"]), repr(it["spelling"]))
-            for it in rows
+            (
+                str(row["id"]),
+                f"{row['start']}-{row['stop']}",
+                repr(row["text"]),
+                repr(row["spelling"]),
+            )
+            for row in rows
         ]
         heading = ("id", "characters", "text", "spelling")
         text = "\n".join(table(heading, cells, right=(0, 1), shrink=(2, 3)))

@@ -83,9 +83,11 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
             _LLAMA_CPP,
             f"knows positions of {kind} models with {known} layers only; here {layers}",
         )
-    windows = {its.window for its in attentions if 0 < its.window < config.context_length}
+    windows = {
+        attention.window for attention in attentions if 0 < attention.window < config.context_length
+    }
     if engine.window_layers:
-        windowed = any(its.window or its.rope is None for its in attentions)
+        windowed = any(attention.window or attention.rope is None for attention in attentions)
         if windowed != (layers == engine.window_layers):
             what = f"gives {kind} models windows, and layers that do not rotate, where they have "
             what += f"{engine.window_layers} layers, whatever their keys say; here {layers}"
@@ -100,29 +102,30 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
             yield _LLAMA_CPP, f"{what}positions, however few the text has"
     # Layers with a window read the last cache but one, the others the last one.
     last = len(config.caches) - 1
-    shared = [its for its in attentions if its.shared_cache is not None]
-    if any(its.shared_cache != last - bool(its.window) for its in shared):
+    shared = [attention for attention in attentions if attention.shared_cache is not None]
+    if any(attention.shared_cache != last - bool(attention.window) for attention in shared):
         what = f"lets layers without keys of {kind} models read those of the last two that have "
         yield _LLAMA_CPP, f"{what}keys, first one with a window, then one without"
-    for its in attentions[:1]:
-        if its.alibi and not engine.alibi:
+    for attention in attentions[:1]:
+        if attention.alibi and not engine.alibi:
             what = f"rotates queries and keys of {kind} models, whose scores should fall with the "
             yield _LLAMA_CPP, f"{what}distance"
-        if its.qk_norm and layers < engine.head_norm_layers:
+        if attention.qk_norm and layers < engine.head_norm_layers:
             what = f"has norms of queries and keys of {kind} models with at least "
             yield _LLAMA_CPP, f"{what}{engine.head_norm_layers} layers only; here {layers}"
-        usual = its.head_dim**-0.5
+        usual = attention.head_dim**-0.5
         if layers == engine.wide_scale_layers:
-            usual = (config.dim / its.heads) ** -0.5
-        if engine.wide_scale_layers and not math.isclose(its.scale, usual, rel_tol=1e-6):
+            usual = (config.dim / attention.heads) ** -0.5
+        if engine.wide_scale_layers and not math.isclose(attention.scale, usual, rel_tol=1e-6):
             what = f"scales the scores of {kind} models by {usual:.6g} whatever "
-            yield _EVERY, f"{what}query_pre_attn_scalar says, here {its.scale:.6g}"
-        if engine.whole_width and its.heads * its.head_dim != config.dim:
-            what = f"does not load {kind} models whose heads, {its.heads} of {its.head_dim}, are "
-            yield _LLAMA_CPP, f"{what}not {config.dim} wide together"
-        if engine.whole_keys and its.heads != its.kv_heads:
-            what = f"does not load {kind} models with {its.heads} heads and "
-            yield _LLAMA_CPP, f"{what}{its.kv_heads} key heads"
+            yield _EVERY, f"{what}query_pre_attn_scalar says, here {attention.scale:.6g}"
+        if engine.whole_width and attention.heads * attention.head_dim != config.dim:
+            heads = f"{attention.heads} of {attention.head_dim}"
+            what = f"does not load {kind} models whose heads, {heads}, are not "
+            yield _LLAMA_CPP, f"{what}{config.dim} wide together"
+        if engine.whole_keys and attention.heads != attention.kv_heads:
+            what = f"does not load {kind} models with {attention.heads} heads and "
+            yield _LLAMA_CPP, f"{what}{attention.kv_heads} key heads"
 
 
 def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Texts:

@@ -68,8 +68,8 @@ def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes
         }
         if request.no_tokenizer or request.tokenizer:
             keys = {
-                key: its
-                for key, its in keys.items()
+                key: value
+                for key, value in keys.items()
                 if key == _TEXT_COUNT or not key.startswith("tokenizer.")
             }
             keys |= _tokenizer(checkpoint, request, default=None)

@@ -95,28 +95,28 @@ class _Place:
 
 # The type of a role's tensors in a mixture; None: that of most matrices.
 _VALUES: Mapping[str, _Rule] = {
-    "Q2_K": lambda its: "Q4_K" if its.sharing >= 4 else "Q3_K",
-    "Q2_K_S": lambda its: "Q4_K" if its.sharing >= 4 else None,
-    "Q3_K_M": lambda its: "Q5_K" if its.layer < 2 else "Q4_K",
+    "Q2_K": lambda tensor: "Q4_K" if tensor.sharing >= 4 else "Q3_K",
+    "Q2_K_S": lambda tensor: "Q4_K" if tensor.sharing >= 4 else None,
+    "Q3_K_M": lambda tensor: "Q5_K" if tensor.layer < 2 else "Q4_K",
     "Q3_K_L": "Q5_K",
-    "Q4_K_S": lambda its: "Q5_K" if its.layer < 4 else None,
-    "Q4_K_M": lambda its: "Q6_K" if its.is_sensitive else None,
-    "Q5_K_M": lambda its: "Q6_K" if its.is_sensitive else None,
-    "IQ4_NL": lambda its: "Q5_K" if its.sharing >= 4 else None,
-    "IQ4_XS": lambda its: "Q5_K" if its.sharing >= 4 else None,
+    "Q4_K_S": lambda tensor: "Q5_K" if tensor.layer < 4 else None,
+    "Q4_K_M": lambda tensor: "Q6_K" if tensor.is_sensitive else None,
+    "Q5_K_M": lambda tensor: "Q6_K" if tensor.is_sensitive else None,
+    "IQ4_NL": lambda tensor: "Q5_K" if tensor.sharing >= 4 else None,
+    "IQ4_XS": lambda tensor: "Q5_K" if tensor.sharing >= 4 else None,
 }
 _DOWN: Mapping[str, _Rule] = {
     "Q2_K": "Q3_K",
-    "Q2_K_S": lambda its: "Q4_K" if its.is_early else None,
-    "Q3_K_M": lambda its: "Q5_K" if its.layer < its.layers // 16 else "Q4_K",
+    "Q2_K_S": lambda tensor: "Q4_K" if tensor.is_early else None,
+    "Q3_K_M": lambda tensor: "Q5_K" if tensor.layer < tensor.layers // 16 else "Q4_K",
     "Q3_K_L": "Q5_K",
-    "Q4_K_S": lambda its: "Q5_K" if its.is_early else None,
-    "Q4_K_M": lambda its: "Q6_K" if its.is_sensitive else None,
-    "Q5_K_M": lambda its: "Q6_K" if its.is_sensitive else None,
-    "IQ4_NL": lambda its: "Q5_K" if its.is_early and not its.weighted else None,
-    "IQ4_XS": lambda its: "Q5_K" if its.is_early and not its.weighted else None,
-    "Q4_0": lambda its: "Q4_1" if its.is_early and its.weighted else None,
-    "Q5_0": lambda its: "Q5_1" if its.is_early and its.weighted else None,
+    "Q4_K_S": lambda tensor: "Q5_K" if tensor.is_early else None,
+    "Q4_K_M": lambda tensor: "Q6_K" if tensor.is_sensitive else None,
+    "Q5_K_M": lambda tensor: "Q6_K" if tensor.is_sensitive else None,
+    "IQ4_NL": lambda tensor: "Q5_K" if tensor.is_early and not tensor.weighted else None,
+    "IQ4_XS": lambda tensor: "Q5_K" if tensor.is_early and not tensor.weighted else None,
+    "Q4_0": lambda tensor: "Q4_1" if tensor.is_early and tensor.weighted else None,
+    "Q5_0": lambda tensor: "Q5_1" if tensor.is_early and tensor.weighted else None,
 }
 _ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
 _EIGHT_EXPERTS_OUTPUT = frozenset(
@@ -155,9 +155,11 @@ class _Assignment:
         self.architecture = checkpoint.architecture
         self.blocks = checkpoint.integer("block_count")
         self.experts = checkpoint.integer("expert_count", 0)
-        counts = [checkpoint.value(f"attention.head_count{its}", None) for its in ("", "_kv")]
+        counts = [checkpoint.value(f"attention.head_count{suffix}", None) for suffix in ("", "_kv")]
         # The number of the first block, where each block has its own.
-        heads, kv_heads = (next(iter(it), None) if hasattr(it, "__len__") else it for it in counts)
+        heads, kv_heads = (
+            next(iter(value), None) if hasattr(value, "__len__") else value for value in counts
+        )
         kv_heads = heads if kv_heads is None else kv_heads
         self.sharing = int(heads or 0) // int(kv_heads) if kv_heads else 0
         self.values = sum(_role(name) == "values" for name in self.weights)
@@ -249,7 +251,7 @@ def read_importance(path: Path) -> Importance:
             if name.endswith((_SUMS, _COUNTS))
         }
     importance = {}
-    for name in {it.removesuffix(_SUMS).removesuffix(_COUNTS) for it in tensors}:
+    for name in {tensor_name.removesuffix(_SUMS).removesuffix(_COUNTS) for tensor_name in tensors}:
         sums = tensors.get(name + _SUMS)
         counts = tensors.get(name + _COUNTS)
         if sums is None or counts is None or counts.size == 0 or sums.size % counts.size:

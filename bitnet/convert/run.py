@@ -106,7 +106,7 @@ class ConversionPlan:
         hint = "choose another disk, or a smaller --type"
         require_space(output.parent, self.size_bytes, output.name, hint)
         results: list[tuple[Converted, bytes]] = []
-        views = [view for it in self.jobs for view in it.weight.views]
+        views = [view for job in self.jobs for view in job.weight.views]
 
         def check(path: Path) -> None:
             written = open_checkpoint(path).weights
@@ -118,10 +118,10 @@ class ConversionPlan:
             for file in files_behind(views):
                 file.check()
 
-        tensors = [_new(it, partial(_convert, it, results)) for it in self.jobs]
+        tensors = [_new(job, partial(_convert, job, results)) for job in self.jobs]
         with expect_unchanged(views):
             write_new(output, self.metadata, tensors, check=check, on_progress=on_progress)
-        converted = tuple(it for it, _ in results)
+        converted = tuple(job for job, _ in results)
         ignored = tuple(sorted(self.checkpoint.ignored))
         return Conversion(output, output.stat().st_size, converted, self.warnings, ignored)
 
@@ -132,17 +132,17 @@ def plan_conversion(source: Path, request: ConvertOptions) -> ConversionPlan:
         source, i2_s_layout=request.i2_s_layout, ignore_keys=request.ignore_key
     )
     config = config_from(checkpoint)
-    its = layout(config)
-    missing = [name for name in its.required if name not in checkpoint.weights]
+    tensors = layout(config)
+    missing = [name for name in tensors.required if name not in checkpoint.weights]
     if missing:
         raise InvalidFormat(
             f"{checkpoint.path.name}: {len(missing)} tensors are missing, such as {missing[0]}",
             hint="compare the weights with those that the model's author publishes",
         )
-    mixed = mixture_types(checkpoint, request, its.vectors) if request.type in MIXTURES else {}
+    mixed = mixture_types(checkpoint, request, tensors.vectors) if request.type in MIXTURES else {}
     importance = read_importance(Path(request.imatrix)) if request.imatrix else None
     jobs = tuple(
-        job(weight, checkpoint, config, request, its.vectors, mixed, importance)
+        job(weight, checkpoint, config, request, tensors.vectors, mixed, importance)
         for weight in checkpoint.weights.values()
     )
     keys = metadata(checkpoint, request)

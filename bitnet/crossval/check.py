@@ -119,7 +119,9 @@ def _differences(reported: Any, computed: Any, place: str) -> Iterator[str]:
         return
     elif kind is None or reported != computed:
         both = (
-            f"{len(it)} entries" if isinstance(it, (list, dict)) else str(it)[:60] or "empty"
-            for it in (computed, reported)
+            f"{len(value)} entries"
+            if isinstance(value, (list, dict))
+            else str(value)[:60] or "empty"
+            for value in (computed, reported)
         )
         yield f"{place} is {', the report says '.join(both)}"

@@ -105,7 +105,10 @@ def _compare_position(
     exact: Position | None,
     following: int | None,
 ) -> Row:
-    best = [it.ids[0] if it is not None and it.is_finite else None for it in (ours, theirs, exact)]
+    best = [
+        candidate.ids[0] if candidate is not None and candidate.is_finite else None
+        for candidate in (ours, theirs, exact)
+    ]
     ours_kl, ours_scale = nearness(exact, ours)
     theirs_kl, theirs_scale = nearness(exact, theirs)
     return Row(

@@ -186,9 +186,9 @@ class Llama:
             kind = int(ctypes.cast(tensor, ctypes.POINTER(ctypes.c_int32))[0])
             if watch is None or kind != 0 or asks:
                 return kind == 0
-            its = ctypes.cast(tensor + 16, ctypes.POINTER(ctypes.c_int64))[0:4]
-            if self._c.ggml_nbytes(tensor) == 4 * int(np.prod(its)):
-                values = np.empty(its[::-1], dtype=np.float32)
+            shape = ctypes.cast(tensor + 16, ctypes.POINTER(ctypes.c_int64))[0:4]
+            if self._c.ggml_nbytes(tensor) == 4 * int(np.prod(shape)):
+                values = np.empty(shape[::-1], dtype=np.float32)
                 pointer = values.ctypes.data_as(ctypes.c_void_p)
                 self._c.ggml_backend_tensor_get(tensor, pointer, 0, values.nbytes)
                 watch(self._node(tensor), values)
@@ -211,7 +211,7 @@ class Llama:
         operation = self._text("ggml_op_desc", tensor)
         sources = self._sources(tensor)
         if operation in _OF_WEIGHTS:
-            leaves = [it for it in sources if self._text("ggml_op_desc", it) == "NONE"]
+            leaves = [source for source in sources if self._text("ggml_op_desc", source) == "NONE"]
             return self._text("ggml_get_name", leaves[-1]) if leaves else ""
         if sources and operation.startswith(PASSED_ON):
             return self._weight(sources[0])
@@ -225,7 +225,7 @@ class Llama:
         """
         name = ctypes.cast(self._c.ggml_get_name, _Address)(tensor)
         pointers = ctypes.cast(name - 8 * (_SOURCES + 3), ctypes.POINTER(ctypes.c_void_p))
-        return [it for it in pointers[0:_SOURCES] if it]
+        return [pointer for pointer in pointers[0:_SOURCES] if pointer]
 
     def _text(self, function: str, tensor: int) -> str:
         """Result of the *function* of the library that describes *tensor*."""

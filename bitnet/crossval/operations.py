@@ -267,7 +267,7 @@ def _kinds(
             if step.name in theirs:
                 kinds[step.register] = "sum"
             continue
-        rounds: list[Kind] = [kinds[it] for it in inputs(step) if it in kinds]
+        rounds: list[Kind] = [kinds[register] for register in inputs(step) if register in kinds]
         if isinstance(step, (instructions.Linear, ExpertLinear)):
             rounds += map(product, step.weights)
         elif isinstance(step, instructions.Attend):

@@ -58,12 +58,18 @@ def prompts_for(
     """The prompts, cut to ``--max-positions`` in all; a *recording* brings its own, whole."""
     if recording is not None:
         return tuple(
-            Prompt(it.prompt, it.ids, it.first, len(it.greedy), "" if it.ids else _NO_TOKENS)
-            for it in recording.prompts
+            Prompt(
+                recorded.prompt,
+                recorded.ids,
+                recorded.first,
+                len(recorded.greedy),
+                "" if recorded.ids else _NO_TOKENS,
+            )
+            for recorded in recording.prompts
         )
     steps = _steps(model, options)
     uncut = [_prompt(model, text, steps) for text in texts]
-    shares = spread([len(it.ids) - it.first for it in uncut], options.max_positions)
+    shares = spread([len(prompt.ids) - prompt.first for prompt in uncut], options.max_positions)
     prompts = []
     for prompt, share in zip(uncut, shares, strict=True):
         if prompt.first and share:
@@ -135,7 +141,7 @@ def texts_for(
     probes = ((text, special) for special in (False, True) for text in probe_texts())
     candidates = (*((text, True) for text in texts), *probes)
     tokens = {tokenizer.token_bytes(id): id for id in reversed(range(len(tokenizer)))}
-    return tuple(it for it in candidates if _is_judged(tokenizer, tokens, *it))
+    return tuple(text for text in candidates if _is_judged(tokenizer, tokens, *text))
 
 
 def _is_judged(tokenizer: Tokenizer, tokens: Mapping[bytes, int], text: str, special: bool) -> bool:

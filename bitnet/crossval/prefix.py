@@ -93,7 +93,9 @@ def list_cached(program: Program, *, last: bool) -> tuple[str, ...]:
             before = frozenset() if last else sources.get(step.register, frozenset())
             sources[step.register] = before | {step.name}
             continue
-        read = frozenset[str]().union(*(sources.get(it, frozenset()) for it in _filling(step)))
+        read = frozenset[str]().union(
+            *(sources.get(register, frozenset()) for register in _filling(step))
+        )
         if isinstance(step, (Attend, *_WITH_STATE)):
             names |= dict.fromkeys(sorted(read))
         sources |= dict.fromkeys(
@@ -105,7 +107,7 @@ def list_cached(program: Program, *, last: bool) -> tuple[str, ...]:
 def _filling(step: Instruction) -> tuple[Register, ...]:
     """Registers that *step* puts into a cache; for one without a cache, those that it reads."""
     if isinstance(step, Attend):
-        return tuple(it for it in (step.k, step.v) if it is not None)
+        return tuple(register for register in (step.k, step.v) if register is not None)
     return inputs(step)
 
 

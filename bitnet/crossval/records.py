@@ -17,11 +17,11 @@ Record = TypeVar("Record")
 def to_json(value: Any, digits: int = 6) -> Any:
     """*value* as JSON values, with so many significant digits."""
     if is_dataclass(value):
-        return {it.name: to_json(getattr(value, it.name), digits) for it in fields(value)}
+        return {field.name: to_json(getattr(value, field.name), digits) for field in fields(value)}
     if isinstance(value, dict):
-        return {key: to_json(it, digits) for key, it in value.items()}
+        return {key: to_json(entry, digits) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_json(it, digits) for it in value]
+        return [to_json(entry, digits) for entry in value]
     if isinstance(value, float):
         return None if math.isnan(value) else float(f"{min(max(value, -_MOST), _MOST):.{digits}g}")
     return value
@@ -52,20 +52,28 @@ def from_json(
             if wrong and not partial:
                 what = "has an unknown field" if wrong[0] in values else "lacks the field"
                 raise InvalidFormat(f"{where} {what} {wrong[0]!r}", hint=hint)
-            some = names.keys() & values.keys()
             make = cast("Any", kind)
-            return make(**{it: read(names[it], values[it], f"{where}.{it}") for it in some})
+            return make(
+                **{
+                    name: read(names[name], values[name], f"{where}.{name}")
+                    for name in names.keys() & values.keys()
+                }
+            )
         if origin is UnionType:
-            (inner,) = [it for it in arguments if it is not NoneType]
+            (inner,) = [argument for argument in arguments if argument is not NoneType]
             return None if values is None else read(inner, values, where)
         if origin is Literal:
             return expect(values in arguments and type(values) is str, values, where, arguments)
         if origin is tuple:
             expect(type(values) is list, values, where, "a list")
-            return tuple(read(arguments[0], it, f"{where}[{at}]") for at, it in enumerate(values))
+            return tuple(
+                read(arguments[0], entry, f"{where}[{at}]") for at, entry in enumerate(values)
+            )
         if origin is dict:
             expect(type(values) is dict, values, where, "an object")
-            return {key: read(arguments[1], it, f"{where}.{key}") for key, it in values.items()}
+            return {
+                key: read(arguments[1], entry, f"{where}.{key}") for key, entry in values.items()
+            }
         if kind is float:
             is_number = type(values) in (int, float) and math.isfinite(values)
             return float(expect(is_number, values, where, "a finite number"))

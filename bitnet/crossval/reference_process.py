@@ -174,7 +174,9 @@ class _TransformersEngine:
             )
             # Packed ternary weights get the type in config.json, not the requested one.
             torch.nn.Module.float(self._model).eval()
-            missing = sorted(it for it in loading["missing_keys"] if not it.startswith(_POOLER))
+            missing = sorted(
+                name for name in loading["missing_keys"] if not name.startswith(_POOLER)
+            )
             if missing:  # it would fill them with random numbers
                 raise EngineFailed(f"the folder has no {missing[0]} ({len(missing)} are missing)")
         try:

@@ -108,7 +108,10 @@ class _InProcess(Reference):
             request = {
                 "engine": self.name,
                 "model": str(self._file(question, folder).absolute()),
-                "prompts": [[it.text, it.ids, it.first, it.steps] for it in question.prompts],
+                "prompts": [
+                    [prompt.text, prompt.ids, prompt.first, prompt.steps]
+                    for prompt in question.prompts
+                ],
                 "suppressed": [*map(sorted, (question.suppressed.ids, question.suppressed.first))],
                 "texts": list(question.texts),
                 "threads": question.threads,
@@ -183,7 +186,7 @@ class IkLlamaCpp(LlamaCpp):
     def _file(self, question: Question, folder: Path) -> Path:
         path = question.checkpoint.path
         weights = question.checkpoint.weights.values()
-        widths = [it.shape[-1] for it in weights if it.quant.name == "I2_S"]
+        widths = [weight.shape[-1] for weight in weights if weight.quant.name == "I2_S"]
         spec = importlib.util.find_spec(self.package)
         if not widths or not question.prompts or spec is None or spec.origin is None:
             return path
@@ -206,7 +209,7 @@ class BitnetCpp(LlamaCpp):
     name = "bitnet.cpp"
 
     def reads(self, checkpoint: Checkpoint) -> bool:
-        is_i2_s = any(it.quant.name == "I2_S" for it in checkpoint.weights.values())
+        is_i2_s = any(weight.quant.name == "I2_S" for weight in checkpoint.weights.values())
         return _InProcess.reads(self, checkpoint) and is_i2_s
 
     def is_installed(self) -> bool:

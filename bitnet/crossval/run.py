@@ -208,9 +208,11 @@ def _ask_float64(
     The pass is None for a recording without one.
     """
     if reference is float64:
-        prompts = tuple(replace(it, greedy=(), top2_gaps=()) for it in theirs.prompts)
+        prompts = tuple(replace(prompt, greedy=(), top2_gaps=()) for prompt in theirs.prompts)
         return replace(theirs, prompts=prompts), ()
-    alone = replace(question, prompts=tuple(replace(it, steps=0) for it in question.prompts))
+    alone = replace(
+        question, prompts=tuple(replace(prompt, steps=0) for prompt in question.prompts)
+    )
     if reference.recording is None:
         return float64.trace(alone), ()
     if theirs.exact is None:

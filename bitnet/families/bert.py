@@ -18,9 +18,9 @@ _HEADS = ("cls.", "lm_head.", "pooler.", "qa_outputs.", "vocab_")  # for other t
 
 
 def _bert(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    mixer = attention(keys, its.dim, rope=None)
-    network = FeedForward(its.ffn, "gelu", gated=False)
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, rope=None)
+    network = FeedForward(model_sizes.ffn, "gelu", gated=False)
     block = (
         Branch("", (mixer,), stream_norm="attn_output_norm"),
         Branch("", (network,), stream_norm="layer_output_norm"),
@@ -28,8 +28,8 @@ def _bert(keys: Keys) -> ModelConfig:
     table = keys.weights.get("token_types.weight")
     return model_of(
         keys,
-        its,
-        [block] * its.layers,
+        model_sizes,
+        [block] * model_sizes.layers,
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         causal=bool(keys.value("attention.causal", False)),
         centered_norms=True,

@@ -356,16 +356,16 @@ class ModelConfig:
     def caches(self) -> tuple[CacheKind, ...]:
         """Kind of cache of each mixer that has one, in the order in which they run."""
         return tuple(
-            replace(its, kv_type=self.kv_type) if isinstance(its, KeysValues) else its
+            replace(cache, kv_type=self.kv_type) if isinstance(cache, KeysValues) else cache
             for mixer in self.mixers()
-            if (its := mixer.cache) is not None
+            if (cache := mixer.cache) is not None
         )
 
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """Its different position embeddings."""
         kinds = Attention | LatentAttention
-        ropes = (it.rope for it in self.mixers() if isinstance(it, kinds))
+        ropes = (mixer.rope for mixer in self.mixers() if isinstance(mixer, kinds))
         return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     def regime(self, reach: int) -> tuple[int, ...]:
@@ -393,55 +393,64 @@ def _outside(cap: float) -> bool:
     return cap != 0 and not CAPS[0] <= cap <= CAPS[1]
 
 
-def _faults(its: Mixer) -> Iterator[tuple[bool, str]]:
+def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
     """Conditions of a mixer, and what it means that one is true."""
-    kernel = getattr(its, "kernel", 1)
-    scale = getattr(its, "scale", 0.0)
+    kernel = getattr(mixer, "kernel", 1)
+    scale = getattr(mixer, "scale", 0.0)
     yield kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
     yield abs(scale) > MAX_SCALE, f"scores times more than {MAX_SCALE:g}"
-    match its:
+    match mixer:
         case FeedForward() | LayerInput():
-            yield its.width < 1, "a size below 1 (inside the feed-forward network)"
+            yield mixer.width < 1, "a size below 1 (inside the feed-forward network)"
         case ShortConvolution():
-            yield min(its.width, kernel) < 1, "a convolution of nothing"
+            yield min(mixer.width, kernel) < 1, "a convolution of nothing"
         case Experts():
-            yield min(its.width, its.latent + 1) < 1, "a size below 1 (inside the experts)"
-            yield from _routing_faults(its.routing)
+            yield min(mixer.width, mixer.latent + 1) < 1, "a size below 1 (inside the experts)"
+            yield from _routing_faults(mixer.routing)
         case DeltaNet():
-            sizes = its.heads, its.key_heads, its.key_dim, its.value_dim, kernel
-            heads = f"{its.heads} heads of {its.value_dim}, {its.key_heads} key heads"
+            sizes = mixer.heads, mixer.key_heads, mixer.key_dim, mixer.value_dim, kernel
+            heads = f"{mixer.heads} heads of {mixer.value_dim}, {mixer.key_heads} key heads"
             yield min(sizes) < 1, f"linear attention without heads ({heads})"
             yield max(sizes) > LARGEST_HEAD, f"linear attention of {max(sizes):,} dimensions"
-            yield its.heads % its.key_heads > 0, f"key heads that do not divide the heads ({heads})"
+            yield (
+                mixer.heads % mixer.key_heads > 0,
+                f"key heads that do not divide the heads ({heads})",
+            )
         case Mamba2():
-            sizes = its.heads, its.head_dim, its.groups, its.state_size, kernel
-            heads = f"{its.heads} heads of {its.head_dim}, {its.groups} groups"
+            sizes = mixer.heads, mixer.head_dim, mixer.groups, mixer.state_size, kernel
+            heads = f"{mixer.heads} heads of {mixer.head_dim}, {mixer.groups} groups"
             yield min(sizes) < 1, f"a state-space model without heads ({heads})"
             yield max(sizes) > LARGEST_HEAD, f"a state-space model of {max(sizes):,} dimensions"
-            yield its.heads % its.groups > 0, f"groups that do not divide the heads ({heads})"
-            yield its.width % max(its.norm_groups, 1) > 0, f"{its.norm_groups} norms ({heads})"
+            yield mixer.heads % mixer.groups > 0, f"groups that do not divide the heads ({heads})"
+            yield (
+                mixer.width % max(mixer.norm_groups, 1) > 0,
+                f"{mixer.norm_groups} norms ({heads})",
+            )
         case Attention():
-            heads = f"{its.heads} heads of {its.head_dim}, {its.kv_heads} key heads"
-            yield min(its.heads, its.kv_heads, its.head_dim) < 1, f"no heads ({heads})"
-            yield its.heads % its.kv_heads > 0, f"key heads that do not divide the heads ({heads})"
-            yield its.growth_length < 1, "queries that grow after no positions"
-            yield _outside(its.softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"
-            yield from _rope_faults(its.rope, its.head_dim) if its.rope else ()
+            heads = f"{mixer.heads} heads of {mixer.head_dim}, {mixer.kv_heads} key heads"
+            yield min(mixer.heads, mixer.kv_heads, mixer.head_dim) < 1, f"no heads ({heads})"
+            yield (
+                mixer.heads % mixer.kv_heads > 0,
+                f"key heads that do not divide the heads ({heads})",
+            )
+            yield mixer.growth_length < 1, "queries that grow after no positions"
+            yield _outside(mixer.softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"
+            yield from _rope_faults(mixer.rope, mixer.head_dim) if mixer.rope else ()
         case LatentAttention():
-            latents = its.heads, its.latent, its.key_dim, its.value_dim
-            yield min(latents) < 1 or its.query_rank < 0, f"attention without heads {latents}"
-            yield max(*latents, its.query_rank) > LARGEST_HEAD, f"latents of {max(latents):,}"
-            yield from _rope_faults(its.rope, its.rope.dims)
+            latents = mixer.heads, mixer.latent, mixer.key_dim, mixer.value_dim
+            yield min(latents) < 1 or mixer.query_rank < 0, f"attention without heads {latents}"
+            yield max(*latents, mixer.query_rank) > LARGEST_HEAD, f"latents of {max(latents):,}"
+            yield from _rope_faults(mixer.rope, mixer.rope.dims)
 
 
-def _routing_faults(its: Routing) -> Iterator[tuple[bool, str]]:
-    groups = f"{its.groups_used} of {its.groups} groups of {its.count} experts"
-    yield not 1 <= its.used <= its.count, f"{its.used} of {its.count} experts"
-    yield its.count > MOST_EXPERTS, f"{its.count:,} experts"
-    yield not 1 <= its.groups_used <= its.groups, groups
-    yield its.count % its.groups > 0, f"groups that differ in size ({groups})"
-    available = its.count // its.groups * its.groups_used
-    yield its.used > available, f"more experts of a token than {groups} have ({its.used})"
+def _routing_faults(routing: Routing) -> Iterator[tuple[bool, str]]:
+    groups = f"{routing.groups_used} of {routing.groups} groups of {routing.count} experts"
+    yield not 1 <= routing.used <= routing.count, f"{routing.used} of {routing.count} experts"
+    yield routing.count > MOST_EXPERTS, f"{routing.count:,} experts"
+    yield not 1 <= routing.groups_used <= routing.groups, groups
+    yield routing.count % routing.groups > 0, f"groups that differ in size ({groups})"
+    available = routing.count // routing.groups * routing.groups_used
+    yield routing.used > available, f"more experts of a token than {groups} have ({routing.used})"
 
 
 def _rope_faults(rope: Rope, head_dim: int) -> Iterator[tuple[bool, str]]:

@@ -36,9 +36,9 @@ def _with_heads_apart(key: str, config: Config) -> Values:
 
 
 def _gptneox(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    mixer = attention(keys, its.dim, fused=True)
-    network = FeedForward(its.ffn, "gelu", gated=False)
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, fused=True)
+    network = FeedForward(model_sizes.ffn, "gelu", gated=False)
     is_parallel = bool(keys.value("use_parallel_residual", True))
     block = (
         Branch("attn_norm", (mixer,)),
@@ -46,8 +46,8 @@ def _gptneox(keys: Keys) -> ModelConfig:
     )
     return model_of(
         keys,
-        its,
-        [block] * its.layers,
+        model_sizes,
+        [block] * model_sizes.layers,
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         centered_norms=True,
         norm_biases=True,

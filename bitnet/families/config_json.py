@@ -251,7 +251,7 @@ def _translate(config: Config, family: Family) -> dict[str, Any]:
 def _check(config: Config, family: Family) -> None:
     """Refuse configurations that are not supported."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    tables = config, rope, *(it for it in rope.values() if isinstance(it, dict))
+    tables = config, rope, *(nested for nested in rope.values() if isinstance(nested, dict))
     for key in (*_STATED, *family.stated.split()):
         if not any(key in table for table in tables):
             raise KeyError(key)
@@ -393,8 +393,12 @@ def _split_by_attention(config: Config) -> tuple[Config, dict[str, Any]]:
         if name not in _EVERYWHERE and value is not None
     }
     check(rest, {}, below=f"{key}.")
-    its = local.get("rope_theta"), config.get("rope_local_base_freq"), config.get("rope_theta")
-    return full, {"rope.freq_base_swa": above_zero(*its)}
+    candidates = (
+        local.get("rope_theta"),
+        config.get("rope_local_base_freq"),
+        config.get("rope_theta"),
+    )
+    return full, {"rope.freq_base_swa": above_zero(*candidates)}
 
 
 def _in_one_word(parameters: Config) -> dict[str, Any]:

@@ -176,7 +176,9 @@ KINDS: dict[str, Kind] = {
         lambda value: _is_text(value) and len(value) <= MAX_LAYERS,
         may_be_null=True,
     ),
-    "mamba_d_head": Kind('an integer or "auto"', lambda it: it == "auto" or _SIZE.accepts(it)),
+    "mamba_d_head": Kind(
+        'an integer or "auto"', lambda value: value == "auto" or _SIZE.accepts(value)
+    ),
     "per_layer_config": Kind("sizes of the heads of layers", _are_shapes, may_be_null=True),
     "position_embedding_type": Kind("a text", _is_text, may_be_null=True),
     "quantization_config": Kind(

@@ -21,17 +21,19 @@ _LITE_LAYERS = (26, 27)  # for which llama.cpp does not read `attention.q_lora_r
 
 
 def _decoder(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    usual = FeedForward(its.ffn)
+    model_sizes = sizes(keys)
+    usual = FeedForward(model_sizes.ffn)
     first = keys.integer("leading_dense_block_count", 0)
     network: FeedForward | Experts = usual
-    if first < its.layers:
-        is_glm = its.vocab_size == _GLM_TOKENS and its.layers in _GLM_LAYERS
+    if first < model_sizes.layers:
+        is_glm = model_sizes.vocab_size == _GLM_TOKENS and model_sizes.layers in _GLM_LAYERS
         default: Gating = "sigmoid" if is_glm else "softmax"
         network = experts_by_groups(keys, default=default)
-    mixer = _attention(keys, its.layers)
-    networks = (usual if layer < first else network for layer in range(its.layers))
-    return model_of(keys, its, (usual_block(mixer, its_network) for its_network in networks))
+    mixer = _attention(keys, model_sizes.layers)
+    networks = (usual if layer < first else network for layer in range(model_sizes.layers))
+    return model_of(
+        keys, model_sizes, (usual_block(mixer, layer_network) for layer_network in networks)
+    )
 
 
 def _attention(keys: Keys, layers: int) -> LatentAttention:

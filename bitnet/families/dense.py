@@ -67,7 +67,10 @@ def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[in
     numbers = keys.value(key, *(() if default is ... else (default,)))
     if not isinstance(numbers, list):
         return (keys.integer(key, numbers),) * layers
-    whole = all(isinstance(it, int) and not isinstance(it, bool) and it >= 0 for it in numbers)
+    whole = all(
+        isinstance(number, int) and not isinstance(number, bool) and number >= 0
+        for number in numbers
+    )
     if not whole or len(numbers) != layers:
         raise contradiction(keys, f"{key} does not have an integer for each of {layers:,} layers")
     return tuple(numbers)
@@ -139,12 +142,12 @@ def dense(
     dense_layers = keys.integer("leading_dense_block_count", 0) if mixture else model_sizes.layers
     blocks = (
         usual_block(
-            each(layer, replace(usual, window=its)),
+            each(layer, replace(usual, window=layer_window)),
             mixture if mixture and layer >= dense_layers else network,
             norms=norms,
             scale=residual_scale,
         )
-        for layer, its in enumerate(
+        for layer, layer_window in enumerate(
             read_windows(keys, model_sizes.layers, period=period, window=window)
         )
     )
@@ -162,22 +165,22 @@ def usual_block(
     )
 
 
-def model_of(keys: Keys, its: Sizes, blocks: Iterable[Block], **more: Any) -> ModelConfig:
+def model_of(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any) -> ModelConfig:
     """Model of *blocks*, with what all families read in the same way, and *more* fields.
 
     Blocks at the end that only draft tokens are left out.
     """
     if "norm_eps" not in more:
         more["norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
-    layers = max(its.layers - keys.integer("nextn_predict_layers", 0), 0)
+    layers = max(model_sizes.layers - keys.integer("nextn_predict_layers", 0), 0)
     more["left_out"] = (
         *more.get("left_out", ()),
-        *(f"blk.{layer}." for layer in range(layers, its.layers)),
+        *(f"blk.{layer}." for layer in range(layers, model_sizes.layers)),
     )
     return ModelConfig(
         architecture=keys.architecture,
-        dim=its.dim,
-        vocab_size=its.vocab_size,
+        dim=model_sizes.dim,
+        vocab_size=model_sizes.vocab_size,
         context_length=keys.integer("context_length"),
         blocks=tuple(blocks)[:layers],
         **more,

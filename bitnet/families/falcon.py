@@ -25,12 +25,14 @@ _NETWORK: dict[str, Any] = {"activation": "gelu", "gated": False}
 
 
 def _falcon(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
+    model_sizes = sizes(keys)
     alibi = keys.number("attention.max_alibi_bias", 0.0)
-    scale = keys.integer("attention.key_length", its.dim // keys.integer("attention.head_count"))
+    scale = keys.integer(
+        "attention.key_length", model_sizes.dim // keys.integer("attention.head_count")
+    )
     positions = {"rope": None, "alibi": alibi, "alibi_scale": scale**-0.5} if alibi else {}
-    mixer = attention(keys, its.dim, fused=True, **positions)
-    network = FeedForward(its.ffn, **_NETWORK)
+    mixer = attention(keys, model_sizes.dim, fused=True, **positions)
+    network = FeedForward(model_sizes.ffn, **_NETWORK)
     block: Block
     if "blk.0.attn_norm_2.weight" in keys.weights:
         block = (
@@ -43,8 +45,8 @@ def _falcon(keys: Keys) -> ModelConfig:
         block = (Branch("attn_norm", (mixer, network)),)
     return model_of(
         keys,
-        its,
-        [block] * its.layers,
+        model_sizes,
+        [block] * model_sizes.layers,
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         centered_norms=True,
         norm_biases=True,

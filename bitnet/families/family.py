@@ -158,9 +158,9 @@ class Family:
 _REGISTERED: list[Family] = []
 
 
-def register(**its: Any) -> Family:
+def register(**fields: Any) -> Family:
     """The family of these fields, which is one of :func:`families` from now on."""
-    family = Family(**its)
+    family = Family(**fields)
     _REGISTERED.append(family)
     return family
 
@@ -185,13 +185,13 @@ def families() -> tuple[Family, ...]:
 
 def of_gguf(architecture: str) -> Family | None:
     """The family that reads GGUF files of *architecture*."""
-    return next((it for it in families() if architecture in it.architectures), None)
+    return next((family for family in families() if architecture in family.architectures), None)
 
 
 def of_model_type(model_type: str, named: str = "") -> Family | None:
     """The family of *model_type* in ``config.json``, or that of the class *named* there."""
-    own = next((it for it in families() if named in it.classes), None)
-    return own or next((it for it in families() if model_type in it.model_types), None)
+    own = next((family for family in families() if named in family.classes), None)
+    return own or next((family for family in families() if model_type in family.model_types), None)
 
 
 def architecture_refusal(name: str, supported: Iterable[str], *, kind: str = "") -> Unsupported:

@@ -79,10 +79,10 @@ def _caps(config: Config) -> dict[str, Any]:
 
 def _score_scale(keys: Keys, layers_of_27b: int) -> float:
     """Factor on attention scores; the 27B models use the residual width, and no key says so."""
-    its = sizes(keys)
-    usual = attention(keys, its.dim)
-    is_27b = its.layers == layers_of_27b and usual.heads
-    scale = (its.dim / usual.heads) ** -0.5 if is_27b else usual.scale
+    model_sizes = sizes(keys)
+    usual = attention(keys, model_sizes.dim)
+    is_27b = model_sizes.layers == layers_of_27b and usual.heads
+    scale = (model_sizes.dim / usual.heads) ** -0.5 if is_27b else usual.scale
     return keys.number("attention.scale", scale)
 
 
@@ -195,9 +195,9 @@ _OUTPUT_SCALE = "layer_output_scale"  # of all layers or of none
 
 
 def _gemma4(keys: Keys) -> ModelConfig:
-    its = sizes(keys, ffn=0)
-    widths = per_layer(keys, "feed_forward_length", its.layers)
-    attentions = _attentions(keys, its.layers, its.dim)
+    model_sizes = sizes(keys, ffn=0)
+    widths = per_layer(keys, "feed_forward_length", model_sizes.layers)
+    attentions = _attentions(keys, model_sizes.layers, model_sizes.dim)
     width = keys.integer("embedding_length_per_layer_input", 0)
     added = (Branch("", (LayerInput(width, _ACTIVATION),), "post_norm"),) if width else ()
 
@@ -216,9 +216,9 @@ def _gemma4(keys: Keys) -> ModelConfig:
     )
     return model_of(
         keys,
-        its,
+        model_sizes,
         blocks,
-        embedding_scale=math.sqrt(its.dim),
+        embedding_scale=math.sqrt(model_sizes.dim),
         final_softcap=keys.number("final_logit_softcapping", 0.0),
         bare_norms=("ffn_gate_inp.scale",),
         output_scale=_OUTPUT_SCALE
@@ -304,7 +304,9 @@ def _gemma4_keys(config: Config) -> dict[str, Any]:
     else:
         keys["expert_count"] = 0
     if full_kv_heads != kv_heads:
-        keys["attention.head_count_kv"] = [kv_heads if it else full_kv_heads for it in pattern]
+        keys["attention.head_count_kv"] = [
+            kv_heads if is_local else full_kv_heads for is_local in pattern
+        ]
     if config.get("use_double_wide_mlp"):
         own = layers - config["num_kv_shared_layers"]
         width = config["intermediate_size"]
@@ -321,11 +323,15 @@ def _full_heads(config: Config, pattern: list[bool]) -> tuple[int, int]:
         own = kv_heads if config.get("attention_k_eq_v") and kv_heads is not None else usual[1]
         return config.get("global_head_dim", 512), own
     names = ("head_dim", "num_key_value_heads")
-    strange = {name for its in layers.values() for name in its if name not in names}
+    strange = {
+        name for layer_config in layers.values() for name in layer_config if name not in names
+    }
     shapes: dict[bool, set[tuple[int, int]]] = {True: {usual}, False: set()}
     for layer, is_local in enumerate(pattern):
-        its = layers.get(str(layer), {})
-        shapes[is_local].add((its.get(names[0], usual[0]), its.get(names[1], usual[1])))
+        layer_config = layers.get(str(layer), {})
+        shapes[is_local].add(
+            (layer_config.get(names[0], usual[0]), layer_config.get(names[1], usual[1]))
+        )
     if strange or len(shapes[True]) > 1 or len(shapes[False]) > 1:
         raise ValueError("per_layer_config with more than one shape of heads of a kind of layer")
     (full,) = shapes[False]

@@ -159,12 +159,12 @@ def beside_attention(keys: Keys, network: FeedForward, **more: Any) -> ModelConf
 
     *more* has fields of :class:`ModelConfig` and, as ``attention``, of :class:`Attention`.
     """
-    its = sizes(keys)
-    mixer = attention(keys, its.dim, **more.pop("attention", {}))
-    blocks = [(Branch("attn_norm", (mixer, network)),)] * its.layers
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, **more.pop("attention", {}))
+    blocks = [(Branch("attn_norm", (mixer, network)),)] * model_sizes.layers
     eps = keys.number("attention.layer_norm_epsilon")
     norms = {"centered_norms": True, "norm_biases": True, "norm_eps": eps}
-    return model_of(keys, its, blocks, **(norms | more))
+    return model_of(keys, model_sizes, blocks, **(norms | more))
 
 
 def _phi2(keys: Keys) -> ModelConfig:

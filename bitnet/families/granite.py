@@ -114,18 +114,21 @@ _HAS_ATTENTION = {
 
 
 def _hybrid(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
+    model_sizes = sizes(keys)
     residual = keys.number("residual_scale", 1.0) or 1.0
-    kv_heads = per_layer(keys, "attention.head_count_kv", its.layers)
+    kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
     own: dict[str, Any] = {} if keys.value("rope.scaling.finetuned", True) else {"rope": None}
     if scale := keys.number("attention.scale", 0.0):
         own["scale"] = scale
     has_experts = keys.integer("expert_count", 0)
-    network = _granite_experts(keys) if has_experts else FeedForward(its.ffn)
+    network = _granite_experts(keys) if has_experts else FeedForward(model_sizes.ffn)
     states = mamba2(keys)
-    mixers = (attention(keys, its.dim, kv_heads=it, **own) if it else states for it in kv_heads)
+    mixers = (
+        attention(keys, model_sizes.dim, kv_heads=layer_heads, **own) if layer_heads else states
+        for layer_heads in kv_heads
+    )
     blocks = (usual_block(mixer, network, scale=residual) for mixer in mixers)
-    return model_of(keys, its, blocks, **_model_scales(keys))
+    return model_of(keys, model_sizes, blocks, **_model_scales(keys))
 
 
 def _hybrid_keys(config: Config) -> dict[str, Any]:
@@ -138,7 +141,7 @@ def _hybrid_keys(config: Config) -> dict[str, Any]:
         raise ValueError(f"{heads} heads of {config['mamba_d_head']}, which are not {width} wide")
     kv_heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     keys = _check_scales(config) | {
-        "attention.head_count_kv": [kv_heads if its else 0 for its in has_attention],
+        "attention.head_count_kv": [kv_heads if attends else 0 for attends in has_attention],
         "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
         "ssm.inner_size": width,
     }
@@ -206,7 +209,7 @@ register(
     },
     gguf_keys=reads("embedding_scale residual_scale logit_scale"),
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", ".bias", *(f"rope_{it}.weight" for it in _FACTORS))
+        tensors=("output.weight", ".bias", *(f"rope_{length}.weight" for length in _FACTORS))
     ),
     translate=_minicpm_keys,
     decoder=_minicpm,

@@ -110,7 +110,11 @@ def _checks(keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[tup
     yield key, not set(names) - {"token_embd.weight"}, "the token embedding at most"
     names += keys["weight_names"]
     columns = {tensors[name].shape[-1] for name in names}
-    yield "block_size", not any(it % block for it in columns), f"a divisor of {sorted(columns)}"
+    yield (
+        "block_size",
+        not any(width % block for width in columns),
+        f"a divisor of {sorted(columns)}",
+    )
     yield "sign_mode", mode in ("explicit", "identity"), "explicit or identity"
     if mode == "explicit":
         widths = list(keys.get("sign_widths", ()))

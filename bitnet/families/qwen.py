@@ -90,12 +90,12 @@ register(
 
 
 def _qwen2_experts(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
+    model_sizes = sizes(keys)
     used = max(keys.integer("expert_used_count"), 1)
-    shared = keys.integer("expert_shared_feed_forward_length", its.ffn)
+    shared = keys.integer("expert_shared_feed_forward_length", model_sizes.ffn)
     mixture = experts(
         keys,
-        width=its.ffn // used,
+        width=model_sizes.ffn // used,
         routing={"renormalised": False},
         shared=shared,
         shared_gated=True,
@@ -127,8 +127,8 @@ _IS_LINEAR = {"linear_attention": True, "full_attention": False}
 
 
 def _qwen35(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    full = attention(keys, its.dim, qk_norm="head", gated=True)
+    model_sizes = sizes(keys)
+    full = attention(keys, model_sizes.dim, qk_norm="head", gated=True)
     pairs = keys.integer("rope.dimension_count", full.head_dim) // 2
     sections = keys.value("rope.dimension_sections", _sections(pairs))
     if not isinstance(sections, list) or sections != _sections(pairs):
@@ -145,12 +145,16 @@ def _qwen35(keys: Keys) -> ModelConfig:
         kernel=keys.integer("ssm.conv_kernel"),
         grouped=keys.config is not None,
     )
-    network = FeedForward(its.ffn) if keys.architecture == "qwen35" else _experts35(keys, its.ffn)
+    network = (
+        FeedForward(model_sizes.ffn)
+        if keys.architecture == "qwen35"
+        else _experts35(keys, model_sizes.ffn)
+    )
     blocks = (
         usual_block(linear if is_linear else full, network, norms=RENAMED)
-        for is_linear in _linear_layers(keys, its.layers)
+        for is_linear in _linear_layers(keys, model_sizes.layers)
     )
-    model = model_of(keys, its, blocks)
+    model = model_of(keys, model_sizes, blocks)
     last = f"blk.{model.n_layers}."
     own = {f"{last}nextn.{name}.weight" for name in ("embed_tokens", "shared_head_head")}
     if len(model.left_out) != 1 or own & keys.weights.keys():

@@ -87,10 +87,12 @@ register(
 
 
 def _plamo(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    mixer = attention(keys, its.dim, fused=is_fused(keys))
-    network = FeedForward(its.ffn)
-    return model_of(keys, its, [(Branch("attn_norm", (mixer, network)),)] * its.layers)
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
+    network = FeedForward(model_sizes.ffn)
+    return model_of(
+        keys, model_sizes, [(Branch("attn_norm", (mixer, network)),)] * model_sizes.layers
+    )
 
 
 # Attention and network are side by side, behind one RMS norm.
@@ -303,7 +305,7 @@ register(
 def _openelm(keys: Keys) -> ModelConfig:
     layers = keys.integer("block_count")
     widths = per_layer(keys, "feed_forward_length", layers)
-    its = sizes(keys, ffn=max(widths, default=0))
+    model_sizes = sizes(keys, ffn=max(widths, default=0))
     heads = per_layer(keys, "attention.head_count", layers)
     kv_heads = per_layer(keys, "attention.head_count_kv", layers)
     head_dim = keys.integer("attention.key_length")
@@ -316,7 +318,7 @@ def _openelm(keys: Keys) -> ModelConfig:
         )
         for count, of_keys, width in zip(heads, kv_heads, widths, strict=True)
     )
-    return model_of(keys, its, blocks)
+    return model_of(keys, model_sizes, blocks)
 
 
 # Layers differ in their heads and in the width of their networks.

@@ -168,10 +168,10 @@ register(
 
 
 def _qwen1(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    mixer = attention(keys, its.dim, fused=True, biased=True)
-    network = FeedForward(its.ffn // 2)  # the key counts gate and up
-    return model_of(keys, its, [usual_block(mixer, network)] * its.layers)
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, fused=True, biased=True)
+    network = FeedForward(model_sizes.ffn // 2)  # the key counts gate and up
+    return model_of(keys, model_sizes, [usual_block(mixer, network)] * model_sizes.layers)
 
 
 def _qwen1_keys(config: Config) -> dict[str, Any]:

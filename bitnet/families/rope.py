@@ -212,20 +212,20 @@ def above_zero(*candidates: Any) -> float:
     return base
 
 
-def _dynamic(its: Scaling) -> Tables:
-    if its.parameters.get("alpha"):  # Hunyuan's, which does not depend on the length after all
-        stretch = its.parameters["alpha"] ** (its.dims / (its.dims - 2))
-        return {"rope.freq_base": above_zero(its.base * stretch)}, {}
-    return _scaling_keys("dynamic", its.require_factor()), {}
+def _dynamic(scaling: Scaling) -> Tables:
+    if scaling.parameters.get("alpha"):  # Hunyuan's, which does not depend on the length after all
+        stretch = scaling.parameters["alpha"] ** (scaling.dims / (scaling.dims - 2))
+        return {"rope.freq_base": above_zero(scaling.base * stretch)}, {}
+    return _scaling_keys("dynamic", scaling.require_factor()), {}
 
 
 def _scaling_keys(kind: str, factor: float) -> dict[str, Any]:
     return {"rope.scaling.type": kind, "rope.scaling.factor": factor}
 
 
-def _yarn(its: Scaling) -> Tables:
-    parameters = its.parameters
-    factor = its.factor
+def _yarn(scaling: Scaling) -> Tables:
+    parameters = scaling.parameters
+    factor = scaling.factor
     implied = magnitude(factor)
     magnification = parameters.get("attention_factor")
     if magnification is None and parameters.get("mscale") and parameters.get("mscale_all_dim"):
@@ -239,17 +239,19 @@ def _yarn(its: Scaling) -> Tables:
         raise ValueError("beta_fast below beta_slow")
     whole = bool(parameters.get("truncate", True))
     low, high = (
-        its.dims * math.log(its.original / (turns * 2 * math.pi)) / (2 * math.log(its.base))
+        scaling.dims
+        * math.log(scaling.original / (turns * 2 * math.pi))
+        / (2 * math.log(scaling.base))
         for turns in (fast, slow)
     )
     if whole:
         low = math.floor(low)
         high = math.ceil(high)
     low = max(low, 0)
-    high = min(high, its.dims - 1)
+    high = min(high, scaling.dims - 1)
     if whole and (fast, slow) == (32, 1) and low <= high:
         keys = {
-            "rope.scaling.original_context_length": its.original,
+            "rope.scaling.original_context_length": scaling.original,
             **_scaling_keys("yarn", factor),
         }
         if scale != implied:
@@ -257,29 +259,29 @@ def _yarn(its: Scaling) -> Tables:
         return keys, {}
     # llama.cpp has no key for other bounds and treats crossed bounds in its own way; frequency
     # factors express them exactly.
-    ramp = np.clip((np.arange(its.dims // 2) - low) / ((high - low) or 0.001), 0, 1)
+    ramp = np.clip((np.arange(scaling.dims // 2) - low) / ((high - low) or 0.001), 0, 1)
     freq_factors = 1 / (1 - ramp + ramp / factor)
     return {"rope.scaling.attn_factor": scale}, {"rope_freqs.weight": _floats(freq_factors)}
 
 
-def _longrope(its: Scaling) -> Tables:
-    factor = its.factor
-    scale = its.parameters.get("attention_factor")
+def _longrope(scaling: Scaling) -> Tables:
+    factor = scaling.factor
+    scale = scaling.parameters.get("attention_factor")
     if scale is None:
-        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(its.original))
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(scaling.original))
     keys = {
-        "rope.scaling.original_context_length": its.original,
+        "rope.scaling.original_context_length": scaling.original,
         "rope.scaling.attn_factor": float(scale),
     }
     tensors = {
         f"rope_factors_{name}.weight": _floats(
-            np.array(its.parameters[f"{name}_factor"], dtype=np.float64)
+            np.array(scaling.parameters[f"{name}_factor"], dtype=np.float64)
         )
         for name in ("short", "long")
     }
     for freq_factors in tensors.values():
-        if freq_factors.shape != (its.dims // 2,):
-            raise ValueError(f"{freq_factors.size} factors for {its.dims // 2} pairs")
+        if freq_factors.shape != (scaling.dims // 2,):
+            raise ValueError(f"{freq_factors.size} factors for {scaling.dims // 2} pairs")
     return keys, tensors
 
 
@@ -292,37 +294,37 @@ def _floats(freq_factors: NDArray[np.float64]) -> NDArray[np.float32]:
     return floats
 
 
-def _llama3(its: Scaling) -> Tables:
+def _llama3(scaling: Scaling) -> Tables:
     """Low frequencies divided by the factor, high ones kept, interpolated between (Llama 3.1)."""
-    pairs = its.dims // 2
-    parameters = its.parameters
-    frequencies = its.base ** (-np.arange(pairs, dtype=np.float64) / pairs)
-    turns = its.original * frequencies / (2 * math.pi)
+    pairs = scaling.dims // 2
+    parameters = scaling.parameters
+    frequencies = scaling.base ** (-np.arange(pairs, dtype=np.float64) / pairs)
+    turns = scaling.original * frequencies / (2 * math.pi)
     low = parameters["low_freq_factor"]
     high = parameters["high_freq_factor"]
     if not high > low:
         raise ValueError("high_freq_factor is not above low_freq_factor")
     kept = np.clip((turns - low) / (high - low), 0, 1)
-    freq_factors = 1 / ((1 - kept) / its.require_factor() + kept)
+    freq_factors = 1 / ((1 - kept) / scaling.require_factor() + kept)
     return {}, {"rope_freqs.weight": _floats(freq_factors)}
 
 
-def _proportional(its: Scaling) -> Tables:
+def _proportional(scaling: Scaling) -> Tables:
     """Frequencies of the whole head, of which only the first ones are not zero (Gemma 4)."""
-    share = its.parameters.get("partial_rotary_factor", 1.0)
-    pairs = its.dims // 2
-    turning = int(share * its.dims // 2)
+    share = scaling.parameters.get("partial_rotary_factor", 1.0)
+    pairs = scaling.dims // 2
+    turning = int(share * scaling.dims // 2)
     if not 0 <= turning <= pairs:
         raise ValueError(f"a partial_rotary_factor of {share}")
     freq_factors = np.full(pairs, _NO_TURN, dtype=np.float64)
-    freq_factors[:turning] = above_zero(its.parameters.get("factor", 1.0))
+    freq_factors[:turning] = above_zero(scaling.parameters.get("factor", 1.0))
     return {}, {"rope_freqs.weight": _floats(freq_factors)}
 
 
 #: Formula of each kind of scaling.
 FORMULAS: dict[str, Callable[[Scaling], Tables]] = {
     "default": lambda _its: ({}, {}),
-    "linear": lambda its: (_scaling_keys("linear", its.require_factor()), {}),
+    "linear": lambda scaling: (_scaling_keys("linear", scaling.require_factor()), {}),
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,

@@ -87,12 +87,12 @@ def mamba2_values(groups: int) -> Values:
 
 
 def _falcon_h1(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
+    model_sizes = sizes(keys)
     norm = {} if "blk.0.ssm_norm.weight" in keys.weights else {"norm_groups": 0}
     first = bool(keys.config and keys.config.get("mamba_norm_before_gate", True))
-    mixers = attention(keys, its.dim), mamba2(keys, norm_first=first, **norm)
-    block = Branch("attn_norm", mixers), Branch("ffn_norm", (FeedForward(its.ffn),))
-    return model_of(keys, its, [block] * its.layers, bare_norms=("ffn_norm",))
+    mixers = attention(keys, model_sizes.dim), mamba2(keys, norm_first=first, **norm)
+    block = Branch("attn_norm", mixers), Branch("ffn_norm", (FeedForward(model_sizes.ffn),))
+    return model_of(keys, model_sizes, [block] * model_sizes.layers, bare_norms=("ffn_norm",))
 
 
 def _width(config: Config) -> int:
@@ -199,9 +199,9 @@ _FORMER_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def _nemotron_h(keys: Keys) -> ModelConfig:
-    its = sizes(keys, ffn=0)
-    kv_heads = per_layer(keys, "attention.head_count_kv", its.layers)
-    widths = per_layer(keys, "feed_forward_length", its.layers)
+    model_sizes = sizes(keys, ffn=0)
+    kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
+    widths = per_layer(keys, "feed_forward_length", model_sizes.layers)
     states = mamba2(keys)
 
     def mixer(layer: int, heads: int, width: int) -> Mixer:
@@ -209,13 +209,13 @@ def _nemotron_h(keys: Keys) -> ModelConfig:
             return _mixture(keys, width)
         if width:
             return FeedForward(width, "relu_squared", gated=False)
-        return attention(keys, its.dim, kv_heads=heads, rope=None) if heads else states
+        return attention(keys, model_sizes.dim, kv_heads=heads, rope=None) if heads else states
 
     blocks = (
         (Branch("attn_norm", (mixer(layer, heads, width),)),)
         for layer, (heads, width) in enumerate(zip(kv_heads, widths, strict=True))
     )
-    return model_of(keys, its, blocks)
+    return model_of(keys, model_sizes, blocks)
 
 
 def _mixture(keys: Keys, width: int) -> Experts:
@@ -331,19 +331,21 @@ register(
 
 
 def _lfm2(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    convolution = ShortConvolution(its.dim, keys.integer("shortconv.l_cache"))
-    networks: list[FeedForward | Experts] = [FeedForward(its.ffn)] * its.layers
+    model_sizes = sizes(keys)
+    convolution = ShortConvolution(model_sizes.dim, keys.integer("shortconv.l_cache"))
+    networks: list[FeedForward | Experts] = [FeedForward(model_sizes.ffn)] * model_sizes.layers
     if keys.architecture == "lfm2moe":
         first = keys.integer("leading_dense_block_count", 0)
         routing = {"gating": "sigmoid", "corrected": True}
         networks[first:] = [experts(keys, routing=routing)] * len(networks[first:])
-    kv_heads = per_layer(keys, "attention.head_count_kv", its.layers)
+    kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
     mixers = (
-        attention(keys, its.dim, kv_heads=heads, qk_norm="head") if heads else convolution
+        attention(keys, model_sizes.dim, kv_heads=heads, qk_norm="head") if heads else convolution
         for heads in kv_heads
     )
-    return model_of(keys, its, map(usual_block, mixers, networks), final_norm="token_embd_norm")
+    return model_of(
+        keys, model_sizes, map(usual_block, mixers, networks), final_norm="token_embd_norm"
+    )
 
 
 def _lfm2_keys(config: Config) -> dict[str, Any]:

@@ -37,12 +37,12 @@ _PERIOD = 4  # one layer in this many is different
 
 
 def _cohere2(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    usual = attention(keys, its.dim)
-    network = FeedForward(its.ffn)
+    model_sizes = sizes(keys)
+    usual = attention(keys, model_sizes.dim)
+    network = FeedForward(model_sizes.ffn)
     check_local_base(keys, usual.rope.theta if usual.rope else 0.0)
     local = read_windows(
-        keys, its.layers, period=_PERIOD, window=keys.integer("attention.sliding_window")
+        keys, model_sizes.layers, period=_PERIOD, window=keys.integer("attention.sliding_window")
     )
     mixers = (
         replace(usual, window=window, rope=usual.rope if window else None) for window in local
@@ -50,7 +50,7 @@ def _cohere2(keys: Keys) -> ModelConfig:
     blocks = ((Branch("attn_norm", (mixer, network)),) for mixer in mixers)
     return model_of(
         keys,
-        its,
+        model_sizes,
         blocks,
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         centered_norms=True,

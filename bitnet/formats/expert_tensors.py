@@ -95,10 +95,10 @@ def split_gates(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
             )
         *experts, _, columns = tensor.shape
         for half, part in enumerate(("gate", "up")):
-            pieces = tuple(it.data.reshape(2, -1)[half] for it in tensor.matrices())
-            its = {"pieces": pieces, "data": _NOTHING} if experts else {"data": pieces[0]}
-            whole = replace(tensor, shape=(*experts, rows // 2, columns), **its)
-            split[f"{match['block']}{part}_{match['kind']}.weight"] = whole
+            pieces = tuple(each.data.reshape(2, -1)[half] for each in tensor.matrices())
+            arrays = {"pieces": pieces, "data": _NOTHING} if experts else {"data": pieces[0]}
+            matrix = replace(tensor, shape=(*experts, rows // 2, columns), **arrays)
+            split[f"{match['block']}{part}_{match['kind']}.weight"] = matrix
     return {_name_alone(name, split): tensor for name, tensor in split.items()}
 
 
@@ -132,8 +132,8 @@ def split_heads(
         flat = keys.reshape(-1).view(np.uint8)
         split[f"{block}attn_k_b.weight"] = replace(tensor, shape=shape, data=flat)
         shape = (heads, max(rows - key_dim, 0), latent)
-        its = replace(tensor, shape=shape, data=_NOTHING, pieces=values)
-        split[f"{block}attn_v_b.weight"] = its
+        tensor_of_values = replace(tensor, shape=shape, data=_NOTHING, pieces=values)
+        split[f"{block}attn_v_b.weight"] = tensor_of_values
     return split
 
 
@@ -173,8 +173,8 @@ def turn_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]
             if kind == "_blocks":
                 shape = (*shape[:2], shape[2] // 17 * 32)
             data = mine.reshape(-1).view(np.uint8)
-            its = replace(tensor, shape=shape, quant=quant, data=data)
-            turned[f"{match['all']}.{own}_proj{end}"] = its
+            turned_tensor = replace(tensor, shape=shape, quant=quant, data=data)
+            turned[f"{match['all']}.{own}_proj{end}"] = turned_tensor
     return turned
 
 

@@ -173,7 +173,7 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
             layout = SCALED_BLOCKS[name]
             width = layout.size
             double = layout.double
-            parts = [(it.start, it.count, (it.base, it.digits)) for it in layout.parts]
+            parts = [(part.start, part.count, (part.base, part.digits)) for part in layout.parts]
         elif name == "I2_S":
             scale = float(view[-32:-28].view("<f4")[0])
             view = view[:-32]

@@ -145,8 +145,8 @@ def _verify(path: Path, header: bytes, values: Mapping[str, bytes], source: GGUF
                 f"{path.name}: tensor data read back differs", hint="check the disk"
             )
         new, old = (
-            [(info.name, info.shape, info.type) for info in its.tensors.values()]
-            for its in (copy, source)
+            [(info.name, info.shape, info.type) for info in container.tensors.values()]
+            for container in (copy, source)
         )
         if new != old or list(raw_values(copy).items()) != list(values.items()):
             raise IntegrityError(f"{path.name}: the header read back differs")

@@ -210,7 +210,7 @@ def _only_scheme(quantization: Mapping[str, Any], model: str) -> Mapping[str, An
     form = quantization.get("format")
     forms = {form, *(group["format"] for group in groups.values() if group.get("format"))}
     scheme = schemes[0]
-    if len(forms) > 1 or form not in _FORMATS or not all(it == scheme for it in schemes):
+    if len(forms) > 1 or form not in _FORMATS or not all(each == scheme for each in schemes):
         raise Unsupported(
             f"{model}: {_BELOW}format is {form!r} with {len(groups)} groups; of compressed-tensors "
             f"one kind of matrices is read, in a format of {', '.join(_FORMATS)}",

@@ -169,10 +169,10 @@ def find_tokenizer(path: Path, project: Project) -> list[BundledFile]:
     if place is None or not _TOKENIZER.fullmatch(place):
         return []
     digest = store.digest_of(path)
-    found = [it for it in store.index if (it.place, it.sha256) == (place, digest)]
-    if not found:
+    entries = [entry for entry in store.index if (entry.place, entry.sha256) == (place, digest)]
+    if not entries:
         logger.warning("%s is not in the bundle: where it is from is not known", path)
-    return [BundledFile(record, path) for record in found[:1]]
+    return [BundledFile(record, path) for record in entries[:1]]
 
 
 def list_pinned(project: Project) -> list[BundledFile]:

@@ -44,7 +44,9 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
     yield Finding("ok", "hub", redact_url(options.endpoint))
     yield Finding("ok", "proxy", redact_url(proxy) if proxy else "none")
     is_secured = url.startswith("https:") and not proxy
-    names = ("DNS", "TCP", *["TLS"] * is_secured, "reply", "speed")
+    names = ["DNS", "TCP", "reply", "speed"]
+    if is_secured:
+        names.insert(2, "TLS")
     _, host, port = origin(proxy or url)
     with HubSession(options) as session:
         context = _trust(bundle) if is_secured else None

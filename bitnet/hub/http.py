@@ -111,7 +111,8 @@ def error_of(
         )
     missing = {"RevisionNotFound": ": the revision", "EntryNotFound": ": the file"}.get(code, "")
     if missing or status in (404, 410):
-        missing += " does not exist" * bool(missing)
+        if missing:
+            missing += " does not exist"
         return NotFound(text + missing + _quote(message), hint=f"see what there is at {page}")
     # two of these: access is refused, to an account, for terms
     if sum((status == 403, with_token, code == "GatedRepo")) > 1:

@@ -108,7 +108,7 @@ class Xielu:
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
         above, below, beta, eps = (
-            x.dtype.type(it) for it in (self.above, self.below, self.beta, self.eps)
+            x.dtype.type(parameter) for parameter in (self.above, self.below, self.beta, self.eps)
         )
         curved = np.where(x > 0, above * x * x, below * (np.expm1(np.minimum(x, eps)) - x))
         on.registers[self.out] = curved + beta * x
@@ -181,7 +181,7 @@ class Join:
     groups: int = 1
 
     def run(self, on: Pass) -> None:
-        parts = [on.registers[it] for it in self.parts]
+        parts = [on.registers[part] for part in self.parts]
         grouped = [part.reshape(len(part), self.groups, -1) for part in parts]
         on.registers[self.out] = np.concatenate(grouped, axis=2).reshape(len(parts[0]), -1)
 
@@ -292,12 +292,16 @@ class Attend:
 
     def run(self, on: Pass) -> None:
         q = on.heads(self.q, self.kind.head_dim)
-        its = [on.heads(it, self.kind.head_dim) for it in (self.k, self.v) if it is not None]
+        rows_to_cache = [
+            on.heads(register, self.kind.head_dim)
+            for register in (self.k, self.v)
+            if register is not None
+        ]
         sinks = on.weights[self.sinks] if self.sinks else None
         mixed = []
         for (rows, cache), segment in zip(on.rows(), on.segments, strict=True):
-            if its:
-                seen = cache.append(self.cache, *(it[rows] for it in its))
+            if rows_to_cache:
+                seen = cache.append(self.cache, *(register[rows] for register in rows_to_cache))
             elif segment.rows:
                 seen = cache.view(self.cache, len(segment.tokens))
             else:
@@ -311,7 +315,7 @@ class Attend:
         *keys* and *values* are ``(kv_heads, S, D)``, *sinks* ``(heads,)``.
         """
         t, heads, head_dim = q.shape
-        keys, values = (it.astype(q.dtype, copy=False) for it in (keys, values))
+        keys, values = (array.astype(q.dtype, copy=False) for array in (keys, values))
         kv_heads, s, _ = keys.shape
         # Query heads that share a key head are neighbours.
         group = heads // kv_heads
@@ -433,7 +437,7 @@ class Select:
 
     def run(self, on: Pass) -> None:
         kept = on.select()
-        on.registers = {it: on.registers[it][kept] for it in self.registers}
+        on.registers = {register: on.registers[register][kept] for register in self.registers}
 
 
 #: Instructions that work row by row and column by column: *out* may be the register of *x*.

@@ -90,17 +90,19 @@ class KVCache:
             of_head = (words,) if self._coded else (PAGE, kind.head_dim)
             table = Pages(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
             self._tables.append(table)
-            self._places |= {it: (table, place, kind) for place, it in enumerate(numbers)}
+            self._places |= {number: (table, place, kind) for place, number in enumerate(numbers)}
         ranges = self._ranges = state_ranges(config.caches)
         floats = self._dtype if self._dtype == np.float64 else np.float32
-        self._states = States(max((its.stop for its in ranges.values()), default=0), floats)
+        self._states = States(max((range_.stop for range_ in ranges.values()), default=0), floats)
         self._parts: tuple[Pages | States, ...] = (*self._tables, self._states)
         self._kept: list[int] = []
         self._marked = 0
         # the cache of the decoder that drafts tokens; ``None``: there is none
         self.drafter: KVCache | None = None
-        if its := config.drafter:
-            self.drafter = KVCache(its, min(capacity, its.context_length), dtype=dtype)
+        if drafter_config := config.drafter:
+            self.drafter = KVCache(
+                drafter_config, min(capacity, drafter_config.context_length), dtype=dtype
+            )
 
     @property
     def size_bytes(self) -> int:
@@ -116,8 +118,8 @@ class KVCache:
     def cost(self, positions: int, step: int) -> int:
         """Bytes that a sequence of *positions*, run *step* at a time, takes at most, in pages."""
         pages = sum(table.most_pages(positions, step) * table.page_bytes for table in self._tables)
-        its = self.drafter
-        drafts = its.cost(min(positions, its.capacity), step) if its else 0
+        drafter = self.drafter
+        drafts = drafter.cost(min(positions, drafter.capacity), step) if drafter else 0
         return drafts + self.state_bytes + pages
 
     def affordable(self, size_bytes: int, step: int) -> int:
@@ -180,8 +182,8 @@ class KVCache:
 
     def state(self, number: int) -> NDArray[np.floating[Any]]:
         """State of cache *number*, which the pass that has begun changes in place."""
-        its = self._ranges[number]
-        return self._states.live[its.start : its.stop]
+        floats = self._ranges[number]
+        return self._states.live[floats.start : floats.stop]
 
     def advance(self, count: int) -> None:
         """Count *count* positions that every layer has appended."""
@@ -242,8 +244,8 @@ class KVCache:
                 f"{length:,} positions to copy; there are {there:,}, and room for {self.capacity:,}"
             )
         self._kept = [one for one in source._kept if one <= length]
-        for own, its in zip(self._tables, source._tables, strict=True):
-            own.copy(its, length, self._snapshot_positions())
+        for own, copied in zip(self._tables, source._tables, strict=True):
+            own.copy(copied, length, self._snapshot_positions())
         self._states.copy(source._states, length)
         self.length = length
         self.backing = source.backing
@@ -295,13 +297,15 @@ class KVCache:
 def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]]:
     """Caches of keys and values of one kind, which share pages, by number."""
     return {
-        kind: tuple(number for number, its in enumerate(caches) if its == kind)
-        for kind in dict.fromkeys(it for it in caches if isinstance(it, KeysValues))
+        kind: tuple(number for number, cache in enumerate(caches) if cache == kind)
+        for kind in dict.fromkeys(cache for cache in caches if isinstance(cache, KeysValues))
     }
 
 
 def state_ranges(caches: Sequence[CacheKind]) -> dict[int, range]:
     """Numbers of each cache of fixed size, by its own, in one state for all of them."""
-    sizes = [(number, its.size) for number, its in enumerate(caches) if isinstance(its, State)]
+    sizes = [
+        (number, cache.size) for number, cache in enumerate(caches) if isinstance(cache, State)
+    ]
     ends = list(accumulate(size for _, size in sizes))
     return {number: range(end - size, end) for (number, size), end in zip(sizes, ends, strict=True)}

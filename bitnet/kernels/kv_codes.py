@@ -136,7 +136,9 @@ def store(
         k = encode_keys(keys)
         v = encode_values(values)
     padding = ((0, 0), (0, 0), (0, _whole(head_dim) - head_dim))
-    of_keys, of_values = (np.pad(its.codes.astype(key_codes.dtype), padding) for its in (k, v))
+    of_keys, of_values = (
+        np.pad(encoded.codes.astype(key_codes.dtype), padding) for encoded in (k, v)
+    )
     if kv_type == "q8":
         of_keys ^= np.int8(-128)
     neighbours = of_keys.reshape(*of_keys.shape[:2], -1, each)
@@ -186,6 +188,6 @@ def _parts(
     width = _whole(head_dim)
     each, code, step = (4, np.int8, np.uint16) if kv_type == "q8" else (2, np.int16, np.float32)
     words = PAGE * width * np.dtype(code).itemsize // 2
-    keys, values = (its.view(code) for its in page[:, :, :words])
+    keys, values = (codes.view(code) for codes in page[:, :, :words])
     codes = keys.reshape(heads, -1, PAGE, each), values.reshape(heads, PAGE // each, width, each)
     return codes, page[:, :, words:].view(step)

@@ -277,6 +277,8 @@ class States:
     def copy(self, source: States, length: int) -> None:
         """Share what *source* has up to *length*, which it can reach."""
         self._copies = {at: copy for at, copy in source._copies.items() if at <= length}
-        its = source._live if source._length == length else self._copies.get(length, self._live[:0])
-        self._live = its.copy()
+        floats = (
+            source._live if source._length == length else self._copies.get(length, self._live[:0])
+        )
+        self._live = floats.copy()
         self._length = length

@@ -85,8 +85,12 @@ class DeltaRule:
         repeats = heads // self.key_heads
         v = on.heads(self.v, value_dim)
         q, k = (
-            np.repeat(it, repeats, axis=1) if self.grouped else np.concatenate([it] * repeats, 1)
-            for it in (_of_length_one(on.heads(it, key_dim)) for it in (self.q, self.k))
+            np.repeat(vectors, repeats, axis=1)
+            if self.grouped
+            else np.concatenate([vectors] * repeats, 1)
+            for vectors in (
+                _of_length_one(on.heads(vectors, key_dim)) for vectors in (self.q, self.k)
+            )
         )
         q = q / v.dtype.type(np.sqrt(key_dim))
         step = np.logaddexp(v.dtype.type(0), on.registers[self.alpha] + on.weights[self.dt])
@@ -139,8 +143,8 @@ class SelectiveScan:
         head_dim = self.x.width // heads
         x = on.heads(self.x, head_dim)
         b, c = (
-            np.repeat(on.heads(it, state_size), heads // self.groups, axis=1)  # (T, H, N)
-            for it in (self.b, self.c)
+            np.repeat(on.heads(vectors, state_size), heads // self.groups, axis=1)  # (T, H, N)
+            for vectors in (self.b, self.c)
         )
         step = np.logaddexp(
             x.dtype.type(0), on.registers[self.dt] + on.weights[self.bias]

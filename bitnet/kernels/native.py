@@ -123,27 +123,27 @@ class NativeOps(Ops):
         graph = CompiledProgram(self._native, program, weights)
 
         def run(segments: Sequence[Segment]) -> Array:
-            places = []
-            for its in segments:
-                cache = its.cache
-                count = len(its.tokens)
+            placements = []
+            for segment in segments:
+                cache = segment.cache
+                count = len(segment.tokens)
                 pages = cache.pages(count)
                 context = graph.context(cache.reach, range(cache.length, cache.length + count))
                 if pages is None or context is None:
                     return interpreted(segments)
-                places.append((count, cache.length, its.rows, context, pages))
+                placements.append((count, cache.length, segment.rows, context, pages))
             pieces = [
                 (
-                    *place,
-                    its.cache.begin(),
-                    _NOTHING if its.hidden is None else floats(its.hidden),
-                    _LAST if its.second is None else its.second,
+                    *placement,
+                    segment.cache.begin(),
+                    _NOTHING if segment.hidden is None else floats(segment.hidden),
+                    _LAST if segment.second is None else segment.second,
                 )
-                for place, its in zip(places, segments, strict=True)
+                for placement, segment in zip(placements, segments, strict=True)
             ]
-            out = graph.run([token for its in segments for token in its.tokens], pieces)
-            for its in segments:
-                its.cache.advance(len(its.tokens))
+            out = graph.run([token for segment in segments for token in segment.tokens], pieces)
+            for segment in segments:
+                segment.cache.advance(len(segment.tokens))
             return out
 
         return run
@@ -151,32 +151,38 @@ class NativeOps(Ops):
     def run(self, instruction: Instruction, on: Pass) -> None:
         """As a graph of its own, which takes all its registers and gives them back."""
         values = vars(instruction)
-        pages = [its.cache.pages(len(its.tokens)) for its in on.segments if "cache" in values]
+        pages = [
+            segment.cache.pages(len(segment.tokens)) for segment in on.segments if "cache" in values
+        ]
         if None in pages or type(instruction).__name__ not in KERNELS:
             instruction.run(on)
             return
-        registers = dict.fromkeys(it for it in values.values() if isinstance(it, Register))
-        taken = [it for it in registers if it in on.registers]
-        whole = Register("", sum(it.width for it in registers))
+        registers = dict.fromkeys(
+            register for register in values.values() if isinstance(register, Register)
+        )
+        taken = [register for register in registers if register in on.registers]
+        whole = Register("", sum(register.width for register in registers))
         steps = (*map(Take, taken), instruction, Join(whole, tuple(registers)))
         caches = on.program.caches if "cache" in values else ()
         graph = CompiledProgram(self._native, Program(steps, caches, whole), on.weights)
-        inputs = floats(np.concatenate([on.registers[it] for it in taken], axis=1))
+        inputs = floats(np.concatenate([on.registers[register] for register in taken], axis=1))
         pieces = []
         at = 0
         of_caches = zip(pages, on.states, strict=True) if caches else repeat(((), _NOTHING))
-        for its, positions, its_cache in zip(on.segments, on.positions(), of_caches, strict=False):
-            reach = its.cache.reach
+        for segment, positions, segment_cache in zip(
+            on.segments, on.positions(), of_caches, strict=False
+        ):
+            reach = segment.cache.reach
             rotation = values.get("rotation")
             parts = by_regime(positions, reach, rotation) if rotation else [positions]
             for part in filter(None, parts):
                 count = len(part)
                 context = graph.context(reach, part)
                 rows = inputs[at : at + count]
-                pieces.append((count, part.start, count, context, *its_cache, rows))
+                pieces.append((count, part.start, count, context, *segment_cache, rows))
                 at += count
         out = graph.run([0] * at, pieces)
-        ends = np.cumsum([it.width for it in registers])
+        ends = np.cumsum([register.width for register in registers])
         on.registers.update(zip(registers, np.split(out, ends[:-1], axis=1), strict=True))
 
     def counters(self) -> Mapping[str, int]:
@@ -220,21 +226,21 @@ class CompiledProgram:
         tables = page_tables(program.caches)
         # by the number of a cache, the operands that say where it is
         self._places: dict[int, dict[str, int]] = {
-            number: {"start": its.start, "stop": its.stop}
-            for number, its in state_ranges(program.caches).items()
+            number: {"start": range_.start, "stop": range_.stop}
+            for number, range_ in state_ranges(program.caches).items()
         }
-        self._graph.set_state(max((its["stop"] for its in self._places.values()), default=0))
+        self._graph.set_state(max((range_["stop"] for range_ in self._places.values()), default=0))
         for table, (kind, numbers) in enumerate(tables.items()):
             q8 = kind.kv_type == "q8"
             self._graph.add_table(len(numbers), kind.kv_heads, kind.head_dim, kind.window, q8)
             for place, number in enumerate(numbers):
                 self._places[number] = {"table": table, "place": place}
         self._rotations: dict[Rope, int] = {}
-        for it in program.instructions:
-            if isinstance(it, Rotate) and it.rotation not in self._rotations:
-                pairs = len(it.rotation.frequencies(1)[0])
-                half = it.rotation.style != "interleaved"
-                self._rotations[it.rotation] = self._graph.add_rotation(pairs, half)
+        for instruction in program.instructions:
+            if isinstance(instruction, Rotate) and instruction.rotation not in self._rotations:
+                pairs = len(instruction.rotation.frequencies(1)[0])
+                half = instruction.rotation.style != "interleaved"
+                self._rotations[instruction.rotation] = self._graph.add_rotation(pairs, half)
         self._contexts: dict[tuple[int, ...], int] = {}
         self._registers: dict[Register, int] = {}
         self._names: dict[str, int] = {}  # numbers of their places in memory
@@ -282,11 +288,13 @@ class CompiledProgram:
     def context(self, reach: int, positions: range) -> int | None:
         """The C++ side's number of the RoPE frequencies of *positions*; ``None``: they differ."""
         first, last = (max(reach, at + 1) for at in (positions[0], positions[-1]))
-        regimes = tuple(it.regime(last) for it in self._rotations)
-        if first != last and regimes != tuple(it.regime(first) for it in self._rotations):
+        regimes = tuple(rotation.regime(last) for rotation in self._rotations)
+        if first != last and regimes != tuple(
+            rotation.regime(first) for rotation in self._rotations
+        ):
             return None
         if regimes not in self._contexts:
-            frequencies = [it.frequencies(last) for it in self._rotations]
+            frequencies = [rotation.frequencies(last) for rotation in self._rotations]
             self._contexts[regimes] = self._graph.add_context(frequencies)
         return self._contexts[regimes]
 

@@ -210,8 +210,10 @@ class Pass:
 
     def positions(self) -> list[range]:
         """The positions of the rows of each segment."""
-        stops = [its.cache.length + len(its.tokens) for its in self.segments]
-        counts = [its.rows if self._selected else len(its.tokens) for its in self.segments]
+        stops = [segment.cache.length + len(segment.tokens) for segment in self.segments]
+        counts = [
+            segment.rows if self._selected else len(segment.tokens) for segment in self.segments
+        ]
         return [range(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
 
     def heads(self, register: Register, head_dim: int) -> Array:
@@ -242,9 +244,9 @@ class Pass:
             parts = [np.empty((0, len(rotation.frequencies(1)[0])))]
             scale = rotation.frequencies(1)[1]
             for segment, positions in zip(self.segments, self.positions(), strict=True):
-                for its in by_regime(positions, segment.cache.reach, rotation):
-                    rows = np.array(its, dtype=np.float64)
-                    frequencies, scale = rotation.frequencies(max(segment.cache.reach, its.stop))
+                for part in by_regime(positions, segment.cache.reach, rotation):
+                    rows = np.array(part, dtype=np.float64)
+                    frequencies, scale = rotation.frequencies(max(segment.cache.reach, part.stop))
                     parts.append(rows[:, None] * frequencies)
             angles = self._angles[id(rotation)] = (np.concatenate(parts), scale)
         return angles

@@ -74,10 +74,10 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
         for name, pair in _for_model(read_adapter(path), checkpoint).items():
             pairs.setdefault(name, []).append(pair._replace(scale=pair.scale * factor))
     weights = dict(checkpoint.weights)
-    for name, its in pairs.items():
+    for name, named_pairs in pairs.items():
         # Several adapters are one of the sum of their ranks.
-        a = np.concatenate([pair.a for pair in its])
-        b = np.concatenate([pair.b * np.float64(pair.scale) for pair in its], axis=1)
+        a = np.concatenate([pair.a for pair in named_pairs])
+        b = np.concatenate([pair.b * np.float64(pair.scale) for pair in named_pairs], axis=1)
         for key, values in ((f"{name}.lora_a", a), (f"{name}.lora_b", b.astype(np.float32))):
             weight = registry.quantize(key, values, types.by_id(0))
             weights[key] = replace(weight, rounds_input=False)
@@ -135,7 +135,7 @@ def _in_order(
     is_file = checkpoint.gguf is not None
     if adapter.is_gguf == is_file or family is None:
         return pair
-    if any(isinstance(its, State) for its in config.caches):
+    if any(isinstance(cache, State) for cache in config.caches):
         raise Unsupported(
             f"{adapter.path.name} is for a {'folder' if is_file else 'GGUF file'}, where rows of "
             f"{family.title} models have another order",

@@ -38,7 +38,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
         why = "llama.cpp computes no usable logits with 0, so no file can mean that"
         raise refusal(zero, 0, why, model=label)
     config = family.decoder(checkpoint)
-    scales = {its.scale for its in config.attentions} if reads_no_scale else set()
+    scales = {attention.scale for attention in config.attentions} if reads_no_scale else set()
     for usual in scales:
         scale = checkpoint.number("attention.scale", usual)
         if scale and abs(scale - usual) > 1e-4 * usual:

@@ -55,20 +55,20 @@ def _mixers(name: str, config: ModelConfig) -> list[tuple[object, str]]:
     return [(mixer, match[2]) for branch in block for mixer in branch.every()]
 
 
-def _tile_heads(its: DeltaNet) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _tile_heads(mixer: DeltaNet) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Heads so that those of one key head are *key_heads* apart, from neighbours; their numbers."""
-    heads = np.arange(its.heads).reshape(its.key_heads, -1).T.reshape(-1)
-    return heads, (heads[:, None] * its.value_dim + np.arange(its.value_dim)).reshape(-1)
+    heads = np.arange(mixer.heads).reshape(mixer.key_heads, -1).T.reshape(-1)
+    return heads, (heads[:, None] * mixer.value_dim + np.arange(mixer.value_dim)).reshape(-1)
 
 
-def _adjacent_pairs(its: Attention, part: str, checkpoint: Checkpoint) -> NDArray[np.intp]:
+def _adjacent_pairs(mixer: Attention, part: str, checkpoint: Checkpoint) -> NDArray[np.intp]:
     """Rows of each head with the halves of rotary pairs next to each other."""
-    if its.rope is not None and its.rope.dims != its.head_dim:
+    if mixer.rope is not None and mixer.rope.dims != mixer.head_dim:
         raise Unsupported(
-            f"{checkpoint.path.name}: {its.rope.dims} of {its.head_dim} elements of a head "
+            f"{checkpoint.path.name}: {mixer.rope.dims} of {mixer.head_dim} elements of a head "
             "are rotated; a GGUF file of this architecture cannot say that",
             hint="run the folder as it is",
         )
-    heads = its.heads if part == "q" else its.kv_heads
-    rows = np.arange(heads * its.head_dim).reshape(heads, 2, -1)
+    heads = mixer.heads if part == "q" else mixer.kv_heads
+    rows = np.arange(heads * mixer.head_dim).reshape(heads, 2, -1)
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)

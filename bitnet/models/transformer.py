@@ -61,7 +61,9 @@ class Model:
         """
         self.config = config  # its configuration
         self.ops = ops  # the compute backend
-        with expect_unchanged(it for weight in checkpoint.weights.values() for it in weight.views):
+        with expect_unchanged(
+            view for weight in checkpoint.weights.values() for view in weight.views
+        ):
             self._bind(checkpoint, exact_head, base)
         # by name, this model with a low-rank adapter; they share its weights and its head
         self.adapters: dict[str, Model] = {}
@@ -84,13 +86,17 @@ class Model:
         self.head: Head = (
             base.head if base else Head(checkpoint, config, ops, self._weights, exact_head)
         )
-        experts = [one for its in self._weights.values() if isinstance(its, tuple) for one in its]
-        others = [its for its in self._weights.values() if not isinstance(its, tuple)]
-        self._hot, read = (
-            [array for matrix in some for array in ops.reads(matrix)] for some in (others, experts)
-        )
-        self._files = files_behind([*self._hot, *read])
-        self._hot += [array for array in read if not files_behind([array])]
+        # Experts may stay in their files: a pass reads those that its tokens are routed to.
+        read_always: list[Any] = []
+        read_when_routed: list[Any] = []
+        for weight in self._weights.values():
+            if isinstance(weight, tuple):
+                read_when_routed += [array for expert in weight for array in ops.reads(expert)]
+            else:
+                read_always += ops.reads(weight)
+        self._files = files_behind([*read_always, *read_when_routed])
+        unpacked = [array for array in read_when_routed if not files_behind([array])]
+        self._hot = [*read_always, *unpacked]
 
     def lock(self) -> None:
         """Keep the weights in memory, but for experts that stay in their files."""
@@ -115,7 +121,7 @@ class Model:
             return _parts(self._states(segments), segments)
         states: dict[int, Array] = {}
         for name in dict.fromkeys(adapters):
-            places = [at for at, its in enumerate(adapters) if its == name]
+            places = [at for at, adapter in enumerate(adapters) if adapter == name]
             model = self.adapters[name] if name else self
             states |= zip(places, model.hidden([segments[at] for at in places]), strict=True)
         return [states[at] for at in range(len(segments))]
@@ -270,7 +276,7 @@ def bind(
     _check_fit(checkpoint, expected)
     if bound is None:
         ops.expect(checkpoint.weights.values())
-    shared = {name: it for name, it in (bound or {}).items() if not name.endswith(FACTORS)}
+    shared = {name: weight for name, weight in (bound or {}).items() if not name.endswith(FACTORS)}
     prepared = {}
     for name, weight in checkpoint.weights.items():
         is_scale = name.endswith(".scale") and name not in expected.required
@@ -298,9 +304,9 @@ def bind(
         factors = [1.0] * len(parts) if scales is None else scales.tolist()
         matrices = [
             ops.prepare(
-                replace(it, scale=it.scale * factor), looked_up=looked_up, expert=of_experts
+                replace(part, scale=part.scale * factor), looked_up=looked_up, expert=of_experts
             )
-            for it, factor in zip(parts, factors, strict=True)
+            for part, factor in zip(parts, factors, strict=True)
         ]
         prepared[name] = tuple(matrices) if of_experts else matrices[0]
     return prepared

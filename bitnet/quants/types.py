@@ -177,7 +177,7 @@ def resolve_dialect(
     contested = [entry for entry in seen if entry.ggml_id in _CONTESTED]
     preferred = BITNET_CPP if architecture.startswith("bitnet") or 39 not in ids else LLAMA_CPP
     for dialect in (preferred, BITNET_CPP, LLAMA_CPP, IK_LLAMA_CPP):
-        if all(_fits(it, _BY_ID[dialect].get(it.ggml_id), alignment) for it in contested):
+        if all(_fits(entry, _BY_ID[dialect].get(entry.ggml_id), alignment) for entry in contested):
             return dialect
     return preferred
 
@@ -188,7 +188,11 @@ def resolve_q2_0(
     """The layout, of 64 or 128 weights, in which each tensor with the id of Q2_0 fills its room."""
     seen = list(tensors)
     early = [entry for entry in seen if entry.ggml_id == _EARLY_Q1_0]
-    if dialect == LLAMA_CPP and early and not any(_fits(it, by_id(40), alignment) for it in early):
+    if (
+        dialect == LLAMA_CPP
+        and early
+        and not any(_fits(entry, by_id(40), alignment) for entry in early)
+    ):
         raise Unsupported(
             "type id 40 is NVFP4, and the sizes of these tensors are not: early builds of "
             "PrismML's llama.cpp numbered their 1-bit weights so",
@@ -197,7 +201,7 @@ def resolve_q2_0(
     q2_0 = by_id(42)
     entries = [entry for entry in seen if entry.ggml_id == q2_0.ggml_id]
     kinds = (q2_0, Q2_0_G128)
-    fitting = [kind for kind in kinds if all(_fits(it, kind, alignment) for it in entries)]
+    fitting = [kind for kind in kinds if all(_fits(entry, kind, alignment) for entry in entries)]
     if entries and len(fitting) == 2 and any(entry.room_bytes is not None for entry in entries):
         raise Unsupported(
             "the tensors of type id 42 are so small that their sizes do not tell whether blocks "

@@ -143,31 +143,31 @@ class Drafter:
         """
         room = self._chunk
         segments = dict[Foresight, Segment]()
-        for its in wanted:
-            if segment := its.unread(max(room, 1)):
-                segments[its] = segment
+        for view in wanted:
+            if segment := view.unread(max(room, 1)):
+                segments[view] = segment
                 room -= len(segment.tokens)
-        for its, state in zip(segments, self._run([*segments.values()]), strict=True):
-            is_last = self._is_block or its.cache.length == len(its.ids)
-            its.state = state if is_last else None
-        states = {its: its.state for its in wanted if its.state is not None}
-        lengths = {its: its.cache.length for its in states}
-        drafts: dict[Foresight, list[int]] = {its: [] for its in states}
-        for its in states:
-            its.cache.mark()
+        for view, state in zip(segments, self._run([*segments.values()]), strict=True):
+            is_last = self._is_block or view.cache.length == len(view.ids)
+            view.state = state if is_last else None
+        states = {view: view.state for view in wanted if view.state is not None}
+        lengths = {view: view.cache.length for view in states}
+        drafts: dict[Foresight, list[int]] = {view: [] for view in states}
+        for view in states:
+            view.cache.mark()
         while states:
             hidden = np.concatenate([*states.values()])
             logits = self._model.head.logits(hidden, [Needed()] * len(states))
-            for its, of_state in zip(states, logits, strict=True):
-                drafts[its].append(_likeliest(of_state))
-            states = {its: at for its, at in states.items() if len(drafts[its]) < wanted[its]}
+            for view, of_state in zip(states, logits, strict=True):
+                drafts[view].append(_likeliest(of_state))
+            states = {view: at for view, at in states.items() if len(drafts[view]) < wanted[view]}
             ahead = [
-                Segment([drafts[its][-1]], its.cache, "last", state if self._is_block else None)
-                for its, state in states.items()
+                Segment([drafts[view][-1]], view.cache, "last", state if self._is_block else None)
+                for view, state in states.items()
             ]
             states = dict(zip(states, self._run(ahead), strict=True))
-        for its, length in lengths.items():
-            its.cache.truncate(length)  # accepted drafts are read again with what follows them
+        for view, length in lengths.items():
+            view.cache.truncate(length)  # accepted drafts are read again with what follows them
         return drafts
 
     def _run(self, segments: list[Segment]) -> list[Array]:

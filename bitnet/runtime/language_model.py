@@ -451,8 +451,8 @@ def load_checkpoint(
             tokenizer = resolve_tokenizer(checkpoint, tokenizer, pre=pre, allow_mock=allow_mock)
         ops = select(threads=threads)
         transformer = load_model(checkpoint, ops=ops, exact_head=exact_head)
-        for name, its in (adapted or {}).items():
-            transformer.adapters[name] = load_model(its, base=transformer)
+        for name, adapted_checkpoint in (adapted or {}).items():
+            transformer.adapters[name] = load_model(adapted_checkpoint, base=transformer)
         draft_model = None
         if draft is not None:
             config = config_from(draft)
@@ -467,8 +467,8 @@ def load_checkpoint(
         prompt_cache = None
         if prompt_folder is not None:
             opened = {"": (transformer, checkpoint)}
-            for name, its in (adapted or {}).items():
-                opened[name] = transformer.adapters[name], its
+            for name, adapted_checkpoint in (adapted or {}).items():
+                opened[name] = transformer.adapters[name], adapted_checkpoint
             prompt_cache = open_prompt_cache(prompt_folder, opened, tokenizer.fingerprint)
         model = LanguageModel(
             transformer,

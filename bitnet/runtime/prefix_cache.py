@@ -152,7 +152,7 @@ class PrefixCache:
 
     def __contains__(self, cache: KVCache) -> bool:
         """True if *cache* is in use, or kept for reuse."""
-        return any(its is cache for its in self._caches)
+        return any(own is cache for own in self._caches)
 
     def drop_idle(self) -> bool:
         """Free every cache that is not in use; true if there were any."""

@@ -166,7 +166,7 @@ class PromptCache:
         copy.reach = cache.reach
         copy.adapter = cache.adapter
         with self._changed:
-            self._pending = [its for its in self._pending if not its.is_prefix_of(copy)]
+            self._pending = [pending for pending in self._pending if not pending.is_prefix_of(copy)]
             self._pending.append(_Pending(copy, new_cache, time.monotonic()))
             del self._pending[:-MOST_PENDING]
             if self._thread is None:
@@ -192,7 +192,7 @@ class PromptCache:
                 if not self._pending:
                     self._thread = None
                     return
-                first = min(self._pending, key=lambda its: its.due_s)
+                first = min(self._pending, key=lambda pending: pending.due_s)
                 wait_s = first.due_s - time.monotonic()
                 if wait_s > 0 and not self._is_closing:
                     self._changed.wait(wait_s)
@@ -207,7 +207,7 @@ class PromptCache:
             if not is_written:
                 first.wait_until(time.monotonic() + IDLE_S)
                 with self._changed:
-                    if not any(first.is_prefix_of(its.cache) for its in self._pending):
+                    if not any(first.is_prefix_of(pending.cache) for pending in self._pending):
                         self._pending.append(first)
 
     def _write(self, pending: _Pending, *, is_idle: bool) -> bool:

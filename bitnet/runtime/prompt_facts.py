@@ -41,7 +41,8 @@ def open_prompt_cache(
     if not (isinstance(model.ops, NativeOps) and model.config.causal and model.config.writes):
         return None
     facts = {
-        name: PromptFacts(its, checkpoint, tokenizer) for name, (its, checkpoint) in models.items()
+        name: PromptFacts(model, checkpoint, tokenizer)
+        for name, (model, checkpoint) in models.items()
     }
     return PromptCache(folder, lambda adapter: facts[adapter].values)
 
@@ -51,8 +52,12 @@ class PromptFacts:
 
     def __init__(self, model: Model, checkpoint: Checkpoint, tokenizer: str) -> None:
         """That of *model*, loaded from *checkpoint*; *tokenizer* is the digest of its source."""
-        weights = [its for its in checkpoint.weights.values() if not its.name.endswith(FACTORS)]
-        self._adapters = [its for its in checkpoint.weights.values() if its.name.endswith(FACTORS)]
+        weights = [
+            weight for weight in checkpoint.weights.values() if not weight.name.endswith(FACTORS)
+        ]
+        self._adapters = [
+            weight for weight in checkpoint.weights.values() if weight.name.endswith(FACTORS)
+        ]
         self._files = files_behind(view for weight in weights for view in weight.views)
         self._loose = [weight for weight in weights if not files_behind(weight.views)]
         self._description = repr([_describe(weight) for weight in weights])

@@ -267,7 +267,7 @@ class MappedState:
         if not self.is_checked:
             self.begin()
             assert self._verdicts is not None, "it has begun"
-            wrong = [number for number, its in enumerate(self._verdicts) if not its.result()]
+            wrong = [number for number, future in enumerate(self._verdicts) if not future.result()]
             if wrong:
                 return f"{len(wrong)} of {len(self._verdicts)} checksums do not fit"
             self._checks = ()

@@ -146,7 +146,9 @@ class Scheduler:
         """
         started = time.perf_counter()
         pieces = self._expire() + self._admit()
-        steady = not any(its.foresight and its.foresight.is_behind for its in self.running)
+        steady = not any(
+            sequence.foresight and sequence.foresight.is_behind for sequence in self.running
+        )
         if batch := self._schedule():
             answering = all(sequence.tokens for sequence in batch)
             written = self._run(batch)
@@ -428,7 +430,11 @@ class Scheduler:
 
         The time per prompt token includes that of decoding tokens in the pass.
         """
-        lengths = [(len(its.segment.tokens), len(its.proposed)) for its in batch if its.segment]
+        lengths = [
+            (len(sequence.segment.tokens), len(sequence.proposed))
+            for sequence in batch
+            if sequence.segment
+        ]
         tokens = sum(length for length, proposed in lengths if length > 1 + proposed)
         if tokens >= SMALLEST_CHUNK:
             earlier = self._prefill_token_s or passed_s / tokens

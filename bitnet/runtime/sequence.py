@@ -168,8 +168,10 @@ class Sequence:
     def should_wait(self, ahead: list[Sequence]) -> bool:
         """True if a sequence *ahead* computes a prefix that this one can copy after the pass."""
         lora = self.request.lora
-        alike = [its for its in ahead if its.request.lora == lora]
-        shared = [(common_prefix(its.ids, self.ids), cache_of(its).length) for its in alike]
+        alike = [sequence for sequence in ahead if sequence.request.lora == lora]
+        shared = [
+            (common_prefix(sequence.ids, self.ids), cache_of(sequence).length) for sequence in alike
+        ]
         # What it has computed already was copied, or cannot be.
         to_come = max((count for count, computed in shared if computed < count), default=0)
         return to_come - cache_of(self).length >= WORTH_WAITING
@@ -331,16 +333,16 @@ def _foresee(
     owners: dict[Foresight, Sequence] = {}
     for sequence in sequences:
         most = min(room, sequence.draft_room, context - len(sequence.ids))
-        if (its := sequence.foresight) and most > 0 and its.is_ready:
-            owners[its], wanted[its] = sequence, min(most, its.length)
-            room -= wanted[its]
+        if (view := sequence.foresight) and most > 0 and view.is_ready:
+            owners[view], wanted[view] = sequence, min(most, view.length)
+            room -= wanted[view]
     try:
         drafts = drafter.draft(wanted) if wanted else {}
     except MemoryError:
         for sequence in sequences:
             sequence.foresight = None  # the answer itself may have room
         return {}
-    return {owners[its]: draft for its, draft in drafts.items()}
+    return {owners[view]: draft for view, draft in drafts.items()}
 
 
 def run_together(model: Model, batch: list[Sequence]) -> list[Any]:

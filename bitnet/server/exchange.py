@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
+from bitnet.base.tables import quantity
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import DEFAULT_TOKENS, EVERYTHING
 from bitnet.runtime.request import Request as ModelRequest
@@ -210,7 +211,7 @@ async def generate(
     answers = await submit(parts[0], 0)
     total = len(asked) * (body.get("n") or 1)
     narrate = partial(slot.narrate, request_id=state["request_id"])
-    text = f"Writing {total} answer{'s'[: total > 1]}"
+    text = f"Writing {quantity(total, 'answer')}"
     cute = "Here we go! Thinking of something! 💭"
     prompt_tokens = sum(each.prompt_tokens for each in answers) if len(parts) == 1 else None
     narrate("inference_start", text, cute, prompt_tokens=prompt_tokens)
@@ -367,13 +368,13 @@ def prepare_sequences(
         raise Refused(400, error.message, code=TOO_LONG, param="prompt") from error
 
 
-def _check(its: Answer, piece: Piece, request: Request) -> None:
+def _check(answer: Answer, piece: Piece, request: Request) -> None:
     """Raise the error that ended an answer with *piece*."""
     if piece.finish_reason == "deadline":
         raise too_late(request.app.state.models.deadline_s)
     if piece.finish_reason == "error":
-        raise from_error(its.error or RuntimeError("no reason given"))
-    if piece.finish_reason == "cancelled" and not its.tokens:
+        raise from_error(answer.error or RuntimeError("no reason given"))
+    if piece.finish_reason == "cancelled" and not answer.tokens:
         raise stopping()  # an answer that has not begun is not an empty one
 
 

@@ -374,10 +374,13 @@ def memory(gguf: GGUF) -> Memory:
     if config is None:
         return Memory(weights, _number(gguf.metadata, f"{gguf.architecture}.context_length"))
     context = config.context_length
-    kinds = [its for its in config.caches if isinstance(its, KeysValues)]
-    words = sum(2 * its.kv_heads * kv_codes.page_words(its.head_dim, its.kv_type) for its in kinds)
-    cache = (it := KVCache(config, context)).cost(context, PREFILL_CHUNK)
-    states = it.state_bytes
+    kinds = [kind for kind in config.caches if isinstance(kind, KeysValues)]
+    words = sum(
+        2 * kind.kv_heads * kv_codes.page_words(kind.head_dim, kind.kv_type) for kind in kinds
+    )
+    kv_cache = KVCache(config, context)
+    cache = kv_cache.cost(context, PREFILL_CHUNK)
+    states = kv_cache.state_bytes
     return Memory(weights, context, words * 2 // kv_codes.PAGE, cache, weights + cache, states)
 
 

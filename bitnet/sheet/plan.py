@@ -67,14 +67,19 @@ class MemoryParts:
     @classmethod
     def of(cls, tensors: Collection[Weight], used: int, caches: Sequence[int]) -> MemoryParts:
         """Parts of a model with these *tensors*, *used* experts a token, *caches* of both forms."""
-        sizes = {it.name: it.quant.size_bytes(it.shape) or it.size_bytes for it in tensors}
+        sizes = {
+            tensor.name: tensor.quant.size_bytes(tensor.shape) or tensor.size_bytes
+            for tensor in tensors
+        }
         read = dict(sizes)
-        experts = [it for it in tensors if len(it.shape) == 3]
-        for it in experts:
-            read[it.name] = sizes[it.name] * min(used, it.shape[0]) // max(it.shape[0], 1)
+        experts = [tensor for tensor in tensors if len(tensor.shape) == 3]
+        for tensor in experts:
+            read[tensor.name] = (
+                sizes[tensor.name] * min(used, tensor.shape[0]) // max(tensor.shape[0], 1)
+            )
         if "output.weight" in sizes and "token_embd.weight" in sizes:
             del read["token_embd.weight"]  # one row
-        mapped = sum(sizes[it.name] for it in experts if multiplies_in_rows(it))
+        mapped = sum(sizes[tensor.name] for tensor in experts if multiplies_in_rows(tensor))
         return cls(sum(sizes.values()), mapped, sum(read.values()), *caches)
 
     @property
@@ -228,7 +233,7 @@ def _plan_gguf(gguf: GGUF, machine: Resources, *, licence: str = "", **facts: An
         return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens"
 
     plan = _plan(
-        [Weight(it.name, it.shape, it.type, empty) for it in gguf.tensors.values()],
+        [Weight(tensor.name, tensor.shape, tensor.type, empty) for tensor in gguf.tensors.values()],
         config_of_header(gguf),
         used if isinstance(used, int) else 0,
         describe,
@@ -253,14 +258,14 @@ def _plan(
 ) -> ModelPlan:
     """The plan of a model of *config*, None if it is refused, with *tensors*, read or not."""
     sizes: Counter[str] = Counter()
-    for it in tensors:
-        sizes[it.quant.name] += it.quant.size_bytes(it.shape) or it.size_bytes
+    for weight in tensors:
+        sizes[weight.quant.name] += weight.quant.size_bytes(weight.shape) or weight.size_bytes
     parts = None
     context = 0
     if config is not None:
         context = min(CONTEXT, config.context_length)
-        kinds = (replace(config, kv_type=it) for it in get_args(KVType))
-        caches = [KVCache(it, context).cost(context, PREFILL_CHUNK) for it in kinds]
+        kinds = (replace(config, kv_type=kv_type) for kv_type in get_args(KVType))
+        caches = [KVCache(kind, context).cost(context, PREFILL_CHUNK) for kind in kinds]
         parts = MemoryParts.of(tensors, experts_used, caches)
     problems = [*findings]
     try:
@@ -269,12 +274,12 @@ def _plan(
         tokenizer = error.message
         problems.append(Finding.of("tokenizer", error))
     plan = ModelPlan(
-        parameters=sum(math.prod(it.shape) for it in tensors),
+        parameters=sum(math.prod(weight.shape) for weight in tensors),
         encodings={name: size / (sizes.total() or 1) for name, size in sizes.most_common()},
         context_length=None if config is None else config.context_length,
         vocab_size=None if config is None else config.vocab_size,
         tokenizer=tokenizer,
-        has_tokenizer=not any(it.subject == "tokenizer" for it in problems),
+        has_tokenizer=not any(problem.subject == "tokenizer" for problem in problems),
         memory_bytes=None if parts is None else parts.total,
         memory_context=context,
         memory=parts,

@@ -119,8 +119,8 @@ def reach(source: str) -> list[str]:
             names.add("|attr")
         if call.name == "map":
             arguments = [*call.args, *(pair.value for pair in call.kwargs)]
-            texts = [it.value for it in arguments if isinstance(it, nodes.Const)]
-            names |= {f"|map({it!r})" for it in texts if it == "attr" or _is_internal(it)}
+            texts = [text.value for text in arguments if isinstance(text, nodes.Const)]
+            names |= {f"|map({text!r})" for text in texts if text == "attr" or _is_internal(text)}
     for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
         if tree.find(kind) is not None:
             statement = kind.__name__.removesuffix("Import").lower() or "import"

@@ -101,8 +101,12 @@ def compare(left: TokenizerSpec, right: TokenizerSpec, texts: Sequence[str]) -> 
     decoders = decode(first), decode(second)
     agreement = measure_agreement(first.encode, second.encode, texts=texts, decode=decoders)
     bytes_by_id = [
-        {id: it.token_bytes(id) for id in range(min(len(first), len(second))) if id not in unknown}
-        for it in (first, second)
+        {
+            id: tokenizer.token_bytes(id)
+            for id in range(min(len(first), len(second)))
+            if id not in unknown
+        }
+        for tokenizer in (first, second)
     ]
     parts = [*differences(left, right), *_tables("text of ids", *bytes_by_id)]
     return replace(agreement, differences=tuple(parts))

@@ -168,8 +168,8 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
             list(spec.tokens),
             bytes(kind if 0 <= kind < 256 else 0 for kind in kinds),
             [
-                (it.id, sum(getattr(it, name) << bit for name, bit in bits), it.text)
-                for it in spec.added
+                (token.id, sum(getattr(token, name) << bit for name, bit in bits), token.text)
+                for token in spec.added
             ],
             list(spec.outside),
             spec.byte_level,
@@ -204,7 +204,7 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
     texts = [meta[name] for name in ("pre", "source", "fingerprint", "model")]
     texts += [meta["chat_template"] or "", *(text for _, text in meta["respelled"])]
     flags = [meta[name] for name in ("byte_level", "spelled")]
-    good = all(type(it) is int and 0 <= it < len(engine) for it in ids)
+    good = all(type(id_) is int and 0 <= id_ < len(engine) for id_ in ids)
     good = good and {*map(type, texts)} == {str} and {*map(type, flags)} == {bool}
     if not (good and all(type(a) is str and type(b) is dict for a, b in meta["decoder"])):
         raise ValueError("its description is not one of a tokenizer")

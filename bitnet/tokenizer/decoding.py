@@ -356,7 +356,9 @@ class _Metaspace(DecodingStep):
         return text.replace(self.options.get("replacement", SPACE_SYMBOL), space)
 
     def at_start(self, text: str) -> str:
-        return self.inside(text, " " * (self.options.get("prepend_scheme") == "never"))
+        if self.options.get("prepend_scheme") == "never":
+            return self.inside(text)
+        return self.inside(text, "")
 
 
 # English contractions and punctuation split by BERT's tokenizer, joined again.

@@ -402,7 +402,10 @@ def not_found(failed: Search) -> TokenizerNotFound:
     """Error for an unsuccessful search: the places searched, and what would help."""
     model = failed.model
     info = download_info(failed.model)
-    looked = "".join(f"\n - {it.place}: {it.path}: {it.reason}" for it in failed.candidates)
+    looked = "".join(
+        f"\n - {candidate.place}: {candidate.path}: {candidate.reason}"
+        for candidate in failed.candidates
+    )
     hint = "name a tokenizer file: --tokenizer FILE"
     if failed.refusal is not None and failed.refusal[1].hint:
         hint = failed.refusal[1].hint

@@ -64,7 +64,7 @@ def export_tokenizer(
         "tokenizer.json": tokenizer_json(spec),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": any(it.type == "CleanUp" for it in spec.decoder),
+            "clean_up_tokenization_spaces": any(step.type == "CleanUp" for step in spec.decoder),
             "add_bos_token": spec.add_bos,
             "add_eos_token": spec.add_eos,
             # A role makes a token one that texts can contain, so only those that are have one.

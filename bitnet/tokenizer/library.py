@@ -63,7 +63,10 @@ def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str,
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            *{it.id: _entry(it, it.text if own else _content(spec, it)) for it in added}.values()
+            *{
+                token.id: _entry(token, token.text if own else _content(spec, token))
+                for token in added
+            }.values()
         ],
         "normalizer": _sequence(normalizer, "normalizers"),
         "pre_tokenizer": _sequence(cut, "pretokenizers"),

@@ -94,7 +94,9 @@ def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
     bpe = spec.model == "spm"
     # A Unigram model prefers its user-defined pieces but does not split at them.
     user = TokenType.USER_DEFINED
-    cut = (TokenType.UNKNOWN, TokenType.CONTROL, *[user] * bpe)
+    cut = {TokenType.UNKNOWN, TokenType.CONTROL}
+    if bpe:
+        cut.add(user)
     added = {
         id: AddedToken(id, piece, special=kind != user, normalized=kind == user)
         for id, (piece, kind) in enumerate(pieces)

@@ -70,7 +70,7 @@ def _differences(templates: Mapping[str, str], gguf: GGUF) -> Iterator[str]:
     for source, versions in _sources(gguf).items():
         for name, template in templates.items():
             originals = [version[name] for version in versions if name in version]
-            if originals and not any(_is_same(template, it) for it in originals):
+            if originals and not any(_is_same(template, original) for original in originals):
                 yield f"{_label(name)} is not that of {source}"
 
 

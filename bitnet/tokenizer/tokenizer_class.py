@@ -409,8 +409,9 @@ class _Reading:
                 raise self._refuse(key, value, "is not true, false or null")
             values.append("absent" if value == "absent" else json.dumps(value))
         variants = self._row["variants"]
-        with_map = " ".join([*values, *["charsmap"] * charsmap])
-        at = variants.get(with_map, variants.get(" ".join(values)))
+        at = variants.get(" ".join(values))
+        if charsmap:
+            at = variants.get(" ".join([*values, "charsmap"]), at)
         sections = self._row["sections"][at]
         if isinstance(sections, str):
             keys = ", ".join(self._row["options"])

@@ -253,10 +253,12 @@ def _normalize_added(
         return added
     run = load_library(source, normalizer=normalizer).normalizer
     with translate_errors(f"the tokenizer {source}"):
-        texts = {it: run.normalize_str(it.text) for it in added if it.normalized}
-    if "" in texts.values() or len(set(texts.values())) < sum(it.normalized for it in added):
+        texts = {token: run.normalize_str(token.text) for token in added if token.normalized}
+    if "" in texts.values() or len(set(texts.values())) < sum(token.normalized for token in added):
         raise refusal(f"{source} has added tokens that normalization makes empty or the same")
-    return tuple(replace(it, text=texts[it]) if it.normalized else it for it in added)
+    return tuple(
+        replace(token, text=texts[token]) if token.normalized else token for token in added
+    )
 
 
 def _with_special(

@@ -78,7 +78,11 @@ def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
         ", ".join(finding.subject for finding in findings if finding.severity == severity)
         for severity in ("failed", "warning", "skipped")
     )
-    right = (it.text for it in findings if (it.subject, it.severity) == ("identity", "ok"))
+    right = (
+        finding.text
+        for finding in findings
+        if finding.subject == "identity" and finding.severity == "ok"
+    )
     identity = next(right, "")
     if failed:
         return f"{model} failed: {failed}"
@@ -190,7 +194,7 @@ class _Examination:
             else:
                 right.append(f"as {name} is attested ({self.against.digest[:16]})")
                 self.trace = self.against.trace
-                rewritten = [it for it in checkpoint.inventory.names if it.endswith(".json")]
+                rewritten = [name for name in checkpoint.inventory.names if name.endswith(".json")]
         elif self.manifest is None and (known := recognise(checkpoint)) is not None:
             (wrong if known.differences else right).append(known.text)
             self.trace = None if known.differences else known.attestation.trace
@@ -208,7 +212,9 @@ class _Examination:
         if self.proof is not None:
             proof = self.proof
             paths = {name: checkpoint.path / name for name in unread}
-            unread = [it for it in unread if not (proof.exists() and paths[it].samefile(proof))]
+            unread = [
+                name for name in unread if not (proof.exists() and paths[name].samefile(proof))
+            ]
             attested = self.against.unread if self.against is not None else {}
             beside = [*self._find_uncovered(checkpoint.inventory, unread, attested)]
             missing = sorted(attested.keys() - set(unread))
@@ -276,7 +282,7 @@ class _Examination:
         if not checkpoint.weights:
             return f"{checkpoint.architecture or 'no'} architecture, vocabulary only"
         self.config = config = config_from(checkpoint)
-        warnings += [f"ignored: {key} = {it!r:.80}" for key, it in checkpoint.ignored.items()]
+        warnings += [f"ignored: {key} = {value!r:.80}" for key, value in checkpoint.ignored.items()]
         if warnings:
             return self._report("warning", summarize(warnings), hint)
         return (
@@ -303,7 +309,9 @@ class _Examination:
     @_check("weights")
     def _weights(self) -> Finding | str:
         checkpoint = self._with_weights()
-        matrices = (it for weight in checkpoint.weights.values() for it in weight.matrices())
+        matrices = (
+            matrix for weight in checkpoint.weights.values() for matrix in weight.matrices()
+        )
         anomalies = [anomaly for matrix in matrices for anomaly in weight_anomalies(matrix)]
         if checkpoint.gguf:
             for counts in code_counts(checkpoint.gguf, full=True):

@@ -387,7 +387,7 @@ def recognise(checkpoint: Checkpoint) -> Recognition | None:
             continue
         tensors, keys = _differences(attestation, content)
         # Norms do not count: another conversion of the same model has the same ones.
-        matrices = [name for name, its in attestation.tensors.items() if len(its.shape) > 1]
+        matrices = [name for name, tensor in attestation.tensors.items() if len(tensor.shape) > 1]
         same = sum(name not in tensors for name in matrices)
         is_content = 2 * same > len(matrices) or not keys
         if named or is_content:

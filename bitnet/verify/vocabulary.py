@@ -46,7 +46,9 @@ def vocabulary_out_of_range(checkpoint: Checkpoint, pre: str | None = None) -> l
             spec = spec_from_gguf(checkpoint.gguf, pre=pre)
     except BitnetError:
         return None
-    special = {it.id: CONTROL if it.special else TokenType.USER_DEFINED for it in spec.added}
+    special = {
+        token.id: CONTROL if token.special else TokenType.USER_DEFINED for token in spec.added
+    }
     types = dict(enumerate(spec.token_types)) or special
     near = [*_unlike_known(content), *_unlike_pinned(content)]
     order = [] if near else _out_of_order(spec, types)

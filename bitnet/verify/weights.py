@@ -236,7 +236,11 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
     """Tensors unlike those of their kind in other layers, rows unlike others, and duplicates."""
     kinds: dict[str, dict[str, float]] = {}
     copies: dict[tuple[int, bytes], str] = {}
-    matrices = {it.name: it for one in checkpoint.weights.values() for it in one.matrices()}
+    matrices = {
+        matrix.name: matrix
+        for weight in checkpoint.weights.values()
+        for matrix in weight.matrices()
+    }
     for name, weight in matrices.items():
         try:
             with np.errstate(all="ignore"):  # a scale may be infinite
