@@ -98,8 +98,8 @@ def _model(path: Path | None) -> Finding:
     facts = (
         f"{printable(path.name)}: {'safetensors' if checkpoint.path.is_dir() else 'GGUF'}",
         f"architecture {printable(checkpoint.architecture)}",
-        f"{len(weights)} tensors ({', '.join(sorted({one.quant.name for one in weights}))})",
-        human_size(sum(one.size_bytes for one in weights)),
+        f"{len(weights)} tensors ({', '.join(sorted({weight.quant.name for weight in weights}))})",
+        human_size(sum(weight.size_bytes for weight in weights)),
         "no tokenizer in it" if tokens is None else f"{len(tokens):,} tokens",
     )
     return Finding("ok", "Model", ", ".join(facts))

@@ -114,18 +114,21 @@ def load(
     check_type("allow_mock", allow_mock, "True or False", bool)
     check_type("lock_memory", lock_memory, "True or False", bool)
     check_type("draft_model", draft_model, "a path, a name or None", *text, None)
-    for name, given, of in (("ignore_keys", ignore_keys, "keys"), ("lora", lora, "paths")):
-        if isinstance(given, str) or not isinstance(given, Collection):
-            raise wrong_type(name, given, f"a list of {of}")
-    for name, choice, known in (("exact_head", exact_head, HeadMode), ("kv_type", kv_type, KVType)):
-        if choice not in get_args(known):
-            raise UsageError(f"{name} is {choice!r}, expected {' or '.join(get_args(known))}")
+    for name, values, of in (("ignore_keys", ignore_keys, "keys"), ("lora", lora, "paths")):
+        if isinstance(values, str) or not isinstance(values, Collection):
+            raise wrong_type(name, values, f"a list of {of}")
+    for name, choice, choices in (
+        ("exact_head", exact_head, HeadMode),
+        ("kv_type", kv_type, KVType),
+    ):
+        if choice not in get_args(choices):
+            raise UsageError(f"{name} is {choice!r}, expected {' or '.join(get_args(choices))}")
 
     def open_named(named: str | os.PathLike[str]) -> Checkpoint:
         path = locate(named, _plain_project, fetch=fetch) if isinstance(named, str) else Path(named)
         with memory_errors(path):
-            found = open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
-            return replace(found, kv_type=kv_type)
+            checkpoint = open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
+            return replace(checkpoint, kv_type=kv_type)
 
     checkpoint = model if isinstance(model, Checkpoint) else open_named(model)
     if lora:
@@ -262,8 +265,8 @@ def _check(path: Path, vocab_size: int) -> None:
 
     if path.name.partition(".partial")[0].endswith(".json"):
         check_vocabulary(path, vocab_size)
-    elif (found := load_spec(path).vocab_size) != vocab_size:
+    elif (actual := load_spec(path).vocab_size) != vocab_size:
         raise VocabMismatch(
-            f"Vocabulary size mismatch: expected {vocab_size}, got {found} ({path})",
+            f"Vocabulary size mismatch: expected {vocab_size}, got {actual} ({path})",
             hint="bitnet tokenizer --source mirror --output models --force",
         )

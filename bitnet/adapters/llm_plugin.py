@@ -94,11 +94,11 @@ class Writer(llm.Model):
 
 def _messages(prompt: Any, conversation: Any | None) -> list[dict[str, str]]:
     before = conversation.responses if conversation is not None else []
-    said = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    for one in before:
-        said.append({"role": "user", "content": one.prompt.prompt})
-        said.append({"role": "assistant", "content": one.text()})
-    return [*said, {"role": "user", "content": prompt.prompt}]
+    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    for answer in before:
+        messages.append({"role": "user", "content": answer.prompt.prompt})
+        messages.append({"role": "assistant", "content": answer.text()})
+    return [*messages, {"role": "user", "content": prompt.prompt}]
 
 
 def _names() -> list[str]:
@@ -107,10 +107,10 @@ def _names() -> list[str]:
     from bitnet.store import Store
 
     try:
-        found = list_models(Store(CacheOptions().root))
+        models = list_models(Store(CacheOptions().root))
     except BitnetError:  # llm has other models, too
         return []
-    return [model.name for model in found if model.path is not None]
+    return [model.name for model in models if model.path is not None]
 
 
 @lru_cache(maxsize=1)

@@ -39,7 +39,7 @@ class Embedding(torch.nn.Module):
         self, inputs: Sequence[str], prompt: str | None = None, **_: Any
     ) -> dict[str, Any]:
         """Token ids of *inputs*, each after *prompt*."""
-        return {"ids": [self.model.embedding_ids((prompt or "") + one, "") for one in inputs]}
+        return {"ids": [self.model.embedding_ids((prompt or "") + text, "") for text in inputs]}
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """*features* with a vector for each of their texts."""

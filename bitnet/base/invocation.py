@@ -60,8 +60,8 @@ def program() -> str:
 def as_typed(path: str) -> str:
     """*path* as a shell word: only its name if the search path finds it."""
     name = Path(path).name
-    found = shutil.which(name)
-    is_found = found is not None and Path(found).absolute() == Path(path).absolute()
+    program = shutil.which(name)
+    is_found = program is not None and Path(program).absolute() == Path(path).absolute()
     return name if is_found else shlex.quote(path)
 
 
@@ -72,7 +72,7 @@ def word(path: str | os.PathLike[str]) -> str:
 
 def harmless(text: str) -> str:
     """*text* with terminal control characters escaped, except line ends and tabs."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def as_started(text: str) -> str:

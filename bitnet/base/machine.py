@@ -182,8 +182,8 @@ def _meminfo(root: Path, name: str) -> int | None:
         text = (root / "proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return None
-    found = re.search(rf"(?m)^{name}:\s+(\d+)", text)
-    return int(found[1]) * 1024 if found else None
+    match = re.search(rf"(?m)^{name}:\s+(\d+)", text)
+    return int(match[1]) * 1024 if match else None
 
 
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:

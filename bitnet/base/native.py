@@ -135,15 +135,15 @@ def module() -> ModuleType | None:
 
 def cpu_features() -> list[str]:
     """Names of the instruction sets the compiled module can use here; empty without it."""
-    found = _import()[0]
-    return list(found.kernel_levels()[1:]) if found is not None else []  # but scalar
+    compiled = _import()[0]
+    return list(compiled.kernel_levels()[1:]) if compiled is not None else []  # but scalar
 
 
 def processor() -> str:
     """Name of the processor; its family where the system says no more."""
     with suppress(OSError):
-        if found := re.search(r"(?m)^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text()):
-            return found[1].strip()
+        if match := re.search(r"(?m)^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text()):
+            return match[1].strip()
     return platform.processor() or platform.machine()
 
 

@@ -21,8 +21,8 @@ from bitnet.base.errors import UsageError, WrongType
 
 def wrong_type(name: str, value: object, expected: str) -> WrongType:
     """The error of a parameter *name* whose *value* is not of the *expected* type."""
-    given = "None" if value is None else type(value).__name__
-    return WrongType(f"{name} is of type {given}, expected {expected}", field=name)
+    actual = "None" if value is None else type(value).__name__
+    return WrongType(f"{name} is of type {actual}, expected {expected}", field=name)
 
 
 def check_type(name: str, value: object, expected: str, *kinds: type | None) -> None:
@@ -39,11 +39,11 @@ def check_ids(name: str, ids: Any, expected: str = "token ids") -> list[int]:
     """*ids* as a list; NumPy's integers are welcome."""
     if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
         raise wrong_type(name, ids, expected)
-    given = list(ids)
-    for place, one in enumerate(given):
-        if type(one) is not int and not isinstance(one, Integral):
-            raise wrong_type(f"{name}[{place}]", one, "a token id")
-    return [operator.index(one) for one in given]
+    values = list(ids)
+    for place, value in enumerate(values):
+        if type(value) is not int and not isinstance(value, Integral):
+            raise wrong_type(f"{name}[{place}]", value, "a token id")
+    return [operator.index(value) for value in values]
 
 
 _DURATION = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")

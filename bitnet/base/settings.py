@@ -161,9 +161,11 @@ class Setting(Generic[T]):
             try:
                 values.append(self.parse(text))
             except ValueError as error:
-                shown = "a value that is not valid" if self.secret else repr(without_login(text))
+                description = (
+                    "a value that is not valid" if self.secret else repr(without_login(text))
+                )
                 raise UsageError(
-                    f"environment variable {name} is {shown}: {error}",
+                    f"environment variable {name} is {description}: {error}",
                     hint=f"unset {name}, or set it to a valid value: {self.help}",
                 ) from None
         if isinstance(self.default, bool):

@@ -37,7 +37,7 @@ def quantity(number: int, noun: str) -> str:
 
 def short(text: str) -> str:
     """*text* with the first digits of each digest in it."""
-    return _DIGEST.sub(lambda found: f"{found[0][:DIGITS]}…", text)
+    return _DIGEST.sub(lambda match: f"{match[0][:DIGITS]}…", text)
 
 
 def table(
@@ -190,8 +190,8 @@ class LiveLine:
     def tell(self, text: str) -> None:
         """Show *text* instead of what was shown before."""
         # The line could not be taken back if it went on below.
-        shown = text[: shutil.get_terminal_size().columns - 1]
-        self._write(f"\r{shown}\x1b[K" if self._changes else f"{text}\n")
+        cut = text[: shutil.get_terminal_size().columns - 1]
+        self._write(f"\r{cut}\x1b[K" if self._changes else f"{text}\n")
 
     @staticmethod
     def _write(text: str) -> None:

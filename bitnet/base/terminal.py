@@ -63,7 +63,7 @@ def decode_names(value: Any) -> Any:
     """
     if isinstance(value, str):
         how = "utf-8", "surrogateescape"
-        return _BYTES.sub(lambda found: found[0].encode(*how).decode(*how), value)
+        return _BYTES.sub(lambda match: match[0].encode(*how).decode(*how), value)
     if isinstance(value, dict):
         return {decode_names(key): decode_names(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -128,12 +128,12 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
         raise UsageError(
             f"{target} contains something other than answers", hint="choose another --output"
         )
-    fresh = b"".join(lines.values())
-    if content.startswith(fresh):  # no second file that a killed run could leave
-        if len(fresh) < len(content):
-            os.truncate(target, len(fresh))
+    rewritten = b"".join(lines.values())
+    if content.startswith(rewritten):  # no second file that a killed run could leave
+        if len(rewritten) < len(content):
+            os.truncate(target, len(rewritten))
     else:
-        write_text(target, fresh.decode())
+        write_text(target, rewritten.decode())
     return answered, errors
 
 

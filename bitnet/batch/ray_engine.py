@@ -36,10 +36,10 @@ class _Actor:
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
         rows = [BatchRow(*json.loads(text)) for text in columns["row"]]
-        found = {row.id: facts for row, facts in answers(rows, self._model, **self._limits)}
+        facts_by_id = {row.id: facts for row, facts in answers(rows, self._model, **self._limits)}
         return {
             "row": [str(text) for text in columns["row"]],
-            "facts": [json.dumps(found[row.id]) for row in rows],
+            "facts": [json.dumps(facts_by_id[row.id]) for row in rows],
         }
 
 

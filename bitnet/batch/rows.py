@@ -159,15 +159,17 @@ class BatchRow:
             response = {"status_code": 200, "request_id": request_id, "body": facts["body"]}
             if facts.get("ignored"):
                 response["ignored"] = facts["ignored"]
-        told = None if error is None else {"code": "request_failed", "message": error}
+        failure = None if error is None else {"code": "request_failed", "message": error}
         return {"id": f"batch_req_{self.digest}", "custom_id": self.id, "row": self.digest,
-                "response": response, "error": told}  # fmt: skip
+                "response": response, "error": failure}  # fmt: skip
 
     def _requests_of_body(self, default: Request, model: LanguageModel | None) -> list[Request]:
         facts = self.facts
-        for name, known in (("url", [*URLS]), ("method", ["POST"])):
-            if (value := facts.get(name)) not in known:
-                expected = f"one of {', '.join(known)}" if len(known) > 1 else repr(known[0])
+        for name, accepted in (("url", [*URLS]), ("method", ["POST"])):
+            if (value := facts.get(name)) not in accepted:
+                expected = (
+                    f"one of {', '.join(accepted)}" if len(accepted) > 1 else repr(accepted[0])
+                )
                 message = f"{name} is {str(value)[:80]!r}, expected {expected}"
                 raise UsageError(message, field=name)
         path = facts["url"]
@@ -199,7 +201,7 @@ class BatchRow:
 
 def _logprob(token: TokenLogprob) -> dict[str, Any]:
     facts = {"id": token.id, **token_facts(token)}
-    return facts | ({"top": [_logprob(one) for one in token.top]} if token.top else {})
+    return facts | ({"top": [_logprob(candidate) for candidate in token.top]} if token.top else {})
 
 
 #: The forms of the addresses that a line may name.
@@ -277,6 +279,6 @@ def in_order(
     finished = iter(answered)
     for row in rows:
         while row.id not in early:
-            one = next(finished)
-            early[one[0].id] = one
+            finished_row = next(finished)
+            early[finished_row[0].id] = finished_row
         yield early.pop(row.id)

@@ -101,11 +101,11 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     rows = [
         (
-            one["test"],
-            f"{one['threads'] or '-'}",
-            *(f"{one['tokens_per_s'][name]:.1f}" for name in ("median", "min", "max")),
+            result["test"],
+            f"{result['threads'] or '-'}",
+            *(f"{result['tokens_per_s'][name]:.1f}" for name in ("median", "min", "max")),
         )
-        for one in report["results"]
+        for result in report["results"]
     ]
     yield from table(("test", "threads", "tok/s", "min", "max"), rows, right=(1, 2, 3, 4))
     yield ""
@@ -120,8 +120,11 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[st
     """Metrics in both reports, with a ratio above one if it is better: speeds, load and memory."""
 
     def metrics(report: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-        for one in report["results"]:
-            yield f"{one['test']} @{one['threads']} tok/s", one["tokens_per_s"]["median"] / 1
+        for result in report["results"]:
+            yield (
+                f"{result['test']} @{result['threads']} tok/s",
+                result["tokens_per_s"]["median"] / 1,
+            )
         yield "load s", report["load_s"]["median"] / 1
         yield "peak memory MB", report["peak_memory_bytes"] / 1e6
 

@@ -247,8 +247,8 @@ def verify(
         if not path.stat().st_size:
             return EntryCheck(entry, check, "the file is empty")
         digest = (expected or {}).get(str(path))
-        if digest and (found := sha256_of(path)) != digest:
-            return EntryCheck(entry, "SHA-256", f"expected {digest}, found {found}")
+        if digest and (actual := sha256_of(path)) != digest:
+            return EntryCheck(entry, "SHA-256", f"expected {digest}, found {actual}")
         problem = ""
         if check == "JSON":
             problem = _json_problem(path)

@@ -78,8 +78,8 @@ class Removal:
 
     def summary(self, verb: str) -> str:
         """The plan as one line; *verb* is ``would remove`` or ``removed``."""
-        kept = f"; {quantity(len(self.busy), 'file')} kept" if self.busy else ""
-        return f"{verb} {quantity(len(self.remove), 'file')}, {human_size(self.size_bytes)}{kept}"
+        note = f"; {quantity(len(self.busy), 'file')} kept" if self.busy else ""
+        return f"{verb} {quantity(len(self.remove), 'file')}, {human_size(self.size_bytes)}{note}"
 
     def files(self, verb: str) -> list[str]:
         """The files of the plan, one per line."""
@@ -336,7 +336,7 @@ def _lock(
         if root.resolve() not in entry.path.parent.resolve().parents:
             busy.append(replace(entry, owner="a link that leads out of the cache"))
             continue
-        holder = next((other for other in busy if other.inode == entry.inode), None)
+        holder = next((candidate for candidate in busy if candidate.inode == entry.inode), None)
         if holder is not None and any(entry.inode):
             busy.append(replace(entry, owner=holder.owner))  # the link to a file that stays
             continue

@@ -69,8 +69,8 @@ def install_commit() -> str:
     """Commit from which pip installed this program; empty if it was installed otherwise."""
     facts = direct_url()
     commit = facts.get("vcs_info", {}).get("commit_id", "")
-    found = f"git+{facts.get('url', '')}@{commit}"
-    return found if _COMMIT.fullmatch(found) else ""
+    requirement = f"git+{facts.get('url', '')}@{commit}"
+    return requirement if _COMMIT.fullmatch(requirement) else ""
 
 
 def plan_files(
@@ -179,9 +179,9 @@ def _with_image(path: Path, text: str, image: str) -> str:
     return _IMAGE.sub(rf"\1{image}", text)
 
 
-def _find_source(project: Path, given: str) -> str:
-    """Source from which CI installs this program: *given*, else that of this installation."""
-    source = given or install_commit()
+def _find_source(project: Path, requirement: str) -> str:
+    """Source from which CI installs this program: *requirement*, else that of this installation."""
+    source = requirement or install_commit()
     hint = "bitnet ci-init --from git+https://HOST/OWNER/REPO@COMMIT, or --from a folder or a wheel"
     if not source:
         raise UsageError("cannot tell where CI should install this program from", hint=hint)

@@ -87,11 +87,11 @@ def _check(target, options, model):
 
 def _refuse_options_of_the_process(model):
     """Refuse options of *model* that the processes of Ray cannot be given."""
-    known = ("model", "threads", "features", "no_default_features")
+    accepted = ("model", "threads", "features", "no_default_features")
     for entry in fields(model):
         name = entry.name
         flag = f"--{entry.name.replace('_', '-')}"
-        if name not in known and getattr(model, name) != getattr(ModelOptions(), name):
+        if name not in accepted and getattr(model, name) != getattr(ModelOptions(), name):
             text = f"{flag} is not known to the processes of --engine ray"
             raise UsageError(text, hint=f"leave {flag} out: they load the model as it is")
 

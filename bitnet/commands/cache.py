@@ -313,8 +313,8 @@ def _tokenizer_of(path, project):
             key = info.cache_key
             file = info.files[0]
             return [bundles.tokenizer_file(Source(key, info.repo, file, cache_key=key), project)]
-        case TokenizerStrategy.Discovered(found):
-            return bundles.find_tokenizer(found, project)
+        case TokenizerStrategy.Discovered(checkpoint_path):
+            return bundles.find_tokenizer(checkpoint_path, project)
     return []
 
 
@@ -341,7 +341,7 @@ def bundle_import(
     context = Context(FetchOptions(offline=True), cache, console)
     folder = Path(project) if project else None
     with Progress(Path(file).name, mode=console.progress) as bar:
-        bundle, fresh, models = import_bundle(
+        bundle, imported, models = import_bundle(
             Path(file),
             context.project(force=force),
             check=Attestation.parse,
@@ -352,12 +352,12 @@ def bundle_import(
     placed = [obtained.path for obtained in files]
     for path in (*models.values(), *placed):
         _attest(path, bundle.attestations, context)
-    state = f"{len(fresh)} new files" if fresh else "everything was here"
+    state = f"{len(imported)} new files" if imported else "everything was here"
     show(f"✓ {state}", stream=sys.stderr)
     for name in models:
         show(as_started(f"✓ {name}: bitnet run {word(name)} --offline"), stream=sys.stderr)
     facts = {
-        "files": [{**facts_of(one), "fresh": one.sha256 in fresh} for one in bundle.files],
+        "files": [{**facts_of(file), "fresh": file.sha256 in imported} for file in bundle.files],
         "models": {name: str(path) for name, path in models.items()},
         "placed": [str(path) for path in placed],
     }

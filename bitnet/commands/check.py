@@ -72,8 +72,8 @@ def verify(
     if digest:
         expected["find_pin"] = lambda _: Digest(digest, "--sha256")
     allowed = {"allow_mock": allow_mock, "ignore_keys": ignore_key}
-    given = {"tokenizer": tokenizer or None, "pre": pre or None}
-    report = examine(path, output, **given, **allowed, **expected)
+    chosen = {"tokenizer": tokenizer or None, "pre": pre or None}
+    report = examine(path, output, **chosen, **allowed, **expected)
     if _is_accepted(report, allow_mock=allow_mock):
         output.finish(report, [report["verdict"]])
         return
@@ -114,7 +114,7 @@ def report_of(path, checks, ignored=()):
     return ({"ignored_keys": list(ignored)} if ignored else {}) | {
         "model": str(path),
         "passed": status_of(checks) == "passed",
-        "pinned": any(one.subject == "identity" and one.severity == "ok" for one in checks),
+        "pinned": any(check.subject == "identity" and check.severity == "ok" for check in checks),
         "not_checked": [check.subject for check in checks if check.severity == "skipped"],
         "verdict": verdict(path, checks),
         "findings": [check.facts() for check in checks],
@@ -233,7 +233,9 @@ def health(
         reports.append(report)
         if not output.json:
             show(f"Validating: {report['model']}: {_line(report)}")
-    failed = [one["model"] for one in reports if not _is_accepted(one, allow_mock=allow_mock)]
+    failed = [
+        report["model"] for report in reports if not _is_accepted(report, allow_mock=allow_mock)
+    ]
     if not failed:
         output.finish(reports, [_verdict(reports)])
         return

@@ -108,8 +108,8 @@ def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     print(f"{repo} has {len(models)} models:", file=sys.stderr)
-    for number, one in enumerate(models, 1):
-        print(f"{number:>3}{one.line()}", file=sys.stderr)
+    for number, choice in enumerate(models, 1):
+        print(f"{number:>3}{choice.line()}", file=sys.stderr)
     print("which one? (number, or nothing to leave) ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline().strip()
     if answer.isascii() and answer.isdecimal() and 1 <= int(answer) <= len(models):

@@ -26,8 +26,8 @@ def inspect_gguf(
     """Show the contents of a GGUF file and their problems."""
     from bitnet.sheet.inspection import inspect_gguf
 
-    found = inspect_gguf(Context().model(model), full=full)
-    output.finish(found.as_json(), found.lines())
+    report = inspect_gguf(Context().model(model), full=full)
+    output.finish(report.as_json(), report.lines())
 
 
 @task(

@@ -459,9 +459,9 @@ def _takes_no_value(option: Option, flag: str, value: str) -> UsageError:
     return UsageError(text, hint=f"write {flag} or leave it out{off}")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Those of the *known* words that *word* may mean, as a hint."""
-    bare = {name.lstrip("-"): name for name in known}  # ignore the dashes that all have
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """Those of the *candidates* words that *word* may mean, as a hint."""
+    bare = {name.lstrip("-"): name for name in candidates}  # ignore the dashes that all have
     close = difflib.get_close_matches(word.lstrip("-"), bare, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(bare[name] for name in close)}?" if close else ""
 

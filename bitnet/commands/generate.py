@@ -146,8 +146,8 @@ def infer(
         if prompt.chat and not prompt.system:
             prompt = replace(prompt, system=preset.system)
     with open_model(model, common, prompt_cache=prompt_cache) as running:
-        told = common.output.verbose and not common.output.no_warnings
-        if told and running.config.vocab_size > LARGE_VOCABULARY:
+        explains = common.output.verbose and not common.output.no_warnings
+        if explains and running.config.vocab_size > LARGE_VOCABULARY:
             logger.warning(
                 "Large vocabulary (%d) running on CPU - consider GPU acceleration",
                 running.config.vocab_size,
@@ -198,10 +198,10 @@ def answer_once(running, prompt, request, output, preset=None):
 def _sampling_line(request):
     """The values with which tokens were chosen, each with its origin."""
     facts = request.sampling_facts()
-    shown = (
+    settings_ = (
         f"{name} {json.dumps(entry['value'])} ({entry['from']})" for name, entry in facts.items()
     )
-    return f"generation: {', '.join(shown)}"
+    return f"generation: {', '.join(settings_)}"
 
 
 def _schema(options):
@@ -244,7 +244,7 @@ def _facts(answer, *, ids):
 
 def _token(entry):
     """A token with its log-probability as JSON values."""
-    top = [_token(one) for one in entry.top]
+    top = [_token(candidate) for candidate in entry.top]
     facts = {"id": entry.id, "text": entry.text, "bytes": list(entry.bytes)}
     return facts | {"logprob": entry.logprob} | ({"top_logprobs": top} if top else {})
 
@@ -441,8 +441,8 @@ def _command(talk, line):
         ready = talk.request.with_settings(talk.model.generation)
         for option_name in ("max_tokens", "stop", *SAMPLING):
             origin = ready.origins.get(option_name, "default")
-            shown = "" if origin == "default" else f" ({origin})"
-            say(f"{option_name}: {json.dumps(getattr(ready, option_name))}{shown}")
+            source = "" if origin == "default" else f" ({origin})"
+            say(f"{option_name}: {json.dumps(getattr(ready, option_name))}{source}")
     else:
         near = get_close_matches(name, COMMANDS, 1)
         meant = f"did you mean {near[0]}? " if near else ""

@@ -144,8 +144,8 @@ def search(
         raise UsageError("search needs a text", hint="bitnet search qwen3")
     if not 1 <= limit <= _MOST_RESULTS:
         raise UsageError(f"--limit is {limit}, expected 1 to {_MOST_RESULTS}")
-    found = ask_hub(" ".join(text), common.fetch, limit=limit)
-    rows = [asdict(model) | {"name": f"hf:{model.repo}", "runs": _runs(model)} for model in found]
+    models = ask_hub(" ".join(text), common.fetch, limit=limit)
+    rows = [asdict(model) | {"name": f"hf:{model.repo}", "runs": _runs(model)} for model in models]
     cells = []
     for row in rows:
         licence = row["licence"] or "?"

@@ -104,11 +104,11 @@ class Program(InvokeProgram):
     def _report(self, error: BitnetError) -> int:
         BARS.end()
         hint = as_started(error.hint)
-        shown = f"\nhint: {hint}" if hint else ""
+        hint_line = f"\nhint: {hint}" if hint else ""
         message = error.message
         if isinstance(error, UsageError) and error.field:  # a field is an option here
             message = message.replace(error.field, f"--{error.field.replace('_', '-')}", 1)
-        text = harmless(f"Error: {as_started(message)}{shown}")
+        text = harmless(f"Error: {as_started(message)}{hint_line}")
         terminal.print_if_possible(text, sys.stderr)
         if "--json" in self.argv:
             kind = type(error).__name__
@@ -328,9 +328,9 @@ def command_help(command: Task) -> Iterator[str]:
         yield from ("", f"{section}:")
         yield from _options(entries)
     if network:
-        shown = " ".join(f"--{entry.long_names[0]}" for entry in network)
+        option_names = " ".join(f"--{entry.long_names[0]}" for entry in network)
         yield from ("", f"{NETWORK}, explained by `bitnet help network`:")
-        yield from _wrap(shown, 2)
+        yield from _wrap(option_names, 2)
 
 
 def network_help(collection: Collection) -> Iterator[str]:
@@ -348,8 +348,10 @@ def _options(options: Iterable[Option]) -> Iterator[str]:
 
 def _commands(collection: Collection) -> list[Task]:
     """The commands of *collection* in the order of the names that are typed."""
-    found = (collection[name] for name in collection.task_names)
-    return sorted((one for one in found if isinstance(one, Task)), key=attrgetter("command_words"))
+    tasks = (collection[name] for name in collection.task_names)
+    return sorted(
+        (task for task in tasks if isinstance(task, Task)), key=attrgetter("command_words")
+    )
 
 
 def summary(command: object) -> str:
@@ -418,5 +420,5 @@ def _values(option: Option) -> list[str]:
     from bitnet.hub.ref import names
 
     cached = (settings.cache_dir() / "models/hf").glob("*/*@*")
-    found = (f"hf:{path.parent.name}/{path.name.removesuffix('@main')}" for path in cached)
-    return [*names(), *filter(_PLAIN.fullmatch, found)]
+    names_of_files = (f"hf:{path.parent.name}/{path.name.removesuffix('@main')}" for path in cached)
+    return [*names(), *filter(_PLAIN.fullmatch, names_of_files)]

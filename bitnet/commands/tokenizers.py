@@ -177,8 +177,8 @@ def explain_tokenizer(
         command = as_started(f"bitnet pre-download-tokenizers --model-dir {word(folder)}")
         lines.append(f"  can be fetched: {fetchable.repo} ({command})")
     failure = not_found(outcome) if outcome.tokenizer is None else None
-    found = {"model": str(facts.path), "candidates": rows, "download": info}
-    output.finish(found, map(harmless, lines), failure)
+    explanation = {"model": str(facts.path), "candidates": rows, "download": info}
+    output.finish(explanation, map(harmless, lines), failure)
 
 
 @task(

@@ -78,10 +78,10 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
     layers = config.n_layers
     attentions = config.attentions
     if engine.only_layers and layers not in engine.only_layers:
-        known = " or ".join(map(str, engine.only_layers))
+        counts = " or ".join(map(str, engine.only_layers))
         yield (
             _LLAMA_CPP,
-            f"knows positions of {kind} models with {known} layers only; here {layers}",
+            f"knows positions of {kind} models with {counts} layers only; here {layers}",
         )
     windows = {
         attention.window for attention in attentions if 0 < attention.window < config.context_length

@@ -180,8 +180,8 @@ def _nll(position: Position | None, following: int | None) -> float | None:
     """``-log p`` of *following*; a token that is not stored counts as the last stored one."""
     if following is None or position is None or not position.is_finite:
         return None
-    known = position.log_probabilities()
-    return max(-known.get(following, min(known.values())), 0.0)
+    log_p_by_id = position.log_probabilities()
+    return max(-log_p_by_id.get(following, min(log_p_by_id.values())), 0.0)
 
 
 def tokenizer_parity(

@@ -165,5 +165,9 @@ class Evidence:
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Mean of *values*; ``None`` if there are none, or one is missing."""
-    known = list(values)
-    return fmean(one for one in known if one is not None) if known and None not in known else None
+    numbers = list(values)
+    return (
+        fmean(number for number in numbers if number is not None)
+        if numbers and None not in numbers
+        else None
+    )

@@ -225,8 +225,10 @@ def rows_to_judge(evidence: Evidence) -> Sequence[Row]:
 
     def distance(row: Row) -> float:
         exact = (row.ours_kl, row.theirs_kl) if evidence.plan.float64 else ()
-        known = [kl for kl in (row.kl, *exact) if kl is not None]
-        return max(known) if len(known) > len(exact) else -1.0  # what is missing is judged
+        divergences = [kl for kl in (row.kl, *exact) if kl is not None]
+        return (
+            max(divergences) if len(divergences) > len(exact) else -1.0
+        )  # what is missing is judged
 
     return sorted(rows, key=distance)[: (len(rows) + 1) // 2]
 
@@ -339,8 +341,8 @@ def _nearness(evidence: Evidence, side: str, most: float, stretch: float) -> tup
     rows = rows_to_judge(evidence)
     near, text = _distance([getattr(row, f"{side}_kl") for row in rows], most)
     slopes = (getattr(row, f"{side}_scale") for row in rows)
-    known = [slope for slope in slopes if slope is not None]
-    scale = fmean(known) if known else 1.0
+    measured = [slope for slope in slopes if slope is not None]
+    scale = fmean(measured) if measured else 1.0
     return near and abs(scale - 1) <= stretch, (
         f"beside the float64 pass: {text}, log-probabilities stretched by {scale - 1:+.1%} "
         f"(at most {stretch:.1%})"

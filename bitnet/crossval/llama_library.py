@@ -168,8 +168,8 @@ class Llama:
         rope = max(map(raw.find, _ROPES))
         after = -(-(rope + len(_ROPES[0])) // 8) * 8  # cb_eval is a pointer
         kv_types = struct.pack("<2i", _F16, _F16)
-        known = 0 <= sizes < rope and raw[after + 16 : after + 24] == kv_types
-        if not known or _THREADS not in raw[sizes:rope]:
+        is_recognized = 0 <= sizes < rope and raw[after + 16 : after + 24] == kv_types
+        if not is_recognized or _THREADS not in raw[sizes:rope]:
             raise EngineFailed("the engine's parameters are laid out in an unknown way")
         batch = min(size, self.batch or size)
         struct.pack_into("<3I", params.raw, sizes, size, size, batch)

@@ -55,8 +55,8 @@ def recordable(trace: Trace, tokenizer: Tokenizer) -> Trace:
     prompts = tuple(prompt for prompt in trace.prompts if not prompt.error)
     whole = tuple(tuple(tokenizer.encode(prompt.prompt)) for prompt in prompts)
     texts = dict(zip(trace.tokenized or (), trace.decoded or (), strict=False))
-    known = all(ids in texts for ids in whole)
-    decoded = tuple(texts[ids] for ids in whole) if known else None
+    is_complete = all(ids in texts for ids in whole)
+    decoded = tuple(texts[ids] for ids in whole) if is_complete else None
     return replace(trace, prompts=prompts, tokenized=whole, decoded=decoded)
 
 

@@ -82,7 +82,7 @@ class _InProcess(Reference):
 
     def arithmetic(self, checkpoint: Checkpoint) -> Arithmetic:
         weights = checkpoint.weights.values()
-        return "float" if all(one.quant.name == "F32" for one in weights) else "int8"
+        return "float" if all(weight.quant.name == "F32" for weight in weights) else "int8"
 
     def trace(self, question: Question) -> Trace:
         try:
@@ -247,7 +247,7 @@ class Transformers(_InProcess):
 
 
 REFERENCES: dict[str, type[Reference]] = {
-    one.name: one for one in (LlamaCpp, BitnetCpp, IkLlamaCpp, Transformers, Float64)
+    engine.name: engine for engine in (LlamaCpp, BitnetCpp, IkLlamaCpp, Transformers, Float64)
 }
 CHAIN: tuple[type[Reference], ...] = (LlamaCpp, IkLlamaCpp, Transformers)  # tried in this order
 
@@ -268,8 +268,8 @@ def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) 
         return Recorded(recording)
     if not name:
         chain: list[type[Reference]] = [*([BitnetCpp] if bitnet_cpp_library() else []), *CHAIN]
-        able = [one for one in (kind() for kind in chain) if one.reads(checkpoint)]
-        return next((one for one in able if one.is_installed()), able[0])
+        able = [engine for engine in (kind() for kind in chain) if engine.reads(checkpoint)]
+        return next((engine for engine in able if engine.is_installed()), able[0])
     chosen = REFERENCES[name]()
     if not chosen.reads(checkpoint):
         raise UsageError(

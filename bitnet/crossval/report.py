@@ -92,10 +92,10 @@ def as_markdown(evidence: Evidence, verdict: Verdict) -> str:
     """The report as Markdown; its last line names checks that were not run."""
     lines = [f"# Cross-validation: {verdict.status}", "", _plain(_title(evidence)), ""]
     lines += ["| check | | |", "|---|---|---|"]
-    for one in verdict.findings:
-        hint = f" ({one.hint})" if one.hint and one.severity != "ok" else ""
-        mark = "passed" if one.severity == "ok" else f"**{_OUTCOMES[one.severity]}**"
-        lines.append(f"| {one.subject} | {mark} | {_cell(one.text + hint)} |")
+    for finding in verdict.findings:
+        hint = f" ({finding.hint})" if finding.hint and finding.severity != "ok" else ""
+        mark = "passed" if finding.severity == "ok" else f"**{_OUTCOMES[finding.severity]}**"
+        lines.append(f"| {finding.subject} | {mark} | {_cell(finding.text + hint)} |")
     if evidence.rows:
         lines += ["", "| metric | |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in _metrics(verdict)]

@@ -137,9 +137,9 @@ def positions_from(logits: NDArray[np.floating[Any]], *, count: int = KEPT) -> l
             continue
         highest = row.max()
         lse = highest + np.log(np.exp(row - highest).sum())
-        some = np.argpartition(-row, min(count, len(row)) - 1)[:count]
+        largest = np.argpartition(-row, min(count, len(row)) - 1)[:count]
         # Equal logits: the lower id first, as in argmax.
-        best = some[np.lexsort((some, -row[some]))]
+        best = largest[np.lexsort((largest, -row[largest]))]
         positions.append(Position(tuple(map(int, best)), tuple(map(float, row[best])), float(lse)))
     return positions
 

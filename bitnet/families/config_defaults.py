@@ -48,10 +48,10 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
     stated = _list_stated(config, table["names"].get(model_type, ()))
     for key, values in table["differing"].get(model_type, {}).items():
         if key not in stated | _OF_TENSORS:
-            shown = ", ".join(f"{value} in {version}" for version, value in values.items())
+            listed = ", ".join(f"{value} in {version}" for version, value in values.items())
             raise Unsupported(
                 f"config.json has no {key}, for which versions of transformers assume different "
-                f"values: {shown}",
+                f"values: {listed}",
                 hint=f"write the {key} that the model was trained with into config.json",
             )
     defaults = table["agreed"].get(model_type, {})

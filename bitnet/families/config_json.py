@@ -325,10 +325,10 @@ def _check_quantization(quantization: Config, config: Config) -> None:
     if quantization.get("use_rms_norm") and eps != config["rms_norm_eps"]:
         why = f"only the model's own, {config['rms_norm_eps']}, is computed"
         raise refusal(f"{_BELOW}rms_norm_eps", eps, why)
-    kept = quantization.get("modules_to_not_convert")
-    are_texts = isinstance(kept, list) and all(isinstance(name, str) for name in kept)
-    if kept is not None and not are_texts:
-        raise ValueError(f"modules_to_not_convert is {kept!r:.80}, expected a list of texts")
+    unconverted = quantization.get("modules_to_not_convert")
+    are_texts = isinstance(unconverted, list) and all(isinstance(name, str) for name in unconverted)
+    if unconverted is not None and not are_texts:
+        raise ValueError(f"modules_to_not_convert is {unconverted!r:.80}, expected a list of texts")
     linear = quantization.get("linear_class", "bitlinear")
     mode = quantization.get("quantization_mode", "offline")
     if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):

@@ -164,8 +164,8 @@ def _mpt(keys: Keys) -> ModelConfig:
 
 
 def _mpt_keys(config: Config) -> dict[str, Any]:
-    given = config["attn_config"] or {}
-    own = {key: value for key, value in given.items() if key in _MPT_ATTENTION}
+    settings = config["attn_config"] or {}
+    own = {key: value for key, value in settings.items() if key in _MPT_ATTENTION}
     check(own, _MPT_ATTENTION, below="attn_config.")
     width = config["hidden_size"]
     clamp = own.get("clip_qkv") or 0

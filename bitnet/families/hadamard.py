@@ -92,8 +92,8 @@ def _checks(keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[tup
     """Keys, if they are as expected, and what is; each in its turn, as later ones build on it."""
     for key in keys:
         yield key, key in _READ or key in _KNOWN, "no such key"
-    for key, known in _KNOWN.items():
-        yield key, keys.get(key) == known, repr(known)
+    for key, expected in _KNOWN.items():
+        yield key, keys.get(key) == expected, repr(expected)
     block = keys.get("block_size")
     mode = keys.get("sign_mode")
     is_size = type(block) is int and 2 <= block <= _LARGEST_BLOCK and not block & (block - 1)

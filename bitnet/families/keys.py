@@ -131,10 +131,10 @@ def neutral(*values: Any, note: str = "") -> Rule:
 
 
 def check(
-    given: Mapping[str, Any], rules: Mapping[str, Rule], *, model: str = _CONFIG, below: str = ""
+    config: Mapping[str, Any], rules: Mapping[str, Rule], *, model: str = _CONFIG, below: str = ""
 ) -> None:
-    """Refuse the first of the *given* keys, which are *below* a table, that is not allowed."""
-    for key, value in given.items():
+    """Refuse the first of the *config* keys, which are *below* a table, that is not allowed."""
+    for key, value in config.items():
         rule = rules.get(key)
         if rule is None or not rule.allows(value):
             raise refusal(f"{below}{key}", value, rule=rule, model=model)

@@ -334,10 +334,10 @@ register(
 def _apertus(keys: Keys) -> ModelConfig:
     layers = keys.integer("block_count")
     names = ("alpha_p", "alpha_n", "beta", "eps")
-    given = [_numbers_per_layer(keys, f"xielu.{name}", layers) for name in names]
+    parameters = [_numbers_per_layer(keys, f"xielu.{name}", layers) for name in names]
     model = dense_as_stored(keys, qk_norm="head", ffn={"gated": False, "activation": "xielu"})
     blocks = []
-    for (before, behind), own in zip(model.blocks, zip(*given, strict=True), strict=True):
+    for (before, behind), own in zip(model.blocks, zip(*parameters, strict=True), strict=True):
         (network,) = behind.every()
         assert isinstance(network, FeedForward), "the usual block has a network"
         blocks.append((before, replace(behind, mixers=(replace(network, xielu=own),))))
@@ -346,8 +346,8 @@ def _apertus(keys: Keys) -> ModelConfig:
 
 def _numbers_per_layer(keys: Keys, key: str, layers: int) -> list[float]:
     """The numbers of *key*, which has no prefix, one for each of *layers* or one for all."""
-    given = keys.metadata.get(key)
-    numbers = [given] * layers if isinstance(given, int | float) else list(given or ())
+    value = keys.metadata.get(key)
+    numbers = [value] * layers if isinstance(value, int | float) else list(value or ())
     if len(numbers) != layers or not all(map(is_finite, numbers)):
         raise contradiction(keys, f"{key} does not have a number for each of {layers:,} layers")
     return [float(number) for number in numbers]

@@ -197,8 +197,8 @@ class Scaling(NamedTuple):
     @property
     def factor(self) -> float:
         """Factor of the extension, by default that of both context lengths."""
-        given = self.parameters.get("factor")
-        factor = float(given or self.config["max_position_embeddings"] / self.original)
+        stated = self.parameters.get("factor")
+        factor = float(stated or self.config["max_position_embeddings"] / self.original)
         if not _FACTORS[0] <= factor <= _FACTORS[1]:
             raise ValueError(f"a RoPE scaling by {factor:g}")
         return factor
@@ -304,8 +304,8 @@ def _llama3(scaling: Scaling) -> Tables:
     high = parameters["high_freq_factor"]
     if not high > low:
         raise ValueError("high_freq_factor is not above low_freq_factor")
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    freq_factors = 1 / ((1 - kept) / scaling.require_factor() + kept)
+    share_kept = np.clip((turns - low) / (high - low), 0, 1)
+    freq_factors = 1 / ((1 - share_kept) / scaling.require_factor() + share_kept)
     return {}, {"rope_freqs.weight": _floats(freq_factors)}
 
 

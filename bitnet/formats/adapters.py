@@ -87,9 +87,9 @@ def _of_file(path: Path) -> Adapter:
         keys = file.metadata
         for name, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
             if (kind := keys.get(name)) != expected:
-                found = f"it has no {name}" if kind is None else f"its {name} is {kind!r}"
+                mismatch = f"it has no {name}" if kind is None else f"its {name} is {kind!r}"
                 raise InvalidFormat(
-                    f"{path.name} is not a LoRA adapter: {found}",
+                    f"{path.name} is not a LoRA adapter: {mismatch}",
                     hint="write one with llama.cpp's convert_lora_to_gguf.py",
                 )
         if keys.get("adapter.alora.invocation_tokens"):

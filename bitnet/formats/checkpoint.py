@@ -60,11 +60,11 @@ def find_repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
     overwritten: list[tuple[str, Any]] = []
 
     def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        by_key = dict(pairs)
+        if len(by_key) != len(pairs):
             last = {key: at for at, (key, _) in enumerate(pairs)}
             overwritten.extend(pair for at, pair in enumerate(pairs) if last[pair[0]] != at)
-        return found
+        return by_key
 
     json.loads(raw, object_pairs_hook=collect)
     return overwritten

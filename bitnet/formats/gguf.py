@@ -88,9 +88,9 @@ class GGUF:
         # ``general.architecture``, empty when the file has none
         self.architecture: str = architecture if isinstance(architecture, str) else ""
         self.data_offset: int = first.data_offset  # where tensor data starts (in the first file)
-        known = all(part.size != _UNKNOWN_SIZE for part in parts)
+        has_sizes = all(part.size != _UNKNOWN_SIZE for part in parts)
         # bytes of all files together; ``None`` if only a prefix is available
-        self.size: int | None = sum(part.size for part in parts) if known else None
+        self.size: int | None = sum(part.size for part in parts) if has_sizes else None
         rooms = [_room(part) for part in parts]
         evidence = [
             types.TensorEvidence(entry.type, entry.shape, room[entry.offset])
@@ -309,8 +309,8 @@ def _room(part: _Part) -> dict[int, int | None]:
     room: dict[int, int | None] = {here: following - here for here, following in pairwise(offsets)}
     if offsets:
         last = offsets[-1]
-        known = part.size != _UNKNOWN_SIZE
-        room[last] = max(0, part.size - part.data_offset - last) if known else None
+        has_size = part.size != _UNKNOWN_SIZE
+        room[last] = max(0, part.size - part.data_offset - last) if has_size else None
     return room
 
 
@@ -348,9 +348,9 @@ def _part_paths(path: Path) -> list[Path]:
     ]
     missing = [part.name for part in paths if not part.exists()]
     if missing:
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise NotFound(
-            f"{path.name} is one of {count} parts, {len(missing)} of them missing: {shown}",
+            f"{path.name} is one of {count} parts, {len(missing)} of them missing: {listed}",
             hint=f"put all parts into {path.parent}",
         )
     return paths

@@ -41,11 +41,13 @@ def audit(gguf: GGUF) -> list[Finding]:
     for check in (_layout, _general, _tokenizer):
         for finding in check(gguf):
             by_kind.setdefault(finding.subject, []).append(finding)
-    findings = [finding for some in by_kind.values() for finding in some[:_PER_KIND]]
-    for kind, some in by_kind.items():
-        if more := some[_PER_KIND:]:
-            text = f"{len(more):,} more of the same kind"
-            findings.append(Finding(some[0].severity, kind, text))
+    findings = [
+        finding for findings_of_kind in by_kind.values() for finding in findings_of_kind[:_PER_KIND]
+    ]
+    for kind, findings_of_kind in by_kind.items():
+        if unlisted := findings_of_kind[_PER_KIND:]:
+            text = f"{len(unlisted):,} more of the same kind"
+            findings.append(Finding(findings_of_kind[0].severity, kind, text))
     return worst(findings)
 
 

@@ -236,8 +236,8 @@ class _Walker:
                     hint="write the file again with arrays of plain values",
                 )
         if max(kind, item_type) >= len(VALUE_TYPES):
-            known = f"expected 0 to {len(VALUE_TYPES) - 1}"
-            self.fail(at, f"value type {max(kind, item_type)}, {known}")
+            expected = f"expected 0 to {len(VALUE_TYPES) - 1}"
+            self.fail(at, f"value type {max(kind, item_type)}, {expected}")
         start = self.at
         of, count = (item_type, length) if kind == ARRAY else (kind, 1)
         size = VALUE_TYPES[of][2] or 8  # least bytes of each

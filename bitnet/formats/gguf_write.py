@@ -73,9 +73,9 @@ def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str
         raise UsageError(f"{key} says how the file is laid out and cannot be changed")
     kind = kind or types.get(key) or _kind(_guess(value))
     if kind not in _TYPE_IDS or kind == "array":
-        known = ", ".join(entry for entry in _TYPE_IDS if entry != "array")
+        single_types = ", ".join(entry for entry in _TYPE_IDS if entry != "array")
         raise UsageError(
-            f"{key}: no single value has the type {kind!r}", hint=f"use one of {known}"
+            f"{key}: no single value has the type {kind!r}", hint=f"use one of {single_types}"
         )
     try:
         change = KeyChange(key, kind, _READERS.get(kind, int)(value), metadata.get(key))

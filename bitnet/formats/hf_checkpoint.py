@@ -193,9 +193,9 @@ def _split(tensors: Mapping[str, Weight], description: Description) -> dict[str,
     return split
 
 
-def _same(one: Weight, other: Weight) -> bool:
-    same_form = (one.quant, one.shape) == (other.quant, other.shape)
-    return same_form and np.array_equal(one.data, other.data)
+def _same(first: Weight, second: Weight) -> bool:
+    same_form = (first.quant, first.shape) == (second.quant, second.shape)
+    return same_form and np.array_equal(first.data, second.data)
 
 
 def _check_tensors(tensors: Mapping[str, Weight], description: Description, folder: Path) -> None:
@@ -329,8 +329,10 @@ class BitLinear:
             return None
         multiplies = quantization.get("linear_class", "bitlinear") == "autobitlinear"
         online = multiplies and quantization.get("quantization_mode") == "online"
-        kept = quantization.get("modules_to_not_convert")
-        return cls(online, multiplies, None if kept is None else tuple(map(str, kept)))
+        unconverted = quantization.get("modules_to_not_convert")
+        return cls(
+            online, multiplies, None if unconverted is None else tuple(map(str, unconverted))
+        )
 
     def converts(self, module: str) -> bool:
         """True if the linear layer *module*, such as ``model.layers.0.mlp.up_proj``, is ternary."""

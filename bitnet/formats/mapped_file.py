@@ -195,8 +195,8 @@ def kind_from_head(head: bytes) -> tuple[str, str] | None:
 def other_kind(head: bytes, label: str) -> InvalidFormat:
     """Error: the file *label*, which begins with *head*, is something else; names it if known."""
     neither = f"{label} is neither a GGUF file nor safetensors"
-    if known := kind_from_head(head):
-        what, hint = known
+    if recognized := kind_from_head(head):
+        what, hint = recognized
         return InvalidFormat(f"{neither} but {what}", hint=hint)
     return InvalidFormat(
         f"{neither}: it starts with {head[:4]!r}",

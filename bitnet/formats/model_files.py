@@ -97,10 +97,10 @@ def only_model(path: Path) -> Path:
     """*path*, or the one GGUF file in it, if it is a folder with nothing else to run."""
     if not path.is_dir() or (path / "config.json").exists():
         return path
-    found = sorted(path.glob("*.gguf"))
-    parts = [part for part in found if "-00001-of-" in part.name]
-    if len(found) == 1 or (len(parts) == 1 and all("-of-" in part.name for part in found)):
-        return (parts or found)[0]
+    paths = sorted(path.glob("*.gguf"))
+    parts = [part for part in paths if "-00001-of-" in part.name]
+    if len(paths) == 1 or (len(parts) == 1 and all("-of-" in part.name for part in paths)):
+        return (parts or paths)[0]
     return path
 
 

@@ -104,6 +104,6 @@ def check_outside_keys(metadata: Mapping[str, Any], model: str) -> None:
     """Refuse a *model* with a key by which llama.cpp computes other logits."""
     for key, value in metadata.items():
         if RULES.get(key) is _COMPUTES:
-            shown = value if isinstance(value, str | int | float) else list(value)
+            printable = value if isinstance(value, str | int | float) else list(value)
             why = "products with fewer bits, as llama.cpp computes them then, are not computed"
-            raise refusal(key, shown, why, model=model)
+            raise refusal(key, printable, why, model=model)

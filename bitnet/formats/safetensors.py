@@ -60,9 +60,11 @@ def read_folder(files: Inventory) -> dict[str, Weight]:
             tensors[name], places[name] = tensor, file
     if index is not None and index != places:
         name = min(index.items() ^ places.items())[0]
-        said = index.get(name, "no file")
+        listed = index.get(name, "no file")
         there = places.get(name, "no file")
-        raise damage_error(files.path(INDEX), f"it says that {name} is in {said}, it is in {there}")
+        raise damage_error(
+            files.path(INDEX), f"it says that {name} is in {listed}, it is in {there}"
+        )
     return tensors
 
 

@@ -86,7 +86,9 @@ def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
         return Modules()
     modules = files.json(name, list)
     model = files.root.name
-    if not all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in modules):
+    if not all(
+        isinstance(module, dict) and isinstance(module.get("type"), str) for module in modules
+    ):
         raise damage_error(files.path(name), "expected a list of modules, each with a type")
     pooling = None
     keys: dict[str, Any] = {}
@@ -119,13 +121,13 @@ def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
 
 def _check_transformer(files: Inventory, ignore: Collection[str]) -> None:
     """Refuse settings of the first module that change its tokens."""
-    settings = "sentence_bert_config.json"
-    if settings in files:
+    file = "sentence_bert_config.json"
+    if file in files:
         rules = {"do_lower_case": neutral(None, False)}
-        given = without(files.json(settings, dict), ignore)
+        settings = without(files.json(file, dict), ignore)
         check(
-            {key: given[key] for key in rules if key in given}, rules,
-            model=files.root.name, below=f"{settings}: ",
+            {key: settings[key] for key in rules if key in settings}, rules,
+            model=files.root.name, below=f"{file}: ",
         )  # fmt: skip
 
 
@@ -191,10 +193,10 @@ def prompts(files: Inventory) -> Prompts:
     name = "config_sentence_transformers.json"
     if name not in files:
         return Prompts()
-    said = files.json(name, dict)
-    texts = said.get("prompts") or {}
-    default = said.get("default_prompt_name") or ""
-    is_texts = isinstance(texts, dict) and all(isinstance(one, str) for one in texts.values())
+    config = files.json(name, dict)
+    texts = config.get("prompts") or {}
+    default = config.get("default_prompt_name") or ""
+    is_texts = isinstance(texts, dict) and all(isinstance(text, str) for text in texts.values())
     if not is_texts or not isinstance(default, str) or (default and default not in texts):
         raise damage_error(
             files.path(name), "expected prompts by name, and the name of one of them"
@@ -205,15 +207,15 @@ def prompts(files: Inventory) -> Prompts:
 def _pooling(files: Inventory, name: str, ignore: Collection[str]) -> int:
     inside = name.rpartition("/")[0]
     model = files.root.name
-    given = without(files.json(name, dict), ignore)
-    check(given, _POOLING, model=model, below=f"{inside}: ")
-    named = given.get("pooling_mode")
-    modes = [mode for key, mode in _MODES.items() if given.get(key)]
+    settings = without(files.json(name, dict), ignore)
+    check(settings, _POOLING, model=model, below=f"{inside}: ")
+    named = settings.get("pooling_mode")
+    modes = [mode for key, mode in _MODES.items() if settings.get(key)]
     if named is not None:
         modes = [_NAMES[named]] if isinstance(named, str) and named in _NAMES else []
     if len(modes) != 1:
-        shown = named if named is not None else modes
+        stated = named if named is not None else modes
         why = "one of mean, cls and last is computed"
         key = f"{inside}: pooling_mode"
-        raise refusal(key, shown, model=model, why=why)
+        raise refusal(key, stated, model=model, why=why)
     return POOLINGS.index(modes[0])

@@ -302,13 +302,13 @@ def import_bundle(
     for digest, text in bundle.attestations.items():
         check(text, f"{path}: attestation of {digest}")
     lock = _lock_for(into, bundle, force=project.force) if into is not None else None
-    fresh: list[str] = []
+    added: list[str] = []
     files = [file for file in bundle.files if not _is_other(file, project)]
     provide(
         [_order(file, project) for file in files],
         replace(project, records=False, force=False),
         root=project.cache,
-        add_to_store=lambda: fresh.extend(_unpack(bundle, project.store, report)),
+        add_to_store=lambda: added.extend(_unpack(bundle, project.store, report)),
     )
     for file in files:
         project.store.record_name(file, *file.index_name)
@@ -319,7 +319,7 @@ def import_bundle(
         if row.path is not None and row.path.name in bundle.blobs:
             with suppress(NotFound, Offline):  # only a part of a model, such as one file of several
                 paths[row.name] = locate_model(parse(row.name), project, fetch=False)
-    return bundle, set(fresh), paths
+    return bundle, set(added), paths
 
 
 def read_bundle(path: Path) -> Bundle:
@@ -440,7 +440,7 @@ def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
     blobs = bundle.blobs.values()
     missing = sum(blob.size for blob in blobs if not store.path_of(blob.sha256).is_file())
     require_space(store.root, missing, bundle.path.name, "choose another disk: --cache-dir DIR")
-    fresh: list[str] = []
+    added: list[str] = []
     done = 0
     total = sum(blob.size for blob in blobs)
     try:
@@ -455,19 +455,19 @@ def _unpack(bundle: Bundle, store: Store, report: Report) -> list[str]:
                 with locks.hold(guard, timeout_s=settings.lock_timeout(), what=name) as lock:
                     if store.find(blob.sha256) is None:
                         store.put(_chunks(file, blob.size), blob, blob.sha256, alone=lock.is_kernel)
-                        fresh.append(blob.sha256)
+                        added.append(blob.sha256)
                 file.seek(end)
                 done += blob.size
                 report(done, total)
             if any(file.read()):
                 raise InvalidFormat("something follows its last member")
     except IntegrityError as error:
-        for blob in filter(None, map(store.find, fresh)):
+        for blob in filter(None, map(store.find, added)):
             store.drop(blob)
         raise type(error)(f"{bundle.path}: {error.message}", hint="copy it again") from error
     except OSError as error:
         raise from_os_error(error, error.filename or bundle.path, in_cache=True) from error
-    return fresh
+    return added
 
 
 def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:

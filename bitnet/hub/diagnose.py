@@ -88,8 +88,8 @@ def _steps(
     session: HubSession, url: str, host: str, port: int, context: ssl.SSLContext | None
 ) -> Iterator[str]:
     """Result of each step in turn; TLS only with a *context*."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     yield f"{host} is {', '.join(addresses[:4])}"
     with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:
         yield f"connected to {connection.getpeername()[0]} port {port}"

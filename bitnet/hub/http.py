@@ -140,9 +140,9 @@ def error_of(
     return NetworkError(text + _quote(message), hint="")
 
 
-def _quote(said: str) -> str:
+def _quote(message: str) -> str:
     """The server's message about an error, as the end of a sentence."""
-    return f' (the server says: "{said}")' if said else ""
+    return f' (the server says: "{message}")' if message else ""
 
 
 def _page(url: str, endpoint: str) -> str:
@@ -287,8 +287,8 @@ class Limits:
         """Cancel every transfer."""
         self._stopped.set()
         with self._lock:
-            told = list(self._told)
-        for end in told:
+            listeners = list(self._told)
+        for end in listeners:
             end()
 
     @contextmanager
@@ -445,4 +445,4 @@ def _run(future: Future[T], call: Callable[[], T]) -> None:
 
 
 def _errors(ended: Iterable[Future[T]]) -> list[BaseException]:
-    return [error for one in ended if not one.cancelled() and (error := one.exception())]
+    return [error for future in ended if not future.cancelled() and (error := future.exception())]

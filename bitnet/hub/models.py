@@ -126,10 +126,10 @@ def _list_files(model: Ref, project: Project) -> list[Source]:
 
 
 def _source(model: Ref, file: str) -> Source:
-    known = next(
+    listed = next(
         (s for s in sources.MODELS.values() if (s.repo, s.file) == (model.repo, file)), None
     )
-    return replace(known or Source(model.repo, model.repo, file), revision=model.revision)
+    return replace(listed or Source(model.repo, model.repo, file), revision=model.revision)
 
 
 def _path_to_open(files: list[Obtained]) -> Path:
@@ -337,8 +337,8 @@ def list_models(store: Store) -> list[KnownModel]:
     ]
     for name in names()[len(rows) :]:
         source = sources.PACKAGED.get(name) or sources.MODELS[name]
-        known = store.index.find(*source.index_name)
-        digest, size = (known.sha256, known.size) if known else (source.sha256, source.size)
+        entry = store.index.find(*source.index_name)
+        digest, size = (entry.sha256, entry.size) if entry else (source.sha256, source.size)
         path = store.path_of(digest or "unknown")
         here = path if path.is_file() else None
         is_exact = size is not None

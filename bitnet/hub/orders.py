@@ -200,11 +200,14 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
             pinned = replace(pinned, verified=True)
         licence = source.licence or pinned.licence
         source = replace(_pin(source, pinned), licence=licence)
-    other = _at(project.pins(), path, project)
-    is_other = other is not None and identity != other.identity and source.sha256 != other.sha256
-    if other is not None and is_other and not project.force:
+    occupant = _at(project.pins(), path, project)
+    is_occupied = (
+        occupant is not None and identity != occupant.identity and source.sha256 != occupant.sha256
+    )
+    if occupant is not None and is_occupied and not project.force:
+        pinned_file = f"{occupant.repo}/{occupant.file} ({occupant.revision})"
         raise UsageError(
-            f"{path} belongs to {other.repo}/{other.file} ({other.revision}) in {LOCK_FILE}, "
+            f"{path} belongs to {pinned_file} in {LOCK_FILE}, "
             f"{source.repo}/{source.file} ({source.revision}) cannot go there too",
             hint="choose another folder with --output, or replace it with --force",
         )

@@ -199,9 +199,9 @@ def mirrors(folder: Path) -> dict[str, str]:
             try:
                 addresses.append(trust.address(address if isinstance(address, str) else ""))
             except ValueError:  # noqa: PERF203
-                shown = settings.without_login(str(address))
+                safe_address = settings.without_login(str(address))
                 raise UsageError(
-                    f"{path}: mirror of {repo!r} is {shown!r}, expected an address",
+                    f"{path}: mirror of {repo!r} is {safe_address!r}, expected an address",
                     hint=f'"{repo}" = "https://hub.example.org"',
                 ) from None
         servers[repo] = ",".join(addresses)

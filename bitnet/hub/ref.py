@@ -117,8 +117,8 @@ def parse(text: str) -> Ref:
             return Ref(text, shipped=text)
         if text in sources.PACKAGED:
             return Ref(text, packaged=text)
-        known = sources.MODELS[text]
-        return Ref(text, repo=known.repo, revision=known.revision, file=known.file)
+        listed = sources.MODELS[text]
+        return Ref(text, repo=listed.repo, revision=listed.revision, file=listed.file)
     if text.startswith(("http://", "https://")):
         return _from_address(text, text)
     if text.startswith("hf:"):
@@ -164,8 +164,8 @@ def _from_address(address: str, text: str) -> Ref:
         raise UsageError(f"{problem!r} is not an address: {error}", hint=_FORMS) from None
     if (match := _PAGE.fullmatch(_path_on_hub(url))) is not None:
         ref = _from_match(text, match)
-        shown = parse_qs(urlsplit(url).query).get("show_file_info", [])  # of a file's details
-        return replace(ref, file=shown[0]) if shown and not ref.file else ref
+        files = parse_qs(urlsplit(url).query).get("show_file_info", [])  # of a file's details
+        return replace(ref, file=files[0]) if files and not ref.file else ref
     if not urlsplit(url).path.strip("/"):
         raise UsageError(f"{trust.redact_url(url)!r} is not the address of a file", hint=_FORMS)
     return Ref(

@@ -118,7 +118,9 @@ def list_files(repo: str, revision: str, session: HubSession) -> list[Source]:
         entries, headers, size = session.json(url, f"list of files of {repo}", longest=left)
         left -= size
         try:
-            files += [_source(one, repo, revision) for one in entries if one["type"] == "file"]
+            files += [
+                _source(entry, repo, revision) for entry in entries if entry["type"] == "file"
+            ]
         except (KeyError, TypeError, ValueError, OverflowError):
             raise NetworkError(f"{redact_url(url)}: not a list of files") from None
         url = _next_page(url, headers.get("Link", ""))

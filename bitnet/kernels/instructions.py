@@ -165,8 +165,8 @@ class Take:
     out: Register
 
     def run(self, on: Pass) -> None:
-        given = [segment.hidden for segment in on.segments if segment.hidden is not None]
-        on.registers[self.out] = np.concatenate(given)
+        hidden = [segment.hidden for segment in on.segments if segment.hidden is not None]
+        on.registers[self.out] = np.concatenate(hidden)
 
 
 @dataclass(frozen=True)
@@ -436,8 +436,8 @@ class Select:
     registers: tuple[Register, ...]
 
     def run(self, on: Pass) -> None:
-        kept = on.select()
-        on.registers = {register: on.registers[register][kept] for register in self.registers}
+        rows = on.select()
+        on.registers = {register: on.registers[register][rows] for register in self.registers}
 
 
 #: Instructions that work row by row and column by column: *out* may be the register of *x*.

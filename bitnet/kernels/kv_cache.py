@@ -210,7 +210,7 @@ class KVCache:
 
         Layers with a window would free them otherwise. The two lengths named last are kept.
         """
-        self._kept = [*(one for one in self._kept if one != length), length][-KEPT:]
+        self._kept = [*(position for position in self._kept if position != length), length][-KEPT:]
         if length == self.length:
             self._states.copy_live()
         self._states.drop_copies({*self._kept, self._marked})
@@ -229,7 +229,7 @@ class KVCache:
         appended since the last :meth:`pages` or :meth:`append` can always be taken back.
         """
         self.length = self.reusable(length)
-        self._kept = [one for one in self._kept if one <= self.length]
+        self._kept = [position for position in self._kept if position <= self.length]
         for part in self._parts:
             part.cut(self.length)
         if not self.length:
@@ -243,7 +243,7 @@ class KVCache:
             raise InferenceError(
                 f"{length:,} positions to copy; there are {there:,}, and room for {self.capacity:,}"
             )
-        self._kept = [one for one in source._kept if one <= length]
+        self._kept = [position for position in source._kept if position <= length]
         for own, copied in zip(self._tables, source._tables, strict=True):
             own.copy(copied, length, self._snapshot_positions())
         self._states.copy(source._states, length)
@@ -289,9 +289,9 @@ class KVCache:
                 f"{stop:,} positions, the context holds {self.capacity:,}",
                 hint="shorten the prompt or raise the context size",
             )
-        kept = self._snapshot_positions()
+        positions = self._snapshot_positions()
         for table in self._tables:
-            table.make_room(self.length, stop, kept)
+            table.make_room(self.length, stop, positions)
 
 
 def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]]:

@@ -233,9 +233,9 @@ class States:
         if self.size and self._length and self._length not in self._copies:
             self._copies[self._length] = self._live.copy()
 
-    def drop_copies(self, kept: Collection[int]) -> None:
-        """Free the copies whose lengths are not among the *kept* ones."""
-        self._copies = {at: copy for at, copy in self._copies.items() if at in kept}
+    def drop_copies(self, lengths: Collection[int]) -> None:
+        """Free the copies whose lengths are not among the *lengths* ones."""
+        self._copies = {at: copy for at, copy in self._copies.items() if at in lengths}
 
     def reach(self, length: int) -> int:
         """The longest length, up to *length*, that it can return to."""

@@ -115,11 +115,11 @@ class Builder:
 
     def lookup(self, table: str, by: Literal["position", "text"], rows: int) -> Register:
         """A row of *table*, of so many *rows*, for the position or text of each token."""
-        found = self.value(self.decoder.dim)
+        embedded = self.value(self.decoder.dim)
         self.layout.required[table] = (rows, self.decoder.dim)
         self.layout.tables.add(table)
-        self.append(Lookup(found, table, by, rows))
-        return found
+        self.append(Lookup(embedded, table, by, rows))
+        return embedded
 
     def norm(
         self,

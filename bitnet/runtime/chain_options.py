@@ -178,9 +178,9 @@ def sampler_names(names: Any) -> list[str]:
             plain = part.strip().lower().replace("-", "_")
             sampler = _BY_NAME.get(plain.replace("_", ""), _SYNONYMS.get(plain))
             if sampler is None:
-                shown = part[:40].encode(errors="replace").decode()
+                printable = part[:40].encode(errors="replace").decode()
                 raise UsageError(
-                    f"samplers: {shown!r} is not a sampler",
+                    f"samplers: {printable!r} is not a sampler",
                     hint=f"choose of {', '.join(SAMPLERS)}",
                     field="samplers",
                 )

@@ -156,8 +156,8 @@ def reasoning_rules(
     is_begun = prompt.rstrip().endswith(opening) if begun is None else not begun.get("content")
     ids = [token for mark in marks for token in tokenizer.encode(mark, add_special=False)]
     special = set(tokenizer.special_ids).intersection(ids)
-    shown = {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special}
-    return ReasoningRules(opening, closing, is_begun, shown)
+    texts = {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special}
+    return ReasoningRules(opening, closing, is_begun, texts)
 
 
 def budget_rules(

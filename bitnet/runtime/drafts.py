@@ -107,7 +107,7 @@ class BlockForesight(Foresight):
         """Tokens and states that it has not read yet; ``None``: there are none."""
         if not self._waiting:
             return None
-        tokens = [token for some, _ in self._waiting for token in some]
+        tokens = [token for tokens_read, _ in self._waiting for token in tokens_read]
         hidden = np.concatenate([rows for _, rows in self._waiting])
         self._waiting.clear()
         return Segment(tokens, self.cache, "last", hidden)
@@ -198,8 +198,8 @@ def check_draft_model(
 
 def _likeliest(logits: Logits) -> int:
     """The id with the highest of *logits*; with the exact head, of those it has found."""
-    found = logits.found
-    return int(found.ids[found.logits.argmax()] if found else logits.all().argmax())
+    candidates = logits.found
+    return int(candidates.ids[candidates.logits.argmax()] if candidates else logits.all().argmax())
 
 
 class Pace:

@@ -57,10 +57,10 @@ class ReasoningBudget:
         self._text += raw
         self._decoder.decode(raw)
         mark = self._rules.closing if self._is_inside else self._rules.opening
-        before, found, after = self._text.partition(mark)
-        if self._is_inside and not found:
+        before, matched, after = self._text.partition(mark)
+        if self._is_inside and not matched:
             self._left -= 1
-        if found:
+        if matched:
             self._is_inside = not self._is_inside
             self._text = after
         else:

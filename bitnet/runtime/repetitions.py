@@ -122,9 +122,9 @@ def find_breakers(tokenizer: Tokenizer, texts: Sequence[str] = ()) -> Breakers:
                     text = rest.decode("utf-8", "replace")
                     ids = tokenizer.encode(text, add_special=False, parse_special=False)
                     tails[rest] = tuple(ids[:LONGEST_TAIL])
-                known = breakers.setdefault(token, [])
-                if tails[rest] not in known:
-                    known.append(tails[rest])
+                tails_of_token = breakers.setdefault(token, [])
+                if tails[rest] not in tails_of_token:
+                    tails_of_token.append(tails[rest])
     return breakers
 
 

@@ -217,9 +217,11 @@ class Request(SamplingOptions):
 
             read_tools(self.tools, self.tool_choice)
         if len(self.list_constraints()) > 1:
-            given = " and ".join(self.list_constraints())
+            constraints = " and ".join(self.list_constraints())
             raise UsageError(
-                f"{given} are both given", hint="leave one out", field=self.list_constraints()[0]
+                f"{constraints} are both given",
+                hint="leave one out",
+                field=self.list_constraints()[0],
             )
 
     @classmethod
@@ -379,9 +381,9 @@ class Request(SamplingOptions):
 
     def actual_seed(self) -> int:
         """Effective seed: as given, ``BITNET_SEED``, 42 in reproducible runs, or a random one."""
-        given = self.seed if self.seed is not None else settings.seed()
-        if given is not None:
-            return given
+        seed = self.seed if self.seed is not None else settings.seed()
+        if seed is not None:
+            return seed
         return DEFAULT_SEED if settings.deterministic() else secrets.randbits(62)
 
     def choice(self, number: int) -> Request:

@@ -160,9 +160,9 @@ def biases_of(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
         except (ValueError, TypeError):
             number = math.nan
         if not re.fullmatch("[0-9]{1,19}", str(token)) or not number <= MAX_BIAS:
-            shown = f"{token}={bias}".removesuffix("=")[:60]
+            written = f"{token}={bias}".removesuffix("=")[:60]
             raise UsageError(
-                f"logit_bias is {shown!r}, expected a token id and a number up to {MAX_BIAS:g}",
+                f"logit_bias is {written!r}, expected a token id and a number up to {MAX_BIAS:g}",
                 hint="for example: --logit-bias 42=-inf",
                 field="logit_bias",
             )

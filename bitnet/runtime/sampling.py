@@ -193,29 +193,29 @@ class Sampler:
             self._owed = 0.0
         self._resume = length + pause
 
-    def _sample_among(self, found: Found) -> Piece | None:
-        """The token that all logits would give, by those that are *found*.
+    def _sample_among(self, candidates: Found) -> Piece | None:
+        """Sample from *candidates* alone: the token is the one that all logits would give.
 
         ``None`` if they do not decide it; then nothing was drawn or counted.
         """
-        values = self._adjust(found.logits, found) if self._adjusts else found.logits
+        values = self._adjust(candidates.logits, candidates) if self._adjusts else candidates.logits
         if not len(values) or not math.isfinite(values.max()):
             return None
-        if (at := self._choose_among(values, found)) is None:
+        if (at := self._choose_among(values, candidates)) is None:
             return None
-        token = int(found.ids[at])
+        token = int(candidates.ids[at])
         self._record(token)
         return Piece(token)
 
-    def _choose_among(self, values: NDArray[np.floating[Any]], found: Found) -> int | None:
+    def _choose_among(self, values: NDArray[np.floating[Any]], candidates: Found) -> int | None:
         """Index of the chosen token in *values*; ``None`` if another one might be chosen."""
         sampling = self.sampling
-        bound = found.bound
+        bound = candidates.bound
         if sampling.temperature == 0 or sampling.top_k == 1:
             at = int(values.argmax())
             return at if values[at] >= bound else None
         if sampling.top_k:
-            if sampling.top_k >= min(len(values), found.vocab_size):
+            if sampling.top_k >= min(len(values), candidates.vocab_size):
                 return None
             order = likeliest(values, sampling.top_k)
             if values[order[-1]] < bound:
@@ -226,7 +226,7 @@ class Sampler:
         weights = np.exp(values[order].astype(np.float64) - best)
         counts = {
             self._count_kept(weights, total)
-            for total in _totals(_weights(values, best), best, found)
+            for total in _totals(_weights(values, best), best, candidates)
         }
         count = counts.pop()
         if counts or count > len(order) or values[order[count - 1]] < bound:
@@ -297,13 +297,13 @@ class Sampler:
         self._counts[token] += 1
 
     def _adjust(
-        self, logits: NDArray[np.floating[Any]], found: Found | None = None
+        self, logits: NDArray[np.floating[Any]], candidates: Found | None = None
     ) -> NDArray[np.floating[Any]]:
-        """Copy of *logits* with bias and penalties; of all tokens, or of *found*."""
-        out = self._add_biases(logits, found)
+        """Copy of *logits* with bias and penalties; of all tokens, or of *candidates*."""
+        out = self._add_biases(logits, candidates)
         if self._penalises and self._counts:
             ids = np.fromiter(self._counts, dtype=np.intp)
-            at = ids if found is None else np.searchsorted(found.ids, ids)
+            at = ids if candidates is None else np.searchsorted(candidates.ids, ids)
             counts = np.fromiter(self._counts.values(), dtype=np.float64)
             out[at] = self._penalize(out[at], counts)
         if self._repetitions is not None:  # then all logits are here
@@ -312,13 +312,13 @@ class Sampler:
         return out
 
     def _add_biases(
-        self, logits: NDArray[np.floating[Any]], found: Found | None = None
+        self, logits: NDArray[np.floating[Any]], candidates: Found | None = None
     ) -> NDArray[np.floating[Any]]:
         """Copy of *logits* with the biases, and without suppressed tokens."""
         out = logits.copy()
 
         def places(ids: Any) -> Any:
-            return ids if found is None else np.searchsorted(found.ids, ids)
+            return ids if candidates is None else np.searchsorted(candidates.ids, ids)
 
         for token, bias in self.request.logit_bias.items():  # ids of the vocabulary, as was checked
             out[places(token)] += bias
@@ -393,8 +393,8 @@ class Sampler:
         best = values.max()
         total = _weights(whole, best).sum(dtype=np.float64)
         for order in orders:
-            kept = values[order].astype(np.float64)  # descending
-            count = self._count_kept(np.exp(kept - best), total)
+            descending = values[order].astype(np.float64)
+            count = self._count_kept(np.exp(descending - best), total)
             if count < len(order):
                 break
         return self._draw(values, order[:count], best)
@@ -403,8 +403,8 @@ class Sampler:
         self, values: NDArray[np.floating[Any]], order: NDArray[np.intp], best: np.floating[Any]
     ) -> int:
         """Draw from *order*, the remaining tokens by descending value."""
-        kept = values[order].astype(np.float64)
-        cumulative = np.cumsum(_weights(kept, best, self.sampling.temperature))
+        descending = values[order].astype(np.float64)
+        cumulative = np.cumsum(_weights(descending, best, self.sampling.temperature))
         drawn = self._random.random() * cumulative[-1]
         last = len(cumulative) - 1
         return int(order[min(np.searchsorted(cumulative, drawn, side="right"), last)])
@@ -432,16 +432,16 @@ def _with_logprobs(token: int, logits: NDArray[np.floating[Any]], top: int) -> P
 
 
 def _totals(
-    weights: NDArray[np.floating[Any]], best: np.floating[Any], found: Found
+    weights: NDArray[np.floating[Any]], best: np.floating[Any], candidates: Found
 ) -> tuple[float, float]:
     """Bounds of the sum of the weights of all tokens, given the known *weights*.
 
     The slack covers rounding of exponentials and of differences in float32.
     """
-    known = float(weights.sum(dtype=np.float64))
-    above = math.exp(min(found.bound - float(best), 600.0))
-    tail = found.tail * above * (1 + 1e-4) + found.vocab_size * 1e-37
-    return known * (1 - 1e-9), (known + tail) * (1 + 1e-9)
+    computed = float(weights.sum(dtype=np.float64))
+    above = math.exp(min(candidates.bound - float(best), 600.0))
+    tail = candidates.tail * above * (1 + 1e-4) + candidates.vocab_size * 1e-37
+    return computed * (1 - 1e-9), (computed + tail) * (1 + 1e-9)
 
 
 def _weights(

@@ -246,9 +246,9 @@ class Sequence:
     def vector(self, *, normalize: bool, dimensions: int | None) -> NDArray[np.float32]:
         """The first *dimensions* of its vector; see :meth:`LanguageModel.embed`."""
         assert self.embedding is not None, "a vector that is complete"
-        kept = self.embedding[:dimensions]
-        length = float(np.linalg.norm(kept)) if normalize else 1.0
-        return (kept / (length or 1.0)).astype(np.float32)
+        vector = self.embedding[:dimensions]
+        length = float(np.linalg.norm(vector)) if normalize else 1.0
+        return (vector / (length or 1.0)).astype(np.float32)
 
     def scores(self) -> NDArray[np.floating[Any]]:
         """Score of each label of the model's classifier, ``(labels,)``."""
@@ -319,8 +319,8 @@ def plan_decoding(
         drafts[sequence] = sequence.sampler.draft(sequence.ids, most)
         room -= len(drafts[sequence])
     if drafter:
-        others = [sequence for sequence in decoding if not drafts[sequence]]
-        drafts |= _foresee(drafter, others, room, context)
+        undrafted = [sequence for sequence in decoding if not drafts[sequence]]
+        drafts |= _foresee(drafter, undrafted, room, context)
     for sequence, draft in drafts.items():
         sequence.plan_with_draft(draft)
 

@@ -123,9 +123,9 @@ def prompt_text(prompts: Prompts, name: str | None, model: str) -> str:
     """The prompt called *name*, the default one without a name; errors name *model*."""
     name = prompts.default if name is None else name
     if name and name not in prompts.texts:
-        known = ", ".join(sorted(prompts.texts)) or "none"
+        names = ", ".join(sorted(prompts.texts)) or "none"
         raise UsageError(
-            f"{model} has no prompt called {name!r}; it has: {known}",
+            f"{model} has no prompt called {name!r}; it has: {names}",
             hint="write what should stand before the texts into them",
             field="prompt_name",
         )

@@ -216,9 +216,9 @@ class MessageReader(CallReader):
         begins = self._headers.begins
         begin = self._held.lstrip()
         begun = begin.startswith(begins)
-        header, found, rest = begin.partition(self._headers.message) if begun else (begin, "", "")
-        if found:
-            self._header = header + found
+        header, mark, rest = begin.partition(self._headers.message) if begun else (begin, "", "")
+        if mark:
+            self._header = header + mark
             self._held = rest
         elif final or not (begun or any(text.startswith(begin) for text in begins)):
             self._header = ""  # it has none

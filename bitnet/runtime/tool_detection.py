@@ -93,7 +93,11 @@ def turn_text(
     begun = template.render(messages[:-1], tools=tools)
     whole = template.render(messages, tools=tools, add_generation_prompt=False)
     length = next(
-        (at for at, (one, other) in enumerate(zip(begun, whole, strict=False)) if one != other),
+        (
+            at
+            for at, (first, second) in enumerate(zip(begun, whole, strict=False))
+            if first != second
+        ),
         min(len(begun), len(whole)),
     )
     mark_begin = whole.rfind("<", 0, length)

@@ -62,11 +62,11 @@ class Tools:
 NO_TOOLS = Tools((), (), required=False, parallel=True)
 
 
-def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | None:
+def read_tools(definitions: Any, choice: Any, *, parallel: bool = True) -> Tools | None:
     """Tools of a request, as it has them; ``None`` if there are none or none may be called."""
-    if not isinstance(given or (), list | tuple):
+    if not isinstance(definitions or (), list | tuple):
         raise UsageError("tools: expected a list of functions", field="tools")
-    tools = tuple(given or ())
+    tools = tuple(definitions or ())
     for number, tool in enumerate(tools):
         _check(tool, f"tools.{number}")
     names = [tool["function"]["name"] for tool in tools]

@@ -198,9 +198,9 @@ class Turns:
         form = [template.digest, messages, self._tools, self._variables]
         key = hashlib.sha256(json.dumps(form, default=str).encode()).digest()
         with _PROOFS_LOCK:
-            known = _PROOFS.get(key)
-        if known is not None:
-            return known
+            proven = _PROOFS.get(key)
+        if proven is not None:
+            return proven
         text = template.render(messages, tools=self._tools, variables=self._variables)
         lost = frozenset(word for word in words if word not in text)
         with _PROOFS_LOCK:
@@ -293,8 +293,10 @@ def _link_results(turns: Sequence[Turn], *, short: bool) -> list[Turn]:
                 open_ids.append(name)
             linked.append(turn.change(tool_calls=calls))
         elif turn.role == "tool":
-            given = turn.message.get("tool_call_id")
-            name = _id_of(given, open_ids[0] if open_ids else "call", short=short and bool(given))
+            call_id = turn.message.get("tool_call_id")
+            name = _id_of(
+                call_id, open_ids[0] if open_ids else "call", short=short and bool(call_id)
+            )
             if name in open_ids:
                 open_ids.remove(name)
             function = turn.message.get("name") or names.get(name)
@@ -304,9 +306,9 @@ def _link_results(turns: Sequence[Turn], *, short: bool) -> list[Turn]:
     return linked
 
 
-def _id_of(given: Any, missing: str, *, short: bool) -> str:
-    """The id *given* by a client, or that of a *missing* one, in the form that templates take."""
-    name = str(given) if given else missing
+def _id_of(call_id: Any, missing: str, *, short: bool) -> str:
+    """The id *call_id* by a client, or that of a *missing* one, in the form that templates take."""
+    name = str(call_id) if call_id else missing
     is_short = len(name) == _ID_LENGTH and name.isascii() and name.isalnum()
     if not short or is_short:
         return name

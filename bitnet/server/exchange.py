@@ -378,10 +378,10 @@ def _check(answer: Answer, piece: Piece, request: Request) -> None:
         raise stopping()  # an answer that has not begun is not an empty one
 
 
-async def _with_first(first: T, others: AsyncIterator[T]) -> AsyncIterator[T]:
+async def _with_first(first: T, following: AsyncIterator[T]) -> AsyncIterator[T]:
     yield first
-    async for other in others:
-        yield other
+    async for item in following:
+        yield item
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:

@@ -61,9 +61,9 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(b"x-request-id", b"")
-        is_id = _REQUEST_ID.fullmatch(given)
-        request_id = given.decode() if is_id else f"req-{secrets.token_hex(8)}"
+        header = dict(scope["headers"]).get(b"x-request-id", b"")
+        is_id = _REQUEST_ID.fullmatch(header)
+        request_id = header.decode() if is_id else f"req-{secrets.token_hex(8)}"
         ends = AsyncExitStack()  # callbacks for when the request has ended, last first
         scope.setdefault("state", {}).update(request_id=request_id, ends=ends)
         if scope["method"] == "HEAD":  # as GET; the server below drops the body
@@ -130,11 +130,11 @@ class Guard:
         path = scope["path"]
         is_open = path in _OPEN_PATHS or path.startswith(OPEN_PREFIX)
         if self._key and not is_open and scope["method"] != "OPTIONS":
-            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
             if b"x-api-key" in headers:  # Anthropic's clients
                 scheme = b"bearer"
-                given = headers[b"x-api-key"]
-            right = hmac.compare_digest(given.strip(), self._key)  # constant time
+                key = headers[b"x-api-key"]
+            right = hmac.compare_digest(key.strip(), self._key)  # constant time
             if scheme.lower() != b"bearer" or not right:
                 raise Refused(
                     401, "send the worker's key: Authorization: Bearer KEY",
@@ -150,9 +150,9 @@ class Guard:
             return
         origin = headers.get(b"origin")
         if origin is not None and not self._is_allowed(origin, headers.get(b"host", b"")):
-            shown = origin[:80].decode("latin-1")
+            page = origin[:80].decode("latin-1")
             raise Refused(
-                403, f"pages of {shown!r} may not call this worker: see --allow-origin",
+                403, f"pages of {page!r} may not call this worker: see --allow-origin",
                 code="origin_not_allowed",
             )  # fmt: skip
         is_page = origin is not None or any(name.startswith(b"sec-fetch-") for name in headers)

@@ -86,12 +86,12 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self._of_model: dict[str, Any] = {}
-        for own, kind, name, meaning, others in _OF_MODEL:
+        for own, kind, name, meaning, aliases in _OF_MODEL:
             more = {"buckets": _SECONDS} if kind is Histogram else {}
             metric = kind(name, meaning, ["model_name"], registry=registry, **more)
             self._of_model[own] = metric
-            for other in others:
-                registry.register(_Alias(metric, other))
+            for alias in aliases:
+                registry.register(_Alias(metric, alias))
 
     def of(self, model: str) -> dict[str, Any]:
         """Metrics of *model* by our names, and the counter ``answers`` by finish reason.

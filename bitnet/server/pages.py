@@ -62,7 +62,7 @@ async def page_file(name: str, request: Request) -> Response:
         "Cross-Origin-Opener-Policy": "same-origin",
         "ETag": etag,
     }
-    known = request.headers.get("if-none-match", "")
-    if etag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:
+    tags = request.headers.get("if-none-match", "")
+    if etag in [tag.strip().removeprefix("W/") for tag in tags.split(",")]:
         return Response(status_code=304, headers=headers)
     return Response(body, media_type=media_type, headers=headers)

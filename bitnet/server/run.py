@@ -223,8 +223,10 @@ def _explain_errors(address: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        known = from_os_error(error, address)
+        explained = from_os_error(error, address)
         if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(known.message, hint=_HOSTS) from error
-        refusal = UsageError if error.errno == errno.EADDRINUSE else type(known)
-        raise refusal(known.message, hint="choose another port; a free one: --port 0") from error
+            raise UsageError(explained.message, hint=_HOSTS) from error
+        refusal = UsageError if error.errno == errno.EADDRINUSE else type(explained)
+        raise refusal(
+            explained.message, hint="choose another port; a free one: --port 0"
+        ) from error

@@ -324,10 +324,10 @@ def _identify_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
     if not isinstance(tokens, Array):
         return None
     n_merges = len(merges) if isinstance(merges, Array) else 0
-    found = vocabularies.identify(vocabularies.fingerprint(tokens.raw), n_merges)
-    if found is None and isinstance(merges, Array):
+    vocabulary = vocabularies.identify(vocabularies.fingerprint(tokens.raw), n_merges)
+    if vocabulary is None and isinstance(merges, Array):
         return vocabularies.identify_merges(n_merges, lambda: vocabularies.fingerprint(merges.raw))
-    return found
+    return vocabulary
 
 
 def _pre_findings(metadata: Mapping[str, Any], match: KnownVocabulary | None) -> Iterator[Finding]:
@@ -335,11 +335,11 @@ def _pre_findings(metadata: Mapping[str, Any], match: KnownVocabulary | None) ->
     named = metadata.get("tokenizer.ggml.pre", "")
     if match is None or not vocabularies.another_pre(match, named):
         return
-    said = f"is {named!r}" if named else "is missing"
+    value = f"is {named!r}" if named else "is missing"
     yield Finding(
         "warning",
         "pre-differs",
-        f"tokenizer.ggml.pre {said}, the vocabulary is that of {match.name}: "
+        f"tokenizer.ggml.pre {value}, the vocabulary is that of {match.name}: "
         f"fix-gguf --set-pre {match.pre}",
     )
 

@@ -364,9 +364,9 @@ def this_machine(folder: Path) -> Resources:
 
 def _format_findings(gguf: GGUF) -> Iterator[Finding]:
     if gguf.architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
+        supported = ", ".join(ARCHITECTURES)
         named = gguf.architecture or "(none)"
-        yield Finding("failed", "architecture", f"{named} is not supported; supported: {known}")
+        yield Finding("failed", "architecture", f"{named} is not supported; supported: {supported}")
     if not gguf.tensors:
         yield Finding("failed", "weights", "it has none, only metadata")
     kinds = {info.type for info in gguf.tensors.values()}

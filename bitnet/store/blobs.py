@@ -162,16 +162,16 @@ class Store:
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the files in this cache, and of placed ones, by path, as recorded."""
-        known = {str(blob.path): blob.sha256 for blob in self.blobs()}
-        return known | {record.path: record.sha256 for record in self.verified if record.placed}
+        digests = {str(blob.path): blob.sha256 for blob in self.blobs()}
+        return digests | {record.path: record.sha256 for record in self.verified if record.placed}
 
     def users(self) -> dict[str, list[str]]:
         """Known paths of projects' files that are in the store, by digest."""
-        found: dict[str, list[str]] = {}
+        paths: dict[str, list[str]] = {}
         for record in self.verified:
             if not record.path.startswith(f"{self.root}{os.sep}") and record.is_unchanged:
-                found.setdefault(record.sha256, []).append(record.path)
-        return found
+                paths.setdefault(record.sha256, []).append(record.path)
+        return paths
 
     def digest_of(self, path: Path) -> str:
         """SHA-256 of *path*, computed only if the file has changed since the last time."""
@@ -365,19 +365,19 @@ class Store:
 
     def _place_folder(self, todo: list[tuple[Blob, Path]], folder: Path, root: Path) -> None:
         """Create *folder* with all of its files."""
-        fresh = folder.with_name(links.fresh_name(f".{folder.name}"))
-        inside = [(blob, fresh / target.absolute().relative_to(folder)) for blob, target in todo]
+        unplaced = folder.with_name(links.fresh_name(f".{folder.name}"))
+        inside = [(blob, unplaced / target.absolute().relative_to(folder)) for blob, target in todo]
         try:
             if folder.parent.is_dir():
                 self._sweep_folders(folder)
-            noted = placing(self.folder, [path for _, path in inside], fresh)
+            noted = placing(self.folder, [path for _, path in inside], unplaced)
             with noted, open_folder(root, folder.parent) as fd:
                 try:
                     self.place_all(inside, root)
                     if fd is None:
-                        fresh.rename(folder)
+                        unplaced.rename(folder)
                     else:
-                        os.rename(fresh.name, folder.name, src_dir_fd=fd, dst_dir_fd=fd)
+                        os.rename(unplaced.name, folder.name, src_dir_fd=fd, dst_dir_fd=fd)
                 except OSError:
                     if not folder.is_dir():
                         raise
@@ -385,7 +385,7 @@ class Store:
                 finally:
                     for _, path in inside:
                         self.verified.forget(path)
-                    shutil.rmtree(fresh, ignore_errors=True)
+                    shutil.rmtree(unplaced, ignore_errors=True)
         except OSError as error:
             raise from_os_error(error, folder) from error
         for blob, target in todo:

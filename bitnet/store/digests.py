@@ -107,8 +107,8 @@ class Verified:
         """True if the file is still the one that was read."""
         with suppress(OSError, ValueError):
             status = os.stat(self.path)  # noqa: PTH116
-            found = status.st_size, status.st_mtime_ns, status.st_ino
-            return found == (self.size, self.mtime_ns, self.inode)
+            actual = status.st_size, status.st_mtime_ns, status.st_ino
+            return actual == (self.size, self.mtime_ns, self.inode)
         return False
 
     @property

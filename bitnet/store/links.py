@@ -30,9 +30,9 @@ class Prepared:
     def __init__(self, source: Path, target: Path, folder: int | None) -> None:
         self.how = ""
         self._folder = folder
-        fresh = fresh_name(target.name)
+        name = fresh_name(target.name)
         # Names in *folder*, or whole paths, which the calls below take as well.
-        self._fresh = Path(fresh) if folder is not None else target.with_name(fresh)
+        self._fresh = Path(name) if folder is not None else target.with_name(name)
         self.target = Path(target.name) if folder is not None else target
         with suppress(OSError):
             if not target.is_symlink() and target.samefile(source):

@@ -105,8 +105,8 @@ class Version:
     @property
     def is_bound(self) -> bool:
         """True if bytes fetched now can be told from another version's bytes later."""
-        known = self.sha256 is not None or self.etag is not None
-        return known or None not in (self.commit, self.size)
+        has_validator = self.sha256 is not None or self.etag is not None
+        return has_validator or None not in (self.commit, self.size)
 
 
 @dataclass(frozen=True)
@@ -281,9 +281,9 @@ class Partial:
             boot=boot_id(),
             name=self._of,
         )
-        fresh = Path(f"{self.path}.json.new")
-        fresh.write_text(json.dumps(asdict(sidecar), indent=1), encoding="utf-8")
-        fresh.replace(_sidecar_of(beside or self.path))
+        unplaced = Path(f"{self.path}.json.new")
+        unplaced.write_text(json.dumps(asdict(sidecar), indent=1), encoding="utf-8")
+        unplaced.replace(_sidecar_of(beside or self.path))
 
     def restart(self) -> None:
         """Discard every byte."""

@@ -76,7 +76,7 @@ def measure_agreement(
     pairs = [(text, list(encode(text)), list(encode_other(text))) for text in texts]
     different = [text for text, mine, theirs in pairs if mine != theirs]
     encoded = [mine for _, mine, theirs in pairs if mine == theirs] if decode else []
-    joined = [one + other for one, other in itertools.pairwise(encoded)]
+    joined = [ids + following for ids, following in itertools.pairwise(encoded)]
     lists = [ids for ids in (*encoded, *joined) if ids]
     wrong = [ids for ids in lists if decode and decode[0](ids) != decode[1](ids)]
     return Agreement(
@@ -144,8 +144,8 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
     for name in (name for name in ours if name not in aside and ours[name] != theirs[name]):
         values = (ours[name], theirs[name])
         texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in values)
-        shown = " / ".join(text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
-        parts.append(TokenizerDifference(name, shown, certain=name not in _UNCERTAIN))
+        both = " / ".join(text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
+        parts.append(TokenizerDifference(name, both, certain=name not in _UNCERTAIN))
     return parts
 
 
@@ -223,8 +223,8 @@ def _tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> list[TokenizerDi
     different = sorted(id for id in a.keys() | b.keys() if a.get(id) != b.get(id))
     if not different:
         return []
-    shown = "; ".join(f"{id}: {a.get(id)!r} / {b.get(id)!r}" for id in different[:3])
-    text = f"{len(a):,} and {len(b):,} entries, {len(different):,} differ: {shown}"
+    examples = "; ".join(f"{id}: {a.get(id)!r} / {b.get(id)!r}" for id in different[:3])
+    text = f"{len(a):,} and {len(b):,} entries, {len(different):,} differ: {examples}"
     return [TokenizerDifference(part, text)]
 
 

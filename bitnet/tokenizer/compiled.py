@@ -119,8 +119,8 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
         special.discard(spec.unknown_id)  # it stands for a part of the text
     if spec.decoder:  # the library tells special tokens by the texts that it shows
         texts = {spec.tokens[id] for id in special}
-        shown = {token.id: token.text for token in spec.added}
-        special = {id for id, text in shown.items() if text in texts}
+        added = {token.id: token.text for token in spec.added}
+        special = {id for id, text in added.items() if text in texts}
     values: dict[str, Any] = {name: getattr(spec, name) for name in _META}
     return values | {
         "prefix": list(prefix),
@@ -239,9 +239,9 @@ def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | 
 
 def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]:
     """As :func:`find_compiled`, or of the sequences of *spec*, which are not read before."""
-    found = find_compiled(spec.fingerprint)
-    if found is not None:
-        return found
+    cached = find_compiled(spec.fingerprint)
+    if cached is not None:
+        return cached
     content = compile_spec(spec)
     if spec.fingerprint:
         problem = keep_in_cache(path_of_compiled(spec.fingerprint), content)

@@ -334,10 +334,10 @@ def disagreement(chosen: Tokenizer, candidate: Tokenizer) -> str:
     return ""
 
 
-def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
+def different_ids(left: Tokenizer, right: Tokenizer) -> list[int]:
     """Ids in both vocabularies whose bytes differ, ascending."""
-    shared = range(min(one.vocab_size, other.vocab_size))
-    return [id for id in shared if one.spelling(id) != other.spelling(id)]
+    shared = range(min(left.vocab_size, right.vocab_size))
+    return [id for id in shared if left.spelling(id) != right.spelling(id)]
 
 
 def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:

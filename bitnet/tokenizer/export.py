@@ -140,10 +140,10 @@ def _compare(
                 raise _inexact(spec, form, f"{text!r} would be {copied_ids}")
             if not special:
                 continue
-            known = [id for id in ids if id not in unknown]
-            shown = copy.decode(known)
-            if original.decode(known) != shown:
-                raise _inexact(spec, form, f"{known} would be {shown!r}")
+            comparable = [id for id in ids if id not in unknown]
+            decoded = copy.decode(comparable)
+            if original.decode(comparable) != decoded:
+                raise _inexact(spec, form, f"{comparable} would be {decoded!r}")
 
 
 def _inexact(spec: TokenizerSpec, form: _Form, change: str) -> Unsupported:
@@ -282,11 +282,11 @@ def _phantom_spaces(spec: TokenizerSpec, types: Sequence[int]) -> list[str]:
 
     Special tokens keep their spelling.
     """
-    kept = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
+    verbatim = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
     prefix = spec.continuing_prefix
     spellings = []
     for text, kind in zip(spec.tokens, types, strict=True):
-        if kind in kept:
+        if kind in verbatim:
             spellings.append(text)
         elif prefix and text.startswith(prefix):
             spellings.append(text.removeprefix(prefix))

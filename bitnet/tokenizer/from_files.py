@@ -125,8 +125,8 @@ def _other_kind(path: Path, head: bytes) -> InvalidFormat:
     if path.suffix == ".gguf":  # intended as a model
         return mapped_file.other_kind(head, path.name)
     neither = f"{path} is neither a SentencePiece model nor a tiktoken rank file"
-    if known := mapped_file.kind_from_head(head):
-        what, hint = known
+    if recognized := mapped_file.kind_from_head(head):
+        what, hint = recognized
         return InvalidFormat(f"{neither} but {what}", hint=hint)
     return damage_error(f"{neither}: it begins with {head!r}")
 
@@ -175,9 +175,9 @@ def _recognize_pre(lines: list[str], vocab: TokenizerFile) -> str:
         )
     if vocab.pre:
         return vocab.pre
-    known = vocabularies.identify_merges(len(lines), lambda: vocabularies.fingerprint(lines))
-    if known is not None:
-        return known.pre
+    vocabulary = vocabularies.identify_merges(len(lines), lambda: vocabularies.fingerprint(lines))
+    if vocabulary is not None:
+        return vocabulary.pre
     if vocab.side.config.get("tokenizer_class") in _GPT2_CLASSES:
         return "gpt-2"
     raise TokenizerNotFound(

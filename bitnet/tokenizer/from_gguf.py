@@ -220,11 +220,11 @@ def _bert_spelling(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
     if not any(token.startswith(SPACE_SYMBOL) for token in tokens):
         return list(tokens)  # already in BERT's own spelling
     if types:
-        kept = [kind in (CONTROL, UNKNOWN, UNUSED) for kind in types[: len(tokens)]]
+        are_kept = [kind in (CONTROL, UNKNOWN, UNUSED) for kind in types[: len(tokens)]]
     else:
-        kept = [text.startswith("[") and text.endswith("]") for text in tokens]
+        are_kept = [text.startswith("[") and text.endswith("]") for text in tokens]
     spellings = []
-    for text, is_kept in zip(tokens, kept, strict=True):
+    for text, is_kept in zip(tokens, are_kept, strict=True):
         if text.startswith(SPACE_SYMBOL):
             spellings.append(text[1:])
         else:

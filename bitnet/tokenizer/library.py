@@ -85,8 +85,8 @@ def _entry(token: AddedToken, content: str) -> dict[str, Any]:
 def _content(spec: TokenizerSpec, token: AddedToken) -> str:
     """Text of *token* as the library takes it, which normalizes what it looks for itself."""
     before = spec.tokens[token.id]  # the normalizer; converters write U+2581 as spaces
-    known = not token.normalized or token.text == before.replace(" ", SPACE_SYMBOL)
-    return token.text if known else before
+    is_text = not token.normalized or token.text == before.replace(" ", SPACE_SYMBOL)
+    return token.text if is_text else before
 
 
 def _steps(steps: Iterable[Step]) -> list[dict[str, Any]]:
@@ -278,8 +278,8 @@ class LibraryEngine:
         """True if the token spells one byte, as ``<0x0A>`` does."""
         spec = self._spec
         own = spec.model in ("spm", "unigram")
-        known = not own or self._type(id) in (TokenType.NORMAL, TokenType.BYTE)
-        return spec.byte_fallback and known and spec.tokens[id] in BYTE_NAMES
+        may_be_byte = not own or self._type(id) in (TokenType.NORMAL, TokenType.BYTE)
+        return spec.byte_fallback and may_be_byte and spec.tokens[id] in BYTE_NAMES
 
     def text(self, id: int) -> str:
         """The token as in the vocabulary."""
@@ -311,8 +311,8 @@ class _Tokenizers(LibraryEngine):
             if self._walks and self._library.normalizer is not None:
                 self._check_spaces(self._library.normalizer.normalize_str(text))
             self._library.encode_special_tokens = not parse_special
-            found = self._library.encode(text, add_special_tokens=False)
-        pairs = zip(found.ids, found.offsets, strict=True)
+            encoding = self._library.encode(text, add_special_tokens=False)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
         return [(self._renamed.get(id, id), start, stop) for id, (start, stop) in pairs]
 
 
@@ -408,8 +408,8 @@ class _SentencePiece(LibraryEngine):
         out = []
         library, ids = self._raw if parse_special else self._ordinary
         with translate_errors(self._what):
-            found = library.encode(text, add_special_tokens=False)
-            for id, (start, stop) in zip(found.ids, found.offsets, strict=True):
+            encoding = library.encode(text, add_special_tokens=False)
+            for id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
                 if id in ids:
                     out.append((ids[id], start, stop))
                     continue

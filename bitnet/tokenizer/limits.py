@@ -181,6 +181,6 @@ def _growth(step: Step) -> float:
     return 1.0 + content  # between any two characters
 
 
-def _within(spec: TokenizerSpec, what: str, found: float, most: int) -> None:
-    if found > most:
-        raise beyond(spec.source, f"{found:,.0f} {what}", most)
+def _within(spec: TokenizerSpec, what: str, actual: float, most: int) -> None:
+    if actual > most:
+        raise beyond(spec.source, f"{actual:,.0f} {what}", most)

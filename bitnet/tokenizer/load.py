@@ -73,9 +73,9 @@ def load_tokenizer(
     """
     check_type("path", path, "a path", str, os.PathLike)
     key = _content_key(Path(path), pre, verify=verify)
-    found = Tokenizer.from_cache(key, source=str(path)) if key else None
-    if found is not None:
-        return found
+    tokenizer = Tokenizer.from_cache(key, source=str(path)) if key else None
+    if tokenizer is not None:
+        return tokenizer
     collects = gc.isenabled()
     gc.disable()  # a vocabulary is a million objects without cycles
     try:

@@ -213,9 +213,9 @@ class _Probes:
     def _takes_id(self, name: str) -> bool:
         before = self._id
         self._id = name
-        shown = self._shows([_VALUE], *self._loop())
+        is_written = self._shows([_VALUE], *self._loop())
         self._id = before
-        return shown
+        return is_written
 
     def _find_reasoning(self) -> str:
         return next((name for name in REASONING_FIELDS if self._writes_reasoning(name)), "")
@@ -274,5 +274,5 @@ class _Probes:
         return has_marks(self._render(*messages), marks)
 
     def _render(self, *messages: Message, is_open: bool = True, **variables: Any) -> str | None:
-        given: Mapping[str, Any] = {"tools": self._tools, **variables}
-        return self._attempt([*messages], is_open, **given)
+        values: Mapping[str, Any] = {"tools": self._tools, **variables}
+        return self._attempt([*messages], is_open, **values)

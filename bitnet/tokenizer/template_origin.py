@@ -74,9 +74,9 @@ def _differences(templates: Mapping[str, str], gguf: GGUF) -> Iterator[str]:
                 yield f"{_label(name)} is not that of {source}"
 
 
-def _is_same(one: str, other: str) -> bool:
+def _is_same(left: str, right: str) -> bool:
     """True if Jinja renders both alike: it leaves out one line end after the last line."""
-    return one.removesuffix("\n") == other.removesuffix("\n")
+    return left.removesuffix("\n") == right.removesuffix("\n")
 
 
 def _sources(gguf: GGUF) -> dict[str, list[dict[str, str]]]:
@@ -113,8 +113,8 @@ def _repository_in_lock_file(path: Path) -> str:
 def _other_models(gguf: GGUF, folder: Path) -> bool:
     """True if *folder* has models besides *gguf*, whose files those beside it may be."""
     own = {path.name for path in gguf.paths}
-    others = (path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
-    return any(name not in own for name in others)
+    names = (path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    return any(name not in own for name in names)
 
 
 def _versions_in_cache(repository: str) -> Iterator[dict[str, Path]]:

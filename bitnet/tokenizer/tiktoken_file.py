@@ -96,8 +96,10 @@ def _unknown_ranks(path: Path, count: int) -> TokenizerNotFound:
         names = " and ".join(row["name"] for row in same_size)
         reason = f"as many as {names}, whose ranks are others"
     else:
-        known = ", ".join(f"{row['name']} {row['n_ranks']:,}" for row in _read_published().values())
-        reason = f"none of the known files has as many ({known})"
+        published = ", ".join(
+            f"{row['name']} {row['n_ranks']:,}" for row in _read_published().values()
+        )
+        reason = f"none of the known files has as many ({published})"
     usual = sorted({row["pre"] for row in _read_published().values()})
     return TokenizerNotFound(
         f"{path} holds {count:,} tiktoken ranks, {reason}: the file does not say how text is cut"
@@ -189,9 +191,13 @@ def _spec(file: TokenizerFile) -> TokenizerSpec:
 def _pre_of_pattern(path: str, pattern: object) -> str:
     """The pre-tokenizer with this *pattern*, if it is known to be supported exactly."""
     for name in ("tekken", *PRE_TOKENIZERS):
-        known = PRE_TOKENIZERS[name]
-        cut = [step.options.get("pattern") for step in known.steps]
-        if cut == [{"Regex": pattern}, None] and known.byte_level and not known.normalizer:
+        pre_tokenizer = PRE_TOKENIZERS[name]
+        cut = [step.options.get("pattern") for step in pre_tokenizer.steps]
+        if (
+            cut == [{"Regex": pattern}, None]
+            and pre_tokenizer.byte_level
+            and not pre_tokenizer.normalizer
+        ):
             return name
     raise Unsupported(
         f"{path} cuts text with a pattern that is not a known one: {pattern!r:.120}",

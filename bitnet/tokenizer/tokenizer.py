@@ -188,8 +188,8 @@ class Tokenizer:
         if not isinstance(text, str):
             raise wrong_type("text", text, "a text")
         with _utf8():
-            found = self._engine.spans(text, parse_special=parse_special)
-        spans = [TokenSpan(*span) for span in found]
+            pairs = self._engine.spans(text, parse_special=parse_special)
+        spans = [TokenSpan(*span) for span in pairs]
         if not add_special:
             return spans
         ids = [span.id for span in spans]
@@ -331,14 +331,14 @@ class TokenStream:
         Raises:
             UsageError: an id is not in the vocabulary.
         """
-        given = "".join(map(self.push, ids))
+        skipped = "".join(map(self.push, ids))
         whole = self._tokenizer.decode(ids, skip_special=bool(self._skipped))
         # Bytes at the end of an incomplete character belong to what follows.
-        self._due = max(len(whole.rstrip("\ufffd")) - len(given), 0)
+        self._due = max(len(whole.rstrip("\ufffd")) - len(skipped), 0)
 
     def _after(self, text: str) -> str:
         if not self._due:
             return text
-        kept = text[self._due :]
-        self._due -= len(text) - len(kept)
-        return kept
+        behind = text[self._due :]
+        self._due -= len(text) - len(behind)
+        return behind

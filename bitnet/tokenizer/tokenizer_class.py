@@ -167,8 +167,8 @@ class _Reading:
         It adds every declared token again, also known ones: it compares them with ids.
         """
         declared = [token for _, token in sorted(self._declared.items())]
-        known = [*vocabulary.tokens.values(), *declared]
-        texts = {token["content"] for token in known}
+        tokens = [*vocabulary.tokens.values(), *declared]
+        texts = {token["content"] for token in tokens}
         yield from declared
         special = [*self._special.values(), *self._extra]
         yield from (token for token in special if token["content"] not in texts)
@@ -271,8 +271,8 @@ class _Reading:
                 raise self._refuse(key, config[key], text)
 
     def _refuse(self, key: str, value: Any, why: str) -> Unsupported:
-        shown = json.dumps(value, ensure_ascii=False)
-        return refusal(f"{self._source}: {_CONFIG} has {key}: {shown:.80}, which {why}")
+        printable = json.dumps(value, ensure_ascii=False)
+        return refusal(f"{self._source}: {_CONFIG} has {key}: {printable:.80}, which {why}")
 
     # Tokens.
 

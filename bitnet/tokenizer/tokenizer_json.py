@@ -270,8 +270,8 @@ def _with_special(
     bos, eos = (_role_id(role, special, side, roles) for role in ("bos", "eos"))
     pre = ""
     if spec.byte_level and spec.model == "bpe":
-        known = vocabularies.identify(vocabularies.fingerprint(spec.tokens), len(spec.merges))
-        pre = known.pre if known else ""
+        vocabulary = vocabularies.identify(vocabularies.fingerprint(spec.tokens), len(spec.merges))
+        pre = vocabulary.pre if vocabulary else ""
     adds_bos = bool(pre) and PRE_TOKENIZERS[pre].add_bos
     first: tuple[int, ...] = (bos,) if adds_bos and bos is not None else ()
     last: tuple[int, ...] = ()
@@ -322,8 +322,8 @@ def _template(
         return None
     kind = processor["type"]
     if kind == "Sequence":
-        found = [_template(inner, special) for inner in processor["processors"]]
-        adding = [around for around in found if around is not None]
+        affixes = [_template(inner, special) for inner in processor["processors"]]
+        adding = [around for around in affixes if around is not None]
         if len(adding) > 1:
             raise _odd_template("are several")
         return adding[0] if adding else None

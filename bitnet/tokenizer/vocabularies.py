@@ -130,15 +130,19 @@ KNOWN = tuple(
 # Fields of a specification whose values are not hashed: they are long, or have no effect.
 _LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
 _ASIDE = frozenset({"source", "document", "fingerprint"})
-_BY_KEY = {known.key: known for known in KNOWN if known.key}
-_BY_MERGES = {(known.n_merges, known.merges_key): known for known in KNOWN if known.merges_key}
-_MERGE_COUNTS = {known.n_merges for known in KNOWN if known.merges_key}
+_BY_KEY = {vocabulary.key: vocabulary for vocabulary in KNOWN if vocabulary.key}
+_BY_MERGES = {
+    (vocabulary.n_merges, vocabulary.merges_key): vocabulary
+    for vocabulary in KNOWN
+    if vocabulary.merges_key
+}
+_MERGE_COUNTS = {vocabulary.n_merges for vocabulary in KNOWN if vocabulary.merges_key}
 
 
 def identify(key: str, n_merges: int | None = None) -> KnownVocabulary | None:
     """The known vocabulary whose tokens have the :func:`fingerprint` *key*, with as many merges."""
-    known = _BY_KEY.get(key)
-    return known if known and n_merges in (None, known.n_merges) else None
+    vocabulary = _BY_KEY.get(key)
+    return vocabulary if vocabulary and n_merges in (None, vocabulary.n_merges) else None
 
 
 def another_pre(vocabulary: KnownVocabulary, named: object) -> bool:
@@ -163,8 +167,8 @@ def spec_key(spec: TokenizerSpec, *content: bytes) -> str:
     for field in fields(spec):
         if field.name not in _LONG | _ASIDE:
             value = getattr(spec, field.name)
-            shown = sorted(value) if isinstance(value, frozenset) else value
-            digest.update(f"{field.name}={shown!r};".encode("utf-8", "surrogatepass"))
+            ordered = sorted(value) if isinstance(value, frozenset) else value
+            digest.update(f"{field.name}={ordered!r};".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
@@ -259,7 +263,7 @@ def merges_from_ranks(
 def merges_by_score(tokens: list[str], scores: Iterable[float]) -> list[list[str]]:
     """All ways to join two tokens into a third, best score first: SentencePiece's order."""
     rows = enumerate(zip(tokens, map(float, scores), strict=True))
-    known = {text: (-score, id) for id, (text, score) in rows}
-    pairs = ((known[text][0], *pair) for text in known for pair in halves_of(text, known))
-    merges = sorted(pairs, key=lambda row: (row[0], known[row[1]][1], known[row[2]][1]))
+    ranks = {text: (-score, id) for id, (text, score) in rows}
+    pairs = ((ranks[text][0], *pair) for text in ranks for pair in halves_of(text, ranks))
+    merges = sorted(pairs, key=lambda row: (row[0], ranks[row[1]][1], ranks[row[2]][1]))
     return [[left, right] for _, left, right in merges]

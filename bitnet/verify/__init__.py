@@ -195,9 +195,9 @@ class _Examination:
                 right.append(f"as {name} is attested ({self.against.digest[:16]})")
                 self.trace = self.against.trace
                 rewritten = [name for name in checkpoint.inventory.names if name.endswith(".json")]
-        elif self.manifest is None and (known := recognise(checkpoint)) is not None:
-            (wrong if known.differences else right).append(known.text)
-            self.trace = None if known.differences else known.attestation.trace
+        elif self.manifest is None and (recognition := recognise(checkpoint)) is not None:
+            (wrong if recognition.differences else right).append(recognition.text)
+            self.trace = None if recognition.differences else recognition.attestation.trace
         if self.manifest is not None:
             manifest = self.manifest
             files = checkpoint.inventory
@@ -244,8 +244,8 @@ class _Examination:
 
     def _compare_pins(self, files: Inventory) -> tuple[list[str], list[str]]:
         """Digests that are as pinned, if every file is, and those that are not."""
-        found = {name: self.find_pin(files.path(name)) for name in files.names}
-        pins = {name: pin for name, pin in found.items() if pin is not None}
+        pin_by_name = {name: self.find_pin(files.path(name)) for name in files.names}
+        pins = {name: pin for name, pin in pin_by_name.items() if pin is not None}
         wrong = [
             f"SHA-256 of {name} is {files.sha256[name]}, {pin.source} says {pin.sha256}"
             for name, pin in pins.items()
@@ -408,9 +408,9 @@ class _Examination:
             same = f"; the same tokenizer: {', '.join(differences)}" if differences else ""
             return replace(self._report("ok", text + same), details=lines)
         chosen = Path(self.judged.source).name
-        others = "; ".join(f"{name}: {text}" for name, text in different.items())
+        differing = "; ".join(f"{name}: {text}" for name, text in different.items())
         hint = f"other programs may read another file: name one with --tokenizer {chosen}"
-        text = f"{text}; not the tokenizer of {chosen}, which transformers reads: {others}"
+        text = f"{text}; not the tokenizer of {chosen}, which transformers reads: {differing}"
         return replace(self._report("warning", text, hint), details=lines)
 
     @_check("vocabulary")

@@ -97,11 +97,13 @@ class Attestation:
     @property
     def sections(self) -> dict[str, str]:
         """SHA-256 of each section."""
-        found: dict[str, dict[str, str]] = {name: {} for name in SECTIONS}
-        found["tensors"] = {name: one.sha256 for name, one in self.tensors.items()}
+        leaves_by_section: dict[str, dict[str, str]] = {name: {} for name in SECTIONS}
+        leaves_by_section["tensors"] = {
+            name: tensor.sha256 for name, tensor in self.tensors.items()
+        }
         for key, digest in self.keys.items():
-            found[section_of(key)][key] = digest
-        return {name: _sha256(_canonical(leaves)) for name, leaves in found.items()}
+            leaves_by_section[section_of(key)][key] = digest
+        return {name: _sha256(_canonical(leaves)) for name, leaves in leaves_by_section.items()}
 
     @property
     def digest(self) -> str:
@@ -118,8 +120,8 @@ class Attestation:
             "digest": self.digest,
             "sections": self.sections,
             "tensors": {
-                name: [one.encoding, list(one.shape), one.sha256]
-                for name, one in sorted(self.tensors.items())
+                name: [tensor.encoding, list(tensor.shape), tensor.sha256]
+                for name, tensor in sorted(self.tensors.items())
             },
             "keys": dict(sorted(self.keys.items())),
             "lists": {key: grid.facts() for key, grid in sorted(self.lists.items())},
@@ -354,8 +356,8 @@ def attestation_of(against: str) -> Attestation:
         return attest(open_checkpoint(path), trace=False)
     attestation = attestations_by_name().get(against)
     if attestation is None:
-        known = f"known: {', '.join(attestations_by_name())}"
-        raise NotFound(f"no file and no known model {against!r}", hint=known)
+        names = f"known: {', '.join(attestations_by_name())}"
+        raise NotFound(f"no file and no known model {against!r}", hint=names)
     return attestation
 
 

@@ -201,7 +201,9 @@ def _identity_in(certificate: Any) -> tuple[str, str]:
 
 
 def _root_digest(resources: list[dict[str, str]]) -> str:
-    return hashlib.sha256(b"".join(bytes.fromhex(one["digest"]) for one in resources)).hexdigest()
+    return hashlib.sha256(
+        b"".join(bytes.fromhex(resource["digest"]) for resource in resources)
+    ).hexdigest()
 
 
 def _check_signature(bundle: dict[str, Any], key: Path, path: Path) -> bytes:

@@ -203,7 +203,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         path, value = pending.pop()
         if isinstance(value, dict) and value:
             pending += [((*path, key), entry) for key, entry in value.items()]
-        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        elif isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
             yield from ((key_in(name, *path, at), entry) for at, entry in enumerate(value))
         else:
             yield key_in(name, *path), value

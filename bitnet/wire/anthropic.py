@@ -263,8 +263,10 @@ def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
                 {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
             )
         else:
-            shown = str(kind)[:40].encode(errors="replace").decode()
-            raise UsageError(f"{at}: a block of type {shown!r} is refused: {ONLY_TEXT}", field=at)
+            printable = str(kind)[:40].encode(errors="replace").decode()
+            raise UsageError(
+                f"{at}: a block of type {printable!r} is refused: {ONLY_TEXT}", field=at
+            )
     if texts or calls or not turns:
         turn: dict[str, Any] = {"role": message["role"], "content": "\n".join(texts)}
         if calls:
@@ -284,8 +286,10 @@ def _texts(content: Any, where: str) -> str:
         at = f"{where}.{number}"
         kind = block.get("type", "text")
         if kind not in ("text", "tool_reference"):
-            shown = str(kind)[:40].encode(errors="replace").decode()
-            raise UsageError(f"{at}: a block of type {shown!r} is refused: {ONLY_TEXT}", field=at)
+            printable = str(kind)[:40].encode(errors="replace").decode()
+            raise UsageError(
+                f"{at}: a block of type {printable!r} is refused: {ONLY_TEXT}", field=at
+            )
         check_entries(block, _BLOCKS[kind], at)
         name = "text" if kind == "text" else "tool_name"
         if not isinstance(block.get(name), str):

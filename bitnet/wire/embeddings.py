@@ -50,14 +50,14 @@ def vector_precision(body: Body) -> Precision:
     return cast("Precision", "float32" if dtype == "float" else dtype)
 
 
-def texts_of(given: Any, field: str, *, at_most: int) -> list[str | list[int]]:
+def texts_of(inputs: Any, field: str, *, at_most: int) -> list[str | list[int]]:
     """Texts of *field* in any of the four forms that OpenAI accepts."""
-    if isinstance(given, str):
-        return [given]
-    if given and isinstance(given[0], int):
-        return [list(given)]
-    check_count(given, field, at_most=at_most)
-    return list(given)
+    if isinstance(inputs, str):
+        return [inputs]
+    if inputs and isinstance(inputs[0], int):
+        return [list(inputs)]
+    check_count(inputs, field, at_most=at_most)
+    return list(inputs)
 
 
 def check_count(texts: Sequence[Any], field: str, *, at_most: int) -> None:

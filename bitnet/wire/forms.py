@@ -48,9 +48,9 @@ def read_json(raw: bytes | str) -> Any:
         raise UsageError(f"the body is not JSON: {reason}{at}") from None
 
 
-def check_entries(value: Mapping[str, Any], known: Mapping[str, Schema], where: str) -> None:
-    """Check the entries of *value*, which is at *where*, and refuse those that are not *known*."""
-    schema = {"type": "object", "properties": known, "additionalProperties": False}
+def check_entries(value: Mapping[str, Any], schemas: Mapping[str, Schema], where: str) -> None:
+    """Refuse entries of *value*, which is at *where*, that *schemas* does not name."""
+    schema = {"type": "object", "properties": schemas, "additionalProperties": False}
     if problem := find_problem(schema, value, (where,)):
         raise _refusal(problem)
 

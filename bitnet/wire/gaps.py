@@ -38,8 +38,8 @@ def gap_prompt(
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special=False, parse_special=False)
 
-    found = (_find_all(tokenizer, marks) for marks in _MARKS)
-    tokens = next((ids for ids in found if ids is not None), None)
+    candidates = (_find_all(tokenizer, marks) for marks in _MARKS)
+    tokens = next((ids for ids in candidates if ids is not None), None)
     if tokens is None:
         raise Unsupported(
             "this model has no tokens for the text before and after a gap",
@@ -74,5 +74,5 @@ def _find(tokenizer: Tokenizer, mark: str) -> int | None:
 def _find_all(tokenizer: Tokenizer, marks: Sequence[str]) -> list[int] | None:
     """Ids of *marks*, if each is a token."""
     ids = [_find(tokenizer, mark) for mark in marks]
-    found = [token for token in ids if token is not None]
-    return found if len(found) == len(marks) else None
+    tokens = [token for token in ids if token is not None]
+    return tokens if len(tokens) == len(marks) else None

@@ -105,7 +105,7 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
 
 
 def _ids(body: Body, ids: list[int | None]) -> list[int]:
-    return [one for one in ids if one is not None] if body["return_tokens"] else []
+    return [token for token in ids if token is not None] if body["return_tokens"] else []
 
 
 def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:

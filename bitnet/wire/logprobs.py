@@ -16,7 +16,7 @@ _DecodesUtf8 = getincrementaldecoder("utf-8")
 def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
     """Log-probabilities of *tokens*, each with its alternatives, as chats have them."""
     content = [
-        token_facts(token) | {"top_logprobs": [token_facts(other) for other in token.top]}
+        token_facts(token) | {"top_logprobs": [token_facts(candidate) for candidate in token.top]}
         for token in tokens
     ]
     return {"content": content, "refusal": None}
@@ -51,7 +51,9 @@ class TextLogprobs:
             names = _names_of(token)
             part["tokens"].append(names[token.id])
             part["token_logprobs"].append(token.logprob)
-            part["top_logprobs"].append({names[other.id]: other.logprob for other in token.top})
+            part["top_logprobs"].append(
+                {names[candidate.id]: candidate.logprob for candidate in token.top}
+            )
             part["text_offset"].append(self._characters)
             self._characters += len(self._decoder.decode(token.bytes))
         return part

@@ -149,13 +149,15 @@ def _text_part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = part.get("type", "text")
     name = "refusal" if kind == "refusal" else "text"
     if kind not in ("text", "refusal", "input_text", "output_text"):
-        shown = str(kind)[:40].encode(errors="replace").decode()
-        raise UsageError(f"{where}: a part of type {shown!r} is refused: {ONLY_TEXT}", field=where)
+        printable = str(kind)[:40].encode(errors="replace").decode()
+        raise UsageError(
+            f"{where}: a part of type {printable!r} is refused: {ONLY_TEXT}", field=where
+        )
     if not isinstance(part.get(name), str):
         raise UsageError(f"{where}.{name}: expected a text", field=f"{where}.{name}")
-    for other, value in part.items():
-        is_own = other in ("type", name) or IGNORED in PART["properties"].get(other, {})
+    for key, value in part.items():
+        is_own = key in ("type", name) or IGNORED in PART["properties"].get(key, {})
         if not is_own and value is not None:
-            field = f"{where}.{other[:80]}".encode(errors="replace").decode()
+            field = f"{where}.{key[:80]}".encode(errors="replace").decode()
             raise UsageError(f"{field}: this field is not known here", field=field)
     return {"type": "text", "text": part[name]}

@@ -201,9 +201,9 @@ def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
             return name, {"json_schema": {"type": "object"}} if value else {}
         if kind != "choice":
             return name, {kind: value}
-        if not (isinstance(value, list) and value and all(isinstance(one, str) for one in value)):
+        if not (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):
             raise UsageError(f"{name} is not a list of texts", field=name)
-        return name, {"regex": "|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in value)}
+        return name, {"regex": "|".join(_SPECIAL.sub(r"\\\g<0>", text) for text in value)}
     return "", {}
 
 

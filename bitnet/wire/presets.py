@@ -137,9 +137,9 @@ def with_preset(text: str, preset: Preset) -> str:
             lines.append(line)
     before = "".join(lines).rstrip()
     changed = f"{before}\n\n{preset.to_toml()}" if before else preset.to_toml()
-    others = {name: each for name, each in parse_presets(text).items() if name != preset.name}
+    unchanged = {name: each for name, each in parse_presets(text).items() if name != preset.name}
     try:
-        is_right = parse_presets(changed) == {**others, preset.name: preset}
+        is_right = parse_presets(changed) == {**unchanged, preset.name: preset}
     except ValueError:
         is_right = False
     if not is_right:

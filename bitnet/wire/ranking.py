@@ -33,11 +33,11 @@ def rank_requests(
 
 def _documents(body: Body) -> list[str]:
     """Texts of the documents in *body*."""
-    given = [name for name in ("documents", "texts") if body[name] is not None]
-    if len(given) != 1:
+    names = [name for name in ("documents", "texts") if body[name] is not None]
+    if len(names) != 1:
         raise UsageError("documents: give them, or texts", field="documents")
-    documents = body[given[0]]
-    check_count(documents, given[0], at_most=MAX_TEXTS)
+    documents = body[names[0]]
+    check_count(documents, names[0], at_most=MAX_TEXTS)
     return [entry if isinstance(entry, str) else entry["text"] for entry in documents]
 
 

@@ -153,13 +153,13 @@ def _choice(choice: Any) -> Any:
     return choice
 
 
-def _messages(given: str | list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+def _messages(input_: str | list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     """Turns that templates know for a text or items, each with the place of its first item."""
-    if isinstance(given, str):
-        return [("input", {"role": "user", "content": given})]
+    if isinstance(input_, str):
+        return [("input", {"role": "user", "content": input_})]
     turns: list[tuple[str, dict[str, Any]]] = []
     reasoning: list[str] = []  # that belongs to the next message or call of the assistant
-    for number, item in enumerate(given):
+    for number, item in enumerate(input_):
         where = f"input.{number}"
         kind = item.get("type", "message")
         if str(kind) in _ITEMS:
@@ -214,8 +214,10 @@ def _text(content: Any, where: str) -> str:
         at = f"{where}.{number}"
         kind = part.get("type")
         if kind not in ("input_text", "output_text", "text", "refusal"):
-            shown = str(kind)[:40].encode(errors="replace").decode()
-            raise UsageError(f"{at}: a part of type {shown!r} is refused: {ONLY_TEXT}", field=at)
+            printable = str(kind)[:40].encode(errors="replace").decode()
+            raise UsageError(
+                f"{at}: a part of type {printable!r} is refused: {ONLY_TEXT}", field=at
+            )
         check_entries(part, _PART, at)
         name = "refusal" if kind == "refusal" else "text"
         if part.get(name) is None:
@@ -351,9 +353,9 @@ class _Items:
         yield from self._close("completed")
         self._is_open = True
         self._output.append(item | {"status": "in_progress"})
-        shown = self._output[-1] | ({"content": []} if "content" in item else {})
+        opened = self._output[-1] | ({"content": []} if "content" in item else {})
         at = len(self._output) - 1
-        yield self.event("response.output_item.added", output_index=at, item=shown)
+        yield self.event("response.output_item.added", output_index=at, item=opened)
 
     def _close(self, status: str) -> Iterator[dict[str, Any]]:
         if not self._is_open:

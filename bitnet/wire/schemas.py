@@ -175,7 +175,7 @@ def _object_problem(schema: Schema, value: dict[str, Any], place: Place) -> Prob
         if name not in value:
             return (*place, name), "this field is required"
     own = schema.get("properties", {})
-    others = schema.get("additionalProperties")
+    additional = schema.get("additionalProperties")
     for name, inner in value.items():
         at = (*place, name[:80])
         if inner is None and name not in schema.get("required", ()):
@@ -183,9 +183,9 @@ def _object_problem(schema: Schema, value: dict[str, Any], place: Place) -> Prob
         if name in own:
             if problem := find_problem(own[name], inner, at):
                 return problem
-        elif (others is None and own) or others is False:
+        elif (additional is None and own) or additional is False:
             return at, "this field is not known here"
-        elif isinstance(others, dict) and (problem := find_problem(others, inner, at)):
+        elif isinstance(additional, dict) and (problem := find_problem(additional, inner, at)):
             return problem
     return None
 

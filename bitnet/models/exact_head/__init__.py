@@ -52,11 +52,11 @@ class Found:
 class Logits:
     """The logits of one position: all of them, or those that can decide the token."""
 
-    def __init__(self, known: Array | Found, compute: Callable[[], Array] | None = None) -> None:
+    def __init__(self, logits: Array | Found, compute: Callable[[], Array] | None = None) -> None:
         """All logits, ``(vocab_size,)``; or those that are found, and *compute* gives all."""
         # those that can decide it; ``None`` once all are computed
-        self.found = known if isinstance(known, Found) else None
-        self._all = None if isinstance(known, Found) else known
+        self.found = logits if isinstance(logits, Found) else None
+        self._all = None if isinstance(logits, Found) else logits
         self._compute = compute
 
     def all(self) -> Array:

@@ -100,9 +100,9 @@ class Head:
         places = [at for at, need in enumerate(needed) if need is not None]
         if self.copy is None or not 0 < len(places) <= MOST_AT_ONCE:
             return candidates
-        some = self.copy.find(hidden[places], [need for need in needed if need is not None])
+        by_place = self.copy.find(hidden[places], [need for need in needed if need is not None])
         self._check_files()
-        for at, candidate in zip(places, some, strict=True):
+        for at, candidate in zip(places, by_place, strict=True):
             candidates[at] = candidate
         return candidates
 
@@ -190,11 +190,11 @@ class Costs:
 
     def add(self, candidates: Sequence[Found | None]) -> None:
         """Add a pass that found *candidates* by the copy; ``None``: it read the whole head."""
-        by_copy = [one for one in candidates if one is not None]
+        by_copy = [candidate for candidate in candidates if candidate is not None]
         if by_copy:
             rows = by_copy[0].vocab_size
-            refined = sum(one.refined for one in by_copy) / rows
-            computed = sum(len(one.ids) for one in by_copy) / rows
+            refined = sum(candidate.refined for candidate in by_copy) / rows
+            computed = sum(len(candidate.ids) for candidate in by_copy) / rows
             self._recent.append(self._copy + SIXTH * self._sixth * refined + ROWS * computed)
             if len(by_copy) < len(candidates):
                 self.add_whole()
