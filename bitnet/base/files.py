@@ -139,13 +139,14 @@ def _nearest_existing(folder: Path) -> Path:
     return next(path for path in (whole, *whole.parents) if path.exists())
 
 
-def require_space(folder: Path, size: int, what: str, hint: str, *, spare: int = 0) -> None:
+def require_space(folder: Path, size: int, purpose: str, hint: str, *, spare: int = 0) -> None:
     """Refuse *size* bytes below *folder* that leave less than *spare* free."""
     free = free_space(folder)
     if size + spare > free:
+        needed = human_size(size)
         extra = f" and {human_size(spare)} to spare" if spare else ""
         raise NoSpace(
-            f"No space left on device (os error {errno.ENOSPC}): {what} needs {human_size(size)} "
+            f"No space left on device (os error {errno.ENOSPC}): {purpose} needs {needed} "
             f"more{extra}, {human_size(free)} are free in {folder}",
             hint=hint,
         )

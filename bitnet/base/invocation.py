@@ -65,7 +65,7 @@ def as_typed(path: str) -> str:
     return name if is_found else shlex.quote(path)
 
 
-def word(path: str | os.PathLike[str]) -> str:
+def shell_quote(path: str | os.PathLike[str]) -> str:
     """*path* as one quoted word of a command."""
     return shlex.quote(os.fspath(path))
 
@@ -100,8 +100,8 @@ def extra_command(extra: str) -> str:
         return f"pipx inject {PACKAGE} {packages}"
     if _has("uv-receipt.toml"):
         added, extras = _receipt_of_uv()
-        more = " ".join(f"--with {package}" for package in [*added, *packages.split()])
-        return f"uv tool install {more} {_source(extras)}"
+        additions = " ".join(f"--with {package}" for package in [*added, *packages.split()])
+        return f"uv tool install {additions} {_source(extras)}"
     return f"{_pip_install()} {packages}"
 
 
@@ -111,8 +111,8 @@ def reinstall_command() -> str:
         return f"pipx reinstall {PACKAGE}"
     if _has("uv-receipt.toml"):
         added, extras = _receipt_of_uv()
-        more = "".join(f"--with {package} " for package in added)
-        return f"uv tool install --reinstall {more}{_source(extras)}"
+        additions = "".join(f"--with {package} " for package in added)
+        return f"uv tool install --reinstall {additions}{_source(extras)}"
     editable = "-e " if direct_url().get("dir_info", {}).get("editable") else ""
     return f"{_pip_install()} --force-reinstall --no-deps {editable}{_source()}"
 

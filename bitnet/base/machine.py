@@ -198,8 +198,8 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
         return
     mounts = []
     for line in lines:
-        place, _, source = line.partition(" - ")
-        fields = place.split(" ")
+        mount_fields, _, source = line.partition(" - ")
+        fields = mount_fields.split(" ")
         about = source.split(" ")
         if len(fields) >= 5 and len(about) >= 3 and about[0] in ("cgroup", "cgroup2"):
             mounts.append((about[0], about[2].split(","), fields[3], fields[4]))

@@ -40,9 +40,9 @@ def check_ids(name: str, ids: Any, expected: str = "token ids") -> list[int]:
     if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
         raise wrong_type(name, ids, expected)
     values = list(ids)
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if type(value) is not int and not isinstance(value, Integral):
-            raise wrong_type(f"{name}[{place}]", value, "a token id")
+            raise wrong_type(f"{name}[{index}]", value, "a token id")
     return [operator.index(value) for value in values]
 
 

@@ -140,12 +140,12 @@ class OutputFile:
     def _refuse_input(self, status: os.stat_result) -> None:
         """Refuse to replace an input of the command, or a foreign file in an input folder."""
         for path in self.inputs:
-            place = _status(path)
-            if place is None:
+            status_of_path = _status(path)
+            if status_of_path is None:
                 continue
-            if os.path.samestat(place, status):
+            if os.path.samestat(status_of_path, status):
                 raise _is_input(self.option, self.path, path)
-            if not stat.S_ISDIR(place.st_mode):
+            if not stat.S_ISDIR(status_of_path.st_mode):
                 continue
             is_own = self.kind is not None and _recognises(self.kind, self.path)
             if not is_own and _contains(path, status):
@@ -237,9 +237,9 @@ def _status(path: Path) -> os.stat_result | None:
 
 def _contains(folder: Path, status: os.stat_result) -> bool:
     """True if a file below *folder* is the one with this *status*."""
-    for place, _, names in os.walk(folder):
+    for folder_path, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                if os.path.samestat(os.stat(os.path.join(place, name)), status):  # noqa: PTH116, PTH118
+                if os.path.samestat(os.stat(os.path.join(folder_path, name)), status):  # noqa: PTH116, PTH118
                     return True
     return False

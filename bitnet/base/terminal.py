@@ -104,18 +104,18 @@ def print_if_possible(text: str, stream: TextIO) -> None:
         with BARS.above(stream):
             print(text, file=stream, flush=True)
     except OSError:
-        let_go(stream)
+        discard_output(stream)
 
 
-def settle(stream: TextIO) -> None:
+def flush_or_discard(stream: TextIO) -> None:
     """Write what *stream* holds; if that is impossible, nothing of it is written at exit either."""
     try:
         stream.flush()
     except OSError:
-        let_go(stream)
+        discard_output(stream)
 
 
-def let_go(stream: TextIO) -> None:
+def discard_output(stream: TextIO) -> None:
     """Point *stream* at nothing, so that what is left in its buffer cannot fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -64,8 +64,8 @@ def redact_url(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return printable(settings.without_login(url).partition("?")[0])
-    place = parts.netloc.rpartition("@")[2]
-    return printable(urlunsplit((parts.scheme, place, parts.path, "", "")), longest=2000)
+    host = parts.netloc.rpartition("@")[2]
+    return printable(urlunsplit((parts.scheme, host, parts.path, "", "")), longest=2000)
 
 
 def origin(url: str) -> tuple[str, str | None, int | None]:

@@ -135,14 +135,14 @@ class BatchRow:
             ignored = self.list_ignored(model)
             return {"body": form.reply(body, head, answers), "ignored": ignored}
         (answer,) = answers
-        more: dict[str, Any] = {}
+        optional: dict[str, Any] = {}
         if answer.calls:
-            more["tool_calls"] = [asdict(call) for call in answer.calls]
+            optional["tool_calls"] = [asdict(call) for call in answer.calls]
         if answer.sequence.request.logprobs is not None:
-            more["logprobs"] = [_logprob(token) for token in answer.logprobs]
+            optional["logprobs"] = [_logprob(token) for token in answer.logprobs]
         return {
             "text": answer.text,
-            **more,
+            **optional,
             "finish_reason": answer.finish_reason,
             "prompt_tokens": len(answer.prompt_ids),
             "tokens": answer.tokens,

@@ -67,8 +67,8 @@ class Removal:
         Names that the plan removes do not count.
         """
         planned = sum(each.inode == entry.inode for each in self.remove)
-        more = entry.links - len(entry.users) - max(planned, 1)
-        return [*entry.users, *([f"{more} links"] if more > 0 else [])]
+        unnamed = entry.links - len(entry.users) - max(planned, 1)
+        return [*entry.users, *([f"{unnamed} links"] if unnamed > 0 else [])]
 
     def facts(self) -> dict[str, Any]:
         """The plan as JSON values."""

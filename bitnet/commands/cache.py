@@ -8,7 +8,7 @@ from pathlib import Path
 from bitnet.base.errors import IntegrityError, NotFound, UsageError, VerificationFailed
 from bitnet.base.files import read_bytes
 from bitnet.base.findings import render
-from bitnet.base.invocation import as_started, word
+from bitnet.base.invocation import as_started, shell_quote
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.outputs import OutputFile
 from bitnet.base.progress import Progress
@@ -127,7 +127,7 @@ def cache_verify(
     if damaged := [verdict for verdict in verdicts if verdict.problem]:
         first = damaged[0].entry
         models = " --models" if first.kind == "model" else ""
-        remedy = f"bitnet cache clean --key {word(first.key)}{models} --yes"
+        remedy = f"bitnet cache clean --key {shell_quote(first.key)}{models} --yes"
         text = f"{len(damaged)} of {len(verdicts)} files in {root} are damaged"
         failure = IntegrityError(text, hint=f"{remedy}, then fetch it again")
     facts = [verdict.facts() for verdict in verdicts]
@@ -355,7 +355,7 @@ def bundle_import(
     state = f"{len(imported)} new files" if imported else "everything was here"
     show(f"✓ {state}", stream=sys.stderr)
     for name in models:
-        show(as_started(f"✓ {name}: bitnet run {word(name)} --offline"), stream=sys.stderr)
+        show(as_started(f"✓ {name}: bitnet run {shell_quote(name)} --offline"), stream=sys.stderr)
     facts = {
         "files": [{**facts_of(file), "fresh": file.sha256 in imported} for file in bundle.files],
         "models": {name: str(path) for name, path in models.items()},

@@ -19,7 +19,7 @@ from bitnet.base.errors import (
 )
 from bitnet.base.files import path_of, read_bytes
 from bitnet.base.findings import SEVERITIES, Finding, render, status_of
-from bitnet.base.invocation import extra_command, program, word
+from bitnet.base.invocation import extra_command, program, shell_quote
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.outputs import OutputFile, begins_with
 from bitnet.base.tables import show, table, wrap
@@ -171,10 +171,10 @@ def _pins_for(model, cache):
     digests = Store(cache).digests().items()
     pins = {Path(path).resolve(): Digest(sha256, "the cache's record") for path, sha256 in digests}
     named = {}
-    for place, entry in _list_locked(model):
-        pins[place.resolve()] = Digest(entry.sha256, LOCK_FILE)
-        if model.resolve() in place.parents:
-            named[place] = LOCK_FILE
+    for locked_path, entry in _list_locked(model):
+        pins[locked_path.resolve()] = Digest(entry.sha256, LOCK_FILE)
+        if model.resolve() in locked_path.parents:
+            named[locked_path] = LOCK_FILE
     pins |= {
         shipped.path.resolve(): Digest(shipped.sha256, "this package")
         for shipped in SHIPPED.values()
@@ -190,7 +190,9 @@ def _list_locked(path):
     from bitnet.store.records import LOCK_FILE, read_lock
 
     places = (Path.cwd() / "x", Path.cwd() / path, path.resolve())
-    for folder in dict.fromkeys(folder for place in places for folder in reversed(place.parents)):
+    for folder in dict.fromkeys(
+        folder for locked_path in places for folder in reversed(locked_path.parents)
+    ):
         for entry in read_lock(folder / LOCK_FILE):
             if entry.place is not None:
                 yield folder.resolve() / path_of(entry.place), entry
@@ -240,7 +242,7 @@ def health(
         output.finish(reports, [_verdict(reports)])
         return
     text = f"❌ Health check failed: {', '.join(failed)}"
-    failure = VerificationFailed(text, hint=f"bitnet verify {word(failed[0])}")
+    failure = VerificationFailed(text, hint=f"bitnet verify {shell_quote(failed[0])}")
     output.finish(reports, [f"❌ Failed: {model}" for model in failed], failure)
 
 
@@ -254,11 +256,13 @@ def _as_argument(path):
 
 def _report_missing(folder):
     """Reports about model files below *folder* that a lock file names and that are gone."""
-    for place, entry in _list_locked(folder / "x"):
-        is_below = folder.resolve() in place.parents
-        if entry.kind == "model" and is_below and not place.exists():
-            error = NotFound(f"{place} is gone, bitnet.lock.json names it", hint="bitnet sync")
-            yield report_of(place, [Finding.of("file", error)])
+    for locked_path, entry in _list_locked(folder / "x"):
+        is_below = folder.resolve() in locked_path.parents
+        if entry.kind == "model" and is_below and not locked_path.exists():
+            error = NotFound(
+                f"{locked_path} is gone, bitnet.lock.json names it", hint="bitnet sync"
+            )
+            yield report_of(locked_path, [Finding.of("file", error)])
 
 
 def _verdict(reports):

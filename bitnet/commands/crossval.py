@@ -21,7 +21,7 @@ from bitnet.base.errors import (
 )
 from bitnet.base.files import check_writable
 from bitnet.base.findings import render
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.outputs import OutputFile
 from bitnet.base.tables import LiveLine, brief
 from bitnet.commands.context import (
@@ -238,7 +238,7 @@ def _end(evidence, verdict, requested, name, *, quiet):
     kind = VerificationFailed if verdict.status == "failed" else ReferenceUnavailable
     if quiet:
         raise Exit(code=kind.exit_code)
-    hint = f"check the file: bitnet verify {word(name or 'smollm2-135m')}"
+    hint = f"check the file: bitnet verify {shell_quote(name or 'smollm2-135m')}"
     raise kind(f"crossval {verdict.status}: {reasons}", hint=verdict.hint or hint)
 
 

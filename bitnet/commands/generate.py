@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InferenceError, NotFound, UsageError
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind, json_in
 from bitnet.base.quantities import human_size
@@ -76,7 +76,7 @@ def run(
         if text is None and not chats:
             raise UsageError(
                 f"{name} has no chat template, it only continues a text",
-                hint=f"bitnet run {word(name)} 'Once upon a time'",
+                hint=f"bitnet run {shell_quote(name)} 'Once upon a time'",
             )
         if instructions and not chats:
             raise UsageError(f"{name} has no chat template: --system needs one")
@@ -137,7 +137,7 @@ def infer(
     text = _check_text(
         read_text(file) if file else with_piped_text(prompt.prompt, "--prompt"),
         "infer needs --prompt or --prompt-file, or a text that is piped into it",
-        hint=f"bitnet infer {word(model.model or 'bitnet-tiny')} --prompt 'Hello'",
+        hint=f"bitnet infer {shell_quote(model.model or 'bitnet-tiny')} --prompt 'Hello'",
     )
     model, preset = apply_preset(model)
     request = request.with_origin("command line")

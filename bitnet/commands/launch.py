@@ -241,12 +241,12 @@ def _fetch(address: str, path: str) -> bytes | None:
     import http.client
 
     try:
-        place = urlsplit(address)
-        host = place.hostname
-        port = place.port
+        url = urlsplit(address)
+        host = url.hostname
+        port = url.port
     except ValueError:  # brackets or a port that are not those of an address
         host = None
-    if host not in ("127.0.0.1", "localhost", "::1") or place.scheme != "http":
+    if host not in ("127.0.0.1", "localhost", "::1") or url.scheme != "http":
         raise UsageError(
             f"--server {address}: expected the address of this machine, http://127.0.0.1:PORT",
             hint="start the agent with its own settings for a server elsewhere",

@@ -19,7 +19,7 @@ from bitnet.base.errors import (
 )
 from bitnet.base.files import digest_of, path_of, read_bytes
 from bitnet.base.findings import Finding, render, status_of
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.machine import fits_in_memory
 from bitnet.base.options import CacheOptions, option
 from bitnet.base.outputs import OutputFile, OutputKind
@@ -67,7 +67,7 @@ def models(
         if is_match:
             matching.append(row)
     if not matching:
-        hint = f"look for it on the hub: bitnet search {word(text)}"
+        hint = f"look for it on the hub: bitnet search {shell_quote(text)}"
         raise NotFound(f"no model of that name or family: {text!r}", hint=hint)
     output.finish(matching, _lines(matching))
 
@@ -356,10 +356,10 @@ def _download(refs, select, output, sha256, common, **options):
     project = common.project(**options)
     target = Path(output) if output else None
     provided = download(refs, project, output=target, sha256=sha256, select=select)
-    what = "file" if select else "model"
+    noun = "file" if select else "model"
     show(provided[0].licence_line, stream=sys.stderr)
     for obtained in provided:
-        state = "Already there" if obtained.cached else f"Downloaded {what} to"
+        state = "Already there" if obtained.cached else f"Downloaded {noun} to"
         show(f"✓ {state}: {obtained.path}{obtained.digest_note}", stream=sys.stderr)
         attest_fetched(obtained.path, fresh=not obtained.cached)
     facts = [obtained.facts() for obtained in provided]

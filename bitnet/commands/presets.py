@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind
 from bitnet.base.terminal import as_json
@@ -77,12 +77,12 @@ def create(
     before = read_text(str(path), whole=True) if path.exists() else ""
     path.parent.mkdir(parents=True, exist_ok=True)
     OutputFile(path, _FILE, option="BITNET_PRESETS").write_text(with_preset(before, made))
-    for what in ignored:
-        say(f"Note: {what} has no effect here")
+    for ignored_setting in ignored:
+        say(f"Note: {ignored_setting} has no effect here")
     if output.json:
         print(as_json({"name": name, "file": str(path), "ignored": ignored}))
     else:
-        say(f"Created {name} in {path}. Try: bitnet run {word(name)}")
+        say(f"Created {name} in {path}. Try: bitnet run {shell_quote(name)}")
 
 
 def _is_presets(path):
@@ -98,7 +98,7 @@ def _read_source(name, model, file):
     """The preset that *file* describes, if one is given, and what in it has no effect."""
     if not file:
         if not model:
-            hint = f"bitnet create {word(name)} --from MODEL"
+            hint = f"bitnet create {shell_quote(name)} --from MODEL"
             raise UsageError("create needs a model", hint=hint, field="from")
         return None, []
     from bitnet.wire.modelfile import read_llama_cpp_presets, read_modelfile

@@ -59,7 +59,7 @@ class Program(InvokeProgram):
         """Run the command line in *argv* and exit with its exit code (unless *exit* is false)."""
         code = self._run_and_report(sys.argv if argv is None else argv)
         if exit:
-            terminal.settle(sys.stderr)
+            terminal.flush_or_discard(sys.stderr)
             sys.exit(code)
 
     def _run_and_report(self, argv: list[str]) -> int:
@@ -80,10 +80,10 @@ class Program(InvokeProgram):
             return int(error.result.exited)
         except BrokenPipeError:
             # The reader has gone (``| head``): there is nothing left to report.
-            terminal.let_go(sys.stdout)
+            terminal.discard_output(sys.stdout)
         except (Exception, KeyboardInterrupt, _Terminated) as error:  # noqa: BLE001 - the last one
             if isinstance(error, OSError):
-                terminal.settle(sys.stdout)
+                terminal.flush_or_discard(sys.stdout)
             return self._report(_translate(error))
         return 0
 

@@ -131,9 +131,9 @@ def _slots(options, model, common, prompt_cache):
         aliases = () if argument in ("", name) or Path(argument) == path else (argument,)
         if taken := {name, *aliases} & set(adapters):
             raise UsageError(f"--lora {min(taken)}=...: that is the name of the model itself")
-        more = {"aliases": aliases, "adapters": [*adapters], "context": here.context}
-        more["preset"] = preset
-        slots.setdefault(name, Slot(name, path, opener, loader, **more))
+        settings = {"aliases": aliases, "adapters": [*adapters], "context": here.context}
+        settings["preset"] = preset
+        slots.setdefault(name, Slot(name, path, opener, loader, **settings))
     for alias in options.alias:
         short, _, of = alias.partition("=")
         of = of or next(iter(slots))

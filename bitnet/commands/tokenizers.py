@@ -18,7 +18,7 @@ from bitnet.base.errors import (
     VerificationFailed,
     VocabMismatch,
 )
-from bitnet.base.invocation import as_started, harmless, word
+from bitnet.base.invocation import as_started, harmless, shell_quote
 from bitnet.base.options import option
 from bitnet.base.tables import show, table
 from bitnet.base.terminal import as_json
@@ -174,7 +174,7 @@ def explain_tokenizer(
     ]
     if fetchable:
         folder = facts.folder
-        command = as_started(f"bitnet pre-download-tokenizers --model-dir {word(folder)}")
+        command = as_started(f"bitnet pre-download-tokenizers --model-dir {shell_quote(folder)}")
         lines.append(f"  can be fetched: {fetchable.repo} ({command})")
     failure = not_found(outcome) if outcome.tokenizer is None else None
     explanation = {"model": str(facts.path), "candidates": rows, "download": info}
@@ -255,7 +255,7 @@ def verify_tokenizer(
     failure = None
     if not agreement.complete:
         problem = _describe(agreement, specs, parts)
-        see = f"see which one the model gets: bitnet explain-tokenizer {word(model)}"
+        see = f"see which one the model gets: bitnet explain-tokenizer {shell_quote(model)}"
         hint = see if problem else "give a corpus with a line in it"
         failure = VerificationFailed(problem or "no text was compared", hint=hint)
     output.finish(asdict(agreement) | {"passed": agreement.complete}, lines, failure)
@@ -302,7 +302,9 @@ def compat_check(
     failure = None
     lines = [*result.findings, result.verdict]
     if not result.compatible:
-        failure = VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {word(path)}")
+        failure = VocabMismatch(
+            result.verdict, hint=f"bitnet explain-tokenizer {shell_quote(path)}"
+        )
         lines.pop()  # it is the error
     output.finish(asdict(result), lines, failure)
 
@@ -339,7 +341,7 @@ def tokenize(
     if not (text or file) and sys.stdin.isatty():
         raise UsageError(
             "there is no text: none was given, and nothing is piped in",
-            hint=f'bitnet tokenize {word(model)} "a text"',
+            hint=f'bitnet tokenize {shell_quote(model)} "a text"',
         )
     whole = terminal.argument(text) if text else read_text(file or "-", whole=True)
     if pieces:
@@ -390,7 +392,7 @@ def render(
     if messages == "-" and sys.stdin.isatty():
         raise UsageError(
             "there is no conversation: none was given, and nothing is piped in",
-            hint=f"bitnet render {word(model)} --messages conversation.json",
+            hint=f"bitnet render {shell_quote(model)} --messages conversation.json",
         )
     loaded = load_tokenizer(Context().model(model))
     if chat_template:

@@ -41,12 +41,14 @@ def _of_file(jobs: Sequence[Job]) -> _Texts:
         before = changed[0].weight.quant.name
         after = changed[0].target.name
         rounds = "rounds" if changed[0].target.is_ternary else "no longer rounds"
-        what = f"{rounds} what {len(changed)} matrices multiply to int8 per token: "
-        yield _EVERY, f"{what}{before} -> {after} keeps the weights, and not the results"
+        deviation = f"{rounds} what {len(changed)} matrices multiply to int8 per token: "
+        yield _EVERY, f"{deviation}{before} -> {after} keeps the weights, and not the results"
     widths = [job.weight.shape[-1] for job in jobs if job.target.name == "IQ2_BN"]
     if min(widths, default=SHORTEST_ROW) < SHORTEST_ROW:
-        what = f"aborts at products of IQ2_BN with rows of fewer than {SHORTEST_ROW} weights; here "
-        yield "ik_llama.cpp", f"{what}{min(widths)}"
+        deviation = (
+            f"aborts at products of IQ2_BN with rows of fewer than {SHORTEST_ROW} weights; here "
+        )
+        yield "ik_llama.cpp", f"{deviation}{min(widths)}"
     for name in sorted({job.target.name for job in jobs} & {"I2_S", "IQ2_BN"}):
         yield _LLAMA_CPP, f"does not load {name}"
 
@@ -63,8 +65,8 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
         yield _LLAMA_CPP, "lets no position see those behind it, unless it is told to"
     is_erf = any(getattr(mixer, "activation", "") == "gelu" for mixer in config.mixers())
     if family.llama_cpp.gelu_tanh and is_erf:
-        what = f"computes GELU of {checkpoint.architecture} models by the hyperbolic tangent"
-        yield _LLAMA_CPP, f"{what}, up to 5e-4 from what it is"
+        deviation = f"computes GELU of {checkpoint.architecture} models by the hyperbolic tangent"
+        yield _LLAMA_CPP, f"{deviation}, up to 5e-4 from what it is"
     if config.projections and family.architecture != "gemma-embedding":
         yield _LLAMA_CPP, "leaves out the projections behind the pooling of its vectors"
     yield from _attentions(config, family.llama_cpp)
@@ -89,43 +91,49 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
     if engine.window_layers:
         windowed = any(attention.window or attention.rope is None for attention in attentions)
         if windowed != (layers == engine.window_layers):
-            what = f"gives {kind} models windows, and layers that do not rotate, where they have "
-            what += f"{engine.window_layers} layers, whatever their keys say; here {layers}"
-            yield _EVERY, what
+            deviation = (
+                f"gives {kind} models windows, and layers that do not rotate, where they have "
+            )
+            deviation += f"{engine.window_layers} layers, whatever their keys say; here {layers}"
+            yield _EVERY, deviation
     elif windows and WINDOWS[0] in engine.ignores:
-        what = f"ignores the sliding window of {kind} models: beyond "
-        yield _EVERY, f"{what}{min(windows):,} positions it sees too much"
+        deviation = f"ignores the sliding window of {kind} models: beyond "
+        yield _EVERY, f"{deviation}{min(windows):,} positions it sees too much"
     for rope in config.ropes:
         original = rope.original_context
         if rope.long_freq_factors is not None and original < config.context_length:
-            what = f"takes the long rope factors wherever its context is above {original:,} "
-            yield _LLAMA_CPP, f"{what}positions, however few the text has"
+            deviation = f"takes the long rope factors wherever its context is above {original:,} "
+            yield _LLAMA_CPP, f"{deviation}positions, however few the text has"
     # Layers with a window read the last cache but one, the others the last one.
     last = len(config.caches) - 1
     shared = [attention for attention in attentions if attention.shared_cache is not None]
     if any(attention.shared_cache != last - bool(attention.window) for attention in shared):
-        what = f"lets layers without keys of {kind} models read those of the last two that have "
-        yield _LLAMA_CPP, f"{what}keys, first one with a window, then one without"
+        deviation = (
+            f"lets layers without keys of {kind} models read those of the last two that have "
+        )
+        yield _LLAMA_CPP, f"{deviation}keys, first one with a window, then one without"
     for attention in attentions[:1]:
         if attention.alibi and not engine.alibi:
-            what = f"rotates queries and keys of {kind} models, whose scores should fall with the "
-            yield _LLAMA_CPP, f"{what}distance"
+            deviation = (
+                f"rotates queries and keys of {kind} models, whose scores should fall with the "
+            )
+            yield _LLAMA_CPP, f"{deviation}distance"
         if attention.qk_norm and layers < engine.head_norm_layers:
-            what = f"has norms of queries and keys of {kind} models with at least "
-            yield _LLAMA_CPP, f"{what}{engine.head_norm_layers} layers only; here {layers}"
+            deviation = f"has norms of queries and keys of {kind} models with at least "
+            yield _LLAMA_CPP, f"{deviation}{engine.head_norm_layers} layers only; here {layers}"
         usual = attention.head_dim**-0.5
         if layers == engine.wide_scale_layers:
             usual = (config.dim / attention.heads) ** -0.5
         if engine.wide_scale_layers and not math.isclose(attention.scale, usual, rel_tol=1e-6):
-            what = f"scales the scores of {kind} models by {usual:.6g} whatever "
-            yield _EVERY, f"{what}query_pre_attn_scalar says, here {attention.scale:.6g}"
+            deviation = f"scales the scores of {kind} models by {usual:.6g} whatever "
+            yield _EVERY, f"{deviation}query_pre_attn_scalar says, here {attention.scale:.6g}"
         if engine.whole_width and attention.heads * attention.head_dim != config.dim:
             heads = f"{attention.heads} of {attention.head_dim}"
-            what = f"does not load {kind} models whose heads, {heads}, are not "
-            yield _LLAMA_CPP, f"{what}{config.dim} wide together"
+            deviation = f"does not load {kind} models whose heads, {heads}, are not "
+            yield _LLAMA_CPP, f"{deviation}{config.dim} wide together"
         if engine.whole_keys and attention.heads != attention.kv_heads:
-            what = f"does not load {kind} models with {attention.heads} heads and "
-            yield _LLAMA_CPP, f"{what}{attention.kv_heads} key heads"
+            deviation = f"does not load {kind} models with {attention.heads} heads and "
+            yield _LLAMA_CPP, f"{deviation}{attention.kv_heads} key heads"
 
 
 def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
@@ -133,20 +141,22 @@ def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Text
     eps = config.norm_eps
     if isinstance(mixer, DeltaNet):
         if mixer.key_dim != mixer.value_dim:
-            what = f"does not load {kind} models with keys of {mixer.key_dim} and values of "
-            yield _LLAMA_CPP, f"{what}{mixer.value_dim}"
+            deviation = f"does not load {kind} models with keys of {mixer.key_dim} and values of "
+            yield _LLAMA_CPP, f"{deviation}{mixer.value_dim}"
         if not math.isclose(eps, 1e-6, rel_tol=1e-3):
-            what = f"normalizes keys of {kind} models with the epsilon of norms, {eps:g}"
-            yield _LLAMA_CPP, f"{what}, instead of 1e-06"
+            deviation = f"normalizes keys of {kind} models with the epsilon of norms, {eps:g}"
+            yield _LLAMA_CPP, f"{deviation}, instead of 1e-06"
     elif isinstance(mixer, LatentAttention) and mixer.eps != eps:
-        what = f"normalizes latents of {kind} models with the epsilon of other norms, "
-        yield _EVERY, f"{what}{eps:g}, instead of {mixer.eps:g}"
+        deviation = f"normalizes latents of {kind} models with the epsilon of other norms, "
+        yield _EVERY, f"{deviation}{eps:g}, instead of {mixer.eps:g}"
     elif isinstance(mixer, Mamba2):
         if mixer.norm_groups and mixer.norm_first:
             yield _EVERY, f"gates the states of {kind} models before their norm"
         if engine.wide_states and mixer.width != 2 * config.dim:
-            what = f"does not load {kind} models whose states are not twice as wide as the model: "
-            yield _LLAMA_CPP, f"{what}{mixer.width}, expected {2 * config.dim}"
+            deviation = (
+                f"does not load {kind} models whose states are not twice as wide as the model: "
+            )
+            yield _LLAMA_CPP, f"{deviation}{mixer.width}, expected {2 * config.dim}"
 
 
 def _kind(cache: CacheKind) -> str:
@@ -162,8 +172,10 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSuppor
     for name in names:  # of tensors that only some models of a family have
         is_optional = name == "output.weight" or name.startswith("rope_f") or name.endswith(".bias")
         if is_optional and not name.endswith(engine.tensors):
-            what = f"has no {name} in {kind} models: it refuses the file or computes without it"
-            yield _LLAMA_CPP, what
+            deviation = (
+                f"has no {name} in {kind} models: it refuses the file or computes without it"
+            )
+            yield _LLAMA_CPP, deviation
             break
     for end in engine.lacks:
         if any(name.endswith(end) for name in names):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bitnet.quants.types import QuantType
     from bitnet.quants.weight import Weight
 
-    _Rule = str | Callable[["_Place"], str | None]
+    _Rule = str | Callable[["_TensorPosition"], str | None]
 
 
 # A type whose blocks do not fit into the rows, and the one with smaller blocks instead of it.
@@ -73,7 +73,7 @@ _PARTS = {
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TensorPosition:
     """A tensor as the rules see it."""
 
     layer: int  # number among *layers* tensors of its role, or its block's
@@ -201,12 +201,12 @@ class _Assignment:
 
     def _apply(self, rules: Mapping[str, _Rule], name: str, role: str, layers: int) -> str:
         by_block = role == "down" and self.experts > 1
-        place = _Place(
+        tensor = _TensorPosition(
             _block(name) if by_block else self.counts[role], layers, self.sharing, self.weighted
         )
         self.counts[role] += 1
         rule = rules.get(self.mixture)
-        return (rule(place) if callable(rule) else rule) or self.default
+        return (rule(tensor) if callable(rule) else rule) or self.default
 
 
 def _block(name: str) -> int:

@@ -100,21 +100,21 @@ def compare_again(evidence: Evidence, again: Evidence) -> Finding:
         hint = "use the engines and the machine of the report"
         return Finding("skipped", "replay", text, hint)
     if different:
-        more = "" if len(different) <= _SHOWN else f"; and {len(different) - _SHOWN:,} more"
-        return Finding("failed", "replay", "; ".join(different[:_SHOWN]) + more)
+        ending = "" if len(different) <= _SHOWN else f"; and {len(different) - _SHOWN:,} more"
+        return Finding("failed", "replay", "; ".join(different[:_SHOWN]) + ending)
     text = f"all {len(evidence.rows):,} positions and everything else computed again, and equal"
     return Finding("ok", "replay", text)
 
 
-def _differences(reported: Any, computed: Any, place: str) -> Iterator[str]:
+def _differences(reported: Any, computed: Any, path: str) -> Iterator[str]:
     """Places where *reported*, the report, and *computed* differ, with both values."""
     kind = type(reported) if type(reported) is type(computed) else None
     if kind is dict and reported.keys() == computed.keys():
         for key in reported:
-            yield from _differences(reported[key], computed[key], f"{place}.{key}".lstrip("."))
+            yield from _differences(reported[key], computed[key], f"{path}.{key}".lstrip("."))
     elif kind is list and len(reported) == len(computed):
         for number, pair in enumerate(zip(reported, computed, strict=True)):
-            yield from _differences(*pair, f"{place}[{number}]")
+            yield from _differences(*pair, f"{path}[{number}]")
     elif kind is float and math.isclose(reported, computed, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
         return
     elif kind is None or reported != computed:
@@ -124,4 +124,4 @@ def _differences(reported: Any, computed: Any, place: str) -> Iterator[str]:
             else str(value)[:60] or "empty"
             for value in (computed, reported)
         )
-        yield f"{place} is {', the report says '.join(both)}"
+        yield f"{path} is {', the report says '.join(both)}"

@@ -88,8 +88,8 @@ def compare(
         truths = (*(right[0].positions if right else ()), *[None] * len(answer.ids))
         following: list[int | None] = [*answer.ids[answer.first + 1 :], None]
         for at, (p, q) in enumerate(zip(answer.positions, reply.positions, strict=False)):
-            place = number, answer.first + at
-            rows.append(_compare_position(place, p, q, truths[at], following[at]))
+            position = number, answer.first + at
+            rows.append(_compare_position(position, p, q, truths[at], following[at]))
         steps = list(zip(answer.greedy, reply.greedy, strict=False))
         if steps:
             parted = (at for at, (best, other) in enumerate(steps) if best != other)
@@ -99,7 +99,7 @@ def compare(
 
 
 def _compare_position(
-    place: tuple[int, int],
+    position: tuple[int, int],
     ours: Position,
     theirs: Position,
     exact: Position | None,
@@ -112,7 +112,7 @@ def _compare_position(
     ours_kl, ours_scale = nearness(exact, ours)
     theirs_kl, theirs_scale = nearness(exact, theirs)
     return Row(
-        *place,
+        *position,
         *(best[0], best[1]),
         gap=None if None in best[:2] else theirs.gap,
         kl=divergence(theirs, ours),

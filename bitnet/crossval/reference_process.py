@@ -143,8 +143,8 @@ def _write_tensors(file: Path, arrays: dict[str, NDArray[np.float32]]) -> None:
     directory = {}
     end = 0
     for name, values in arrays.items():
-        place = [end, end + values.nbytes]
-        directory[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": place}
+        offsets = [end, end + values.nbytes]
+        directory[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": offsets}
         end += values.nbytes
     header = json.dumps(directory).encode()
     with file.open("wb") as out:

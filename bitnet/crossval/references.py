@@ -55,9 +55,9 @@ def bitnet_cpp_library() -> Path | None:
     if setting is None:
         return None
     folder = expand_home(setting).absolute()
-    for root, place, name in product((folder, folder / "build"), _PLACES, _LIBRARIES):
-        if (root / place / name).is_file():
-            return root / place / name
+    for root, subfolder, name in product((folder, folder / "build"), _PLACES, _LIBRARIES):
+        if (root / subfolder / name).is_file():
+            return root / subfolder / name
     raise UsageError(
         f"BITNET_CPP_DIR={setting}: there is no {_LIBRARIES[0]} in it",
         hint="name the folder where bitnet.cpp was built, with -DBUILD_SHARED_LIBS=ON",

@@ -370,10 +370,10 @@ def _rope_tables(config: Config, family: Family) -> Tables:
     rest = {key: value for key, value in parameters.items() if key not in names}
     check(rest, {}, below="rope_parameters.")
     base = above_zero(parameters.get("rope_theta"), config.get("rope_theta"))
-    more, tensors = FORMULAS[kind](Scaling(config, parameters, base, dims))
+    scaled, tensors = FORMULAS[kind](Scaling(config, parameters, base, dims))
     if family.has_freq_factors:
         tensors = {"rope_freqs.weight": np.ones(dims // 2, dtype=np.float32)} | tensors
-    return {"rope.freq_base": base, "rope.dimension_count": dims, **local, **more}, tensors
+    return {"rope.freq_base": base, "rope.dimension_count": dims, **local, **scaled}, tensors
 
 
 def _split_by_attention(config: Config) -> tuple[Config, dict[str, Any]]:

@@ -76,8 +76,8 @@ def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[in
     return tuple(numbers)
 
 
-def attention(keys: Keys, dim: int, *, kv_heads: int | None = None, **more: Any) -> Attention:
-    """Attention of a layer, with *more* fields, as all families read its keys.
+def attention(keys: Keys, dim: int, *, kv_heads: int | None = None, **overrides: Any) -> Attention:
+    """Attention of a layer, with *overrides* fields, as all families read its keys.
 
     *dim* is the width of the residual stream, *kv_heads* are those of a layer, where layers differ.
     """
@@ -93,7 +93,7 @@ def attention(keys: Keys, dim: int, *, kv_heads: int | None = None, **more: Any)
     if kv_heads is None:
         kv_heads = keys.integer("attention.head_count_kv", heads)
     usual: dict[str, Any] = {"rope": rope_from(keys, head_dim), "scale": max(head_dim, 1) ** -0.5}
-    return Attention(heads, kv_heads, head_dim, **(usual | more))
+    return Attention(heads, kv_heads, head_dim, **(usual | overrides))
 
 
 def is_fused(keys: Keys) -> bool:
@@ -101,12 +101,12 @@ def is_fused(keys: Keys) -> bool:
     return "blk.0.attn_qkv.weight" in keys.weights
 
 
-def dense_as_stored(keys: Keys, **more: Any) -> ModelConfig:
+def dense_as_stored(keys: Keys, **overrides: Any) -> ModelConfig:
     """ModelConfig of the usual blocks, with query, key and value in one matrix if they are.
 
-    *more* is as for :func:`dense`.
+    *overrides* is as for :func:`dense`.
     """
-    return dense(keys, fused=is_fused(keys), **more)
+    return dense(keys, fused=is_fused(keys), **overrides)
 
 
 def dense(
@@ -121,23 +121,22 @@ def dense(
     ffn: dict[str, Any] | None = None,
     mixture: Experts | None = None,
     model: Mapping[str, Any] | None = None,
-    **more: Any,
+    **overrides: Any,
 ) -> ModelConfig:
     """ModelConfig of the usual blocks.
 
     *norms* are the names before and behind each branch, *window* is that of layers that have one,
     if no key gives it; the last layer of each *period* has full attention, and it is *causal* if no
-    key says otherwise. *each* gives attention
-    of a layer, from its number and the usual one. *ffn* has fields of :class:`FeedForward`, *model*
-    of :class:`ModelConfig`, *more* of :class:`Attention`; all layers but the first ones, of which a
-    key gives the number, have the *mixture*.
+    key says otherwise. *each* returns the attention of a layer, from its number and the usual one.
+    *ffn* has fields of :class:`FeedForward`, *model* of :class:`ModelConfig`, *overrides* of
+    :class:`Attention`. All layers but the first ones, whose number a key gives, have the *mixture*.
     """
     model_sizes = sizes(keys)
     causal = bool(keys.value("attention.causal", causal))
     window = keys.integer("attention.sliding_window", window)
     if window and not causal:
         window = window // 2 + 1  # half of it on each side
-    usual = attention(keys, model_sizes.dim, **more)
+    usual = attention(keys, model_sizes.dim, **overrides)
     network = FeedForward(model_sizes.ffn, **(ffn or {}))
     dense_layers = keys.integer("leading_dense_block_count", 0) if mixture else model_sizes.layers
     blocks = (
@@ -165,16 +164,18 @@ def usual_block(
     )
 
 
-def model_of(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any) -> ModelConfig:
-    """Model of *blocks*, with what all families read in the same way, and *more* fields.
+def model_of(
+    keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **overrides: Any
+) -> ModelConfig:
+    """Model of *blocks*, with what all families read in the same way, and *overrides* fields.
 
     Blocks at the end that only draft tokens are left out.
     """
-    if "norm_eps" not in more:
-        more["norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
+    if "norm_eps" not in overrides:
+        overrides["norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
     layers = max(model_sizes.layers - keys.integer("nextn_predict_layers", 0), 0)
-    more["left_out"] = (
-        *more.get("left_out", ()),
+    overrides["left_out"] = (
+        *overrides.get("left_out", ()),
         *(f"blk.{layer}." for layer in range(layers, model_sizes.layers)),
     )
     return ModelConfig(
@@ -183,7 +184,7 @@ def model_of(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: An
         vocab_size=model_sizes.vocab_size,
         context_length=keys.integer("context_length"),
         blocks=tuple(blocks)[:layers],
-        **more,
+        **overrides,
     )
 
 

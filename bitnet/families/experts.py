@@ -34,7 +34,7 @@ GROUPED_KEYS = EXPERT_KEYS | reads(
 
 
 def experts(
-    keys: Keys, *, width: int = 0, routing: Mapping[str, Any] | None = None, **more: Any
+    keys: Keys, *, width: int = 0, routing: Mapping[str, Any] | None = None, **overrides: Any
 ) -> Experts:
     """The experts of a layer, with more fields of :class:`Routing` and of :class:`Experts`.
 
@@ -46,7 +46,7 @@ def experts(
         Routing(count, used, **(routing or {})),
         keys.integer("expert_feed_forward_length", width),
         fused=any(name.endswith(".ffn_gate_up_exps.weight") for name in keys.weights),
-        **more,
+        **overrides,
     )
 
 

@@ -46,8 +46,8 @@ _SCALE = read("on scores, from `query_pre_attn_scalar` of a folder; ignored in a
 _NORMS = {"post_attention_layernorm": "post_attention_norm"}
 
 
-def _gemma(keys: Keys, **more: Any) -> ModelConfig:
-    model = dense(keys, ffn={"activation": _ACTIVATION}, **more)
+def _gemma(keys: Keys, **overrides: Any) -> ModelConfig:
+    model = dense(keys, ffn={"activation": _ACTIVATION}, **overrides)
     return replace(model, embedding_scale=math.sqrt(model.dim))
 
 

@@ -42,11 +42,13 @@ _GPT2_CONFIG = {
 }
 
 
-def layer_norms(keys: Keys, **more: Any) -> ModelConfig:
-    """ModelConfig of the usual blocks with LayerNorm, with *more* of what :func:`dense` takes."""
+def layer_norms(keys: Keys, **overrides: Any) -> ModelConfig:
+    """ModelConfig of the usual blocks with LayerNorm; *overrides* are those of :func:`dense`."""
     eps = keys.number("attention.layer_norm_epsilon")
-    model = {"centered_norms": True, "norm_biases": True, "norm_eps": eps} | more.pop("model", {})
-    return dense(keys, model=model, **more)
+    model = {"centered_norms": True, "norm_biases": True, "norm_eps": eps} | overrides.pop(
+        "model", {}
+    )
+    return dense(keys, model=model, **overrides)
 
 
 def _gpt2(keys: Keys) -> ModelConfig:
@@ -154,23 +156,23 @@ register(
 )
 
 
-def beside_attention(keys: Keys, network: FeedForward, **more: Any) -> ModelConfig:
+def beside_attention(keys: Keys, network: FeedForward, **overrides: Any) -> ModelConfig:
     """ModelConfig of blocks whose *network* is beside attention, behind one norm.
 
-    *more* has fields of :class:`ModelConfig` and, as ``attention``, of :class:`Attention`.
+    *overrides* has fields of :class:`ModelConfig` and, as ``attention``, of :class:`Attention`.
     """
     model_sizes = sizes(keys)
-    mixer = attention(keys, model_sizes.dim, **more.pop("attention", {}))
+    mixer = attention(keys, model_sizes.dim, **overrides.pop("attention", {}))
     blocks = [(Branch("attn_norm", (mixer, network)),)] * model_sizes.layers
     eps = keys.number("attention.layer_norm_epsilon")
     norms = {"centered_norms": True, "norm_biases": True, "norm_eps": eps}
-    return model_of(keys, model_sizes, blocks, **(norms | more))
+    return model_of(keys, model_sizes, blocks, **(norms | overrides))
 
 
 def _phi2(keys: Keys) -> ModelConfig:
     network = FeedForward(sizes(keys).ffn, **_TANH_NETWORK)
-    more = {"attention": {"fused": is_fused(keys)}, "biases": (*_ALL, "output")}
-    return beside_attention(keys, network, **more)
+    overrides = {"attention": {"fused": is_fused(keys)}, "biases": (*_ALL, "output")}
+    return beside_attention(keys, network, **overrides)
 
 
 # llama.cpp reads neither a head that is the embedding nor one without a bias.

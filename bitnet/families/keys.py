@@ -47,8 +47,8 @@ class Keys:
     @property
     def prefixes(self) -> tuple[str, ...]:
         """Prefixes that the architecture's own keys may have."""
-        more = _PREFIXES_OF_BITNET if self.architecture.startswith("bitnet") else ()
-        return (self.architecture, *(name for name in more if name != self.architecture))
+        spellings = _PREFIXES_OF_BITNET if self.architecture.startswith("bitnet") else ()
+        return (self.architecture, *(name for name in spellings if name != self.architecture))
 
     def value(self, key: str, default: Any = ...) -> Any:
         """The architecture's own *key*, such as ``attention.head_count``; arrays as lists."""

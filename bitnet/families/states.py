@@ -64,16 +64,16 @@ MAMBA2_CONFIG = {
 }
 
 
-def mamba2(keys: Keys, **more: Any) -> Mamba2:
-    """The mixer, with *more* fields, as all families read its keys."""
+def mamba2(keys: Keys, **overrides: Any) -> Mamba2:
+    """The mixer, with *overrides* fields, as all families read its keys."""
     heads = keys.integer("ssm.time_step_rank")
     width = keys.integer("ssm.inner_size")
     if width % max(heads, 1):
         raise contradiction(keys, f"{heads} heads of a state-space model that are {width} wide")
     groups = keys.integer("ssm.group_count")
     sizes_of_states = keys.integer("ssm.state_size"), keys.integer("ssm.conv_kernel")
-    more = {"norm_groups": groups, **more}
-    return Mamba2(heads, width // max(heads, 1), groups, *sizes_of_states, **more)
+    overrides = {"norm_groups": groups, **overrides}
+    return Mamba2(heads, width // max(heads, 1), groups, *sizes_of_states, **overrides)
 
 
 def mamba2_values(groups: int) -> Values:

@@ -213,17 +213,17 @@ def _files_below(folder: Path) -> Iterator[Path]:
         raise from_os_error(error, error.filename or folder) from error
 
     count = 0
-    for place, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+    for folder_path, folders, files in os.walk(folder, onerror=fail, followlinks=True):
         count += len(folders) + len(files)
         if count > _MOST_FILES:
             raise InvalidFormat(
                 f"{folder} has more than {_MOST_FILES:,} files and folders",
                 hint="a model is a folder of its own: move it, or the links to other folders",
             )
-        above = {parent.resolve() for parent in (Path(place), *Path(place).parents)}
-        loops = [name for name in folders if (Path(place) / name).resolve() in above]
+        above = {parent.resolve() for parent in (Path(folder_path), *Path(folder_path).parents)}
+        loops = [name for name in folders if (Path(folder_path) / name).resolve() in above]
         folders[:] = [name for name in folders if name not in loops]
-        yield from (Path(place) / name for name in (*files, *loops))
+        yield from (Path(folder_path) / name for name in (*files, *loops))
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:

@@ -125,12 +125,12 @@ def _tokenizer(gguf: GGUF) -> Iterator[Finding]:
     if model == "gpt2" and not isinstance(metadata.get(prefix + "merges"), Array):
         yield Finding("failed", "no-merges", "tokenizer.ggml.merges is missing")
     embedding = gguf.tensors.get("token_embd.weight")
-    more = embedding.shape[0] - len(tokens) if embedding and len(embedding.shape) == 2 else 0
-    if more < 0:
-        text = f"{len(tokens):,} tokens, and {len(tokens) + more:,} rows in token_embd.weight"
+    surplus = embedding.shape[0] - len(tokens) if embedding and len(embedding.shape) == 2 else 0
+    if surplus < 0:
+        text = f"{len(tokens):,} tokens, and {len(tokens) + surplus:,} rows in token_embd.weight"
         yield Finding("failed", "embedding-rows", text)
-    if more > 0:
-        text = f"token_embd.weight has {more:,} rows more than there are tokens"
+    if surplus > 0:
+        text = f"token_embd.weight has {surplus:,} rows more than there are tokens"
         yield Finding("note", "padded-embedding", text)
 
 

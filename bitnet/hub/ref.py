@@ -27,7 +27,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from bitnet import sources
 from bitnet.base import settings, trust
 from bitnet.base.errors import UsageError
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.hub.tags import has_tag, is_tag
 from bitnet.shipped import SHIPPED
 from bitnet.store import tree
@@ -75,13 +75,13 @@ class Ref:
     def command(self) -> str:
         """The command that fetches it."""
         if self.url:
-            return f"bitnet run {word(self.name)}"
+            return f"bitnet run {shell_quote(self.name)}"
         if self.packaged:
-            return f"bitnet download-model {word(self.packaged)}"
+            return f"bitnet download-model {shell_quote(self.packaged)}"
         name = f"{self.repo}:{self.tag}" if self.tag else self.repo
-        more = "" if self.revision == "main" else f" --rev {word(self.revision)}"
-        more += f" --file {word(self.file)}" if self.file else ""
-        return f"bitnet download-model {word(name)}{more}"
+        more = "" if self.revision == "main" else f" --rev {shell_quote(self.revision)}"
+        more += f" --file {shell_quote(self.file)}" if self.file else ""
+        return f"bitnet download-model {shell_quote(name)}{more}"
 
     def means(self, file: str) -> bool:
         """True if *file* of its repository is the one that is named, or one of those."""
@@ -195,9 +195,10 @@ def suggest_names(text: str) -> str:
     related = [name for name in names() if is_related(name, text)]
     if related:
         return (
-            f"models like that: {', '.join(related)}; more on the hub: bitnet search {word(text)}"
+            f"models like that: {', '.join(related)}; more on the hub: "
+            f"bitnet search {shell_quote(text)}"
         )
-    return f"`bitnet models` lists the names; on the hub: bitnet search {word(text)}"
+    return f"`bitnet models` lists the names; on the hub: bitnet search {shell_quote(text)}"
 
 
 def is_related(name: str, text: str) -> bool:

@@ -225,7 +225,7 @@ def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound
     repo, revision, wrong = named
     try:
         names = [entry.file for entry in list_files(repo, revision, session)]
-        what = f"no file {wrong!r} in {repo} at {revision}"
+        missing = f"no file {wrong!r} in {repo} at {revision}"
     except NotFound:
         try:
             refs, _, _ = session.json(f"{endpoint}/api/models/{repo}/refs", f"revisions of {repo}")
@@ -233,17 +233,17 @@ def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound
         except (BitnetError, KeyError, TypeError):
             return error
         wrong = revision
-        what = f"no revision {revision!r} in {repo}"
+        missing = f"no revision {revision!r} in {repo}"
     except BitnetError:
         return error
     near = difflib.get_close_matches(wrong, names, n=3, cutoff=0.5)
     near = near or [name for name in names if name.rpartition("/")[2] == wrong.rpartition("/")[2]]
     hint = f"did you mean {' or '.join(map(printable, near))}?" if near else ""
-    return NotFound(f"{error.message}: {what}; it has {some_of(names)}", hint=hint)
+    return NotFound(f"{error.message}: {missing}; it has {some_of(names)}", hint=hint)
 
 
 def some_of(names: Iterable[str]) -> str:
     """The first of *names*, and the number of others."""
     every = [printable(name) for name in names]
-    more = f" and {len(every) - _NAMES_SHOWN} more" if len(every) > _NAMES_SHOWN else ""
-    return ", ".join(every[:_NAMES_SHOWN]) + more if every else "none"
+    ending = f" and {len(every) - _NAMES_SHOWN} more" if len(every) > _NAMES_SHOWN else ""
+    return ", ".join(every[:_NAMES_SHOWN]) + ending if every else "none"

@@ -318,7 +318,7 @@ class HubSession:
         """The JSON document *what* at *url*, of at most *longest* bytes; its headers and size."""
 
         def attempt() -> tuple[Any, Mapping[str, str], int]:
-            body, place = bytearray(), redact_url(url)
+            body, printable_url = bytearray(), redact_url(url)
             with self.open(url) as response:
                 begun = self.clock()
                 try:
@@ -326,12 +326,12 @@ class HubSession:
                         body += chunk
                         if len(body) > longest:
                             text = f"more than {longest:,} bytes where a short text belongs"
-                            raise NetworkError(f"{place}: {text}", hint=TROUBLESHOOTING)
+                            raise NetworkError(f"{printable_url}: {text}", hint=TROUBLESHOOTING)
                         if self.clock() - begun > self.options.deadline_s:
                             raise Transient(request_error(url, "timeout"))
                     return json.loads(body), response.headers, len(body)
                 except (ValueError, RecursionError):  # not UTF-8; thousands of digits; too deep
-                    raise http.not_expected(response, place, "JSON") from None
+                    raise http.not_expected(response, printable_url, "JSON") from None
                 except (OSError, urllib3.exceptions.HTTPError) as error:
                     raise Transient(request_error(url, _reason(error))) from None
 

@@ -151,7 +151,7 @@ class Transfer:
             logger.warning(text, self.name, human_size(self.size))
         *others, last = self._servers
         try:
-            with self._limits.telling(self._halt):
+            with self._limits.on_stop(self._halt):
                 for url in others:
                     try:
                         return self._from(url)

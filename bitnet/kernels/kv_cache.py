@@ -90,7 +90,7 @@ class KVCache:
             of_head = (words,) if self._coded else (PAGE, kind.head_dim)
             table = Pages(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
             self._tables.append(table)
-            self._places |= {number: (table, place, kind) for place, number in enumerate(numbers)}
+            self._places |= {number: (table, layer, kind) for layer, number in enumerate(numbers)}
         ranges = self._ranges = state_ranges(config.caches)
         floats = self._dtype if self._dtype == np.float64 else np.float32
         self._states = States(max((range_.stop for range_ in ranges.values()), default=0), floats)
@@ -135,11 +135,11 @@ class KVCache:
         start = self.length
         stop = self.length + len(keys)
         self._make_room(stop)
-        table, place, kind = self._places[number]
+        table, layer, kind = self._places[number]
         for at in range(start // PAGE, pages_for(stop)):
             held = table.pages[at]
             assert held is not None, "there is room"
-            page = held[place]
+            page = held[layer]
             base = at * PAGE
             slots = slice(max(0, start - base), min(PAGE, stop - base))
             new = slice(base + slots.start - start, base + slots.stop - start)
@@ -152,12 +152,12 @@ class KVCache:
 
     def view(self, number: int, count: int) -> tuple[Array, Array]:
         """Keys and values, ``(kv_heads, S, D)``, that *count* new positions attend to."""
-        table, place, kind = self._places[number]
+        table, layer, kind = self._places[number]
         start = self.length
         stop = self.length + count
         # Start at a split, so that the partial sums equal those of the native module.
-        first = table.first_place(start) * PAGE // SPLIT * SPLIT // PAGE
-        stored = table.stack(place, first, pages_for(stop))
+        first = table.first_page(start) * PAGE // SPLIT * SPLIT // PAGE
+        stored = table.stack(layer, first, pages_for(stop))
         held = stop - first * PAGE
         if self._coded:
             all_keys, all_values = kv_codes.load(stored, kind.head_dim, kind.kv_type)

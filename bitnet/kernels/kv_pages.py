@@ -62,8 +62,8 @@ class Pages:
         held = sum(page is not None for page in self.pages) + len(self._spare)
         return held * self.page_bytes
 
-    def first_place(self, position: int) -> int:
-        """The first place that a query at *position* attends to."""
+    def first_page(self, position: int) -> int:
+        """Number of the first page that a query at *position* attends to."""
         return max(0, position + 1 - self.window) // PAGE if self.window else 0
 
     def most_pages(self, positions: int, step: int) -> int:
@@ -78,18 +78,18 @@ class Pages:
     def make_room(self, length: int, stop: int, rereadable: Iterable[range]) -> None:
         """Own the pages from *length*, what is stored, to *stop*; *rereadable* ones stay."""
         pages = list(self.pages)
-        seen = self.first_place(length)
+        seen = self.first_page(length)
         if any(page is not None for page in pages[:seen]):
-            keep = {place for part in rereadable for place in self._places(part)}
-            for place in range(min(seen, len(pages))):
-                self._let_go(pages, place, keep)
-        for place in range(length // PAGE, pages_for(stop)):
-            if place >= len(pages):
+            keep = {page_number for part in rereadable for page_number in self._read_pages(part)}
+            for page_number in range(min(seen, len(pages))):
+                self._release(pages, page_number, keep)
+        for page_number in range(length // PAGE, pages_for(stop)):
+            if page_number >= len(pages):
                 pages.append(self._spare.pop() if self._spare else self._new_page())
-            elif place in self._shared:
-                page = pages[place]
+            elif page_number in self._shared:
+                page = pages[page_number]
                 assert page is not None, "what is written next is never let go of"
-                pages[place] = page.copy()
+                pages[page_number] = page.copy()
         del self._spare[1:]
         self._set(pages)
 
@@ -98,9 +98,9 @@ class Pages:
         if not self.window:
             return length
         while missing := [
-            place
-            for place in range(self.first_place(length), pages_for(length))
-            if self.pages[place] is None
+            page_number
+            for page_number in range(self.first_page(length), pages_for(length))
+            if self.pages[page_number] is None
         ]:
             length = missing[-1] * PAGE
         return length
@@ -111,19 +111,22 @@ class Pages:
 
     def copy(self, source: Pages, length: int, rereadable: Iterable[range]) -> None:
         """Share the first *length* positions of *source*, as far as they may be read again."""
-        keep = {place for part in rereadable for place in self._places(part)}
-        keep.update(range(self.first_place(length), pages_for(length)))
-        held = {place for place in keep if source.pages[place] is not None}
+        keep = {page_number for part in rereadable for page_number in self._read_pages(part)}
+        keep.update(range(self.first_page(length), pages_for(length)))
+        held = {page_number for page_number in keep if source.pages[page_number] is not None}
         self._set(
-            [source.pages[place] if place in held else None for place in range(pages_for(length))]
+            [
+                source.pages[page_number] if page_number in held else None
+                for page_number in range(pages_for(length))
+            ]
         )
         self._shared |= held
         source._shared |= held
 
     def list_held(self, length: int) -> dict[int, Page]:
-        """Pages of the first *length* positions that were not freed, by place."""
+        """Pages of the first *length* positions that were not freed, by their number."""
         pages = enumerate(self.pages[: pages_for(length)])
-        return {place: page for place, page in pages if page is not None}
+        return {page_number: page for page_number, page in pages if page is not None}
 
     def fill(self, length: int, held: Mapping[int, Page]) -> None:
         """Hold the pages *held* of *length* positions, which are never written to.
@@ -140,25 +143,25 @@ class Pages:
                     f"a page is {page.dtype} {page.shape}, expected {self._dtype} "
                     f"{self._page_shape}"
                 )
-        self._set([held.get(place) for place in places])
+        self._set([held.get(page_number) for page_number in places])
         self._shared = set(held)
 
-    def stack(self, place: int, start: int, stop: int) -> Page:
-        """Pages *start* to *stop* of layer *place*, ``(pages, 2, ...)``; zeros for freed ones."""
+    def stack(self, layer: int, start: int, stop: int) -> Page:
+        """Pages *start* to *stop* of *layer*, ``(pages, 2, ...)``; zeros for freed ones."""
         empty = np.zeros(self._page_shape[1:], dtype=self._dtype)
-        return np.stack([empty if page is None else page[place] for page in self.pages[start:stop]])
+        return np.stack([empty if page is None else page[layer] for page in self.pages[start:stop]])
 
-    def _places(self, positions: range) -> range:
-        """Places of the pages before *positions* that queries there attend to."""
-        return range(self.first_place(positions.start), pages_for(positions.stop))
+    def _read_pages(self, positions: range) -> range:
+        """Numbers of the pages before *positions* that queries there attend to."""
+        return range(self.first_page(positions.start), pages_for(positions.stop))
 
-    def _let_go(self, pages: list[Page | None], place: int, keep: set[int]) -> None:
-        page = pages[place]
-        if page is None or place in keep:
+    def _release(self, pages: list[Page | None], page_number: int, keep: set[int]) -> None:
+        page = pages[page_number]
+        if page is None or page_number in keep:
             return
-        if place not in self._shared:
+        if page_number not in self._shared:
             self._spare.append(page)
-        pages[place] = None
+        pages[page_number] = None
 
     def _new_page(self) -> Page:
         if self.page_bytes >= MAPPED_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -176,7 +179,7 @@ class Pages:
         ):
             return
         pairs = enumerate(zip(pages, self.pages, strict=False))
-        self._shared &= {place for place, (page, old) in pairs if page is old}
+        self._shared &= {page_number for page_number, (page, old) in pairs if page is old}
         self.pages = pages
         addresses = [0 if page is None else page.ctypes.data for page in pages]
         self.addresses = np.array(addresses, dtype=np.uint64)

@@ -233,8 +233,8 @@ class CompiledProgram:
         for table, (kind, numbers) in enumerate(tables.items()):
             q8 = kind.kv_type == "q8"
             self._graph.add_table(len(numbers), kind.kv_heads, kind.head_dim, kind.window, q8)
-            for place, number in enumerate(numbers):
-                self._places[number] = {"table": table, "place": place}
+            for row, number in enumerate(numbers):
+                self._places[number] = {"table": table, "place": row}
         self._rotations: dict[Rope, int] = {}
         for instruction in program.instructions:
             if isinstance(instruction, Rotate) and instruction.rotation not in self._rotations:
@@ -265,8 +265,8 @@ class CompiledProgram:
         match value:
             case Register():
                 if value not in self._registers:
-                    place = self._names.setdefault(value.name, len(self._names))
-                    self._registers[value] = self._graph.add_register(value.width, place)
+                    slot = self._names.setdefault(value.name, len(self._names))
+                    self._registers[value] = self._graph.add_register(value.width, slot)
                 return self._registers[value]
             case tuple():
                 return [self._operand(item) for item in value]

@@ -45,7 +45,7 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
             why = f"only {usual:g}, one over the root of the head's width, is computed"
             key = f"{checkpoint.architecture}.attention.scale"
             raise refusal(key, scale, why, model=label)
-    more: dict[str, Any] = {
+    of_checkpoint: dict[str, Any] = {
         "pooling": _pooling(checkpoint, config),
         "classifier": classifier(checkpoint),
         "projections": projections(checkpoint),
@@ -56,8 +56,8 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
             name: checkpoint.weights[f"{name}.lora_a"].shape[0] for name in checkpoint.adapted
         },
     }
-    drafter = replace(config.drafter, **more) if config.drafter else None
-    return replace(config, drafter=drafter, **more)
+    drafter = replace(config.drafter, **of_checkpoint) if config.drafter else None
+    return replace(config, drafter=drafter, **of_checkpoint)
 
 
 def _pooling(checkpoint: Checkpoint, config: ModelConfig) -> Pooling:

@@ -1,11 +1,11 @@
-"""Registers of a program: which values share a place in memory.
+"""Registers of a program: which values share memory.
 
-A program is written with a register of its own for every value. Here each gets one of few places: a
-value takes that of another which no later instruction reads.
+A program is written with a register of its own for every value. Here each gets one of few
+pieces of memory: a value takes that of another which no later instruction reads.
 
 A backend runs instructions between two products row by row, threads on different rows, so a row
 may be written while an earlier instruction still reads the rows behind it. Values of one width have
-their rows at the same addresses and cannot meet; a value of another width takes the place only if
+their rows at the same addresses and cannot meet; a value of another width takes the memory only if
 an instruction between the two waits for all rows.
 """
 
@@ -28,7 +28,7 @@ _MEETINGS = (*WHOLE, *WHOLE_IN_MIXERS)
 
 
 @dataclass
-class _Place:
+class _Storage:
     """A piece of memory for one register at a time."""
 
     name: str
@@ -49,8 +49,8 @@ def allocate(
         result: the register of the program's result.
     """
     last_reads = _last_reads(written, result)
-    places: list[_Place] = []
-    held: dict[Register, _Place] = {}  # places of the values that are read later
+    storages: list[_Storage] = []
+    held: dict[Register, _Storage] = {}  # of the values that are read later
     register_of: dict[Register, Register] = {}
     meeting = -1  # number of the last instruction that waited for all rows
     instructions: list[Instruction] = []
@@ -65,7 +65,7 @@ def allocate(
         values = registers_in(instruction)
         ended = [value for value in values if value in held and last_reads[value] == number]
         new = [value for value in values if value not in register_of]
-        # What an instruction reads is in its place until it is done, unless it may work there.
+        # What an instruction reads is kept until it is done, unless it may work there.
         if isinstance(instruction, IN_PLACE) and instruction.x in ended:
             (out,) = new
             held[out] = held.pop(instruction.x)
@@ -73,13 +73,13 @@ def allocate(
             ended.remove(instruction.x)
         else:
             for value in new:
-                place = _free_place(value.width, places, held, meeting)
-                held[value] = place
-                register_of[value] = Register(place.name, value.width)
+                storage = _free_storage(value.width, storages, held, meeting)
+                held[value] = storage
+                register_of[value] = Register(storage.name, value.width)
         for value in (*ended, *(value for value in new if value not in last_reads)):
-            place = held.pop(value)
-            place.width = value.width
-            place.last_read = number
+            storage = held.pop(value)
+            storage.width = value.width
+            storage.last_read = number
         instructions.append(_with_registers(instruction, register_of))
     return Program(tuple(instructions), caches, register_of[result])
 
@@ -96,29 +96,29 @@ def _last_reads(written: Sequence[Instruction], result: Register) -> dict[Regist
     return last_reads
 
 
-def _free_place(
-    width: int, places: list[_Place], held: Mapping[Register, _Place], meeting: int
-) -> _Place:
-    """A place for a value of *width* that no value in *held* has, a new one if there is none.
+def _free_storage(
+    width: int, storages: list[_Storage], held: Mapping[Register, _Storage], meeting: int
+) -> _Storage:
+    """Memory for a value of *width* that no value in *held* has, a new one if there is none.
 
     *meeting* is the number of the last instruction that waited for all rows.
     """
-    taken = {id(place) for place in held.values()}
+    taken = {id(storage) for storage in held.values()}
     free = [
-        place
-        for place in places
-        if id(place) not in taken and (place.width == width or place.last_read <= meeting)
+        storage
+        for storage in storages
+        if id(storage) not in taken and (storage.width == width or storage.last_read <= meeting)
     ]
-    fitting = [place for place in free if place.room >= width]
+    fitting = [storage for storage in free if storage.room >= width]
     if fitting:
-        return min(fitting, key=lambda place: (place.room, place.width != width))
+        return min(fitting, key=lambda storage: (storage.room, storage.width != width))
     if free:
-        widest = max(free, key=lambda place: place.room)
+        widest = max(free, key=lambda storage: storage.room)
         widest.room = width
         return widest
-    place = _Place(f"r{len(places)}", width)
-    places.append(place)
-    return place
+    storage = _Storage(f"r{len(storages)}", width)
+    storages.append(storage)
+    return storage
 
 
 def _with_registers(

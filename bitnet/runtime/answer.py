@@ -248,13 +248,13 @@ class Answer:
         least = self.sequence.request.min_indent
         if not least:
             return text
-        for place, char in enumerate(text):
+        for at, char in enumerate(text):
             if self._indent is not None and char in " \t":
                 self._indent += 1
                 continue
             if self._indent is not None and self._indent < least:
                 self._is_dedented = True
-                return text[:place]
+                return text[:at]
             self._indent = 0 if char == "\n" else None
         return text
 

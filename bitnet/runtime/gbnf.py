@@ -76,9 +76,9 @@ class _Parser:
                 hint='for example: root ::= "yes" | "no"',
                 field="grammar",
             )
-        for name, place in self.used.items():
+        for name, used_at in self.used.items():
             if name not in self.rules:
-                self.at = place
+                self.at = used_at
                 raise self.error(f"there is no rule {name[:40]!r}")
         lines = ["start: " + _rule("root")]
         lines += [f"{_rule(name)}: {right}" for name, right in self.rules.items()]
@@ -145,9 +145,9 @@ class _Parser:
         if char == "(":
             return self.parse_group(depth + 1)
         if _NAME.match(char):
-            place = self.at
+            start = self.at
             name = self.expect(_NAME, "a name")
-            self.used.setdefault(name, place)
+            self.used.setdefault(name, start)
             return _rule(name)
         return None
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.options import check_ids, check_type
 from bitnet.formats.checkpoint import Prompts
 from bitnet.formats.generation import GenerationSettings, read_generation_settings
@@ -154,7 +154,7 @@ class LanguageModel:
         if not self.config.writes:
             raise Unsupported(
                 f"{self.path.name} makes vectors of texts and does not write any",
-                hint=f"bitnet embed {word(self.path)} --input texts.txt",
+                hint=f"bitnet embed {shell_quote(self.path)} --input texts.txt",
             )
         if (messages := request.messages) is None:
             ids = encode_input(self.tokenizer, "prompt", request.prompt)
@@ -494,5 +494,5 @@ def memory_errors(path: Path) -> Iterator[None]:
     except MemoryError as error:
         raise InferenceError(
             f"not enough memory for {path.name}{f': {error}' if str(error) else ''}",
-            hint=f"bitnet plan {word(path)}",
+            hint=f"bitnet plan {shell_quote(path)}",
         ) from error

@@ -69,14 +69,16 @@ def encode(
     check = zlib.crc32(behind, zlib.crc32(text))
     start = _START.pack(MAGIC, VERSION, len(text), len(ids), check, 0)
     zeros = bytes(-(len(start) + len(text) + len(behind)) % _ALIGNMENT)
-    pages = [_bytes_of(held[place]) for held in content.tables for place in sorted(held)]
+    pages = [
+        _bytes_of(held[page_number]) for held in content.tables for page_number in sorted(held)
+    ]
     states = [_bytes_of(content.states[length]) for length in lengths]
     return [start, text, behind, zeros, *pages, *states]
 
 
 def _describe_table(held: Mapping[int, NDArray[Any]]) -> dict[str, Any]:
     places = sorted(held)
-    pages = [held[place] for place in places]
+    pages = [held[page_number] for page_number in places]
     return {
         "places": places,
         "shape": list(pages[0].shape) if pages else [],
@@ -194,9 +196,9 @@ class PromptFile:
         for table in self.tables:
             size = _page_bytes(table)
             held: dict[int, NDArray[Any]] = {}
-            for place in table["places"]:
+            for page_number in table["places"]:
                 page = np.frombuffer(mapped, np.uint8, size, at)
-                held[int(place)] = page.view(table["dtype"]).reshape(table["shape"])
+                held[int(page_number)] = page.view(table["dtype"]).reshape(table["shape"])
                 at += size
             tables.append(held)
             pages = list(held.values())

@@ -105,14 +105,16 @@ def check_schema(name: str, value: Any) -> None:
         by_pattern = part.get("patternProperties")
         for text in (pattern, *(by_pattern if isinstance(by_pattern, Mapping) else ())):
             repeats += sum(map(text.count, "?*+{")) if isinstance(text, str) else 0
-    for count, most, what in (
+    for count, most, parts in (
         (characters, MAX_GRAMMAR, "characters"),
         (properties, MAX_PROPERTIES, "properties"),
         (len(references), MAX_REFERENCES, "definitions referred to"),
         (repeats, MAX_REPEATS, "repetitions in patterns"),
     ):
         if count > most:
-            raise UsageError(f"{name} is too large: a grammar may have {most:,} {what}", field=name)
+            raise UsageError(
+                f"{name} is too large: a grammar may have {most:,} {parts}", field=name
+            )
 
 
 def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -174,8 +174,8 @@ class Sampler:
             return []
         # The longest earlier match of the end; the latest of equal ones.
         text = ids[max(reversed(ends), key=lambda end: _agreement(ids, end)) :]
-        for place in range(count - len(text)):
-            text.append(text[place])  # a text that repeats itself continues into its own draft
+        for at in range(count - len(text)):
+            text.append(text[at])  # a text that repeats itself continues into its own draft
         return text[:count]
 
     def report(self, length: int, *, drafted: int, accepted: int, price: float = 0.0) -> None:

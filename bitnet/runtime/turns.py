@@ -250,8 +250,8 @@ def _tidy(number: int, message: Mapping[str, Any]) -> Message:
         raise UsageError(f"messages.{number}: tool_calls is not a list", field="messages")
     if calls:
         tidy["tool_calls"] = [
-            _tidy_call(call, f"messages.{number}.tool_calls.{place}")
-            for place, call in enumerate(calls)
+            _tidy_call(call, f"messages.{number}.tool_calls.{index}")
+            for index, call in enumerate(calls)
         ]
     return tidy
 
@@ -286,8 +286,8 @@ def _link_results(turns: Sequence[Turn], *, short: bool) -> list[Turn]:
     for turn in turns:
         if turn.calls:
             calls = []
-            for place, call in enumerate(turn.calls):
-                name = _id_of(call.get("id"), f"call{turn.number}.{place}", short=short)
+            for index, call in enumerate(turn.calls):
+                name = _id_of(call.get("id"), f"call{turn.number}.{index}", short=short)
                 calls.append({**call, "id": name})
                 names[name] = call["function"]["name"]
                 open_ids.append(name)
@@ -357,11 +357,11 @@ def _give_to_user(turns: Sequence[Turn]) -> list[Turn]:
         return joined
     text = joined[0].text
     rest = joined[1:]
-    place = next((at for at, turn in enumerate(rest) if turn.role == "user"), None)
-    if place is None:
+    index = next((at for at, turn in enumerate(rest) if turn.role == "user"), None)
+    if index is None:
         return [joined[0].change(role="user"), *rest]
-    whole = "\n\n".join(filter(None, (text, rest[place].text)))
-    return [*rest[:place], rest[place].change(content=whole), *rest[place + 1 :]]
+    whole = "\n\n".join(filter(None, (text, rest[index].text)))
+    return [*rest[:index], rest[index].change(content=whole), *rest[index + 1 :]]
 
 
 def _join_users(turns: Sequence[Turn]) -> list[Turn]:
@@ -388,8 +388,8 @@ def _call_one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
             if turn.role != "tool" or turn.message.get("tool_call_id") not in moved:
                 yield turn
             continue
-        for place, call in enumerate(turn.calls):
-            first = turn if place == 0 else turn.change(content="", reasoning_content=None)
+        for index, call in enumerate(turn.calls):
+            first = turn if index == 0 else turn.change(content="", reasoning_content=None)
             yield first.change(tool_calls=[call])
             if call["id"] in results:
                 moved.add(call["id"])

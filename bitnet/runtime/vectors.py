@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from bitnet.base.errors import Unsupported, UsageError
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.options import check_type
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import check_vectors
@@ -145,7 +145,8 @@ def _check_head(model: Runnable, request: Request) -> None:
     if classifier is None:
         raise Unsupported(
             f"{name} has no head that scores texts",
-            hint=f"compare vectors instead: bitnet embed {word(model.path)} --input texts.txt",
+            hint="compare vectors instead: "
+            f"bitnet embed {shell_quote(model.path)} --input texts.txt",
         )
     if request.document is not None and not classifier.ranks:
         raise Unsupported(

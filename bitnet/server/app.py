@@ -297,8 +297,8 @@ async def running(request: Request) -> dict[str, Any]:
             until = slot.expires_at
             expires = NEVER if until is None else timestamp(until)
             context = slot.model.context
-            more = {"size_vram": 0, "expires_at": expires, "context_length": context}
-            listing.append(await _describe_model(slot) | more)
+            usage = {"size_vram": 0, "expires_at": expires, "context_length": context}
+            listing.append(await _describe_model(slot) | usage)
     return {"models": listing}
 
 

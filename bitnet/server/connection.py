@@ -79,8 +79,8 @@ class PatientProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers."""
-        for what in [*self._timers]:
-            self._stop_waiting(what)
+        for timer_name in [*self._timers]:
+            self._stop_waiting(timer_name)
         super().connection_lost(exc)
 
     def _is_one_too_many(self) -> bool:
@@ -96,15 +96,15 @@ class PatientProtocol(H11Protocol):
         cycle: Any = self.cycle
         return cycle is not None and not cycle.response_complete
 
-    def _wait_for(self, what: str, patience_s: float) -> None:
-        """Close the connection after *patience_s*, unless *what* comes."""
-        self._timers[what] = self.loop.call_later(patience_s, self._give_up, what)
+    def _wait_for(self, timer_name: str, patience_s: float) -> None:
+        """Close the connection after *patience_s*, unless *timer_name* comes."""
+        self._timers[timer_name] = self.loop.call_later(patience_s, self._give_up, timer_name)
 
-    def _stop_waiting(self, what: str) -> None:
-        if timer := self._timers.pop(what, None):
+    def _stop_waiting(self, timer_name: str) -> None:
+        if timer := self._timers.pop(timer_name, None):
             timer.cancel()
 
-    def _give_up(self, what: str) -> None:
-        self._stop_waiting(what)
-        if what == "reader" or not self._answering:
+    def _give_up(self, timer_name: str) -> None:
+        self._stop_waiting(timer_name)
+        if timer_name == "reader" or not self._answering:
             self.transport.abort()

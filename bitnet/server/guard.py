@@ -174,10 +174,10 @@ class Guard:
         """*receive* that returns the whole body first, read here."""
         parts = []
         seen = 0
-        more = True
+        expects_more = True
         now = asyncio.get_running_loop().time
         until = now() + BODY_PATIENCE_S
-        while more:
+        while expects_more:
             try:
                 event = await asyncio.wait_for(receive(), until - now())
             except asyncio.TimeoutError:
@@ -185,7 +185,7 @@ class Guard:
             if event["type"] != "http.request":
                 raise Refused(400, "the connection was closed before the request was complete")
             parts.append(event.get("body", b""))
-            more = event.get("more_body", False)
+            expects_more = event.get("more_body", False)
             seen += len(parts[-1])
             if seen > self._options.max_body:
                 raise self._too_large()

@@ -87,8 +87,8 @@ class Metrics:
         )  # fmt: skip
         self._of_model: dict[str, Any] = {}
         for own, kind, name, meaning, aliases in _OF_MODEL:
-            more = {"buckets": _SECONDS} if kind is Histogram else {}
-            metric = kind(name, meaning, ["model_name"], registry=registry, **more)
+            options = {"buckets": _SECONDS} if kind is Histogram else {}
+            metric = kind(name, meaning, ["model_name"], registry=registry, **options)
             self._of_model[own] = metric
             for alias in aliases:
                 registry.register(_Alias(metric, alias))

@@ -38,12 +38,12 @@ class Refused(Exception):
 
     def response(self, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
         """The reply to a request of *path*."""
-        more = dict(headers or {})
+        all_headers = dict(headers or {})
         if self.retry_after_s is not None:
-            more["Retry-After"] = str(self.retry_after_s)
+            all_headers["Retry-After"] = str(self.retry_after_s)
         if self.status == 401:
-            more["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.body(path), self.status, headers=more)
+            all_headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body(path), self.status, headers=all_headers)
 
     def body(self, path: str = "") -> dict[str, Any]:
         """JSON reply in the error form of the dialect to which *path* belongs."""

@@ -402,11 +402,11 @@ def _show(value: Any) -> str:
     """A metadata value on one line, shortened."""
     if isinstance(value, dict):
         first = ", ".join(_show(item) for item in value["first"])
-        more = ", ..." if value["length"] > len(value["first"]) else ""
-        return f"{value['length']:,} x {value['type']} [{first}{more}]"
+        ellipsis = ", ..." if value["length"] > len(value["first"]) else ""
+        return f"{value['length']:,} x {value['type']} [{first}{ellipsis}]"
     if isinstance(value, str):
-        more = f"... ({len(value):,} characters)" if len(value) > _LONGEST else ""
-        return repr(value[:_LONGEST]) + more
+        ellipsis = f"... ({len(value):,} characters)" if len(value) > _LONGEST else ""
+        return repr(value[:_LONGEST]) + ellipsis
     return "absent" if value is None else str(value)
 
 

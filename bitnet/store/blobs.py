@@ -110,7 +110,7 @@ class Store:
         if (blob := self.find(sha256)) is not None:
             return blob
         candidates = [*places, *hugging_face.blobs_with(sha256)]
-        adopted = (self.adopt(place, sha256) for place in candidates)
+        adopted = (self.adopt(candidate, sha256) for candidate in candidates)
         return next(filter(None, adopted), None)
 
     def pin_of(self, *name: str) -> Pin | None:

@@ -98,8 +98,8 @@ class Version:
         if self.sha256 is not None:
             return self.sha256
         # A signed address changes every time; an ETag identifies a version as well.
-        place = _strip_secrets(self.url) if self.etag else self.url
-        text = json.dumps([place, self.etag, None if self.etag else self.commit, self.size])
+        address = _strip_secrets(self.url) if self.etag else self.url
+        text = json.dumps([address, self.etag, None if self.etag else self.commit, self.size])
         return f"version-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     @property

@@ -249,10 +249,10 @@ class TemplateProcess:
                 f"the chat template of {source} refuses the conversation: {text}",
                 hint="check the roles of the messages and their order",
             )
-        what = {chat_child.INVALID: "is not valid", chat_child.STOPPED: "was stopped"}
+        problems = {chat_child.INVALID: "is not valid", chat_child.STOPPED: "was stopped"}
         raise InvalidFormat(
-            f"the chat template of {source} {what.get(kind, 'failed')}: {text}",
-            hint=_HINT if kind in what else f"check the messages, or {_HINT}",
+            f"the chat template of {source} {problems.get(kind, 'failed')}: {text}",
+            hint=_HINT if kind in problems else f"check the messages, or {_HINT}",
         )
 
     def attempt(self, template: str, variables: dict[str, Any], *, now: str) -> str | None:

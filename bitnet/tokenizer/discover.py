@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, InvalidFormat, TokenizerNotFound, VocabMismatch
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Checkpoint, Inventory
 from bitnet.formats.gguf import GGUF
@@ -56,7 +56,7 @@ class ModelFacts:
             raise InvalidFormat(
                 f"{self.path}: no vocabulary size: neither tokenizer.ggml.tokens nor "
                 f"{self.architecture}.vocab_size nor token_embd.weight is there",
-                hint=f"bitnet inspect-gguf {word(self.path)}",
+                hint=f"bitnet inspect-gguf {shell_quote(self.path)}",
             )
         return size
 
@@ -362,7 +362,7 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     raise VocabMismatch(
         f"{text} (Model: {needed}, Tokenizer: {has}): {tokenizer.source} is not the tokenizer "
         f"of {model.path.name}",
-        hint=f"bitnet explain-tokenizer {word(model.path)}",
+        hint=f"bitnet explain-tokenizer {shell_quote(model.path)}",
     )
 
 
@@ -412,7 +412,7 @@ def not_found(failed: Search) -> TokenizerNotFound:
     elif info is not None:
         logger.info("Can download compatible tokenizer from: %s", info.repo)
         folder = model.folder
-        command = f"bitnet pre-download-tokenizers --model-dir {word(folder)}"
+        command = f"bitnet pre-download-tokenizers --model-dir {shell_quote(folder)}"
         hint = f"fetch {info.repo}: add --auto-download, or {command}"
     return TokenizerNotFound(
         f"No compatible tokenizer found for {model.family} model with vocab_size "

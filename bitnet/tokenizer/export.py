@@ -157,12 +157,12 @@ def gguf_keys(
     *,
     rows: int,
     pre: str | None = None,
-    more: Mapping[str, Any] | None = None,
+    further_keys: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """*spec* as metadata; arrays are lists, ``bytes`` an array of uint8.
 
     Ids without a token, up to *rows* of the embedding, become unused ones. *pre* names the
-    pre-tokenizer, if it does not follow from *spec*; *more* are other keys that affect the reading.
+    pre-tokenizer, if it does not follow from *spec*; *further_keys* also affect the reading.
     """
     if spec.vocab_size > rows:
         raise VocabMismatch(
@@ -185,10 +185,10 @@ def gguf_keys(
     keys[f"{_GGML}add_eos_token"] = form.add_eos and form.eos_id is not None
     if spec.chat_template is not None:
         keys["tokenizer.chat_template"] = spec.chat_template
-    left = sorted(spec.stop_ids - _read_back(keys, more or {}, spec).stop_ids)
+    left = sorted(spec.stop_ids - _read_back(keys, further_keys or {}, spec).stop_ids)
     for role, id in zip(("eot", "eom"), left, strict=False):
         keys[f"{_GGML}{role}_token_id"] = id
-    _prove(_read_back(keys, more or {}, spec), spec)
+    _prove(_read_back(keys, further_keys or {}, spec), spec)
     return keys
 
 
@@ -296,9 +296,9 @@ def _phantom_spaces(spec: TokenizerSpec, types: Sequence[int]) -> list[str]:
 
 
 def _read_back(
-    keys: Mapping[str, Any], more: Mapping[str, Any], spec: TokenizerSpec
+    keys: Mapping[str, Any], further_keys: Mapping[str, Any], spec: TokenizerSpec
 ) -> TokenizerSpec:
-    plain = {k: list(v) if isinstance(v, bytes) else v for k, v in {**keys, **more}.items()}
+    plain = {k: list(v) if isinstance(v, bytes) else v for k, v in {**keys, **further_keys}.items()}
     try:
         return spec_from_metadata(plain, source="read back")
     except BitnetError as error:

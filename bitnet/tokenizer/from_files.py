@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
 from bitnet.tokenizer import vocabularies
@@ -95,7 +95,7 @@ def order_names(present: Collection[str], read_config: Callable[[], Any], where:
         raise Unsupported(
             f"{where} has {first} and {second}, which are different tokenizers, and"
             " nothing says which one the model was trained with",
-            hint=f"name the right one: --tokenizer {word(f'{where}/{second}')}",
+            hint=f"name the right one: --tokenizer {shell_quote(f'{where}/{second}')}",
         )
     return names
 

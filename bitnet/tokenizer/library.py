@@ -422,14 +422,14 @@ class _SentencePiece(LibraryEngine):
         """*spans*, of a character in bytes with the whole of it: the library has it at the last."""
         continues = False
         end = 0
-        for place in range(len(spans) - 1, -1, -1):
-            id, start, stop = spans[place]
+        for index in range(len(spans) - 1, -1, -1):
+            id, start, stop = spans[index]
             if not self.is_byte(id):
                 continues = False
                 continue
             end = end if continues else stop
             continues = 0x80 <= int(self._spec.tokens[id][3:5], 16) < 0xC0
-            spans[place] = (id, start, end)
+            spans[index] = (id, start, end)
         return spans
 
 

@@ -17,7 +17,7 @@ from bitnet import __version__
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, TokenizerNotFound
 from bitnet.base.files import open_file
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.options import check_type
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
@@ -140,7 +140,7 @@ def extract_tokens(path: str | os.PathLike[str], key: str = "tokenizer.ggml.toke
         if key not in gguf.metadata:
             raise TokenizerNotFound(
                 f"Missing {key}: {gguf.path} does not embed it",
-                hint=f"bitnet inspect-gguf {word(gguf.path)}",
+                hint=f"bitnet inspect-gguf {shell_quote(gguf.path)}",
             )
         strings: list[str] = gguf.metadata[key].strings()
         return strings
@@ -230,7 +230,7 @@ def _spec_in_gguf(model: str | os.PathLike[str] | GGUF, pre: str | None) -> Toke
     if "tokenizer.ggml.tokens" not in gguf.metadata:
         raise TokenizerNotFound(
             f"Missing tokenizer.ggml.tokens: {gguf.path} has no embedded tokenizer",
-            hint=f"bitnet explain-tokenizer {word(gguf.path)}",
+            hint=f"bitnet explain-tokenizer {shell_quote(gguf.path)}",
         )
     spec = spec_from_gguf(gguf, pre=pre)
     logger.info("Extracted tokenizer from GGUF (%d tokens)", spec.vocab_size)

@@ -20,14 +20,17 @@ _MIXES = 400
 _SEED = 20260101
 
 
-def draw_texts(count: int, more: Sequence[str] = ()) -> list[str]:
-    """*count* mixtures of the probes and of *more* texts, the same in every run."""
+def draw_texts(count: int, special_texts: Sequence[str] = ()) -> list[str]:
+    """*count* mixtures of the probes and of *special_texts* texts, the same in every run."""
     draw = random.Random(_SEED + 1)
-    pieces = (*_PIECES, *more)
+    pieces = (*_PIECES, *special_texts)
     texts = []
     for _ in range(count):
         parts = [draw.choice(pieces) for _ in range(draw.randint(1, 3))]
-        cut = [part if part in more else part[draw.randrange(len(part) or 1) :] for part in parts]
+        cut = [
+            part if part in special_texts else part[draw.randrange(len(part) or 1) :]
+            for part in parts
+        ]
         texts.append(draw.choice(_JOINS).join(part[:60] for part in cut))
     return texts
 

@@ -88,9 +88,9 @@ def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
     spec = parse_model(file.data, source=str(file.path))
     side = file.side
     pieces = [*zip(spec.tokens, spec.token_types, strict=True)]
-    more = {token.id: token for token in side.added}
-    behind = range(len(pieces), max(more, default=-1) + 1)
-    tokens = [*spec.tokens, *(more[id].text if id in more else "" for id in behind)]
+    declared = {token.id: token for token in side.added}
+    behind = range(len(pieces), max(declared, default=-1) + 1)
+    tokens = [*spec.tokens, *(declared[id].text if id in declared else "" for id in behind)]
     bpe = spec.model == "spm"
     # A Unigram model prefers its user-defined pieces but does not split at them.
     user = TokenType.USER_DEFINED
@@ -102,7 +102,7 @@ def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
         for id, (piece, kind) in enumerate(pieces)
         if kind in cut
     }
-    added.update((id, token) for id, token in more.items() if token.text == tokens[id])
+    added.update((id, token) for id, token in declared.items() if token.text == tokens[id])
     is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
     by_text = {tokens[id]: id for id in added}
     spec = replace(

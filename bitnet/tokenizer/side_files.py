@@ -189,9 +189,9 @@ def templates_in(config: dict[str, Any], processor: dict[str, Any]) -> dict[str,
     return {"default": template} if isinstance(template, str) else {}
 
 
-def _read_added(config: dict[str, Any], more: dict[str, Any]) -> tuple[AddedToken, ...]:
+def _read_added(config: dict[str, Any], ids_by_text: dict[str, Any]) -> tuple[AddedToken, ...]:
     decoder = config.get("added_tokens_decoder")
-    ids = ((text, id) for text, id in more.items() if type(id) is int)
+    ids = ((text, id) for text, id in ids_by_text.items() if type(id) is int)
     tokens = {id: AddedToken(id, text, special=text.startswith("<|")) for text, id in ids}
     if isinstance(decoder, dict):
         for key, entry in decoder.items():

@@ -161,9 +161,9 @@ class Tokenizer:
         if isinstance(texts, str) or not isinstance(texts, Iterable):
             raise wrong_type("texts", texts, "a list of texts")
         batch = list(texts)
-        for place, text in enumerate(batch):
+        for index, text in enumerate(batch):
             if not isinstance(text, str):
-                raise wrong_type(f"texts[{place}]", text, "a text")
+                raise wrong_type(f"texts[{index}]", text, "a text")
         with _utf8():
             id_lists = self._engine.encode_batch(batch, parse_special=parse_special)
         return [self._within_affixes(ids) for ids in id_lists] if add_special else id_lists

@@ -370,10 +370,10 @@ def _pair(
         return None, 0
     first, second = places
     single = processor["single"]
-    place = next(at for at, item in enumerate(single) if "Sequence" in item)
+    index = next(at for at, item in enumerate(single) if "Sequence" in item)
     around = [_names(items[:first]), _names(items[second + 1 :])]
     between = _names(items[first + 1 : second])
-    if around != [_names(single[:place]), _names(single[place + 1 :])] or len(between) > AFFIX_IDS:
+    if around != [_names(single[:index]), _names(single[index + 1 :])] or len(between) > AFFIX_IDS:
         return None, 0  # a second text would change what is around the first
     middle: list[int] = []
     for name in between:

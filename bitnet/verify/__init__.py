@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import BitnetError, TokenizerNotFound, from_os_error
 from bitnet.base.files import digest_of
 from bitnet.base.findings import Finding, worst
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import quantity
 from bitnet.formats.containers import container_of, open_checkpoint
@@ -273,11 +273,11 @@ class _Examination:
         later = ("no-tokenizer", "no-pre", "vocabulary-only", "ignored-key")
         errors = [f.text for f in findings if f.failed]
         warnings = [f.text for f in findings if f.severity == "warning" and f.subject not in later]
-        hint = f"bitnet inspect-gguf {word(self.path)}"
+        hint = f"bitnet inspect-gguf {shell_quote(self.path)}"
         if errors:
             return self._report("failed", summarize(errors + warnings), hint)
         if checkpoint.gguf is None:
-            hint = f"bitnet show {word(self.path)}"
+            hint = f"bitnet show {shell_quote(self.path)}"
             warnings += read_generation_settings(checkpoint).oddities()
         if not checkpoint.weights:
             return f"{checkpoint.architecture or 'no'} architecture, vocabulary only"
@@ -317,14 +317,14 @@ class _Examination:
             for counts in code_counts(checkpoint.gguf, full=True):
                 anomalies += code_anomalies(counts)
         if anomalies := worst(anomalies):
-            command = f"bitnet crossval {word(self.path)}"
+            command = f"bitnet crossval {shell_quote(self.path)}"
             hint = f"compare with another engine: {command}, or fetch it again"
             texts = [anomaly.text for anomaly in anomalies]
             return self._report(anomalies[0].severity, summarize(texts), hint)
         return "finite, no row of zeros outside the embedding"
 
     def _unusual(self, odd: Iterable[str]) -> Finding:
-        command = f"bitnet verify {word(self.path)} --against FILE"
+        command = f"bitnet verify {shell_quote(self.path)} --against FILE"
         hint = f"compare with an attestation of the original: {command}"
         return self._report("warning", summarize(list(odd)), hint)
 
@@ -354,7 +354,7 @@ class _Examination:
             return self._report("skipped", "none; a MOCK takes its place, its ids mean nothing")
         judged = compatibility(checkpoint, tokenizer, pre=self.pre)
         if not judged.compatible:
-            hint = f"bitnet explain-tokenizer {word(self.path)}"
+            hint = f"bitnet explain-tokenizer {shell_quote(self.path)}"
             return self._report("failed", judged.verdict, hint)
         self.judged = tokenizer
         finding = self._agreement(tokenizer, judged.verdict)
@@ -386,7 +386,10 @@ class _Examination:
         if agreement.first_difference is None:
             return f"{verdict}; {agreement}"
         text = f"{agreement} as the embedded one; first other: {agreement.first_difference!r}"
-        hint = f"bitnet verify-tokenizer {word(self.path)} --against {word(self.tokenizer)}"
+        hint = (
+            f"bitnet verify-tokenizer {shell_quote(self.path)} "
+            f"--against {shell_quote(self.tokenizer)}"
+        )
         return self._report("failed", text, hint)
 
     @_check("files")
@@ -462,7 +465,7 @@ class _Examination:
         outside = [id for id in tokenizer.stop_ids if not 0 <= id < tokenizer.vocab_size]
         if outside:
             text = f"{outside} are outside the vocabulary of {tokenizer.vocab_size:,}"
-            return self._report("failed", text, f"bitnet inspect-gguf {word(self.path)}")
+            return self._report("failed", text, f"bitnet inspect-gguf {shell_quote(self.path)}")
         if not tokenizer.stop_ids:
             text = "none is known: generation stops only at its limit"
             return self._report("warning", text, "stop at a text: --stop TEXT")
@@ -477,6 +480,6 @@ class _Examination:
         if not self.fits:
             raise _Skipped("the tensors are not those of the architecture")
         finding = forward_verdict(checkpoint, self.judged, self.trace)
-        command = f"bitnet crossval {word(self.path)}"
+        command = f"bitnet crossval {shell_quote(self.path)}"
         hint = f"fetch the model again, or compare it with another engine: {command}"
         return replace(finding, hint=hint) if finding.failed and not finding.hint else finding

@@ -418,8 +418,8 @@ def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
 
 def summarize(texts: Sequence[str]) -> str:
     """The first of *texts* in one line, and the number of others."""
-    more = f"; {len(texts) - _SHOWN:,} more" if len(texts) > _SHOWN else ""
-    return "; ".join(texts[:_SHOWN]) + more
+    ending = f"; {len(texts) - _SHOWN:,} more" if len(texts) > _SHOWN else ""
+    return "; ".join(texts[:_SHOWN]) + ending
 
 
 def _same_directory(attestation: Attestation, content: Content) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import IntegrityError, InvalidFormat, Unsupported, UsageError
 from bitnet.base.files import read_bytes
-from bitnet.base.invocation import extra_command, word
+from bitnet.base.invocation import extra_command, shell_quote
 from bitnet.base.outputs import OutputKind, json_in
 from bitnet.base.trust import printable
 from bitnet.formats.checkpoint import parse_json
@@ -158,7 +158,7 @@ def _refuse_other_signers(material: Any, path: Path, key: Path | None) -> None:
     if "certificate" in material or (has_chain and material.get("tlogEntries")):
         identity, issuer = _identity_in(material.get("certificate"))
         command = (
-            f"model_signing verify sigstore MODEL --signature {word(path)} --identity NAME "
+            f"model_signing verify sigstore MODEL --signature {shell_quote(path)} --identity NAME "
             "--identity_provider URL"
         )
         raise Unsupported(
@@ -170,7 +170,7 @@ def _refuse_other_signers(material: Any, path: Path, key: Path | None) -> None:
         return
     if has_chain:
         command = (
-            f"model_signing verify certificate MODEL --signature {word(path)} "
+            f"model_signing verify certificate MODEL --signature {shell_quote(path)} "
             "--certificate_chain ROOT.pem"
         )
         raise UsageError(

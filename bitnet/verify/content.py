@@ -276,8 +276,8 @@ class Grid:
         named = [f"{at:,} {items.text(at)}" for at in places if at < len(items)]
         if not named:  # the short digests of two rows collide
             return "an item differs"
-        more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
-        text = ", ".join(named[:_NAMED]) + more
+        ending = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
+        text = ", ".join(named[:_NAMED]) + ending
         if len(rows) == 1 or len(columns) == 1:
             return f"{'item' if len(named) == 1 else f'{len(named):,} items'}: {text}"
         return f"items in {len(rows):,} rows and {len(columns):,} columns of {side:,}: among {text}"

@@ -9,7 +9,7 @@ import numpy as np
 from bitnet.base import native
 from bitnet.base.errors import InferenceError
 from bitnet.base.findings import Finding
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.kernels.native import NativeOps, select
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import config_from, load_model
@@ -51,7 +51,7 @@ def logits_of(
         return [Scheduler(model, context=len(ids)).logits(ids) for ids in prompts]
     except MemoryError as error:
         raise InferenceError(
-            f"not enough memory: {error}", hint=f"bitnet plan {word(checkpoint.path)}"
+            f"not enough memory: {error}", hint=f"bitnet plan {shell_quote(checkpoint.path)}"
         ) from error
 
 
@@ -81,7 +81,7 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
         if not np.isfinite(rows).all():
             raise InferenceError(
                 f"{checkpoint.path.name}: the {name} backend computes NaN or infinite logits",
-                hint=f"bitnet verify {word(checkpoint.path)}",
+                hint=f"bitnet verify {shell_quote(checkpoint.path)}",
             )
         best = rows.argmax(axis=1)
         trace[name] = [

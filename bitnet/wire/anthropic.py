@@ -179,8 +179,8 @@ def message_places(body: Body) -> list[str]:
     """Places in *body* of the messages of its request."""
     places = ["system"] if body.get("system") else []
     for number, message in enumerate(body["messages"]):
-        place = f"messages.{number}"
-        places += [place] * len(_turns(message, place))
+        path = f"messages.{number}"
+        places += [path] * len(_turns(message, path))
     return places
 
 

@@ -43,8 +43,8 @@ def read_json(raw: bytes | str) -> Any:
         raise UsageError("the body is nested too deep") from None
     except ValueError as error:
         reason = getattr(error, "msg", str(error)).removesuffix(" at")
-        place = getattr(error, "pos", None)
-        at = "" if place is None else f" at character {place:,}"
+        offset = getattr(error, "pos", None)
+        at = "" if offset is None else f" at character {offset:,}"
         raise UsageError(f"the body is not JSON: {reason}{at}") from None
 
 
@@ -56,8 +56,8 @@ def check_entries(value: Mapping[str, Any], schemas: Mapping[str, Schema], where
 
 
 def _refusal(problem: Problem) -> UsageError:
-    place, reason = problem
-    field = ".".join(map(str, place))[:200].encode(errors="replace").decode()
+    path, reason = problem
+    field = ".".join(map(str, path))[:200].encode(errors="replace").decode()
     colon = "" if reason.startswith("is ") else ":"
     return UsageError(f"{field}{colon} {reason}", field=field)
 
@@ -178,10 +178,10 @@ class Form:
         A *body* says by which one of several fields it was set.
         """
         own = error.field
-        place = _MESSAGE.match(own)
-        if place and self.places is not None and body is not None:
+        match = _MESSAGE.match(own)
+        if match and self.places is not None and body is not None:
             places = self.places(body)
-            number = int(place[1])
+            number = int(match[1])
             return _with_name(error, places[number]) if number < len(places) else error
         if body is not None and body.get(own) is None:
             for setter in self.setters.get(own, ()):

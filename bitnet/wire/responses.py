@@ -112,7 +112,7 @@ def response_requests(body: Body, default: Default = None, model: Served = None)
 def response_places(body: Body) -> list[str]:
     """Places in *body* of the messages of its request."""
     places = ["instructions"] if body.get("instructions") else []
-    return places + [place for place, _ in _messages(body["input"])]
+    return places + [path for path, _ in _messages(body["input"])]
 
 
 def response_ignores(body: Body, model: Served) -> Iterator[str]:

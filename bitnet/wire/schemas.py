@@ -73,50 +73,50 @@ def is_empty(value: Any) -> bool:
     return value is None or value is False or value == "" or value == [] or value == {}
 
 
-def find_ignored(schema: Schema, value: Any, place: str = "") -> Iterator[str]:
+def find_ignored(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
     """Names of the fields in *value*, which follows *schema*, that cannot change an answer.
 
-    *place* is the name of the value itself. Numbers of list entries are left out of names.
+    *path* is the name of the value itself. Numbers of list entries are left out of names.
     """
     if is_empty(value) or REFUSED in schema:
         return
     if schema.get(IGNORED):
-        yield place
+        yield path
         return
     for each in schema.get("anyOf", ()):
         if find_problem(each, value, ()) is None:
-            yield from find_ignored(each, value, place)
+            yield from find_ignored(each, value, path)
             return
     if isinstance(value, list):
         if "items" in schema:
             for entry in value:
-                yield from find_ignored(schema["items"], entry, place)
+                yield from find_ignored(schema["items"], entry, path)
     elif isinstance(value, dict):
         for name, inner in schema.get("properties", {}).items():
             if name in value:
-                yield from find_ignored(inner, value[name], f"{place}.{name}".lstrip("."))
+                yield from find_ignored(inner, value[name], f"{path}.{name}".lstrip("."))
 
 
-def find_problem(schema: Schema, value: Any, place: Place) -> Problem | None:
-    """The first place where *value*, which is at *place*, does not follow *schema*, and why."""
+def find_problem(schema: Schema, value: Any, path: Place) -> Problem | None:
+    """The first place where *value*, which is at *path*, does not follow *schema*, and why."""
     if (hint := schema.get(REFUSED)) is not None:
         if is_neutral(schema, value):
             return None
-        return place, f"is not served: {hint}" if hint else "is not served"
+        return path, f"is not served: {hint}" if hint else "is not served"
     if "anyOf" in schema:
-        return _problem_of_all(schema["anyOf"], value, place)
+        return _problem_of_all(schema["anyOf"], value, path)
     if not _has_type(schema, value):
-        return place, f"expected {_KINDS[schema['type']][1]}"
+        return path, f"expected {_KINDS[schema['type']][1]}"
     check = _CHECKS.get(schema["type"])
-    return check(schema, value, place) if check else None
+    return check(schema, value, path) if check else None
 
 
-def _problem_of_all(schemas: Sequence[Schema], value: Any, place: Place) -> Problem | None:
+def _problem_of_all(schemas: Sequence[Schema], value: Any, path: Place) -> Problem | None:
     """The problem of *value* with the one of *schemas* that it follows furthest."""
     problems = []
     for schema in schemas:
         if _has_type(schema, value):
-            problem = find_problem(schema, value, place)
+            problem = find_problem(schema, value, path)
             if problem is None:
                 return None
             problems.append(problem)
@@ -125,7 +125,7 @@ def _problem_of_all(schemas: Sequence[Schema], value: Any, place: Place) -> Prob
         return max(problems, key=lambda problem: (len(problem[0]), problem[1][:3] == "is "))
     kinds = dict.fromkeys(schema["type"] for schema in schemas)
     words = [_KINDS[kind][1] for kind in kinds if kind != "null"]
-    return place, f"expected {' or '.join(words)}"
+    return path, f"expected {' or '.join(words)}"
 
 
 def _has_type(schema: Schema, value: Any) -> bool:
@@ -134,50 +134,50 @@ def _has_type(schema: Schema, value: Any) -> bool:
     return isinstance(value, _KINDS[kind][0]) and (kind == "boolean" or type(value) is not bool)
 
 
-def _text_problem(schema: Schema, value: str, place: Place) -> Problem | None:
+def _text_problem(schema: Schema, value: str, path: Place) -> Problem | None:
     if "enum" in schema and value not in schema["enum"]:
-        return place, f"expected one of {', '.join(schema['enum'])}"
+        return path, f"expected one of {', '.join(schema['enum'])}"
     low = schema.get("minLength", 0)
     high = schema.get("maxLength")
     if len(value) < low or (high is not None and len(value) > high):
-        return place, f"expected {low:,} to {high:,} characters"
+        return path, f"expected {low:,} to {high:,} characters"
     return None
 
 
-def _bounds_problem(schema: Schema, value: float, place: Place) -> Problem | None:
+def _bounds_problem(schema: Schema, value: float, path: Place) -> Problem | None:
     if value == schema.get(DEFAULT):
         return None
     low = schema.get("minimum")
     high = schema.get("maximum")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
-        return place, f"is {str(value)[:40]}, expected {range_text(low or 0, high)}"
+        return path, f"is {str(value)[:40]}, expected {range_text(low or 0, high)}"
     return None
 
 
-def _list_problem(schema: Schema, value: list[Any], place: Place) -> Problem | None:
+def _list_problem(schema: Schema, value: list[Any], path: Place) -> Problem | None:
     low = schema.get("minItems", 0)
     high = schema.get("maxItems")
     if len(value) < low:
-        return place, f"expected at least {low:,}"
+        return path, f"expected at least {low:,}"
     if high is not None and len(value) > high:
-        return place, f"{len(value):,} entries, expected at most {high:,}"
+        return path, f"{len(value):,} entries, expected at most {high:,}"
     items = schema["items"]
     if items == TEXT and set(map(type, value)) <= {str}:
         return None
     if items == TOKEN_ID and set(map(type, value)) == {int}:
         value = [token for token in (min(value), max(value)) if not 0 <= token < 2**31] and value
-    problems = (find_problem(items, entry, (*place, at)) for at, entry in enumerate(value))
+    problems = (find_problem(items, entry, (*path, at)) for at, entry in enumerate(value))
     return next((problem for problem in problems if problem), None)
 
 
-def _object_problem(schema: Schema, value: dict[str, Any], place: Place) -> Problem | None:
+def _object_problem(schema: Schema, value: dict[str, Any], path: Place) -> Problem | None:
     for name in schema.get("required", ()):
         if name not in value:
-            return (*place, name), "this field is required"
+            return (*path, name), "this field is required"
     own = schema.get("properties", {})
     additional = schema.get("additionalProperties")
     for name, inner in value.items():
-        at = (*place, name[:80])
+        at = (*path, name[:80])
         if inner is None and name not in schema.get("required", ()):
             continue  # as if it were left out: clients send all entries that they know
         if name in own:

@@ -87,8 +87,8 @@ def test_every_command_in_a_text_is_named(monkeypatch):
 
 
 def test_a_path_is_one_word_of_a_shell():
-    assert invocation.word(Path("my models/a.gguf")) == "'my models/a.gguf'"
-    assert invocation.word("a.gguf") == "a.gguf"
+    assert invocation.shell_quote(Path("my models/a.gguf")) == "'my models/a.gguf'"
+    assert invocation.shell_quote("a.gguf") == "a.gguf"
 
 
 REQUEST = {

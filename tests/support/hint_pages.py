@@ -31,12 +31,14 @@ PAGES = {
     "cache clean": "needs a full disk: tests/hub/test_download.py",
     "cache clean --models --dry-run": "needs a full disk: tests/hub/test_download.py",
     "doctor --report": "needs a fault of ours: tests/commands/test_program.py",
-    "plan {word(path)}": "needs a machine without memory",
-    "plan {word(checkpoint.path)}": "needs a machine without memory",
+    "plan {shell_quote(path)}": "needs a machine without memory",
+    "plan {shell_quote(checkpoint.path)}": "needs a machine without memory",
     "compat-check MODEL": "of the Python API, where no command line is",
-    "inspect-gguf {word(gguf.path)}": "of the Python API",
-    "run {word(name)}": "the last line of `create`: tests/commands/test_presets.py",
+    "inspect-gguf {shell_quote(gguf.path)}": "of the Python API",
+    "run {shell_quote(name)}": "the last line of `create`: tests/commands/test_presets.py",
     "rank --help": "needs a reranker: tests/runtime/test_ranking.py",
     "classify --help": "needs a classifier: tests/runtime/test_ranking.py",
-    "show {word(self.path)}": "needs strange settings: tests/formats/test_generation_keys.py",
+    "show {shell_quote(self.path)}": (
+        "needs strange settings: tests/formats/test_generation_keys.py"
+    ),
 }
