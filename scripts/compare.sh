@@ -1,4 +1,5 @@
 #!/bin/sh
+# Written by `bitnet ci-init`; the template is ci/scripts/compare.sh of bitnet.
 # Compare a model with REFERENCE (llama.cpp), into reports/, and derive the report's verdict again.
 # Folders with safetensors are converted first: the C++ engines read GGUF files. A model that the
 # engine is not made for is said to be not checked: `bitnet crossval --references` knows which are.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# Written by `bitnet ci-init`; the template is ci/scripts/each-model.sh of bitnet.
 # Run a command for every model below models/ (MODEL_DIR), go on after a failure, and end with the
 # first exit code that was not 0. What became of each goes to the summary of the job, too.
 #   each-model.sh COMMAND [ARGUMENT ...]        the model is added as the last argument

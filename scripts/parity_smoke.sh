@@ -1,4 +1,5 @@
 #!/bin/sh
+# Written by `bitnet ci-init`; the template is ci/scripts/parity_smoke.sh of bitnet.
 # Whether a model is whole, has its own tokenizer, runs, and where an engine to compare with is
 # installed (the extra `crossval`), computes the same. Without one it does not pass: the last lines say
 # what was checked and what was NOT CHECKED.

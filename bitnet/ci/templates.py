@@ -89,7 +89,7 @@ def plan_files(
         raise NotFound(f"no folder {project}", hint="name the root of a project: --project DIR")
     asked = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
     chosen = [name for name in EVERY if name in asked]
-    files = [_place(name) for name in chosen]
+    files = [_paths_of(name) for name in chosen]
     records = []
     if any(name not in _ALONE for name in chosen):
         files += _common_files()
@@ -99,14 +99,14 @@ def plan_files(
         text = own or f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
         records = [Planned(Path(_SOURCE), text, _state(path, text))]
     planned = []
-    for come, go in files:
-        text = (template_folder() / come).read_text(encoding="utf-8")
-        text = text.replace(_BRANCH, f"branches: [{branch}]")
-        text = _with_image(project / go, text, image)
-        if go == "Dockerfile" and not _COMMIT.fullmatch(source):  # the image is built from a copy
+    for template, target in files:
+        text = (template_folder() / template).read_text(encoding="utf-8")
+        text = _with_notice(text, template).replace(_BRANCH, f"branches: [{branch}]")
+        text = _with_image(project / target, text, image)
+        if target == "Dockerfile" and not _COMMIT.fullmatch(source):  # built from a copy
             text = text.replace(_COPIES, f"{_COPIES}COPY {json.dumps([source, source])}\n")
-        state = _state(project / go, text)
-        planned.append(Planned(Path(go), text, state, go.endswith(".sh")))
+        state = _state(project / target, text)
+        planned.append(Planned(Path(target), text, state, target.endswith(".sh")))
     return planned + records
 
 
@@ -130,7 +130,7 @@ def write_files(project: Path, planned: list[Planned], *, force: bool = False) -
                 raise from_os_error(error, output.path) from error
 
 
-def _place(name: str) -> tuple[str, str]:
+def _paths_of(name: str) -> tuple[str, str]:
     """Path of a template here, and in the project."""
     return _ELSEWHERE.get(name, (f"github/{name}.yml", f".github/workflows/{name}.yml"))
 
@@ -148,6 +148,17 @@ def _common_files() -> list[tuple[str, str]]:
         for pattern, place in places.items()
         for path in sorted(folder.glob(pattern))
     ]
+
+
+def _with_notice(text: str, template: str) -> str:
+    """*text* with a line that says what wrote it, behind the one that names an interpreter."""
+    if template.startswith("lock/"):
+        return text  # its first line says so
+    notice = f"# Written by `bitnet ci-init`; the template is ci/{template} of bitnet.\n"
+    if text.startswith("#!"):
+        interpreter, _, program = text.partition("\n")
+        return f"{interpreter}\n{notice}{program}"
+    return notice + text
 
 
 def _state(path: Path, text: str) -> State:

@@ -27,6 +27,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ from bitnet.runtime.sequence import Sequence, cache_of, no_memory, plan_decoding
 
 if TYPE_CHECKING:
     from collections import abc
+    from collections.abc import Iterator
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -144,20 +146,11 @@ class Scheduler:
 
         A sequence that fails ends with a piece that reports it; the others continue.
         """
-        started = time.perf_counter()
         pieces = self._expire() + self._admit()
-        steady = not any(
-            sequence.foresight and sequence.foresight.is_behind for sequence in self.running
-        )
-        if batch := self._schedule():
-            answering = all(sequence.tokens for sequence in batch)
-            written = self._run(batch)
-            pieces += written
-            if self._drafter and answering:
-                self._pace.observe(len(written), time.perf_counter() - started, steady=steady)
+        with self._measure_drafts():
+            batch = self._schedule()
+            pieces += self._run(batch)
         for sequence in [sequence for sequence in self.running if sequence.finish_reason]:
-            if self._drafter:
-                sequence.draft_gain = self._pace.gain
             self._leave(sequence)
         return pieces
 
@@ -243,6 +236,8 @@ class Scheduler:
 
     def _run(self, batch: list[Sequence]) -> Pieces:
         """Run one pass and advance its sequences; after a failure, run them one by one."""
+        if not batch:
+            return []
         started = time.perf_counter()
         try:
             results = run_together(self.model, batch)
@@ -417,6 +412,34 @@ class Scheduler:
                 hint="use the model's own tokenizer, and no token that it adds without a row",
                 field=field,
             )
+
+    @contextmanager
+    def _measure_drafts(self) -> Iterator[None]:
+        """Tell :class:`Pace` how long the pass within took, and how many tokens it gave.
+
+        Passes that read a prompt are left out: they take longer with drafts or without.
+        """
+        if self._drafter is None:
+            yield
+            return
+        sequences = list(self.running)
+        has_prompts = {sequence: not sequence.tokens for sequence in sequences}
+        passes = {sequence: sequence.passes for sequence in sequences}
+        tokens = sum(sequence.tokens for sequence in sequences)
+        # The drafter reads the tokens of a sequence that it does not know yet only once.
+        is_steady = not any(
+            sequence.foresight and sequence.foresight.is_behind for sequence in sequences
+        )
+        started = time.perf_counter()
+        yield
+        passed_s = time.perf_counter() - started
+
+        ran = [sequence for sequence in sequences if sequence.passes > passes[sequence]]
+        if ran and not any(has_prompts[sequence] for sequence in ran):
+            tokens = sum(sequence.tokens for sequence in sequences) - tokens
+            self._pace.observe(tokens, passed_s, steady=is_steady)
+        for sequence in ran:
+            sequence.draft_gain = self._pace.gain
 
     def _chunk(self) -> int:
         """Prompt tokens per pass while other sequences decode."""

@@ -198,7 +198,21 @@ def test_a_changed_file_stops_everything_unless_forced(tmp_path):
         write_files(tmp_path, planned)
     assert [path.name for path in tmp_path.rglob("*.yml")] == ["crossval.yml"]
     write_files(tmp_path, planned, force=True)
-    assert mine.read_text() == (template_folder() / "github/crossval.yml").read_text()
+    notice, content = mine.read_text().split("\n", 1)
+    assert (
+        notice == "# Written by `bitnet ci-init`; the template is ci/github/crossval.yml of bitnet."
+    )
+    assert content == (template_folder() / "github/crossval.yml").read_text()
+
+
+def test_every_copy_says_what_wrote_it(tmp_path):
+    write_files(tmp_path, plan(tmp_path, EVERY, image=IMAGE))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    for path in files:
+        first, second = path.read_text().splitlines()[:2]
+        notice = second if first.startswith("#!") else first
+        assert re.search("[Ww]ritten by .?ci-init|bitnet ci-init|Made by ci/lock", notice), path
 
 
 def test_the_default_branch_is_the_projects(tmp_path):

