@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 
 from published_bitnets import CONFIGS, MICROSOFT, MULTIPLIES, digest, with_tokenizer
 
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.convert.run import plan_conversion
 from bitnet.formats.containers import open_checkpoint
 

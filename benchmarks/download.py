@@ -36,7 +36,7 @@ REPO, FILE = "bench/model", "model.gguf"
 def bitnet(hub, target, *, connections):
     """Our download: seconds and processor seconds, as of the others."""
     from bitnet.hub.fetch import fetch
-    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.fetch_options import FetchOptions
     from bitnet.hub.orders import FileOrder
     from bitnet.hub.repository import file_url
     from bitnet.hub.session import HubSession
@@ -118,7 +118,7 @@ def measure(size, rounds, rules, programs):
 def measure_store(size_mb):
     """Savings of the store: two projects, a transfer that was cut at 86 %, a second use."""
     from bitnet.base.errors import NetworkError
-    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.fetch_options import FetchOptions
     from bitnet.hub.project import Project
     from bitnet.hub.provide import fetch_source
     from bitnet.sources import Source

@@ -21,7 +21,7 @@ import numpy as np
 from llama_quantize import quantize_file
 from mixture_models import MODELS, digest, grid, our_types, write
 
-from bitnet.convert.options import MIXTURES, ConvertOptions
+from bitnet.convert.convert_options import MIXTURES, ConvertOptions
 from bitnet.convert.run import plan_conversion
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF

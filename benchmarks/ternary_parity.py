@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 import bitnet
 from bitnet.base import native
 from bitnet.base.errors import BitnetError
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.convert.run import plan_conversion
 from bitnet.crossval.compare import compare
 from bitnet.crossval.float64 import Float64

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import KVType
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.containers import I2SLayout
-    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.fetch_options import FetchOptions
     from bitnet.hub.project import Project
     from bitnet.models.exact_head.head import HeadMode
     from bitnet.runtime.language_model import LanguageModel
@@ -205,7 +205,7 @@ def locate(
 
 def _plain_project() -> Project:
     """The working folder with the cache and the ways to fetch of the settings."""
-    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.fetch_options import FetchOptions
     from bitnet.hub.project import Project
 
     return Project(Path(), settings.cache_dir(), FetchOptions(), "auto")
@@ -218,7 +218,7 @@ class SmartTokenizerDownload:
         self, cache_dir: Path | None = None, *, options: FetchOptions | None = None
     ) -> None:
         """Into *cache_dir*, else the folder of the settings; *options* say how to fetch."""
-        from bitnet.hub.options import FetchOptions
+        from bitnet.hub.fetch_options import FetchOptions
         from bitnet.hub.project import Project
 
         cache = cache_dir if cache_dir is not None else settings.cache_dir()

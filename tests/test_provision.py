@@ -7,7 +7,7 @@ import pytest
 
 from bitnet import SmartTokenizerDownload, TokenizerDownloadInfo
 from bitnet.base.errors import Offline, TokenizerNotFound, VocabMismatch
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 
 WORDS = {f"t{id}": id for id in range(5)}
 CONTENT = json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": WORDS, "merges": []}})

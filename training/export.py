@@ -20,7 +20,7 @@ import torch
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.convert.run import plan_conversion
 from bitnet.formats.gguf_write import encode_value
 from bitnet.quants.ternary import pack_u8

@@ -60,7 +60,7 @@ class Replica:
         from bitnet.server.metrics import Metrics
         from bitnet.server.models import Models
         from bitnet.server.narration import narrator
-        from bitnet.server.options import ServeOptions
+        from bitnet.server.serve_options import ServeOptions
         from bitnet.server.slot import Slot
 
         path = Context().model(model)

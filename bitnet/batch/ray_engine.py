@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from bitnet.batch.options import BatchOptions
+    from bitnet.batch.batch_options import BatchOptions
 
 ROWS_PER_CALL = 32  # lost when an actor dies, and computed again by another one
 

@@ -14,11 +14,11 @@ from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.tables import LiveLine, table
 from bitnet.base.terminal import as_json
-from bitnet.batch.options import BatchOptions
+from bitnet.batch.batch_options import BatchOptions
 from bitnet.commands.context import FORCE, Context, model_path, open_model, say
 from bitnet.commands.declare import task
 from bitnet.commands.score import read_texts
-from bitnet.runtime.options import ModelOptions, VectorOptions
+from bitnet.runtime.model_options import ModelOptions, VectorOptions
 from bitnet.runtime.request import SamplingOptions
 
 if TYPE_CHECKING:

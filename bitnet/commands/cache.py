@@ -17,7 +17,7 @@ from bitnet.base.tables import brief, quantity, short, show, table
 from bitnet.cache import Selection
 from bitnet.commands.context import Context, model_option, provide_pins
 from bitnet.commands.declare import Output, task
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.sources import TOKENIZERS, Source
 
 DRY_RUN = option(False, "show what would be removed, and remove nothing")

@@ -23,7 +23,7 @@ from bitnet.base.progress import show_when_slow
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import show
 from bitnet.commands.declare import Output
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bitnet.hub.resolve import RepoModel
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.options import ModelOptions
+    from bitnet.runtime.model_options import ModelOptions
     from bitnet.tokenizer import Tokenizer
 
 # Options of several commands.

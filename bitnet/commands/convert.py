@@ -11,7 +11,7 @@ from bitnet.base.outputs import OutputFile
 from bitnet.base.progress import Progress
 from bitnet.commands.context import Context, model_option, say
 from bitnet.commands.declare import Output, task
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 
 
 @task(group="Models", example="bitnet inspect-gguf smollm2-135m")

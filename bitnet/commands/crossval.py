@@ -34,8 +34,8 @@ from bitnet.commands.context import (
     say,
 )
 from bitnet.commands.declare import task
-from bitnet.crossval.options import CrossvalOptions
-from bitnet.runtime.options import ModelOptions
+from bitnet.crossval.crossval_options import CrossvalOptions
+from bitnet.runtime.model_options import ModelOptions
 
 logger = logging.getLogger(__name__)
 

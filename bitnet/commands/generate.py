@@ -34,7 +34,7 @@ from bitnet.commands.context import (
 )
 from bitnet.commands.declare import task
 from bitnet.commands.presets import apply_preset
-from bitnet.runtime.options import ModelOptions, PromptOptions
+from bitnet.runtime.model_options import ModelOptions, PromptOptions
 from bitnet.runtime.request import SAMPLING, Request
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from bitnet.base.invocation import isolate
 from bitnet.base.options import option
 from bitnet.commands.context import Context, open_file, say
 from bitnet.commands.declare import task
-from bitnet.runtime.options import ModelOptions
+from bitnet.runtime.model_options import ModelOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

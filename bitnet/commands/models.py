@@ -28,7 +28,7 @@ from bitnet.base.tables import show, table
 from bitnet.base.trust import REPOSITORY
 from bitnet.commands.context import VERIFY, Context, model_option, provide_pins
 from bitnet.commands.declare import Output, task
-from bitnet.hub.options import FileSelection
+from bitnet.hub.fetch_options import FileSelection
 
 _YES = {True: "yes", False: "no", None: "?"}
 _MOST_RESULTS = 100  # of a search

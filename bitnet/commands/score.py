@@ -12,7 +12,7 @@ from bitnet.base.options import option
 from bitnet.base.tables import table
 from bitnet.commands.context import Context, open_model, read_text
 from bitnet.commands.declare import task
-from bitnet.runtime.options import ModelOptions, ScoreOptions
+from bitnet.runtime.model_options import ModelOptions, ScoreOptions
 
 _LONGEST_SHOWN = 60  # characters of a text in a table
 

@@ -24,10 +24,10 @@ from bitnet.commands.context import (
 )
 from bitnet.commands.declare import task
 from bitnet.commands.presets import apply_preset, find_preset, with_model
-from bitnet.runtime.options import ModelOptions
+from bitnet.runtime.model_options import ModelOptions
 from bitnet.runtime.request import SamplingOptions
 from bitnet.server.narration import output_as_events
-from bitnet.server.options import ServeOptions
+from bitnet.server.serve_options import ServeOptions
 
 logger = logging.getLogger(__name__)
 

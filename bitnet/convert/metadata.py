@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import TokenizerNotFound, Unsupported
-from bitnet.convert.options import MIXTURES
+from bitnet.convert.convert_options import MIXTURES
 from bitnet.families.family import find_zero, of_gguf
 from bitnet.formats.containers import INPUTS, effective_keys
 from bitnet.formats.gguf_write import encode_value, raw_values
@@ -17,7 +17,7 @@ from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.load import load_spec
 
 if TYPE_CHECKING:
-    from bitnet.convert.options import ConvertOptions
+    from bitnet.convert.convert_options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
 
@@ -121,7 +121,7 @@ def _tokenizer(
         ) from None
     rows = checkpoint.weights["token_embd.weight"].shape[0]
     name = checkpoint.metadata.get("general.name", checkpoint.path.name)
-    keys = gguf_keys(spec, rows=rows, pre=request.pre or None, more={"general.name": name})
+    keys = gguf_keys(spec, rows=rows, pre=request.pre or None, further_keys={"general.name": name})
     return {key: encode_value(value) for key, value in keys.items()}
 
 

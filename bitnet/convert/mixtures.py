@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet.base.errors import InvalidFormat, NotFound
-from bitnet.convert.options import MIXTURES
+from bitnet.convert.convert_options import MIXTURES
 from bitnet.formats.gguf import GGUF
 from bitnet.quants import types
 from bitnet.quants.registry import dequantize
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
     from pathlib import Path
 
-    from bitnet.convert.options import ConvertOptions
+    from bitnet.convert.convert_options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
     from bitnet.quants.weight import Weight

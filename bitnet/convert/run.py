@@ -18,10 +18,10 @@ from bitnet.base.files import require_space
 from bitnet.base.findings import Finding
 from bitnet.base.outputs import OutputFile
 from bitnet.base.quantities import human_size
+from bitnet.convert.convert_options import BLOCKS, MIXTURES
 from bitnet.convert.engines import differences
 from bitnet.convert.metadata import metadata
 from bitnet.convert.mixtures import mixture_types, read_importance
-from bitnet.convert.options import BLOCKS, MIXTURES
 from bitnet.convert.tensors import Job, job
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_write import NewTensor, file_size, write_new
@@ -32,7 +32,7 @@ from bitnet.models.load import config_from
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from bitnet.convert.options import ConvertOptions
+    from bitnet.convert.convert_options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
 
 

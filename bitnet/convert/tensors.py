@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import Unsupported
+from bitnet.convert.convert_options import BLOCKS, MIXTURES, ROUNDED, TERNARY
 from bitnet.convert.mixtures import importance_of
-from bitnet.convert.options import BLOCKS, MIXTURES, ROUNDED, TERNARY
 from bitnet.models.orders import column_order, row_order
 from bitnet.quants import registry, types
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from bitnet.convert.convert_options import ConvertOptions
     from bitnet.convert.mixtures import Importance
-    from bitnet.convert.options import ConvertOptions
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType

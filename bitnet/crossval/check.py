@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from bitnet.base.errors import InvalidFormat
 from bitnet.base.files import read_json
 from bitnet.base.findings import Finding
+from bitnet.crossval.crossval_options import CrossvalOptions
 from bitnet.crossval.evidence import SCHEMA_VERSION, Evidence
 from bitnet.crossval.judge import judge
-from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.records import from_json, to_json
 from bitnet.crossval.references import REFERENCES
 from bitnet.crossval.report import DERIVED, as_json

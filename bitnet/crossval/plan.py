@@ -24,8 +24,8 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from bitnet.crossval.crossval_options import CrossvalOptions
     from bitnet.crossval.evidence import TestedModel
-    from bitnet.crossval.options import CrossvalOptions
     from bitnet.crossval.trace import Question, Reference, Trace
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.tokenizer import Tokenizer

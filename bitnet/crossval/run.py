@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.base.findings import Severity
+    from bitnet.crossval.crossval_options import CrossvalOptions
     from bitnet.crossval.evidence import Row
     from bitnet.crossval.operations import Operation
-    from bitnet.crossval.options import CrossvalOptions
     from bitnet.crossval.trace import PromptTrace, Reference, Trace
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.transformer import Model

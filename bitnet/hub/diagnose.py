@@ -21,7 +21,7 @@ from bitnet.hub.transport import trust_store
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.fetch_options import FetchOptions
 
 PROBE = "openai-community/gpt2/resolve/main/tokenizer.json"  # small, public, needs no token
 TIMEOUT_S = 10.0

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bitnet.base.progress import Mode
-    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.fetch_options import FetchOptions
     from bitnet.sources import Source
     from bitnet.store import Pin
 

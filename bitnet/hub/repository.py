@@ -22,8 +22,8 @@ from bitnet.base.trust import (
     redact_url,
 )
 from bitnet.hub import http
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import requests, urllib3
-from bitnet.hub.options import FetchOptions
 from bitnet.hub.session import LONGEST_DOCUMENT
 from bitnet.sources import Source
 from bitnet.store.partial import Version

@@ -15,7 +15,7 @@ from bitnet.base.files import path_of, sha256_of
 from bitnet.base.machine import fits_in_memory
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import REPOSITORY, SHA256, place_problem, printable
-from bitnet.hub.options import FileSelection
+from bitnet.hub.fetch_options import FileSelection
 from bitnet.hub.orders import model_path, order_of
 from bitnet.hub.provide import provide
 from bitnet.hub.ref import parse, suggest_names

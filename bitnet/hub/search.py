@@ -15,7 +15,7 @@ from bitnet.base.trust import REPOSITORY, printable, redact_url
 from bitnet.hub.session import HubSession
 
 if TYPE_CHECKING:
-    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.fetch_options import FetchOptions
 
 _PROPERTIES = ("downloads", "gated", "gguf", "tags")
 _LICENCE = "license:"  # how the tag begins that names the licence

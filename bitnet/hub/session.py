@@ -31,6 +31,7 @@ from bitnet.base.errors import (
 )
 from bitnet.base.trust import origin, printable, redact_url
 from bitnet.hub import http
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import (
     TROUBLESHOOTING,
     Limits,
@@ -39,7 +40,6 @@ from bitnet.hub.http import (
     requests,
     urllib3,
 )
-from bitnet.hub.options import FetchOptions
 from bitnet.hub.transport import mount_transport
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from bitnet.base.progress import Mode
-    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.fetch_options import FetchOptions
     from bitnet.hub.orders import Obtained
     from bitnet.store import Store
     from bitnet.store.claims import Claims

@@ -15,7 +15,7 @@ import numpy as np
 from bitnet.base.errors import InferenceError, UsageError, is_panic
 from bitnet.base.options import check_type
 from bitnet.kernels.program import Segment
-from bitnet.runtime.options import PRECISIONS, Precision
+from bitnet.runtime.model_options import PRECISIONS, Precision
 from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.prefix_cache import common_prefix
 from bitnet.runtime.reasoning_budget import ReasoningBudget

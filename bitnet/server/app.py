@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
     from bitnet.server.narration import Narrate
-    from bitnet.server.options import ServeOptions
+    from bitnet.server.serve_options import ServeOptions
     from bitnet.server.slot import Slot
     from bitnet.wire.forms import Form
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrate
-    from bitnet.server.options import ServeOptions
+    from bitnet.server.serve_options import ServeOptions
 
     Scope = MutableMapping[str, Any]  # of ASGI, as the next ones
     Event = MutableMapping[str, Any]

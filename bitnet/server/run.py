@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
     from bitnet.server.narration import Narrate
-    from bitnet.server.options import ServeOptions
+    from bitnet.server.serve_options import ServeOptions
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.options import Precision
+    from bitnet.runtime.model_options import Precision
     from bitnet.wire.forms import Body
 
 #: Texts of one request, as OpenAI has it; clients send batches of 70 to 2,048.

@@ -10,7 +10,7 @@ from bitnet.base.errors import UsageError, WrongType
 from bitnet.base.options import CacheOptions, check_bounds, option, types_of, without_none
 from bitnet.formats.containers import I2SLayout
 from bitnet.models.exact_head.head import HeadMode
-from bitnet.runtime.options import ModelOptions
+from bitnet.runtime.model_options import ModelOptions
 
 
 def test_cache_dir_option_wins_over_the_environment(tmp_path, monkeypatch):

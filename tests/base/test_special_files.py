@@ -81,7 +81,7 @@ OTHER_CALLS = {
     "hub/wheels.py": "files that pip wrote for this process",
     "kernels/packing.py": "files of the system",
     "models/exact_head/copy.py problem_of": "read again, after `open_file`",
-    "server/options.py check_tls": "read by the library of certificates, after `read_bytes`",
+    "server/serve_options.py check_tls": "read by the library of certificates, after `read_bytes`",
     "server/pages.py": "files of this package",
     "store/links.py": "writes a new file",
     "store/partial.py": "files of the store, opened for writing",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bitnet.base import trust
 from bitnet.base.errors import BitnetError, InvalidFormat, UsageError
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.orders import order_from_lock, order_of
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source, provide

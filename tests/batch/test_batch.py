@@ -13,8 +13,8 @@ from waiting import until
 from bitnet import load
 from bitnet.base import locks
 from bitnet.base.errors import UsageError
+from bitnet.batch.batch_options import BatchOptions
 from bitnet.batch.files import BatchFiles
-from bitnet.batch.options import BatchOptions
 from bitnet.batch.rows import BatchRow, answers, in_order
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."

@@ -13,7 +13,7 @@ from tiny_models import TOKENS, tiny_gguf
 
 import bitnet.crossval.references
 from bitnet.base.invocation import extra_command
-from bitnet.crossval.options import REFERENCE_NAMES
+from bitnet.crossval.crossval_options import REFERENCE_NAMES
 from bitnet.crossval.references import REFERENCES
 
 PROMPTS = "abc\nThe quick\nzyx wvu\n"

@@ -115,8 +115,8 @@ def test_a_worker_answers_as_the_preset_says(bitnet, path):
 def test_a_model_of_several_may_be_a_preset(bitnet, path):
     from bitnet.commands.context import Context
     from bitnet.commands.serve import _slots
-    from bitnet.runtime.options import ModelOptions
-    from bitnet.server.options import ServeOptions
+    from bitnet.runtime.model_options import ModelOptions
+    from bitnet.server.serve_options import ServeOptions
 
     bitnet("create", "brief", "--from", str(path), "--context", "64")
     options = ServeOptions(models=f"brief,{path}")

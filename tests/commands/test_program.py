@@ -19,7 +19,7 @@ from bitnet.base.options import option
 from bitnet.commands import add, load
 from bitnet.commands.declare import GROUPS, Output, Task, dataclass, task
 from bitnet.commands.program import Program, command_help
-from bitnet.server.options import ServeOptions
+from bitnet.server.serve_options import ServeOptions
 
 CHECKOUT = Path(__file__).parents[1]
 COMMANDS = load()

@@ -20,7 +20,7 @@ from bitnet.base.errors import (
     UsageError,
     VerificationFailed,
 )
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
 from bitnet.kernels.kv_cache import KVCache

@@ -10,7 +10,7 @@ from tiny_models import TOKENS, tiny_gguf
 
 import bitnet
 from bitnet.base.errors import TokenizerNotFound, Unsupported, VocabMismatch
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer import load_tokenizer
 

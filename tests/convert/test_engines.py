@@ -13,7 +13,7 @@ from hf_folders import save_tensors, tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, ternary_gguf, tiny_gguf
 
 from bitnet.base.errors import Unsupported
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.convert.run import plan_conversion
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.containers import open_checkpoint

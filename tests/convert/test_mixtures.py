@@ -13,8 +13,8 @@ from tiny_models import tiny, write_model
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.convert.mixtures import importance_of, read_importance
-from bitnet.convert.options import ConvertOptions
 from bitnet.convert.run import plan_conversion
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF

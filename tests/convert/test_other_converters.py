@@ -4,7 +4,7 @@ import pytest
 from conversions import convert
 from published_bitnets import digest, with_tokenizer
 
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 
 # Of what benchmarks/converters.py printed, on x86-64. I2_S: convert-hf-to-gguf-bitnet.py of

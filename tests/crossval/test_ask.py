@@ -10,7 +10,7 @@ import pytest
 from tiny_models import tiny_gguf
 
 from bitnet.crossval import ask, reference_process
-from bitnet.crossval.options import CrossvalOptions
+from bitnet.crossval.crossval_options import CrossvalOptions
 from bitnet.crossval.references import LlamaCpp
 from bitnet.crossval.trace import EngineFailed, Prompt, Question
 from bitnet.formats.containers import open_checkpoint

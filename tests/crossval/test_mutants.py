@@ -11,8 +11,8 @@ from mutants import attending, mutated, rotated
 from tiny_models import LAYERS, TOKENS, in_encoding, tiny, write_model
 
 from bitnet import load
+from bitnet.crossval.crossval_options import CrossvalOptions
 from bitnet.crossval.judge import judge
-from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import REFERENCES
 from bitnet.crossval.run import cross_validate
 from bitnet.formats.containers import open_checkpoint

@@ -8,8 +8,8 @@ from tiny_models import tiny, tiny_gguf
 
 from bitnet import load
 from bitnet.base import native
+from bitnet.crossval.crossval_options import CrossvalOptions
 from bitnet.crossval.judge import judge
-from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.ours import compute_path, kernels_since, read_counters
 from bitnet.crossval.references import choose
 from bitnet.crossval.report import as_markdown

@@ -15,7 +15,7 @@ from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 
 from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.base.invocation import extra_command
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.crossval import ask, float64
 from bitnet.crossval.bounds import ROWS
 from bitnet.crossval.float64 import Float64

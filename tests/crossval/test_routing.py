@@ -10,8 +10,8 @@ from mutants import mutated
 from tiny_models import DIM, VOCAB, in_encoding, tiny, write_model
 
 from bitnet import load
+from bitnet.crossval.crossval_options import CrossvalOptions
 from bitnet.crossval.judge import judge
-from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.references import REFERENCES
 from bitnet.crossval.run import cross_validate
 from bitnet.families.blocks import Experts

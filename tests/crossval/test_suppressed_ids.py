@@ -7,7 +7,7 @@ import pytest
 from tiny_models import TOKENS, tiny_gguf
 
 import bitnet
-from bitnet.crossval.options import CrossvalOptions
+from bitnet.crossval.crossval_options import CrossvalOptions
 from bitnet.crossval.ours import our_trace
 from bitnet.crossval.plan import find_suppressed, prompts_for
 from bitnet.crossval.references import LlamaCpp

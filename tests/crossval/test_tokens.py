@@ -9,9 +9,9 @@ from builders import vocabulary, write_gguf
 from tiny_models import KEYS, TOKENS, VOCAB
 
 from bitnet.crossval.compare import tokenizer_parity
+from bitnet.crossval.crossval_options import CrossvalOptions
 from bitnet.crossval.float64 import Float64
 from bitnet.crossval.judge import judge
-from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.plan import texts_for
 from bitnet.crossval.recording import Recorded, recordable
 from bitnet.crossval.references import IkLlamaCpp, LlamaCpp

@@ -16,7 +16,7 @@ from conversions import convert  # noqa: E402 - needs torch
 
 from bitnet import load  # noqa: E402
 from bitnet.base.errors import InferenceError, Unsupported  # noqa: E402
-from bitnet.convert.options import ConvertOptions  # noqa: E402
+from bitnet.convert.convert_options import ConvertOptions  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 
 pytestmark = QUIET

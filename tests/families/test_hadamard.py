@@ -14,7 +14,7 @@ from tiny_models import tiny
 import bitnet
 from bitnet.base import native
 from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.families.blocks import State
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_header import Array

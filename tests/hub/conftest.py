@@ -3,7 +3,7 @@ import os
 import pytest
 from tiny_packages import HALVES, TINY, wheel
 
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.session import HubSession
 
 

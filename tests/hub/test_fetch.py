@@ -23,7 +23,7 @@ from bitnet.base.errors import (
     UsageError,
     VocabMismatch,
 )
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.repository import file_url, head
 from bitnet.hub.session import HubSession, Patience
 

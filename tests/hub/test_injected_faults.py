@@ -32,7 +32,7 @@ from pathlib import Path
 from bitnet.base.errors import BitnetError
 from bitnet.hub import transfer
 from bitnet.hub.http import Limits
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.resolve import download as fetch, refs_of
 

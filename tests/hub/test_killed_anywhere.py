@@ -18,7 +18,7 @@ from tiny_packages import HALVES, TINY, WHOLE, wheel
 
 from bitnet.base.outputs import OutputFile
 from bitnet.hub import bundles, models
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
 from bitnet.store import Store
@@ -47,7 +47,7 @@ from bitnet.base.errors import BitnetError
 from bitnet.base.outputs import OutputFile
 from bitnet.hub import bundles, fetch, provide, session
 from bitnet.hub import transfer, wheels, repository
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
 from bitnet.hub.orders import FileOrder, order_of

@@ -9,8 +9,8 @@ from hub_server import Rule
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
 from bitnet.base.settings import parse_rate
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import Limits, Stopped
-from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url
 
 CONTENT = bytes(range(256)) * 24_000

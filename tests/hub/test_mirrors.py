@@ -1,7 +1,7 @@
 import pytest
 
 from bitnet.base.errors import UsageError
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project, mirrors
 
 TABLE = """

@@ -15,7 +15,7 @@ from bitnet.base.errors import Offline, PermissionDenied
 from bitnet.base.files import sha256_of
 from bitnet.cache.entries import entries, verify
 from bitnet.hub import models
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.orders import order_of
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source, provide

@@ -9,7 +9,7 @@ from tiny_models import tiny_gguf
 
 from bitnet.base import settings
 from bitnet.hub import models
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
 from bitnet.hub.ref import parse

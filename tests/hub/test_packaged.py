@@ -15,7 +15,7 @@ from waiting import PATIENCE_S
 
 from bitnet.base import files
 from bitnet.base.errors import NoSpace, Offline, UsageError
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
 from bitnet.sources import PACKAGED
@@ -25,7 +25,7 @@ from bitnet.store import records
 PROVIDE = """
 import sys
 from pathlib import Path
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.provide import fetch_source
 from bitnet.hub.project import Project
 sys.path.insert(0, sys.argv[1])

@@ -11,7 +11,7 @@ from bitnet.base.errors import (
     NotFound,
 )
 from bitnet.hub import wheels
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.sources import Package
 
 

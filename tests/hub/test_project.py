@@ -7,7 +7,7 @@ from tiny_packages import TINY
 
 from bitnet.base import locks
 from bitnet.hub import wheels
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
 from bitnet.store import Pin

@@ -21,7 +21,7 @@ from bitnet.base.errors import (
 )
 from bitnet.hub import fetch
 from bitnet.hub import provide as provide_module
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.orders import model_path, order_from_lock
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source, provide

@@ -19,7 +19,7 @@ from bitnet.base.errors import (
     UsageError,
     VocabMismatch,
 )
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.orders import order_from_lock, tokenizer_entry
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source, provide

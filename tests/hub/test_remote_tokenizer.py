@@ -8,8 +8,8 @@ import pytest
 from tekken_files import write
 
 from bitnet.base.errors import InvalidFormat, NotFound, Offline, Unsupported, UsageError
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.models import locate_tokenizer
-from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.ref import parse
 from bitnet.tokenizer.from_files import TOKENIZER_FILES, order_names, spec_from_folder

@@ -5,7 +5,7 @@ from hub_repositories import Blob
 from hub_server import HubServer, Rule
 
 from bitnet.base.errors import HashMismatch, NetworkError, NotFound, UsageError
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
 from bitnet.hub.ref import Ref

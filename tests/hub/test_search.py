@@ -8,7 +8,7 @@ import pytest
 from hub_server import Rule
 
 from bitnet.base.errors import NetworkError, NotFound, Offline
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.search import search
 
 

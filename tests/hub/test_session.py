@@ -19,8 +19,8 @@ from bitnet.base.errors import (
     TokenMissing,
     UsageError,
 )
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import Transient
-from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url
 from bitnet.hub.session import HubSession, Patience
 

@@ -8,7 +8,7 @@ from hub_server import HubServer, Rule
 
 from bitnet.base.errors import NetworkError, UsageError
 from bitnet.hub import transfer
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
 from bitnet.sources import Source

@@ -16,8 +16,8 @@ from terminals import OnTerminal
 from waiting import PATIENCE_S, until
 
 from bitnet.base.errors import NetworkError, NotFound, UsageError
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import FILES_AT_ONCE, Limits, at_once, in_threads
-from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.resolve import download, refs_of
 from bitnet.store import records

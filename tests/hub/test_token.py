@@ -10,7 +10,7 @@ from bitnet.base.errors import (
     AuthError,
     TokenInvalid,
 )
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
 from bitnet.hub.session import HubSession

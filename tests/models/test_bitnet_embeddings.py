@@ -8,7 +8,7 @@ from hf_folders import tiny_folder
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps

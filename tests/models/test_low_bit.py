@@ -7,7 +7,7 @@ from hf_models import MAX_RELATIVE_DIFFERENCE, random_model, save, torch
 from low_bit_models import SHAPE, TOKENS, as_mlx, unpacked_hybrid, unpacked_model
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps

@@ -21,7 +21,7 @@ from published_bitnets import (
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import INPUTS, open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.native import NativeOps

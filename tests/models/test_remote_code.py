@@ -6,7 +6,7 @@ from conversions import convert
 from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, relative_difference, torch
 from remote_models import REMOTE, write
 
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps

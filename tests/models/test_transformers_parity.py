@@ -20,7 +20,7 @@ from hf_models import (
 from mixed_models import MIXED
 from quiet_libraries import QUIET
 
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.families.family import of_gguf
 from bitnet.families.tensor_names import gguf_name
 from bitnet.formats.containers import open_checkpoint

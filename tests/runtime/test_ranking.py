@@ -17,7 +17,7 @@ from sentence_folders import TEXTS, WORDS, change_json, encoder_folder  # noqa: 
 
 from bitnet import load  # noqa: E402
 from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported  # noqa: E402
-from bitnet.convert.options import ConvertOptions  # noqa: E402
+from bitnet.convert.convert_options import ConvertOptions  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 
 pytestmark = QUIET

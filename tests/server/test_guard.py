@@ -10,7 +10,7 @@ from bitnet.server import guard
 from bitnet.server.guard import MAX_HEADER_BYTES
 from bitnet.server.metrics import Metrics
 from bitnet.server.narration import narrator
-from bitnet.server.options import ServeOptions
+from bitnet.server.serve_options import ServeOptions
 
 JSON = {"Content-Type": "application/json"}
 

@@ -24,7 +24,7 @@ from hf_models import random_model, save
 from tiny_models import TOKENS
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.convert.options import ConvertOptions
+from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.instructions import ACTIVATIONS
 from bitnet.kernels.kv_cache import KVCache

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from builders import Tensor, write_gguf
 
+from bitnet.convert.convert_options import MIXTURES, ConvertOptions
 from bitnet.convert.mixtures import mixture_types
-from bitnet.convert.options import MIXTURES, ConvertOptions
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.quants import types
 from bitnet.quants.weight import Weight

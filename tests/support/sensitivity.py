@@ -34,7 +34,7 @@ from llama_cpp_models import CASES, IDS, OF_EXPERTS, OF_STATES, written
 from mistakes import mistakes
 from tiny_models import ENCODERS, FAMILIES, HYBRIDS, LAYERED, MIXTURES, VOCAB, in_encoding, tiny
 
-from bitnet.convert.options import BLOCKS, FLOATS
+from bitnet.convert.convert_options import BLOCKS, FLOATS
 from bitnet.crossval import references
 from bitnet.crossval.bounds import BOUNDS, Residual
 from bitnet.crossval.compare import compare

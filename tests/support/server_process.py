@@ -17,7 +17,7 @@ from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
 from bitnet.server.models import Models
 from bitnet.server.narration import narrator
-from bitnet.server.options import ServeOptions
+from bitnet.server.serve_options import ServeOptions
 from bitnet.server.slot import Slot
 
 # Uvicorn looks ten times a second whether it is to end; here a hundred times.

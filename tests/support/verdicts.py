@@ -7,8 +7,8 @@ from mistakes import scaled_up, with_epsilon
 from mutants import mutated, rotated
 
 from bitnet import load
+from bitnet.crossval.crossval_options import CrossvalOptions
 from bitnet.crossval.judge import judge
-from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.run import cross_validate
 from bitnet.formats.containers import open_checkpoint
 
