@@ -13,6 +13,7 @@ code points and the differences to what those before became.
 from __future__ import annotations
 
 import sys
+import textwrap
 import unicodedata
 from itertools import groupby
 from pathlib import Path
@@ -39,7 +40,7 @@ SCRIPTS = [
 _SURROGATES = range(0xD800, 0xE000)
 _CODE_POINTS = [code for code in range(0x110000) if code not in _SURROGATES]
 _CHUNK = 4096  # characters of one text: short enough to split quickly
-_WIDTH = 110  # digits of a line
+_WIDTH = 90  # digits of a line, which is 100 long at most
 
 
 def codes_removed_by(step: Split) -> list[int]:
@@ -240,8 +241,8 @@ def table(name: str, text: str) -> str:
 
 def names(name: str, items: list[str]) -> str:
     """A C++ array of texts."""
-    texts = ", ".join(f'"{item}"' for item in items)
-    return f"constexpr const char* k{name}[] = {{{texts}}};\n"
+    texts = textwrap.fill(", ".join(f'"{item}"' for item in items), 96, break_on_hyphens=False)
+    return f"constexpr const char* k{name}[] = {{\n{textwrap.indent(texts, '    ')}}};\n"
 
 
 def write() -> str:

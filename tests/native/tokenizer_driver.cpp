@@ -56,7 +56,13 @@ const std::vector<std::string> kTexts = {
     std::string(200, '1') + "x",
     std::string("\0\x7f\t\n", 4),
     // Not UTF-8: what lies behind a normalizer may be anything.
-    "\xC3", "\xE5\xAD", "\xF0\x9F\x98", "a\x80\x80", "\xFF\xFE", "\xED\xA0\x80", "ab\xF4",
+    "\xC3",
+    "\xE5\xAD",
+    "\xF0\x9F\x98",
+    "a\x80\x80",
+    "\xFF\xFE",
+    "\xED\xA0\x80",
+    "ab\xF4",
 };
 
 struct Parts {
@@ -67,7 +73,8 @@ struct Parts {
     std::string steps, charsmap, added, prefix, suffix;
 };
 
-std::string step(uint32_t kind, uint32_t a, uint32_t b, const std::string& text, const std::string& other = "") {
+std::string step(uint32_t kind, uint32_t a, uint32_t b, const std::string& text,
+                 const std::string& other = "") {
     return packed<uint32_t>({kind, a, b, uint32_t(text.size())}) + text +
            packed<uint32_t>({uint32_t(other.size())}) + other;
 }
@@ -83,7 +90,8 @@ std::string charsmap(unsigned char key, const std::string& text) {
     const uint32_t at = 256u ^ key;
     units[at] = (at ^ 512u) << 10 | key | 1u << 8;
     units[512] = 1u << 31;
-    return packed<uint32_t>({uint32_t(units.size() * 4)}) + packed(units) + text + std::string(1, '\0');
+    return packed<uint32_t>({uint32_t(units.size() * 4)}) + packed(units) + text +
+           std::string(1, '\0');
 }
 
 std::string build(const Parts& parts) {
@@ -101,14 +109,19 @@ std::string build(const Parts& parts) {
     }
     if (parts.model == ModelKind::kSpm || parts.model == ModelKind::kUnigram) flags.back() = 8 | 16;
     bitnet::Config settings{};
-    settings.model = uint32_t(parts.model), settings.flags = parts.flags, settings.max_chars_per_word = 100;
+    settings.model = uint32_t(parts.model);
+    settings.flags = parts.flags;
+    settings.max_chars_per_word = 100;
     const std::string key(32, 'k'), meta = "{}";
     const std::string config(reinterpret_cast<const char*>(&settings), sizeof(settings));
-    const std::string offset_bytes = packed(offsets), merge_bytes = packed(parts.merges), id_bytes = packed(bytes_ids),
-                      score_bytes = parts.flags & bitnet::kSteps ? packed(scores)
-                                                                 : packed(std::vector<float>(scores.begin(), scores.end()));
-    return bitnet::build_tokenizer({key, meta, config, offset_bytes, bytes, flags, merge_bytes, score_bytes, id_bytes,
-                                    parts.added, parts.steps, parts.charsmap, parts.prefix, parts.suffix});
+    const std::string offset_bytes = packed(offsets), merge_bytes = packed(parts.merges),
+                      id_bytes = packed(bytes_ids),
+                      score_bytes = parts.flags & bitnet::kSteps
+                                        ? packed(scores)
+                                        : packed(std::vector<float>(scores.begin(), scores.end()));
+    return bitnet::build_tokenizer({key, meta, config, offset_bytes, bytes, flags, merge_bytes,
+                                    score_bytes, id_bytes, parts.added, parts.steps, parts.charsmap,
+                                    parts.prefix, parts.suffix});
 }
 
 void run(std::string_view content) {
@@ -150,13 +163,15 @@ void run(std::string_view content) {
 void sign(std::string& content) {
     const size_t head = sizeof(bitnet::FileHeader);
     if (content.size() < head) return;
-    const uint64_t size = content.size(), sum = bitnet::checksum(content.data() + head, content.size() - head);
+    const uint64_t size = content.size(),
+                   sum = bitnet::checksum(content.data() + head, content.size() - head);
     std::memcpy(&content[offsetof(bitnet::FileHeader, size)], &size, sizeof size);
     std::memcpy(&content[offsetof(bitnet::FileHeader, checksum)], &sum, sizeof sum);
 }
 
 std::string damaged(std::string content, size_t from) {
-    static constexpr uint64_t kEdges[] = {0, 1, 7, 0xC3, 0xF0, 0xFF, 255, 256, 65535, 1u << 21, 1ull << 31, 0xffffffff, ~0ull};
+    static constexpr uint64_t kEdges[] = {0,   1,     7,        0xC3,       0xF0,       0xFF, 255,
+                                          256, 65535, 1u << 21, 1ull << 31, 0xffffffff, ~0ull};
     if (content.size() < from + 16) return content;
     for (uint64_t n = 1 + draw(4); n > 0; --n) {
         const size_t at = from + draw(content.size() - from - 8);
@@ -177,12 +192,16 @@ std::vector<Parts> seeds() {
     bpe.merges = {'a', 'a', 'a', 'b', 'h', 'e'};
     bpe.added = added_token(259, 2 | 4, "<m>") + added_token(258, 8 | 16, "he");
     bpe.steps = packed<uint32_t>({4}) + step(7, 0, 0, "b", "bb") + step(22, 1, 0, "") +
-                step(20, 1, 0, "\\p{N}{1,3}(?=(?:\\p{N}{3})*(?!\\p{N}))") + step(20, 1, 0, " ?\\p{L}+|\\s+(?!\\S)|\\s+");
+                step(20, 1, 0, "\\p{N}{1,3}(?=(?:\\p{N}{3})*(?!\\p{N}))") +
+                step(20, 1, 0, " ?\\p{L}+|\\s+(?!\\S)|\\s+");
     Parts unigram;
     unigram.model = ModelKind::kUnigram;
     unigram.flags = bitnet::kByteFallback | bitnet::kAddSpacePrefix;
     unigram.tokens = bytes;
-    unigram.tokens.insert(unigram.tokens.end(), {"aab", "\xE5\xAD\x97", "\xC3\xA9" "a", "ell"});
+    unigram.tokens.insert(unigram.tokens.end(), {"aab", "\xE5\xAD\x97",
+                                                 "\xC3\xA9"
+                                                 "a",
+                                                 "ell"});
     unigram.charsmap = charsmap('a', "b\xC3\xA9");
     Parts spm = unigram;
     spm.model = ModelKind::kSpm;
@@ -202,15 +221,18 @@ std::vector<Parts> seeds() {
     affixed.merges = {1, 3};
     affixed.prefix = "##";
     affixed.suffix = "</w>";
-    affixed.steps = packed<uint32_t>({3}) + step(13, 0, 0, "") + step(23, 2, 0, " ") + step(31, 0, 0, "");
+    affixed.steps =
+        packed<uint32_t>({3}) + step(13, 0, 0, "") + step(23, 2, 0, " ") + step(31, 0, 0, "");
     Parts level;
     level.model = ModelKind::kWordLevel;
     level.tokens = {"<unk>", "hello", "aab", "\xC3\xA9"};
-    level.steps = packed<uint32_t>({6}) + step(3, 0, 0, "") + step(11, 0, 0, "") + step(12, 3, 0, "") +
-                  step(10, 0, 0, "[ab]*", "x") + step(30, 0, 0, "") + step(29, 2, 0, "");
+    level.steps = packed<uint32_t>({6}) + step(3, 0, 0, "") + step(11, 0, 0, "") +
+                  step(12, 3, 0, "") + step(10, 0, 0, "[ab]*", "x") + step(30, 0, 0, "") +
+                  step(29, 2, 0, "");
     Parts stepped = unigram;
     stepped.flags = bitnet::kByteFallback | bitnet::kSteps;
-    stepped.steps = packed<uint32_t>({3}) + step(14, 0, 0, "") + step(8, 0, 0, "b") + step(24, 1, 1, "\xE2\x96\x81");
+    stepped.steps = packed<uint32_t>({3}) + step(14, 0, 0, "") + step(8, 0, 0, "b") +
+                    step(24, 1, 1, "\xE2\x96\x81");
     return {bpe, unigram, spm, words, plain, affixed, level, stepped};
 }
 
@@ -229,7 +251,8 @@ void check_files(int copies) {
             Parts parts = seed;
             std::string* const all[] = {&parts.steps, &parts.charsmap, &parts.added, &parts.prefix};
             std::string& part = *all[draw(std::size(all))];
-            part = draw(16) == 0 ? part.substr(0, part.empty() ? 0 : draw(part.size())) : damaged(part, 0);
+            part = draw(16) == 0 ? part.substr(0, part.empty() ? 0 : draw(part.size()))
+                                 : damaged(part, 0);
             try {
                 run(build(parts));
             } catch (const std::invalid_argument&) {
@@ -241,9 +264,13 @@ void check_files(int copies) {
 
 void check_patterns(int copies) {
     const std::vector<std::string> pieces = {
-        "a", "b", "\\p{L}", "\\p{N}", "\\s", "\\S", "[^\\s\\p{L}]", "[a-c&&[^b]]", ".", "\\d", "^", "$", "\\A", "\\z",
-        "(", ")", "(?:", "(?=", "(?!", "(?>", "(?i:", "|", "*", "+", "?", "{1,3}", "{2}", "{3,}", "{,2}", "{1000}",
-        "*+", "+?", "[", "]", "&&", "-", "^", "\\", "\\x{41}", "\\u0061", "\xC3\xA9", "\xE5", "\xFF", "'s", "1", " ", "\n"};
+        "a",           "b",      "\\p{L}", "\\p{N}",  "\\s",     "\\S",      "[^\\s\\p{L}]",
+        "[a-c&&[^b]]", ".",      "\\d",    "^",       "$",       "\\A",      "\\z",
+        "(",           ")",      "(?:",    "(?=",     "(?!",     "(?>",      "(?i:",
+        "|",           "*",      "+",      "?",       "{1,3}",   "{2}",      "{3,}",
+        "{,2}",        "{1000}", "*+",     "+?",      "[",       "]",        "&&",
+        "-",           "^",      "\\",     "\\x{41}", "\\u0061", "\xC3\xA9", "\xE5",
+        "\xFF",        "'s",     "1",      " ",       "\n"};
     for (int i = 0; i < copies; ++i) {
         std::string pattern;
         for (uint64_t n = 1 + draw(14); n > 0; --n) pattern += pieces[draw(pieces.size())];
@@ -254,11 +281,13 @@ void check_patterns(int copies) {
             for (const std::string& text : kTexts) {
                 const Exact input(text);
                 Budget budget(input.size);
-                const char *from = nullptr, *to = nullptr, *last = input.bytes.get(), *end = last + input.size;
+                const char *from = nullptr, *to = nullptr, *last = input.bytes.get(),
+                           *end = last + input.size;
                 bitnet::RegexMatches matches(regex, last, end, budget);
                 for (bool first = true; matches.next(&from, &to); last = to, first = false) {
                     const bool twice = !first && from == last && to == last;
-                    if (twice || from < last || to < from || to > end) throw std::logic_error("a match outside of the text");
+                    if (twice || from < last || to < from || to > end)
+                        throw std::logic_error("a match outside of the text");
                 }
                 ++ran;
             }
@@ -268,7 +297,8 @@ void check_patterns(int copies) {
             ++stopped;
         }
     }
-    for (const char* const part : {"a{1}", "{1}", "(", "(?=", "[", "a|", "(a", "(?:a{2}", "a++", "\\", "{"}) {
+    for (const char* const part :
+         {"a{1}", "{1}", "(", "(?=", "[", "a|", "(a", "(?:a{2}", "a++", "\\", "{"}) {
         std::string pattern = "a";
         for (int i = 0; i < 40000; ++i) pattern += part;
         try {
@@ -296,5 +326,6 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "%s\n", error.what());
         return 1;
     }
-    std::printf("%zu opened, %zu refused; %zu texts run, %zu stopped; no complaint\n", opened, refused, ran, stopped);
+    std::printf("%zu opened, %zu refused; %zu texts run, %zu stopped; no complaint\n", opened,
+                refused, ran, stopped);
 }

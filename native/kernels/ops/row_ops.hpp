@@ -47,7 +47,8 @@ inline void quantize_runs(const float* x, int64_t cols, int8_t* q, float* step, 
         alignas(64) int16_t code[32];
         round_32(x, {by.scale, by.scale}, q, code);
         if (!by.finite) std::memset(q, 0, 32);
-        *sum++ = by.finite ? sum_of(code) : 0, *step++ = by.step;
+        *sum++ = by.finite ? sum_of(code) : 0;
+        *step++ = by.step;
     }
 }
 

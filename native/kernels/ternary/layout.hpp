@@ -169,6 +169,7 @@ void pack_groups(Type source, const uint8_t* weight, int64_t rows, int64_t input
 // Row *r* of a packed matrix as float32.
 void unpack_group_row(Type type, const uint8_t* weight, int64_t cols, int64_t r, float* out);
 
+// Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
 // Code of column *c* in row *lane* of the lines of a tile.
