@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import fields, replace
 from pathlib import Path
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
+from bitnet.base.files import refuse_special
 from bitnet.base.invocation import shell_quote
 from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind
@@ -57,11 +59,11 @@ def create(
         if value != getattr(plain, key):
             options[key] = value
     overrides = {
-        "model": from_,
+        "model": _recorded(from_, Path()),
         "system": decode_text(system, "--system"),
-        "chat_template": _absolute(chat_template),
+        "chat_template": _recorded_template(chat_template, Path()),
         "context": context or None,
-        "lora": tuple(map(_absolute_adapter, lora)),
+        "lora": tuple(_recorded_adapter(adapter, Path()) for adapter in lora),
     }
     values = {"name": name, "model": ""}
     if preset is not None:
@@ -105,25 +107,59 @@ def _read_source(name, model, file):
 
     text = read_text(file, whole=True)
     if not file.lower().endswith(".ini"):
-        return read_modelfile(text, name)
+        preset, ignored = read_modelfile(text, name)
+        # As Ollama reads them: its paths are relative to the Modelfile.
+        return _recorded_preset(preset, Path(file).parent), ignored
     presets, ignored = read_llama_cpp_presets(text)
     chosen = [preset for preset in presets if preset.name == name]
     if not chosen:
         names = ", ".join(preset.name for preset in presets) or "none"
         raise UsageError(f"{file} has no section for {name!r}; it has: {names}")
-    return chosen[0], ignored
+    return _recorded_preset(chosen[0], Path()), ignored
 
 
-def _absolute(path):
-    return str(Path(path).absolute()) if path else ""
+def _recorded_preset(preset, folder):
+    """*preset* with the files that it names, relative to *folder*, as they are recorded."""
+    return replace(
+        preset,
+        model=_recorded(preset.model, folder),
+        chat_template=_recorded_template(preset.chat_template, folder),
+        lora=tuple(_recorded_adapter(adapter, folder) for adapter in preset.lora),
+    )
 
 
-def _absolute_adapter(text):
-    """The adapter *text* with an absolute path, if its file is here."""
+def _recorded(name, folder):
+    """*name* of a model or file as it is recorded: absolute, if it is a path that exists.
+
+    A pipe or a device is refused at once, rather than by each command that uses the preset.
+    """
+    path = (folder / name).absolute()
+    try:
+        status = path.stat() if name else None
+    except (OSError, ValueError):  # also a text that no path may have
+        status = None
+    if status is None:
+        return name
+    if not stat.S_ISDIR(status.st_mode):
+        refuse_special(status, path)
+    return str(path)
+
+
+def _recorded_template(file, folder):
+    """The *file* of a chat template as it is recorded; one that cannot be read is refused."""
+    if not file:
+        return ""
+    path = (folder / file).absolute()
+    read_text(str(path), whole=True)
+    return str(path)
+
+
+def _recorded_adapter(text, folder):
+    """The adapter *text*, ``PATH[:SCALE]``, as it is recorded."""
     path, colon, scale = text.rpartition(":")
     if not colon:
-        path, scale = text, ""
-    return f"{Path(path).absolute()}{colon}{scale}" if Path(path).exists() else text
+        return _recorded(text, folder)
+    return f"{_recorded(path, folder)}:{scale}"
 
 
 def find_preset(name):

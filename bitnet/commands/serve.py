@@ -13,6 +13,7 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
+from bitnet.base.files import refuse_special
 from bitnet.base.invocation import extra_command
 from bitnet.commands.context import (
     PROMPT_CACHE,
@@ -179,8 +180,10 @@ def _paths(options, model, common):
             path = common.model(argument, fetch=model.auto_download)
         if path.is_dir() and not is_model_folder(path):
             yield from (("", model, None) for model in find_models(path))
-        else:
-            yield argument, path, None
+            continue
+        if not path.is_dir():
+            refuse_special(path.stat(), path)  # now, rather than for the first request
+        yield argument, path, None
 
 
 def _parts(options):

@@ -1,6 +1,8 @@
 """``create``, and commands whose MODEL is a preset."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from server_process import listening
@@ -125,3 +127,35 @@ def test_a_model_of_several_may_be_a_preset(bitnet, path):
     assert (second.name, second.preset) == ("m", None)
     (only,) = _slots(ServeOptions(), ModelOptions(model="brief"), Context(), None)
     assert (only.name, only.path) == ("brief", path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes")
+@pytest.mark.parametrize("line", ["FROM {pipe}", "FROM {model}\nADAPTER {pipe}"])
+def test_a_pipe_in_a_modelfile_is_refused_at_once(bitnet, presets, tmp_path, path, line):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "Modelfile").write_text(line.format(pipe="./pipe", model=path))
+    done = bitnet("create", "late", "-f", str(tmp_path / "Modelfile"))
+    assert done.code == 13
+    assert "is not a regular file but a pipe" in done.err
+    assert not presets.exists()
+
+
+def test_files_that_are_here_are_recorded_with_absolute_paths(bitnet, tmp_path, path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bitnet("create", "near", "--from", path.name)
+    assert find_preset("near").model == str(path)
+    bitnet("create", "far", "--from", "org/model:Q4_K_M")
+    assert find_preset("far").model == "org/model:Q4_K_M"
+
+    # As Ollama reads them: paths are relative to the Modelfile.
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "Modelfile").write_text(f"FROM ../{path.name}\n")
+    bitnet("create", "beside", "-f", "below/Modelfile")
+    assert Path(find_preset("beside").model).samefile(path)
+
+
+def test_a_chat_template_that_is_not_here_is_refused_at_once(bitnet, presets, path):
+    done = bitnet("create", "odd", "--from", str(path), "--chat-template", "absent.jinja")
+    assert done.code != 0
+    assert "absent.jinja" in done.err
+    assert not presets.exists()
