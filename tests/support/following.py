@@ -155,7 +155,12 @@ def main():
     parser.add_argument("--network", action="store_true", help="also those that need an index")
     parser.add_argument("--extras", default="", help="names of extras, instead of the cases")
     options = parser.parse_args()
-    here = [case for case in CASES if case.network <= options.network]
+    is_inv = options.program == "inv"
+    here = [
+        case
+        for case in CASES
+        if case.network <= options.network and not (is_inv and case.is_before_tasks)
+    ]
     chosen = [(case.name, follow_in, case) for case in here if options.only in case.name]
     if options.extras:
         chosen = [(extra, follow_extra, extra) for extra in options.extras.split(",")]

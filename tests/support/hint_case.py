@@ -32,6 +32,7 @@ class Case:
     terminal: bool = False
     succeeds: bool = False  # the hint belongs to a result
     network: bool = False  # needs the package index, for a real model
+    is_before_tasks: bool = False  # `inv` reports it itself, before it has read our tasks
 
     @property
     def name(self):

@@ -51,7 +51,7 @@ from hub_server import PAGE, Rule
 CASES = (
     # --- what is typed wrongly ---
     Case("--list", "bitnet no-such-command", "shows"),
-    Case("--help", "bitnet --config", "shows"),
+    Case("--help", "bitnet --config", "shows", is_before_tasks=True),
     Case("{meant}", "bitnet ps", "shows"),
     Case("{meant}", f"bitnet -m {MODEL} -p ab", "itself", model),
     Case("{meant}", f"bitnet generate {MODEL} -p ab", "itself", model),

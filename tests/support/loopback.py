@@ -34,7 +34,10 @@ class LoopbackServer(ThreadingHTTPServer):
         self.owner = owner
         super().__init__(("127.0.0.1", port), handler)
         if tls is not None:
-            self.socket = tls.wrap_socket(self.socket, server_side=True)
+            # The handshake is left to the thread of a request: a client may never end it.
+            self.socket = tls.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
 
     def start(self) -> None:
         """Answer requests from now on."""

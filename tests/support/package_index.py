@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
@@ -69,7 +70,10 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
 
     def _page(self, name):
         links = []
-        for path in sorted(self.server.owner.folder.glob(f"{name.replace('-', '_')}-*.whl")):
+        for path in sorted(self.server.owner.folder.glob("*.whl")):
+            distribution = re.sub(r"[-_.]+", "-", path.name.partition("-")[0]).lower()
+            if distribution != name:
+                continue
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             links.append(f'<a href="/files/{path.name}#sha256={digest}">{path.name}</a>')
         return "\n".join(links).encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import threading
 from base64 import b64encode
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
@@ -23,6 +24,8 @@ class Proxy:
         self.forbids = False  # answers 403 to every request with the right login
         self.refused = 0  # requests without the right login
         self.carried: list[str] = []  # hosts with ports of tunnels, addresses of requests
+        self.carried_bytes = 0  # to clients: of tunnels, and of replies
+        self._lock = threading.Lock()
         self._server = LoopbackServer(_Handler, self)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -32,6 +35,11 @@ class Proxy:
 
     def __exit__(self, *error: object) -> None:
         self._server.stop()
+
+    def count(self, chunk: bytes) -> None:
+        """Count *chunk*, which a client is about to get."""
+        with self._lock:
+            self.carried_bytes += len(chunk)
 
 
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
@@ -61,7 +69,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         with _connect(host, int(port)) as upstream:
             self.send_response(200)
             self.end_headers()
-            _pump(self.connection, upstream)
+            _pump(self.connection, upstream, self.server.owner)
         self.close_connection = True
 
     def do_GET(self):
@@ -84,6 +92,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         with _connect(parts.hostname, parts.port or 80) as upstream:
             upstream.sendall("\r\n".join(lines).encode())
             while chunk := upstream.recv(1 << 16):
+                self.server.owner.count(chunk)
                 self.connection.sendall(chunk)
         self.close_connection = True
 
@@ -93,9 +102,9 @@ def _connect(host, port):
     return socket.create_connection((place, port))
 
 
-def _pump(one, other):
-    """Carry bytes both ways until a side closes."""
-    ends = {one: other, other: one}
+def _pump(client, upstream, proxy):
+    """Carry bytes both ways until a side closes; *proxy* counts those to the client."""
+    ends = {client: upstream, upstream: client}
     with contextlib.suppress(OSError):
         while True:
             readable, _, _ = select.select([*ends], [], [])
@@ -103,4 +112,6 @@ def _pump(one, other):
                 chunk = end.recv(1 << 16)
                 if not chunk:
                     return
+                if end is upstream:
+                    proxy.count(chunk)
                 ends[end].sendall(chunk)
