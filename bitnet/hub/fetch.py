@@ -361,7 +361,8 @@ class _Fetch:
             self._verify(replace(facts, sha256=facts.sha256 or announced), digest, partial)
             if order.check is not None:
                 order.check(partial.path)
-            blob = self.store.publish(partial, digest, self.claims)
+            replaces = self.force or self.fresh
+            blob = self.store.publish(partial, digest, self.claims, replaces=replaces)
         except FileNotFoundError:
             raise _Damaged("it was deleted while it was being fetched") from None
         finally:

@@ -224,12 +224,25 @@ class Store:
         folder = tree.transfer_folder(self.folder, version.key)
         return Partial.begin(folder, file, version, alone=alone, fresh=fresh, of=of)
 
-    def publish(self, partial: Partial, sha256: str, claims: Claims | None = None) -> Blob:
-        """Move the finished *partial* with this digest, which is claimed before, into the store."""
+    def publish(
+        self,
+        partial: Partial,
+        sha256: str,
+        claims: Claims | None = None,
+        *,
+        replaces: bool = False,
+    ) -> Blob:
+        """Move the finished *partial* with this digest, which is claimed before, into the store.
+
+        An intact file that is there already stays, unless the new one *replaces* it: its other
+        names would keep the old bytes, and the disk would hold the file twice.
+        """
         if claims is not None:
             claims.add(sha256)
         path = self.path_of(sha256)
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not replaces and (here := self.find(sha256)) is not None:
+            return here  # the caller discards the partial file
         size = partial.done.total
         partial.publish(path)
         self._seal(path, sha256)

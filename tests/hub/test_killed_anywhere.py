@@ -38,7 +38,7 @@ SCENARIOS = (
     "copies", "name", "update", "rm", "clean",
 )  # fmt: skip
 DRIVER = r"""
-import errno, hashlib, io, json, os, shutil, signal, socket, sys, threading
+import errno, hashlib, io, json, os, re, shutil, signal, socket, subprocess, sys, threading
 from dataclasses import replace
 from pathlib import Path
 facts = json.loads(sys.argv[1])
@@ -68,7 +68,16 @@ CALLS = (
     "chmod", "utime", "ftruncate", "close", "stat", "lstat", "scandir", "listdir",
 )
 
-os.fsync = lambda fd: None  # what is written survives a kill; a disk at work is slow
+if not facts.get("alone"):
+    os.fsync = lambda fd: None  # what is written survives a kill; a disk at work is slow
+
+# What changes files, below every library: the tests with strace kill at each of these.
+SYSTEM_CALLS = (
+    "open", "openat", "write", "pwrite64", "writev", "rename", "renameat", "renameat2", "link",
+    "linkat", "symlink", "symlinkat", "unlink", "unlinkat", "mkdir", "mkdirat", "rmdir", "flock",
+    "ftruncate", "truncate", "fsync", "fdatasync", "chmod", "fchmod", "fchmodat", "utimensat",
+    "copy_file_range", "sendfile", "fallocate", "fcntl",
+)
 
 WRITING = ("pwrite", "write", "fsync", "replace", "rename", "link", "mkdir", "ftruncate")
 
@@ -270,27 +279,88 @@ def whole():
         return all(store.find(sha256) for sha256 in facts["blobs"]) and len(list(store.index)) > 0
     return all((work / name).exists() for name in facts["files"])
 
+def check(where):
+    "What is wrong after a fault at the call *where*, and after the next run, which mends it."
+    if problem := wrong_files():
+        yield [where, problem]
+    if used() > facts["size"] + 30000:
+        yield [where, f"{used()} bytes after the fault"]
+    end = run(10**9)
+    if end != 0 or wrong_files() or not whole() or mended():
+        yield [where, f"the next run ended with {end}: {wrong_files() or mended()}"]
+    if used() > facts["kept"] + 30000:
+        yield [where, f"{used()} bytes after the next run"]
+    left = (cache / "store/partial").glob("*/*")
+    if [path for path in left if not path.name.endswith((".json", ".new"))]:
+        yield [where, "something is left on its way"]
+
+def trace(log, *options):
+    "How a process of its own ends that does the scenario under strace."
+    names = ",".join(f"?{name}" for name in SYSTEM_CALLS)
+    command = ["strace", "-f", "-qq", "-y", "-s", "0", "-o", str(log), "-e", f"trace={names}"]
+    own = json.dumps(facts | {"alone": True})
+    command += [*options, sys.executable, "-B", "-c", sys.orig_argv[2], own]
+    return subprocess.run(command, check=False, env=os.environ | {"PYTHONHASHSEED": "0"}).returncode
+
+def calls_in(log):
+    "System calls of *log* that change a file below the folder of this test: name, number, line."
+    numbers = {}
+    for line in log.read_text(errors="replace").splitlines():
+        match = re.match(r"(\d+) +(\w+)\(", line)
+        if match is None:
+            continue
+        thread = match.groups()
+        numbers[thread] = numbers.get(thread, 0) + 1
+        is_open = match[2] in ("open", "openat")
+        if str(root) in line and not (is_open and "O_CREAT" not in line):
+            yield match[2], numbers[thread], line
+
+def restore():
+    "The folder as it was before the first run."
+    for path in (cache, work):
+        shutil.rmtree(path, ignore_errors=True)
+        if (facts_before / path.name).exists():
+            subprocess.run(["cp", "-a", facts_before / path.name, path], check=True)
+
+if facts.get("alone"):
+    SCENARIOS[scenario]()
+    sys.exit()
+
 wrong, number, ends = [], 0, {}
+if facts.get("traced"):
+    facts_before = root.parent / "before"
+    facts_before.mkdir()
+    work.mkdir()
+    if "warm" in facts:
+        shutil.copytree(facts["warm"], cache)
+    if "before" in facts:
+        prepare()
+    for path in (cache, work):
+        if path.exists():
+            subprocess.run(["cp", "-a", path, facts_before / path.name], check=True)
+    log = root.parent / "strace.log"
+    end = trace(log)
+    if end != 0:
+        wrong.append([0, f"it ended with {end} under strace"])
+    points = list(calls_in(log))
+    for name, count, line in points:
+        restore()
+        end = trace(log, "-e", f"inject={name}:signal=KILL:when={count}")
+        ends[end] = ends.get(end, 0) + 1
+        number += 1
+        wrong += check(line[:200])
+    names = sorted({name for name, _, _ in points})
+    print(json.dumps({"calls": number, "wrong": wrong, "ends": ends, "names": names}))
+    sys.exit()
+
 while True:
     number += 1
     end = run(number)
     ends[end] = ends.get(end, 0) + 1
     if end == 7:
         wrong.append([number, "an error that is none of ours"])
-    if problem := wrong_files():
-        wrong.append([number, problem])
-    if used() > facts["size"] + 30000:
-        wrong.append([number, f"{used()} bytes after the fault"])
-    finished = end == 0
-    end = run(10**9)
-    if end != 0 or wrong_files() or not whole() or mended():
-        wrong.append([number, f"the next run ended with {end}: {wrong_files() or mended()}"])
-    if used() > facts["kept"] + 30000:
-        wrong.append([number, f"{used()} bytes after the next run"])
-    left = (cache / "store/partial").glob("*/*")
-    if [path for path in left if not path.name.endswith((".json", ".new"))]:
-        wrong.append([number, "something is left on its way"])
-    if finished:
+    wrong += check(number)
+    if end == 0:
         break
     shutil.rmtree(cache, ignore_errors=True)
     shutil.rmtree(work, ignore_errors=True)
@@ -363,17 +433,14 @@ def prepared(scenario, hub, tmp_path):
     return facts
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["kill", "full disk"])
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_whatever_call_it_ends_at_bytes_and_disk_use_are_right(tmp_path, scenario, fault):
+def run_driver(tmp_path, scenario, **more):
+    """What the driver reports of *scenario*."""
     with HubServer() as hub:
         facts = prepared(scenario, hub, tmp_path)
         root = tmp_path / "root"
         root.mkdir()
         tests = str(Path(__file__).parents[1] / "support")
-        facts |= {"root": str(root), "fault": fault, "scenario": scenario}
-        facts |= {"url": hub.url, "tests": tests}
+        facts |= {"root": str(root), "scenario": scenario, "url": hub.url, "tests": tests, **more}
         done = subprocess.run(
             [sys.executable, "-c", DRIVER, json.dumps(facts)],
             capture_output=True, text=True, check=False,
@@ -381,5 +448,23 @@ def test_whatever_call_it_ends_at_bytes_and_disk_use_are_right(tmp_path, scenari
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["wrong"] == [], done.stderr[-3000:]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["kill", "full disk"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_whatever_call_it_ends_at_bytes_and_disk_use_are_right(tmp_path, scenario, fault):
+    found = run_driver(tmp_path, scenario, fault=fault)
     few_writes = scenario in ("rm", "clean")
     assert found["calls"] > (15 if fault == "kill" else 0 if few_writes else 3)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("strace")
+@pytest.mark.parametrize("scenario", ["hub", "wheel", "folder", "copies", "rm", "clean", "update"])
+def test_it_is_killed_at_every_system_call_that_changes_a_file(tmp_path, scenario):
+    found = run_driver(tmp_path, scenario, fault="kill", traced=True)
+    assert found["ends"] == {str(-9): found["calls"]}
+    assert found["calls"] > 5
+    print(scenario, found["calls"], *found["names"])

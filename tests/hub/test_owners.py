@@ -54,8 +54,8 @@ def listed(project):
 def test_the_second_name_of_a_file_is_a_name_like_the_first(world, hub, first, second, how):
     project, address = world
     offline = replace(project, options=replace(project.options, offline=True))
-    for name in (first, second):
-        fetched(name, project, address, how)
+    one, two = (fetched(name, project, address, how) for name in (first, second))
+    assert one.samefile(two), "the disk holds the bytes once"
     assert hub.sent("cdn") == next(project.store.blobs()).size or "ADDRESS" in (first, second)
     assert len(listed(project)) == 3, "the program's own model, and the two names"
 
