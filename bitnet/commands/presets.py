@@ -59,11 +59,11 @@ def create(
         if value != getattr(plain, key):
             options[key] = value
     overrides = {
-        "model": _recorded(from_, Path()),
+        "model": _locate(from_, Path()),
         "system": decode_text(system, "--system"),
-        "chat_template": _recorded_template(chat_template, Path()),
+        "chat_template": _locate_template(chat_template, Path()),
         "context": context or None,
-        "lora": tuple(_recorded_adapter(adapter, Path()) for adapter in lora),
+        "lora": tuple(_locate_adapter(adapter, Path()) for adapter in lora),
     }
     values = {"name": name, "model": ""}
     if preset is not None:
@@ -109,26 +109,26 @@ def _read_source(name, model, file):
     if not file.lower().endswith(".ini"):
         preset, ignored = read_modelfile(text, name)
         # As Ollama reads them: its paths are relative to the Modelfile.
-        return _recorded_preset(preset, Path(file).parent), ignored
+        return _locate_preset(preset, Path(file).parent), ignored
     presets, ignored = read_llama_cpp_presets(text)
     chosen = [preset for preset in presets if preset.name == name]
     if not chosen:
         names = ", ".join(preset.name for preset in presets) or "none"
         raise UsageError(f"{file} has no section for {name!r}; it has: {names}")
-    return _recorded_preset(chosen[0], Path()), ignored
+    return _locate_preset(chosen[0], Path()), ignored
 
 
-def _recorded_preset(preset, folder):
+def _locate_preset(preset, folder):
     """*preset* with the files that it names, relative to *folder*, as they are recorded."""
     return replace(
         preset,
-        model=_recorded(preset.model, folder),
-        chat_template=_recorded_template(preset.chat_template, folder),
-        lora=tuple(_recorded_adapter(adapter, folder) for adapter in preset.lora),
+        model=_locate(preset.model, folder),
+        chat_template=_locate_template(preset.chat_template, folder),
+        lora=tuple(_locate_adapter(adapter, folder) for adapter in preset.lora),
     )
 
 
-def _recorded(name, folder):
+def _locate(name, folder):
     """*name* of a model or file as it is recorded: absolute, if it is a path that exists.
 
     A pipe or a device is refused at once, rather than by each command that uses the preset.
@@ -145,7 +145,7 @@ def _recorded(name, folder):
     return str(path)
 
 
-def _recorded_template(file, folder):
+def _locate_template(file, folder):
     """The *file* of a chat template as it is recorded; one that cannot be read is refused."""
     if not file:
         return ""
@@ -154,12 +154,12 @@ def _recorded_template(file, folder):
     return str(path)
 
 
-def _recorded_adapter(text, folder):
+def _locate_adapter(text, folder):
     """The adapter *text*, ``PATH[:SCALE]``, as it is recorded."""
     path, colon, scale = text.rpartition(":")
     if not colon:
-        return _recorded(text, folder)
-    return f"{_recorded(path, folder)}:{scale}"
+        return _locate(text, folder)
+    return f"{_locate(path, folder)}:{scale}"
 
 
 def find_preset(name):
