@@ -434,7 +434,7 @@ def prepared(scenario, hub, tmp_path):
 
 
 def run_driver(tmp_path, scenario, **more):
-    """What the driver reports of *scenario*."""
+    """Report of the driver on *scenario*."""
     with HubServer() as hub:
         facts = prepared(scenario, hub, tmp_path)
         root = tmp_path / "root"
