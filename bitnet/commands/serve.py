@@ -61,7 +61,7 @@ def serve(
         except BitnetError as error:  # as an event; the program would write it as text
             code = error.exit_code
             hint = error.hint or None
-            narrate("worker_failed", error.message, level="ERROR", hint=hint, exit_code=code)
+            narrate("worker_failed", message=error.message, hint=hint, exit_code=code)
             raise Exit(code=code) from error
 
 
@@ -69,8 +69,7 @@ def _serve(parts, options, sampling, model, common, prompt_cache):
     bind, run, narrate = parts
     options.key()
     options.check_tls()
-    text = f"Starting worker on port {options.port}"
-    narrate("startup", text, "Good morning! Let me put my glasses on! 🌅", port=options.port)
+    narrate("startup", port=options.port)
     ready = partial(_tell, options, narrate, common.fetch)
     with bind(options.host, options.port) as bound:  # before a client waits for a model
         models, metrics = _prepare_models(options, sampling, model, common, narrate, prompt_cache)
@@ -103,10 +102,7 @@ def _prepare_models(options, sampling, model, common, narrate, prompt_cache):
         **bounds,
     )
     if options.models:
-        names = ", ".join(models.slots)
-        count = len(models.slots)
-        text = f"Serving {names}; each is loaded when a request names it"
-        narrate("models_found", text, "So many friends to talk to! 📚", count=count)
+        narrate("models_found", names=", ".join(models.slots), count=len(models.slots))
     return models, metrics
 
 
@@ -206,8 +202,7 @@ def _parts(options):
 def _tell(options, narrate, fetch, address):
     """Call back that the worker is ready; it serves even if that fails."""
     if not options.calls_back:
-        text = "No callback address beyond this machine: test mode"
-        narrate("test_mode", text, "Running in test mode! No callback needed! 🧪")
+        narrate("test_mode")
         return
     from bitnet.hub.session import call_back
 
@@ -215,6 +210,6 @@ def _tell(options, narrate, fetch, address):
     try:
         call_back(options.callback_url, facts, fetch)
     except BitnetError as error:
-        narrate("callback_failed", error.message, "My call was not answered! 📵", level="ERROR")
+        narrate("callback_failed", message=error.message)
     else:
-        narrate("callback_sent", "Told the pool that this worker is ready", "Hello, I am here! 👋")
+        narrate("callback_sent")

@@ -16,7 +16,14 @@ from bitnet.base.errors import BitnetError
 from bitnet.runtime.request import EVERYTHING
 from bitnet.server import pages
 from bitnet.server.description import refusals_of, replies_of, text_reply, without_validation
-from bitnet.server.exchange import answer, body_of, compute, open_slot, taking
+from bitnet.server.exchange import (
+    answer,
+    body_of,
+    compute,
+    open_slot,
+    respond_with,
+    taking,
+)
 from bitnet.server.guard import Guard
 from bitnet.server.metrics import trace_requests
 from bitnet.server.refusals import Refused, from_error
@@ -89,11 +96,7 @@ def create_app(
 
 def _add_routes(app: FastAPI, path: str, form: Form, handle: Callable[..., Any]) -> None:
     """Have *handle* answer bodies of *form* at *path*, and at its other addresses."""
-
-    async def respond(request: Request) -> Response:
-        response: Response = await handle(request, form)
-        return response
-
+    respond = respond_with(handle, form)
     for each in (path, *form.aliases):
         app.add_api_route(
             each, respond, methods=["POST"], tags=[form.tag], summary=form.summary,

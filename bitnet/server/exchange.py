@@ -1,7 +1,4 @@
-"""One HTTP request: its body, its answers, and the reply, whole or as a stream.
-
-Generation ends when the client disconnects.
-"""
+"""One HTTP request: its body, its model, and the reply, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -14,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi import Request  # noqa: TC002 - FastAPI reads the annotations of a route
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.base.tables import quantity
@@ -27,9 +25,7 @@ from bitnet.wire import ollama, responses
 from bitnet.wire.routes import dialect_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
-
-    from fastapi import Request
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 
     from bitnet.runtime.piece import Piece
     from bitnet.runtime.sequence import Sequence
@@ -74,12 +70,23 @@ async def open_slot(request: Request, name: str | None) -> Slot:
 # --- the reply -----------------------------------------------------------------------------------
 
 
+def respond_with(
+    reply: Callable[[Request, Form], Awaitable[Response]], form: Form
+) -> Callable[[Request], Awaitable[Response]]:
+    """A route's function that has *reply* answer bodies of *form*."""
+
+    async def respond(request: Request) -> Response:
+        return await reply(request, form)
+
+    return respond
+
+
 async def compute(request: Request, form: Form) -> JSONResponse:
     """The response to *request*, whose body is of *form*, without an answer of the model."""
     body = await body_of(request, form)
     slot = await open_slot(request, body["model"])
     models = request.app.state.models
-    with slot.place(), _as_clients_say(form, body):
+    with slot.place(), name_as_sent(form, body):
         facts = await models.run_in_thread(partial(form.compute, body, slot.model))
     return JSONResponse(facts, headers=name_ignored(request, slot, form, body))
 
@@ -90,39 +97,62 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
     A failure before anything has been sent is raised.
     """
     body = await body_of(request, form)
-    models = request.app.state.models
-    path = request.url.path
     keep_alive = body.get("keep_alive")
     idle_s = None if keep_alive is None else ollama.seconds_of(keep_alive)
-    is_empty = form.loads and not body[form.loads]
-    if is_empty and idle_s == 0:  # Ollama's way to unload a model
-        _unload(models, body["model"])
-        return JSONResponse(ollama.empty_reply(body, "unload"))
+    order = ollama.load_order(idle_s) if form.loads and not body[form.loads] else ""
+    if order == "unload":
+        _unload(request.app.state.models, body["model"])
+        return JSONResponse(ollama.empty_reply(body, order))
+
     slot = await open_slot(request, body["model"])
-    models.keep(slot, idle_s)
+    request.app.state.models.keep(slot, idle_s)
     headers = name_ignored(request, slot, form, body)
-    if is_empty:  # and to load one
-        return JSONResponse(ollama.empty_reply(body, "load"), headers=headers)
-    state = request.scope["state"]
+    if order == "load":
+        return JSONResponse(ollama.empty_reply(body, order), headers=headers)
+
+    head = _head_of(request, slot, form, body)
+    if _wants_events(request, form, body):
+        return await _stream(request, slot, form, body, head, headers)
+    answers = await _collect(request, slot, form, body)
+    return JSONResponse(form.reply(body, head, answers), headers=headers)
+
+
+def _head_of(request: Request, slot: Slot, form: Form, body: Body) -> Body:
+    """The fields with which a reply to *body*, or each of its events, begins."""
     facts = {
         "id": f"{form.id_prefix}{secrets.token_hex(12)}",
         "created": int(time.time()),
         "model": slot.adapter(body["model"]) or slot.name,
-        "request_id": state["request_id"],
+        "request_id": request.scope["state"]["request_id"],
         "worker_id": request.app.state.worker_id,
     }
-    head = {name: facts[name] for name in form.head}
-    is_lines = dialect_of(path) is ollama
+    return {name: facts[name] for name in form.head}
+
+
+def _wants_events(request: Request, form: Form, body: Body) -> bool:
+    """True if *body* is to be answered as a stream."""
+    if form.events is None:
+        return False
     streams = body.get("stream")
-    if form.events is None or streams is False or (streams is None and not is_lines):
-        reply = form.reply(body, head, await _collect(request, slot, form, body))
-        return JSONResponse(reply, headers=headers)
+    if streams is None:
+        return dialect_of(request.url.path) is ollama
+    return bool(streams)
+
+
+async def _stream(
+    request: Request, slot: Slot, form: Form, body: Body, head: Body, headers: dict[str, str]
+) -> StreamingResponse:
+    """The answers to *body* as events."""
+    assert form.events is not None
+    path = request.url.path
+    state = request.scope["state"]
     pieces = generate(request, slot, form, body)
     state["ends"].push_async_callback(pieces.aclose)  # also if nothing of it is sent
     # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
     first = await unless_gone(request, anext(pieces))
     if request.scope["http_version"] == "1.1":  # events come as chunks
         state["sends_events"] = True
+    is_lines = dialect_of(path).STREAM == "lines"
     return StreamingResponse(
         _event_texts(path, form.events(body, head, _with_first(first, pieces))),
         media_type="application/x-ndjson" if is_lines else "text/event-stream",
@@ -161,8 +191,7 @@ def name_ignored(request: Request, slot: Slot, form: Form, body: Body) -> dict[s
     for name in names:
         if (form.name, name) not in models.ignored:
             models.ignored.add((form.name, name))
-            text = f"{request.url.path}: the field {name} cannot change the answer"
-            slot.narrate("field_ignored", text, "I read it, and it is all the same to me! 🙂")
+            slot.narrate("field_ignored", path=request.url.path, name=name)
     return {"bitnet-ignored": ", ".join(names)[:MOST_HEADER]} if names else {}
 
 
@@ -193,6 +222,48 @@ def last_event(path: str, refusal: Refused, sent: int) -> str:
     return event_text(path, facts)
 
 
+async def _event_texts(path: str, events: AsyncIterator[Any]) -> AsyncIterator[str]:
+    """*events* as the stream of *path* has them; an error becomes the last one."""
+    sent = 0
+    try:
+        async for facts in events:
+            yield event_text(path, facts)
+            sent += 1
+        if dialect_of(path).STREAM == "openai":
+            yield "data: [DONE]\n\n"
+    except Exception as error:  # noqa: BLE001 - the status is sent already
+        yield last_event(path, from_error(error), sent)
+
+
+async def _with_first(first: T, following: AsyncIterator[T]) -> AsyncIterator[T]:
+    yield first
+    async for item in following:
+        yield item
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Result of *work*, which is cancelled when the client closes the connection."""
+
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(wait_for_disconnect())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise Refused(GONE, "the client closed the connection")
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.wait({working, watching})
+
+
+# --- the answers ---------------------------------------------------------------------------------
+
+
 async def generate(
     request: Request, slot: Slot, form: Form, body: Body
 ) -> AsyncGenerator[tuple[int, Piece, Answer]]:
@@ -200,54 +271,60 @@ async def generate(
 
     Each comes with the number of its answer and with the answer itself, which may be further.
     """
-    state = request.scope["state"]
     models: Models = request.app.state.models
     pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
     asked = await _requests_of(request, slot, form, body)
     # Texts to embed take only the places that they use at a time: others can be answered as well.
     at_once = models.max_batch if asked[0].embed else len(asked)
-    parts = [asked[at : at + at_once] for at in range(0, len(asked), at_once)]
+    parts = [asked[begin : begin + at_once] for begin in range(0, len(asked), at_once)]
     submit = partial(_submit, request, slot, form, body, pieces)
     answers = await submit(parts[0], 0)
-    total = len(asked) * (body.get("n") or 1)
-    narrate = partial(slot.narrate, request_id=state["request_id"])
-    text = f"Writing {quantity(total, 'answer')}"
-    cute = "Here we go! Thinking of something! 💭"
-    prompt_tokens = sum(each.prompt_tokens for each in answers) if len(parts) == 1 else None
-    narrate("inference_start", text, cute, prompt_tokens=prompt_tokens)
+    count = len(asked) * (body.get("n") or 1)
     limit_s = (body.get("t_max_predict_ms") or 0) / 1000
     try:
-        for number, part in enumerate(parts):
-            begun = len(answers) if number else 0
-            if number:
-                answers += await submit(part, begun)
-            left = len(answers) - begun
-            while left:
-                index, piece = await pieces.get()
-                _check(answers[index], piece, request)
-                left -= piece.finish_reason is not None
-                # A time limit waits for the end of a line, as editors expect.
-                if limit_s and "\n" in piece.text and answers[index].decode_s > limit_s:
-                    slot.cancel(answers)
-                yield index, piece, answers[index]
-        tokens = sum(each.tokens for each in answers)
-        finish = ",".join(sorted({str(each.finish_reason) for each in answers}))
-        text = f"Wrote {tokens} tokens"
-        cute = "All done! Hope you like it! 🎀"
-        narrate("inference_complete", text, cute, tokens=tokens, finish=finish)
-    except Exception as error:
-        state["told"], problem = True, from_error(error)
-        text = f"Inference failed: {problem.message}"
-        cute = "Oh no, that did not work! 😿"
-        narrate("inference_failed", text, cute, level="ERROR", code=problem.code)
-        raise
-    except BaseException:
-        state["told"] = True
-        narrate("inference_cancelled", "The client has gone; its answer is given up", "Bye bye! 👋")
-        raise
+        with _narrate_answers(request, slot, answers, count):
+            for number, part in enumerate(parts):
+                begun = len(answers) if number else 0
+                if number:
+                    answers += await submit(part, begun)
+                left = len(answers) - begun
+                while left:
+                    index, piece = await pieces.get()
+                    _check(answers[index], piece, request)
+                    left -= piece.finish_reason is not None
+                    # A time limit waits for the end of a line, as editors expect.
+                    if limit_s and "\n" in piece.text and answers[index].decode_s > limit_s:
+                        slot.cancel(answers)
+                    yield index, piece, answers[index]
     finally:
         slot.cancel(answers)
         describe_span(answers, slot.adapter(body["model"]) or slot.name)
+
+
+@contextmanager
+def _narrate_answers(
+    request: Request, slot: Slot, answers: list[Answer], count: int
+) -> Iterator[None]:
+    """Narrate the beginning and the end of *count* answers; *answers* has those that began."""
+    state = request.scope["state"]
+    narrate = partial(slot.narrate, request_id=state["request_id"])
+    is_whole = len(answers) == count  # else the prompts of later ones are not tokenized yet
+    prompt_tokens = sum(answer.prompt_tokens for answer in answers) if is_whole else None
+    narrate("inference_start", answers=quantity(count, "answer"), prompt_tokens=prompt_tokens)
+    try:
+        yield
+    except Exception as error:
+        state["told"] = True
+        refusal = from_error(error)
+        narrate("inference_failed", message=refusal.message, code=refusal.code)
+        raise
+    except BaseException:
+        state["told"] = True
+        narrate("inference_cancelled")
+        raise
+    tokens = sum(answer.tokens for answer in answers)
+    finish = ",".join(sorted({str(answer.finish_reason) for answer in answers}))
+    narrate("inference_complete", tokens=tokens, finish=finish)
 
 
 async def _requests_of(request: Request, slot: Slot, form: Form, body: Body) -> list[ModelRequest]:
@@ -261,7 +338,7 @@ async def _requests_of(request: Request, slot: Slot, form: Form, body: Body) -> 
         default = preset.fill(default)
     make = partial(form.requests, body, default, slot.model)
     lora = slot.adapter(body["model"])
-    with _as_clients_say(form, body):
+    with name_as_sent(form, body):
         asked = [replace(each, lora=lora) for each in await models.run_in_thread(make)]
         if preset is None:
             return asked
@@ -303,28 +380,15 @@ async def _submit(
 
     compiles = any(each.needs_grammar for each in asked)
     count = len(asked) * choices
-    with _as_clients_say(form, body), slot.place(count, admitted=first > 0) as reservation:
+    with name_as_sent(form, body), slot.place(count, admitted=first > 0) as reservation:
         answers = await models.run_in_thread(prepare_answers, compiles=compiles)
         slot.submit(answers, [partial(put, first + index) for index in range(count)])
         reservation.clear()  # the answers have them now
     return answers
 
 
-async def _event_texts(path: str, events: AsyncIterator[Any]) -> AsyncIterator[str]:
-    """*events* as the stream of *path* has them; an error becomes the last one."""
-    sent = 0
-    try:
-        async for facts in events:
-            yield event_text(path, facts)
-            sent += 1
-        if dialect_of(path).STREAM == "openai":
-            yield "data: [DONE]\n\n"
-    except Exception as error:  # noqa: BLE001 - the status is sent already
-        yield last_event(path, from_error(error), sent)
-
-
 @contextmanager
-def _as_clients_say(form: Form, body: Body) -> Iterator[None]:
+def name_as_sent(form: Form, body: Body) -> Iterator[None]:
     """Errors about a field name it as *body*, of *form*, does."""
     try:
         yield
@@ -376,29 +440,3 @@ def _check(answer: Answer, piece: Piece, request: Request) -> None:
         raise from_error(answer.error or RuntimeError("no reason given"))
     if piece.finish_reason == "cancelled" and not answer.tokens:
         raise stopping()  # an answer that has not begun is not an empty one
-
-
-async def _with_first(first: T, following: AsyncIterator[T]) -> AsyncIterator[T]:
-    yield first
-    async for item in following:
-        yield item
-
-
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Result of *work*, which is cancelled when the client closes the connection."""
-
-    async def wait_for_disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(wait_for_disconnect())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise Refused(GONE, "the client closed the connection")
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.wait({working, watching})

@@ -97,16 +97,18 @@ class Guard:
         path = getattr(scope.get("route"), "path", "other")
         self._metrics.requests.labels(path, str(status)).inc()
         state = scope["state"]
-        text = f"{scope['method']} {scope['path'][:200]}: {status}"
-        facts: dict[str, Any] = {"request_id": state["request_id"], "status": status}
+        text = f"{scope['method']} {scope['path'][:200]}"
+        request_id = state["request_id"]
         if self._options.access_log:
             client = (scope.get("client") or [None])[0]
-            took = f"{text} in {seconds:.3f} s"
-            self._narrate("http_request", took, **facts, seconds=round(seconds, 6), client=client)
+            self._narrate(
+                "http_request", request=text, request_id=request_id, status=status,
+                seconds=round(seconds, 6), client=client,
+            )  # fmt: skip
         if status >= 400 and status != GONE and not state.get("told"):
             level = "WARN" if status < 500 else "ERROR"
             self._narrate(
-                "request_refused", text, "Sorry, I cannot do that! 🙅", level=level, **facts
+                "request_refused", level=level, request=text, request_id=request_id, status=status
             )
 
     def _check(self, scope: Scope) -> None:

@@ -43,22 +43,16 @@ def load_narrated(
     with failures(narrate):
         model = load(checkpoint)
     count = model.tokenizer.vocab_size
-    architecture = model.config.architecture
     if checkpoint.gguf is not None:
         if model.tokenizer.source.startswith("embedded"):
-            text = f"Extracted tokenizer from GGUF ({count} tokens)"
-            cute = "Found the tokenizer inside the GGUF! 📝✨"
-            narrate("gguf_tokenizer_extracted", text, cute, vocab_size=count)
-        text = f"Loaded GGUF model ({architecture}, {count} tokens) in {model.load_s:.2f} s"
-        cute = "GGUF model loaded successfully! Ready to generate! 🎉✨"
-        narrate("gguf_load_complete", text, cute, architecture=architecture, vocab_size=count)
-        narrate("plain", "GGUF model loaded successfully")
-    text = f"Computing with {model.backend}"
-    cute = "Warming up my little processor! 🔥"
-    narrate("device_init", text, cute, backend=model.backend)
-    text = f"Model {model.path.name} is loaded"
-    cute = "All set! My head is full of weights! 🧠"
-    narrate("model_load_success", text, cute, context=model.context)
+            narrate("gguf_tokenizer_extracted", vocab_size=count)
+        architecture = model.config.architecture
+        narrate(
+            "gguf_load_complete", architecture=architecture, vocab_size=count, load_s=model.load_s
+        )
+        narrate("plain", text="GGUF model loaded successfully")
+    narrate("device_init", backend=model.backend)
+    narrate("model_load_success", file=model.path.name, context=model.context)
     return model
 
 
@@ -68,34 +62,29 @@ def failures(narrate: Narrate) -> Iterator[None]:
     try:
         yield
     except BitnetError as error:
-        text = f"Model load failed: {error.message}"
-        cute = "Oh no, the model would not load! 😟"
-        narrate("model_load_failed", text, cute, level="ERROR")
+        narrate("model_load_failed", message=error.message)
         raise
 
 
 def _describe(gguf: GGUF, narrate: Narrate) -> None:
     """Narrate the content of a GGUF header."""
     metadata = gguf.metadata
-    text = f"Read {len(metadata)} metadata keys and {len(gguf.tensors)} tensors"
-    architecture = metadata.get("general.architecture")
-    narrate("gguf_metadata_loaded", text, "Reading the label! 🏷️", architecture=architecture)
-    narrate("plain", "Detected GGUF file, extracting embedded tokenizer")
-    text = "Looking for the tokenizer in the GGUF file"
-    cute = "Hmm, where is the tokenizer? 🔍"
-    narrate("gguf_tokenizer_extract_start", text, cute)
+    narrate(
+        "gguf_metadata_loaded",
+        keys=len(metadata),
+        tensors=len(gguf.tensors),
+        architecture=metadata.get("general.architecture"),
+    )
+    narrate("plain", text="Detected GGUF file, extracting embedded tokenizer")
+    narrate("gguf_tokenizer_extract_start")
     tokens = metadata.get("tokenizer.ggml.tokens")
     kind = metadata.get("tokenizer.ggml.model")
     if tokens is None:
-        narrate("plain", "Missing tokenizer.ggml.tokens")
+        narrate("plain", text="Missing tokenizer.ggml.tokens")
         return
-    text = f"The vocabulary has {len(tokens)} tokens"
-    cute = "Counting all my words! 🔢"
-    narrate("gguf_vocab_size_derived", text, cute, vocab_size=len(tokens))
-    text = f"The tokenizer is of the kind {kind}"
-    cute = "I know how to cut words! ✂️"
+    narrate("gguf_vocab_size_derived", vocab_size=len(tokens))
     pre = metadata.get("tokenizer.ggml.pre")
-    narrate("gguf_tokenizer_metadata_extracted", text, cute, model=kind, pre=pre)
+    narrate("gguf_tokenizer_metadata_extracted", model=kind, pre=pre)
 
 
 def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:

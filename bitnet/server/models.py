@@ -307,7 +307,7 @@ class Models:
         slot.cancel_timer()
         await asyncio.to_thread(slot.close)
         await asyncio.to_thread(gc.collect)  # a model that an old error still holds
-        slot.narrate("model_unloaded", f"Model {slot.name} is unloaded", "Time for a nap! 😴")
+        slot.narrate("model_unloaded", model=slot.name)
 
     def _in_memory(self) -> list[Slot]:
         return [slot for slot in self.slots.values() if slot.loaded]

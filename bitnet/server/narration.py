@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -37,22 +38,121 @@ MOST_LINES = 20  # refusals in a span; the rest are counted
 _SENTENCES = ("plain", "open")  # actions for readers of a console alone
 _UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # controls that JSON does not escape
 
-#: The actor of each action.
-ACTIONS: dict[str, str] = {
-    action: actor
-    for actor, actions in {
-        "llm-worker-rbee": "startup model_load_success model_load_failed models_found "
-        "model_unloaded test_mode callback_sent callback_failed worker_failed",
-        "device-manager": "device_init",
-        "model-loader": "gguf_metadata_loaded gguf_vocab_size_derived gguf_load_complete",
-        "tokenizer-loader": "gguf_tokenizer_extract_start gguf_tokenizer_metadata_extracted "
-        "gguf_tokenizer_extracted",
-        "http-server": "server_start inference_start inference_complete inference_cancelled "
-        "inference_failed request_refused field_ignored http_request draining server_stop plain "
-        "open",
-    }.items()
-    for action in actions.split()
-}
+
+@dataclass(frozen=True)
+class Action:
+    """Something that a worker does: the actor, and both descriptions with facts in braces."""
+
+    actor: str  # empty: the caller names it
+    human: str
+    cute: str = ""
+    facts: tuple[str, ...] = ()  # names of the facts that an event lists by themselves
+    level: Level = "INFO"  # unless the caller says otherwise
+
+
+_WORKER = "llm-worker-rbee"
+_LOADER = "model-loader"
+_TOKENIZER = "tokenizer-loader"
+_SERVER = "http-server"
+
+#: Facts that every event lists if it has them.
+_COMMON_FACTS = ("model_name", "request_id", "left_out")
+#: All events of a worker, by the name of their action.
+ACTIONS: dict[str, Action] = {
+    # The worker.
+    "startup": Action(
+        _WORKER, "Starting worker on port {port}",
+        "Good morning! Let me put my glasses on! 🌅", ("port",),
+    ),
+    "models_found": Action(
+        _WORKER, "Serving {names}; each is loaded when a request names it",
+        "So many friends to talk to! 📚", ("count",),
+    ),
+    "model_load_success": Action(
+        _WORKER, "Model {file} is loaded", "All set! My head is full of weights! 🧠", ("context",)
+    ),
+    "model_load_failed": Action(
+        _WORKER, "Model load failed: {message}", "Oh no, the model would not load! 😟",
+        level="ERROR",
+    ),
+    "model_unloaded": Action(_WORKER, "Model {model} is unloaded", "Time for a nap! 😴"),
+    "test_mode": Action(
+        _WORKER, "No callback address beyond this machine: test mode",
+        "Running in test mode! No callback needed! 🧪",
+    ),
+    "callback_sent": Action(
+        _WORKER, "Told the pool that this worker is ready", "Hello, I am here! 👋"
+    ),
+    "callback_failed": Action(
+        _WORKER, "{message}", "My call was not answered! 📵", level="ERROR"
+    ),
+    "worker_failed": Action(_WORKER, "{message}", facts=("hint", "exit_code"), level="ERROR"),
+    # Loading a model.
+    "device_init": Action(
+        "device-manager", "Computing with {backend}", "Warming up my little processor! 🔥",
+        ("backend",),
+    ),
+    "gguf_metadata_loaded": Action(
+        _LOADER, "Read {keys} metadata keys and {tensors} tensors", "Reading the label! 🏷️",
+        ("architecture",),
+    ),
+    "gguf_vocab_size_derived": Action(
+        _LOADER, "The vocabulary has {vocab_size} tokens", "Counting all my words! 🔢",
+        ("vocab_size",),
+    ),
+    "gguf_load_complete": Action(
+        _LOADER, "Loaded GGUF model ({architecture}, {vocab_size} tokens) in {load_s:.2f} s",
+        "GGUF model loaded successfully! Ready to generate! 🎉✨", ("architecture", "vocab_size"),
+    ),
+    "gguf_tokenizer_extract_start": Action(
+        _TOKENIZER, "Looking for the tokenizer in the GGUF file",
+        "Hmm, where is the tokenizer? 🔍",
+    ),
+    "gguf_tokenizer_metadata_extracted": Action(
+        _TOKENIZER, "The tokenizer is of the kind {model}", "I know how to cut words! ✂️",
+        ("model", "pre"),
+    ),
+    "gguf_tokenizer_extracted": Action(
+        _TOKENIZER, "Extracted tokenizer from GGUF ({vocab_size} tokens)",
+        "Found the tokenizer inside the GGUF! 📝✨", ("vocab_size",),
+    ),
+    # Requests.
+    "server_start": Action(
+        _SERVER, "HTTP server listening on {address}", "Ready to help! Come and talk to me! 🚀",
+        ("port",),
+    ),
+    "inference_start": Action(
+        _SERVER, "Writing {answers}", "Here we go! Thinking of something! 💭", ("prompt_tokens",)
+    ),
+    "inference_complete": Action(
+        _SERVER, "Wrote {tokens} tokens", "All done! Hope you like it! 🎀", ("tokens", "finish")
+    ),
+    "inference_failed": Action(
+        _SERVER, "Inference failed: {message}", "Oh no, that did not work! 😿", ("code",), "ERROR"
+    ),
+    "inference_cancelled": Action(
+        _SERVER, "The client has gone; its answer is given up", "Bye bye! 👋"
+    ),
+    "request_refused": Action(
+        _SERVER, "{request}: {status}", "Sorry, I cannot do that! 🙅", ("status",), "WARN"
+    ),
+    "field_ignored": Action(
+        _SERVER, "{path}: the field {name} cannot change the answer",
+        "I read it, and it is all the same to me! 🙂",
+    ),
+    "http_request": Action(
+        _SERVER, "{request}: {status} in {seconds:.3f} s", facts=("status", "seconds", "client")
+    ),
+    "draining": Action(
+        _SERVER, "Stopping: {open} answers may finish, new ones are refused",
+        "Let me just finish my sentence! 🧹",
+    ),
+    "server_stop": Action(_SERVER, "The worker has stopped", "Good night! 🌙"),
+    # For readers of a console, and what others write to the log.
+    "plain": Action(_SERVER, "{text}"),
+    "open": Action(_SERVER, "Serving {names} on {address} (Ctrl-C stops it)"),
+    "log": Action("", "{text}", facts=("error",)),
+}  # fmt: skip
 
 
 def narrator(
@@ -63,10 +163,10 @@ def narrator(
 ) -> Narrate:
     """A function that passes events of one worker, as lines without a newline, to *write*.
 
-    It takes an action, its plain and its kind description, the level, and further facts such as
-    ``request_id``, of which those that are ``None`` are left out. With the *form* ``brief`` there
-    are the address, warnings and errors alone, as sentences. Of many refused requests, the first
-    line of the next span says how many were left out.
+    It takes the name of an action of :data:`ACTIONS` and its facts, of which those that are
+    ``None`` are left out; ``level`` and ``actor`` replace those of the table. With the *form*
+    ``brief`` there are the address, warnings and errors alone, as sentences. Of many refused
+    requests, the first line of the next span says how many were left out.
     """
     writing = threading.Lock()
     begin = -SPAN_S
@@ -74,22 +174,33 @@ def narrator(
     left_out = 0  # of the span of refusals
 
     def narrate_event(
-        action: str, human: str, cute: str = "", *, level: Level = "INFO", **fields: Any
+        name: str, /, *, level: Level | None = None, actor: str = "", **facts: Any
     ) -> None:
         nonlocal begin, lines, left_out
-        facts = {"actor": fields.pop("actor", "") or ACTIONS[action], "action": action}
+        action = ACTIONS[name]
         with writing, suppress(OSError, ValueError):  # ValueError: the stream is closed
-            if action == "request_refused":
-                if (now := time.monotonic()) - begin >= SPAN_S:
+            if name == "request_refused":
+                now = time.monotonic()
+                if now - begin >= SPAN_S:
                     begin = now
                     lines = 0
                 lines += 1
                 if lines > MOST_LINES:
                     left_out += 1
                     return
-                fields["left_out"], left_out = left_out or None, 0
-            facts |= {"worker_id": worker_id or None} | fields | {"human": human, "cute": cute}
-            if line := _line(form, facts, level):
+                facts["left_out"] = left_out or None
+                left_out = 0
+            listed = (*_COMMON_FACTS, *action.facts)
+            event = {
+                "actor": actor or action.actor,
+                "action": name,
+                "worker_id": worker_id or None,
+                **{key: value for key, value in facts.items() if key in listed},
+                "human": action.human.format_map(facts),
+                "cute": action.cute,
+            }
+            line = _line(form, event, level or action.level)
+            if line:
                 write(line)
 
     return narrate_event
@@ -145,9 +256,17 @@ def narrate(
         raise UsageError(
             f"level is {level!r}, expected {', '.join(get_args(Level))}", field="level"
         )
-    form: Literal["json", "console"] = "json" if as_json else "console"
-    tell = narrator(lambda line: sys.stderr.write(f"{line}\n"), worker_id=worker_id, form=form)
-    tell(action, human, cute, level=level, actor=actor, **fields)
+    facts = {
+        "actor": actor,
+        "action": action,
+        "worker_id": worker_id,
+        **fields,
+        "human": human,
+        "cute": cute,
+    }
+    line = _line("json" if as_json else "console", facts, level)
+    with suppress(OSError, ValueError):  # ValueError: the stream is closed
+        sys.stderr.write(f"{line}\n")
 
 
 class _Events(logging.Handler):
@@ -162,7 +281,7 @@ class _Events(logging.Handler):
         kind = type(error).__name__ if error else None
         at = (record.levelno >= logging.WARNING) + (record.levelno >= logging.ERROR)
         level = get_args(Level)[at]
-        self._narrate("log", record.getMessage(), level=level, actor=record.name, error=kind)
+        self._narrate("log", text=record.getMessage(), level=level, actor=record.name, error=kind)
 
 
 class _Lines(io.TextIOBase):
@@ -180,7 +299,7 @@ class _Lines(io.TextIOBase):
         with self._lock:
             *lines, self._held = (self._held + text).split("\n")
             for line in filter(None, map(str.strip, lines)):
-                self._narrate("log", line, actor="worker")
+                self._narrate("log", text=line, actor="worker")
         return len(text)
 
 

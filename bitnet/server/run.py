@@ -60,7 +60,7 @@ def run(
     server = _Server(_configuration(app, options), models, narrate, ready)
     with _filter_log(narrate), _explain_errors(address_of(bound)):
         server.run(sockets=[bound])
-    narrate("server_stop", "The worker has stopped", "Good night! 🌙")
+    narrate("server_stop")
     if server.interrupts > 1:
         raise Interrupted("stopped at once; running answers were cut off")
     if (dead := models.dead) is not None:
@@ -78,9 +78,7 @@ def _filter_log(narrate: Narrate) -> Iterator[None]:
     def accept(record: logging.LogRecord) -> bool:
         if not record.getMessage().startswith("Invalid HTTP request"):
             return not isinstance((record.exc_info or (None, None))[1], asyncio.CancelledError)
-        message = "a client sent something that is not HTTP: 400"
-        cute = "What was that? 🙉"
-        narrate("request_refused", message, cute, level="WARN", status=400)
+        narrate("request_refused", request="a client sent something that is not HTTP", status=400)
         return False
 
     log = logging.getLogger("uvicorn.error")
@@ -131,11 +129,9 @@ class _Server(uvicorn.Server):
             return
         address = address_of(sockets[0])
         port = sockets[0].getsockname()[1]
-        self._narrate("plain", "Worker ready, starting HTTP server")
-        text = f"HTTP server listening on {address}"
-        cute = "Ready to help! Come and talk to me! 🚀"
-        self._narrate("server_start", text, cute, port=port)
-        self._narrate("plain", text)
+        self._narrate("plain", text="Worker ready, starting HTTP server")
+        self._narrate("server_start", address=address, port=port)
+        self._narrate("plain", text=f"HTTP server listening on {address}")
         threading.Thread(target=self._open, args=(address,), daemon=True).start()
 
     def _open(self, address: str) -> None:
@@ -143,9 +139,8 @@ class _Server(uvicorn.Server):
         at = f"{'https' if self.config.is_ssl else 'http'}://{address}"
         self._ready(at)
         here = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        self._narrate("plain", f"open {here}")
-        names = ", ".join(self.models.slots)
-        self._narrate("open", f"Serving {names} on {here} (Ctrl-C stops it)")
+        self._narrate("plain", text=f"open {here}")
+        self._narrate("open", names=", ".join(self.models.slots), address=here)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -172,8 +167,7 @@ class _Server(uvicorn.Server):
                 left_s = 0
                 self.config.timeout_graceful_shutdown = LAST_WORDS_S
             if not self.models.draining:
-                text = f"Stopping: {self.models.open_jobs} answers may finish, new ones are refused"
-                self._narrate("draining", text, "Let me just finish my sentence! 🧹")
+                self._narrate("draining", open=self.models.open_jobs)
             self.models.drain(left_s)
             self.should_exit = not (left_s and self.models.open_jobs)
         if self.models.dead is not None:

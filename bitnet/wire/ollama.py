@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
@@ -212,6 +212,11 @@ def embedding_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> dict[
     rows = [row.tolist() for row in vectors_of(body, answers)]
     tokens = sum(answer.prompt_tokens for answer in answers)
     return {"model": body["model"], "embeddings": rows, "prompt_eval_count": tokens}
+
+
+def load_order(idle_s: float | None) -> Literal["load", "unload"]:
+    """Effect on the model of a body without a prompt that keeps it for *idle_s*."""
+    return "unload" if idle_s == 0 else "load"
 
 
 def empty_reply(body: Body, reason: str) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def test_an_event_stays_on_its_line_whatever_is_in_it(form):
     lines = []
     narrate = narrator(lines.append, worker_id="w", form=form)
     evil = 'a"\nINFO actor="x"\r\x1b[2J\x9b2J\u2028\x7f'
-    narrate("inference_failed", evil, request_id=evil)
+    narrate("log", text=evil, request_id=evil)
     (line,) = lines
     assert line.isprintable()
     if form == "json":

@@ -1,10 +1,18 @@
-"""Events that stand for what others write."""
+"""The table of events, and events that stand for what others write."""
 
+import ast
 import json
+import string
 import sys
+from pathlib import Path
 
+import pytest
+
+import bitnet
 from bitnet.base.progress import Progress
-from bitnet.server.narration import narrator, output_as_events
+from bitnet.server.narration import ACTIONS, narrator, output_as_events
+
+_OPTIONS = {"level", "actor"}  # of a call, which are not facts
 
 
 def test_what_is_written_to_stderr_becomes_events():
@@ -22,3 +30,48 @@ def test_what_is_written_to_stderr_becomes_events():
     assert events[1]["human"].startswith("model.gguf: 10 B")
     assert {event["worker_id"] for event in events} == {"w"}
     assert sys.stderr is not None
+
+
+def calls():
+    """The calls in the package that narrate, as file, line, action and named facts."""
+    root = Path(bitnet.__file__).parent
+    for folder in ("server", "commands", "adapters"):
+        for path in sorted((root / folder).glob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Call) or not node.args:
+                    continue
+                name = getattr(node.func, "attr", "") or getattr(node.func, "id", "")
+                if name.lstrip("_") == "narrate":
+                    yield f"{path.name}:{node.lineno}", node
+
+
+CALLS = dict(calls())
+
+
+def test_every_action_of_the_table_is_narrated_somewhere():
+    assert {node.args[0].value for node in CALLS.values()} == set(ACTIONS)
+
+
+@pytest.mark.parametrize("place", CALLS)
+def test_a_call_has_the_facts_that_its_description_and_its_event_need(place):
+    node = CALLS[place]
+    (name,) = node.args
+    action = ACTIONS[name.value]
+    texts = {fact for _, fact, _, _ in string.Formatter().parse(action.human) if fact}
+    named = {keyword.arg for keyword in node.keywords}
+    assert texts <= named
+    assert named - _OPTIONS <= texts | {*action.facts, "request_id"}
+
+
+def test_an_event_lists_the_facts_of_its_action_and_no_more():
+    lines = []
+    narrate = narrator(lines.append, worker_id="w", form="json")
+    narrate("inference_start", answers="1 answer", prompt_tokens=5, request_id="r", model_name="m")
+    narrate("inference_failed", message="no", code=None)
+    begin, failed = map(json.loads, lines)
+    assert list(begin)[2:] == [
+        "actor", "action", "worker_id", "prompt_tokens", "request_id", "model_name", "human", "cute"
+    ]  # fmt: skip
+    assert (begin["level"], begin["human"]) == ("INFO", "Writing 1 answer")
+    assert (failed["level"], failed["human"]) == ("ERROR", "Inference failed: no")
+    assert "code" not in failed
