@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from bitnet.runtime.conversation import conversation_text
 from bitnet.runtime.request import Request
 from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
-from bitnet.wire.fields import DIALECTS, NAMES, schemas_by_name, with_defaults
+from bitnet.wire.fields import DIALECTS, NAMES, TOP_LOGPROBS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form
 from bitnet.wire.gaps import gap_prompt
+from bitnet.wire.logprobs import token_facts
 from bitnet.wire.openai import CHAT, chat_requests
 from bitnet.wire.schemas import (
     FLAG,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.piece import TokenLogprob
     from bitnet.wire.forms import Body, Default, Events, Pieces, Served
 
 #: Addresses whose errors have this form.
@@ -74,6 +76,7 @@ def completion_requests(body: Body, default: Default = None, _: object = None) -
     if samplers is not None:
         fields["samplers"] = [name for name in samplers if name not in _LEFT_OUT]
     fields["grammar"] = fields["grammar"] or None  # an empty one asks for nothing
+    fields["logprobs"] = body["n_probs"] or None
     least = body["n_indent"] or 0
     request = Request.from_mapping(fields, with_defaults(default, **DEFAULTS))
     return [replace(request, min_indent=least)]
@@ -97,11 +100,19 @@ def infill_requests(body: Body, default: Request, model: Served) -> list[Request
 
 async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/completion`` as events."""
+    is_empty = body["n_predict"] == 0
+    described: list[TokenLogprob] = []  # since the last event
     async for _, piece, answer in pieces:  # noqa: B007 - used behind it
-        if piece.text and body["n_predict"] != 0:
+        if piece.described:
+            described.append(piece.described)
+        if piece.text and not is_empty:
             ids = _ids(body, [piece.token])
-            yield _only_wanted(body, {"content": piece.text, "tokens": ids, "stop": False})
-    yield _only_wanted(body, _end_facts(body, head, answer) | {"content": "", "tokens": []})
+            facts = {"content": piece.text, "tokens": ids, "stop": False}
+            yield _only_wanted(body, facts | _probabilities(described))
+            described = []
+    end = _end_facts(body, head, answer) | {"content": "", "tokens": []}
+    # Tokens that the end of the answer took out of its text have no other event.
+    yield _only_wanted(body, end | ({} if is_empty else _probabilities(described)))
 
 
 def _ids(body: Body, ids: list[int | None]) -> list[int]:
@@ -110,7 +121,26 @@ def _ids(body: Body, ids: list[int | None]) -> list[int]:
 
 def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
     """The reply of ``/completion``."""
-    return _only_wanted(body, _end_facts(body, head, answers[0]))
+    (answer,) = answers
+    facts = _end_facts(body, head, answer)
+    if body["n_predict"] != 0:
+        facts |= _probabilities(answer.logprobs)
+    return _only_wanted(body, facts)
+
+
+def _probabilities(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The field with the log-probabilities of *tokens*; no field if there are none."""
+    if not tokens:
+        return {}
+    rows = [
+        _token_with_id(token) | {"top_logprobs": [_token_with_id(each) for each in token.top]}
+        for token in tokens
+    ]
+    return {"completion_probabilities": rows}
+
+
+def _token_with_id(token: TokenLogprob) -> dict[str, Any]:
+    return {"id": token.id, **token_facts(token)}
 
 
 def _only_wanted(body: Body, facts: dict[str, Any]) -> dict[str, Any]:
@@ -174,6 +204,8 @@ COMPLETION = Form(
         | {"description": "end the answer after this time, if it has a line"},
         "n_indent": WHOLE
         | {"minimum": 0, "description": "a line with less white space than this ends the answer"},
+        "n_probs": TOP_LOGPROBS
+        | {"description": "tell the log-probabilities of this many tokens at each place; 0: none"},
         "response_fields": TEXTS | {"description": "fields of the reply; default: all"},
         "stream": FLAG,
         "return_tokens": FLAG,

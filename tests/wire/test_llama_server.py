@@ -33,6 +33,29 @@ def test_a_stream_is_the_whole_completion(worker):
     assert events[-1]["tokens_predicted"] == 8
 
 
+def test_the_probabilities_are_those_of_openais_route_with_ids(worker):
+    asked = GREEDY | {"n_probs": 3, "return_tokens": True}
+    facts = worker.post("/completion", asked).json()
+    rows = facts["completion_probabilities"]
+    assert [row["id"] for row in rows] == facts["tokens"]
+    assert [len(row["top_logprobs"]) for row in rows] == [3] * 8
+    same = {"prompt": "abc", "max_tokens": 8, "temperature": 0, "logprobs": 3}
+    (choice,) = worker.post("/v1/completions", same).json()["choices"]
+    assert [row["logprob"] for row in rows] == choice["logprobs"]["token_logprobs"]
+    for row in rows:
+        assert row["top_logprobs"][0]["id"] == row["id"]
+        assert bytes(row["bytes"]).decode("utf-8", "replace") == row["token"]
+
+    streamed = worker.post("/completion", asked | {"stream": True}).text
+    events = [json.loads(each.removeprefix("data: ")) for each in streamed.split("\n\n") if each]
+    assert [row for event in events for row in event.get("completion_probabilities", [])] == rows
+    for count in (0, None):
+        plain = worker.post("/completion", GREEDY | {"n_probs": count}).json()
+        assert "completion_probabilities" not in plain
+    reply = worker.post("/completion", GREEDY | {"n_probs": 21})
+    assert (reply.status_code, "n_probs" in reply.text) == (400, True)
+
+
 def test_a_bias_forbids_a_token(worker):
     asked = GREEDY | {"n_predict": 1, "return_tokens": True}
     (first,) = worker.post("/completion", asked).json()["tokens"]
