@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -21,100 +21,18 @@ from bitnet.base import settings
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.invocation import isolate
 from bitnet.base.options import option
+from bitnet.commands.agents import AGENTS
 from bitnet.commands.context import Context, open_file, say
 from bitnet.commands.declare import task
 from bitnet.runtime.model_options import ModelOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from bitnet.commands.agents import Agent, Setup
 
 _POLL_S = 0.1  # between two looks whether the server is ready
 _LOG_CHARS = 2000  # of the end of the server's log, in an error
-
-
-@dataclass(frozen=True)
-class Agent:
-    """A program, and how it is told about a server; it reads nothing else."""
-
-    program: str
-    install: str  # the command that installs it
-    #: Environment variables for a server's address, a model's name, and a folder of its own.
-    environment: Callable[[str, str, Path], dict[str, str]]
-    #: Arguments for the same.
-    arguments: Callable[[str, str], list[str]]
-
-
-def _claude_environment(server: str, model: str, folder: Path) -> dict[str, str]:
-    return {
-        "ANTHROPIC_BASE_URL": server,
-        "ANTHROPIC_AUTH_TOKEN": "none",
-        "ANTHROPIC_MODEL": model,
-        "ANTHROPIC_SMALL_FAST_MODEL": model,
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "CLAUDE_CONFIG_DIR": str(folder),
-    }
-
-
-def _codex_arguments(server: str, model: str) -> list[str]:
-    provider = f'{{name="bitnet", base_url="{server}/v1", wire_api="responses"}}'
-    words = ['model_provider="bitnet"', f"model_providers.bitnet={provider}"]
-    return ["--model", model, *(word for each in words for word in ("--config", each))]
-
-
-def _opencode_environment(server: str, model: str, folder: Path) -> dict[str, str]:
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"{server}/v1", "apiKey": "none"},
-        "models": {model: {}},
-    }
-    config = {
-        "provider": {"bitnet": provider},
-        "model": f"bitnet/{model}",
-        "small_model": f"bitnet/{model}",
-        "autoupdate": False,
-        "share": "disabled",
-    }
-    folders = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
-    return {
-        "OPENCODE_CONFIG_CONTENT": json.dumps(config),
-        "OPENCODE_DISABLE_AUTOUPDATE": "1",
-        "OPENCODE_DISABLE_MODELS_FETCH": "1",
-        **{name: str(folder / name.lower()) for name in folders},
-    }
-
-
-def _aider_environment(server: str, _model: str, _folder: Path) -> dict[str, str]:
-    return {
-        "OPENAI_API_BASE": f"{server}/v1",
-        "OPENAI_API_KEY": "none",
-        "AIDER_ANALYTICS": "false",
-        "AIDER_CHECK_UPDATE": "false",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    }
-
-
-def _aider_arguments(_server: str, model: str) -> list[str]:
-    return ["--model", f"openai/{model}", "--no-show-model-warnings", "--no-show-release-notes"]
-
-
-AGENTS = {
-    "claude": Agent(
-        "claude",
-        "npm install -g @anthropic-ai/claude-code",
-        _claude_environment,
-        lambda _server, _model: [],
-    ),
-    "codex": Agent(
-        "codex",
-        "npm install -g @openai/codex",
-        lambda _server, _model, folder: {"CODEX_HOME": str(folder)},
-        _codex_arguments,
-    ),
-    "opencode": Agent(
-        "opencode", "npm install -g opencode-ai", _opencode_environment, lambda _server, _model: []
-    ),
-    "aider": Agent("aider", "pip install aider-chat", _aider_environment, _aider_arguments),
-}
 
 
 @task(
@@ -159,21 +77,36 @@ def launch(
             address = stack.enter_context(_serving(path, model, folder))
             name = model_name(path)
         own_folder = folder / agent
-        own_folder.mkdir()
-        variables = chosen.environment(address, name, own_folder)
-        command = [chosen.program, *chosen.arguments(address, name), *words]
+        setup = chosen.set_up(address, name, own_folder)
+        command = [chosen.program, *setup.arguments, *words]
         if print_:
-            lines = [f"{key}={shlex.quote(value)}" for key, value in variables.items()]
-            common.output.finish(
-                {"environment": variables, "command": command}, [*lines, shlex.join(command)]
-            )
+            _print(setup, command, own_folder, common)
             return
         _check_installed(chosen)
+        write_files(setup, own_folder)
         say(f"{chosen.program} uses {name} at {address}")
-        environment = settings.child_environment(**variables)
+        environment = settings.child_environment(**setup.environment)
         code = subprocess.run(command, env=environment, check=False).returncode
     if code:
         raise Exit(code=code)
+
+
+def _print(setup: Setup, command: list[str], folder: Path, common: Context) -> None:
+    """Print the files, the variables and the *command* of *setup*."""
+    files = {str(folder / name): text for name, text in setup.files.items()}
+    lines = [f"# {path}: {text}" for path, text in files.items()]
+    lines += [f"{name}={shlex.quote(value)}" for name, value in setup.environment.items()]
+    facts = {"environment": setup.environment, "files": files, "command": command}
+    common.output.finish(facts, [*lines, shlex.join(command)])
+
+
+def write_files(setup: Setup, folder: Path) -> None:
+    """Make *folder*, which is not there yet, with the files of *setup*."""
+    folder.mkdir()
+    for name, text in setup.files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 def _check_installed(agent: Agent) -> None:

@@ -8,7 +8,7 @@ import pytest
 from server_process import listening
 from tiny_models import tiny_gguf
 
-from bitnet.commands.launch import AGENTS
+from bitnet.commands.agents import AGENTS
 
 #: A program that writes its arguments and variables to a file, asks the server, and ends with 7.
 PROGRAM = """#!{python}
@@ -17,7 +17,14 @@ names = {names}
 with urllib.request.urlopen({address} + "/v1/models") as reply:
     models = json.load(reply)["data"]
 seen = {{name: os.environ.get(name) for name in names}}
-facts = {{"arguments": sys.argv[1:], "environment": seen, "model": models[0]["id"]}}
+words = [*sys.argv[1:], *seen.values()]
+places = [word for word in words if word and os.path.isabs(word)]
+files = [os.path.join(folder, name) for place in places
+         for folder, _, names in os.walk(place) for name in names]
+files += [place for place in places if os.path.isfile(place)]
+texts = {{path: open(path).read() for path in files}}
+facts = {{"arguments": sys.argv[1:], "environment": seen, "model": models[0]["id"],
+         "files": texts}}
 open({target!r}, "w").write(json.dumps(facts))
 sys.exit(7)
 """
@@ -28,7 +35,7 @@ def stand_in(folder, monkeypatch, agent, address):
     """A program named as *agent*, first in PATH; the file that it writes. *address* is code."""
     target = folder / "seen.json"
     program = folder / AGENTS[agent].program
-    names = list(AGENTS[agent].environment("http://x", "m", folder))
+    names = list(AGENTS[agent].set_up("http://x", "m", folder).environment)
     program.write_text(
         PROGRAM.format(python=sys.executable, names=names, address=address, target=str(target))
     )
@@ -61,10 +68,11 @@ def test_an_agent_uses_a_running_server_and_its_exit_code_is_ours(
     facts = json.loads(target.read_text())
     assert facts["arguments"][-2:] == ["--extra", "1"]
     assert facts["model"] == "served"
-    told = json.dumps([facts["environment"], facts["arguments"]])
+    told = json.dumps([facts["environment"], facts["arguments"], facts["files"]])
     assert worker.address in told
     assert "served" in told
-    for value in facts["environment"].values():
+    assert all("bitnet-launch-" in path for path in facts["files"])
+    for value in [*facts["environment"].values(), *facts["files"]]:
         assert "bitnet-launch-" not in value or not os.path.exists(value)  # noqa: PTH110 - a text
 
 

@@ -13,7 +13,8 @@ import pytest
 from scripted_model import script, scripted_gguf, write_call
 from server_process import listening
 
-from bitnet.commands.launch import AGENTS
+from bitnet.commands.agents import AGENTS
+from bitnet.commands.launch import write_files
 
 LIMIT_S = 240  # of a whole task; some take half a minute to start
 TASK = "Make the colour in note.txt blue, and copy the file to copy.txt."
@@ -42,7 +43,29 @@ def steps_of(agent, note):
             write_call("bash", command=COPY, description="Copy the note"),
             DONE,
         ]
-    return [DONE]  # aider offers no tools
+    if agent == "cline":
+        return [
+            write_call("read_files", files=[{"path": note}]),
+            write_call("editor", path=note, old_text="red", new_text="blue"),
+            write_call("run_commands", commands=[COPY]),
+            DONE,
+        ]
+    if agent == "continue":
+        return [
+            write_call("Read", filepath=note),
+            write_call("Edit", file_path=note, old_string="red", new_string="blue"),
+            write_call("Bash", command=COPY),
+            DONE,
+        ]
+    if agent == "qwen":
+        return [
+            write_call("read_file", file_path=note),
+            write_call("edit", file_path=note, old_string="red", new_string="blue"),
+            write_call("run_shell_command", command=COPY, is_background=False),
+            DONE,
+        ]
+    assert agent == "aider"  # which offers no tools
+    return [DONE]
 
 
 #: What an agent shows at its end with a small model.
@@ -57,6 +80,9 @@ ARGUMENTS = {
     "codex": ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK],
     "opencode": ["run", TASK],
     "aider": ["--yes-always", "--no-git", "--edit-format", "diff", "--message", TASK, "note.txt"],
+    "cline": [TASK],
+    "continue": ["--auto", "-p", TASK],
+    "qwen": ["--yolo", TASK],
 }
 
 
@@ -70,23 +96,24 @@ def program_of(agent):
 
 
 def folders_for(place):
-    """Empty folders below *place* for an agent: its home, its settings, and the one it works in."""
-    for name in ("work", "home", "settings"):
+    """Empty folders below *place* for an agent: its home, and the one it works in."""
+    for name in ("work", "home"):
         (place / name).mkdir()
     return place / "work"
 
 
 def run_agent(agent, program, address, place):
     """The end of the *agent*'s task, in its folders below *place*, and all that it shows."""
-    chosen = AGENTS[agent]
+    setup = AGENTS[agent].set_up(address, "tiny", place / "settings")
+    write_files(setup, place / "settings")
     environment = {
         "PATH": f"{Path(program).parent}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(place / "home"),
         "TMPDIR": str(place),
-        **chosen.environment(address, "tiny", place / "settings"),
+        **setup.environment,
     }
     done = subprocess.run(
-        [program, *chosen.arguments(address, "tiny"), *ARGUMENTS[agent]],
+        [program, *setup.arguments, *ARGUMENTS[agent]],
         cwd=place / "work", env=environment, stdin=subprocess.DEVNULL, capture_output=True,
         text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip

@@ -1,0 +1,165 @@
+"""Coding agents that ``launch`` starts: how each is told about a server.
+
+An agent gets variables, arguments, and files in a folder of its own. It reads no other settings,
+and its own stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Settings of an agent for one run."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)  # texts by their places in its folder
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A program, and its settings for a server's address, a model's name, and a folder."""
+
+    program: str
+    install: str  # the command that installs it
+    set_up: Callable[[str, str, Path], Setup]
+
+
+def _claude(server: str, model: str, folder: Path) -> Setup:
+    return Setup(
+        {
+            "ANTHROPIC_BASE_URL": server,
+            "ANTHROPIC_AUTH_TOKEN": "none",
+            "ANTHROPIC_MODEL": model,
+            "ANTHROPIC_SMALL_FAST_MODEL": model,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CONFIG_DIR": str(folder),
+        }
+    )
+
+
+def _codex(server: str, model: str, folder: Path) -> Setup:
+    provider = f'{{name="bitnet", base_url="{server}/v1", wire_api="responses"}}'
+    settings = ['model_provider="bitnet"', f"model_providers.bitnet={provider}"]
+    words = [word for setting in settings for word in ("--config", setting)]
+    return Setup({"CODEX_HOME": str(folder)}, ["--model", model, *words])
+
+
+def _opencode(server: str, model: str, folder: Path) -> Setup:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{server}/v1", "apiKey": "none"},
+        "models": {model: {}},
+    }
+    config = {
+        "provider": {"bitnet": provider},
+        "model": f"bitnet/{model}",
+        "small_model": f"bitnet/{model}",
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    folders = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+    return Setup(
+        {
+            "OPENCODE_CONFIG_CONTENT": json.dumps(config),
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            **{name: str(folder / name.lower()) for name in folders},
+        }
+    )
+
+
+def _aider(server: str, model: str, _folder: Path) -> Setup:
+    return Setup(
+        {
+            "OPENAI_API_BASE": f"{server}/v1",
+            "OPENAI_API_KEY": "none",
+            "AIDER_ANALYTICS": "false",
+            "AIDER_CHECK_UPDATE": "false",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+        ["--model", f"openai/{model}", "--no-show-model-warnings", "--no-show-release-notes"],
+    )
+
+
+def _cline(server: str, model: str, folder: Path) -> Setup:
+    provider = "openai-compatible"
+    settings = {"provider": provider, "apiKey": "none", "model": model, "baseUrl": f"{server}/v1"}
+    entry = {
+        "settings": settings,
+        "updatedAt": "2026-01-01T00:00:00.000Z",
+        "tokenSource": "manual",
+    }
+    document = {
+        "version": 1,
+        "lastUsedProvider": provider,
+        "modes": {},
+        "providers": {provider: entry},
+    }
+    return Setup(
+        {"CLINE_NO_AUTO_UPDATE": "1", "DO_NOT_TRACK": "1"},
+        ["--data-dir", str(folder), "--config", str(folder)],
+        {"settings/providers.json": json.dumps(document)},
+    )
+
+
+def _continue(server: str, model: str, folder: Path) -> Setup:
+    entry = {
+        "name": model,
+        "provider": "openai",
+        "model": model,
+        "apiBase": f"{server}/v1",
+        "apiKey": "none",
+        "roles": ["chat", "edit", "apply"],
+        "capabilities": ["tool_use"],
+    }
+    config = {"name": "bitnet", "version": "1.0.0", "schema": "v1", "models": [entry]}
+    return Setup(
+        {
+            "CONTINUE_GLOBAL_DIR": str(folder),
+            "CONTINUE_METRICS_ENABLED": "0",
+            "CONTINUE_CLI_ENABLE_TELEMETRY": "0",
+            "CONTINUE_CLI_AUTO_UPDATED": "1",  # so that it does not update itself
+        },
+        ["--config", str(folder / "config.yaml")],
+        {"config.yaml": json.dumps(config)},  # JSON is YAML
+    )
+
+
+def _qwen(server: str, model: str, folder: Path) -> Setup:
+    settings = {
+        "general": {"enableAutoUpdate": False},
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+    }
+    return Setup(
+        {
+            "OPENAI_BASE_URL": f"{server}/v1",
+            "OPENAI_API_KEY": "none",
+            "OPENAI_MODEL": model,
+            "QWEN_HOME": str(folder),
+            "QWEN_RUNTIME_DIR": str(folder),
+        },
+        ["--auth-type", "openai"],
+        {"settings.json": json.dumps(settings)},
+    )
+
+
+#: The agents, by the names that ``launch`` takes.
+AGENTS = {
+    "claude": Agent("claude", "npm install -g @anthropic-ai/claude-code", _claude),
+    "codex": Agent("codex", "npm install -g @openai/codex", _codex),
+    "opencode": Agent("opencode", "npm install -g opencode-ai", _opencode),
+    "aider": Agent("aider", "pip install aider-chat", _aider),
+    "cline": Agent("cline", "npm install -g cline", _cline),
+    "continue": Agent("cn", "npm install -g @continuedev/cli", _continue),
+    "qwen": Agent("qwen", "npm install -g @qwen-code/qwen-code", _qwen),
+}
