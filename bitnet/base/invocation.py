@@ -35,6 +35,9 @@ _RUN = (
 )
 
 
+PACKAGE = "bitnet-xtask"
+
+
 def isolate(module: str, *words: str) -> list[str]:
     """Command that runs *module* with the packages of this process.
 
@@ -78,9 +81,6 @@ def harmless(text: str) -> str:
 def as_started(text: str) -> str:
     """*text* with its commands as the user would type them."""
     return _COMMAND.sub(lambda _: program(), text)
-
-
-PACKAGE = "bitnet-xtask"
 
 
 def extra_command(extra: str) -> str:

@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 OVERHEAD_BYTES = 200_000_000
 
 
+_NO_LIMIT = 1 << 60  # from here on, as version 1 writes it
+# By "is it version 2": limit, use, limit and use of swap, prefix of names in memory.stat.
+_FILES = {
+    False: (
+        *("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        *("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "total_"),
+    ),
+    True: ("memory.max", "memory.current", "memory.swap.max", "memory.swap.current", ""),
+}
+
+
 def thread_count() -> int:
     """Compute threads to use: ``BITNET_THREADS``, else the cores this process may use."""
     return settings.threads() or usable_cores()
@@ -48,17 +59,6 @@ def usable_cores(root: Path = Path("/")) -> int:
             if int(quota) > 0:  # "max" and -1 mean none
                 cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
     return cores
-
-
-_NO_LIMIT = 1 << 60  # from here on, as version 1 writes it
-# By "is it version 2": limit, use, limit and use of swap, prefix of names in memory.stat.
-_FILES = {
-    False: (
-        *("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        *("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "total_"),
-    ),
-    True: ("memory.max", "memory.current", "memory.swap.max", "memory.swap.current", ""),
-}
 
 
 class PageReads(NamedTuple):

@@ -18,6 +18,9 @@ from typing import Any, ClassVar, get_args, get_type_hints
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, WrongType
 
+_DURATION = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
 
 def wrong_type(name: str, value: object, expected: str) -> WrongType:
     """The error of a parameter *name* whose *value* is not of the *expected* type."""
@@ -44,10 +47,6 @@ def check_ids(name: str, ids: Any, expected: str = "token ids") -> list[int]:
         if type(value) is not int and not isinstance(value, Integral):
             raise wrong_type(f"{name}[{index}]", value, "a token id")
     return [operator.index(value) for value in values]
-
-
-_DURATION = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def option(

@@ -38,6 +38,9 @@ _LOGIN = re.compile(r"(?<=//)[^/?#\s]*@|(?<![^\s,])[^/?#\s]*:[^/?#\s]*@")
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
 
+ALL: list[Setting[Any]] = []  # filled by the definitions below, in this order
+
+
 def _boolean(text: str) -> bool:
     word = text.strip().lower()
     if word in _TRUE:
@@ -172,8 +175,6 @@ class Setting(Generic[T]):
             return next((value for value in values if value), values[0] if values else self.default)
         return values[0] if values else self.default
 
-
-ALL: list[Setting[Any]] = []  # filled by the definitions below, in this order
 
 _flag = partial(Setting[bool], parse=_boolean, default=False)
 _text = partial(Setting[str], parse=str.strip, default="")

@@ -27,6 +27,25 @@ _PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]")  # undecodable bytes of
 _BYTES = re.compile("[\udc80-\udcff]+")
 
 
+_LEVELS = {
+    "trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO,
+    "warn": logging.WARNING, "warning": logging.WARNING, "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}  # fmt: skip
+
+_AREAS = {
+    "bitnet_tokenizers": ("bitnet.tokenizer", "bitnet.hub"),
+    "bitnet_tokenizers::download": ("bitnet.hub",),
+    "bitnet_tokenizers::discovery": ("bitnet.tokenizer.discover",),
+    "bitnet_cli": ("bitnet.commands",),
+    "bitnet_inference": ("bitnet.runtime",),
+    "bitnet_models": ("bitnet.models", "bitnet.formats"),
+    "bitnet_kernels": ("bitnet.kernels",),
+}
+
+_BEGINNINGS = {"DEBUG": "[DEBUG] ", "INFO": "[INFO] ", "WARNING": "Warning: ", "ERROR": "Error: "}
+
+
 def prepare() -> None:
     """Make the standard streams fit to print on; streams that the caller closed read nothing."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -118,25 +137,6 @@ def flush_or_discard(stream: TextIO) -> None:
 def discard_output(stream: TextIO) -> None:
     """Point *stream* at nothing, so that what is left in its buffer cannot fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-_LEVELS = {
-    "trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO,
-    "warn": logging.WARNING, "warning": logging.WARNING, "error": logging.ERROR,
-    "off": logging.CRITICAL + 1,
-}  # fmt: skip
-
-_AREAS = {
-    "bitnet_tokenizers": ("bitnet.tokenizer", "bitnet.hub"),
-    "bitnet_tokenizers::download": ("bitnet.hub",),
-    "bitnet_tokenizers::discovery": ("bitnet.tokenizer.discover",),
-    "bitnet_cli": ("bitnet.commands",),
-    "bitnet_inference": ("bitnet.runtime",),
-    "bitnet_models": ("bitnet.models", "bitnet.formats"),
-    "bitnet_kernels": ("bitnet.kernels",),
-}
-
-_BEGINNINGS = {"DEBUG": "[DEBUG] ", "INFO": "[INFO] ", "WARNING": "Warning: ", "ERROR": "Error: "}
 
 
 class _Stderr(logging.Handler):

@@ -47,6 +47,18 @@ if TYPE_CHECKING:
 READ_BYTES = 256 << 20  # more than any cache holds
 
 
+SCHEMA = 1
+
+MAX_TOKENS = 1 << 20
+WRITTEN_TOKENS = 64  # of the answer for which the tokenizer's share is measured
+TEXT = (
+    "The old lighthouse keeper counted the ships that passed in the night, and wrote their names "
+    "into a book with a blue cover. When the fog came in from the sea he lit the great lamp and "
+    "waited, because someone out there was always looking for the way home.\n"
+)
+_TEST = re.compile(r"(pp|tg)([1-9]\d*)(?:@([1-9]\d*))?")
+
+
 def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> dict[str, Any]:
     """This machine, with memory bandwidth measured for each of *threads* by the native module."""
     return {
@@ -75,9 +87,6 @@ def _read_rate(threads: int) -> float:
         module.sum_bytes(memory)
         best = min(best, time.perf_counter() - started)
     return READ_BYTES / best
-
-
-SCHEMA = 1
 
 
 def spread(samples: Sequence[float]) -> dict[str, Any]:
@@ -153,16 +162,6 @@ def read_report(path: Path) -> dict[str, Any]:
         text = f"{path} is not a report of bench: {type(error).__name__}: {error}"
         raise InvalidFormat(text, hint=hint) from None
     return report
-
-
-MAX_TOKENS = 1 << 20
-WRITTEN_TOKENS = 64  # of the answer for which the tokenizer's share is measured
-TEXT = (
-    "The old lighthouse keeper counted the ships that passed in the night, and wrote their names "
-    "into a book with a blue cover. When the fog came in from the sea he lit the great lamp and "
-    "waited, because someone out there was always looking for the way home.\n"
-)
-_TEST = re.compile(r"(pp|tg)([1-9]\d*)(?:@([1-9]\d*))?")
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,24 @@ _TEMPLATE = OutputKind("as ci-init writes it", lambda _path: False)
 State = Literal["new", "unchanged", "changed"]
 
 
+_WORKFLOWS = ".github/workflows/*.y*ml"
+_ACTIONS = ".github/actions/*/action.y*ml"
+_SCRIPTS = ("scripts/*.sh", ".github/actions/*/*.sh")
+# Options of each run of a linter, and the files that it reads; actionlint also passes every
+# ``run:`` block to shellcheck.
+_SCHEMA = "--builtin-schema"
+_QUIET = ("--offline", "--no-progress", "--quiet")
+LINTERS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
+    "check-jsonschema": (
+        ((_SCHEMA, "vendor.github-workflows"), (_WORKFLOWS,)),
+        ((_SCHEMA, "vendor.github-actions"), (_ACTIONS,)),
+    ),
+    "zizmor": (((*_QUIET, "--min-severity", "medium"), (_WORKFLOWS, _ACTIONS)),),
+    "actionlint": ((("-no-color",), (_WORKFLOWS,)),),
+    "shellcheck": (((), _SCRIPTS),),
+}
+
+
 @dataclass(frozen=True)
 class Planned:
     """One file to be written."""
@@ -211,24 +229,6 @@ def _find_source(project: Path, requirement: str) -> str:
             hint="name a commit, a folder, or a wheel for every Python (py3-none-any)",
         )
     return source
-
-
-_WORKFLOWS = ".github/workflows/*.y*ml"
-_ACTIONS = ".github/actions/*/action.y*ml"
-_SCRIPTS = ("scripts/*.sh", ".github/actions/*/*.sh")
-# Options of each run of a linter, and the files that it reads; actionlint also passes every
-# ``run:`` block to shellcheck.
-_SCHEMA = "--builtin-schema"
-_QUIET = ("--offline", "--no-progress", "--quiet")
-LINTERS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
-    "check-jsonschema": (
-        ((_SCHEMA, "vendor.github-workflows"), (_WORKFLOWS,)),
-        ((_SCHEMA, "vendor.github-actions"), (_ACTIONS,)),
-    ),
-    "zizmor": (((*_QUIET, "--min-severity", "medium"), (_WORKFLOWS, _ACTIONS)),),
-    "actionlint": ((("-no-color",), (_WORKFLOWS,)),),
-    "shellcheck": (((), _SCRIPTS),),
-}
 
 
 def lint(project: Path) -> list[Finding]:

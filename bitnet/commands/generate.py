@@ -42,6 +42,34 @@ logger = logging.getLogger(__name__)
 _LONG = {"max_tokens": 1024}  # length of an answer to a person
 
 
+LARGE_VOCABULARY = 128_000
+
+LEAVE = ("/exit", "/quit", "/bye")
+HELP = """\
+/clear        forget the conversation
+/system TEXT  instructions for the model; without TEXT: none
+/set NAME VALUE  change an option of the answers: /set temperature 0.7
+/show         the model, the instructions and the options
+!edit         write the next message in $VISUAL or $EDITOR
+/save FILE    write the conversation as JSON
+/load FILE    go on with a conversation that was saved
+/stats        metrics of the last answer
+/help         this list
+/exit         leave, as Ctrl-D and /bye do; Ctrl-C stops an answer
+\"""           begins and ends a message of several lines, which is not a command
+//TEXT        the message /TEXT, which is not a command"""
+BLOCK = '"""'
+EDIT = "!edit"
+ESCAPED = "//"  # begins a message whose first character is one of them
+COMMANDS = (
+    "/clear", "/system", "/set", "/show", "/save", "/load", "/stats", "/help", *LEAVE,
+)  # fmt: skip
+CUT_OFF = {
+    "length": "(cut off: --max-tokens allows no more)",
+    "context": "(cut off: the context is full; /clear forgets the conversation)",
+}
+
+
 @task(group="Run", example='bitnet run smollm2-135m "Why is the sky blue?"', required=["model"])
 def run(
     c,
@@ -112,9 +140,6 @@ def _check_text(text, missing, *, hint):
         raise UsageError(missing, hint=hint)
     check_prompt(text)
     return text
-
-
-LARGE_VOCABULARY = 128_000
 
 
 @task(group="Run", example='bitnet infer smollm2-135m --prompt "Once upon a time" --max-tokens 32')
@@ -275,32 +300,6 @@ def _metric_lines(answer, running):
         f"read from files: {reading}",
         f"GPU operations: 0, CPU operations: {blocks}, GPU efficiency: 0.0%",
     )
-
-
-LEAVE = ("/exit", "/quit", "/bye")
-HELP = """\
-/clear        forget the conversation
-/system TEXT  instructions for the model; without TEXT: none
-/set NAME VALUE  change an option of the answers: /set temperature 0.7
-/show         the model, the instructions and the options
-!edit         write the next message in $VISUAL or $EDITOR
-/save FILE    write the conversation as JSON
-/load FILE    go on with a conversation that was saved
-/stats        metrics of the last answer
-/help         this list
-/exit         leave, as Ctrl-D and /bye do; Ctrl-C stops an answer
-\"""           begins and ends a message of several lines, which is not a command
-//TEXT        the message /TEXT, which is not a command"""
-BLOCK = '"""'
-EDIT = "!edit"
-ESCAPED = "//"  # begins a message whose first character is one of them
-COMMANDS = (
-    "/clear", "/system", "/set", "/show", "/save", "/load", "/stats", "/help", *LEAVE,
-)  # fmt: skip
-CUT_OFF = {
-    "length": "(cut off: --max-tokens allows no more)",
-    "context": "(cut off: the context is full; /clear forgets the conversation)",
-}
 
 
 @task(group="Run", example="bitnet chat smollm2-135m")

@@ -36,6 +36,9 @@ _Q4_K_M_BYTES = 0.61  # for each parameter, of usual models: 4.85 bits
 REV = option("main", "branch, tag or commit", synonyms=("ref", "revision"), metavar="REV")
 
 
+_SUFFIXES = (".gguf", ".safetensors")
+
+
 @task(group="Models", example="bitnet models qwen3", aliases=("list",))
 def models(
     c,
@@ -115,9 +118,6 @@ def _lines(rows):
 
 def _size(size_bytes):
     return human_size(size_bytes) if size_bytes is not None else "?"
-
-
-_SUFFIXES = (".gguf", ".safetensors")
 
 
 def _files_option(pattern):

@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from bitnet.formats.containers import I2SLayout
 
 
+TERNARY = ("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0")
+FLOATS = ("F32", "F16", "BF16")
+BLOCKS = (  # types of rounded numbers, as a tensor may have them
+    *("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0"),
+    *("MXFP4", "Q3_K", "Q2_K"),
+)
+ROUNDED = ("F16", "BF16", *BLOCKS)
+
+
 class Mixture(NamedTuple):
     """A kind of quantized file: the type of most matrices, and its ``general.file_type``."""
 
@@ -41,13 +50,6 @@ MIXTURES = {
     "Q2_K_S": Mixture("Q2_K", 21),
 }
 
-TERNARY = ("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0")
-FLOATS = ("F32", "F16", "BF16")
-BLOCKS = (  # types of rounded numbers, as a tensor may have them
-    *("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "IQ4_NL", "IQ4_XS", "Q4_1", "Q4_0"),
-    *("MXFP4", "Q3_K", "Q2_K"),
-)
-ROUNDED = ("F16", "BF16", *BLOCKS)
 ENCODINGS = (*FLOATS, *MIXTURES, *TERNARY)
 
 

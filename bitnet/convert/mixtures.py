@@ -72,27 +72,6 @@ _PARTS = {
 }
 
 
-@dataclass(frozen=True)
-class _TensorPosition:
-    """A tensor as the rules see it."""
-
-    layer: int  # number among *layers* tensors of its role, or its block's
-    layers: int
-    sharing: int  # query heads per key head in the first block
-    weighted: bool  # there is an importance matrix
-
-    @property
-    def is_early(self) -> bool:
-        return self.layer < self.layers // 8
-
-    @property
-    def is_sensitive(self) -> bool:
-        """True for the first and the last eighth of the blocks, and every third of the others."""
-        first = self.layers // 8
-        late = self.layer >= 7 * self.layers // 8
-        return self.is_early or late or (self.layer - first) % 3 == 2
-
-
 # The type of a role's tensors in a mixture; None: that of most matrices.
 _VALUES: Mapping[str, _Rule] = {
     "Q2_K": lambda tensor: "Q4_K" if tensor.sharing >= 4 else "Q3_K",
@@ -122,6 +101,30 @@ _ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
 _EIGHT_EXPERTS_OUTPUT = frozenset(
     {"Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"}
 )
+
+_SUMS = ".in_sum2"
+_COUNTS = ".counts"
+
+
+@dataclass(frozen=True)
+class _TensorPosition:
+    """A tensor as the rules see it."""
+
+    layer: int  # number among *layers* tensors of its role, or its block's
+    layers: int
+    sharing: int  # query heads per key head in the first block
+    weighted: bool  # there is an importance matrix
+
+    @property
+    def is_early(self) -> bool:
+        return self.layer < self.layers // 8
+
+    @property
+    def is_sensitive(self) -> bool:
+        """True for the first and the last eighth of the blocks, and every third of the others."""
+        first = self.layers // 8
+        late = self.layer >= 7 * self.layers // 8
+        return self.is_early or late or (self.layer - first) % 3 == 2
 
 
 def mixture_types(
@@ -221,8 +224,6 @@ def _role(name: str) -> str:
     return next((role for part, role in _PARTS.items() if part in name), "")
 
 
-_SUMS = ".in_sum2"
-_COUNTS = ".counts"
 Importance = Mapping[str, NDArray[np.float32]]  # weights of the inputs of a matrix, by its name
 
 

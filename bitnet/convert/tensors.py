@@ -34,6 +34,24 @@ _COPY_BYTES = 8 << 20
 _ALLOW = "to accept that: --allow-lossy"
 
 
+_UNNUMBERED = (registry.I2_S_ARM, registry.PACKED_U8)
+_RENAMED = {
+    registry.I2_S_ARM: types.by_name("I2_S"),
+    types.Q2_0_G128: types.by_name("PQ2_0"),
+}
+_PACKERS = {
+    "I2_S": pack_i2_s,
+    "IQ2_BN": pack_iq2_bn,
+    **{name: layout.pack for name, layout in SCALED_BLOCKS.items()},
+}
+# F32, as in llama.cpp's files: routers, and tables whose rows are added to embeddings.
+_EXACT = (
+    *(".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"),
+    *("position_embd.weight", "token_types.weight"),
+)
+_PROBE_ROWS = 16  # of a matrix outside of the blocks, which may be ternary as well
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A part of a new tensor."""
@@ -250,24 +268,6 @@ class Job:
             )
         found: NDArray[np.float32] = np.where(np.isinf(low), 1, low).astype(np.float32)
         return found
-
-
-_UNNUMBERED = (registry.I2_S_ARM, registry.PACKED_U8)
-_RENAMED = {
-    registry.I2_S_ARM: types.by_name("I2_S"),
-    types.Q2_0_G128: types.by_name("PQ2_0"),
-}
-_PACKERS = {
-    "I2_S": pack_i2_s,
-    "IQ2_BN": pack_iq2_bn,
-    **{name: layout.pack for name, layout in SCALED_BLOCKS.items()},
-}
-# F32, as in llama.cpp's files: routers, and tables whose rows are added to embeddings.
-_EXACT = (
-    *(".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"),
-    *("position_embd.weight", "token_types.weight"),
-)
-_PROBE_ROWS = 16  # of a matrix outside of the blocks, which may be ternary as well
 
 
 def _count_nonzero(ternary: Ternary) -> NDArray[np.int64]:

@@ -37,6 +37,13 @@ Kind = Literal[
 ]
 
 
+# Error of an operation that an engine did not give; JSON has no infinity.
+NOT_GIVEN = 1e300
+
+# Error of an operation with NaN or infinities on either side; JSON has neither.
+NOT_FINITE = 1e299
+
+
 class Residual(NamedTuple):
     """Difference of an operation from float64, or the largest accepted one."""
 
@@ -56,12 +63,6 @@ BOUNDS: dict[Kind, Residual] = {
     "q8 attention": Residual(0.15, 1e-2, 5e-2),  # keys and values in 8 bits
     "int8 product": Residual(0.16, 1e-2, 2e-2),  # activations of 8 bits
 }
-
-# Error of an operation that an engine did not give; JSON has no infinity.
-NOT_GIVEN = 1e300
-
-# Error of an operation with NaN or infinities on either side; JSON has neither.
-NOT_FINITE = 1e299
 
 
 def is_within(residual: Residual, bound: Residual) -> bool:

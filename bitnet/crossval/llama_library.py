@@ -46,6 +46,14 @@ _Address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
 
+# Names of 2024, when functions took the model for its vocabulary.
+_OLDER = {
+    "llama_model_load_from_file": "llama_load_model_from_file",
+    "llama_init_from_model": "llama_new_context_with_model",
+    "llama_vocab_n_tokens": "llama_n_vocab",
+}
+
+
 class _Params(ctypes.Structure):
     _fields_ = (("raw", ctypes.c_ubyte * _PARAMS_BYTES),)
 
@@ -285,14 +293,6 @@ def _set_vocab_only(params: _Params) -> None:
             params.raw[at] = 1
             return
     raise EngineFailed("the engine's parameters are laid out in an unknown way")
-
-
-# Names of 2024, when functions took the model for its vocabulary.
-_OLDER = {
-    "llama_model_load_from_file": "llama_load_model_from_file",
-    "llama_init_from_model": "llama_new_context_with_model",
-    "llama_vocab_n_tokens": "llama_n_vocab",
-}
 
 
 def _declare(c: Any) -> None:

@@ -32,6 +32,23 @@ _KLD = (
 )
 
 
+_METRICS = {
+    "mean_kld": ("Mean KLD", ".1e"),
+    "maximum_kld": ("Maximum KLD", ".1e"),
+    "kld_99": ("99.0% KLD", ".1e"),
+    "median_kld": ("Median KLD", ".1e"),
+    "rms_dp": ("RMS Δp", ".3%"),
+    "same_top": ("Same top p", ".3%"),
+    "positions": ("positions", "d"),
+    "prompts": ("prompts", "d"),
+    "near_ties": ("near-ties", "d"),
+    "excused": ("excused: the float64 pass agrees with us", "d"),
+    "wrong": ("wrong", "d"),
+    "exact_to_ours": ("mean KLD from float64 to ours", ".1e"),
+    "exact_to_reference": ("mean KLD from float64 to the reference", ".1e"),
+}
+
+
 def as_json(evidence: Evidence, verdict: Verdict) -> dict[str, Any]:
     """The report as JSON values: the *verdict*, its summary, and the *evidence* itself."""
     facts: dict[str, Any] = to_json(evidence)
@@ -137,23 +154,6 @@ def _title(evidence: Evidence) -> str:
         f"{evidence.model.file} ({evidence.model.architecture}), bitnet {ours.version}{backend} "
         f"against {against}; compute path: {evidence.compute_path}"
     )
-
-
-_METRICS = {
-    "mean_kld": ("Mean KLD", ".1e"),
-    "maximum_kld": ("Maximum KLD", ".1e"),
-    "kld_99": ("99.0% KLD", ".1e"),
-    "median_kld": ("Median KLD", ".1e"),
-    "rms_dp": ("RMS Δp", ".3%"),
-    "same_top": ("Same top p", ".3%"),
-    "positions": ("positions", "d"),
-    "prompts": ("prompts", "d"),
-    "near_ties": ("near-ties", "d"),
-    "excused": ("excused: the float64 pass agrees with us", "d"),
-    "wrong": ("wrong", "d"),
-    "exact_to_ours": ("mean KLD from float64 to ours", ".1e"),
-    "exact_to_reference": ("mean KLD from float64 to the reference", ".1e"),
-}
 
 
 def _metrics(verdict: Verdict) -> list[tuple[str, str]]:

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 T = TypeVar("T", dict, list)  # type: ignore[type-arg]
 
 
+_MOST_FILES = 10_000  # in the folder of a model, with those that links lead to
+_LARGE = 1 << 20  # bytes: larger files stay mapped and take no memory of their own
+
+
 def parse_json(raw: bytes, path: Path, kind: type[T], *, unique: bool = False) -> T:
     """The object or array that *raw* is, a part of the file *path*.
 
@@ -74,10 +78,6 @@ def damage_error(path: Path, why: str) -> InvalidFormat:
     """The error about the file *path*, which is damaged."""
     where = f"{path.parent.name}/{path.name}"
     return InvalidFormat(f"{where}: {why}", hint="the file is damaged: fetch it again")
-
-
-_MOST_FILES = 10_000  # in the folder of a model, with those that links lead to
-_LARGE = 1 << 20  # bytes: larger files stay mapped and take no memory of their own
 
 
 class Inventory:

@@ -23,6 +23,33 @@ _SUPPRESS = "tokenizer.ggml.suppress_tokens"
 _MOST_IDS = 1 << 20  # ids of a list, more than a vocabulary has
 
 
+# Bounds of the fields of a request that a model's files may set; a folder's keys are their names.
+_BOUNDS = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 2**31),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+    "max_new_tokens": (1, 2**31),
+    "max_length": (1, 2**31),
+}
+_WHOLE = {"top_k", "max_new_tokens", "max_length"}
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_LENGTHS = ("max_new_tokens", "max_length")
+# Of transformers, for what a file that samples leaves out: `GenerationConfig` of 4.30 to 5.24.
+_WHEN_SAMPLING = {"temperature": 1.0, "top_k": 50}
+# Filters of a GGUF file without a temperature are those of a model that samples.
+_FILTERS = ("top_k", "top_p", "min_p")
+_FROM_FOLDER = {name: name for name in _SAMPLING}
+_FROM_GGUF = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+
+
 @dataclass(frozen=True)
 class SamplingDefault:
     """Value of a field of a request, and where in a model's files it is from."""
@@ -85,33 +112,6 @@ class GenerationSettings:
             suppressed=inside(self.suppressed),
             suppressed_first=inside(self.suppressed_first),
         )
-
-
-# Bounds of the fields of a request that a model's files may set; a folder's keys are their names.
-_BOUNDS = {
-    "temperature": (0.0, 100.0),
-    "top_k": (0, 2**31),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (1e-3, 100.0),
-    "max_new_tokens": (1, 2**31),
-    "max_length": (1, 2**31),
-}
-_WHOLE = {"top_k", "max_new_tokens", "max_length"}
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-_LENGTHS = ("max_new_tokens", "max_length")
-# Of transformers, for what a file that samples leaves out: `GenerationConfig` of 4.30 to 5.24.
-_WHEN_SAMPLING = {"temperature": 1.0, "top_k": 50}
-# Filters of a GGUF file without a temperature are those of a model that samples.
-_FILTERS = ("top_k", "top_p", "min_p")
-_FROM_FOLDER = {name: name for name in _SAMPLING}
-_FROM_GGUF = {
-    "general.sampling.temp": "temperature",
-    "general.sampling.top_k": "top_k",
-    "general.sampling.top_p": "top_p",
-    "general.sampling.min_p": "min_p",
-    "general.sampling.penalty_repeat": "repetition_penalty",
-}
 
 
 def read_generation_settings(checkpoint: Checkpoint) -> GenerationSettings:

@@ -35,6 +35,12 @@ _MIN_ALIGNMENT = 8  # of the format's definition
 _PER_KIND = 5  # findings of one kind listed individually
 
 
+_CHUNK_BYTES = 1 << 20
+SAMPLE_BYTES = 1 << 18
+_NOTHING = np.zeros(0, np.uint8)
+_NO_CODES = np.zeros(4, np.int64)
+
+
 def audit(gguf: GGUF) -> list[Finding]:
     """Findings about *gguf*, the worst first; empty if there are none."""
     by_kind: dict[str, list[Finding]] = {}
@@ -132,12 +138,6 @@ def _tokenizer(gguf: GGUF) -> Iterator[Finding]:
     if surplus > 0:
         text = f"token_embd.weight has {surplus:,} rows more than there are tokens"
         yield Finding("note", "padded-embedding", text)
-
-
-_CHUNK_BYTES = 1 << 20
-SAMPLE_BYTES = 1 << 18
-_NOTHING = np.zeros(0, np.uint8)
-_NO_CODES = np.zeros(4, np.int64)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,15 @@ _NOT_FOLLOWED = Rule("a sampler that answers here do not have; named as not foll
 _COMPUTES = Rule("products in llama.cpp with fewer bits", ())
 
 
+_PATTERNS = (
+    re.compile(
+        r"general\.(base_model|dataset)\.\d+\."
+        r"(name|author|version|organization|description|url|doi|uuid|repo_url)"
+    ),
+    re.compile(r"tokenizer\.chat_template\..+"),
+)
+
+
 def _under(prefix: str, names: str, rule: Rule) -> dict[str, Rule]:
     return {f"{prefix}{name}": rule for name in names.split()}
 
@@ -75,13 +84,6 @@ RULES: dict[str, Rule] = {
     "tokenizer.huggingface.json": HARMLESS,  # the keys above count, as in llama.cpp
     "tokenizer.rwkv.world": HARMLESS,  # its model is refused by tokenizer.ggml.model
 }
-_PATTERNS = (
-    re.compile(
-        r"general\.(base_model|dataset)\.\d+\."
-        r"(name|author|version|organization|description|url|doi|uuid|repo_url)"
-    ),
-    re.compile(r"tokenizer\.chat_template\..+"),
-)
 
 
 def find_unknown_keys(metadata: Mapping[str, Any]) -> list[str]:

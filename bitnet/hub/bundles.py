@@ -77,6 +77,9 @@ _LARGEST_MANIFEST = 256 << 20  # bytes; an attestation of a large model has a fe
 _TOKENIZER = re.compile(r"tokenizers/[A-Za-z0-9][A-Za-z0-9_.@-]*/[^/]+")
 
 
+ARCHIVE = OutputKind("a bundle", lambda path: begins_with(path, MANIFEST.encode()))
+
+
 @dataclass(frozen=True)
 class BundledFile:
     """A file to put into a bundle."""
@@ -224,9 +227,6 @@ def collect(
     pinned = [entry for entry in project.pins() if entry.sha256 in places]
     lock = lock_text(pinned) if pinned else None
     return Bundle(tuple(by_name.values()), lock, attestations, places=places)
-
-
-ARCHIVE = OutputKind("a bundle", lambda path: begins_with(path, MANIFEST.encode()))
 
 
 def write_bundle(

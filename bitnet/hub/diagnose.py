@@ -28,6 +28,14 @@ TIMEOUT_S = 10.0
 SPEED_BYTES = 4 << 20
 
 
+_HINT = "try again, or use a mirror: --base-url=URL"
+_HINTS = {
+    "DNS": "check the host name and the DNS server; behind a proxy: export HTTPS_PROXY=URL",
+    "TCP": "a firewall blocks it; behind a proxy: export HTTPS_PROXY=URL; a mirror: --base-url=URL",
+    "TLS": "behind an inspecting proxy: export REQUESTS_CA_BUNDLE=FILE with its certificate",
+}
+
+
 def diagnose(options: FetchOptions) -> Iterator[Finding]:
     """Result of each step of a download, up to the first that fails; opens nothing offline."""
     if options.is_offline:
@@ -65,14 +73,6 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
             yield replace(step, duration_s=time.monotonic() - started)
             if step.failed:
                 return
-
-
-_HINT = "try again, or use a mirror: --base-url=URL"
-_HINTS = {
-    "DNS": "check the host name and the DNS server; behind a proxy: export HTTPS_PROXY=URL",
-    "TCP": "a firewall blocks it; behind a proxy: export HTTPS_PROXY=URL; a mirror: --base-url=URL",
-    "TLS": "behind an inspecting proxy: export REQUESTS_CA_BUNDLE=FILE with its certificate",
-}
 
 
 def _trust(bundle: str) -> ssl.SSLContext:

@@ -68,6 +68,23 @@ _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+|[^/]+)/resolve/(?P<revision>[^/]+)
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)")
 
 
+CONNECTIONS = 8  # of all files together, by default
+BURST_S = 0.125  # of the rate: bytes that a connection reads at once
+_POLL_S = 0.2
+
+_ADDRESS = re.compile(r"( for|:)? \w+://\S+?(?=: | |:?$)")
+TROUBLESHOOTING = (
+    "look for the cause with: bitnet doctor network; behind a proxy set HTTPS_PROXY; "
+    "use a mirror with --base-url=URL; allow more with --retries=N or BITNET_DOWNLOAD_TIMEOUT"
+)
+
+FILES_AT_ONCE = 4
+TURN_S = 0.2  # after which a signal is seen at the latest
+GRACE_S = 0.2  # that interrupted threads have to end
+
+T = TypeVar("T")
+
+
 def repository_of(url: str, endpoint: str) -> tuple[str, str, str] | None:
     """Repository, revision and file in *url*, if it is an address of the hub."""
     if not url.startswith(f"{endpoint}/"):
@@ -250,10 +267,6 @@ def content_range(value: str | None) -> tuple[int, int, int | None] | None:
 
 # --- limits of all transfers of a command --------------------------------------------------------
 
-CONNECTIONS = 8  # of all files together, by default
-BURST_S = 0.125  # of the rate: bytes that a connection reads at once
-_POLL_S = 0.2
-
 
 class Stopped(Exception):  # never leaves the package
     """This transfer is cancelled: another one has failed, or the user interrupted."""
@@ -340,13 +353,6 @@ class Limits:
         return wait
 
 
-_ADDRESS = re.compile(r"( for|:)? \w+://\S+?(?=: | |:?$)")
-TROUBLESHOOTING = (
-    "look for the cause with: bitnet doctor network; behind a proxy set HTTPS_PROXY; "
-    "use a mirror with --base-url=URL; allow more with --retries=N or BITNET_DOWNLOAD_TIMEOUT"
-)
-
-
 class Transient(Exception):  # never leaves the package
     """A temporary failure: *error* is raised when it persists."""
 
@@ -369,13 +375,6 @@ def request_error(url: str, reason: str) -> NetworkError:
     return NetworkError(
         f"HTTP request failed for {redact_url(url)}: {reason}", hint=TROUBLESHOOTING
     )
-
-
-FILES_AT_ONCE = 4
-TURN_S = 0.2  # after which a signal is seen at the latest
-GRACE_S = 0.2  # that interrupted threads have to end
-
-T = TypeVar("T")
 
 
 def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:

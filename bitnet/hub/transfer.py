@@ -47,6 +47,22 @@ logger = logging.getLogger(__name__)
 _STEP_BYTES = 1 << 20  # hashed at once, at least
 
 
+PARALLEL_FROM_BYTES = 64_000_000
+AUTOMATIC_CONNECTIONS = 4
+PROBE_BYTES = 2 << 20
+FAST_BYTES_PER_S = 100e6  # at this speed more connections do not help
+PIECE_BYTES = 16 << 20
+NOTE_BYTES = 4 << 20  # bytes between two records of parallel parts: the most a kill can lose
+READ_BYTES = 1 << 20
+LARGE_BYTES = 50_000_000_000
+LARGEST_REQUEST = 32_000_000_000  # a file server may refuse larger replies
+STALL_BYTES_PER_S = 100
+SERVER_ATTEMPTS = 3  # before the next server is asked, if there is another one
+
+# Errors of one server after which the next one is asked.
+_PASSING = (AuthError, HashMismatch, NetworkError, NotFound, RateLimited)
+
+
 class _TrailingHash:
     """SHA-256 of the beginning of *path*, by a thread that reads back what has arrived."""
 
@@ -81,23 +97,6 @@ class _TrailingHash:
                     raise OSError(f"{self._path.name} became shorter while it was hashed")
                 self._digest.update(buffer[:count])
                 self._at += count
-
-
-PARALLEL_FROM_BYTES = 64_000_000
-AUTOMATIC_CONNECTIONS = 4
-PROBE_BYTES = 2 << 20
-FAST_BYTES_PER_S = 100e6  # at this speed more connections do not help
-PIECE_BYTES = 16 << 20
-NOTE_BYTES = 4 << 20  # bytes between two records of parallel parts: the most a kill can lose
-READ_BYTES = 1 << 20
-LARGE_BYTES = 50_000_000_000
-LARGEST_REQUEST = 32_000_000_000  # a file server may refuse larger replies
-STALL_BYTES_PER_S = 100
-SERVER_ATTEMPTS = 3  # before the next server is asked, if there is another one
-
-
-# Errors of one server after which the next one is asked.
-_PASSING = (AuthError, HashMismatch, NetworkError, NotFound, RateLimited)
 
 
 class Replaced(Exception):  # never leaves the package

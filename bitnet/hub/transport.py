@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from bitnet.base.settings import NetworkFault
 
 
+_PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></html>"
+
+
 @dataclass(frozen=True)
 class NetworkRoute:
     """The way to a server, where it is not that of the environment."""
@@ -111,9 +114,6 @@ class Transport(requests.adapters.HTTPAdapter):
         if hasattr(manager, "proxy_config"):  # SOCKS has connections of its own
             manager.pool_classes_by_scheme = _POOLS
         return manager
-
-
-_PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></html>"
 
 
 def mount_transport(

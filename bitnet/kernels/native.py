@@ -42,6 +42,9 @@ _NOTHING = np.empty(0, dtype=np.float32)
 _LAST = 2**63 - 1  # a position behind every text
 
 
+SMALLEST = 256 << 20  # ternary weights of a model that no cache holds
+
+
 def floats(x: Array) -> NDArray[np.float32]:
     """*x* as C++ reads it."""
     return np.ascontiguousarray(x, dtype=np.float32)
@@ -58,9 +61,6 @@ def _self_test(module: ModuleType) -> None:
             module.kernel_level(),
             ", ".join(wrong),
         )
-
-
-SMALLEST = 256 << 20  # ternary weights of a model that no cache holds
 
 
 def packs_dense(module: ModuleType, weights: int) -> bool:

@@ -43,6 +43,13 @@ _COPIED = ("Q2_K", "Q3_K")  # types of other numbers than those of any kernel, o
 _SLICE_BYTES = 8 << 20  # of a file that are in memory beside their copy
 
 
+_LINE = 64  # bytes of all rows of a tile
+COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
+_MOST_DENSE = 1 << 17  # columns of whole lines; kDenseCols in native/kernels/ternary/layout.hpp
+# Columns of a block where rows must be whole blocks to be read in place.
+_IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 64}
+
+
 @dataclass(frozen=True, eq=False)
 class Matrix:
     """A packed matrix, as the compiled module takes it."""
@@ -144,13 +151,6 @@ def _tile(
         native.pack_rows(kind, piece, count, columns, tiles[first * tile_bytes : last * tile_bytes])
         give_back_pages(piece)
     return Matrix(tiled, tiles, rows, wide, columns, factors)
-
-
-_LINE = 64  # bytes of all rows of a tile
-COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
-_MOST_DENSE = 1 << 17  # columns of whole lines; kDenseCols in native/kernels/ternary/layout.hpp
-# Columns of a block where rows must be whole blocks to be read in place.
-_IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 64}
 
 
 def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:

@@ -27,6 +27,20 @@ if TYPE_CHECKING:
     from bitnet.quants.weight import Weight
 
 
+#: Names in counters of the operations that are a kernel, by their instruction.
+KERNELS = {
+    "Attend": "attention",
+    "Convolve": "convolve",
+    "DeltaRule": "delta_rule",
+    "Gate": "gate",
+    "Norm": "rms_norm",
+    "Rotate": "rope",
+    "Route": "route",
+    "SelectiveScan": "selective_scan",
+    "Xielu": "gate",
+}
+
+
 @dataclass(frozen=True)
 class Segment:
     """Tokens of one sequence in a batch."""
@@ -97,19 +111,6 @@ class Mark:
 
 
 Prepared: TypeAlias = Any  # a weight in the form its backend wants; only that backend looks inside
-
-#: Names in counters of the operations that are a kernel, by their instruction.
-KERNELS = {
-    "Attend": "attention",
-    "Convolve": "convolve",
-    "DeltaRule": "delta_rule",
-    "Gate": "gate",
-    "Norm": "rms_norm",
-    "Rotate": "rope",
-    "Route": "route",
-    "SelectiveScan": "selective_scan",
-    "Xielu": "gate",
-}
 
 
 class Ops(ABC):

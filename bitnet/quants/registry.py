@@ -43,6 +43,20 @@ I2_S_ARM = QuantType("I2_S_ARM", 36, 1, 1)
 PACKED_U8 = QuantType("PACKED_U8", -1, 1, 1)
 
 
+#: Ternary encodings that hold models of every kind; the others are BitNet's own.
+OF_ANY_MODEL = frozenset(SCALED_BLOCKS)
+
+_Q4_0 = types.by_id(2)
+_Q6_K = types.by_id(14)
+# Blocks of rounded numbers; without the compiled module, gguf-py rounds to the first of them.
+_IN_PYTHON = 5
+_BLOCKS = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
+)
+_PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
+
+
 @dataclass(frozen=True)
 class _TernaryCodec:
     """Codec of a ternary type; *scales* reads the scales without the codes."""
@@ -63,19 +77,6 @@ _TERNARY = {
     name: _TernaryCodec(layout.unpack, layout.pack, layout.scales)
     for name, layout in SCALED_BLOCKS.items()
 }
-
-#: Ternary encodings that hold models of every kind; the others are BitNet's own.
-OF_ANY_MODEL = frozenset(SCALED_BLOCKS)
-
-_Q4_0 = types.by_id(2)
-_Q6_K = types.by_id(14)
-# Blocks of rounded numbers; without the compiled module, gguf-py rounds to the first of them.
-_IN_PYTHON = 5
-_BLOCKS = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
-)
-_PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 
 
 def rounds_activations(weight: Weight) -> bool:

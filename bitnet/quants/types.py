@@ -37,6 +37,19 @@ IK_LLAMA_CPP: Dialect = "ik_llama.cpp"
 _TENSOR_SCALE_BYTES = 32  # I2_S, TL1, TL2, one f32 scale in a padded tail
 
 
+# One bit per weight in early builds of PrismML's fork, which now is llama.cpp's NVFP4.
+_EARLY_Q1_0 = 40
+
+_ONLY_LLAMA = frozenset({40, 41, 42, 142, 143})
+_ONLY_IK = frozenset(range(133, 400)) - _ONLY_LLAMA
+_CONTESTED = frozenset({36, 37, 38, 39})
+
+_TERNARY = frozenset(
+    {"I2_S", "TL1", "TL2", "TQ1_0", "TQ2_0", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4"}
+    | {"Q1_0", "Q2_0", "Q2_0_G128", "PQ2_0", "PTQ1_0"}
+)
+
+
 @dataclass(frozen=True)
 class QuantType:
     """A quantization type."""
@@ -107,8 +120,6 @@ _LLAMA = (
 
 #: Blocks of 128 under the id of Q2_0.
 Q2_0_G128 = QuantType("Q2_0_G128", 42, 128, 34)
-# One bit per weight in early builds of PrismML's fork, which now is llama.cpp's NVFP4.
-_EARLY_Q1_0 = 40
 
 _BITNET = (
     _I2_S,
@@ -125,14 +136,7 @@ _IK = (
     QuantType("IQ2_BN", 135, 64, 16, 4),
     QuantType("IQ2_BN_R4", 335, 64, 16, 4),
 )
-_ONLY_LLAMA = frozenset({40, 41, 42, 142, 143})
-_ONLY_IK = frozenset(range(133, 400)) - _ONLY_LLAMA
-_CONTESTED = frozenset({36, 37, 38, 39})
 
-_TERNARY = frozenset(
-    {"I2_S", "TL1", "TL2", "TQ1_0", "TQ2_0", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4"}
-    | {"Q1_0", "Q2_0", "Q2_0_G128", "PQ2_0", "PTQ1_0"}
-)
 
 _BY_ID: dict[Dialect, dict[int, QuantType]] = {
     dialect: {entry.ggml_id: entry for entry in (*_COMMON, *own)}

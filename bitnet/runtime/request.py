@@ -42,6 +42,12 @@ MAX_STOPS = 16  # each is searched for at every token
 MAX_BIASES = 1024
 
 
+_INNER = {"inner": True}  # metadata of a field that no JSON object may set
+_BY_THE_MODEL = "default: as the model's files recommend"
+
+_MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
+
+
 @dataclass(frozen=True)
 class ReasoningRules:
     """Rules for finding the reasoning part of an answer."""
@@ -50,10 +56,6 @@ class ReasoningRules:
     closing: str  # text after it
     begun: bool  # the prompt ends with *opening*
     shown: Mapping[int, str] = field(default_factory=dict)  # control tokens read as text
-
-
-_INNER = {"inner": True}  # metadata of a field that no JSON object may set
-_BY_THE_MODEL = "default: as the model's files recommend"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,7 +413,6 @@ _OPTIONS = [entry.name for entry in fields(Request) if "help" in entry.metadata]
 SAMPLING = tuple(name for name in _OPTIONS if name not in Request.SECTIONS["Answer"])
 Request.SECTIONS["Sampling"] = SAMPLING
 _JSON = {entry.name for entry in fields(Request) if not entry.metadata.get("inner")}
-_MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
 
 
 # --- keywords in Python --------------------------------------------------------------------------

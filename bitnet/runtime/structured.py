@@ -41,6 +41,26 @@ _STACK_SIZE = threading.Lock()  # it is the whole process's
 MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
 
 
+#: The classes of a regular expression that the library would match in every script.
+_ASCII_CLASSES = {
+    r"\d": "[:digit:]",
+    r"\D": "[:^digit:]",
+    r"\w": "[:word:]",
+    r"\W": "[:^word:]",
+}
+
+# An escaped character, a named class, the beginning of a class with a bracket in it, or any other.
+_REGEX_PARTS = re.compile(r"\\.|\[:\^?\w+:\]|\[\^?\]?|.", re.DOTALL)
+
+#: What the library says of a grammar that it cannot compile: words for users of that field.
+_KINDS = {
+    "json_schema": "JSON schema",
+    "regex": "regex",
+    "grammar": "grammar",
+    "tools": "schema of tools",
+}
+
+
 class Grammar:
     """A compiled grammar, in the state after the tokens of an answer so far."""
 
@@ -230,15 +250,6 @@ def _on_deep_stack(work: Callable[[], T]) -> T:
     return ended.result()
 
 
-#: The classes of a regular expression that the library would match in every script.
-_ASCII_CLASSES = {
-    r"\d": "[:digit:]",
-    r"\D": "[:^digit:]",
-    r"\w": "[:word:]",
-    r"\W": "[:^word:]",
-}
-
-
 def with_ascii_classes(pattern: str) -> str:
     r"""*pattern* in which ``\d`` and ``\w`` match ASCII alone, as in JSON Schema's expressions."""
     parts: list[str] = []
@@ -254,18 +265,6 @@ def with_ascii_classes(pattern: str) -> str:
             depth -= 1
         parts.append(part)
     return "".join(parts)
-
-
-# An escaped character, a named class, the beginning of a class with a bracket in it, or any other.
-_REGEX_PARTS = re.compile(r"\\.|\[:\^?\w+:\]|\[\^?\]?|.", re.DOTALL)
-
-#: What the library says of a grammar that it cannot compile: words for users of that field.
-_KINDS = {
-    "json_schema": "JSON schema",
-    "regex": "regex",
-    "grammar": "grammar",
-    "tools": "schema of tools",
-}
 
 
 def _refusal(field: str, message: str) -> UsageError:

@@ -31,6 +31,10 @@ _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _NAMES = {"string", "number", "integer", "boolean", "null", "array", "object"}
 
 
+#: What follows the value of a keyword argument: another argument, or the end of the call.
+_AFTER_VALUE = r"(?=\s*(?:,\s*[^\W\d]\w*\s*=|\)\s*(?:[,\]]|\Z)))"
+
+
 def read_arguments(notation: Notation, text: str, at: int, schema: Schema) -> tuple[str, int]:
     """The arguments at *at* of *text* as JSON, and their end; *schema* is theirs."""
     return _READERS[notation.kind](notation, text, at, schema)
@@ -261,10 +265,6 @@ def _read_keywords(_notation: Notation, text: str, at: int, schema: Schema) -> t
             break
         at = comma.end()
     return dump(values), at
-
-
-#: What follows the value of a keyword argument: another argument, or the end of the call.
-_AFTER_VALUE = r"(?=\s*(?:,\s*[^\W\d]\w*\s*=|\)\s*(?:[,\]]|\Z)))"
 
 
 def _keyword_value(text: str, at: int, schema: Any) -> tuple[Any, int]:

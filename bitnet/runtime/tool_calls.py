@@ -37,6 +37,9 @@ _NEVER = r"(?!)"
 _CALL_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
+_SPACES = re.compile(r"\s*")
+
+
 @dataclass
 class ToolCall:
     """A call; *arguments* is JSON text, incomplete where the answer was cut short."""
@@ -367,9 +370,6 @@ def _call_of_object(form: CallFormat, call: Any) -> _Call:
     if isinstance(arguments, str):  # JSON in JSON
         arguments, _ = decode(arguments, 0)
     return _Call(name, dump(arguments))
-
-
-_SPACES = re.compile(r"\s*")
 
 
 @lru_cache(maxsize=64)

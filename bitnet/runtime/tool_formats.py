@@ -21,6 +21,10 @@ KEY = "\3"  # of an argument
 TYPE = "\4"  # of an argument's value
 
 
+_FENCES = ("```json", "```tool_code", "```")
+_PARAMETERS = f'{{"name": "{NAME}", "parameters": '
+
+
 @dataclass(frozen=True)
 class Notation:
     """Notation of the arguments of a call.
@@ -108,10 +112,6 @@ class CallRules:
     parallel: bool = True  # several calls are allowed
     shown: Mapping[int, str] = field(default_factory=dict)  # control tokens read as text
     begun: str = ""  # the beginning of the answer's first block, which ends the prompt
-
-
-_FENCES = ("```json", "```tool_code", "```")
-_PARAMETERS = f'{{"name": "{NAME}", "parameters": '
 
 
 def _list(name: str, opening: str, closing: str, **more: Any) -> CallFormat:

@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_FLUSH_BYTES = 16 << 20
+_COPY_BYTES = 1 << 20
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
+_FORGOTTEN_S = 14 * 24 * 3600.0
+_ABANDONED_S = 900.0  # silence after which a process on another machine counts as gone
+
+_BINARY = getattr(os, "O_BINARY", 0)
+
+
 class Ranges:
     """A set of half-open byte ranges, merged and in order."""
 
@@ -70,13 +79,6 @@ class Ranges:
         edges = [0, *(min(edge, size) for part in self._parts for edge in part), size]
         gaps = zip(edges[::2], edges[1::2], strict=True)
         return [(start, stop) for start, stop in gaps if start < stop]
-
-
-_FLUSH_BYTES = 16 << 20
-_COPY_BYTES = 1 << 20
-_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
-_FORGOTTEN_S = 14 * 24 * 3600.0
-_ABANDONED_S = 900.0  # silence after which a process on another machine counts as gone
 
 
 @dataclass(frozen=True)
@@ -441,6 +443,3 @@ def _strip_secrets(url: str) -> str:
 def _unlink(path: Path) -> None:
     with suppress(OSError):
         remove(path)
-
-
-_BINARY = getattr(os, "O_BINARY", 0)

@@ -30,6 +30,18 @@ MAX_CHARS = 16 << 20  # of the text that a template renders
 TEXT, REFUSED, INVALID, FAILED, STOPPED = b"TRIFS"
 
 
+# Names of Jinja, and of Python's objects, from which programs leave a sandbox. The others begin
+# with an underscore.
+_GLOBALS = frozenset({"cycler", "joiner", "lipsum", "self"})
+_INTERNALS = frozenset(
+    {
+        *("mro", "func_globals", "func_code", "func_closure", "im_func", "im_self", "im_class"),
+        *("gi_frame", "gi_code", "cr_frame", "cr_code", "ag_frame", "ag_code"),
+        *("f_globals", "f_locals", "f_builtins", "f_back", "tb_frame", "tb_next"),
+    }
+)
+
+
 class Refusal(Exception):
     """The template called ``raise_exception``."""
 
@@ -81,18 +93,6 @@ def _sandbox() -> ImmutableSandboxedEnvironment:
 @functools.lru_cache(maxsize=8)
 def _compile(source: str) -> Template:
     return _sandbox().from_string(source)
-
-
-# Names of Jinja, and of Python's objects, from which programs leave a sandbox. The others begin
-# with an underscore.
-_GLOBALS = frozenset({"cycler", "joiner", "lipsum", "self"})
-_INTERNALS = frozenset(
-    {
-        *("mro", "func_globals", "func_code", "func_closure", "im_func", "im_self", "im_class"),
-        *("gi_frame", "gi_code", "cr_frame", "cr_code", "ag_frame", "ag_code"),
-        *("f_globals", "f_locals", "f_builtins", "f_back", "tb_frame", "tb_next"),
-    }
-)
 
 
 def reach(source: str) -> list[str]:

@@ -26,6 +26,17 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
 
+_OPTIONS = (
+    *("byte_level", "byte_fallback", "fuse_unknown", "ignore_merges", "add_space_prefix"),
+    *("remove_extra_whitespaces", "continuing_prefix", "max_chars_per_word", "unknown_text"),
+    *("unknown_id", "bos_id", "eos_id", "chat_template"),
+)
+_UNCERTAIN = frozenset({
+    "normalizer", "pre_tokenizer", "decoder", "unknown_id", "bos_id", "eos_id", "chat_template",
+    "stop_ids", "fuse_unknown", "ignore_merges",  # most vocabularies give these two nothing to do
+})  # fmt: skip
+
+
 @dataclass(frozen=True)
 class TokenizerDifference:
     """One part in which two specifications differ."""
@@ -147,17 +158,6 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
         both = " / ".join(text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
         parts.append(TokenizerDifference(name, both, certain=name not in _UNCERTAIN))
     return parts
-
-
-_OPTIONS = (
-    *("byte_level", "byte_fallback", "fuse_unknown", "ignore_merges", "add_space_prefix"),
-    *("remove_extra_whitespaces", "continuing_prefix", "max_chars_per_word", "unknown_text"),
-    *("unknown_id", "bos_id", "eos_id", "chat_template"),
-)
-_UNCERTAIN = frozenset({
-    "normalizer", "pre_tokenizer", "decoder", "unknown_id", "bos_id", "eos_id", "chat_template",
-    "stop_ids", "fuse_unknown", "ignore_merges",  # most vocabularies give these two nothing to do
-})  # fmt: skip
 
 
 def _values(spec: TokenizerSpec) -> dict[str, Any]:

@@ -29,6 +29,16 @@ _REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's number parser accepts a sign
 
 
+# English contractions and punctuation split by BERT's tokenizer, joined again.
+_CLEANUP = (
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
+    (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
+)  # fmt: skip
+
+# transformers' ``clean_up_tokenization``, which lacks one of them.
+_CLEANUP_OF_TEXTS = tuple(pair for pair in _CLEANUP if pair[0] != " do not")
+
+
 class _Chain:
     """One decoding: text of ids (``piece``), what becomes certain with one (``take``), the rest."""
 
@@ -359,17 +369,6 @@ class _Metaspace(DecodingStep):
         if self.options.get("prepend_scheme") == "never":
             return self.inside(text)
         return self.inside(text, "")
-
-
-# English contractions and punctuation split by BERT's tokenizer, joined again.
-_CLEANUP = (
-    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
-    (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
-)  # fmt: skip
-
-
-# transformers' ``clean_up_tokenization``, which lacks one of them.
-_CLEANUP_OF_TEXTS = tuple(pair for pair in _CLEANUP if pair[0] != " do not")
 
 
 def clean_up(text: str) -> str:

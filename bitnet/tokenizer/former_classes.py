@@ -19,6 +19,10 @@ _OLD = 46
 _NEW = 57
 
 
+_END = "<|endoftext|>"
+_THREE = ("bos_token", "eos_token", "unk_token")
+
+
 @dataclass(frozen=True)
 class FormerClass:
     """Additions of a class to the ``tokenizer.json`` of a folder."""
@@ -52,8 +56,6 @@ def _all(text: str, *roles: str) -> dict[str, str]:
     return dict.fromkeys(roles, text)
 
 
-_END = "<|endoftext|>"
-_THREE = ("bos_token", "eos_token", "unk_token")
 #: Rules by the name of the class, without the suffix ``Fast``.
 FORMER_CLASSES = {
     "LlamaTokenizer": FormerClass(

@@ -41,6 +41,17 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 
 
+_HINT = (
+    "install the compiled module of this program (a wheel, or a C++ compiler), or name another"
+    " tokenizer with --tokenizer FILE"
+)
+# What never takes a step back: only the last part of an alternative is repeated.
+_PART = r"(?:[^\\\[\](){}|*+?^$.]|\\[a-zA-Z](?:\{\w+\})?|\[[^\[\]\\]*\])"
+_FORWARD = re.compile(rf"{_PART}+[+*]?(?:\|{_PART}+[+*]?)*")
+# Expressions of ours that take the library quadratic time.
+_SLOW = ("afmoe", "tiny_aya", "cohere2moe", "deepseek-llm", "superbpe")
+
+
 def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str, Any]:
     """*spec* as a ``tokenizer.json``.
 
@@ -190,16 +201,6 @@ def _model(spec: TokenizerSpec) -> dict[str, Any]:
 
 
 logger = logging.getLogger(__name__)
-
-_HINT = (
-    "install the compiled module of this program (a wheel, or a C++ compiler), or name another"
-    " tokenizer with --tokenizer FILE"
-)
-# What never takes a step back: only the last part of an alternative is repeated.
-_PART = r"(?:[^\\\[\](){}|*+?^$.]|\\[a-zA-Z](?:\{\w+\})?|\[[^\[\]\\]*\])"
-_FORWARD = re.compile(rf"{_PART}+[+*]?(?:\|{_PART}+[+*]?)*")
-# Expressions of ours that take the library quadratic time.
-_SLOW = ("afmoe", "tiny_aya", "cohere2moe", "deepseek-llm", "superbpe")
 
 
 @contextmanager

@@ -17,6 +17,31 @@ SPACE_SYMBOL = "\u2581"  # spells a space in SentencePiece vocabularies
 BYTE_NAMES = {f"<0x{byte:02X}>": byte for byte in range(256)}  # tokens of single bytes there
 
 
+ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+
+# Printable bytes stand for themselves, others start at U+0100.
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_TO_CHARACTER = [
+    chr(byte if byte in _PRINTABLE else 0x100 + _OTHERS.index(byte)) for byte in range(256)
+]
+_LETTERS = {ord(character): byte for byte, character in enumerate(BYTE_TO_CHARACTER)}
+# Latin-1 characters outside of the alphabet must not pass for a byte.
+_SHIFT = {code: 0xFFFD for code in range(256) if code not in _LETTERS} | _LETTERS
+_UNSHIFT = {byte: code for code, byte in _LETTERS.items()}
+
+END_OF_GENERATION = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
+    "<｜end▁of▁sentence｜>", "[e~[",
+    "<|eot|>", "<|eom|>",  # LLaMA-4
+    # Fill-in-the-middle models end with a marker of the next file or padding.
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>",
+    "<reponame>", "<|file_sep|>",
+})  # fmt: skip
+
+
 class TokenType(IntEnum):
     """Types of tokens, numbered as in GGUF files and SentencePiece models."""
 
@@ -43,9 +68,6 @@ class AddedToken:
     rstrip: bool = False  # the match includes white space to the right
     single_word: bool = False  # matches only between word borders
     normalized: bool = False  # matched in the normalized text between the tokens found in raw text
-
-
-ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
 
 def parse_added_token(id: int, entry: dict[str, Any]) -> AddedToken:
@@ -177,18 +199,6 @@ class TokenizerSpec:
         return PLAIN_DECODING
 
 
-# Printable bytes stand for themselves, others start at U+0100.
-_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-BYTE_TO_CHARACTER = [
-    chr(byte if byte in _PRINTABLE else 0x100 + _OTHERS.index(byte)) for byte in range(256)
-]
-_LETTERS = {ord(character): byte for byte, character in enumerate(BYTE_TO_CHARACTER)}
-# Latin-1 characters outside of the alphabet must not pass for a byte.
-_SHIFT = {code: 0xFFFD for code in range(256) if code not in _LETTERS} | _LETTERS
-_UNSHIFT = {byte: code for code, byte in _LETTERS.items()}
-
-
 def spell_bytes(text: str) -> bytes | None:
     """Bytes of a byte-level token, ``None`` if a character is not in the alphabet."""
     try:
@@ -200,18 +210,6 @@ def spell_bytes(text: str) -> bytes | None:
 def byte_spelling(data: bytes) -> str:
     """*data* in the spelling of a byte-level vocabulary."""
     return data.decode("latin-1").translate(_UNSHIFT)
-
-
-END_OF_GENERATION = frozenset({
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
-    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
-    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
-    "<｜end▁of▁sentence｜>", "[e~[",
-    "<|eot|>", "<|eom|>",  # LLaMA-4
-    # Fill-in-the-middle models end with a marker of the next file or padding.
-    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>",
-    "<reponame>", "<|file_sep|>",
-})  # fmt: skip
 
 
 def stop_ids(special: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:

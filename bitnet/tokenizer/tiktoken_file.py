@@ -30,6 +30,18 @@ RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 _NO_BYTES = b"="  # how Whisper's file writes its last token, which is empty
 
 
+_VERSIONS = ("v1", "v2", "v3", "v7", "v11", "v13", "v15")
+_NAMED = ("v1", "v2", "v3", "v7")  # versions whose files may leave out the special tokens
+_USUAL = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
+    *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    "[TOOL_CONTENT]",
+)
+# Hidden special tokens end a character whose bytes are incomplete.
+_DECODER = (Step("Bytes", {"respell": False, "apart": True}),)
+
+
 @cache
 def _read_published() -> dict[str, dict[str, Any]]:
     """The published rank files by the hash of their ranks, with special tokens by id."""
@@ -129,18 +141,6 @@ def _ranks(data: bytes, path: Path) -> dict[int, bytes]:
             expected = "expected a token in base64 and its rank"
             raise damage_error(f"{path}, line {number}: {expected}, found {line[:40]!r}") from None
     return tokens
-
-
-_VERSIONS = ("v1", "v2", "v3", "v7", "v11", "v13", "v15")
-_NAMED = ("v1", "v2", "v3", "v7")  # versions whose files may leave out the special tokens
-_USUAL = (
-    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
-    *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
-    "[TOOL_CONTENT]",
-)
-# Hidden special tokens end a character whose bytes are incomplete.
-_DECODER = (Step("Bytes", {"respell": False, "apart": True}),)
 
 
 def is_tekken(document: object) -> bool:

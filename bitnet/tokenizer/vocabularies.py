@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+# Fields of a specification whose values are not hashed: they are long, or have no effect.
+_LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
+_ASIDE = frozenset({"source", "document", "fingerprint"})
+
+
 @dataclass(frozen=True)
 class PreTokenizer:
     """Properties implied by a ``pre`` name, besides the vocabulary itself."""
@@ -127,9 +132,6 @@ KNOWN = tuple(
     KnownVocabulary(**row | {"also": frozenset(row.get("also", ()))})
     for row in json.loads(Path(__file__).with_name("known_vocabularies.json").read_text("utf-8"))
 )
-# Fields of a specification whose values are not hashed: they are long, or have no effect.
-_LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
-_ASIDE = frozenset({"source", "document", "fingerprint"})
 _BY_KEY = {vocabulary.key: vocabulary for vocabulary in KNOWN if vocabulary.key}
 _BY_MERGES = {
     (vocabulary.n_merges, vocabulary.merges_key): vocabulary

@@ -47,6 +47,10 @@ _OF_TOKENIZER = (
 )
 
 
+_DIGITS = 8  # hexadecimal, of a row's digest: 32 bits
+_NAMED = 4  # items
+
+
 def key_in(name: str, *path: str | int) -> str:
     """Key of the value at *path* in the JSON file *name*; no two values of files share one."""
     return name + json.dumps(path, separators=(",", ":"))
@@ -281,10 +285,6 @@ class Grid:
         if len(rows) == 1 or len(columns) == 1:
             return f"{'item' if len(named) == 1 else f'{len(named):,} items'}: {text}"
         return f"items in {len(rows):,} rows and {len(columns):,} columns of {side:,}: among {text}"
-
-
-_DIGITS = 8  # hexadecimal, of a row's digest: 32 bits
-_NAMED = 4  # items
 
 
 def _unequal(before: tuple[str, ...], now: tuple[str, ...]) -> list[int]:

@@ -35,6 +35,10 @@ POSITIONS = 12
 TOLERANCE = {"reference": 1e-3, "native": 0.25}
 
 
+TOKENS = 48
+FLATTEST = 1e-3  # spread of the logits of one position; in working models it is 10 and more
+
+
 def ids_for(tokenizer: Tokenizer | None, vocab_size: int, limit: int) -> list[int]:
     """At most *limit* ids of an English text; without a tokenizer the first of the vocabulary."""
     if tokenizer is None:
@@ -88,10 +92,6 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
             [int(id), round(float(row[id]), 6)] for id, row in zip(best, rows, strict=True)
         ]
     return trace
-
-
-TOKENS = 48
-FLATTEST = 1e-3  # spread of the logits of one position; in working models it is 10 and more
 
 
 def _finding(severity: Severity, text: str, hint: str = "") -> Finding:

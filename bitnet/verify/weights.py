@@ -42,16 +42,6 @@ MOST_ZEROS = 0.98  # of ternary weights; trained ones have 30 to 60 %
 MOST_ONE_SIGN = 0.9  # of the weights that are not zero; trained ones have 50 %
 
 
-def _wrong(text: str) -> Finding:
-    """The finding that a tensor cannot be right."""
-    return Finding("failed", "weights", text)
-
-
-def _unusual(text: str) -> Finding:
-    """The finding that a tensor is unlikely to be right."""
-    return Finding("warning", "weights", text)
-
-
 # Scales of each block: their offset, their type, and True if quantizers write negative ones. Block
 # layouts of ggml (ggml-common.h); minima (``m``) may have either sign, steps (``d``) only where the
 # quantizer takes the extreme value with its sign.
@@ -68,6 +58,43 @@ _SCALES: dict[str, tuple[tuple[int, str, bool], ...]] = {
 }
 _FLOATS = {"F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80), "F32": ("<u4", 0x7F800000)}
 _ALL_ZERO_CODES = 0x55  # a byte of four I2_S codes for 0
+
+MATRIX = (1 / 16, 8.0)
+NORM = (1 / 50, 50.0)
+LARGEST_ROW = 20.0
+MOST_NEGATIVE = 0.5
+LARGEST_OF_NORM = 500.0
+FEWEST_LAYERS = 4
+SAMPLE = 1 << 19  # weights of a tensor that are decoded, in whole rows
+CHUNK = 256
+KEY = 16  # bytes of a row or chunk that are sorted first
+# From config.json of released models, by prefix of the architecture's name.
+RELEASED: dict[str, dict[str, frozenset[float]]] = {
+    "rope.freq_base": {
+        "llama": frozenset({1e4, 1e5, 1.3e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7}),
+        "bitnet": frozenset({1e4, 5e5}),
+        "gemma": frozenset({1e4, 1e6}),
+        "phi3": frozenset({1e4, 2.5e5}),
+        "qwen": frozenset({1e4, 1e6, 5e6, 1e7}),
+    },
+    "attention.layer_norm_rms_epsilon": {
+        "llama": frozenset({1e-5, 1e-6}),
+        "bitnet": frozenset({1e-5, 1e-6}),
+        "gemma": frozenset({1e-6}),
+        "phi3": frozenset({1e-5}),
+        "qwen": frozenset({1e-5, 1e-6}),
+    },
+}
+
+
+def _wrong(text: str) -> Finding:
+    """The finding that a tensor cannot be right."""
+    return Finding("failed", "weights", text)
+
+
+def _unusual(text: str) -> Finding:
+    """The finding that a tensor is unlikely to be right."""
+    return Finding("warning", "weights", text)
 
 
 def weight_anomalies(weight: Weight) -> list[Finding]:
@@ -187,34 +214,6 @@ def _zero_rows(weight: Weight, used: NDArray[np.bool_] | np.bool_) -> list[Findi
     if weight.name == "token_embd.weight":  # tokens that no text used; common and harmless
         return []
     return [_unusual(f"{weight.name}: {rows:,} of {used.size:,} rows are zero")]
-
-
-MATRIX = (1 / 16, 8.0)
-NORM = (1 / 50, 50.0)
-LARGEST_ROW = 20.0
-MOST_NEGATIVE = 0.5
-LARGEST_OF_NORM = 500.0
-FEWEST_LAYERS = 4
-SAMPLE = 1 << 19  # weights of a tensor that are decoded, in whole rows
-CHUNK = 256
-KEY = 16  # bytes of a row or chunk that are sorted first
-# From config.json of released models, by prefix of the architecture's name.
-RELEASED: dict[str, dict[str, frozenset[float]]] = {
-    "rope.freq_base": {
-        "llama": frozenset({1e4, 1e5, 1.3e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7}),
-        "bitnet": frozenset({1e4, 5e5}),
-        "gemma": frozenset({1e4, 1e6}),
-        "phi3": frozenset({1e4, 2.5e5}),
-        "qwen": frozenset({1e4, 1e6, 5e6, 1e7}),
-    },
-    "attention.layer_norm_rms_epsilon": {
-        "llama": frozenset({1e-5, 1e-6}),
-        "bitnet": frozenset({1e-5, 1e-6}),
-        "gemma": frozenset({1e-6}),
-        "phi3": frozenset({1e-5}),
-        "qwen": frozenset({1e-5, 1e-6}),
-    },
-}
 
 
 def settings_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:

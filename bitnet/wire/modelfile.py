@@ -22,6 +22,34 @@ _ROLES = ("system", "user", "assistant")
 _IDLE = ("LICENSE", "PARSER", "RENDERER", "REQUIRES")
 
 
+_PAIRS = ("PARAMETER", "MESSAGE")  # commands whose value is a name and a value
+
+#: Names of llama.cpp's options that are those of a preset.
+_OF_LLAMA_CPP = {
+    "m": "model", "model": "model", "hf-repo": "model", "hf": "model", "c": "context",
+    "ctx-size": "context", "sys": "system", "system-prompt": "system", "lora": "lora",
+    "chat-template-file": "chat_template", "n": "max_tokens", "n-predict": "max_tokens",
+    "predict": "max_tokens", "temp": "temperature", "temperature": "temperature",
+    "top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "typical": "typical_p",
+    "typical-p": "typical_p", "top-nsigma": "top_n_sigma", "top-n-sigma": "top_n_sigma",
+    "xtc-probability": "xtc_probability", "xtc-threshold": "xtc_threshold",
+    "dynatemp-range": "dynatemp_range", "dynatemp-exp": "dynatemp_exponent",
+    "repeat-last-n": "repeat_last_n", "repeat-penalty": "repetition_penalty",
+    "presence-penalty": "presence_penalty", "frequency-penalty": "frequency_penalty",
+    "dry-multiplier": "dry_multiplier", "dry-base": "dry_base",
+    "dry-allowed-length": "dry_allowed_length", "dry-penalty-last-n": "dry_penalty_last_n",
+    "mirostat": "mirostat", "mirostat-lr": "mirostat_eta", "mirostat-ent": "mirostat_tau",
+    "s": "seed", "seed": "seed", "samplers": "samplers", "reasoning-budget": "thinking_budget",
+}  # fmt: skip
+#: Options for running a model, which it does by itself here, or that choose how it is loaded.
+_RUNNING_OF_LLAMA_CPP = {
+    "ngl", "gpu-layers", "n-gpu-layers", "t", "threads", "b", "batch-size", "ub", "ubatch-size",
+    "fa", "flash-attn", "mlock", "mmap", "no-mmap", "load-on-startup", "stop-timeout", "jinja",
+    "np", "parallel", "version",
+}  # fmt: skip
+_EVERY = "*"  # name of the section whose options every model has
+
+
 def read_modelfile(text: str, name: str) -> tuple[Preset, list[str]]:
     """The preset *name* of the Modelfile *text*, and what in it has no effect here.
 
@@ -97,9 +125,6 @@ def _commands(text: str) -> Iterator[tuple[int, str, str]]:
         yield number, command, head + rest.partition(_BLOCK)[0]
 
 
-_PAIRS = ("PARAMETER", "MESSAGE")  # commands whose value is a name and a value
-
-
 def _unquote(text: str) -> str:
     is_quoted = len(text) > 1 and text[0] == text[-1] == '"'
     return text[1:-1] if is_quoted else text
@@ -146,32 +171,6 @@ def _number(name: str, text: str, *, whole: bool) -> float:
 
 def _error(number: int, reason: str, *, hint: str = "") -> UsageError:
     return UsageError(f"Modelfile, line {number:,}: {reason}", hint=hint)
-
-
-#: Names of llama.cpp's options that are those of a preset.
-_OF_LLAMA_CPP = {
-    "m": "model", "model": "model", "hf-repo": "model", "hf": "model", "c": "context",
-    "ctx-size": "context", "sys": "system", "system-prompt": "system", "lora": "lora",
-    "chat-template-file": "chat_template", "n": "max_tokens", "n-predict": "max_tokens",
-    "predict": "max_tokens", "temp": "temperature", "temperature": "temperature",
-    "top-k": "top_k", "top-p": "top_p", "min-p": "min_p", "typical": "typical_p",
-    "typical-p": "typical_p", "top-nsigma": "top_n_sigma", "top-n-sigma": "top_n_sigma",
-    "xtc-probability": "xtc_probability", "xtc-threshold": "xtc_threshold",
-    "dynatemp-range": "dynatemp_range", "dynatemp-exp": "dynatemp_exponent",
-    "repeat-last-n": "repeat_last_n", "repeat-penalty": "repetition_penalty",
-    "presence-penalty": "presence_penalty", "frequency-penalty": "frequency_penalty",
-    "dry-multiplier": "dry_multiplier", "dry-base": "dry_base",
-    "dry-allowed-length": "dry_allowed_length", "dry-penalty-last-n": "dry_penalty_last_n",
-    "mirostat": "mirostat", "mirostat-lr": "mirostat_eta", "mirostat-ent": "mirostat_tau",
-    "s": "seed", "seed": "seed", "samplers": "samplers", "reasoning-budget": "thinking_budget",
-}  # fmt: skip
-#: Options for running a model, which it does by itself here, or that choose how it is loaded.
-_RUNNING_OF_LLAMA_CPP = {
-    "ngl", "gpu-layers", "n-gpu-layers", "t", "threads", "b", "batch-size", "ub", "ubatch-size",
-    "fa", "flash-attn", "mlock", "mmap", "no-mmap", "load-on-startup", "stop-timeout", "jinja",
-    "np", "parallel", "version",
-}  # fmt: skip
-_EVERY = "*"  # name of the section whose options every model has
 
 
 def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:

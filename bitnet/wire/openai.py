@@ -88,6 +88,13 @@ IDLE: dict[str, Schema] = mark_ignored(
 )  # fmt: skip
 
 
+#: What describes a schema. It is followed strictly in any case.
+_DESCRIBED = ("schema", "name", "description", "strict")
+
+#: Form of streams: events with a last word.
+STREAM = "openai"
+
+
 def chat_requests(
     body: Body, default: Request | None = None, model: Served = None
 ) -> list[Request]:
@@ -236,10 +243,6 @@ def schema_of(form: Any, field: str = "response_format") -> dict[str, Any] | Non
     raise UsageError(f"{field} is none of text, json_object and json_schema", field=field)
 
 
-#: What describes a schema. It is followed strictly in any case.
-_DESCRIBED = ("schema", "name", "description", "strict")
-
-
 def _schema_in(holder: Any, field: str) -> dict[str, Any]:
     schema = holder.get("schema") if isinstance(holder, dict) else None
     if isinstance(schema, dict):
@@ -257,10 +260,6 @@ def _check_names(form: Any, names: Iterable[str], field: str) -> None:
 
 
 # --- replies -------------------------------------------------------------------------------------
-
-
-#: Form of streams: events with a last word.
-STREAM = "openai"
 
 
 def chat_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:

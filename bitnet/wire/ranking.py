@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 _DOCUMENT = optional(TEXT, {"type": "object", "properties": {"text": TEXT}, "required": ["text"]})
 
 
+_RANK_FIELDS = {
+    "query": TEXT | {"description": "text that the documents are to answer"},
+    "documents": {
+        "type": "array", "items": _DOCUMENT, "description": "texts, or objects with a text",
+    },
+    "texts": TEXTS
+    | {"description": "documents in the form of text-embeddings-inference, whose reply is a list"},
+    "model": TEXT,
+    "top_n": {"type": "integer", "minimum": 1, "description": "number of results; default: all"},
+    "return_documents": FLAG | {"description": "results have the documents"},
+    "return_text": FLAG | {"description": "the same for texts"},
+    **mark_ignored(user=TEXT),
+}  # fmt: skip
+
+
 def rank_requests(
     body: Body, _: Request | None = None, model: LanguageModel | None = None
 ) -> list[Request]:
@@ -102,19 +117,6 @@ def _score_of(answer: Answer) -> float:
     return relevance(answer.sequence)
 
 
-_RANK_FIELDS = {
-    "query": TEXT | {"description": "text that the documents are to answer"},
-    "documents": {
-        "type": "array", "items": _DOCUMENT, "description": "texts, or objects with a text",
-    },
-    "texts": TEXTS
-    | {"description": "documents in the form of text-embeddings-inference, whose reply is a list"},
-    "model": TEXT,
-    "top_n": {"type": "integer", "minimum": 1, "description": "number of results; default: all"},
-    "return_documents": FLAG | {"description": "results have the documents"},
-    "return_text": FLAG | {"description": "the same for texts"},
-    **mark_ignored(user=TEXT),
-}  # fmt: skip
 RERANK = Form(
     "RerankRequest", _RANK_FIELDS, required=("query",),
     tag="Jina and Cohere", summary="Documents by how well they answer a query",

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from bitnet.wire.forms import Body, Events, Pieces
 
 
+DETOKENIZE = Form(
+    "DetokenizeRequest",
+    {"tokens": {"type": "array", "items": TOKEN_ID}, "model": TEXT},
+    required=("tokens",), tag="worker", summary="The text of ids",
+    compute=lambda body, model: {"content": model.tokenizer.decode(body["tokens"])},
+)  # fmt: skip
+
+
 def tokenize(body: Body, model: LanguageModel) -> dict[str, Any]:
     """Ids of ``content``, alone or with their pieces, as llama.cpp's server has them."""
     ids = model.tokenizer.encode(
@@ -80,10 +88,4 @@ TOKENIZE = Form(
         "with_pieces": FLAG | {"description": "each id with its text"},
     },
     required=("content",), compute=tokenize, tag="worker", summary="The ids of a text",
-)  # fmt: skip
-DETOKENIZE = Form(
-    "DetokenizeRequest",
-    {"tokens": {"type": "array", "items": TOKEN_ID}, "model": TEXT},
-    required=("tokens",), tag="worker", summary="The text of ids",
-    compute=lambda body, model: {"content": model.tokenizer.decode(body["tokens"])},
 )  # fmt: skip

@@ -50,6 +50,27 @@ SLICE_BYTES = 32 << 20  # of the head that are in memory beside the copy
 SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
 
 
+TILE_ROWS = 16
+BLOCK = 64  # columns
+_BLOCK_BYTES = TILE_ROWS * BLOCK * 5 // 8
+_MIDDLE = 15.5  # of the codes 0 .. 31
+_FINER = 32  # how much finer the second codes of block 0 are
+_GROUP = 4  # blocks whose sixth bits lie together
+
+FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
+_TILES = 4  # that are compared with the head
+_SMALLEST_NORM = 1e-17
+_LARGEST_NORM = 1e15  # norm_up and kHeadLimit of the compiled module
+
+# <cache>/exact-heads/<fingerprint>.copy: eight letters, a version and a digest of the rest. The
+# fingerprint is a digest of every byte of the head, so a changed model never uses another's copy.
+_MAGIC = b"BNXHEAD\0"
+_VERSION = 3
+_HEADER = struct.Struct("<8sQ32s16x")
+_PIECE_BYTES = 8 << 20  # read or hashed at once by one thread
+_THREADS = min(4, os.cpu_count() or 1)
+
+
 class HeadCopy:
     """The copy of an output head, and its rows."""
 
@@ -214,14 +235,6 @@ def _columns(
     return order, factors[order]
 
 
-TILE_ROWS = 16
-BLOCK = 64  # columns
-_BLOCK_BYTES = TILE_ROWS * BLOCK * 5 // 8
-_MIDDLE = 15.5  # of the codes 0 .. 31
-_FINER = 32  # how much finer the second codes of block 0 are
-_GROUP = 4  # blocks whose sixth bits lie together
-
-
 def unpack_copy(
     arrays: Mapping[str, NDArray[Any]], rows: int, *, sixth: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -273,12 +286,6 @@ def _sixth_bits(
     bits = (octets >> np.arange(8)[:, None] & 1).astype(np.uint8)  # (rows, blocks, bit, byte)
     norms: NDArray[np.float64] = lines[:, 4 : 4 + blocks] * unit
     return bits.reshape(rows, blocks, BLOCK), norms
-
-
-FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
-_TILES = 4  # that are compared with the head
-_SMALLEST_NORM = 1e-17
-_LARGEST_NORM = 1e15  # norm_up and kHeadLimit of the compiled module
 
 
 def sample_tiles(rows: int) -> list[int]:
@@ -341,14 +348,6 @@ def _of_rows(ops: NativeOps, matrix: Matrix, arrays: Mapping[str, NDArray[Any]],
 
 
 # --- copies in the cache -------------------------------------------------------------------------
-
-# <cache>/exact-heads/<fingerprint>.copy: eight letters, a version and a digest of the rest. The
-# fingerprint is a digest of every byte of the head, so a changed model never uses another's copy.
-_MAGIC = b"BNXHEAD\0"
-_VERSION = 3
-_HEADER = struct.Struct("<8sQ32s16x")
-_PIECE_BYTES = 8 << 20  # read or hashed at once by one thread
-_THREADS = min(4, os.cpu_count() or 1)
 
 
 def content_digest(content: NDArray[np.uint8], out: NDArray[np.uint8] | None = None) -> bytes:

@@ -28,6 +28,13 @@ HeadMode = Literal["off", "on", "auto"]
 MOST_AT_ONCE = 8  # positions above which computing the whole head costs no more
 
 
+# Cost of a byte relative to reading the interleaved head from memory.
+FROM_FILE = 2.0  # the whole head, read from the file
+ROWS = 10.0  # single rows of it
+SIXTH = 4.0  # sixth bits of single rows
+PASSES = 64  # recent passes that decide
+
+
 class Head:
     """The output head of a model, exact in any mode: the same tokens by whichever logits."""
 
@@ -167,13 +174,6 @@ def _is_exact(checkpoint: Checkpoint, config: ModelConfig, ops: Ops, mode: HeadM
     if mode == "on" and reason:
         raise refusal(checkpoint.path.name, reason)
     return mode == "on" or (not reason and saves_time(ops, weight))
-
-
-# Cost of a byte relative to reading the interleaved head from memory.
-FROM_FILE = 2.0  # the whole head, read from the file
-ROWS = 10.0  # single rows of it
-SIXTH = 4.0  # sixth bits of single rows
-PASSES = 64  # recent passes that decide
 
 
 class Costs:
