@@ -129,6 +129,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[st
     """Metrics in both reports, with a ratio above one if it is better: speeds, load and memory."""
 
     def metrics(report: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+        # A report is a file: the divisions fail if an entry is not a number.
         for result in report["results"]:
             yield (
                 f"{result['test']} @{result['threads']} tok/s",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from bitnet.kernels.program import weight_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -30,7 +32,7 @@ class Embed:
     """``out = table[tokens] * scale``."""
 
     out: Register
-    table: str
+    table: str = weight_name()
     scale: float
 
     def run(self, on: Pass) -> None:
@@ -48,7 +50,7 @@ class Lookup:
     """
 
     out: Register
-    table: str
+    table: str = weight_name()
     by: Literal["position", "text"]
     rows: int
 
@@ -124,11 +126,11 @@ class Norm:
 
     out: Register
     x: Register
-    weight: str
+    weight: str = weight_name()
     eps: float
     parts: int = 1
     width: int = 0
-    bias: str = ""
+    bias: str = weight_name("")
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
@@ -147,8 +149,8 @@ class Linear:
 
     outs: tuple[Register, ...]
     x: Register
-    weights: tuple[str, ...]
-    biases: tuple[str, ...]
+    weights: tuple[str, ...] = weight_name()
+    biases: tuple[str, ...] = weight_name()
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
@@ -287,7 +289,7 @@ class Attend:
     scale: float
     softcap: float
     causal: bool = True
-    sinks: str = ""
+    sinks: str = weight_name("")
     slopes: NDArray[np.float32] | None = field(default=None, compare=False)
 
     def run(self, on: Pass) -> None:
@@ -423,7 +425,7 @@ class Scale:
 
     out: Register
     x: Register
-    weight: str
+    weight: str = weight_name()
 
     def run(self, on: Pass) -> None:
         on.registers[self.out] = on.registers[self.x] * on.weights[self.weight]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.kernels.instructions import sigmoid, silu, softmax
+from bitnet.kernels.program import weight_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,8 +34,8 @@ class Convolve:
 
     out: Register
     x: Register
-    weight: str
-    bias: str
+    weight: str = weight_name()
+    bias: str = weight_name()
     cache: int
     silu: bool
 
@@ -72,8 +73,8 @@ class DeltaRule:
     v: Register
     alpha: Register
     beta: Register
-    a: str
-    dt: str
+    a: str = weight_name()
+    dt: str = weight_name()
     cache: int
     key_heads: int
     grouped: bool
@@ -131,9 +132,9 @@ class SelectiveScan:
     b: Register
     c: Register
     dt: Register
-    a: str
-    bias: str
-    skip: str
+    a: str = weight_name()
+    bias: str = weight_name()
+    skip: str = weight_name()
     cache: int
     groups: int
 
@@ -173,7 +174,7 @@ class Route:
     experts: Register
     weights: Register
     logits: Register
-    bias: str
+    bias: str = weight_name()
     routing: Routing
 
     def run(self, on: Pass) -> None:
@@ -229,8 +230,8 @@ class ExpertLinear:
     outs: tuple[Register, ...]
     x: Register
     experts: Register
-    weights: tuple[str, ...]
-    biases: tuple[str, ...]
+    weights: tuple[str, ...] = weight_name()
+    biases: tuple[str, ...] = weight_name()
     apart: bool = False
 
     def run(self, on: Pass) -> None:

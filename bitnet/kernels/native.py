@@ -22,7 +22,16 @@ from bitnet.families.rope import Rope
 from bitnet.kernels.instructions import Join, Rotate, Take
 from bitnet.kernels.kv_cache import page_tables, state_ranges
 from bitnet.kernels.packing import Matrix, experts_stay, multiplies_in_rows, prepare_matrix
-from bitnet.kernels.program import KERNELS, Interpreter, Mark, Ops, Program, Register, by_regime
+from bitnet.kernels.program import (
+    KERNELS,
+    Interpreter,
+    Mark,
+    Ops,
+    Program,
+    Register,
+    by_regime,
+    weight_fields,
+)
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import registry
 
@@ -149,7 +158,10 @@ class NativeOps(Ops):
         return run
 
     def run(self, instruction: Instruction, on: Pass) -> None:
-        """As a graph of its own, which takes all its registers and gives them back."""
+        """Compile *instruction* as a program of its own, and run it.
+
+        The program takes the registers that hold a value and returns all of them, joined.
+        """
         values = vars(instruction)
         pages = [
             segment.cache.pages(len(segment.tokens)) for segment in on.segments if "cache" in values
@@ -257,8 +269,18 @@ class CompiledProgram:
             values |= self._places[values["cache"]]
         if "routing" in values:
             values |= vars(values["routing"])
-        operands = {name: self._operand(value) for name, value in values.items()}
+        names_weights = weight_fields(type(instruction))
+        operands = {
+            name: self._weight(value) if name in names_weights else self._operand(value)
+            for name, value in values.items()
+        }
         self._graph.add(type(instruction).__name__, **operands)
+
+    def _weight(self, name: str | tuple[str, ...]) -> Any:
+        """The prepared weight called *name*, or a list of several; None for an empty name."""
+        if isinstance(name, tuple):
+            return [self._weight(each) for each in name]
+        return self._weights[name] if name else None
 
     def _operand(self, value: Any) -> Any:
         """Operand that C++ reads for the *value* of a field."""
@@ -272,8 +294,8 @@ class CompiledProgram:
                 return [self._operand(item) for item in value]
             case Rope():
                 return self._rotations[value]
-            case str():
-                return self._weights.get(value, value or None)
+            case "":
+                return None
         return value
 
     def run(self, tokens: Sequence[int], pieces: Sequence[tuple[Any, ...]]) -> Array:

@@ -7,9 +7,10 @@ means, in NumPy; a backend multiplies weights, in its own form, and may compile 
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -39,6 +40,9 @@ KERNELS = {
     "SelectiveScan": "selective_scan",
     "Xielu": "gate",
 }
+
+
+_NAMES_WEIGHTS = "names weights"
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,24 @@ class Register(NamedTuple):
     width: int  # numbers in a row
 
 
+def weight_name(*default: str) -> Any:
+    """A field of an instruction that names a weight, or several; ``""`` names none."""
+    if default:
+        return field(default=default[0], metadata={_NAMES_WEIGHTS: True})
+    return field(metadata={_NAMES_WEIGHTS: True})
+
+
+@functools.cache
+def weight_fields(instruction: type) -> frozenset[str]:
+    """Fields of *instruction*'s class that :func:`weight_name` declares."""
+    return frozenset(each.name for each in fields(instruction) if _NAMES_WEIGHTS in each.metadata)
+
+
 def registers_in(instruction: Instruction, *, besides: Collection[str] = ()) -> list[Register]:
     """Different registers in the fields of *instruction*, without those in the fields *besides*."""
     registers: dict[Register, None] = {}
-    for field, value in vars(instruction).items():
-        if field in besides:
+    for name, value in vars(instruction).items():
+        if name in besides:
             continue
         if isinstance(value, Register):
             registers[value] = None

@@ -136,11 +136,12 @@ class Drafter:
         return Foresight(ids, cache, MOST_OF_MODEL)
 
     def draft(self, wanted: dict[Foresight, int]) -> dict[Foresight, list[int]]:
-        """Drafts of at most the *wanted* lengths: one pass for each place in them.
+        """Drafts of at most the *wanted* lengths; every pass adds one token to each of them.
 
         Each view is :attr:`Foresight.is_ready`; those that have more to read than fits a pass have
         no draft yet.
         """
+        # Read what the sequences got since their last drafts.
         room = self._chunk
         segments = dict[Foresight, Segment]()
         for view in wanted:
@@ -150,6 +151,8 @@ class Drafter:
         for view, state in zip(segments, self._run([*segments.values()]), strict=True):
             is_last = self._is_block or view.cache.length == len(view.ids)
             view.state = state if is_last else None
+
+        # Decode greedily, each view until its draft is as long as wanted.
         states = {view: view.state for view in wanted if view.state is not None}
         lengths = {view: view.cache.length for view in states}
         drafts: dict[Foresight, list[int]] = {view: [] for view in states}
@@ -166,8 +169,10 @@ class Drafter:
                 for view, state in states.items()
             ]
             states = dict(zip(states, self._run(ahead), strict=True))
+
+        # Accepted drafts are read again, with what follows them.
         for view, length in lengths.items():
-            view.cache.truncate(length)  # accepted drafts are read again with what follows them
+            view.cache.truncate(length)
         return drafts
 
     def _run(self, segments: list[Segment]) -> list[Array]:
@@ -199,7 +204,9 @@ def check_draft_model(
 def _likeliest(logits: Logits) -> int:
     """The id with the highest of *logits*; with the exact head, of those it has found."""
     candidates = logits.found
-    return int(candidates.ids[candidates.logits.argmax()] if candidates else logits.all().argmax())
+    if candidates is None:
+        return int(logits.all().argmax())
+    return int(candidates.ids[candidates.logits.argmax()])
 
 
 class Pace:
