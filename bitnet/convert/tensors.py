@@ -89,8 +89,9 @@ class Job:
     @property
     def is_copy(self) -> bool:
         """True if the bytes are unchanged."""
-        same = self.target == self.weight.quant
-        return same and self.order is self.columns is None and self.weight.scale == 1.0
+        is_reordered = self.order is not None or self.columns is not None
+        same_type = self.target == self.weight.quant
+        return same_type and not is_reordered and self.weight.scale == 1.0
 
     @property
     def from_ternary(self) -> bool:
@@ -173,9 +174,9 @@ class Job:
         data = weight.data[: weight.quant.size_bytes(weight.shape)].reshape(rows, -1)
         for start in range(0, rows, step):
             part = slice(start, start + step)
-            some = data[part] if self.order is None else data[self.order[part]]
-            shape = (len(some), columns)
-            values = registry.dequantize(replace(weight, shape=shape, data=some.reshape(-1)))
+            packed = data[part] if self.order is None else data[self.order[part]]
+            shape = (len(packed), columns)
+            values = registry.dequantize(replace(weight, shape=shape, data=packed.reshape(-1)))
             yield self._with_columns(values)
 
     def _with_columns(self, values: NDArray[Any]) -> NDArray[Any]:

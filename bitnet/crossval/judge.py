@@ -11,7 +11,7 @@ Engines that round activations to 8 bit (``int8``) differ by that much, so no bo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
@@ -154,11 +154,16 @@ def checks_of(evidence: Evidence) -> dict[str, Callable[[Evidence], Finding]]:
 def judge(evidence: Evidence) -> Verdict:
     """The verdict that follows from *evidence*."""
     by_name = {name: check(evidence) for name, check in checks_of(evidence).items()}
-    if (why := evidence.no_answer) is not None:
-        text, hint = ("the reference did not answer", "") if why.failed else (why.text, why.hint)
-        unjudged = by_name.keys() - {"model"}
-        by_name |= {name: Finding("skipped", name, text, hint) for name in unjudged}
-        by_name = {"reference": why} | by_name | {"reference": why}
+    why = evidence.no_answer
+    if why is not None:
+        skipped = Finding("skipped", "", "the reference did not answer")
+        if not why.failed:
+            skipped = Finding("skipped", "", why.text, why.hint)
+        for name in by_name.keys() - {"model"}:
+            by_name[name] = replace(skipped, subject=name)
+        # The reason comes first, also where "reference" is a planned check.
+        by_name.pop("reference", None)
+        by_name = {"reference": why} | by_name
     findings = tuple(by_name.values())
     tie = near_tie(evidence)
     kinds = {(row.prompt, row.position): kind_of(row, tie) for row in rows_to_judge(evidence)}
@@ -226,9 +231,9 @@ def rows_to_judge(evidence: Evidence) -> Sequence[Row]:
     def distance(row: Row) -> float:
         exact = (row.ours_kl, row.theirs_kl) if evidence.plan.float64 else ()
         divergences = [kl for kl in (row.kl, *exact) if kl is not None]
-        return (
-            max(divergences) if len(divergences) > len(exact) else -1.0
-        )  # what is missing is judged
+        if len(divergences) <= len(exact):
+            return -1.0  # a row that lacks a number comes first, so that it is judged
+        return max(divergences)
 
     return sorted(rows, key=distance)[: (len(rows) + 1) // 2]
 

@@ -51,19 +51,20 @@ def recognises(path: Path) -> bool:
 def read_folder(files: Inventory) -> dict[str, Weight]:
     """All tensors of the model of *files*, by name."""
     tensors: dict[str, Weight] = {}
-    places: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     names, index = _names(files)
     for file in names:
         for name, tensor in read_file(files, file).items():
             if name in tensors:
-                raise damage_error(files.path(file), f"{name} is in {places[name]}, too")
-            tensors[name], places[name] = tensor, file
-    if index is not None and index != places:
-        name = min(index.items() ^ places.items())[0]
+                raise damage_error(files.path(file), f"{name} is in {file_of[name]}, too")
+            tensors[name] = tensor
+            file_of[name] = file
+    if index is not None and index != file_of:
+        name = min(index.items() ^ file_of.items())[0]
         listed = index.get(name, "no file")
-        there = places.get(name, "no file")
+        actual = file_of.get(name, "no file")
         raise damage_error(
-            files.path(INDEX), f"it says that {name} is in {listed}, it is in {there}"
+            files.path(INDEX), f"it says that {name} is in {listed}, it is in {actual}"
         )
     return tensors
 

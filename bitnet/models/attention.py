@@ -168,7 +168,7 @@ def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale:
     mixed = write.attend(q, k, k, cache=cache, kind=mixer.reads, scale=mixer.scale)
     write.select_outputs()
 
-    # The rotary part of what is read is that of keys, which no value has.
+    # Keys stand for values, which have no rotary part: what was mixed of it is dropped.
     values, _ = write.split(mixed, heads * mixer.latent, heads * turning, groups=heads)
     result = write.by_head(values, every, "attn_v_b", heads * mixer.value_dim)  # (T, H V)
     write.mark("kqv_out", result)

@@ -224,6 +224,7 @@ class Sampler:
         best = values.max()
         order = likeliest(values, len(values))
         weights = np.exp(values[order].astype(np.float64) - best)
+        # The sum of all weights is known within two bounds: both must keep as many tokens.
         counts = {
             self._count_kept(weights, total)
             for total in _totals(_weights(values, best), best, candidates)
@@ -317,14 +318,14 @@ class Sampler:
         """Copy of *logits* with the biases, and without suppressed tokens."""
         out = logits.copy()
 
-        def places(ids: Any) -> Any:
+        def indices_of(ids: Any) -> Any:
             return ids if candidates is None else np.searchsorted(candidates.ids, ids)
 
         for token, bias in self.request.logit_bias.items():  # ids of the vocabulary, as was checked
-            out[places(token)] += bias
+            out[indices_of(token)] += bias
         suppressed = self._find_suppressed()
         if suppressed:
-            out[places(np.fromiter(suppressed, dtype=np.intp))] = -math.inf
+            out[indices_of(np.fromiter(suppressed, dtype=np.intp))] = -math.inf
         return out
 
     def _penalize(

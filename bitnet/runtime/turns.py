@@ -287,20 +287,19 @@ def _link_results(turns: Sequence[Turn], *, short: bool) -> list[Turn]:
         if turn.calls:
             calls = []
             for index, call in enumerate(turn.calls):
-                name = _id_of(call.get("id"), f"call{turn.number}.{index}", short=short)
-                calls.append({**call, "id": name})
-                names[name] = call["function"]["name"]
-                open_ids.append(name)
+                call_id = _id_of(call.get("id"), f"call{turn.number}.{index}", short=short)
+                calls.append({**call, "id": call_id})
+                names[call_id] = call["function"]["name"]
+                open_ids.append(call_id)
             linked.append(turn.change(tool_calls=calls))
         elif turn.role == "tool":
-            call_id = turn.message.get("tool_call_id")
-            name = _id_of(
-                call_id, open_ids[0] if open_ids else "call", short=short and bool(call_id)
-            )
-            if name in open_ids:
-                open_ids.remove(name)
-            function = turn.message.get("name") or names.get(name)
-            linked.append(turn.change(tool_call_id=name, name=function))
+            stated = turn.message.get("tool_call_id")
+            oldest = open_ids[0] if open_ids else "call"
+            call_id = _id_of(stated, oldest, short=short and bool(stated))
+            if call_id in open_ids:
+                open_ids.remove(call_id)
+            function = turn.message.get("name") or names.get(call_id)
+            linked.append(turn.change(tool_call_id=call_id, name=function))
         else:
             linked.append(turn)
     return linked

@@ -126,7 +126,7 @@ class Slot:
         return self._digest
 
     def cancel_timer(self) -> None:
-        """It is in use, or about to go."""
+        """Do not unload the model after its time: it is in use, or is being unloaded."""
         if self.timer is not None:
             self.timer.cancel()
         self.timer = self.expires_at = None
@@ -163,7 +163,9 @@ class Slot:
         self._running: dict[Sequence, tuple[Answer, Put]] = {}
         self._stopped = False
         self._ends_at = FOREVER  # ``time.monotonic`` after which every answer ends
-        self._model, self.state, self.used_at = model, "loaded", time.monotonic()
+        self._model = model
+        self.state = "loaded"
+        self.used_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="bitnet-worker", daemon=True)
         self._thread.start()
 

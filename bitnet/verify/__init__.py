@@ -106,7 +106,7 @@ _CHECKS: dict[str, _Method] = {}
 
 
 def _check(name: str) -> Callable[[_Method], _Method]:
-    """A method of :class:`_Examination` is the check *name*."""
+    """Register a method of :class:`_Examination` as the check *name*."""
     return lambda method: _CHECKS.setdefault(name, method)
 
 
@@ -129,13 +129,11 @@ class _Examination:
     pre: str | None = None  # name of the pre-tokenizer
     # a missing tokenizer is a warning, unless BITNET_STRICT_TOKENIZERS=1
     allow_mock: bool = False
-    find_pin: Callable[[Path], Digest | None] = lambda _: (
-        None
-    )  # expected digest of a file, if known
+    # expected digest of a file, if known
+    find_pin: Callable[[Path], Digest | None] = lambda _: None
     against: Attestation | None = None  # every byte must agree with it
-    manifest: FileManifest | None = (
-        None  # every file must agree with it, and no file may be missing
-    )
+    # every file must agree with it, and no file may be missing
+    manifest: FileManifest | None = None
     # files of the model that a lock file names, with its name; each must exist
     named: Mapping[Path, str] = field(default_factory=dict)
     # file that the expectations come from: every other file of the folder must be covered by them,
@@ -186,6 +184,8 @@ class _Examination:
         if gone:
             source = " and ".join(sorted(set(self.named.values())))
             wrong.append(f"{summarize(gone)}: not here any more, {source} names it")
+
+        # The content: as attested, or as that of a model which is known by its content.
         rewritten: list[str] = []  # files whose content is compared, and not their bytes
         if self.against is not None:
             name = self.against.name
@@ -198,6 +198,8 @@ class _Examination:
         elif self.manifest is None and (recognition := recognise(checkpoint)) is not None:
             (wrong if recognition.differences else right).append(recognition.text)
             self.trace = None if recognition.differences else recognition.attestation.trace
+
+        # The bytes of every file, as a manifest lists them.
         if self.manifest is not None:
             manifest = self.manifest
             files = checkpoint.inventory
@@ -206,6 +208,8 @@ class _Examination:
                 wrong.append(summarize(texts))
             else:
                 right.append(f"{manifest.titles} as {manifest.source} says")
+
+        # Files beside the model that nothing vouches for, and that no reader opens.
         texts = right or [UNPINNED]
         unread = unread_files(checkpoint)
         beside: list[str] = []
@@ -218,7 +222,9 @@ class _Examination:
             attested = self.against.unread if self.against is not None else {}
             beside = [*self._find_uncovered(checkpoint.inventory, unread, attested)]
             missing = sorted(attested.keys() - set(unread))
-            texts = [*texts, *([f"not here: {summarize(missing)}"] if missing else [])]
+            if missing:
+                texts = [*texts, f"not here: {summarize(missing)}"]
+
         if wrong:
             return self._report("failed", "; ".join([*wrong, *beside]), HINT)
         if beside:

@@ -76,7 +76,7 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_to_answer(*_: Any) -> Any:
-    """Of a form whose address does not answer so."""
+    """Stand in for a function of a form whose address never calls it."""
     raise AssertionError
 
 
@@ -187,8 +187,10 @@ class Form:
             for setter in self.setters.get(own, ()):
                 if body.get(setter) is not None:
                     return _with_name(error, setter)
-        if own in NAMES and (there := NAMES[own][DIALECTS.index(self.dialect)]):
-            own = there if there in self.fields else f"{self.prefix}{there}"
+        names = NAMES.get(own)
+        own_name = names[DIALECTS.index(self.dialect)] if names else ""
+        if own_name:
+            own = own_name if own_name in self.fields else f"{self.prefix}{own_name}"
         return error if own == error.field else _with_name(error, own)
 
 
