@@ -120,20 +120,20 @@ def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
 
 def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
     area, *inner = path.relative_to(root).parts
-    whole = [path, *(path.with_name(name) for name in companions)]
-    sizes = [file.lstat() for file in whole]
+    files = [path, *(path.with_name(name) for name in companions)]
+    statuses = [file.lstat() for file in files]
     kind = _kind(area, inner)
     wanted = name_of(path) if kind == "partial" else ()
     return Entry(
         kind=kind,
         key=path.stem if kind in ("compiled", "exact-head", "prompt") else _key(area, inner),
         path=path,
-        size_bytes=sum(size.st_size for size in sizes),
-        last_used_s=max(sizes[0].st_atime, sizes[0].st_mtime),
+        size_bytes=sum(status.st_size for status in statuses),
+        last_used_s=max(statuses[0].st_atime, statuses[0].st_mtime),
         owner=next(map(locks.holder_of, filter(locks.is_held, locks_for(path))), ""),
-        companions=tuple(whole[1:]),
-        inode=(sizes[0].st_dev, sizes[0].st_ino),
-        links=sizes[0].st_nlink,
+        companions=tuple(files[1:]),
+        inode=(statuses[0].st_dev, statuses[0].st_ino),
+        links=statuses[0].st_nlink,
         wanted=tuple(wanted),
     )
 

@@ -316,7 +316,7 @@ def _default_of(entry: Any) -> Any:
 
 
 def _fill(group: Any, values: dict[str, Any]) -> Any:
-    """*group* with what is *values* for its fields, which is taken out; *group* if nothing is."""
+    """Move the *values* of *group*'s fields into a copy of it; *group* itself without any."""
     changed = {}
     for entry in fields(group):
         value = getattr(group, entry.name)

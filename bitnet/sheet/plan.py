@@ -164,12 +164,12 @@ class ModelPlan:
     def _memory_parts(self) -> Iterator[str]:
         if (memory := self.memory) is None:
             return
-        token = f"{_size(memory.weights)} of weights ({_size(memory.touched)} read per token)"
+        weights = f"{_size(memory.weights)} of weights ({_size(memory.touched)} read per token)"
         cache = f"{_size(memory.cache)} of cache ({_size(memory.cache_q8)} with --kv-type q8)"
-        yield f"{token}, {cache}, {_size(memory.rest)} of activations and the like"
+        yield f"{weights}, {cache}, {_size(memory.rest)} of activations and the like"
         if memory.experts and memory.least <= (self.machine.free_memory or 0) < memory.total:
             mapped = f"{_size(memory.experts)} of experts stay in the file"
-            yield f"{mapped}, slower, most of all where it is read again"
+            yield f"{mapped}, slower, most of all where they are read again"
 
     def _access(self) -> str:
         if self.local:

@@ -240,6 +240,7 @@ def _finish(fields: _Fields, spec: TokenizerSpec) -> TokenizerSpec:
         if kind not in (CONTROL, USER_DEFINED, UNKNOWN) or not text or text == f"[PAD{id}]":
             continue  # converters fill ids without a token with [PAD9]
         added += _entries(fields, spec, AddedToken(id, text, special=kind != USER_DEFINED))
+
     # A special token that the file names by id counts even if its type is wrong.
     marked = {token.id for token in added}
     types = fields.token_types
@@ -250,13 +251,16 @@ def _finish(fields: _Fields, spec: TokenizerSpec) -> TokenizerSpec:
         text = fields.tokens_at(id)
         if (not types or types[id] == NORMAL) and text[:1] + text[-1:] in ("<>", "[]"):
             added += _entries(fields, spec, AddedToken(id, text))
-    by_text = {token.text: token.id for token in added}
-    eos = spec.eos_id if spec.model != "wordpiece" else None
+
+    # A file that asks for a token around texts has to name it.
     for name, around in (("bos", spec.bos_id), ("eos", spec.eos_id)):
         if around is None and fields.flag(f"add_{name}_token", False):
             absent = f"tokenizer.ggml.{name}_token_id is absent"
             text = f"tokenizer.ggml.add_{name}_token is true, but {absent}, {fields.source}"
             raise damage_error(text)
+
+    by_text = {token.text: token.id for token in added}
+    eos = spec.eos_id if spec.model != "wordpiece" else None  # BERT's separator ends no answer
     return replace(
         spec,
         middle_ids=_middle_ids(fields, spec),
