@@ -121,7 +121,7 @@ def test_a_lock_file_in_the_place_of_ours_is_left_alone(path):
     assert path.read_text() == "another's"
 
 
-def test_the_file_stays(path):
+def test_a_lock_file_stays_after_its_lock(path):
     with hold(path, timeout_s=0):
         pass
     assert path.exists()

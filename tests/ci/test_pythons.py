@@ -28,7 +28,7 @@ def test_each_is_started_as_a_newcomer_would():
     assert f"versions=({' '.join(PROMISED)})" in text(".ci/doors")
 
 
-def test_ci_has_each():
+def test_ci_has_a_job_for_each_python():
     jobs = text(".github/workflows/ci.yml")
     (listed,) = re.findall(r"python-version: \|.*\n((?: +3\.\d+\n)+)", jobs)
     assert by_number(listed.split()) == PROMISED

@@ -93,7 +93,7 @@ def test_the_tab_key_completes(bitnet, place, shell, typed, line):
 
 
 @pytest.mark.needs("fish")
-def test_fish_completes(bitnet, place):
+def test_fish_completes_the_names_of_models(bitnet, place):
     script = script_of("fish", bitnet, place)
     asked = ["fish", "--no-config", "-c", f"source {script}; complete -C 'bitnet serve gem'"]
     done = subprocess.run(asked, cwd=place, capture_output=True, text=True, check=True)

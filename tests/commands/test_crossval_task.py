@@ -91,7 +91,7 @@ def test_it_agrees_with_llama_cpp(run, tmp_path, monkeypatch):
 
 
 @needs_llama_cpp
-def test_tokenizers_alone(run):
+def test_tokenizers_are_compared_without_a_pass(run):
     report = report_of(run("--tokenizer-only", "--json"))
     assert report["verdict"]["status"] == "passed"
     assert report["rows"] == []

@@ -41,7 +41,7 @@ def _namespace(program):
     return module.namespace
 
 
-def test_there_are_some():
+def test_sentences_with_commands_are_found():
     assert len(FOUND) > 60
 
 

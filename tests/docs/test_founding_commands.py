@@ -121,7 +121,7 @@ def test_the_comparison_with_an_engine_takes_its_model_from_the_environment(
     assert "model.gguf (llama)" in done.out
 
 
-def test_gpu_smoke_test(bitnet, tmp_path):
+def test_the_gpu_feature_runs_on_the_cpu_and_says_so(bitnet, tmp_path):
     model = tiny_gguf(tmp_path / "model.gguf")
     words = ("infer", "--model", model, "--prompt", "a", "--max-tokens", "1", "--features", "gpu")
     done = bitnet(*words, "--stats")

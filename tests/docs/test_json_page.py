@@ -24,19 +24,19 @@ def model(tmp_path):
     return tiny_gguf(tmp_path / "tiny.gguf", **{"tokenizer.chat_template": TEMPLATE})
 
 
-def test_infer(bitnet, model):
+def test_the_page_has_every_field_of_infer(bitnet, model):
     words = ("--prompt", "ab", "--max-tokens", 2, "--dump-ids", "--logprobs", 1, "--stats")
     done = bitnet("infer", "--model", model, *words, "--json")
     assert sorted(json.loads(done.out)) == sorted(documented("infer"))
 
 
-def test_chat(bitnet, model, monkeypatch):
+def test_the_page_has_every_field_of_chat(bitnet, model, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\n")))
     done = bitnet("chat", "--model", model, "--max-tokens", 2, "--json")
     assert sorted(json.loads(done.out)) == sorted(documented("chat"))
 
 
-def test_embed(bitnet, model, tmp_path):
+def test_the_page_has_every_field_of_embed(bitnet, model, tmp_path):
     (tmp_path / "texts.txt").write_text("ab")
     words = ("embed", "--model", model, "--input", tmp_path / "texts.txt", "--json")
     here = json.loads(bitnet(*words).out)
@@ -44,7 +44,7 @@ def test_embed(bitnet, model, tmp_path):
     assert sorted({**here, **there}) == sorted(documented("embed"))
 
 
-def test_bench(bitnet, model, tmp_path):
+def test_the_page_has_every_field_of_bench(bitnet, model, tmp_path):
     words = ("bench", "--model", model, "--tests", "tg2", "--repetitions", 1, "--json")
     earlier = tmp_path / "earlier.json"
     earlier.write_text(bitnet(*words).out)
@@ -55,14 +55,14 @@ def test_bench(bitnet, model, tmp_path):
         assert all(f"`{field}`" in told for field in part)
 
 
-def test_convert(bitnet, model, tmp_path):
+def test_the_page_has_every_field_of_convert(bitnet, model, tmp_path):
     words = ("--model", model, "--output", tmp_path / "out.gguf", "--type", "F16", "--json")
     found = json.loads(bitnet("convert", *words).out)
     assert sorted(found) == sorted(documented("convert"))
     assert all(f"`{field}`" in PAGE.read_text() for field in found["tensors"][0])
 
 
-def test_bundle(bitnet, hub, model, tmp_path, monkeypatch):
+def test_the_page_has_every_field_of_bundles(bitnet, hub, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     hub.add("org/one", "tiny.gguf", model.read_bytes())
@@ -74,7 +74,7 @@ def test_bundle(bitnet, hub, model, tmp_path, monkeypatch):
     assert all(f"`{field}`" in PAGE.read_text() for field in told["files"][0])
 
 
-def test_crossval_check(bitnet):
+def test_the_page_has_every_field_of_a_checked_report(bitnet):
     report = PAGE.parents[2] / "benchmarks/results/crossval/smollm2/report.json"
     found = json.loads(bitnet("crossval", "--check", report, "--json").out)
     assert sorted(found) == sorted(documented("crossval"))
@@ -82,7 +82,7 @@ def test_crossval_check(bitnet):
     assert set(found["findings"][0]) == {"severity", "subject", "text", "hint", "duration_s"}
 
 
-def test_sync(bitnet, hub, model, tmp_path, monkeypatch):
+def test_the_page_has_every_field_of_sync(bitnet, hub, model, tmp_path, monkeypatch):
     hub.add("org/tiny", "tiny.gguf", model.read_bytes())
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.chdir(tmp_path)

@@ -119,7 +119,7 @@ def test_something_other_than_a_tokenizer(bitnet, hub):
     assert bitnet(*command).code == 0
 
 
-def test_an_empty_file(bitnet, hub, monkeypatch):
+def test_an_empty_file_names_another_source(bitnet, hub, monkeypatch):
     hub.add(MIRROR, "tokenizer.json", b"")
     hint, _ = problem(bitnet("tokenizer"), "Downloaded tokenizer file is empty")
     assert "try another source or mirror" in hint
@@ -166,7 +166,7 @@ def test_a_folder_of_another_user(bitnet, hub, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk(bitnet, hub):
+def test_a_full_disk_ends_with_a_hint(bitnet, hub):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [Path(sys.executable).parent / "bitnet", "exit-codes"],

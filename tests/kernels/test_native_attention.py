@@ -78,7 +78,7 @@ def attend_paged(q, pages, start, *, scale, window, softcap, sinks=None):
     ("tokens", "start"), [(1, 0), (1, 200), (3, 62), (130, 0), (35, 100), (1, 600), (20, 510)]
 )
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 40), (9, 3, 64), (4, 1, 256)])
-def test_attention(heads, kv_heads, dim, tokens, start, window, softcap, level):
+def test_attention_is_that_of_float64(heads, kv_heads, dim, tokens, start, window, softcap, level):
     q = random(tokens, heads, dim)
     k = random(start + tokens + 7, kv_heads, dim, seed=2)
     v = random(start + tokens + 7, kv_heads, dim, seed=3)

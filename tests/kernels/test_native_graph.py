@@ -110,7 +110,7 @@ def test_rows_without_outputs_change_no_bits(architecture):
         np.testing.assert_array_equal(continued, run(again))
 
 
-def test_biases_and_factors():
+def test_biases_and_factors_give_the_same_bits():
     checkpoint = in_encoding(tiny("bitnet"), "I2_S")
     two = np.array([2], dtype="<f4").view(np.uint8)
     bias = np.linspace(-1, 1, 256, dtype="<f4")

@@ -46,7 +46,7 @@ def nmse(got, expected):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (5, 576), (70, 2560)])
-def test_rms_norm(shape, level):
+def test_norms_are_those_of_float64(shape, level):
     x, w = random(*shape), random(shape[1], seed=2)
     out = norm(NativeOps(), x, w, 1e-5)
     exact = x.astype(np.float64)
@@ -109,7 +109,7 @@ def test_rope_rotates_pairs_and_keeps_the_rest(half, pairs, level):
 
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("n", [1, 33, 70000])
-def test_gate(kind, n, level):
+def test_gates_are_those_of_float64(kind, n, level):
     g, up = random(1, n) * 4 + 0.1, random(1, n, seed=2)
     out = gated(NativeOps(), g, up, kind)
     assert nmse(out, GATES[kind](g.astype(np.float64)) * up) < NMSE
@@ -131,7 +131,7 @@ def test_a_gate_far_from_zero_is_the_identity_or_nothing(kind, level):
 
 
 @pytest.mark.parametrize("cap", [1e-3, 5.0, 30.0, 1e3])
-def test_softcap(cap, level):
+def test_the_soft_cap_is_that_of_float64(cap, level):
     x = np.array([0.0, 1e-3, -2.0, 50.0, -1e30, np.inf, np.nan], dtype=np.float32)
     out = np.empty_like(x)
     NATIVE.softcap(x, cap, out)

@@ -167,7 +167,7 @@ def test_a_value_without_a_number_counts_where_it_is_seen(at, seen_by, bad):
     np.testing.assert_array_equal(found[:, :2], expected[:, :2])  # the other key head
 
 
-def test_gates():
+def test_gates_are_their_formulas():
     gate, up = np.array([[-2.0, 0.5, 3.0]]), np.array([[1.0, 2.0, -1.0]])
 
     def gelu(x):
@@ -185,7 +185,7 @@ def test_gates():
         np.testing.assert_allclose(gated(gate, up, name), [values * up[0]])
 
 
-def test_clamped_gates():
+def test_clamped_gates_are_their_formulas():
     gate, up = np.array([[-9.0, 0.5, 7.5, 8.0]]), np.array([[1.0, 7.5, -9.0, 2.0]])
     g, u = [-9.0, 0.5, 7.0, 7.0], [1.0, 7.0, -7.0, 2.0]
     silu = [x / (1 + math.exp(-x)) * y for x, y in zip(g, u, strict=True)]
@@ -199,7 +199,7 @@ def test_silu_of_a_large_negative_number_is_zero():
     assert gated(gate, gate, "silu") == 0
 
 
-def test_softcap_bounds():
+def test_a_soft_cap_bounds_large_values():
     np.testing.assert_allclose(OPS.softcap(np.array([1e9, 0.1]), 30.0), [30, 0.1], rtol=1e-4)
 
 

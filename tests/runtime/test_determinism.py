@@ -99,7 +99,7 @@ def test_any_number_of_sequences_in_a_batch(encoding, size):
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_every_family(architecture):
+def test_every_family_gives_the_same_bits_in_any_batch(architecture):
     wanted = expected("Q8_0", architecture)
     model = model_of("Q8_0", architecture=architecture, threads=3)
     caches = [KVCache(model.config, 64) for _ in range(3)]
@@ -117,7 +117,7 @@ print(digest(logits(model_of({encoding!r}, threads={threads}), chunk={chunk})))
 
 
 @pytest.mark.parametrize("encoding", ["Q4_K", "I2_S"])
-def test_a_fresh_process(encoding, tmp_path):
+def test_a_fresh_process_gives_the_same_bits(encoding, tmp_path):
     (tmp_path / "test_determinism_here.py").write_text(Path(__file__).read_text())
     paths = [str(tmp_path), str(Path(__file__).parents[1] / "support")]
     for threads, chunk in ((2, len(IDS)), (1, 6)):
@@ -140,7 +140,7 @@ def test_a_prompt_that_shares_its_beginning_with_the_one_before():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"])
-def test_real_weights(name, test_models):
+def test_real_weights_give_the_same_bits_in_any_batch(name, test_models):
     path = test_models / name
     if not path.exists():
         pytest.skip(f"{name} is not in the folder BITNET_TEST_MODELS names")

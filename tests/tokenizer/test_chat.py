@@ -24,7 +24,7 @@ def render(template, messages=(USER,), **options):
     return ChatTemplate(template, bos_token="<s>", eos_token="</s>").render(messages, **options)
 
 
-def test_llama3_conversation():
+def test_a_llama3_conversation_is_rendered_as_published():
     text = render(LLAMA3, [{"role": "system", "content": " Be kind. "}, USER])
     assert text == (
         "<s><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"

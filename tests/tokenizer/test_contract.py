@@ -26,7 +26,7 @@ def packed(request, tmp_path_factory):
         yield source.with_suffix(""), open_engine(spec_from_gguf(gguf))[0]
 
 
-def test_tokenizer_contract(packed):
+def test_ids_are_those_of_the_recorded_files(packed):
     path, engine = packed
     texts = path.with_name(path.name + ".inp").read_bytes().decode()
     lines = path.with_name(path.name + ".out").read_text().splitlines()

@@ -82,7 +82,7 @@ SPM = pre_tokenizer("gemma4").normalizer
         ("mmbert", "a b\n\nc  d", ["\u2581a", "\u2581b", "\n\n", "\u2581c", "\u2581", "\u2581d"]),
     ],
 )
-def test_known_cuts(name, text, expected):
+def test_texts_are_cut_as_published(name, text, expected):
     assert pieces(name, text) == expected
 
 

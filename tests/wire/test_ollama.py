@@ -53,7 +53,7 @@ def test_a_prompt_is_answered_in_the_template_or_raw(client, path):
     assert "".join(part.response for part in parts) == plain
 
 
-def test_options_are_done(client):
+def test_options_change_the_answer(client):
     def text(**options):
         return client.generate("tiny", "abc", raw=True, options=GREEDY | options).response
 
