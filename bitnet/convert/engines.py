@@ -98,7 +98,7 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
             yield _EVERY, deviation
     elif windows and WINDOWS[0] in engine.ignores:
         deviation = f"ignores the sliding window of {kind} models: beyond "
-        yield _EVERY, f"{deviation}{min(windows):,} positions it sees too much"
+        yield _EVERY, f"{deviation}{min(windows):,} positions it attends to too many keys"
     for rope in config.ropes:
         original = rope.original_context
         if rope.long_freq_factors is not None and original < config.context_length:

@@ -145,10 +145,10 @@ def _extent(name: str, entry: Any, path: Path) -> tuple[int, int]:
         item_bytes = _ITEM_BYTES[entry["dtype"]]
         numbers = [*shape, start, stop]
     except (KeyError, TypeError, ValueError):
-        raise damage_error(path, f"its entry for {name} makes no sense") from None
+        raise damage_error(path, f"its entry for {name} is not valid") from None
     plain = isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS
     if not plain or not all(type(item) is int and 0 <= item < 1 << 63 for item in numbers):
-        raise damage_error(path, f"its entry for {name} makes no sense")
+        raise damage_error(path, f"its entry for {name} is not valid")
     size = math.prod(shape) * item_bytes
     if stop - start != size:
         raise damage_error(
