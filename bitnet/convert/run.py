@@ -18,6 +18,7 @@ from bitnet.base.files import require_space
 from bitnet.base.findings import Finding
 from bitnet.base.outputs import OutputFile
 from bitnet.base.quantities import human_size
+from bitnet.base.tables import quantity
 from bitnet.convert.convert_options import BLOCKS, MIXTURES
 from bitnet.convert.engines import differences
 from bitnet.convert.metadata import metadata
@@ -75,7 +76,7 @@ class Conversion:
             how = "exactly" if exact else f"rounded, by {max(errors):.2g} of the largest at most"
             if exact and not keeps_rounding:
                 how = "the same weights, but another rounding of what they multiply"
-            yield f"{_tensors(count)} {before} -> {after}, {how}"
+            yield f"{quantity(count, 'tensor')} {before} -> {after}, {how}"
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,13 @@ class ConversionPlan:
 
     def lines(self) -> Iterator[str]:
         """The conversions and the size of the file, as text."""
-        yield f"{human_size(self.size_bytes)}, {_tensors(len(self.jobs))}:"
+        yield f"{human_size(self.size_bytes)}, {quantity(len(self.jobs), 'tensor')}:"
         sizes: dict[str, list[int]] = {}
         for one in self.jobs:
             kind = f"{one.weight.quant.name} -> {one.target.name}"
             sizes.setdefault(kind, []).append(one.size_bytes)
         for kind, each in sizes.items():
-            yield f"  {_tensors(len(each))} {kind}, {human_size(sum(each))}"
+            yield f"  {quantity(len(each), 'tensor')} {kind}, {human_size(sum(each))}"
 
     def write(
         self, output: Path, on_progress: Callable[[int, int], None] = lambda *_: None
@@ -157,17 +158,13 @@ def plan_conversion(source: Path, request: ConvertOptions) -> ConversionPlan:
                 hint="use the importance matrix of this model",
             )
         if missing:
-            text = f"has nothing for {_tensors(len(missing))}, such as {missing[0]}"
+            text = f"has nothing for {quantity(len(missing), 'tensor')}, such as {missing[0]}"
             warnings.append(Finding("warning", "--imatrix", text))
     return ConversionPlan(checkpoint, jobs, keys, size, tuple(warnings))
 
 
-def _new(one: Job, chunks: Callable[[], Iterator[bytes | memoryview]]) -> NewTensor:
-    return NewTensor(one.weight.name, one.weight.shape, one.target, chunks)
-
-
-def _tensors(count: int) -> str:
-    return f"{count} tensor{'s' * (count > 1)}"
+def _new(job: Job, chunks: Callable[[], Iterator[bytes | memoryview]]) -> NewTensor:
+    return NewTensor(job.weight.name, job.weight.shape, job.target, chunks)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from bitnet.base import native
 from bitnet.base.errors import IntegrityError, InvalidFormat, NotFound, from_os_error
 from bitnet.base.files import refuse_special
 from bitnet.base.invocation import shell_quote
+from bitnet.base.tables import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -180,7 +181,7 @@ def folder_without_model(path: Path) -> NotFound:
             f"no model in {path}: neither *.gguf nor *.safetensors with config.json", hint=_FETCH
         )
     return NotFound(
-        f"{path} is a folder with {len(files)} GGUF file{'s' * (len(files) != 1)}, "
+        f"{path} is a folder with {quantity(len(files), 'GGUF file')}, "
         "expected a GGUF file, or a folder with config.json and *.safetensors",
         hint=f"name the file itself: {shell_quote(files[0])}",
     )
