@@ -233,7 +233,8 @@ def rows_to_judge(evidence: Evidence) -> Sequence[Row]:
         divergences = [kl for kl in (row.kl, *exact) if kl is not None]
         if len(divergences) <= len(exact):
             return -1.0  # a row that lacks a number comes first, so that it is judged
-        return max(divergences)
+        largest: float = max(divergences)
+        return largest
 
     return sorted(rows, key=distance)[: (len(rows) + 1) // 2]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bitnet.kernels.program import weight_name
+from bitnet.kernels.program import NAMES_WEIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ class Embed:
     """``out = table[tokens] * scale``."""
 
     out: Register
-    table: str = weight_name()
+    table: str = field(metadata=NAMES_WEIGHT)
     scale: float
 
     def run(self, on: Pass) -> None:
@@ -50,7 +50,7 @@ class Lookup:
     """
 
     out: Register
-    table: str = weight_name()
+    table: str = field(metadata=NAMES_WEIGHT)
     by: Literal["position", "text"]
     rows: int
 
@@ -126,11 +126,11 @@ class Norm:
 
     out: Register
     x: Register
-    weight: str = weight_name()
+    weight: str = field(metadata=NAMES_WEIGHT)
     eps: float
     parts: int = 1
     width: int = 0
-    bias: str = weight_name("")
+    bias: str = field(default="", metadata=NAMES_WEIGHT)
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
@@ -149,8 +149,8 @@ class Linear:
 
     outs: tuple[Register, ...]
     x: Register
-    weights: tuple[str, ...] = weight_name()
-    biases: tuple[str, ...] = weight_name()
+    weights: tuple[str, ...] = field(metadata=NAMES_WEIGHT)
+    biases: tuple[str, ...] = field(metadata=NAMES_WEIGHT)
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
@@ -289,7 +289,7 @@ class Attend:
     scale: float
     softcap: float
     causal: bool = True
-    sinks: str = weight_name("")
+    sinks: str = field(default="", metadata=NAMES_WEIGHT)
     slopes: NDArray[np.float32] | None = field(default=None, compare=False)
 
     def run(self, on: Pass) -> None:
@@ -425,7 +425,7 @@ class Scale:
 
     out: Register
     x: Register
-    weight: str = weight_name()
+    weight: str = field(metadata=NAMES_WEIGHT)
 
     def run(self, on: Pass) -> None:
         on.registers[self.out] = on.registers[self.x] * on.weights[self.weight]

@@ -5,13 +5,13 @@ The compiled module builds them in ``native/kernels/graph/mixer_instructions.cpp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bitnet.kernels.instructions import sigmoid, silu, softmax
-from bitnet.kernels.program import weight_name
+from bitnet.kernels.program import NAMES_WEIGHT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,8 +34,8 @@ class Convolve:
 
     out: Register
     x: Register
-    weight: str = weight_name()
-    bias: str = weight_name()
+    weight: str = field(metadata=NAMES_WEIGHT)
+    bias: str = field(metadata=NAMES_WEIGHT)
     cache: int
     silu: bool
 
@@ -73,8 +73,8 @@ class DeltaRule:
     v: Register
     alpha: Register
     beta: Register
-    a: str = weight_name()
-    dt: str = weight_name()
+    a: str = field(metadata=NAMES_WEIGHT)
+    dt: str = field(metadata=NAMES_WEIGHT)
     cache: int
     key_heads: int
     grouped: bool
@@ -132,9 +132,9 @@ class SelectiveScan:
     b: Register
     c: Register
     dt: Register
-    a: str = weight_name()
-    bias: str = weight_name()
-    skip: str = weight_name()
+    a: str = field(metadata=NAMES_WEIGHT)
+    bias: str = field(metadata=NAMES_WEIGHT)
+    skip: str = field(metadata=NAMES_WEIGHT)
     cache: int
     groups: int
 
@@ -174,7 +174,7 @@ class Route:
     experts: Register
     weights: Register
     logits: Register
-    bias: str = weight_name()
+    bias: str = field(metadata=NAMES_WEIGHT)
     routing: Routing
 
     def run(self, on: Pass) -> None:
@@ -230,8 +230,8 @@ class ExpertLinear:
     outs: tuple[Register, ...]
     x: Register
     experts: Register
-    weights: tuple[str, ...] = weight_name()
-    biases: tuple[str, ...] = weight_name()
+    weights: tuple[str, ...] = field(metadata=NAMES_WEIGHT)
+    biases: tuple[str, ...] = field(metadata=NAMES_WEIGHT)
     apart: bool = False
 
     def run(self, on: Pass) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -42,7 +42,8 @@ KERNELS = {
 }
 
 
-_NAMES_WEIGHTS = "names weights"
+#: Metadata of a field of an instruction that names a weight, or several; ``""`` names none.
+NAMES_WEIGHT = {"names_weight": True}
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,10 @@ class Register(NamedTuple):
     width: int  # numbers in a row
 
 
-def weight_name(*default: str) -> Any:
-    """A field of an instruction that names a weight, or several; ``""`` names none."""
-    if default:
-        return field(default=default[0], metadata={_NAMES_WEIGHTS: True})
-    return field(metadata={_NAMES_WEIGHTS: True})
-
-
 @functools.cache
 def weight_fields(instruction: type) -> frozenset[str]:
-    """Fields of *instruction*'s class that :func:`weight_name` declares."""
-    return frozenset(each.name for each in fields(instruction) if _NAMES_WEIGHTS in each.metadata)
+    """Fields of the class *instruction* that name weights."""
+    return frozenset(each.name for each in fields(instruction) if "names_weight" in each.metadata)
 
 
 def registers_in(instruction: Instruction, *, besides: Collection[str] = ()) -> list[Register]:
