@@ -294,8 +294,8 @@ class CompiledProgram:
                 return [self._operand(item) for item in value]
             case Rope():
                 return self._rotations[value]
-            case "":
-                return None
+            case str():
+                return value or None
         return value
 
     def run(self, tokens: Sequence[int], pieces: Sequence[tuple[Any, ...]]) -> Array:
