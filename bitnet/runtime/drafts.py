@@ -152,7 +152,7 @@ class Drafter:
             is_last = self._is_block or view.cache.length == len(view.ids)
             view.state = state if is_last else None
 
-        # Decode greedily, each view until its draft is as long as wanted.
+        # Decode greedily, each view until its draft has the requested length.
         states = {view: view.state for view in wanted if view.state is not None}
         lengths = {view: view.cache.length for view in states}
         drafts: dict[Foresight, list[int]] = {view: [] for view in states}
