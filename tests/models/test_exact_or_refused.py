@@ -175,7 +175,6 @@ REFUSED = {
         {},
         {"auto_map": {"AutoModelForCausalLM": "modeling_x.LlamaBidirectionalForCausalLM"}},
     ),
-    "classifier": ("Llama", {}, {"architectures": ["LlamaForSequenceClassification"]}),
     "partial-rotation": ("Llama", {}, {"partial_rotary_factor": 0.5}),
     "unknown-rope-parameter": ("Llama", {}, {"rope_parameters": {"rope_theta": 1e4, "bend": 2}}),
     "another-rope": ("Llama", {}, {"rope_parameters": {"rope_type": "spiral"}}),
