@@ -176,7 +176,8 @@ def _architectures() -> Iterator[list[str]]:
         family = of_file or of_folder
         is_there = family is not None and family.llama_cpp is not None
         marks = (of_folder is not None, of_file is not None, is_there)
-        yield [f"`{name}`", *("yes" if mark else "" for mark in marks), ""]
+        why = kind_of(name, is_folder=True) if of_folder is None else ""
+        yield [f"`{name}`", *("yes" if mark else "" for mark in marks), why]
 
 
 def models() -> str:
@@ -205,7 +206,8 @@ def models() -> str:
         "## Architectures",
         "What becomes of the names that llama.cpp or transformers has for a model of text. "
         "`convert` writes a GGUF file of every folder that is read, and names an engine that "
-        "would compute it otherwise.",
+        "would compute it otherwise. An encoder with a decoder (T5) does not fit: a program "
+        "is one decoder with caches of its own positions.",
         _table(
             ["`general.architecture` or `model_type`", "Folder", "GGUF", "In llama.cpp", "Refused"],
             list(_architectures()),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _EVERY = "every engine"
 _LLAMA_CPP = "llama.cpp"
+_BOTH_WAYS = ("gemma-embedding", "llama-embed")  # whose graphs have attention to both sides
 
 
 def differences(
@@ -60,7 +61,7 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
         return
     if family.llama_cpp.always:
         yield _LLAMA_CPP, f"{family.llama_cpp.always} {checkpoint.architecture} models"
-    has_both_ways = family.encodes or family.architecture == "gemma-embedding"
+    has_both_ways = family.encodes or family.architecture in _BOTH_WAYS
     if not config.causal and not has_both_ways:
         yield _LLAMA_CPP, "lets no position see those behind it, unless it is told to"
     is_erf = any(getattr(mixer, "activation", "") == "gelu" for mixer in config.mixers())

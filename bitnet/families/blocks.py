@@ -83,8 +83,9 @@ class Routing:
     gating: Gating = "softmax"
     # largest distance of such logits, as a share of the larger of both
     nearness: float = 0.0
-    # ``exp_probs_b`` is added to the scores for the choice, not for the weights
+    # a tensor is added to the scores for the choice, not for the weights
     corrected: bool = False
+    correction: str = "exp_probs_b.bias"  # its name
     # equal parts of the experts, of which only the best are chosen from; the score of a group is
     # the sum of its two best
     groups: int = 1
@@ -112,6 +113,7 @@ class Experts(_Stateless):
     # back; 0: they read and give what the mixture does
     latent: int = 0
     shared: int = 0  # width inside a network that every token goes through; 0: there is none
+    shared_fused: bool = False  # gate and up of that network are one matrix, ``ffn_up_shexp``
     shared_gated: bool = False  # its result is scaled by a sigmoid, ``ffn_gate_inp_shexp``
 
 
@@ -153,6 +155,8 @@ class Attention:
     biased: bool = False  # query, key and value must have biases; otherwise they may
     # ``attn_q`` has a gate behind each head, whose sigmoid multiplies the result
     gated: bool = False
+    # the sigmoid of a product with a matrix of its own, ``attn_gate``, multiplies the result
+    own_gate: bool = False
     sub_norm: bool = False  # there is a norm before the output projection
     clamp: float = 0.0  # largest size of queries, keys and values behind their product; 0: any
     # largest power of the slopes by which scores fall with the distance (ALiBi); 0: they do not
@@ -211,6 +215,8 @@ class LatentAttention:
     scale: float  # factor on scores, at most 200
     query_rank: int  # width of the queries' latent; 0: they are a product of the input
     eps: float  # epsilon of the norms of latents
+    growth: float = 0.0  # of the query scale with the position, 0: none
+    growth_length: int = 1  # positions between two steps of that growth
 
     @property
     def reads(self) -> KeysValues:
@@ -313,6 +319,10 @@ class ModelConfig:
     # beginnings of the names of tensors that generating text does not need
     left_out: tuple[str, ...] = ()
     first_block: int = 0  # number of the first block in the names of tensors
+    # blocks with tensors of their own, which all run again, with caches of their own, as often as
+    # there are as many blocks; 0: each block has tensors
+    looped_blocks: int = 0
+    loop_norm: str = ""  # name of the norm of the stream between two of these turns; empty: none
     # its input is the embedding of a token joined with a hidden state of another decoder, that of
     # the token before
     joined: bool = False
@@ -439,6 +449,7 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
         case LatentAttention():
             latents = mixer.heads, mixer.latent, mixer.key_dim, mixer.value_dim
             yield min(latents) < 1 or mixer.query_rank < 0, f"attention without heads {latents}"
+            yield mixer.growth_length < 1, "queries that grow after no positions"
             yield max(*latents, mixer.query_rank) > LARGEST_HEAD, f"latents of {max(latents):,}"
             yield from _rope_faults(mixer.rope, mixer.rope.dims)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.families.blocks import Branch, FeedForward
 from bitnet.families.dense import ModelConfig, attention, model_of, sizes
 from bitnet.families.family import ATTENTION, BIASES, QKV, LlamaCppSupport, Values, register
+from bitnet.families.fused_rows import order_queries_first
 from bitnet.families.gpt import beside_attention, layer_norms
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
 
@@ -21,18 +22,9 @@ _PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 _MEGATRON = {"mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
 
 
-def _with_heads_apart(key: str, config: Config) -> Values:
-    """Rows of a folder are those of query, key and value head by head; GGUF has all queries first.
-
-    *key* is that of the number of heads in *config*.
-    """
-    heads = config[key]
-
-    def queries_first(rows: NDArray[Any]) -> NDArray[Any]:
-        by_head = rows.reshape(heads, 3, -1, *rows.shape[1:])
-        return by_head.swapaxes(0, 1).reshape(rows.shape)
-
-    return {"attn_qkv.weight": queries_first, "attn_qkv.bias": queries_first}
+def _by_head(key: str, config: Config) -> Values:
+    """Rows are those of a head after the other; *key* is that of their number in *config*."""
+    return order_queries_first(config[key])
 
 
 def _gptneox(keys: Keys) -> ModelConfig:
@@ -80,7 +72,7 @@ register(
         "attention.dense": "attn_output",
         "attention.query_key_value": "attn_qkv",
     },
-    orders=partial(_with_heads_apart, "num_attention_heads"),
+    orders=partial(_by_head, "num_attention_heads"),
     biases={"": _PRODUCTS},
     llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), gelu_tanh=True, **_OWN_HEAD),
     translate=_gptneox_keys,
@@ -133,7 +125,7 @@ register(
         "self_attention.dense": "attn_output",
         "self_attention.query_key_value": "attn_qkv",
     },
-    orders=partial(_with_heads_apart, "num_attention_heads"),
+    orders=partial(_by_head, "num_attention_heads"),
     biases={"": _PRODUCTS},
     rotates=False,
     llama_cpp=_ALL_BIASES,

@@ -176,6 +176,8 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
     if family is None:
         supported = (name for family in families() for name in family.model_types)
         raise architecture_refusal(str(kind or ""), supported)
+    is_left_out = {key for key in family.nullable if config.get(key) is None}
+    config = {key: value for key, value in config.items() if key not in is_left_out}
     config = {**family.defaults, **config}
     config |= {name: config[alias] for alias, name in family.aliases.items() if alias in config}
     config = with_defaults(config, str(kind))

@@ -87,6 +87,20 @@ def _are_shapes(value: Any) -> bool:
     )
 
 
+def _are_kinds(value: Any) -> bool:
+    """True for GPT-Neo's ``attention_types``: lists of names, each with how often it follows."""
+    return isinstance(value, list) and all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and isinstance(pair[0], list)
+        and len(pair[0]) <= MAX_LAYERS
+        and all(map(_is_text, pair[0]))
+        and _is_integer(pair[1])
+        and 0 <= pair[1] <= MAX_LAYERS
+        for pair in value
+    )
+
+
 _SIZE = _integer(1, MAX_WIDTH)
 _COUNT = _integer(0, MAX_WIDTH)
 _POSITIVE = _number(" above 0", least=0.0, above=True)
@@ -117,17 +131,18 @@ KINDS: dict[str, Kind] = {
         "attention_head_dim block_multiple_of conv_L_cache conv_kernel hidden_size kv_lora_rank "
         "linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads "
         "linear_value_head_dim mamba_d_conv mamba_d_state mamba_expand mamba_head_dim "
-        "mamba_n_groups mamba_n_heads mamba_num_heads n_group n_groups no_rope_layer_interval "
-        "num_attention_heads qk_nope_head_dim qk_rope_head_dim ssm_state_size topk_group "
+        "mamba_n_groups mamba_n_heads mamba_num_heads n_groups no_rope_layer_interval "
+        "num_attention_heads qk_nope_head_dim qk_rope_head_dim ssm_state_size "
         "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head dim "
         "hidden_dim n_heads type_vocab_size ffn_dim n_embed d_model rotary_dim "
-        "kv_channels num_query_groups",
+        "kv_channels num_query_groups expand global_attn_every_n_layers moe_topk num_heads "
+        "prefix_dense_sliding_window_pattern state_size window_size",
     ),
     **_of(
         _COUNT,
         "first_k_dense_replace pad_token_id max_window_layers moe_k moe_layer_start_index "
         "moe_num_shared_experts n_shared_experts num_dense_layers "
-        "moe_shared_expert_intermediate_size shared_expert_intermediate_size",
+        "num_shared_experts moe_shared_expert_intermediate_size shared_expert_intermediate_size",
     ),
     **_of(
         _or_null(_COUNT),
@@ -136,8 +151,10 @@ KINDS: dict[str, Kind] = {
         "num_experts_per_tok num_global_key_value_heads num_key_value_heads num_kv_shared_layers "
         "num_local_experts num_nextn_predict_layers q_lora_rank shared_intermediate_size "
         "top_k_experts n_inner word_embed_proj_dim ffn_hidden_size num_kv_heads "
-        "num_ln_in_parallel_attn multi_query_group_num padded_vocab_size",
+        "num_ln_in_parallel_attn multi_query_group_num padded_vocab_size "
+        "prefix_dense_intermediate_size",
     ),
+    **_of(_or_null(_SIZE), "n_group topk_group"),
     "moe_layer_end_index": _integer(-1, MAX_LAYERS),
     "sliding_window": _integer(1, MAX_POSITIONS, may_be_null=True),
     **_of(
@@ -148,7 +165,8 @@ KINDS: dict[str, Kind] = {
         _number(),
         "attention_in_multiplier attention_multiplier attention_out_multiplier "
         "embedding_multiplier key_multiplier lm_head_multiplier logit_scale residual_multiplier "
-        "routed_scaling_factor scale_depth scale_emb ssm_in_multiplier ssm_out_multiplier",
+        "route_scale router_scaling_factor routed_scaling_factor scale_depth scale_emb "
+        "ssm_in_multiplier ssm_out_multiplier",
     ),
     **_of(_POSITIVE, "logits_scaling query_pre_attn_scalar rope_ratio"),
     "block_ffn_dim_multiplier": _or_null(_POSITIVE),
@@ -163,13 +181,19 @@ KINDS: dict[str, Kind] = {
         "use_bidirectional_attention use_conv_bias use_double_wide_mlp use_qk_norm "
         "use_sliding_window use_parallel_residual use_qkv_bias qk_layernorm alibi bias "
         "multi_query new_decoder_architecture parallel_attn lm_head_bias "
-        "add_bias_linear add_qkv_bias multi_query_attention",
+        "add_bias_linear add_qkv_bias multi_query_attention mup_enabled qkv_bias scale_embedding "
+        "use_post_norm",
     ),
     **_of(_TEXTS, "architectures layer_types layers_block_type mlp_layer_types"),
-    **_of(_NUMBERS, "mlp_multipliers ssm_multipliers"),
+    **_of(_NUMBERS, "layer_rope_theta mlp_multipliers ssm_multipliers"),
     **_of(_INTEGERS, "full_attn_idxs no_rope_layers"),
     **_of(_TABLE, "attn_config rope_parameters rope_scaling"),
-    **_of(Kind("a text", _is_text), "activation activation_function"),
+    **_of(
+        Kind("a text", _is_text),
+        "activation activation_function afn expert_selection_fn shared_expert_combination_strategy",
+    ),
+    "topk_method": Kind("a text", _is_text, may_be_null=True),
+    "attention_types": Kind("lists of kinds and their number", _are_kinds, may_be_null=True),
     "auto_map": Kind("an object or a text", lambda value: isinstance(value, dict | str), True),
     "hybrid_override_pattern": Kind(
         "a letter for each layer",

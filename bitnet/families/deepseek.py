@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
 from bitnet.families.blocks import Experts, FeedForward, Gating, LatentAttention
 from bitnet.families.dense import AROUND, RENAMED, ModelConfig, dense, model_of, sizes, usual_block
-from bitnet.families.experts import GROUPED_CONFIG, GROUPED_KEYS, experts_by_groups, group_keys
+from bitnet.families.experts import (
+    GROUPED_CONFIG,
+    GROUPED_KEYS,
+    experts_by_groups,
+    group_keys,
+    leading_dense_layers,
+)
 from bitnet.families.family import BIASES, QKV, Family, LlamaCppSupport, register, register_variant
 from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal
 from bitnet.families.rope import magnitude, rope_from
+
+if TYPE_CHECKING:
+    from bitnet.families.family import Parts
 
 _LATENT_EPSILON = 1e-6  # of norms of latents in transformers, whatever the other norms have
 _GLM_TOKENS = 154880
@@ -68,6 +77,8 @@ def _attention(keys: Keys, layers: int) -> LatentAttention:
         eps=keys.number("attention.layer_norm_rms_epsilon")
         if keys.config is None
         else _LATENT_EPSILON,
+        growth=keys.number("attention.temperature_scale", 0.0),
+        growth_length=keys.integer("attention.temperature_length", 1),
     )
 
 
@@ -95,13 +106,7 @@ def _translate(config: Config) -> dict[str, Any]:
 
 def _translate_glm(config: Config) -> dict[str, Any]:
     """The same with a list of layers without experts, all of which are at the beginning."""
-    kinds = config.get("mlp_layer_types")
-    if kinds is None:
-        return _translate(config) | {"leading_dense_block_count": 1}
-    first = next((at for at, kind in enumerate(kinds) if kind != "dense"), len(kinds))
-    if set(kinds[first:]) - {"sparse"} or len(kinds) != config["num_hidden_layers"]:
-        why = "only layers without experts before all others are computed"
-        raise refusal("mlp_layer_types", kinds, why)
+    first = leading_dense_layers(config, 1)
     return _translate(config) | {"leading_dense_block_count": first}
 
 
@@ -136,6 +141,7 @@ _LATENT = Family(
         **GROUPED_KEYS,
         **reads("attention.key_length_mla attention.kv_lora_rank attention.q_lora_rank"),
         **reads("attention.value_length_mla rope.scaling.yarn_log_multiplier"),
+        **reads("attention.temperature_length attention.temperature_scale"),
         "attention.key_length": Rule("width of a latent with its rotary dimensions"),
         "attention.value_length": Rule("width of a latent"),
         "attention.scale": neutral(0),
@@ -153,6 +159,13 @@ register_variant(
     title="DeepSeek 2 and 3",
     model_types=("deepseek_v3",),
 )
+# Queries grow with the position.
+register_variant(
+    _LATENT,
+    title="Mistral 4",
+    architecture="mistral4",
+    model_types=(),
+)
 register_variant(
     _LATENT,
     title="GLM 4.7 Flash",
@@ -163,6 +176,146 @@ register_variant(
         **reads("mlp_layer_types"),
     },
     translate=_translate_glm,
+)
+
+
+def _translate_v2(config: Config) -> dict[str, Any]:
+    """Keys of DeepSeek 2: a softmax over all experts, whose weights stay as they are."""
+    if config["topk_method"] not in (None, "greedy") and (config["n_group"] or 1) > 1:
+        why = "groups are chosen by the sum of their two best experts only"
+        raise refusal("topk_method", config["topk_method"], why)
+    return _translate({**config, "n_group": 1, "topk_group": 1}) | {
+        "expert_gating_func": 1,
+        "expert_weights_norm": False,
+    }
+
+
+register_variant(
+    _LATENT,
+    title="DeepSeek 2",
+    in_gguf=False,
+    model_types=("deepseek_v2",),
+    config_keys={
+        **reads("topk_method"),
+        "mlp_bias": neutral(None, False),
+        "norm_topk_prob": Rule("transformers ignores it"),
+    },
+    translate=_translate_v2,
+)
+register_variant(
+    _LATENT,
+    title="Sarvam with latent attention",
+    in_gguf=False,
+    model_types=("sarvam_mla",),
+    aliases={"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+)
+
+
+def _dense_latents(keys: Keys) -> ModelConfig:
+    model_sizes = sizes(keys)
+    mixer = _attention(keys, 0)
+    return model_of(
+        keys, model_sizes, [usual_block(mixer, FeedForward(model_sizes.ffn))] * model_sizes.layers
+    )
+
+
+def _translate_dense(config: Config) -> dict[str, Any]:
+    keys = _translate({**config, "n_group": 1, "topk_group": 1})
+    return {key: value for key, value in keys.items() if not key.startswith("expert_")}
+
+
+_DENSE_CONFIG = {
+    **reads("kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"),
+    "qk_head_dim": Rule("the sum of both widths"),
+    "rope_interleave": neutral(True),
+}
+_YOUTU = register(
+    title="Youtu",
+    architecture="youtu",
+    config_keys=_DENSE_CONFIG,
+    gguf_keys=_LATENT.gguf_keys,
+    biases=_LATENT.biases,
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    llama_cpp=None,
+    translate=_translate_dense,
+    decoder=_dense_latents,
+)
+
+
+def _minicpm3(keys: Keys) -> ModelConfig:
+    model_sizes = sizes(keys)
+    mixer = _attention(keys, 0)
+    residual = keys.number("residual_scale")
+    block = usual_block(mixer, FeedForward(model_sizes.ffn), scale=residual)
+    return model_of(
+        keys,
+        model_sizes,
+        [block] * model_sizes.layers,
+        embedding_scale=keys.number("embedding_scale"),
+        logit_scale=1 / keys.number("logit_scale"),
+    )
+
+
+def _translate_minicpm3(config: Config) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
+    width = config["hidden_size"]
+    depth = config["scale_depth"] or layers**0.5
+    keys = {
+        "embedding_scale": float(config["scale_emb"]),
+        "residual_scale": depth / layers**0.5,
+        "logit_scale": width / (config["dim_model_base"] or width),
+    }
+    if config.get("v_head_dim") is None:
+        keys["attention.value_length_mla"] = width // config["num_attention_heads"]
+    return _translate_dense(config) | keys
+
+
+# Granite's scales. GGUF files of other programs have one matrix of keys and values, and are refused
+# as those of DeepSeek before May 2025 are.
+register_variant(
+    _YOUTU,
+    title="MiniCPM 3",
+    architecture="minicpm3",
+    model_types=("minicpm3",),
+    rope_style="half",
+    gguf_rope_style="half",
+    config_keys={
+        **reads("dim_model_base scale_depth scale_emb"),
+        "rope_interleave": neutral(None),
+    },
+    gguf_keys=reads("embedding_scale residual_scale logit_scale"),
+    translate=_translate_minicpm3,
+    decoder=_minicpm3,
+)
+
+
+def _axk1(keys: Keys) -> ModelConfig:
+    model = _decoder(keys)
+    blocks = [
+        (before, replace(behind, post_norm="post_ffw_norm"))
+        if isinstance(behind.mixers[0], Experts)
+        else (before, behind)
+        for before, behind in model.blocks
+    ]
+    return replace(model, blocks=tuple(blocks))
+
+
+# There is a norm behind experts.
+register_variant(
+    _LATENT,
+    title="A.X K1",
+    architecture="axk1",
+    model_types=("axk1",),
+    config_keys={
+        "first_k_dense_replace": Rule("`mlp_layer_types` counts"),
+        **reads("mlp_layer_types"),
+    },
+    tensors={"mlp.post_mlp_layernorm": "post_ffw_norm"},
+    more_blocks=False,
+    llama_cpp=None,
+    translate=_translate_glm,
+    decoder=_axk1,
 )
 
 
@@ -206,7 +359,7 @@ def _glm_experts(keys: Keys) -> ModelConfig:
 
 
 # Experts are chosen by sigmoids and a correction, behind a dense layer or some.
-register(
+_GLM_EXPERTS = register(
     title="GLM 4.5 to 4.7 with experts",
     architecture="glm4moe",
     model_types=("glm4_moe",),
@@ -219,4 +372,49 @@ register(
     llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "exp_probs_b.bias")),
     translate=group_keys,
     decoder=_glm_experts,
+)
+
+
+def _sarvam_parts(config: Config) -> Parts:
+    """Rows are all queries, then all keys, then all values."""
+    width = config["head_dim"]
+    queries = config["num_attention_heads"] * width
+    keys = queries + config["num_key_value_heads"] * width
+    places = {"attn_q": slice(queries), "attn_k": slice(queries, keys), "attn_v": slice(keys, None)}
+
+    def rows_of(part: slice) -> Any:
+        return lambda rows: rows[part]
+
+    return {
+        f"attn_qkv.{kind}": {f"{name}.{kind}": rows_of(part) for name, part in places.items()}
+        for kind in ("weight", "bias")
+    }
+
+
+register_variant(
+    _GLM_EXPERTS,
+    title="Sarvam with experts",
+    in_gguf=False,
+    model_types=("sarvam_moe",),
+    tensors={
+        "attention.dense": "attn_output",
+        "attention.key_layernorm": "attn_k_norm",
+        "attention.query_key_value": "attn_qkv",
+        "attention.query_layernorm": "attn_q_norm",
+        "mlp.gate.expert_bias": "exp_probs_b.bias",
+    },
+    parts=_sarvam_parts,
+    aliases={
+        "num_experts": "n_routed_experts",
+        "num_shared_experts": "n_shared_experts",
+        "use_qkv_bias": "attention_bias",
+    },
+)
+register_variant(
+    _GLM_EXPERTS,
+    title="Solar Open",
+    in_gguf=False,
+    model_types=("solar_open",),
+    config_keys={"first_k_dense_replace": neutral(None, 0)},
+    translate=lambda config: group_keys(config) | {"leading_dense_block_count": 0},
 )

@@ -209,15 +209,18 @@ def check_local_base(keys: Keys, base: float) -> None:
         raise refusal(key, local, why, model=keys.path.name)
 
 
-def read_windows(keys: Keys, layers: int, *, period: int, window: int) -> tuple[int, ...]:
-    """Window of each layer; by default the last layer of each *period* has none."""
+def read_windows(
+    keys: Keys, layers: int, *, period: int, window: int, last: bool = True
+) -> tuple[int, ...]:
+    """Window of each layer; by default the *last* layer of each *period* has none, or the first."""
     pattern = keys.value("attention.sliding_window_pattern", period)
     if isinstance(pattern, bool) or not isinstance(pattern, list | int):
         problem = f"is {pattern!r}, expected a number or one entry a layer"
         raise contradiction(keys, f"attention.sliding_window_pattern {problem}")
     if not isinstance(pattern, list):
         pattern = keys.integer("attention.sliding_window_pattern", period)
-        pattern = [not pattern or (layer + 1) % pattern != 0 for layer in range(layers)]
+        step = 1 if last else 0
+        pattern = [not pattern or (layer + step) % pattern != 0 for layer in range(layers)]
     if len(pattern) != layers:
         problem = f"another number of layers: {len(pattern):,}, expected {layers:,}"
         raise contradiction(keys, f"attention.sliding_window_pattern is for {problem}")

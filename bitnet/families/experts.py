@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import Unsupported
 from bitnet.families.blocks import Experts, Gating, Routing
-from bitnet.families.keys import Config, Keys, reads
+from bitnet.families.keys import Config, Keys, reads, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -52,11 +52,27 @@ def experts(
 
 def group_keys(config: Config) -> dict[str, Any]:
     """GGUF keys of experts by groups that :data:`GROUPED_CONFIG` does not give."""
-    groups = config["n_group"]
-    used = config["topk_group"]
+    groups = config["n_group"] or 1
+    used = config["topk_group"] or 1
     if 1 < groups == used:  # all of them, which llama.cpp does not load
         groups = used = 1
     return {"expert_gating_func": 2, "expert_group_count": groups, "expert_group_used_count": used}
+
+
+def leading_dense_layers(config: Config, usual: int) -> int:
+    """Number of the first layers of *config* that have no experts, *usual* if no list says so.
+
+    Raises:
+        Unsupported: layers without experts are behind others.
+    """
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return usual
+    first = next((at for at, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+    if set(kinds[first:]) - {"sparse"} or len(kinds) != config["num_hidden_layers"]:
+        why = "only layers without experts before all others are computed"
+        raise refusal("mlp_layer_types", kinds, why)
+    return first
 
 
 def experts_by_groups(keys: Keys, *, default: Gating = "sigmoid", **routing: Any) -> Experts:

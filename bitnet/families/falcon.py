@@ -6,19 +6,15 @@ in its first models, one behind the other with ALiBi.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from bitnet.families.blocks import Block, Branch, FeedForward
 from bitnet.families.config_values import is_finite
 from bitnet.families.dense import ModelConfig, attention, model_of, sizes, usual_block
 from bitnet.families.family import LlamaCppSupport, Values, register
+from bitnet.families.fused_rows import order_queries_first
 from bitnet.families.gpt import layer_norms
 from bitnet.families.keys import Config, Keys, check, neutral, read, reads
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 _NETWORK: dict[str, Any] = {"activation": "gelu", "gated": False}
@@ -84,16 +80,8 @@ def _falcon_keys(config: Config) -> dict[str, Any]:
 
 
 def _queries_first(config: Config) -> Values:
-    """Rows of a folder are those of a key head behind its queries; GGUF has all queries first."""
     groups = _falcon_kv_heads(config)
-    rows_of_group = config["num_attention_heads"] // groups + 2
-
-    def queries_first(rows: NDArray[Any]) -> NDArray[Any]:
-        by_group = rows.reshape(groups, rows_of_group, -1, *rows.shape[1:])
-        parts = by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:]
-        return np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])
-
-    return {"attn_qkv.weight": queries_first, "attn_qkv.bias": queries_first}
+    return order_queries_first(groups, config["num_attention_heads"] // groups)
 
 
 register(

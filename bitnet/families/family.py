@@ -84,6 +84,8 @@ class Family:
     quantization: Mapping[str, Any] = field(default_factory=dict)
     # transformers' defaults for keys that published files leave out
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # keys of ``config.json`` that may be null, which is as if they were left out
+    nullable: tuple[str, ...] = ()
     # keys of ``config.json``, separated by blanks, without which a folder is refused, since
     # transformers would assume a value that no file says
     stated: str = ""
@@ -103,6 +105,8 @@ class Family:
     orders: Callable[[Config], Values] = field(default=lambda _config: {})
     # tensors of a folder that are several ones in GGUF, in the same way
     parts: Callable[[Config], Parts] = field(default=lambda _config: {})
+    # tensors of a folder that are one number of each layer, and keys without a prefix in GGUF
+    numbers: tuple[str, ...] = ()
     # factors on a folder's tensors, in the same way
     factors: Callable[[Config], Mapping[str, float]] = field(default=lambda _config: {})
     # parts with biases, by the key that enables them; those under ``""`` always do
@@ -195,8 +199,8 @@ def of_model_type(model_type: str, named: str = "") -> Family | None:
 
 
 def architecture_refusal(name: str, supported: Iterable[str], *, kind: str = "") -> Unsupported:
-    """Error for a model of the architecture *name*."""
-    meaning = kind_of(name)
+    """Error for a model of the architecture *name*, of the *kind* of a folder or of a file."""
+    meaning = kind_of(name, is_folder=not kind)
     if meaning:
         return Unsupported(
             f"Unsupported {kind}architecture: {name}, {meaning}",

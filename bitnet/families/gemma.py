@@ -126,6 +126,39 @@ register(
 )
 
 
+def _vaultgemma(keys: Keys) -> ModelConfig:
+    model = _gemma(
+        keys,
+        period=2,
+        scale=keys.number("attention.scale"),
+        softcap=keys.number("attn_logit_softcapping", 0.0),
+    )
+    return replace(model, final_softcap=keys.number("final_logit_softcapping", 0.0))
+
+
+def _vaultgemma_keys(config: Config) -> dict[str, Any]:
+    return alternating(2)(config) | _caps(config)
+
+
+# Gemma 2 without second norms.
+register(
+    title="VaultGemma",
+    architecture="vaultgemma",
+    activation="gelu_pytorch_tanh",
+    defaults={"tie_word_embeddings": True},
+    config_keys={
+        **_CONFIG,
+        **reads("attn_logit_softcapping"),
+    },
+    gguf_keys=reads("attention.scale attn_logit_softcapping final_logit_softcapping"),
+    biases={"attention_bias": ATTENTION},
+    norms_from_zero=True,
+    llama_cpp=None,
+    translate=_vaultgemma_keys,
+    decoder=_vaultgemma,
+)
+
+
 def _gemma3(keys: Keys, *, causal: bool = True) -> ModelConfig:
     model = _gemma(
         keys,

@@ -16,10 +16,13 @@ from bitnet.families.dense import (
 )
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import ATTENTION, LlamaCppSupport, register, register_variant
+from bitnet.families.fused_rows import split_projections
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from bitnet.families.family import Parts
 
 _PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 _WITH_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"))
@@ -85,6 +88,7 @@ _TENSORS = {
 _GPT2 = register(
     title="GPT-2",
     architecture="gpt2",
+    model_types=("gpt2", "gpt-sw3"),
     activation="gelu_new",
     aliases=_KEYS,
     defaults={"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
@@ -214,7 +218,7 @@ def _gptj_keys(config: Config) -> dict[str, Any]:
     return _gpt2_keys(config) | {"rope.dimension_count": config["rotary_dim"]}
 
 
-register(
+_GPTJ = register(
     title="GPT-J",
     architecture="gptj",
     activation="gelu_new",
@@ -242,6 +246,22 @@ register(
     llama_cpp=None,
     translate=_gptj_keys,
     decoder=_gptj,
+)
+_PARTITIONS = 4  # of the machines that CodeGen was trained on
+
+
+def _codegen_parts(_config: Config) -> Parts:
+    """Values are before keys, within the rows of each partition."""
+    return split_projections(_PARTITIONS, names=("attn_q", "attn_v", "attn_k"))
+
+
+register_variant(
+    _GPTJ,
+    title="CodeGen",
+    in_gguf=False,
+    model_types=("codegen",),
+    tensors={"attn.qkv_proj": "attn_qkv"},
+    parts=_codegen_parts,
 )
 
 

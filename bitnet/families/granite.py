@@ -9,11 +9,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from bitnet.families.blocks import Experts, FeedForward
+from bitnet.families.blocks import Attention, Experts, FeedForward
 from bitnet.families.dense import (
+    WINDOW_CONFIG,
     ModelConfig,
+    alternating,
     attention,
     dense,
+    is_fused,
     layer_kinds,
     model_of,
     per_layer,
@@ -30,7 +33,7 @@ from bitnet.families.family import (
     register,
     register_variant,
 )
-from bitnet.families.keys import Config, Keys, neutral, reads, refusal
+from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
 from bitnet.families.states import MAMBA2_CONFIG, MAMBA2_KEYS, mamba2, mamba2_values
 
 _SUPPORT = LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight"))
@@ -175,6 +178,83 @@ register_variant(
     partial_rotation=True,
     translate=_hybrid_keys,
     decoder=_hybrid,
+)
+
+
+def _granite_windows(keys: Keys) -> ModelConfig:
+    layers = keys.integer("block_count")
+    rotates = keys.value("attention.rope_pattern", [True] * layers)
+    if not isinstance(rotates, list) or len(rotates) != layers:
+        raise contradiction(keys, f"attention.rope_pattern does not have {layers:,} entries")
+    scale = keys.number("attention.scale", 0.0)
+
+    def attention_of(layer: int, usual: Attention) -> Attention:
+        rope = usual.rope if rotates[layer] else None
+        return replace(usual, scale=scale or usual.scale, rope=rope)
+
+    model = dense(
+        keys,
+        fused=is_fused(keys),
+        sinks=True,
+        mixture=_experts_of_windows(keys) if keys.integer("expert_count", 0) else None,
+        residual_scale=keys.number("residual_scale", 1.0) or 1.0,
+        each=attention_of,
+    )
+    return replace(model, **_model_scales(keys))
+
+
+def _experts_of_windows(keys: Keys) -> Experts:
+    """Experts as wide as the key of networks says; gate and up of the shared one are a matrix."""
+    mixture = _granite_experts(keys)
+    is_fused_beside = "blk.0.ffn_gate_shexp.weight" not in keys.weights
+    return replace(mixture, shared_fused=is_fused_beside and keys.config is None)
+
+
+def _window_keys(config: Config) -> dict[str, Any]:
+    kinds = config.get("layer_types")
+    if kinds is None:
+        layers = range(config["num_hidden_layers"])
+        kinds = [f"{'full' if layer % 4 == 0 else 'sliding'}_attention" for layer in layers]
+    bases = config.get("layer_rope_theta")
+    base = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta"))
+    if bases is not None and {*bases} - {base, 0, None}:
+        why = "only layers that do not rotate, or with the base of all, are computed"
+        raise refusal("layer_rope_theta", bases, why)
+    keys = _check_scales(config) | alternating(4)({**config, "layer_types": kinds})
+    if bases is not None:
+        keys["attention.rope_pattern"] = [bool(base_of_layer) for base_of_layer in bases]
+    return keys
+
+
+_WINDOWED = register_variant(
+    _GRANITE,
+    title="Granite with windows",
+    architecture="granite_swa",
+    model_types=("granite_swa",),
+    config_keys={**WINDOW_CONFIG, **reads("layer_rope_theta")},
+    gguf_keys=SHARED_KEYS | {**reads("attention.rope_pattern"), "deepstack_mapping": HARMLESS},
+    biases={"mlp_bias": MLP},
+    llama_cpp=replace(
+        _SUPPORT,
+        tensors=(*_SUPPORT.tensors, "attn_sinks.weight"),
+        lacks=("ffn_gate_shexp.weight",),
+        ignores=(),
+        nonzero=("logit_scale", "attention.sliding_window"),
+    ),
+    translate=_window_keys,
+    decoder=_granite_windows,
+)
+register_variant(
+    _WINDOWED,
+    title="Granite with windows and experts",
+    in_gguf=False,
+    model_types=("granitemoe_swa",),
+    tensors={"block_sparse_moe.router": "ffn_gate_inp"},
+    config_keys={
+        **EXPERT_CONFIG,
+        **reads("shared_intermediate_size"),
+        "position_embedding_type": neutral("rope"),
+    },
 )
 
 _FACTORS = ("freqs", "factors_long", "factors_short")

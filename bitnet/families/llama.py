@@ -5,12 +5,22 @@ Llama 3 stores frequency factors as a tensor. The GGUF files of Mistral and Mixt
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.families.dense import RENAMED, ModelConfig, dense, everywhere, sizes
+from bitnet.families.dense import (
+    MAX_LAYERS,
+    RENAMED,
+    ModelConfig,
+    alternating,
+    dense,
+    dense_as_stored,
+    everywhere,
+    sizes,
+)
 from bitnet.families.experts import (
     EXPERT_CONFIG,
     EXPERT_KEYS,
@@ -29,7 +39,19 @@ from bitnet.families.family import (
     register,
     register_variant,
 )
-from bitnet.families.keys import HARMLESS, Config, Keys, neutral, read, reads, refusal
+from bitnet.families.keys import (
+    HARMLESS,
+    Config,
+    Keys,
+    contradiction,
+    neutral,
+    read,
+    reads,
+    refusal,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ANY_BIAS = LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight"))
 
@@ -51,6 +73,15 @@ _LLAMA = register(
     ),
     decoder=_llama,
 )
+# Positions see those behind them, too; it makes vectors of texts.
+register(
+    title="Llama that embeds",
+    architecture="llama-embed",
+    model_types=(),
+    gguf_rope_style="interleaved",
+    llama_cpp=_ANY_BIAS,
+    decoder=partial(dense, causal=False),
+)
 _MISTRAL = register(
     title="Mistral",
     architecture="llama",
@@ -59,6 +90,47 @@ _MISTRAL = register(
     config_keys=reads("sliding_window"),
     translate=everywhere,
 )
+
+
+def _keys_by_layer(full: Callable[[int], bool]) -> Callable[[Config], dict[str, Any]]:
+    """Keys of windows by ``layer_types``; by default layers that are *full* have none."""
+
+    def keys(config: Config) -> dict[str, Any]:
+        window = config["sliding_window"]
+        layers = range(config["num_hidden_layers"])
+        kinds = config.get("layer_types")
+        if kinds is None:
+            is_local = [bool(window) and not full(layer) for layer in layers]
+            kinds = [f"{'sliding' if local else 'full'}_attention" for local in is_local]
+        return alternating(1)({**config, "layer_types": kinds})
+
+    return keys
+
+
+register_variant(
+    _MISTRAL,
+    title="Ministral of 2024",
+    model_types=("ministral",),
+    config_keys=reads("layer_types"),
+    translate=_keys_by_layer(lambda _layer: False),
+)
+register_variant(
+    _MISTRAL,
+    title="Code World Model",
+    model_types=("cwm",),
+    config_keys=reads("layer_types"),
+    biases={"mlp_bias": MLP},
+    translate=_keys_by_layer(lambda layer: layer % 4 == 0),
+)
+register_variant(
+    _LLAMA,
+    title="InternLM 3",
+    in_gguf=False,
+    model_types=("internlm3",),
+    # Its class has one setting for all four matrices of the attention.
+    aliases={"bias": "mlp_bias", "qkv_bias": "attention_bias"},
+)
+register_variant(_LLAMA, title="IQuest-Coder", in_gguf=False, model_types=("iquestcoder",))
 register_variant(
     _MISTRAL,
     title="Mixtral",
@@ -109,6 +181,11 @@ register(
     translate=everywhere,
     decoder=partial(dense, fused=True, ffn={"fused": True}),
 )
+#: Rules for the position embedding of Hunyuan's models.
+HUNYUAN_ROPE = {
+    "alpha": "of `dynamic`: the base grows once, by alpha ^ (dims / (dims - 2))",
+    **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), "of `yarn`"),
+}
 register(
     title="Hunyuan, dense",
     architecture="hunyuan-dense",
@@ -118,10 +195,7 @@ register(
         "use_qk_norm": neutral(None, True),
         "cla_share_factor": neutral(None, 1, 2, note="for layers that share keys: none does"),
     },
-    rope_parameters={
-        "alpha": "of `dynamic`: the base grows once, by alpha ^ (dims / (dims - 2))",
-        **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), "of `yarn`"),
-    },
+    rope_parameters=HUNYUAN_ROPE,
     biases={"attention_bias": ATTENTION},
     decoder=partial(dense, qk_norm="rotated"),
 )
@@ -250,4 +324,30 @@ register_variant(
     llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "exp_probs_b.bias")),
     translate=_ernie_keys,
     decoder=_ernie,
+)
+
+
+def _nanbeige(keys: Keys) -> ModelConfig:
+    model = dense_as_stored(keys)
+    turns = keys.integer("num_loops", 1)
+    if not 1 <= turns * model.n_layers <= MAX_LAYERS:
+        raise contradiction(keys, f"{turns:,} turns of {model.n_layers:,} layers")
+    has_norms = not keys.value("skip_loop_final_norm", False)
+    return replace(
+        model,
+        blocks=model.blocks * turns,
+        looped_blocks=model.n_layers,
+        loop_norm="output_norm" if has_norms else "",
+    )
+
+
+# All blocks run several times, each time with caches of their own.
+register(
+    title="Nanbeige 4.2",
+    architecture="nanbeige",
+    model_types=(),
+    gguf_rope_style="interleaved",
+    gguf_keys=reads("num_loops skip_loop_final_norm"),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", "rope_freqs.weight", *BIASES)),
+    decoder=_nanbeige,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,11 @@ from bitnet.families.family import (
     register_variant,
 )
 from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from bitnet.families.family import Parts
 
 _DEFAULTS = {
     "num_key_value_heads": 32,
@@ -128,6 +133,7 @@ _IS_LINEAR = {"linear_attention": True, "full_attention": False}
 
 def _qwen35(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
+    is_next = keys.architecture == "qwen3next"
     full = attention(keys, model_sizes.dim, qk_norm="head", gated=True)
     pairs = keys.integer("rope.dimension_count", full.head_dim) // 2
     sections = keys.value("rope.dimension_sections", _sections(pairs))
@@ -143,7 +149,8 @@ def _qwen35(keys: Keys) -> ModelConfig:
         key_dim=keys.integer("ssm.state_size"),
         value_dim=keys.integer("ssm.inner_size") // max(heads, 1),
         kernel=keys.integer("ssm.conv_kernel"),
-        grouped=keys.config is not None,
+        grouped=keys.config is not None or is_next,
+        joined=is_next,
     )
     network = (
         FeedForward(model_sizes.ffn)
@@ -251,4 +258,52 @@ register_variant(
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
     config_keys=EXPERT_CONFIG | reads("moe_intermediate_size shared_expert_intermediate_size"),
     gguf_keys=SHARED_KEYS,
+)
+
+
+def _next_parts(config: Config) -> Parts:
+    """Rows are those of query, key, values and gates of a key head, for each key head."""
+    key_heads = config["linear_num_key_heads"]
+    width = config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] // key_heads * config["linear_value_head_dim"]
+    ends = np.cumsum([width, width, values, values])
+
+    def pieces(matrix: NDArray[Any]) -> list[NDArray[Any]]:
+        by_head = matrix.reshape(key_heads, ends[-1], matrix.shape[-1])
+        parts = np.split(by_head, ends[:-1], axis=1)
+        return [part.reshape(-1, matrix.shape[-1]) for part in parts]
+
+    def queries_to_values(matrix: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate(pieces(matrix)[:3])
+
+    def gates(matrix: NDArray[Any]) -> NDArray[Any]:
+        return pieces(matrix)[3]
+
+    return {"qkvz.weight": {"attn_qkv.weight": queries_to_values, "attn_gate.weight": gates}}
+
+
+def _next_keys(config: Config) -> dict[str, Any]:
+    keys = _qwen35_keys(config)
+    del keys["rope.dimension_sections"]
+    return keys
+
+
+# The projections of linear attention are two matrices, head by head.
+register_variant(
+    _QWEN35,
+    title="Qwen 3-Next",
+    architecture="qwen3next",
+    model_types=("qwen3_next",),
+    defaults={"partial_rotary_factor": 0.25},
+    config_keys={
+        **EXPERT_CONFIG,
+        **reads("moe_intermediate_size shared_expert_intermediate_size"),
+        "decoder_sparse_step": neutral(None, 1),
+        "norm_topk_prob": neutral(True),
+    },
+    rope_parameters={},
+    gguf_keys=SHARED_KEYS,
+    tensors={"linear_attn.in_proj_qkvz": "qkvz", "linear_attn.in_proj_ba": "ssm_ba"},
+    parts=_next_parts,
+    translate=_next_keys,
 )

@@ -3,38 +3,59 @@
 from __future__ import annotations
 
 _KINDS = {
-    "an encoder and a decoder, which are not run together": "t5 t5encoder mt5 umt5 bart mbart "
+    "an encoder and a decoder, which needs a second program and attention between both": "t5 "
+    "t5encoder mt5 umt5 bart mbart "
     "pegasus marian led longt5 m2m_100 blenderbot blenderbot_small bigbird_pegasus mvp plbart "
     "prophetnet trocr moshi musicgen musicgen_melody",
     "a diffusion language model, which does not write token by token": "dream llada llada_moe rnd1",
-    "a recurrent model (RWKV), whose state is not computed": "rwkv rwkv6 rwkv6qwen2 rwkv7 arwkv7",
+    "a recurrent model (RWKV), whose decays of each channel follow the token and are not "
+    "computed": "rwkv rwkv6 rwkv6qwen2 rwkv7 arwkv7",
     "a recurrent model, whose state is not computed": "recurrent_gemma xlstm",
     "a state space model of the first Mamba, whose scan is not computed": "mamba jamba "
     "falcon_mamba zamba plamo2",
-    "a state space model without attention, which has no decoder here": "mamba2",
     "a mixture of states and attention whose blocks are not put together here": "bamba zamba2 "
-    "olmo_hybrid lara_mini",
+    "lara_mini",
+    "a gated delta net that may change the sign of a state, with convolutions of queries, keys and "
+    "values apart, which is not computed": "olmo_hybrid",
     "attention to chosen positions (sparse attention), which is not computed": "deepseek32 "
-    "deepseek_v32 deepseek4 deepseek_v4 glm_dsa glm_moe_dsa glm5_next minimax_m3 "
+    "deepseek_v32 axk2 deepseek4 deepseek_v4 glm_dsa glm_moe_dsa glm5_next minimax_m3 "
     "minimax_m3_vl_text dots3note dots3_note dots3_note_text hy_v4 qwen4exp qwen4_exp "
     "qwen4_exp_text",
     "linear attention with a gate for each channel (KDA), which is not computed": "kimi_linear "
     "kimi_k3 bailingmoe3 bailing_hybrid",
     "linear attention without a delta rule (Lightning), which is not computed": "minimax "
     "minimax_01",
-    "a gated delta net whose projections are one matrix, which is not split": "qwen3next "
-    "qwen3_next",
     "attention in chunks, which is not computed": "llama4 llama4_text",
     "a gate for each head or column of the attention with weights of its own, which is not "
-    "computed": "afmoe laguna muse_glimmer spark2_5 step35",
-    "blocks that run more than once, with caches of their own": "hrm_text nanbeige",
+    "computed": "laguna muse_glimmer spark2_5 step35",
+    "two stacks of blocks that run in turns on two streams (HRM), which are not put together "
+    "here": "hrm_text",
     "blocks of several residual streams (AltUp), which are not computed": "gemma3n gemma3n_text",
-    "attention over latents with keys and values of two widths, which is not computed": "minicpm3 "
-    "plm",
+    "attention with keys and values of two widths, which is not computed": "mimo2 mimo_v2_flash",
+    "attention over latents whose keys and values are one matrix, which is not taken apart": "plm",
+    "differential attention, which is not computed": "diffllama",
+    "attention to positions that a mask made of the values chooses, which is not computed": "doge",
+    "experts of the attention's heads, which are not computed": "jetmoe",
+    "convolutions of queries, keys or values inside the attention, which are not computed": "zaya "
+    "inkling_text inkling2_text inkling2_loop_text",
+    "positions in the segments of a text, which are not computed": "cpmant",
+    "positions as sines that no tensor holds, which are not computed": "xglm",
+    "vectors of length one (nGPT), between which blocks turn, which is not computed": "dory",
+    "residuals that are scaled at every sum, which is not computed": "beam",
+    "experts chosen by logits with a correction before the sigmoid, which is not computed": ""
+    "kolibri1",
+    "two attentions in a block, beside experts of which some give back their input": ""
+    "longcat_flash",
+    "a bias of the attention in the last block alone, which is not put together here": ""
+    "gpt_neox_japanese",
+    "a decoder made of an encoder's class, with a network and a norm in its head": ""
+    "modernbert_decoder",
+    "a model of images, sound and text in one configuration, which is not taken apart": ""
+    "phi4_multimodal",
+    "the text of a model that embeds images, too, with a rotation for each kind of layer": ""
+    "cohere_compass_text",
     "a mixture of experts with groups of adjugate experts, which are not computed": "grovemoe",
-    "experts beside a dense network in one block, which are not put together here": "arctic",
-    "sinks of the attention beside windows and scales, which are not put together here": "mimo2 "
-    "mimo_v2_flash granite_swa granitemoe_swa",
+    "embeddings that are added again behind every block, which is not computed": "talkie",
     "adapters that a token of the text switches on": "graniteswitch",
     "layers of which some have no attention (a pruned model)": "deci",
     "a classifier of texts beside a decoder": "clef",
@@ -51,10 +72,20 @@ _KINDS = {
 }
 _BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 
+#: Those whose GGUF files are read, and the reason why their folders are not.
+_FOLDERS = {
+    "dbrx": "whose folders give two bases of the rotation, of which transformers and llama.cpp "
+    "follow one each; its GGUF files are read",
+}
 
-def kind_of(architecture: str) -> str:
-    """Kind of a model of *architecture*, in words; empty if it is not known."""
-    return _BY_NAME.get(architecture.replace("-", "_"), "")
+
+def kind_of(architecture: str, *, is_folder: bool = False) -> str:
+    """Kind of a model of *architecture*, in words; empty if it is not known.
+
+    Some are refused as a folder only.
+    """
+    own = _FOLDERS.get(architecture, "") if is_folder else ""
+    return own or _BY_NAME.get(architecture.replace("-", "_"), "")
 
 
 def list_refused() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Relatives of other families in GGUF files: their blocks, with other keys, norms or experts.
+"""Relatives of other families: their blocks, with other keys, norms or experts.
 
 Of models that see, it is the text's part: all coordinates of a text's position are equal, so their
 rotation is the usual one.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from bitnet.families.blocks import Attention, Branch, FeedForward
 from bitnet.families.config_values import is_finite
 from bitnet.families.dense import (
+    AROUND,
+    WINDOW_CONFIG,
     ModelConfig,
+    alternating,
     attention,
     check_local_base,
     dense,
@@ -25,17 +29,22 @@ from bitnet.families.dense import (
     usual_block,
 )
 from bitnet.families.experts import (
+    EXPERT_CONFIG,
     EXPERT_KEYS,
+    GROUPED_CONFIG,
     GROUPED_KEYS,
     SHARED_KEYS,
     experts,
     experts_by_groups,
     gating,
+    group_keys,
     has_corrections,
+    leading_dense_layers,
 )
 from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
 from bitnet.families.gpt import layer_norms
-from bitnet.families.keys import HARMLESS, Keys, contradiction, reads
+from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
+from bitnet.families.llama import HUNYUAN_ROPE
 from bitnet.families.rope import rope_from
 
 _ROPE_FACTORS = tuple(f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short"))
@@ -105,6 +114,33 @@ register(
 )
 
 
+_BARE = ("post_attention_norm", "post_ffw_norm")
+
+
+def _plamo3(keys: Keys) -> ModelConfig:
+    return dense(
+        keys,
+        norms=AROUND,
+        period=8,
+        qk_norm="head",
+        fused=True,
+        ffn={"fused": True},
+        each=rotate_windows(keys.number("rope.freq_base_swa", 10000.0)),
+        model={"bare_norms": _BARE},
+    )
+
+
+# Query, key and value are one matrix, gate and up another; seven of eight layers have windows.
+register(
+    title="PLaMo 3",
+    architecture="plamo3",
+    model_types=(),
+    gguf_keys=reads("rope.freq_base_swa"),
+    llama_cpp=LlamaCppSupport(ignores=()),
+    decoder=_plamo3,
+)
+
+
 def _jais(keys: Keys) -> ModelConfig:
     heads = keys.integer("attention.head_count")
     width = sizes(keys).dim // max(heads, 1)
@@ -134,7 +170,13 @@ _JAIS2_BIASES = (*ATTENTION, "ffn_up", "ffn_down")
 register(
     title="Jais 2",
     architecture="jais2",
-    model_types=(),
+    activation="relu2",
+    config_keys={
+        **reads("layer_norm_eps"),
+        "attention_bias": neutral(True),
+        "mlp_bias": neutral(True),
+    },
+    biases={"": _JAIS2_BIASES},
     gguf_keys=_EPS,
     llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True),
     decoder=partial(
@@ -181,10 +223,23 @@ def _dots1(keys: Keys) -> ModelConfig:
     return dense_as_stored(keys, qk_norm="head", mixture=experts_by_groups(keys))
 
 
+def _dots1_keys(config: Config) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
+    kinds = config.get("layer_types")
+    if kinds is None:
+        has_windows = config["sliding_window"] and layers > config["max_window_layers"]
+        kinds = ["sliding_attention"] if has_windows else []
+    if "sliding_attention" in kinds:
+        raise refusal("layer_types", kinds, "in GGUF, no layer has a window")
+    return group_keys(config)
+
+
 register(
     title="dots.llm1",
     architecture="dots1",
-    model_types=(),
+    config_keys=GROUPED_CONFIG | reads("layer_types max_window_layers sliding_window"),
+    biases={"attention_bias": ATTENTION},
+    translate=_dots1_keys,
     gguf_keys=GROUPED_KEYS,
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", "exp_probs_b.bias", *BIASES),
@@ -200,10 +255,28 @@ def _hunyuan_experts(keys: Keys) -> ModelConfig:
     return dense_as_stored(keys, qk_norm="rotated", mixture=experts(keys, shared=shared))
 
 
+def _hunyuan_keys(config: Config) -> dict[str, Any]:
+    width = config["intermediate_size"]
+    return {"expert_feed_forward_length": width, "expert_shared_feed_forward_length": width}
+
+
 register(
     title="Hunyuan with experts",
     architecture="hunyuan-moe",
-    model_types=(),
+    model_types=("hunyuan_v1_moe",),
+    aliases={"attention_head_dim": "head_dim", "moe_topk": "num_experts_per_tok"},
+    config_keys={
+        **EXPERT_CONFIG,
+        "cla_share_factor": neutral(None, 1, 2, note="for layers that share keys: none does"),
+        "use_qk_norm": neutral(None, True),
+    },
+    rope_parameters=HUNYUAN_ROPE,
+    tensors={
+        "mlp.gate.wg": "ffn_gate_inp",
+        **{f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    },
+    biases={"attention_bias": ATTENTION},
+    translate=_hunyuan_keys,
     gguf_keys=SHARED_KEYS,
     decoder=_hunyuan_experts,
 )
@@ -239,10 +312,32 @@ def _minimax_m2(keys: Keys) -> ModelConfig:
     return dense_as_stored(keys, qk_norm="whole", mixture=mixture)
 
 
+def _minimax_m2_keys(config: Config) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    turning = config.get("rotary_dim")
+    own = {"rope.dimension_count": turning} if turning and share is None else {}
+    return {
+        "expert_gating_func": 2,
+        "expert_feed_forward_length": config["intermediate_size"],
+    } | own
+
+
 register(
     title="MiniMax M2",
     architecture="minimax-m2",
-    model_types=(),
+    config_keys={
+        **EXPERT_CONFIG,
+        **reads("partial_rotary_factor rotary_dim"),
+        "router_jitter_noise": HARMLESS,  # of training
+        "use_qk_norm": neutral(None, True),
+    },
+    tensors={
+        f"{module}.e_score_correction_bias": "exp_probs_b.bias"
+        for module in ("mlp", "block_sparse_moe")
+    },
+    partial_rotation=True,
+    translate=_minimax_m2_keys,
     gguf_keys=EXPERT_KEYS | reads("expert_gating_func"),
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", "exp_probs_b.bias", *BIASES),
@@ -255,7 +350,7 @@ register(
 
 def _mellum(keys: Keys) -> ModelConfig:
     base = keys.number("rope.freq_base", 10000.0)
-    check_local_base(keys, base)
+    check_local_base(keys, base)  # llama.cpp reads another, and does not use it
     return dense_as_stored(
         keys,
         qk_norm="head",
@@ -265,11 +360,29 @@ def _mellum(keys: Keys) -> ModelConfig:
     )
 
 
+def _mellum_keys(config: Config) -> dict[str, Any]:
+    if leading_dense_layers(config, 0):
+        kinds = config["mlp_layer_types"]
+        raise refusal("mlp_layer_types", kinds, "in GGUF, every layer has experts")
+    kinds = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    return alternating(4)({**config, "layer_types": kinds})
+
+
 # Layers with a window rotate without the scaling of the others.
 register(
     title="Mellum 2",
     architecture="mellum",
-    model_types=(),
+    config_keys={
+        **EXPERT_CONFIG,
+        **WINDOW_CONFIG,
+        **reads("mlp_layer_types moe_intermediate_size"),
+        "norm_topk_prob": neutral(True),
+        "num_nextn_predict_layers": HARMLESS,  # of blocks that are left out
+    },
+    biases={"attention_bias": ATTENTION},
+    layered_rope=True,
+    more_blocks=True,
+    translate=_mellum_keys,
     gguf_keys=EXPERT_KEYS | reads("rope.freq_base_swa"),
     llama_cpp=LlamaCppSupport(ignores=(), required=("output.weight",), tied=False),
     decoder=_mellum,
@@ -356,7 +469,16 @@ def _numbers_per_layer(keys: Keys, key: str, layers: int) -> list[float]:
 register(
     title="Apertus",
     architecture="apertus",
-    model_types=(),
+    model_types=("apertus", "apertus1p5_text"),
+    activation="xielu",
+    config_keys={"output_vocab_size": neutral(None)},
+    tensors={
+        "attention_layernorm": "attn_norm",
+        "feedforward_layernorm": "ffn_norm",
+        **{f"mlp.act_fn.{name}": f"xielu.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")},
+    },
+    numbers=("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"),
+    biases={"attention_bias": ATTENTION},
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", "attn_output.bias", *_ROPE_FACTORS, *BIASES),
         required=("output.weight",),

@@ -30,6 +30,7 @@ from bitnet.families.family import (
     Values,
     register,
 )
+from bitnet.families.fused_rows import split_projections
 from bitnet.families.gpt import layer_norms
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
 
@@ -44,22 +45,8 @@ _EPS = reads("attention.layer_norm_epsilon")
 
 
 def _internlm2_parts(config: Config) -> Parts:
-    """Rows are those of a key head behind its queries, for each key head."""
     groups = config.get("num_key_value_heads") or config["num_attention_heads"]
-    rows_of_group = config["num_attention_heads"] // groups + 2
-
-    def rows_of(part: slice) -> Any:
-        def rows(matrix: NDArray[Any]) -> NDArray[Any]:
-            by_group = matrix.reshape(groups, rows_of_group, -1, *matrix.shape[1:])
-            return by_group[:, part].reshape(-1, *matrix.shape[1:])
-
-        return rows
-
-    pieces = {"attn_q": slice(-2), "attn_k": slice(-2, -1), "attn_v": slice(-1, None)}
-    return {
-        f"attn_qkv.{kind}": {f"{name}.{kind}": rows_of(part) for name, part in pieces.items()}
-        for kind in ("weight", "bias")
-    }
+    return split_projections(groups, config["num_attention_heads"] // groups)
 
 
 register(

@@ -24,6 +24,8 @@ class DeltaNet:
     # neighbouring heads share a key head, as in transformers' folders; otherwise every key_heads-th
     # head does, as in GGUF
     grouped: bool
+    # decays and strengths are one matrix, ``ssm_ba``: those of the heads of a key head, for each
+    joined: bool = False
 
     @property
     def keys_width(self) -> int:

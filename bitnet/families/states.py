@@ -428,3 +428,49 @@ register_variant(
     llama_cpp=replace(_LFM2_SUPPORT, tensors=("output.weight", "exp_probs_b.bias")),
     translate=lambda config: _lfm2_keys(config) | {"expert_gating_func": 2},
 )
+
+
+def _mamba2_alone(keys: Keys) -> ModelConfig:
+    model_sizes = sizes(keys, ffn=0)
+    block = (Branch("attn_norm", (mamba2(keys),)),)
+    return model_of(keys, model_sizes, [block] * model_sizes.layers)
+
+
+def _mamba2_keys(config: Config) -> dict[str, Any]:
+    heads = config["num_attention_heads"]
+    width = config["expand"] * config["hidden_size"]
+    if heads * config["head_dim"] != width:
+        raise ValueError(f"{heads} heads of {config['head_dim']}, which are not {width} wide")
+    return {
+        "attention.head_count": 0,
+        "attention.head_count_kv": 0,
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "feed_forward_length": 0,
+        "ssm.inner_size": width,
+        "ssm.time_step_rank": heads,
+    }
+
+
+# Blocks of one state space each. A folder does not say how many positions it was trained for.
+register(
+    title="Mamba 2",
+    architecture="mamba2",
+    aliases={"num_heads": "num_attention_heads", "state_size": "ssm_state_size"},
+    defaults={"max_position_embeddings": 1 << 20},
+    config_keys={
+        **reads("conv_kernel expand layer_norm_epsilon n_groups ssm_state_size"),
+        "time_step_limit": _NO_LIMIT,
+    },
+    gguf_keys=MAMBA2_KEYS,
+    tensors={"norm": "attn_norm"},
+    values=lambda config: mamba2_values(config["n_groups"]),
+    biases={"use_bias": ("ssm_in", "ssm_out"), "use_conv_bias": ("ssm_conv1d",)},
+    rotates=False,
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "ssm_conv1d.bias", "ssm_dt.bias"),
+        required=("ssm_conv1d.bias",),
+        ignores=(),
+    ),
+    translate=_mamba2_keys,
+    decoder=_mamba2_alone,
+)

@@ -26,6 +26,11 @@ _OUTER = {
     # Names of older decoders and of encoders, behind the usual ones.
     "wte.weight": "token_embd.weight",
     "wpe.weight": "position_embd.weight",
+    "tokens_embed.weight": "token_embd.weight",
+    "positions_embed.weight": "position_embd.weight",
+    "layer_norm.weight": "output_norm.weight",
+    "layer_norm.bias": "output_norm.bias",
+    "output_projection.weight": "output.weight",
     "ln_f.weight": "output_norm.weight",
     "ln_f.bias": "output_norm.bias",
     "embed_in.weight": "token_embd.weight",
@@ -165,7 +170,7 @@ _LAYER = re.compile(
 )
 _PREFIX = re.compile(
     r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
-    r"(?:bert\.|roberta\.|distilbert\.)?(?:transformer\.)?(?:gpt_neox\.)?(?:decoder\.)?"
+    r"(?:bert\.|roberta\.|distilbert\.|biogpt\.)?(?:transformer\.)?(?:gpt_neox\.)?(?:decoder\.)?"
     r"(?:encoder\.(?=layers\.|final_layernorm\.))?"
 )
 _NOT_TEXT = re.compile(

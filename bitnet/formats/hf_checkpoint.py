@@ -75,6 +75,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     stored, config = unpack_quantized(stored, config, folder.name)
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
     tensors, names = _rename(stored, description, folder)
+    numbers = _take_numbers(tensors, description, folder)
     _check_tensors(tensors, description, folder)
     has_norms = has_input_norms(tensors)
     if description.quantization.get("use_rms_norm") and not has_norms:
@@ -119,7 +120,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     return Checkpoint(
         folder,
         architecture,
-        description.metadata | own,
+        description.metadata | numbers | own,
         weights,
         description.family.rope_style,
         config=outer,
@@ -178,6 +179,25 @@ def _rename(
         key_dim = of_heads - description.value("rope.dimension_count")
         tensors = split_heads(tensors, heads, key_dim, folder.name)
     return tensors, names
+
+
+def _take_numbers(
+    tensors: dict[str, Weight], description: Description, folder: Path
+) -> dict[str, list[float]]:
+    """Keys of those *tensors* that are one number of each layer, which are removed from them."""
+    keys: dict[str, list[float]] = {}
+    for name in description.family.numbers:
+        numbers = keys[name] = []
+        for layer in range(description.value("block_count")):
+            tensor = tensors.pop(f"blk.{layer}.{name}", None)
+            values = np.empty(0) if tensor is None else registry.dequantize(tensor).reshape(-1)
+            if values.size != 1:
+                raise InvalidFormat(
+                    f"{folder.name}: layer {layer} has {values.size} numbers {name}, expected 1",
+                    hint=_COMPARE,
+                )
+            numbers.append(float(values[0]))
+    return keys
 
 
 def _split(tensors: Mapping[str, Weight], description: Description) -> dict[str, Weight]:

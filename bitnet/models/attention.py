@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Register:
     """Attention of heads to keys and values of their own or of an attention before."""
     q, k, v, gate = _projections(write, mixer, h)
+    if mixer.own_gate:
+        gate = write.linear(h, "attn_gate", mixer.heads * mixer.head_dim)
     if mixer.clamp and k is not None and v is not None:
         q, k, v = (write.clamp(x, mixer.clamp) for x in (q, k, v))
     q, k, v = _prepare(write, mixer, q, k, v)
@@ -162,6 +164,8 @@ def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale:
     q_latent = write.by_head(q_plain, every, "attn_k_b", heads * mixer.latent)  # (T, H L)
     k = write.join(latent, k_turned)  # (T, L + R)
     q = write.join(q_latent, q_turned, groups=heads)  # (T, H (L + R))
+    if mixer.growth:
+        q = write.temper(q, mixer.growth, mixer.growth_length)
     write.mark("Qcur", q)
     write.mark("Kcur", k)
     cache = write.next_cache()

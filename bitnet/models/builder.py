@@ -137,7 +137,7 @@ class Builder:
         that is not *biased* has no bias where others have one.
         """
         if not self.decoder.norm_weights:
-            return self._bare_norm(x)
+            return self._bare_norm(x, width or x.width)
         weight = f"{self.block}{name}"
         if name not in self.decoder.bare_norms:
             weight += ".weight"
@@ -161,11 +161,13 @@ class Builder:
         self.append(Norm(normed, x, weight, eps, parts or 1, bias=bias))
         return normed
 
-    def _bare_norm(self, x: Register) -> Register:
-        """Norm of *x* that subtracts its mean and has neither a weight nor a bias."""
-        centered = self.value(x.width)
-        self.append(Center(centered, x))
-        return self.norm_without_weight(centered, x.width)
+    def _bare_norm(self, x: Register, width: int) -> Register:
+        """Norm of *x* in groups of *width*, which has neither a weight nor a bias."""
+        if self.decoder.centered_norms:
+            centered = self.value(x.width)
+            self.append(Center(centered, x, width if width < x.width else 0))
+            x = centered
+        return self.norm_without_weight(x, width)
 
     def norm_without_weight(self, x: Register, width: int) -> Register:
         """RMS norm of *x* in groups of *width*."""

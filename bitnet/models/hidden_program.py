@@ -97,11 +97,27 @@ class _Decoder:
         if first is not None:
             self._layer_inputs = layer_inputs(write, first, x)
         for write.layer, block in enumerate(decoder.blocks, decoder.first_block):
-            write.block = f"blk.{write.layer}."
+            write.block = f"blk.{self._number()}."
+            if decoder.loop_norm and write.layer and write.block == "blk.0.":
+                x = self._norm_between(x)
             if decoder.joined:
                 x = self._join(x)
             x = self._block(block, x)
         return self._norm_result(x)
+
+    def _number(self) -> int:
+        """Number of the tensors of the block that is written."""
+        looped = self._decoder.looped_blocks
+        return self.write.layer % looped if looped else self.write.layer
+
+    def _norm_between(self, x: Register) -> Register:
+        """The stream between two turns of the same blocks."""
+        write = self.write
+        block = write.block
+        write.block = ""
+        x = write.norm(x, self._decoder.loop_norm)
+        write.block = block
+        return x
 
     def _embed(self) -> Register:
         """The embeddings of the tokens: ``(T, dim)``."""

@@ -105,7 +105,7 @@ def experts(
 def _choice(write: Builder, mixer: Experts, logits: Register) -> tuple[Register, Register]:
     """Numbers of the experts of each token, and their weights."""
     rule = mixer.routing
-    bias = write.vector("exp_probs_b.bias", (rule.count,)) if rule.corrected else ""
+    bias = write.vector(rule.correction, (rule.count,)) if rule.corrected else ""
     chosen, weights = write.route(logits, rule, bias)
     write.mark("ffn_moe_topk", chosen)
     # The names say what the weights went through last.
@@ -144,7 +144,7 @@ def _inside_experts(write: Builder, mixer: Experts, x: Register, chosen: Registe
 
 def _run_shared_expert(write: Builder, mixer: Experts, h: Register, scale: float) -> Register:
     """The network of every token, times the sigmoid of its gate where it has one."""
-    network = FeedForward(mixer.shared, mixer.activation, mixer.gated)
+    network = FeedForward(mixer.shared, mixer.activation, mixer.gated, mixer.shared_fused)
     if mixer.shared_gated:
         logit = write.linear(h, "ffn_gate_inp_shexp", 1)
         y = feed_forward(write, network, h, scale, suffix="_shexp")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def row_order(name: str, checkpoint: Checkpoint, config: ModelConfig) -> NDArray[np.intp] | None:
     """New row i of the tensor *name* is old row ``order[i]``; ``None``: rows are unchanged."""
     for mixer, part in _mixers(name, config):
-        if isinstance(mixer, DeltaNet) and mixer.grouped:
+        if isinstance(mixer, DeltaNet) and mixer.grouped and not mixer.joined:
             heads, numbers = _tile_heads(mixer)
             if part in ("ssm_alpha.weight", "ssm_beta.weight", "ssm_a", "ssm_dt.bias"):
                 return heads
@@ -41,7 +41,9 @@ def row_order(name: str, checkpoint: Checkpoint, config: ModelConfig) -> NDArray
 def column_order(name: str, config: ModelConfig) -> NDArray[np.intp] | None:
     """The same for columns."""
     for mixer, part in _mixers(name, config):
-        if isinstance(mixer, DeltaNet) and mixer.grouped and part == "ssm_out.weight":
+        is_tiled = isinstance(mixer, DeltaNet) and mixer.grouped and not mixer.joined
+        if is_tiled and part == "ssm_out.weight":
+            assert isinstance(mixer, DeltaNet)
             return _tile_heads(mixer)[1]
     return None
 

@@ -15,13 +15,14 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
     keys = mixer.keys_width
     values = mixer.values_width
     heads = mixer.heads
-    qkv, z, alpha, beta = write.linears(
-        h,
-        ("attn_qkv", mixer.conv_columns),
-        ("attn_gate", values),
-        ("ssm_alpha", heads),
-        ("ssm_beta", heads),
-    )
+    projections = ("attn_qkv", mixer.conv_columns), ("attn_gate", values)
+    if mixer.joined:
+        qkv, z, both = write.linears(h, *projections, ("ssm_ba", 2 * heads))
+        beta, alpha = write.split(both, heads, heads, groups=mixer.key_heads)
+    else:
+        qkv, z, alpha, beta = write.linears(
+            h, *projections, ("ssm_alpha", heads), ("ssm_beta", heads)
+        )
     write.mark("linear_attn_qkv_mixed", qkv)
     write.mark("z", z)
     write.mark("alpha", alpha)

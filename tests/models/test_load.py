@@ -56,7 +56,7 @@ def test_every_family_runs_in_every_encoding(architecture, encoding):
 def test_no_family_is_left_out():
     known = {*FAMILIES, *HYBRIDS, *LAYERED, *MIXTURES, "bitnet-25"}  # bitnet-b1.58 once
     # tests/families/test_encoders.py and test_embedding_gemma.py
-    encoders = {"bert", "gemma-embedding"}
+    encoders = {"bert", "gemma-embedding", "llama-embed"}
     assert known | encoders == set(ARCHITECTURES)
 
 

@@ -22,7 +22,8 @@ compiled = pytest.mark.skipif(
     native.module() is None, reason="the compiled module is not installed"
 )
 IDS = [5, 9, 3, 44, 12, 13, 60, 30, 20, 21, 7, 8, 63, 2, 17, 33, 41, 29, 11, 50, 6, 38, 24]
-LOOK_BACK = sorted({*FAMILIES, *LAYERED, *HYBRIDS})
+#: Of families with keys and values, which Mamba 2 does not have.
+LOOK_BACK = sorted({*FAMILIES, *LAYERED, *HYBRIDS} - {"mamba2"})
 
 
 def q8(architecture):

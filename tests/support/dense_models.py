@@ -34,7 +34,51 @@ GEMMA4 = {
 }
 GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 64}
 MPT = {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 64}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+}
 DENSE = {
+    "apertus": ("Apertus", {"rope_parameters": LLAMA3}),
+    "cwm": ("Cwm", {"head_dim": 16, "num_hidden_layers": 5, "sliding_window": 7}),
+    "ministral": (
+        "Ministral",
+        {"head_dim": 32, "layer_types": ["full_attention", *["sliding_attention"] * 2]}
+        | {"sliding_window": 7},
+    ),
+    "internlm3": ("InternLM3", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
+    "iquestcoder": ("IQuestCoder", {"head_dim": 16, "mlp_bias": True}),
+    "jais2": ("Jais2", {}),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 5.0,
+        },
+    ),
+    "hyperclovax-granite": ("HyperCLOVAX", {"residual_multiplier": 0.4, "use_post_norm": False}),
+    "nanochat": ("NanoChat", {}),
+    "persimmon": ("Persimmon", {}),
+    "gpt1": ("OpenAIGPT", {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 64}),
+    "gpt-neo": (
+        "GPTNeo",
+        {"attention_types": [[["global", "local", "local"], 1]], "num_layers": 3, "num_heads": 4}
+        | {"window_size": 6},
+    ),
+    "biogpt": ("BioGpt", {}),
+    "codegen": (
+        "CodeGen",
+        {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 64, "rotary_dim": 8},
+    ),
+    "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 6}),
+    "youtu": ("Youtu", LATENT),
+    "minicpm3": ("MiniCPM3", LATENT | {"scale_emb": 3.0, "dim_model_base": 16}),
     "gemma4-e2b": (
         "Gemma4",
         {

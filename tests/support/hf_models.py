@@ -37,7 +37,14 @@ ONLINE = {
     "quantization_mode": "online",
 }
 # Classes whose names do not follow from their kind.
-_CLASSES = {"GPT2": "GPT2LMHeadModel"}
+_CLASSES = {
+    "GPT2": "GPT2LMHeadModel",
+    "IQuestCoder": "LlamaForCausalLM",
+    "InternLM3": "LlamaForCausalLM",
+    "OpenAIGPT": "OpenAIGPTLMHeadModel",
+    "SarvamMLA": "DeepseekV3ForCausalLM",
+    "SarvamMoE": "Glm4MoeForCausalLM",
+}
 TOKENS = np.random.default_rng(3).integers(3, 96, 24).tolist()
 
 

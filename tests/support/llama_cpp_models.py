@@ -49,6 +49,20 @@ CASES = {
             "logit_scale": 5.0,
         },
     ),
+    "granite_swa": (
+        "granite_swa",
+        {
+            "attention.rope_pattern": [True, False],
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": [False, True],
+            "embedding_scale": 3.0,
+            "logit_scale": 5.0,
+            "residual_scale": 0.4,
+        },
+    ),
+    "mistral4": ("mistral4", {}),
+    "nanbeige": ("nanbeige", {"num_loops": 3}),
+    "plamo3": ("plamo3", {"attention.sliding_window": 6, "block_count": 9, "rope.freq_base": 1e6}),
     "gpt-oss": ("gpt-oss", {"block_count": 3, "attention.sliding_window": 6}),
     "gpt-oss-yarn": (
         "gpt-oss",
@@ -100,14 +114,19 @@ DELTA_NET = {  # keys as wide as values, and the epsilon that llama.cpp has for 
     "rope.dimension_sections": [3, 3, 2, 0],
     "ssm.inner_size": 4 * 32,
 }
+_OF_STATES = {
+    "qwen35moe": DELTA_NET,
+    "qwen3next": {key: DELTA_NET[key] for key in DELTA_NET if not key.startswith("rope.")},
+}
+# llama.cpp computes phimoe with other norms and another choice of experts, and has no other name.
+_NOT_THERE = ("aria_text", "flex_olmo", "flint", "phimoe")
 OF_EXPERTS = {
     f"{name}-experts": (
         name,
-        {"attention.head_count_kv": 4, "vocab_size": VOCAB}
-        | (DELTA_NET if name == "qwen35moe" else {}),
+        {"attention.head_count_kv": 4, "vocab_size": VOCAB} | _OF_STATES.get(name, {}),
     )
     for name in MIXTURES
-    if name != "phimoe"  # which llama.cpp computes with other norms and another choice of experts
+    if name not in _NOT_THERE
 }
 OF_STATES = {
     name: (

@@ -63,7 +63,117 @@ LATENT = {
     "v_head_dim": 12,
 }
 PHIMOE = {**EXPERTS, "num_experts": None, "num_local_experts": 6}
+GROUPED = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+}
+SWA = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+    "layer_rope_theta": [10000.0, 0, 10000.0],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "sliding_window": 6,
+}
+COHERE2_MOE = {
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_hidden_layers": 6,
+    "num_shared_experts": 2,
+    "prefix_dense_intermediate_size": 80,
+    "sliding_window": 6,
+}
 MIXED = {
+    "dots1": ("Dots1", GROUPED | {"first_k_dense_replace": 1, "norm_topk_prob": True}),
+    "exaone-moe": (
+        "ExaoneMoe",
+        {**EXPERTS, "moe_intermediate_size": 48, "num_hidden_layers": 5, "sliding_window": 6},
+    ),
+    "hy-v3": (
+        "HYV3",
+        {**EXPERTS, "head_dim": 32, "moe_intermediate_size": 48, "num_shared_experts": 2},
+    ),
+    "cohere2-moe": ("Cohere2Moe", {**COHERE2_MOE, "mlp_layer_types": ["dense", *["sparse"] * 5]}),
+    "cohere2-moe-sigmoid": (
+        "Cohere2Moe",
+        {**COHERE2_MOE, "expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-4},
+    ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},
+    ),
+    "mellum": (
+        "Mellum",
+        {
+            **EXPERTS,
+            "head_dim": 32,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "moe_intermediate_size": 48,
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": 20000.0}
+                for kind in ("full_attention", "sliding_attention")
+            },
+            "sliding_window": 6,
+        },
+    ),
+    "hunyuan-moe": ("HunYuanMoEV1", {"head_dim": 16, "moe_topk": 2, "num_experts": 6}),
+    "flex-olmo": ("FlexOlmo", EXPERTS),
+    "flint": (
+        "Flint",
+        {**EXPERTS, "head_dim": 32, "moe_intermediate_size": 48, "num_hidden_layers": 5}
+        | {"shared_expert_intermediate_size": 40, "sliding_window": 6},
+    ),
+    "aria-text": (
+        "AriaText",
+        {"moe_num_experts": 6, "moe_num_shared_experts": 2, "moe_topk": 2},
+    ),
+    "deepseek2": (
+        "DeepseekV2",
+        {**GROUPED, **LATENT, "first_k_dense_replace": 1, "n_shared_experts": 2},
+    ),
+    "sarvam-mla": ("SarvamMLA", {**GROUPED, **LATENT, "n_group": 2}),
+    "sarvam-moe": ("SarvamMoE", {**GROUPED, "head_dim": 16}),
+    "solar-open": ("SolarOpen", {**GROUPED, "head_dim": 32}),
+    "afmoe": (
+        "Afmoe",
+        {
+            **EXPERTS,
+            "head_dim": 16,
+            "moe_intermediate_size": 48,
+            "num_dense_layers": 1,
+            "num_hidden_layers": 5,
+            "num_shared_experts": 1,
+            "route_scale": 2.5,
+            "sliding_window": 6,
+            "mup_enabled": True,
+        },
+    ),
+    "lfm3": ("Lfm3", {"head_dim": 16, "num_hidden_layers": 6, "sliding_window": 6}),
+    "axk1": ("AXK1", {**GROUPED, **LATENT, "n_group": 2, "q_lora_rank": 24, "topk_group": 1}),
+    "granite-swa": ("GraniteSWA", SWA),
+    "granitemoe-swa": (
+        "GraniteMoeSWA",
+        {**SWA, "num_experts_per_tok": 2, "num_local_experts": 6, "shared_intermediate_size": 40},
+    ),
+    "mamba2": (
+        "Mamba2",
+        {"expand": 2, "head_dim": 16, "n_groups": 2, "num_heads": 8, "state_size": 16},
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            **DELTA_NET,
+            **EXPERTS,
+            "head_dim": 32,
+            "moe_intermediate_size": 48,
+            "num_hidden_layers": 5,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
     "phimoe": ("Phimoe", PHIMOE),
     "phimoe-published": (
         "Phimoe",

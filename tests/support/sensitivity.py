@@ -84,6 +84,15 @@ REFUSED = {
     "bitnet-b1.58": "unknown model architecture: 'bitnet-b1.58'",
     "helium": "unknown model architecture: 'helium'",
     "opt": "unknown model architecture: 'opt'",
+    "minicpm3": "missing tensor 'blk.0.attn_kv_b.weight'",
+    **{
+        name: f"unknown model architecture: '{name}'"
+        for name in ("axk1", "biogpt", "gpt_neo", "hyperclovax", "lfm3", "nanochat", "openai-gpt")
+    },
+    **{
+        name: f"unknown model architecture: '{name}'"
+        for name in ("persimmon", "vaultgemma", "youtu")
+    },
 }
 #: Those that ik-llama-cpp-python 0.1.5 loads and computes as their authors do. It does not load the
 #: others, aborts at a block of keys that no query sees (windows, MLA) or at the epsilon of another

@@ -39,6 +39,7 @@ FAMILIES = (
     "baichuan",
     "bitnet",
     "bitnet-b1.58",
+    "biogpt",
     "bloom",
     "chatglm",
     "codeshell",
@@ -53,12 +54,14 @@ FAMILIES = (
     "gemma3",
     "glm4",
     "gpt2",
+    "gpt_neo",
     "gptj",
     "gptneox",
     "granite",
     "helium",
     "hunyuan-dense",
     "hunyuan_vl",
+    "hyperclovax",
     "internlm2",
     "jais",
     "jais2",
@@ -67,16 +70,21 @@ FAMILIES = (
     "minicpm",
     "mistral3",
     "mpt",
+    "nanbeige",
+    "nanochat",
     "nemotron",
     "olmo",
     "olmo2",
+    "openai-gpt",
     "opt",
     "orion",
     "paddleocr",
     "pangu-embedded",
+    "persimmon",
     "phi2",
     "phi3",
     "plamo",
+    "plamo3",
     "qwen",
     "qwen2",
     "qwen2vl",
@@ -88,13 +96,14 @@ FAMILIES = (
     "stablelm",
     "starcoder",
     "starcoder2",
+    "vaultgemma",
     "xverse",
 )
 
 #: Families whose norms subtract means.
 LAYER_NORMS = (
     *("bloom", "codeshell", "cohere2", "command-r", "falcon", "gpt2", "gptj", "gptneox", "mpt"),
-    *("dbrx", "jais", "jais2"),
+    *("biogpt", "cohere2moe", "dbrx", "gpt_neo", "jais", "jais2", "openai-gpt", "persimmon"),
     *("nemotron", "olmo", "opt", "orion", "phi2", "stablelm", "starcoder", "starcoder2"),
 )
 #: Families that make vectors of texts, and have no head that writes.
@@ -102,15 +111,17 @@ ENCODERS = ("bert",)
 #: Families whose networks have no gate.
 UNGATED = (
     *("arcee", "bloom", "codeshell", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron"),
-    *("apertus", "jais2"),
+    *("apertus", "biogpt", "gpt_neo", "jais2", "nanochat", "openai-gpt", "persimmon"),
     *("opt", "phi2", "starcoder", "starcoder2"),
 )
 #: Families whose layers differ in shape.
-LAYERED = ("deepseek2", "gemma4", "openelm")
+LAYERED = (
+    *("axk1", "deepseek2", "gemma4", "granite_swa", "minicpm3", "mistral4", "openelm", "youtu"),
+)
 #: Families with states of fixed size in some of their layers.
 HYBRIDS = (
-    *("falcon-h1", "granitehybrid", "lfm2", "lfm2moe"),
-    *("nemotron_h", "nemotron_h_moe", "qwen35"),
+    *("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "lfm3"),
+    *("mamba2", "nemotron_h", "nemotron_h_moe", "qwen35"),
 )
 #: Families whose feed-forward networks are experts.
 MIXTURES = {
@@ -149,6 +160,48 @@ MIXTURES = {
         "rope.dimension_count": 32,
         "swiglu_clamp_exp": [7.0, 7.0],
     },
+    "afmoe": {
+        "attention.sliding_window": 4,
+        "block_count": 5,
+        "expert_gating_func": 2,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "leading_dense_block_count": 1,
+    },
+    "arctic": {},
+    "aria_text": {"expert_shared_feed_forward_length": 256},
+    "flex_olmo": {"expert_weights_norm": True},
+    "flint": {
+        "attention.sliding_window": 4,
+        "attention.sliding_window_pattern": [True, False],
+        "expert_shared_feed_forward_length": 256,
+        "expert_weights_norm": True,
+    },
+    "cohere2moe": {
+        "attention.sliding_window": 4,
+        "attention.layer_norm_rms_epsilon": None,
+        "expert_gating_func": 2,
+        "expert_shared_count": 2,
+        "leading_dense_block_count": 1,
+        "logit_scale": 0.5,
+    },
+    "deepseek2-ocr": {"expert_shared_count": 2, "leading_dense_block_count": 1}
+    | {"attention.head_count_kv": 4},
+    "exaone-moe": {
+        "attention.sliding_window": 4,
+        "expert_gating_func": 2,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+        "leading_dense_block_count": 1,
+    },
+    "grok": {},
+    "hy_v3": {
+        "expert_shared_feed_forward_length": 512,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+    },
     "bailingmoe": {"expert_shared_count": 1, "expert_weights_norm": True}
     | {"rope.dimension_count": 64},
     "deepseek": {"expert_shared_count": 2, "leading_dense_block_count": 1},
@@ -166,6 +219,7 @@ MIXTURES = {
     "olmoe": {},
     "phimoe": {},
     "qwen2moe": {"expert_shared_feed_forward_length": 256},
+    "qwen3next": {"expert_shared_feed_forward_length": 256},
     "qwen35moe": {"expert_shared_feed_forward_length": 256},
     "qwen3moe": {},
     "smallthinker": {"attention.sliding_window": 4096, "expert_gating_func": 2},
@@ -230,9 +284,9 @@ def _gemma4(more):
 
 def metadata(architecture, **more):
     keys = KEYS | more
-    if architecture in ("qwen35", "qwen35moe"):
+    if architecture in ("qwen35", "qwen35moe", "qwen3next"):
         keys = DELTA_NET | keys
-    if architecture in ("falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe"):
+    if architecture in ("falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe"):
         keys = MAMBA2 | keys
     if architecture in ("nemotron_h", "nemotron_h_moe"):  # a state, attention and a network in turn
         keys |= {"block_count": more.get("block_count", 3)}
@@ -242,10 +296,12 @@ def metadata(architecture, **more):
     if architecture == "nemotron_h_moe":
         keys |= EXPERTS | {"expert_shared_feed_forward_length": 256, "moe_latent_size": 256}
         keys |= {"expert_weights_norm": True, "expert_weights_scale": 2.5} | more
-    if architecture in ("granitehybrid", "lfm2", "lfm2moe"):
+    if architecture in ("granitehybrid", "lfm2", "lfm2moe", "lfm3"):
         kv_heads = [2 * (layer % 2) for layer in range(keys["block_count"])]
         keys["attention.head_count_kv"] = kv_heads
-    if architecture in ("lfm2", "lfm2moe"):
+    if architecture == "nanbeige":
+        keys = {"num_loops": 2} | keys
+    if architecture in ("lfm2", "lfm2moe", "lfm3"):
         keys["shortconv.l_cache"] = 3
     if architecture == "lfm2moe":
         keys |= EXPERTS | {"expert_gating_func": 2, "leading_dense_block_count": 1}
@@ -253,12 +309,22 @@ def metadata(architecture, **more):
         keys |= EXPERTS | {"feed_forward_length": 256} | MIXTURES[architecture] | more
     if architecture == "gemma4":
         keys = KEYS | _gemma4(more) | more
-    if architecture == "deepseek2":
+    if architecture in ("axk1", "deepseek2", "mistral4"):
         keys = KEYS | EXPERTS | LATENT | more
+    if architecture in ("minicpm3", "youtu"):
+        latent = {key: value for key, value in LATENT.items() if key.startswith(("att", "rope"))}
+        keys = KEYS | latent | more
+    if architecture == "vaultgemma":
+        keys = {"attention.scale": 0.1} | keys
+    if architecture == "mistral4":  # queries grow within the context
+        keys |= {"attention.temperature_length": 8, "attention.temperature_scale": 0.3} | more
     if architecture in ENCODERS:
         keys |= {"attention.head_count_kv": 4, "attention.causal": False} | more
     if architecture in (*LAYER_NORMS, *ENCODERS):
         keys = {"attention.layer_norm_epsilon": 1e-5} | keys
+    if architecture == "granite_swa":
+        keys |= {"attention.sliding_window": 4, "attention.sliding_window_pattern": [False, True]}
+        keys |= {"embedding_scale": 2.0, "residual_scale": 0.7, "logit_scale": 1.5} | more
     if architecture == "openelm":
         keys |= {
             "attention.head_count": [8, 4],
@@ -277,7 +343,7 @@ def metadata(architecture, **more):
         keys = {"use_parallel_residual": True} | keys
     if architecture in ("cohere2", "command-r"):
         keys = {"logit_scale": 0.5} | keys
-    if architecture == "minicpm":
+    if architecture in ("minicpm", "minicpm3"):
         scales = {"embedding_scale": 2.0, "residual_scale": 0.7, "logit_scale": 1.5}
         keys = scales | keys
     if architecture in ("cohere2", "gemma2", "gemma3") and "attention.sliding_window" not in more:
@@ -319,13 +385,25 @@ def tiny(architecture, *, seed=0, **more):
     keys = metadata(architecture, **more)
     if architecture in (
         "bailingmoe2",
+        "axk1",
         "deepseek2",
+        "mistral4",
         "ernie4_5-moe",
+        "exaone-moe",
         "minimax-m2",
     ):  # whose choice may be corrected
         name = f"blk.{keys[f'{architecture}.block_count'] - 1}.exp_probs_b.bias"
         weights[name] = _f32(name, _normal(seed, name, keys[f"{architecture}.expert_count"]) * 0.2)
     checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
+    # A layer has experts if it has a router, and may correct it.
+    routers = {"hy_v3": (("ffn_gate_inp.weight", 0.5), ("exp_probs_b", 0.2))}
+    routers["flint"] = routers["hy_v3"][:1]
+    if architecture in routers:
+        last = keys[f"{architecture}.block_count"] - 1
+        for name, spread in routers[architecture]:
+            whole = f"blk.{last}.{name}"
+            shape = (6, width) if name.endswith("weight") else (6,)
+            weights[whole] = _f32(whole, _normal(seed, whole, shape) * spread)
     if architecture == "nemotron_h_moe":  # a network has experts if it has a router
         for layer in range(2, keys[f"{architecture}.block_count"], 3):
             name = f"blk.{layer}.ffn_gate_inp.weight"
@@ -334,12 +412,18 @@ def tiny(architecture, *, seed=0, **more):
         if name in weights:
             continue
         values = _normal(seed, name, shape) * 0.08
+        if architecture == "gpt_neo" and "attn_q" in name:
+            values = values / 8  # whose scores are not divided by the root of a head's width
         if name.endswith("ssm_a"):
             values = -np.exp(values * 10)  # below zero: a state is forgotten
-        weights[name] = _f32(
-            name, values + 1 if name.endswith(("norm.weight", "ffn_norm")) else values
-        )
+        weights[name] = _f32(name, values + 1 if name.endswith(_NORMS) else values)
     return checkpoint
+
+
+_NORMS = (
+    *("norm.weight", "ffn_norm", "ffn_norm_exps.weight"),
+    *("post_attention_norm", "post_ffw_norm"),
+)
 
 
 def _normal(seed, name, shape):

@@ -1,0 +1,60 @@
+"""Rows of a folder's one matrix of queries, keys and values, and their order in GGUF."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from bitnet.families.family import Parts, Values
+
+
+def split_groups(
+    rows: NDArray[Any], groups: int, heads: int = 1
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Queries, keys and values among *rows*, which are stored for one key head after another.
+
+    Args:
+        rows: a matrix or a bias; for each of *groups*, *heads* of queries, a key and a value.
+        groups: key heads, or other equal parts of the heads.
+        heads: heads of queries for each of them.
+
+    Raises:
+        ValueError: the rows are not so many.
+    """
+    by_group = rows.reshape(groups, heads + 2, -1, *rows.shape[1:])
+    parts = by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:]
+    queries, keys, values = (part.reshape(-1, *rows.shape[1:]) for part in parts)
+    return queries, keys, values
+
+
+def order_queries_first(groups: int, heads: int = 1) -> Values:
+    """Functions that give all queries first, then all keys, then all values, as GGUF has them.
+
+    The arguments are those of :func:`split_groups`.
+    """
+
+    def order(rows: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate(split_groups(rows, groups, heads))
+
+    return {"attn_qkv.weight": order, "attn_qkv.bias": order}
+
+
+def split_projections(
+    groups: int, heads: int = 1, names: tuple[str, ...] = ("attn_q", "attn_k", "attn_v")
+) -> Parts:
+    """Functions that give queries, keys and values as tensors of these *names*.
+
+    The other arguments are those of :func:`split_groups`.
+    """
+
+    def rows_of(number: int) -> Any:
+        return lambda rows: split_groups(rows, groups, heads)[number]
+
+    return {
+        f"attn_qkv.{kind}": {f"{name}.{kind}": rows_of(at) for at, name in enumerate(names)}
+        for kind in ("weight", "bias")
+    }

@@ -1,0 +1,383 @@
+"""Families of which experts are the difference: EXAONE MoE, HY V3, Cohere2 MoE, Grok, Arctic ...
+
+Their attention, norms and windows are those of other families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bitnet.base.errors import Unsupported
+from bitnet.families.blocks import Attention, Branch, Experts, FeedForward
+from bitnet.families.dense import (
+    WINDOW_CONFIG,
+    ModelConfig,
+    alternating,
+    attention,
+    check_local_base,
+    dense_as_stored,
+    is_fused,
+    model_of,
+    read_windows,
+    sizes,
+    usual_block,
+)
+from bitnet.families.experts import (
+    EXPERT_CONFIG,
+    EXPERT_KEYS,
+    GROUPED_CONFIG,
+    GROUPED_KEYS,
+    experts,
+    experts_by_groups,
+    gating,
+    group_keys,
+    group_routing,
+    leading_dense_layers,
+)
+from bitnet.families.family import ATTENTION, BIASES, WINDOWS, LlamaCppSupport, register
+from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
+
+_OWN_HEAD: dict[str, Any] = {"required": ("output.weight",), "tied": False}
+_PERIOD = 4  # one layer in this many has no window
+
+
+def _rotate_windows_only(_layer: int, usual: Attention) -> Attention:
+    """Attention that rotates if it has a window."""
+    return usual if usual.window else replace(usual, rope=None)
+
+
+def _with_shared(keys: Keys, network: Experts) -> Experts:
+    """*network* beside one of a width of its own, by default that of an expert."""
+    width = keys.integer("expert_shared_feed_forward_length", 0) or network.width
+    return replace(network, shared=width)
+
+
+def _exaone_experts(keys: Keys) -> ModelConfig:
+    check_local_base(keys, keys.number("rope.freq_base", 10000.0))
+    network = experts(keys, routing=group_routing(keys))
+    return dense_as_stored(
+        keys,
+        qk_norm="head",
+        period=_PERIOD,
+        window=keys.integer("attention.sliding_window"),
+        each=_rotate_windows_only,
+        mixture=_with_shared(keys, network),
+    )
+
+
+def _exaone_keys(config: Config) -> dict[str, Any]:
+    if not config["sliding_window"]:
+        raise refusal("sliding_window", config["sliding_window"], "in GGUF there is one")
+    shared = config["num_shared_experts"]
+    return {
+        **group_keys(config),
+        **alternating(_PERIOD, "sliding_window_pattern")(config),
+        "expert_shared_count": shared,
+        "expert_shared_feed_forward_length": shared * config["moe_intermediate_size"],
+        "leading_dense_block_count": leading_dense_layers(config, config["first_k_dense_replace"]),
+    }
+
+
+# Layers with a window rotate, every fourth has full attention and does not.
+register(
+    title="EXAONE with experts",
+    architecture="exaone-moe",
+    config_keys={
+        **GROUPED_CONFIG,
+        **WINDOW_CONFIG,
+        **reads("mlp_layer_types num_shared_experts sliding_window_pattern"),
+    },
+    gguf_keys=GROUPED_KEYS | reads("expert_shared_feed_forward_length rope.freq_base_swa"),
+    tensors={"mlp.e_score_correction_bias": "exp_probs_b.bias"},
+    biases={"attention_bias": ATTENTION},
+    more_blocks=True,
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "exp_probs_b.bias", "rope_freqs.weight", *BIASES),
+        ignores=(),
+        whole_width=True,
+        nonzero=("attention.sliding_window",),
+        needs=frozenset({"window"}),
+        **_OWN_HEAD,
+    ),
+    translate=_exaone_keys,
+    decoder=_exaone_experts,
+)
+
+
+def _hy_v3(keys: Keys) -> ModelConfig:
+    last = keys.integer("block_count") - keys.integer("nextn_predict_layers", 0) - 1
+    correction = "exp_probs_b"
+    routing = {
+        "gating": gating(keys, "sigmoid"),
+        "corrected": f"blk.{last}.{correction}" in keys.weights,
+        "correction": correction,
+        "renormalised": bool(keys.value("expert_weights_norm", False)),
+        "scale": keys.number("expert_weights_scale", 0.0) or 1.0,
+    }
+    network = experts(keys, routing=routing)
+    has_router = [
+        f"blk.{layer}.ffn_gate_inp.weight" in keys.weights
+        for layer in range(keys.integer("block_count"))
+    ]
+    first = has_router.index(True) if True in has_router else len(has_router)
+    if not all(has_router[first:]):
+        raise contradiction(keys, "layers without experts behind one that has them")
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, qk_norm="head", fused=is_fused(keys))
+    mixture = _with_shared(keys, network)
+    usual = FeedForward(model_sizes.ffn)
+    networks = (mixture if routed else usual for routed in has_router)
+    return model_of(keys, model_sizes, (usual_block(mixer, network) for network in networks))
+
+
+def _hy_v3_keys(config: Config) -> dict[str, Any]:
+    leading_dense_layers(config, 1)  # the tensors say which they are
+    shared = config["num_shared_experts"]
+    return {
+        "expert_gating_func": 2,
+        "expert_shared_feed_forward_length": shared * config["moe_intermediate_size"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": float(config["router_scaling_factor"]),
+    }
+
+
+# A layer has experts if it has a router.
+register(
+    title="HY V3",
+    architecture="hy_v3",
+    config_keys={
+        **EXPERT_CONFIG,
+        **reads("mlp_layer_types moe_intermediate_size num_shared_experts router_scaling_factor"),
+        "enable_moe_fp32_combine": HARMLESS,
+        "num_nextn_predict_layers": HARMLESS,  # of blocks that are left out
+        "route_norm": neutral(None, True),
+    },
+    gguf_keys=GROUPED_KEYS | reads("expert_shared_feed_forward_length"),
+    tensors={
+        "mlp.e_score_correction_bias": "exp_probs_b",
+        "mlp.expert_bias": "exp_probs_b",
+        "mlp.router.gate": "ffn_gate_inp",
+        **{f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    },
+    biases={"attention_bias": ATTENTION},
+    more_blocks=True,
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "exp_probs_b", "rope_freqs.weight", *BIASES)
+    ),
+    translate=_hy_v3_keys,
+    decoder=_hy_v3,
+)
+
+
+def _cohere2_experts(keys: Keys) -> ModelConfig:
+    model_sizes = sizes(keys)
+    usual = attention(keys, model_sizes.dim, fused=is_fused(keys))
+    check_local_base(keys, usual.rope.theta if usual.rope else 0.0)
+    dense_layers = keys.integer("leading_dense_block_count")
+    routing = {
+        "gating": gating(keys, "sigmoid"),
+        "renormalised": bool(keys.value("expert_weights_norm", False)),
+        "scale": keys.number("expert_weights_scale", 0.0) or 1.0,
+    }
+    mixture = experts(keys, width=model_sizes.ffn, routing=routing)
+    half = 1.0
+    if shared := keys.integer("expert_shared_count", 0):
+        width = keys.integer("expert_shared_feed_forward_length", 0)
+        mixture = replace(mixture, shared=width or shared * mixture.width)
+        half = 0.5
+    network = FeedForward(model_sizes.ffn)
+    window_size = keys.integer("attention.sliding_window")
+    windows = read_windows(keys, model_sizes.layers, period=_PERIOD, window=window_size, last=False)
+    blocks = []
+    for layer, window in enumerate(windows):
+        is_dense = layer < dense_layers
+        rotates = window or is_dense
+        mixer = replace(usual, window=window, rope=usual.rope if rotates else None)
+        beside = Branch(
+            "attn_norm",
+            (network if is_dense else mixture,),
+            scale=1.0 if is_dense else half,
+            parallel=True,
+        )
+        blocks.append((Branch("attn_norm", (mixer,)), beside))
+    return model_of(
+        keys, model_sizes, blocks, logit_scale=keys.number("logit_scale"), **_norms(keys)
+    )
+
+
+def _norms(keys: Keys) -> dict[str, Any]:
+    """Fields of :class:`ModelConfig`: norms without the mean if the file has their epsilon."""
+    rms = keys.number("attention.layer_norm_rms_epsilon", 0.0)
+    if rms:
+        return {"norm_eps": rms}
+    return {"norm_eps": keys.number("attention.layer_norm_epsilon"), "centered_norms": True}
+
+
+def _cohere2_keys(config: Config) -> dict[str, Any]:
+    dense_layers = leading_dense_layers(config, config.get("first_k_dense_replace") or 0)
+    shared = config["num_shared_experts"]
+    if shared and config["shared_expert_combination_strategy"] != "average":
+        why = "in GGUF, experts and the network beside them are averaged"
+        raise refusal("shared_expert_combination_strategy", "sum", why)
+    if dense_layers and config["prefix_dense_sliding_window_pattern"] != 1:
+        why = "only first layers without windows, which rotate, are computed"
+        period = config["prefix_dense_sliding_window_pattern"]
+        raise refusal("prefix_dense_sliding_window_pattern", period, why)
+    chosen = config["expert_selection_fn"]
+    if chosen not in ("sigmoid", "softmax"):
+        raise ValueError(f"expert_selection_fn is {chosen!r}")
+    is_sigmoid = chosen == "sigmoid"
+    kinds = config.get("layer_types")
+    if kinds is None:
+        period = config["sliding_window_pattern"]
+        layers = range(config["num_hidden_layers"] - dense_layers)
+        rest = ["full" if (layer + 1) % period == 0 else "sliding" for layer in layers]
+        kinds = [f"{kind}_attention" for kind in ["full"] * dense_layers + rest]
+    keys = alternating(_PERIOD)({**config, "layer_types": kinds}) | {
+        "expert_feed_forward_length": config["intermediate_size"],
+        "expert_gating_func": 2 if is_sigmoid else 1,
+        # The softmax of the chosen logits is that of all, divided by what is chosen.
+        "expert_weights_norm": config["norm_topk_prob"] if is_sigmoid else True,
+        "expert_shared_count": shared,
+        "expert_shared_feed_forward_length": shared * config["intermediate_size"],
+        "leading_dense_block_count": dense_layers,
+    }
+    if dense_layers:
+        keys["feed_forward_length"] = config["prefix_dense_intermediate_size"]
+    return keys
+
+
+# Attention and network are side by side, behind one norm. The first layers have no experts and
+# rotate; of the others those with a window do.
+register(
+    title="Command A and North with experts",
+    architecture="cohere2moe",
+    model_types=("cohere2_moe",),
+    nullable=("rms_norm_eps",),
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    config_keys={
+        **EXPERT_CONFIG,
+        **WINDOW_CONFIG,
+        **reads("expert_selection_fn first_k_dense_replace layer_norm_eps logit_scale"),
+        **reads("mlp_layer_types norm_topk_prob num_shared_experts sliding_window_pattern"),
+        **reads("prefix_dense_intermediate_size prefix_dense_sliding_window_pattern"),
+        **reads("shared_expert_combination_strategy"),
+        "num_nextn_predict_layers": HARMLESS,  # of blocks that are left out
+    },
+    gguf_keys=GROUPED_KEYS
+    | reads("attention.layer_norm_epsilon expert_shared_feed_forward_length logit_scale")
+    | reads("rope.freq_base_swa"),
+    biases={"attention_bias": ATTENTION},
+    more_blocks=True,
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "rope_freqs.weight", *BIASES),
+        ignores=(),
+        whole_width=True,
+        needs=frozenset({"window"}),
+    ),
+    translate=_cohere2_keys,
+    decoder=_cohere2_experts,
+)
+
+
+def _deepseek_ocr(keys: Keys) -> ModelConfig:
+    if keys.number("rope.freq_base", 10000.0) != 10000.0:
+        why = "llama.cpp computes 10000 only"
+        key = "rope.freq_base"
+        raise refusal(key, keys.number(key), why, model=keys.path.name)
+    network = experts_by_groups(keys, default="softmax")
+    return dense_as_stored(keys, mixture=network)
+
+
+# The text of a model that sees; its attention is the usual one, without latents.
+register(
+    title="DeepSeek-OCR, its text",
+    architecture="deepseek2-ocr",
+    model_types=(),
+    gguf_keys=GROUPED_KEYS,
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "exp_probs_b.bias", *BIASES), whole_width=True, whole_keys=True
+    ),
+    decoder=_deepseek_ocr,
+)
+
+# Of Grok 1, whose files have no keys for them.
+_GROK_EMBEDDING = 78.38367176906169
+_GROK_OUTPUT = 0.5773502691896257
+_GROK_SCORES = 0.08838834764831845
+_GROK_CAP = 30.0
+
+
+def _grok(keys: Keys) -> ModelConfig:
+    model_sizes = sizes(keys)
+    cap = keys.number("attn_logit_softcapping", _GROK_CAP)
+    scale = keys.number("attention.output_scale", _GROK_SCORES)
+    mixer = attention(keys, model_sizes.dim, scale=scale, softcap=cap, fused=is_fused(keys))
+    if mixer.rope is not None and mixer.rope.scaling == "yarn":
+        raise Unsupported(
+            f"{keys.path.name}: YaRN with the bounds of Grok 2 (beta_fast 8) is not computed",
+            hint="choose another model",
+        )
+    network = experts(keys, width=model_sizes.ffn, activation="gelu_tanh")
+    has_norm_of_layer = "blk.0.layer_output_norm.weight" in keys.weights
+    behind = "layer_output_norm" if has_norm_of_layer else "post_ffw_norm"
+    norms = (("attn_norm", "attn_output_norm"), ("ffn_norm", behind))
+    if "blk.0.ffn_up.weight" in keys.weights:
+        raise Unsupported(
+            f"{keys.path.name}: a dense network whose result is averaged with that of the experts "
+            "before one norm (Grok 2) is not computed",
+            hint="choose another model",
+        )
+    return model_of(
+        keys,
+        model_sizes,
+        [usual_block(mixer, network, norms=norms)] * model_sizes.layers,
+        embedding_scale=keys.number("embedding_scale", _GROK_EMBEDDING),
+        logit_scale=keys.number("logit_scale", _GROK_OUTPUT),
+        final_softcap=keys.number("final_logit_softcapping", 0.0),
+    )
+
+
+register(
+    title="Grok 1",
+    architecture="grok",
+    model_types=(),
+    gguf_keys={
+        **EXPERT_KEYS,
+        **reads("attention.output_scale attn_logit_softcapping embedding_scale"),
+        **reads("final_logit_softcapping logit_scale"),
+        "router_logit_softcapping": HARMLESS,  # read by no engine
+        "attention.temperature_length": HARMLESS,
+    },
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True),
+    decoder=_grok,
+)
+
+
+def _arctic(keys: Keys) -> ModelConfig:
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
+    block = (
+        Branch("attn_norm", (mixer,)),
+        Branch("ffn_norm", (FeedForward(model_sizes.dim),)),
+        Branch("ffn_norm_exps", (experts(keys, width=model_sizes.ffn),), parallel=True),
+    )
+    return model_of(keys, model_sizes, [block] * model_sizes.layers)
+
+
+# A dense network as wide as the model; experts read the input of the block.
+register(
+    title="Snowflake Arctic",
+    architecture="arctic",
+    model_types=(),
+    gguf_rope_style="interleaved",
+    gguf_keys=EXPERT_KEYS,
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", *BIASES),
+        ignores=(*WINDOWS, "expert_feed_forward_length"),
+        whole_width=True,
+    ),
+    decoder=_arctic,
+)
