@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 OTHER_PIP = 86  # exit status: pip is not as it is expected here
+REFUSED_BY_PROXY = "407 Proxy Authentication Required"  # in an error of pip
 
 
 def main(words: list[str]) -> int:
@@ -51,6 +52,7 @@ def _find(command: Any, options: Any, requirements: list[str]) -> list[dict[str,
     from pip._internal.req.constructors import install_req_from_line
 
     session = command.get_default_session(options)
+    _refuse_once(session)
     finder = command._build_package_finder(options=options, session=session)
     facts = []
     for requirement in requirements:
@@ -71,6 +73,29 @@ def _find(command: Any, options: Any, requirements: list[str]) -> list[dict[str,
             }
         )
     return facts
+
+
+def _refuse_once(session: Any) -> None:
+    """Let *session* fail at once where a proxy refuses the login.
+
+    pip would try the same password six times, which locks some accounts.
+    """
+    from pip._vendor.urllib3.exceptions import MaxRetryError
+    from pip._vendor.urllib3.util.retry import Retry
+
+    class Patience(Retry):  # type: ignore[misc, valid-type]
+        def increment(
+            self, method: Any = None, url: Any = None, response: Any = None, error: Any = None,
+            _pool: Any = None, _stacktrace: Any = None,
+        ) -> Any:  # fmt: skip
+            if error is not None and REFUSED_BY_PROXY in str(error):
+                raise MaxRetryError(_pool, url, error)
+            return super().increment(method, url, response, error, _pool, _stacktrace)
+
+    for adapter in session.adapters.values():
+        retries = getattr(adapter, "max_retries", None)
+        if isinstance(retries, Retry):
+            retries.__class__ = Patience  # it keeps its numbers, and passes them on
 
 
 def _with_login(url: str, user: str | None, password: str | None) -> str:

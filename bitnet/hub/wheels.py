@@ -38,7 +38,7 @@ from bitnet.base.errors import (
 from bitnet.base.files import CACHE_HINT, require_space
 from bitnet.base.invocation import isolate
 from bitnet.hub.orders import FileOrder
-from bitnet.hub.pip_child import OTHER_PIP
+from bitnet.hub.pip_child import OTHER_PIP, REFUSED_BY_PROXY
 from bitnet.hub.session import HubSession
 from bitnet.hub.transport import NetworkRoute
 from bitnet.sources import Package, Source
@@ -72,6 +72,13 @@ _FAILURES: tuple[tuple[str, type[BitnetError], str], ...] = (
         f"{sys.executable} -m ensurepip --upgrade   (or: uv pip install pip)",
     ),
     (r"(?i)No space left|Errno 28|Errno 122|Disk quota", NoSpace, CACHE_HINT),
+    (
+        REFUSED_BY_PROXY,
+        NetworkError,
+        "the proxy refuses its user name or password: correct them where pip has them: "
+        "pip config list   (or: export HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT; write other "
+        "characters than letters and digits as %XX)",
+    ),
     (r"\b(401|403) (Client )?Error|Unauthorized|Forbidden", AuthError, _INDEX),
     (
         r"connection broken|connection error:|ConnectionError|ConnectTimeout|ReadTimeout"

@@ -191,6 +191,20 @@ def test_a_wrong_login_is_an_error_of_access(pip, index, bundle, store, monkeypa
     assert not index.sent
 
 
+@pytest.mark.parametrize("way", ["PIP_PROXY", "HTTPS_PROXY"])
+def test_a_proxy_that_refuses_the_password_is_named_and_asked_once(
+    pip, index, proxy, bundle, store, monkeypatch, way
+):
+    monkeypatch.setenv("PIP_INDEX_URL", through_the_proxy(index))
+    monkeypatch.setenv(way, proxy.url.replace("//", "//office:wrong@"))
+    monkeypatch.setenv("PIP_CERT", bundle)
+    with pytest.raises(NetworkError, match="Tunnel connection failed: 407") as caught:
+        obtain(store)
+    assert proxy.refused == 1
+    assert "the proxy refuses its user name or password" in caught.value.hint
+    assert "wrong" not in str(caught.value)
+
+
 def test_a_pip_that_is_built_otherwise_is_asked_for_a_report(pip, wheels, store, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
