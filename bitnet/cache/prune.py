@@ -152,7 +152,11 @@ def plan_model(root: Path, files: ModelFiles) -> Removal:
     digests = {record.sha256 for record in mine}
     stored = [entry for entry in everything if entry.is_stored and entry.path.name in digests]
     gone = [entry for entry in stored if entry.path.name not in other_names]
-    shared = tuple((e, tuple(other_names[e.path.name])) for e in stored if e not in gone)
+    shared = tuple(
+        (entry, tuple(dict.fromkeys(other_names[entry.path.name])))
+        for entry in stored
+        if entry not in gone
+    )
 
     # Links: at the places of the model, and to the bytes that go.
     places = {root / record.place for record in mine if record.place is not None}

@@ -315,12 +315,15 @@ def calls_in(log):
         if str(root) in line and not (is_open and "O_CREAT" not in line):
             yield match[2], numbers[thread], line
 
+def copy_all(source, target):
+    "Copy the folders of *source* together: names of one file stay names of one file."
+    subprocess.run(["cp", "-a", *source.iterdir(), target], check=True)
+
 def restore():
     "The folder as it was before the first run."
     for path in (cache, work):
         shutil.rmtree(path, ignore_errors=True)
-        if (facts_before / path.name).exists():
-            subprocess.run(["cp", "-a", facts_before / path.name, path], check=True)
+    copy_all(facts_before, root)
 
 if facts.get("alone"):
     SCENARIOS[scenario]()
@@ -335,9 +338,7 @@ if facts.get("traced"):
         shutil.copytree(facts["warm"], cache)
     if "before" in facts:
         prepare()
-    for path in (cache, work):
-        if path.exists():
-            subprocess.run(["cp", "-a", path, facts_before / path.name], check=True)
+    copy_all(root, facts_before)
     log = root.parent / "strace.log"
     end = trace(log)
     if end != 0:
