@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -51,8 +52,8 @@ def _find(command: Any, options: Any, requirements: list[str]) -> list[dict[str,
     """Facts of the wheel of each of *requirements*, in order."""
     from pip._internal.req.constructors import install_req_from_line
 
+    _refuse_once()
     session = command.get_default_session(options)
-    _refuse_once(session)
     finder = command._build_package_finder(options=options, session=session)
     facts = []
     for requirement in requirements:
@@ -75,27 +76,21 @@ def _find(command: Any, options: Any, requirements: list[str]) -> list[dict[str,
     return facts
 
 
-def _refuse_once(session: Any) -> None:
-    """Let *session* fail at once where a proxy refuses the login.
+def _refuse_once() -> None:
+    """Let a request fail at once where a proxy refuses the login.
 
     pip would try the same password six times, which locks some accounts.
     """
-    from pip._vendor.urllib3.exceptions import MaxRetryError
-    from pip._vendor.urllib3.util.retry import Retry
+    urllib3: Any = import_module("pip._vendor.urllib3")
+    increment = urllib3.Retry.increment
 
-    class Patience(Retry):  # type: ignore[misc, valid-type]
-        def increment(
-            self, method: Any = None, url: Any = None, response: Any = None, error: Any = None,
-            _pool: Any = None, _stacktrace: Any = None,
-        ) -> Any:  # fmt: skip
-            if error is not None and REFUSED_BY_PROXY in str(error):
-                raise MaxRetryError(_pool, url, error)
-            return super().increment(method, url, response, error, _pool, _stacktrace)
+    def increment_unless_refused(retries: Any, *args: Any, **options: Any) -> Any:
+        error = options.get("error")
+        if error is not None and REFUSED_BY_PROXY in str(error):
+            raise error
+        return increment(retries, *args, **options)
 
-    for adapter in session.adapters.values():
-        retries = getattr(adapter, "max_retries", None)
-        if isinstance(retries, Retry):
-            retries.__class__ = Patience  # it keeps its numbers, and passes them on
+    urllib3.Retry.increment = increment_unless_refused
 
 
 def _with_login(url: str, user: str | None, password: str | None) -> str:
