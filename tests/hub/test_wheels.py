@@ -172,14 +172,13 @@ def test_a_kill_when_the_model_is_seen_leaves_no_wheel_behind(hub, wheels, store
 
 
 def _killed_at(digest, publish):
-    def then_killed(self, partial, sha256, claims):
-        publish(self, partial, sha256, claims)
+    def publish_and_die(self, partial, sha256, claims=None, **options):
+        blob = publish(self, partial, sha256, claims, **options)
         if sha256 == digest:
             raise KeyboardInterrupt
+        return blob
 
-    return lambda self, partial, sha256, claims=None: (
-        then_killed(self, partial, sha256, claims) or Store.find(self, sha256)
-    )
+    return publish_and_die
 
 
 def test_progress_names_the_model_and_not_its_wheels(hub, wheels, store, monkeypatch, capsys):
