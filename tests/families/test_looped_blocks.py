@@ -1,0 +1,32 @@
+"""Models whose blocks run several times, each time with caches of their own (Nanbeige 4.2)."""
+
+import numpy as np
+from tiny_models import LAYERS, tiny
+
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.hidden_program import layout
+from bitnet.models.load import config_from, load_model
+
+IDS = [5, 9, 3, 44, 12]
+
+
+def logits(**keys):
+    """Logits of a tiny model with these *keys*."""
+    model = load_model(tiny("nanbeige", **keys), ops=ReferenceOps())
+    return model.forward(IDS, KVCache(model.config, 64), all_positions=True)
+
+
+def test_each_turn_has_caches_and_the_tensors_are_those_of_the_first():
+    config = config_from(tiny("nanbeige", num_loops=3))
+    assert len(config.caches) == 3 * LAYERS
+    numbers = {name.split(".")[1] for name in layout(config).required if name.startswith("blk.")}
+    assert numbers == {str(number) for number in range(LAYERS)}
+
+
+def test_turns_and_the_norm_between_them_change_the_logits():
+    once = logits(num_loops=1)
+    twice = logits(num_loops=2)
+    without_norm = logits(num_loops=2, skip_loop_final_norm=True)
+    assert np.abs(once - twice).max() > 0.01 * np.ptp(once)
+    assert np.abs(without_norm - twice).max() > 0.01 * np.ptp(twice)
