@@ -205,6 +205,8 @@ def test_a_pasted_page_of_the_hub_is_fetched_from_the_endpoint(contents, bitnet,
     ],
 )
 def test_a_word_that_is_not_a_model_suggests_names_and_no_option(command, typed, hint, bitnet):
+    if command == "serve":
+        pytest.importorskip("uvicorn", reason="the extra serve is not installed")
     prompt = {"run": ("a",), "infer": ("--prompt", "a")}
     done = bitnet(command, typed, *prompt.get(command, ()))
     assert done.code in (2, 19)
