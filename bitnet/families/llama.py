@@ -73,14 +73,25 @@ _LLAMA = register(
     ),
     decoder=_llama,
 )
-# Positions see those behind them, too; it makes vectors of texts.
+
+
+def _llama_embed(keys: Keys) -> ModelConfig:
+    """Llama whose positions see those behind them where a key says so, as in llama.cpp b11434.
+
+    The authors' code lets them do so always, and llama.cpp never does without the key: a file that
+    leaves it out is refused.
+    """
+    keys.value("attention.causal")
+    return dense(keys)
+
+
 register(
     title="Llama that embeds",
     architecture="llama-embed",
     model_types=(),
     gguf_rope_style="interleaved",
     llama_cpp=_ANY_BIAS,
-    decoder=partial(dense, causal=False),
+    decoder=_llama_embed,
 )
 _MISTRAL = register(
     title="Mistral",
