@@ -66,6 +66,7 @@ def _attention(keys: Keys, layers: int) -> LatentAttention:
             raise _scaling_refusal(keys, "yarn", why)
         rope = replace(rope, attention_factor=1.0)
         scale *= magnitude(rope.factor, divided_by) ** 2
+    growth = keys.number("attention.temperature_scale", 0.0)
     return LatentAttention(
         heads=keys.integer("attention.head_count"),
         latent=keys.integer("attention.kv_lora_rank"),
@@ -77,9 +78,19 @@ def _attention(keys: Keys, layers: int) -> LatentAttention:
         eps=keys.number("attention.layer_norm_rms_epsilon")
         if keys.config is None
         else _LATENT_EPSILON,
-        growth=keys.number("attention.temperature_scale", 0.0),
-        growth_length=keys.integer("attention.temperature_length", 1),
+        growth=growth,
+        growth_length=_growth_length(keys) if growth else 1,
     )
+
+
+def _growth_length(keys: Keys) -> int:
+    """Positions between two steps of the growth of queries, without which llama.cpp aborts."""
+    length = keys.integer("attention.temperature_length")
+    if not length:
+        raise refusal(
+            "attention.temperature_length", 0, "a step has a length", model=keys.path.name
+        )
+    return length
 
 
 def _scaling_refusal(keys: Keys, scaling: str, why: str) -> Unsupported:

@@ -117,9 +117,18 @@ def test_infer_says_which_keys_it_ignored(tmp_path, bitnet):
         ({"attention.key_length_mla": None}, "a file of before May 2025"),
         ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "mscale_all_dim"),
         ({"attention.scale": 0.1}, "deepseek2.attention.scale"),
-        ({"attention.temperature_scale": 0.1}, "deepseek2.attention.temperature_scale"),
+        (
+            {"attention.temperature_scale": 0.1, "attention.temperature_length": 0},
+            "attention.temperature_length = 0",
+        ),
     ],
 )
 def test_latent_attention_of_another_kind_is_refused_by_name(keys, why):
     with pytest.raises(Unsupported, match=why):
         config_from(replace(DEEPSEEK, metadata=metadata("deepseek2", **keys)))
+
+
+def test_queries_that_grow_need_the_length_of_a_step():
+    keys = metadata("deepseek2", **{"attention.temperature_scale": 0.1})
+    with pytest.raises(InvalidFormat, match=r"deepseek2\.attention\.temperature_length is missing"):
+        config_from(replace(DEEPSEEK, metadata=keys))

@@ -19,6 +19,10 @@ CASES = {
     "ernie4_5": ("ernie4_5", {}),
     "arcee": ("arcee", {}),
     "deepseek2": ("deepseek2", {}),
+    "deepseek2-growing-queries": (
+        "deepseek2",
+        {"attention.temperature_length": 8, "attention.temperature_scale": 0.3},
+    ),
     "deepseek2-yarn": (
         "deepseek2",
         {
