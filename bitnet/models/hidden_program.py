@@ -44,6 +44,8 @@ _NAMES = {
     FeedForward: ("ffn_out", "ffn_norm"),
     LayerInput: ("per_layer_embd_out", "pe_in"),
 }
+#: Norm of experts that a block has beside a network.
+_BESIDE_NETWORK = "ffn_norm_exps"
 #: The same within a sum.
 _NAMES_IN_SUM = {Experts: ("ffn_moe", "ffn_norm_2"), FeedForward: ("ffn_mlp", "ffn_norm_1")}
 
@@ -190,6 +192,9 @@ class _Decoder:
                 y = self._mix(mixer, h, x, branch.scale)
             else:
                 name, input_name = _NAMES.get(type(mixer), ("attn_out", "attn_norm"))
+                if branch.norm == _BESIDE_NETWORK:  # whose names these would be
+                    name = ""  # the result is marked as ffn_moe_out
+                    input_name = branch.norm
                 write.mark(input_name, h)
                 y = self._mix(mixer, h, x, branch.scale)
             if branch.post_norm:
