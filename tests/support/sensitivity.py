@@ -84,7 +84,7 @@ REFUSED = {
     "bitnet-b1.58": "unknown model architecture: 'bitnet-b1.58'",
     "helium": "unknown model architecture: 'helium'",
     "opt": "unknown model architecture: 'opt'",
-    "minicpm3": "missing tensor 'blk.0.attn_kv_b.weight'",
+    "minicpm3": "tensor 'blk.0.attn_kv_b.weight' not found",
     **{
         name: f"unknown model architecture: '{name}'"
         for name in ("axk1", "biogpt", "gpt_neo", "hyperclovax", "lfm3", "nanochat", "openai-gpt")
