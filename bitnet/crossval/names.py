@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.blocks import Branch, ModelConfig
     from bitnet.kernels.program import Instruction, Program, Register
 
 # Names in the graphs of llama.cpp of what :meth:`Model.trace` calls otherwise, in every family.
@@ -31,9 +31,12 @@ _EVERYWHERE = {
     "embd": "embed",
     "inp_embd": "embed",
     "inp_scaled": "embed",
+    "inp_embd_scaled": "embed",
     "model.embed_tokens": "embed",
     "model.input_embed": "embed",
     "Qcur_attn_temp_scaled": "Qcur",
+    "Qcur_rope": "Qcur",
+    "Kcur_rope": "Kcur",
     "Qcur-post-rope": "Qcur",
     "Kcur-post-rope": "Kcur",
     "Vcur-post-rope": "Vcur",
@@ -45,7 +48,8 @@ _EVERYWHERE = {
     "ffn_moe_logits_biased": "ffn_moe_logits",
 }
 # Taken before the factor on the result of a branch.
-_BEFORE_SCALE = ("ffn_out", "ffn_moe_out", "ffn_shexp")
+_BEFORE_SCALE_OF_EXPERTS = ("ffn_moe_out", "ffn_shexp")
+_BEFORE_SCALE = ("ffn_out", *_BEFORE_SCALE_OF_EXPERTS)
 # Activations of networks without a gate, a later one behind the earlier ones. With a gate, the
 # value is that of the product with it.
 _WITHOUT_GATE = ("ffn_gelu", "ffn_relu", "ffn_sqr(relu)", "ffn_xielu")
@@ -170,7 +174,9 @@ class Names:
             behind = [
                 node
                 for node in nodes
-                if node.weight == source.weight and _follows(node.operation, source.then)
+                if node.weight == source.weight
+                and _follows(node.operation, source.then)
+                and not _is_of_another_layer(node, name)
             ]
             if len(behind) > 1 and source.is_part:
                 behind = [node for node in behind if self._ours(node) == name]
@@ -221,6 +227,13 @@ def _scale(values: NDArray[Any], factor: float) -> NDArray[Any]:
     return values if factor == 1.0 else values * factor
 
 
+def _is_of_another_layer(node: Node, name: str) -> bool:
+    """True if *node* and our *name* end with numbers that differ: layers may share weights."""
+    theirs = node.name.rpartition("-")[2]
+    ours = name.rpartition("-")[2]
+    return theirs.isdigit() and ours.isdigit() and theirs != ours
+
+
 def _follows(operation: str, then: str) -> bool:
     """True if *operation* of ggml is what *then* requires: without it, one that reads a weight."""
     if then:
@@ -247,7 +260,15 @@ def names_for(
     scales = {branch.scale for branch in branches}
     if len(scales) == 1:
         factors = dict.fromkeys(_BEFORE_SCALE, scales.pop())
+    else:
+        of_experts = {branch.scale for branch in branches if _has_experts(branch)}
+        if len(of_experts) == 1:
+            factors = dict.fromkeys(_BEFORE_SCALE_OF_EXPERTS, of_experts.pop())
     return Names(names, factors, sources_of(program, layout(config).scales, tensors))
+
+
+def _has_experts(branch: Branch) -> bool:
+    return any(isinstance(mixer, Experts) for mixer in branch.every())
 
 
 def _of_networks(config: ModelConfig) -> Iterator[tuple[str, str]]:
