@@ -60,7 +60,10 @@ _SEPARATOR = "|"
 # the router by. Other tensors with such a name are factors on the result of a product.
 _ROUTER_NORM = "ffn_gate_inp.scale"
 
-# Beginnings of the names of ggml's operations.
+_LOGITS = "result_output"
+
+# Names, and beginnings of names, of ggml's operations.
+_PRODUCT = "MUL_MAT"
 _ROTATION = "ROPE"
 _SILU = "SILU"
 # Those that do not read a weight, and whose node has the weight of what they read.
@@ -154,6 +157,7 @@ class Names:
     ours: Mapping[str, str]  # our name of each that differs; empty: it is another value
     scales: Mapping[str, float]  # factors on values, by our name
     sources: Mapping[str, WeightSource]  # of the values that a weight gives, by our name
+    head: str = ""  # weight whose product is the logits, where these may lack a name
 
     def whole(self, names: Iterable[str]) -> list[str]:
         """Beginnings of names, and weights, of the nodes that we call *names*."""
@@ -182,6 +186,12 @@ class Names:
                 behind = [node for node in behind if self._ours(node) == name]
             if behind:
                 by_our_name[name] = _scale(nodes[behind[-1]], source.scale)
+        if self.head and _LOGITS not in by_our_name:
+            products = [
+                node for node in nodes if node[1:] == (_PRODUCT, self.head) and "-" not in node.name
+            ]
+            if products:
+                by_our_name[_LOGITS] = nodes[products[-1]]
         return by_our_name
 
     def _by_their_name(self, nodes: Mapping[Node, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -264,7 +274,11 @@ def names_for(
         of_experts = {branch.scale for branch in branches if _has_experts(branch)}
         if len(of_experts) == 1:
             factors = dict.fromkeys(_BEFORE_SCALE_OF_EXPERTS, of_experts.pop())
-    return Names(names, factors, sources_of(program, layout(config).scales, tensors))
+    head = ""
+    if config.architecture == "plamo3":  # whose logits have no name in the graph of b11434
+        head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
+    sources = sources_of(program, layout(config).scales, tensors)
+    return Names(names, factors, sources, head)
 
 
 def _has_experts(branch: Branch) -> bool:
