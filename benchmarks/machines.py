@@ -19,14 +19,19 @@ from pathlib import Path
 RESULTS = Path(__file__).with_name("results")
 RECORDS, TABLE = RESULTS / "machines.json", RESULTS / "machines.md"
 OURS = "bitnet"
-TESTS = ("pp128", "pp512", "pp4096", "tg32", "tg128", "tg32@4096")
+TESTS = (
+    *("pp128", "pp512", "pp4096", "pp512@4096", "pp512@16384", "pp512@32768"),
+    *("tg32", "tg128", "tg32@128", "tg32@4096", "tg32@16384", "tg32@32768"),
+)
+KV_TYPES = {"f16": "16-bit keys and values", "q8": "8-bit keys and values"}
 HEAD = """# Every machine beside other engines
 
 Written by `benchmarks/machines.py` from `machines.json`. `inv bench-peers MODEL... --peers FOLDER`
 adds the machine at hand ([how to build the peers](../../docs/how-to/peers.md)).
 
 Tokens per second: a prompt of so many tokens (pp), so many new ones (tg), `@` behind so many. The
-engines of a machine ran in turns; compare rates of one machine only.
+engines of a machine ran in turns, whose medians these are; compare rates of one machine only. In
+brackets: how many of a row's measurements other processes disturbed in all tries.
 """
 
 
@@ -49,27 +54,56 @@ def page(machines):
     """The table in Markdown."""
     lines = [HEAD]
     for machine in machines:
+        tests = [test for test in TESTS if any(row.get(test) for row in machine["rows"])]
         builds = ", ".join(f"{engine} {build}" for engine, build in machine["builds"].items())
         lines += [f"## {machine['machine']}", "", f"{machine['date']}; {builds}.", ""]
-        lines += ["| model | threads | engine | " + " | ".join(TESTS) + " |"]
-        lines += ["|" + "---|" * (3 + len(TESTS))]
+        lines += ["| model | threads | engine | " + " | ".join(tests) + " | turns |"]
+        lines += ["|" + "---|" * (4 + len(tests))]
         for group, ratio in ratios(machine["rows"]):
             for row in group:
-                cells = [f"{row[test]:,.0f}" if row.get(test) else "" for test in TESTS]
+                cells = [f"{row[test]:,.0f}" if row.get(test) else "" for test in tests]
+                cells.append(turns_of(row))
                 name = f"{row['engine']}{' (lossy)' * bool(row.get('lossy'))}"
                 lines += [f"| {row['model']} | {row['threads']} | {name} | {' | '.join(cells)} |"]
             if ratio:
-                cells = [f"{ratio[test]:.2f}" if test in ratio else "" for test in TESTS]
-                lines += [f"| | | ours / best peer | {' | '.join(cells)} |"]
+                cells = [f"{ratio[test]:.2f}" if test in ratio else "" for test in tests]
+                lines += [f"| | | ours / best peer | {' | '.join(cells)} | |"]
         lines.append("")
     return "\n".join(lines)
+
+
+def turns_of(row):
+    """How often each test of *row* was measured, where that was recorded."""
+    if "turns" not in row:
+        return ""
+    return f"{row['turns']} ({row['busy']})" if row["busy"] else str(row["turns"])
+
+
+def merged(rows):
+    """*rows*, those of one model, number of threads and engine as one."""
+    by_name = {}
+    for row in rows:
+        name = row["model"], row["threads"], row["engine"]
+        earlier = by_name.get(name, {"turns": row["turns"], "busy": 0})
+        turns = min(earlier["turns"], row["turns"])
+        busy = earlier["busy"] + row["busy"]
+        by_name[name] = earlier | row | {"turns": turns, "busy": busy}
+    return list(by_name.values())
+
+
+def named(model, engine):
+    """*model* with its form of keys and values, which the name of an *engine* has, and the rest."""
+    plain, _, kv_type = engine.rpartition(" ")
+    return (f"{model}, {KV_TYPES[kv_type]}", plain) if kv_type in KV_TYPES else (model, engine)
 
 
 def measured(runs, date, builds):
     """The entry of the machine on which runtime.py measured *runs*."""
     machine = runs[0]["machine"]
     rows = [
-        {"model": model, "threads": int(threads), "engine": engine}
+        dict(zip(("model", "engine"), named(model, engine), strict=True))
+        | {"threads": int(threads), "busy": found.get("busy", 0)}
+        | {"turns": min(len(taken) for taken in found["rates"].values())}
         | {test: round(statistics.median(taken), 1) for test, taken in found["rates"].items()}
         for facts in runs
         for model, by_threads in facts["results"].items()
@@ -77,7 +111,7 @@ def measured(runs, date, builds):
         for engine, found in by_engine.items()
     ]
     name = f"{machine['cpu']} ({', '.join(machine['features'])}), {machine['cores']} cores"
-    return {"machine": name, "date": date, "builds": builds, "rows": rows}
+    return {"machine": name, "date": date, "builds": builds, "rows": merged(rows)}
 
 
 def main():

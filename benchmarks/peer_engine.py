@@ -1,14 +1,17 @@
 """One inference engine in a process of its own, told on stdin what to run: for runtime.py.
 
-    python benchmarks/peer_engine.py ENGINE MODEL THREADS CONTEXT
+    python benchmarks/peer_engine.py ENGINE MODEL THREADS CONTEXT [KV_TYPE]
 
 ENGINE is ``bitnet``, ``bitnet:LEVEL:HEAD`` (instruction set, ``--exact-head``; either may be
 empty), the path of a shared library of llama.cpp's C interface, ``llama.cpp`` (package xllamacpp),
-``ik_llama.cpp`` (package ik-llama-cpp-python) or ``OpenVINO GenAI`` (its package). A line such
-as ``pp 128``, ``tg 64`` or ``tg 32@4096`` (tokens after a prompt of 4,096, which is not timed) is
-answered with its seconds as JSON, an empty one with the peak memory of the process. What
-llama.cpp's API calls ``n_ctx``, ``n_batch`` and ``n_ubatch`` is found by its default values,
-because no package ships a header. BENCHMARK_LEVEL names the instruction set that ``bitnet`` uses.
+``ik_llama.cpp`` (package ik-llama-cpp-python), ``OpenVINO GenAI`` or ``mistral.rs`` (packages of
+their own). KV_TYPE is ``f16`` or ``q8``, for keys and values; mistral.rs has no choice. A line such
+as ``pp 128``, ``tg 64``, ``tg 32@4096`` or ``pp 512@4096`` (behind a prompt of 4,096, which is not
+timed, and is read once for all tests behind it) is answered with its seconds as JSON, an empty one
+with the peak memory of the process. What llama.cpp's API calls ``n_ctx``, ``n_batch``,
+``n_ubatch``, ``type_k`` and ``type_v`` is found by its default values, because no package ships a
+header. BENCHMARK_LEVEL names the instruction set that ``bitnet`` uses; in the folder
+BENCHMARK_STATES, llama.cpp and its forks keep what they read of prompts.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import resource
 import struct
 import sys
 import time
+import zlib
 from pathlib import Path
 
 FIRST_ID = 100  # ids FIRST_ID, FIRST_ID + 1 ... are ordinary tokens of every vocabulary in use
@@ -31,11 +35,20 @@ OLDER = {
 }
 STACK = 256 << 20  # bytes; bitnet.cpp keeps the results of a product there
 BATCH = 512  # of llama.cpp and its forks, their default of n_ubatch
+F16 = 1  # ggml's number of the type
+Q8_0 = 8  # likewise
+SHORTEST_STATE = 8192  # positions that are worth a file
+WORDS = ("time", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
 
 
-def prompt(count):
-    """*count* token ids."""
-    return [FIRST_ID + 7 * i % IDS for i in range(count)]
+def prompt(count, turn=0):
+    """*count* token ids, others for each *turn*."""
+    return [FIRST_ID + (7 * i + 13 * turn) % IDS for i in range(count)]
+
+
+def hash_of(text):
+    """A number of *text* that is the same in every process."""
+    return zlib.crc32(text.encode())
 
 
 class Params(ctypes.Structure):
@@ -53,7 +66,7 @@ class Batch(ctypes.Structure):
 class Llama:
     """llama.cpp or a fork, through its C API."""
 
-    def __init__(self, library, path, threads, context):
+    def __init__(self, library, path, threads, context, kv_type="f16"):
         c = self.c = ctypes.CDLL(library)
         for name, older in OLDER.items():
             if not hasattr(c, name):
@@ -73,17 +86,66 @@ class Llama:
         if not model or at < 0:
             raise SystemExit("the engine does not load the model, or is laid out in an unknown way")
         struct.pack_into("<3I", params.raw, at, context, BATCH, BATCH)
+        if kv_type == "q8":
+            types = struct.pack("<2Q2I", 0, 0, F16, F16)  # behind two empty pointers
+            at = bytes(params.raw).find(types)
+            if at < 0:
+                raise SystemExit("the types of keys and values are in an unknown place")
+            struct.pack_into("<2Q2I", params.raw, at, 0, 0, Q8_0, Q8_0)
+        self.held = 0  # leading positions of the prompt that the context holds
+        self.position = 0
+        states = os.environ.get("BENCHMARK_STATES", "")
+        name = f"{Path(path).stem}-{abs(hash_of(library))}-{kv_type}"
+        self.states = Path(states) / name if states else None
         self.context = ctypes.c_void_p(c.llama_init_from_model(model, params))
+        if not self.context:
+            raise SystemExit("the engine has no context of this size or type")
         c.llama_set_n_threads(self.context, threads, threads)
 
-    def clear(self):
-        """Forget what was read."""
-        if hasattr(self.c, "llama_memory_clear"):
+    def truncate(self, length):
+        """Forget what was read from position *length* on."""
+        if hasattr(self.c, "llama_memory_seq_rm"):
             self.c.llama_get_memory.restype = ctypes.c_void_p
             memory = ctypes.c_void_p(self.c.llama_get_memory(self.context))
-            self.c.llama_memory_clear(memory, True)
+            self.c.llama_memory_seq_rm(memory, 0, length, -1)
         else:
-            self.c.llama_kv_cache_clear(self.context)
+            self.c.llama_kv_cache_seq_rm(self.context, 0, length, -1)
+        self.position = length
+
+    def hold(self, depth):
+        """Hold the first *depth* positions of the prompt, and nothing else."""
+        if depth != self.held or not depth:
+            self.truncate(0)
+            self.held = 0
+            if not self.restore(depth):
+                self.decode(prompt(depth))
+                self.store(depth)
+            self.held = depth
+        self.truncate(depth)
+
+    def store(self, depth):
+        """Keep the state behind *depth* positions, if that is worth a file."""
+        if self.states and depth >= SHORTEST_STATE:
+            ids = (ctypes.c_int32 * depth)(*prompt(depth))
+            path = f"{self.states}-{depth}".encode()
+            self.c.llama_state_save_file.argtypes = (
+                ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
+            )  # fmt: skip
+            self.c.llama_state_save_file(self.context, path, ids, depth)
+
+    def restore(self, depth):
+        """True if the state behind *depth* positions was kept, and is held now."""
+        if not self.states or not Path(f"{self.states}-{depth}").exists():
+            return False
+        ids = (ctypes.c_int32 * depth)()
+        count = ctypes.c_size_t()
+        self.c.llama_state_load_file.argtypes = (
+            ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+        )  # fmt: skip
+        self.c.llama_state_load_file.restype = ctypes.c_bool
+        path = f"{self.states}-{depth}".encode()
+        is_read = self.c.llama_state_load_file(self.context, path, ids, depth, ctypes.byref(count))
+        return is_read and count.value == depth and list(ids) == prompt(depth)
 
     def decode(self, ids):
         """Passes over *ids*, at most a batch each, logits for the last of them."""
@@ -101,11 +163,8 @@ class Llama:
 
     def run(self, kind, count, depth=0):
         """Seconds to read *count* tokens at once (``pp``) or one by one (``tg``) behind *depth*."""
-        self.clear()
-        self.position = 0
+        self.hold(depth)
         ids = prompt(count)
-        if depth:
-            self.decode(prompt(depth))
         start = time.perf_counter()
         for piece in [ids] if kind == "pp" else [[i] for i in ids]:
             self.decode(piece)
@@ -125,47 +184,66 @@ class Bitnet:
         options = {"threads": threads, "context": context, "exact_head": head or "auto"}
         self.model = bitnet.load(path, **options, kv_type=kv_type or "f16")
         self.engine = self.model.engine
+        self.held = 0  # leading positions of the prompt that it read before
+        self.turn = 0
 
     def run(self, kind, count, depth=0):
         """Seconds to read *count* tokens at once (``pp``) or write them (``tg``) behind *depth*."""
-        from bitnet.runtime.request import Request
-
         if not self.model.config.writes:
             start = time.perf_counter()
             self.model.embed([prompt(count)])
             return time.perf_counter() - start
-        self.engine.forget()
-        ids = prompt(count if kind == "pp" else 1 + depth)
-        wanted = Request(1 if kind == "pp" else count + bool(depth), lookup=0)
-        pieces = self.engine.generate(ids, wanted)
-        start, found = time.perf_counter(), 0
-        if depth:
-            next(pieces)  # the prompt is read
-            start, found = time.perf_counter(), 1
-        found += sum(1 for _ in pieces)
-        seconds = time.perf_counter() - start
-        if found != wanted.max_tokens:
-            raise SystemExit(f"{found} tokens instead of {wanted.max_tokens}")
-        return seconds
+        if depth != self.held:
+            self.engine.forget()
+            self.held = 0
+        if depth and not self.held:
+            self.generate(prompt(depth), 1)
+            self.held = depth
+        if not depth:
+            self.engine.forget()
+        self.turn += 1
+        if kind == "pp":
+            # Ids of this turn, so that no more than *depth* of them were read before.
+            begins, _ = self.generate(prompt(depth) + prompt(count, self.turn * bool(depth)), 1)
+            return begins[-1] - begins[0]
+        ids = [*prompt(depth), FIRST_ID] if depth else prompt(1)
+        begins, _ = self.generate(ids, count + bool(depth))
+        return begins[-1] - begins[1 if depth else 0]
+
+    def generate(self, ids, count):
+        """Times before and after each of *count* tokens behind *ids*, and the tokens."""
+        from bitnet.runtime.request import Request
+
+        pieces = self.engine.generate(ids, Request(count, lookup=0))
+        times = [time.perf_counter()]
+        tokens = []
+        for piece in pieces:
+            times.append(time.perf_counter())
+            tokens.append(piece.token)
+        if len(tokens) != count:
+            raise SystemExit(f"{len(tokens)} tokens instead of {count}")
+        return times, tokens
 
 
 class OpenVINO:
     """OpenVINO GenAI, which reads the same file; its prefix cache is met with new ids each time."""
 
-    def __init__(self, path, threads):
+    def __init__(self, path, threads, kv_type=""):
         import numpy as np
         import openvino
         import openvino_genai
 
         self.np, self.tensor, self.genai = np, openvino.Tensor, openvino_genai
-        self.pipeline = openvino_genai.LLMPipeline(path, "CPU", INFERENCE_NUM_THREADS=threads)
-        self.offset = 0
+        options = {"INFERENCE_NUM_THREADS": threads}
+        if kv_type:  # 8 bits by default
+            options["KV_CACHE_PRECISION"] = {"f16": "f16", "q8": "u8"}[kv_type]
+        self.pipeline = openvino_genai.LLMPipeline(path, "CPU", **options)
+        self.turn = 0
 
     def run(self, kind, count, depth=0):
         """Seconds to read *count* tokens and write one (``pp``), or to write *count* (``tg``)."""
-        self.offset += 1
-        ids = [FIRST_ID + (7 * i + self.offset) % IDS for i in range(count if kind == "pp" else 1)]
-        ids += prompt(depth)
+        self.turn += 1
+        ids = prompt(depth) + prompt(count if kind == "pp" else 1, self.turn)
         wanted = self.genai.GenerationConfig()
         wanted.max_new_tokens = 1 if kind == "pp" else count + bool(depth)
         wanted.ignore_eos, wanted.do_sample = True, False
@@ -180,11 +258,57 @@ class OpenVINO:
             self.tensor(self.np.array([ids], dtype=self.np.int64)),
             self.tensor(self.np.ones((1, len(ids)), dtype=self.np.int64)),
         )
-        result = self.pipeline.generate(inputs, wanted, heard if depth else None)
+        is_heard = depth and kind == "tg"
+        result = self.pipeline.generate(inputs, wanted, heard if is_heard else None)
         end = time.perf_counter()
         if len(result.tokens[0]) != wanted.max_new_tokens:
             raise SystemExit(f"{len(result.tokens[0])} tokens instead of {wanted.max_new_tokens}")
-        return end - (first[0] if depth else start)
+        return end - (first[0] if is_heard else start)
+
+
+class MistralRs:
+    """mistral.rs, which takes texts: its prompts are words of one token each."""
+
+    def __init__(self, path, threads):
+        os.environ["RAYON_NUM_THREADS"] = str(threads)
+        import mistralrs
+
+        self.package = mistralrs
+        file = Path(path).absolute()
+        which = mistralrs.Which.GGUF(
+            quantized_model_id=str(file.parent), quantized_filename=file.name
+        )
+        self.runner = mistralrs.Runner(which=which, max_seqs=1)
+        self.turn = 0
+
+    def run(self, kind, count, depth=0):
+        """Seconds to read *count* tokens and write one (``pp``), or to write *count* (``tg``)."""
+        self.turn += 1
+        text = words(depth) + words(count if kind == "pp" else 1, self.turn)
+        if kind == "pp":
+            self.complete(words(depth) or words(1), 1)
+            return self.complete(text, 1)
+        # With the same prompt before it, which its prefix cache holds.
+        fewer_s = self.complete(text, 1)
+        return self.complete(text, count + 1) - fewer_s
+
+    def complete(self, text, count):
+        """Seconds until *count* tokens were written behind *text*."""
+        request = self.package.CompletionRequest(
+            prompt=text, model="default", max_tokens=count, temperature=0.0, ignore_eos=True
+        )
+        start = time.perf_counter()
+        usage = self.runner.send_completion_request(request).usage
+        seconds = time.perf_counter() - start
+        if usage.completion_tokens != count:
+            raise SystemExit(f"{usage.completion_tokens} tokens instead of {count}")
+        return seconds
+
+
+def words(count, turn=0):
+    """A text of *count* tokens, others for each *turn*."""
+    size = len(WORDS)
+    return "".join(f" {WORDS[(i * i + turn * (i // size + 1)) % size]}" for i in range(count))
 
 
 def library_of(engine):
@@ -220,16 +344,20 @@ def main():
     if "/" in sys.argv[1]:
         raise_stack()
     engine, path, threads, context = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    kv_type = sys.argv[5] if len(sys.argv) > 5 else ""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to stdout
     start = time.perf_counter()
     if engine.startswith("bitnet"):
-        _, level, head, kv_type = (engine + ":::").split(":")[:4]
+        _, level, head, own_type = (engine + ":::").split(":")[:4]
+        kv_type = kv_type or own_type
         running = Bitnet(path, threads, context, level=level, head=head, kv_type=kv_type)
     elif engine == "OpenVINO GenAI":
-        running = OpenVINO(path, threads)
+        running = OpenVINO(path, threads, kv_type)
+    elif engine == "mistral.rs":
+        running = MistralRs(path, threads)
     else:
-        running = Llama(library_of(engine), path, threads, context)
+        running = Llama(library_of(engine), path, threads, context, kv_type or "f16")
     reply = {"load_s": time.perf_counter() - start}
     while True:
         print(json.dumps(reply), file=answers, flush=True)

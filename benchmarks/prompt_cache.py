@@ -2,10 +2,12 @@
 
     python benchmarks/prompt_cache.py smollm2.gguf --tokens 8000
 
-A warm answer runs one token behind the prompt. ``disk`` is a newly loaded model whose prompt is in
-a file that the system has in memory; with --drop-caches (Linux, root) it is read from the disk.
-``read`` is the time to read the bytes of that file, which is the limit of ``disk``. Run it on an
-idle machine.
+A warm answer runs one token behind the prompt. ``page_cache`` is a newly loaded model whose prompt
+is in a file that the system has in memory; with --drop-caches (Linux, root) there is ``disk``, too,
+for which the system forgets all files first. ``read`` is the time to read the bytes of that file,
+which is the limit of either. A prompt that
+is longer than the model's context needs --context, which names a longer one. Run it on an idle
+machine: ``others`` is the number of cores that other processes used meanwhile.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from contexts import with_context
+from idle import Others
 
 from bitnet.cache.prompts import PromptFolder
 from bitnet.formats.containers import open_checkpoint
@@ -32,22 +36,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=8000, help="length of the prompt")
+    parser.add_argument("--context", type=int, help="let the model have so many positions")
     parser.add_argument("--kv-type", default="f16", choices=("f16", "q8"))
     parser.add_argument("--turns", type=int, default=5, help="of the answers that are not cold")
-    parser.add_argument("--drop-caches", action="store_true", help="read from the disk itself")
+    parser.add_argument("--drop-caches", action="store_true", help="also from the disk itself")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        print(json.dumps(measure(options, Path(folder)), indent=2))
+    with (
+        tempfile.TemporaryDirectory(dir=Path.cwd()) as folder,
+        with_context(options.model, options.context) as path,
+    ):
+        print(json.dumps(measure(options, path, Path(folder)), indent=2))
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, float | int | str]:
+def measure(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, float | int | str]:
     """Seconds to the first token, medians but for the cold prompt."""
     prompts = PromptFolder(folder, limit_bytes=1e12)
 
     def load() -> LanguageModel:
-        checkpoint = replace(open_checkpoint(options.model), kv_type=options.kv_type)
+        checkpoint = replace(open_checkpoint(file), kv_type=options.kv_type)
         return load_checkpoint(checkpoint, prompt_folder=prompts)
 
+    others = Others()
     with load() as model:
         rng = np.random.default_rng(1)
         ids = rng.integers(10, model.config.vocab_size - 1000, options.tokens).tolist()
@@ -56,32 +65,38 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, float | int 
         memory = [first_token(model, ids) for _ in range(options.turns)]
     (path,) = folder.rglob("*.kv")
     size = path.stat().st_size
-    disk_s: list[float] = []
-    read_s: list[float] = []
     tokens = {cold, *(token for _, token in memory)}
-    for _ in range(options.turns):
-        drop_caches(options)
-        read_s.append(read(path))
-        with load() as model:
-            model.engine.logits(ids[:2])
-            drop_caches(options)
-            passed_s, token = first_token(model, ids)
-        disk_s.append(passed_s)
-        tokens.add(token)
-    if len(tokens) != 1:
-        raise SystemExit(f"different first tokens: {tokens}")
-    memory_s = statistics.median(passed_s for passed_s, _ in memory)
-    return {
+    result: dict[str, float | int | str] = {
         "model": options.model.name,
         "tokens": options.tokens,
         "file_bytes": size,
+        "kv_type": options.kv_type,
+        "turns": options.turns,
         "cold_s": cold_s,
-        "memory_s": memory_s,
-        "disk_s": statistics.median(disk_s),
-        "read_s": statistics.median(read_s),
-        "cold_over_disk": cold_s / statistics.median(disk_s),
-        "disk_over_read": statistics.median(disk_s) / statistics.median(read_s),
+        "memory_s": statistics.median(passed_s for passed_s, _ in memory),
     }
+    for dropped in (False, True)[: 1 + options.drop_caches]:
+        disk_s: list[float] = []
+        read_s: list[float] = []
+        for _ in range(options.turns):
+            drop_caches(dropped)
+            read_s.append(read(path))
+            with load() as model:
+                model.engine.logits(ids[:2])
+                drop_caches(dropped)
+                passed_s, token = first_token(model, ids)
+            disk_s.append(passed_s)
+            tokens.add(token)
+        name = "disk" if dropped else "page_cache"
+        result |= {
+            f"{name}_s": statistics.median(disk_s),
+            f"{name}_read_s": statistics.median(read_s),
+            f"{name}_over_read": statistics.median(disk_s) / statistics.median(read_s),
+            f"cold_over_{name}": cold_s / statistics.median(disk_s),
+        }
+    if len(tokens) != 1:
+        raise SystemExit(f"different first tokens: {tokens}")
+    return result | {"others": others.share()}
 
 
 def first_token(model: LanguageModel, ids: list[int]) -> tuple[float, int]:
@@ -103,9 +118,9 @@ def read(path: Path) -> float:
     return time.perf_counter() - started
 
 
-def drop_caches(options: argparse.Namespace) -> None:
-    """Have the system forget the contents of files, if that is asked for."""
-    if options.drop_caches:
+def drop_caches(wanted: bool) -> None:
+    """Have the system forget the contents of files, if that is *wanted*."""
+    if wanted:
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3", encoding="ascii")
 

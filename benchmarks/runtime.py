@@ -1,14 +1,22 @@
 """Prefill, decode, memory and start of real models, beside llama.cpp and ik_llama.cpp.
 
     python benchmarks/runtime.py MODEL... [--peers FOLDER] [--peer-python PYTHON]
-        [--tests pp128,pp512,pp4096,tg128,tg32@4096] [--q8] [--json FILE] [--table FILE]
+        [--tests pp128,pp512,pp4096,tg128,tg32@4096,pp512@4096] [--kv-types f16,q8]
+        [--json FILE] [--table FILE]
 
 FOLDER has what was built for this machine: llama.cpp, by peers.py, and ik_llama.cpp. PYTHON is the
 interpreter of an environment with the packages ``xllamacpp`` and ``ik-llama-cpp-python``, which are
-taken where FOLDER has no such engine, and ``openvino-genai``; a peer that cannot be had is reported
-as absent, one that does not load a model is left out there. Every engine runs in a process of its
-own; they take turns test by test, so that a machine that is slower for a while is so for all. The
-first turn does not count. With --q8 ours runs a second time, with keys and values of 8 bits.
+taken where FOLDER has no such engine, ``openvino-genai`` and ``mistralrs``; a peer that cannot be
+had is reported as absent, one that does not load a model is left out there. Every engine runs in a
+process of its own; they take turns test by test, so that a machine that is slower for a while is so
+for all. The first turn does not count. With --kv-types f16,q8 each engine runs once with each of
+them; without, ours and llama.cpp's have f16, OpenVINO its own choice (8 bits) and mistral.rs
+floats. A measurement during which other processes used a tenth of a core or more is repeated, up to
+--tries times, and marked if it stays so: ``busy`` in the JSON counts those.
+
+Depths beyond a model's context need a copy of the file that names a longer one: --context N makes
+it (speed does not depend on what the positions mean). --states FOLDER keeps what llama.cpp and its
+forks read of long prompts, so that a second run does not read them again.
 """
 
 from __future__ import annotations
@@ -16,12 +24,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
+from itertools import groupby
 from pathlib import Path
 
+from contexts import with_context
+from idle import MOST, Others
 from peers import library
 
 from bitnet.base import native
@@ -31,7 +43,9 @@ ENGINES = {
     "llama.cpp": "xllamacpp",
     "ik_llama.cpp": "ik_llama_cpp",
     "OpenVINO GenAI": "openvino_genai",
+    "mistral.rs": "mistralrs",
 }
+ONE_KV_TYPE = ("mistral.rs",)
 WORKER = Path(__file__).with_name("peer_engine.py")
 INFER = [sys.executable, "-m", "bitnet", "infer", "--prompt", "Hello", "--max-tokens", "1"]
 
@@ -39,8 +53,8 @@ INFER = [sys.executable, "-m", "bitnet", "infer", "--prompt", "Hello", "--max-to
 class Engine:
     """A running engine."""
 
-    def __init__(self, name, python, model, threads, context):
-        arguments = [python, WORKER, name, model, str(threads), str(context)]
+    def __init__(self, name, python, model, threads, context, kv_type=""):
+        arguments = [python, WORKER, name, model, str(threads), str(context), kv_type]
         self.process = subprocess.Popen(
             [str(word) for word in arguments],
             stdin=subprocess.PIPE,
@@ -49,6 +63,8 @@ class Engine:
             text=True,
         )
         self.load_s = self.reply()["load_s"]
+        self.process.send_signal(signal.SIGSTOP)
+        self.busy = 0  # measurements that other processes disturbed
 
     def reply(self):
         """Next output of the engine."""
@@ -57,13 +73,32 @@ class Engine:
             raise SystemExit(f"an engine died: {' '.join(map(str, self.process.args))}")
         return json.loads(line)
 
-    def seconds(self, test):
-        """Seconds of ``pp128``, ``tg64`` ..."""
-        print(test[:2], test[2:], file=self.process.stdin, flush=True)
-        return self.reply()["seconds"]
+    def seconds(self, test, tries=1):
+        """Seconds of ``pp128``, ``tg64`` ..., measured again while other processes run.
+
+        The process is stopped otherwise: threads of some engines wait for work in loops.
+        """
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            return self._seconds(test, tries)
+        finally:
+            self.process.send_signal(signal.SIGSTOP)
+
+    def _seconds(self, test, tries):
+        for attempt in range(tries):
+            others = Others([self.process.pid])
+            print(test[:2], test[2:], file=self.process.stdin, flush=True)
+            seconds = self.reply()["seconds"]
+            if others.share() < MOST:
+                return seconds
+            print(f"{test}: others used {others.share():.2f} cores", file=sys.stderr)
+            time.sleep(attempt)
+        self.busy += 1
+        return seconds
 
     def stop(self):
         """Its peak memory in MB."""
+        self.process.send_signal(signal.SIGCONT)
         print(file=self.process.stdin, flush=True)
         peak = self.reply()["peak_mb"]
         self.process.wait()
@@ -88,11 +123,25 @@ def present(peer_python, folder=None):
     return found, absent
 
 
+def with_kv_types(engines, kv_types):
+    """*engines* with each of *kv_types*, where they have a choice."""
+    if not kv_types:
+        return engines
+    plain = {name: entry for name, entry in engines.items() if name in ONE_KV_TYPE}
+    typed = {
+        f"{name} {kv_type}": (*entry, kv_type)
+        for kv_type in kv_types
+        for name, entry in engines.items()
+        if name not in ONE_KV_TYPE
+    }
+    return typed | plain
+
+
 def started(name, entry, model, threads, context):
     """The engine *name* with *model*; ``None`` for a peer that does not load it."""
-    python, argument = entry
+    python, argument, *kv_type = entry
     try:
-        return Engine(argument, python, model, threads, context)
+        return Engine(argument, python, model, threads, context, *kv_type)
     except SystemExit as error:
         if name == "bitnet":
             raise
@@ -107,20 +156,47 @@ def measure(model, threads, engines, options):
     begun = {name: started(name, entry, model, threads, context) for name, entry in engines.items()}
     running = {name: engine for name, engine in begun.items() if engine}
     rates = {name: {test: [] for test in tests} for name in running}
-    for turn in range(options.turns + 1):
-        for test in tests:
-            for name, engine in running.items():
-                seconds = engine.seconds(test)
-                if turn:
-                    rates[name][test].append(int(test[2:].partition("@")[0]) / seconds)
+    # Depth by depth, since an engine holds what it read of one.
+    tests = sorted(tests, key=lambda test: int(test.partition("@")[2] or 0))
+    deadline_s = time.monotonic() + 60 * options.minutes
+    for test, turn in order(tests, options.turns):
+        if time.monotonic() > deadline_s:
+            print(f"stopped before turn {turn} of {test}", file=sys.stderr)
+            break
+        for name in list(running):
+            seconds = run_or_leave(running, name, test, options.tries if turn else 1)
+            if seconds is not None and turn:
+                rates[name][test].append(int(test[2:].partition("@")[0]) / seconds)
     return {
         name: {
-            "rates": rates[name],
-            "load_s": engine.load_s,
-            "peak_mb": engine.stop(),
+            "rates": {test: taken for test, taken in rates[name].items() if taken},
+            "load_s": begun[name].load_s,
+            "busy": begun[name].busy,
+            "peak_mb": begun[name].stop() if name in running else 0.0,
         }
-        for name, engine in running.items()
+        for name in rates
+        if any(rates[name].values())
     }
+
+
+def run_or_leave(running, name, test, tries):
+    """Seconds that the engine *name* takes for *test*; None: it failed, and runs no more."""
+    try:
+        return running[name].seconds(test, tries)
+    except SystemExit as error:
+        if name.startswith("bitnet"):
+            raise
+        print(f"{name} is left out from {test} on: {error}", file=sys.stderr)
+        del running[name]
+        return None
+
+
+def order(tests, turns):
+    """Each of *tests* with the number of a turn; those of one depth take turns."""
+    for _, group in groupby(tests, key=lambda test: test.partition("@")[2]):
+        same = list(group)
+        for turn in range(turns + 1):
+            yield from ((test, turn) for test in same)
 
 
 def start_s(model):
@@ -141,17 +217,19 @@ def table(results, tests):
     for model, by_threads in results.items():
         for threads, by_engine in by_threads.items():
             medians = {
-                name: {test: statistics.median(found["rates"][test]) for test in tests}
+                name: {test: statistics.median(found["rates"].get(test, [0])) for test in tests}
                 for name, found in by_engine.items()
             }
             for name, found in by_engine.items():
                 cells = [f"{medians[name][test]:.1f}" for test in tests]
                 cells += [f"{found['load_s']:.2f}", f"{found['peak_mb']:.0f}"]
                 lines.append(f"| {model} | {threads} | {name} | " + " | ".join(cells) + " |")
-            peers = [name for name in medians if name != "bitnet"]
+            ours = next(name for name in medians if name.startswith("bitnet"))
+            peers = [name for name in medians if not name.startswith("bitnet")]
             if peers:
+                best = {test: max(medians[peer][test] for peer in peers) for test in tests}
                 ratio = [
-                    f"{medians['bitnet'][test] / max(medians[p][test] for p in peers):.2f}"
+                    f"{medians[ours][test] / best[test]:.2f}" if best[test] else ""
                     for test in tests
                 ]
                 lines.append(f"| | | ours / best peer | {' | '.join(ratio)} | | |")
@@ -171,17 +249,27 @@ def main():
     parser.add_argument("--table", type=Path)
     parser.add_argument("--level", default="", help="instruction set of our kernels")
     parser.add_argument("--no-start", action="store_true")
-    parser.add_argument("--q8", action="store_true")
+    parser.add_argument("--kv-types", default="", help="of keys and values: f16,q8")
+    parser.add_argument("--tries", type=int, default=4, help="while other processes run")
+    parser.add_argument("--context", type=int, help="let the models have so many positions")
+    parser.add_argument("--states", type=Path, help="folder for what llama.cpp read of prompts")
+    parser.add_argument("--minutes", type=float, default=600, help="of a model; then stop")
+    parser.add_argument("--only", default="", help="engines that run, separated by commas")
     options = parser.parse_args()
     if options.level:
         os.environ["BENCHMARK_LEVEL"] = options.level
     engines, absent = present(options.peer_python, options.peers)
-    if options.q8:
-        engines["bitnet q8"] = (sys.executable, "bitnet:::q8")
+    if options.only:
+        engines = {name: engines[name] for name in options.only.split(",")}
+    if options.states:
+        options.states.mkdir(parents=True, exist_ok=True)
+        os.environ["BENCHMARK_STATES"] = str(options.states.absolute())
+    engines = with_kv_types(engines, options.kv_types.split(",") if options.kv_types else [])
     threads = [int(count) for count in options.threads.split(",")]
     results, starts = {}, {}
     for model in options.models:
-        results[model.name] = {n: measure(model, n, engines, options) for n in threads}
+        with with_context(model, options.context) as path:
+            results[model.name] = {n: measure(path, n, engines, options) for n in threads}
         if not options.no_start:
             starts[model.name] = start_s(model)
     machine = describe_machine(threads)

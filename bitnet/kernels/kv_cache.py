@@ -38,8 +38,15 @@ class Backing(Protocol):
     def path(self) -> Path:
         """Path of the file."""
 
+    @property
+    def is_read(self) -> bool:
+        """True if the comparison has read all of it."""
+
     def begin(self) -> None:
         """Start to compare its content with its checksums."""
+
+    def wait(self) -> None:
+        """Wait until :attr:`is_read`."""
 
     def problem(self) -> str:
         """The reason why results of passes over these pages are wrong; empty: they are right."""

@@ -41,7 +41,14 @@ from bitnet.runtime.drafts import Drafter, Pace
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.prefix_cache import PrefixCache
 from bitnet.runtime.request import Request
-from bitnet.runtime.sequence import Sequence, cache_of, no_memory, plan_decoding, run_together
+from bitnet.runtime.sequence import (
+    Sequence,
+    cache_of,
+    no_memory,
+    plan_decoding,
+    run_together,
+    without_unread,
+)
 
 if TYPE_CHECKING:
     from collections import abc
@@ -187,7 +194,7 @@ class Scheduler:
             sequence.reused_tokens = cache.length
             sequence.stored = None
             if cache is stored and cache.backing is not None:
-                cache.backing.begin()  # compares checksums while the first pass runs
+                cache.backing.begin()  # reads the file, and compares its checksums
             if self._drafter and cache.drafter and not sequence.request.embed:
                 sequence.foresight = self._drafter.foresight(sequence.ids, cache.drafter)
             logger.debug("%d sequences run, %d wait", len(self.running), len(self.waiting))
@@ -200,16 +207,20 @@ class Scheduler:
         decoding = [sequence for sequence in self.running if sequence.decodes]
         drafter = self._drafter if self._pace.drafting else None
         plan_decoding(decoding, drafter, self.context, looking_up=self._knows_plain(len(decoding)))
-        return decoding + self._prefill(self._chunk() if decoding else self.prefill_chunk)
+        room = self._chunk() if decoding else self.prefill_chunk
+        return decoding + self._prefill(room, is_answering=bool(decoding))
 
-    def _prefill(self, room: int) -> list[Sequence]:
+    def _prefill(self, room: int, *, is_answering: bool) -> list[Sequence]:
         """Plan the next chunks of prompts that are not in a cache yet, *room* tokens in all.
+
+        *is_answering*, if the pass has decoding sequences.
 
         The prompt with the fewest tokens left comes first, so that short ones are answered within
         a pass or two; of the room, the sequence that came first has its reserve, so that a long
         prompt never stands still behind short ones.
         """
         prompts = [sequence for sequence in self.running if not sequence.decodes]
+        prompts = without_unread(prompts, may_wait=not is_answering)
         planned: list[Sequence] = []
         reserve = -(-room // RESERVE_SHARE)
         for sequence in sorted(prompts, key=lambda sequence: sequence.remaining):

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import waiting
 from scheduling import prompt
@@ -24,7 +26,7 @@ from bitnet.runtime import prompt_cache
 from bitnet.runtime.language_model import load_checkpoint
 from bitnet.runtime.prompt_cache import PromptCache
 from bitnet.runtime.prompt_facts import PromptFacts, open_prompt_cache
-from bitnet.runtime.prompt_file import PromptFile, problem_of
+from bitnet.runtime.prompt_file import PromptFile, _check_of_page, problem_of
 from bitnet.runtime.request import Request
 from bitnet.runtime.scheduler import Scheduler
 
@@ -126,6 +128,80 @@ def test_a_short_prompt_is_neither_stored_nor_looked_for(llama, tmp_path):
     assert store(llama, prompt(20), tmp_path / "none") == []
     stored = PromptCache(folder_at(tmp_path), lambda _: pytest.fail("the facts were computed"))
     assert stored.find(prompt(32), "", Scheduler(llama).new_cache, lambda _: 0) is None
+
+
+def test_every_changed_byte_of_a_page_changes_its_checksum():
+    rng = np.random.default_rng(1)
+    page = rng.integers(0, 256, 1300, dtype=np.uint8)  # two sectors and a rest
+    check = _check_of_page(page)
+    for place in range(page.size):
+        changed = page.copy()
+        changed[place] ^= 1 << rng.integers(8)
+        assert _check_of_page(changed) != check, place
+
+
+@pytest.mark.parametrize("size", [512, 1024, 4096])
+def test_parts_of_a_page_that_changed_places_are_found(size):
+    page = np.random.default_rng(2).integers(0, 256, 4 * size, dtype=np.uint8)
+    for first, second in combinations(range(4), 2):
+        changed = page.reshape(4, size).copy()
+        changed[[first, second]] = changed[[second, first]]
+        assert _check_of_page(changed) != _check_of_page(page)
+
+
+class _SlowFile:
+    """A file whose reading ends when it is told to."""
+
+    path = Path("stored.kv")
+    is_checked = False
+
+    def __init__(self):
+        self.is_read = False
+        self.waits = 0
+
+    def begin(self):
+        pass
+
+    def wait(self):
+        self.waits += 1
+        self.is_read = True
+
+    def problem(self):
+        assert self.is_read, "results before the file was read"
+        return ""
+
+
+def slow_sequence(scheduler, ids):
+    """A queued sequence whose prompt is in a file that is not read yet, and that file."""
+    sequence = scheduler.prepare(ids, Request(max_tokens=2, temperature=0.0))
+    assert sequence.stored is not None
+    sequence.stored.backing = file = _SlowFile()
+    scheduler.queue(sequence)
+    return sequence, file
+
+
+def test_others_are_answered_while_a_stored_prompt_is_read(llama, tmp_path):
+    ids = prompt(200, seed=3)
+    store(llama, ids, tmp_path)
+    scheduler = Scheduler(llama, prompt_cache=cache_at(tmp_path))
+    other = scheduler.submit(prompt(10, seed=4), Request(max_tokens=20, temperature=0.0))
+    sequence, file = slow_sequence(scheduler, ids)
+    pieces = [piece for _ in range(5) for piece in scheduler.step()]
+    assert {id(writer) for writer, _ in pieces} == {id(other)}
+    assert len(pieces) == 5
+    file.is_read = True
+    pieces = scheduler.step()
+    assert {id(writer) for writer, _ in pieces} == {id(other), id(sequence)}
+    assert not file.waits
+
+
+def test_a_stored_prompt_alone_is_waited_for(llama, tmp_path):
+    ids = prompt(200, seed=3)
+    store(llama, ids, tmp_path)
+    scheduler = Scheduler(llama, prompt_cache=cache_at(tmp_path))
+    sequence, file = slow_sequence(scheduler, ids)
+    assert [writer for writer, _ in scheduler.step()] == [sequence]
+    assert file.waits == 1
 
 
 def test_an_embedding_is_not_stored(llama, tmp_path):
