@@ -31,7 +31,8 @@ adds the machine at hand ([how to build the peers](../../docs/how-to/peers.md)).
 
 Tokens per second: a prompt of so many tokens (pp), so many new ones (tg), `@` behind so many. The
 engines of a machine ran in turns, whose medians these are; compare rates of one machine only. In
-brackets: how many of a row's measurements other processes disturbed in all tries.
+brackets: how many of a row's measurements other processes disturbed in all tries. A row with
+several numbers of turns has the fewest.
 """
 
 

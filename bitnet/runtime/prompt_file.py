@@ -99,11 +99,11 @@ def _check_of_page(page: NDArray[Any]) -> int:
     Every change of a single word changes it, and so do sectors that are exchanged. It is computed
     as fast as memory is read, where CRC-32 of all bytes takes longer than a pass over the page.
     """
-    content = np.frombuffer(_bytes_of(page), np.uint8)
-    covered = content.size // _SECTOR * _SECTOR
-    sectors = content[:covered].view("<u8").reshape(-1, _SECTOR // 8)
+    content = _bytes_of(page)
+    covered = len(content) // _SECTOR * _SECTOR
+    sectors = np.frombuffer(content[:covered], "<u8").reshape(-1, _SECTOR // 8)
     sums = sectors.sum(axis=1, dtype=np.uint64).astype("<u8", copy=False)
-    return zlib.crc32(content[covered:], zlib.crc32(sums))
+    return zlib.crc32(content[covered:], zlib.crc32(sums.data))
 
 
 @dataclass(frozen=True, eq=False)

@@ -204,23 +204,21 @@ class Scheduler:
         """Plan the next pass: last ids and drafts of decoding sequences, and a prefill chunk."""
         for sequence in self.running:
             sequence.start_over_beyond_border()
-        decoding = [sequence for sequence in self.running if sequence.decodes]
+        ready = without_unread(self.running)
+        decoding = [sequence for sequence in ready if sequence.decodes]
         drafter = self._drafter if self._pace.drafting else None
         plan_decoding(decoding, drafter, self.context, looking_up=self._knows_plain(len(decoding)))
+        prompts = [sequence for sequence in ready if not sequence.decodes]
         room = self._chunk() if decoding else self.prefill_chunk
-        return decoding + self._prefill(room, is_answering=bool(decoding))
+        return decoding + self._prefill(prompts, room)
 
-    def _prefill(self, room: int, *, is_answering: bool) -> list[Sequence]:
-        """Plan the next chunks of prompts that are not in a cache yet, *room* tokens in all.
-
-        *is_answering*, if the pass has decoding sequences.
+    def _prefill(self, prompts: list[Sequence], room: int) -> list[Sequence]:
+        """Plan the next chunks of *prompts* that are not in a cache yet, *room* tokens in all.
 
         The prompt with the fewest tokens left comes first, so that short ones are answered within
         a pass or two; of the room, the sequence that came first has its reserve, so that a long
         prompt never stands still behind short ones.
         """
-        prompts = [sequence for sequence in self.running if not sequence.decodes]
-        prompts = without_unread(prompts, may_wait=not is_answering)
         planned: list[Sequence] = []
         reserve = -(-room // RESERVE_SHARE)
         for sequence in sorted(prompts, key=lambda sequence: sequence.remaining):

@@ -371,18 +371,20 @@ def cache_of(sequence: Sequence) -> KVCache:
     return sequence.cache
 
 
-def without_unread(prompts: list[Sequence], *, may_wait: bool) -> list[Sequence]:
-    """Those of *prompts* whose caches are in memory, or were read from their files.
+def without_unread(running: list[Sequence]) -> list[Sequence]:
+    """Those of *running* whose caches are in memory, or were read from their files.
 
-    If there is none and *may_wait*, it waits for the file of the first.
+    If there is none, it waits for the file of the first.
     """
-    backings = [cache_of(sequence).backing for sequence in prompts]
+    backings = [cache_of(sequence).backing for sequence in running]
     unread = [backing for backing in backings if backing is not None and not backing.is_read]
-    if unread and len(unread) == len(prompts) and may_wait:
+    if not unread:
+        return running
+    if len(unread) == len(running):
         unread[0].wait()
     return [
         sequence
-        for sequence, backing in zip(prompts, backings, strict=True)
+        for sequence, backing in zip(running, backings, strict=True)
         if backing is None or backing.is_read
     ]
 

@@ -184,7 +184,7 @@ def test_others_are_answered_while_a_stored_prompt_is_read(llama, tmp_path):
     ids = prompt(200, seed=3)
     store(llama, ids, tmp_path)
     scheduler = Scheduler(llama, prompt_cache=cache_at(tmp_path))
-    other = scheduler.submit(prompt(10, seed=4), Request(max_tokens=20, temperature=0.0))
+    other = scheduler.submit(prompt(10, seed=4), Request(20, temperature=0.0, lookup=0))
     sequence, file = slow_sequence(scheduler, ids)
     pieces = [piece for _ in range(5) for piece in scheduler.step()]
     assert {id(writer) for writer, _ in pieces} == {id(other)}
