@@ -38,6 +38,7 @@ from bitnet.base.errors import InferenceError, UsageError
 from bitnet.base.locks import renew_in_child
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.runtime.drafts import Drafter, Pace
+from bitnet.runtime.pass_times import PassTimes
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.prefix_cache import PrefixCache
 from bitnet.runtime.request import Request
@@ -66,10 +67,7 @@ logger = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
 MAX_STALL_S = 0.15  # with the rest of a pass below 0.3 s, which other readers hardly notice
-SMALLEST_CHUNK = 16  # tokens: smaller passes are not faster
 RESERVE_SHARE = 4  # a quarter of the prompt tokens of a pass is the oldest prompt's
-HIGHEST_PRICE = 1.5  # of a drafted token, in written ones: what takes longer is not its work
-LONGEST_UNMEASURED = 128  # passes with drafts before one without them shows their price again
 
 
 class Scheduler:
@@ -110,11 +108,7 @@ class Scheduler:
         self.prompt_cache = prompt_cache
         self.max_batch = max_batch  # sequences that run at the same time; others wait
         self.prefill_chunk = prefill_chunk  # most prompt tokens in one pass
-        self.max_stall_s = max_stall_s  # seconds that prompts may delay a pass of others
-        self._prefill_token_s = 0.0  # of recent passes with prompts
-        self._plain_s: dict[int, float] = {}  # of the last pass without drafts, by its sequences
-        self._drafted_passes = 0  # since that
-        self._draft_price = 0.0  # of recent passes with drafts
+        self._times = PassTimes(max_stall_s)
         self._drafter: Drafter | None = None
         if draft_model or model.config.drafter:
             is_block = draft_model is None
@@ -207,9 +201,11 @@ class Scheduler:
         ready = without_unread(self.running)
         decoding = [sequence for sequence in ready if sequence.decodes]
         drafter = self._drafter if self._pace.drafting else None
-        plan_decoding(decoding, drafter, self.context, looking_up=self._knows_plain(len(decoding)))
+        plan_decoding(
+            decoding, drafter, self.context, looking_up=self._times.know_plain(len(decoding))
+        )
         prompts = [sequence for sequence in ready if not sequence.decodes]
-        room = self._chunk() if decoding else self.prefill_chunk
+        room = self._times.prompt_tokens(self.prefill_chunk) if decoding else self.prefill_chunk
         return decoding + self._prefill(prompts, room)
 
     def _prefill(self, prompts: list[Sequence], room: int) -> list[Sequence]:
@@ -265,7 +261,7 @@ class Scheduler:
         for at, sequence in enumerate(batch):
             if self._drop_damaged(sequence):
                 results[at] = []
-        price = self._observe(batch, time.perf_counter() - started)
+        price = self._times.observe(batch, time.perf_counter() - started)
         return self._postprocess(batch, results, price)
 
     def _drop_damaged(self, sequence: Sequence) -> bool:
@@ -449,44 +445,6 @@ class Scheduler:
             self._pace.observe(tokens, passed_s, steady=is_steady)
         for sequence in ran:
             sequence.draft_gain = self._pace.gain
-
-    def _chunk(self) -> int:
-        """Prompt tokens per pass while other sequences decode."""
-        if not self._prefill_token_s:
-            return min(self.prefill_chunk, SMALLEST_CHUNK)
-        affordable = int(self.max_stall_s / self._prefill_token_s)
-        return min(self.prefill_chunk, max(SMALLEST_CHUNK, affordable))
-
-    def _observe(self, batch: list[Sequence], passed_s: float) -> float:
-        """Update the measured times; what a drafted token takes, in those written without drafts.
-
-        The time per prompt token includes that of decoding tokens in the pass.
-        """
-        lengths = [
-            (len(sequence.segment.tokens), len(sequence.proposed))
-            for sequence in batch
-            if sequence.segment
-        ]
-        tokens = sum(length for length, proposed in lengths if length > 1 + proposed)
-        if tokens >= SMALLEST_CHUNK:
-            earlier = self._prefill_token_s or passed_s / tokens
-            self._prefill_token_s = (earlier + passed_s / tokens) / 2
-        drafted = sum(proposed for _, proposed in lengths)
-        if tokens or not lengths:
-            return 0.0
-        if not drafted:
-            self._plain_s[len(lengths)] = passed_s
-            self._drafted_passes = 0
-            return 0.0
-        self._drafted_passes += 1
-        if plain_s := self._plain_s.get(len(lengths)):
-            price = len(lengths) * (passed_s / plain_s - 1) / drafted
-            self._draft_price += (min(max(price, 0.0), HIGHEST_PRICE) - self._draft_price) / 4
-        return self._draft_price
-
-    def _knows_plain(self, sequences: int) -> bool:
-        """True if the time of a pass of so many *sequences* without drafts was measured lately."""
-        return sequences in self._plain_s and self._drafted_passes < LONGEST_UNMEASURED
 
     def _without_memory(self, batch: list[Sequence], error: MemoryError) -> Pieces:
         """Free memory for another try; as a last resort, fail the sequence that came last."""

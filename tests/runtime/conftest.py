@@ -6,7 +6,7 @@ from tiny_models import in_encoding, tiny
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
-from bitnet.runtime.scheduler import Scheduler
+from bitnet.runtime.pass_times import PassTimes
 
 
 @pytest.fixture(scope="module", params=["reference", "native"])
@@ -21,5 +21,5 @@ def model(request):
 @pytest.fixture
 def free_drafts(monkeypatch):
     """Drafts that take no time, however busy the machine is."""
-    monkeypatch.setattr(Scheduler, "_observe", lambda *_: 0.0)
-    monkeypatch.setattr(Scheduler, "_knows_plain", lambda *_: True)
+    monkeypatch.setattr(PassTimes, "observe", lambda *_: 0.0)
+    monkeypatch.setattr(PassTimes, "know_plain", lambda *_: True)
