@@ -1,4 +1,4 @@
-"""How much of the machine other processes used while something was measured (Linux)."""
+"""Share of the machine that other processes used while something was measured (Linux)."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def page(machines):
 
 
 def turns_of(row):
-    """How often each test of *row* was measured, where that was recorded."""
+    """Number of times that each test of *row* was measured, where that was recorded."""
     if "turns" not in row:
         return ""
     return f"{row['turns']} ({row['busy']})" if row["busy"] else str(row["turns"])

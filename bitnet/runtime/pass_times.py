@@ -1,4 +1,4 @@
-"""What passes took lately: how much of a prompt one may have, and what a drafted token costs."""
+"""Measured times of passes, and what follows: the share of a prompt, the price of a draft."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PassTimes:
         return min(most, max(SMALLEST_CHUNK, affordable))
 
     def observe(self, batch: list[Sequence], passed_s: float) -> float:
-        """What a drafted token takes, in those written without drafts, after a pass of *batch*.
+        """Time of a drafted token, in tokens written without drafts, after a pass of *batch*.
 
         The time per prompt token includes that of decoding tokens in the pass.
         """

@@ -301,7 +301,7 @@ class MappedState:
 
 
 def _count_wrong(checks: Sequence[tuple[Callable[[], int], int]]) -> int:
-    """How many of *checks* do not give the value that is expected."""
+    """Number of *checks* that do not give the value that is expected."""
     return sum(compute() != expected for compute, expected in checks)
 
 
