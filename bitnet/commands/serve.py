@@ -162,9 +162,9 @@ def _paths(options, model, common):
     names = options.models
     # A path may have commas.
     arguments = [names] if Path(names).exists() else [name.strip() for name in names.split(",")]
+    if "" in arguments:
+        raise UsageError(f"--models is {names!r}, expected models with commas between")
     for argument in arguments:
-        if not argument:
-            raise UsageError(f"--models is {names!r}, expected models with commas between")
         path = Path(argument)
         preset = None if path.exists() else find_preset(argument)
         if preset is not None:
@@ -177,7 +177,7 @@ def _paths(options, model, common):
         if path.is_dir() and not is_model_folder(path):
             yield from (("", model, None) for model in find_models(path))
             continue
-        if not path.is_dir():
+        if path.exists() and not path.is_dir():
             refuse_special(path.stat(), path)  # now, rather than for the first request
         yield argument, path, None
 

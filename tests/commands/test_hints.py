@@ -53,7 +53,7 @@ def test_the_collection_is_not_empty():
 
 WAYS_TO_WRITE_ONE = """
 raise Error("failed", hint="bitnet first")
-hint = f"look at {path}: bitnet second {word(path)}"
+hint = f"look at {path}: bitnet second {shell_quote(path)}"
 hint = f"{'bitnet third' if it else ''}, or so"
 say(_TEXT)
 _TEXT = ("in parts: "
@@ -84,7 +84,7 @@ def test_a_command_in_a_text_is_one_that_we_understand(place, program, words):
 def test_a_path_in_a_command_is_one_word_of_the_shell(place, program, words):
     for written in re.findall(r"\{(.+?)\}", words):
         is_ours = f"{{{written}}}" in "".join(FILLED)
-        assert written.startswith("word(") or is_ours, f"{written} may have blanks in it"
+        assert written.startswith("shell_quote(") or is_ours, f"{written} may have blanks in it"
 
 
 def test_every_option_in_a_sentence_is_one_of_a_command():

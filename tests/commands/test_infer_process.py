@@ -73,14 +73,14 @@ ROOMS = {
 }
 PARTS = {
     *(
-        "batch.options",
+        "batch.batch_options",
         "cache.exact_heads",
         "cache.prompts",
-        "convert.options",
-        "crossval.options",
-        "hub.options",
+        "convert.convert_options",
+        "crossval.crossval_options",
+        "hub.hub_options",
     ),
-    *("server.narration", "server.options", "wire.presets"),
+    *("server.narration", "server.serve_options", "wire.presets"),
     *("store.blobs", "store.claims", "store.digests", "store.links", "store.partial"),
     *("store.placing", "store.records", "store.hugging_face", "store.root", "store.tree"),
 }

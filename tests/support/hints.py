@@ -67,7 +67,7 @@ FILLED = {
     "--report-dir DIR": "--report-dir reports",
     "--model-dir DIR": "--model-dir models",
 }
-MODEL = re.compile(r"\{word\([\w.]*(?:path|failed\[0\])\)\}|\b(?:MODEL|ORIGINAL|PATH|F)\b")
+MODEL = re.compile(r"\{shell_quote\([\w.]*(?:path|failed\[0\])\)\}|\b(?:MODEL|ORIGINAL|PATH|F)\b")
 
 
 def _text(node):
