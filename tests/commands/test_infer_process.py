@@ -78,7 +78,7 @@ PARTS = {
         "cache.prompts",
         "convert.convert_options",
         "crossval.crossval_options",
-        "hub.hub_options",
+        "hub.fetch_options",
     ),
     *("server.narration", "server.serve_options", "wire.presets"),
     *("store.blobs", "store.claims", "store.digests", "store.links", "store.partial"),

@@ -47,7 +47,7 @@ def passed(serving):
 #: Types that a chat passes, from the guard on.
 TYPES = {
     *("Guard", "Form", "Models", "Slot", "LanguageModel"),
-    *("Request", "Scheduler", "PrefixCache", "Sequence", "Sampler", "Piece"),
+    *("Request", "Scheduler", "PassTimes", "PrefixCache", "Sequence", "Sampler", "Piece"),
     *("Answer", "Turns", "Turn"),  # the last two place messages as a template takes them
 }
 
@@ -58,4 +58,4 @@ def test_a_streamed_chat_passes_few_files_and_types(passed):
     names = {entry.__name__ for entry in types if entry.__module__.split(".")[1] in ROOMS}
     # The first is the connection's; the second is a row of the table of events.
     assert names - {"PatientProtocol", "Action"} <= TYPES
-    assert len(TYPES) <= 14
+    assert len(TYPES) <= 15

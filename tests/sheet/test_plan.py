@@ -146,7 +146,7 @@ def test_an_architecture_that_does_not_run_is_named(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", llama_metadata("mamba"), [f32("x", (4, 128))])
     found = plan_path(path, ROOMY)
     assert str(found.findings[0]).startswith(
-        "✗ architecture: mamba is not supported; supported: apertus, "
+        "✗ architecture: mamba is not supported; supported: afmoe, "
     )
 
 
