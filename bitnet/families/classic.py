@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bitnet.families.blocks import Branch, FeedForward
 from bitnet.families.dense import ModelConfig, attention, model_of, sizes
-from bitnet.families.family import ATTENTION, BIASES, QKV, LlamaCppSupport, Values, register
+from bitnet.families.family import (
+    ATTENTION,
+    BIASES,
+    OWN_HEAD,
+    QKV,
+    LlamaCppSupport,
+    Values,
+    register,
+)
 from bitnet.families.fused_rows import order_queries_first
-from bitnet.families.gpt import beside_attention, layer_norms
+from bitnet.families.gpt import (
+    FUSED_PRODUCTS,
+    LAYER_NORM_EPS,
+    MEGATRON_TENSORS,
+    SPLIT_PRODUCTS,
+    WITH_BIASES,
+    beside_attention,
+    equal_heads,
+    layer_norms,
+)
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_ALL_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"))
-_OWN_HEAD: dict[str, Any] = {"required": ("output.weight",), "tied": False}
-_EPS = reads("attention.layer_norm_epsilon")
-_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
-_MEGATRON = {"mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
+#: Tensors of OPT and BioGPT.
+FAIRSEQ_TENSORS = {
+    "fc1": "ffn_up",
+    "fc2": "ffn_down",
+    "final_layer_norm": "ffn_norm",
+    "self_attn_layer_norm": "attn_norm",
+}
 
 
 def _by_head(key: str, config: Config) -> Values:
@@ -43,7 +60,7 @@ def _gptneox(keys: Keys) -> ModelConfig:
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         centered_norms=True,
         norm_biases=True,
-        biases=_PRODUCTS,
+        biases=FUSED_PRODUCTS,
     )
 
 
@@ -66,15 +83,15 @@ register(
         "attention_bias": neutral(None, True),
     },
     partial_rotation=True,
-    gguf_keys=_EPS | reads("use_parallel_residual"),
+    gguf_keys=LAYER_NORM_EPS | reads("use_parallel_residual"),
     tensors={
-        **_MEGATRON,
+        **MEGATRON_TENSORS,
         "attention.dense": "attn_output",
         "attention.query_key_value": "attn_qkv",
     },
     orders=partial(_by_head, "num_attention_heads"),
-    biases={"": _PRODUCTS},
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), gelu_tanh=True, **_OWN_HEAD),
+    biases={"": FUSED_PRODUCTS},
+    llama_cpp=replace(WITH_BIASES, gelu_tanh=True, **OWN_HEAD),
     translate=_gptneox_keys,
     decoder=_gptneox,
 )
@@ -87,17 +104,14 @@ def _bloom(keys: Keys) -> ModelConfig:
         alibi=8.0,
         fused=True,
         ffn={"gated": False, "activation": "gelu_tanh"},
-        model={"biases": _PRODUCTS, "embedding_norm": "token_embd_norm"},
+        model={"biases": FUSED_PRODUCTS, "embedding_norm": "token_embd_norm"},
     )
 
 
 def _bloom_keys(config: Config) -> dict[str, Any]:
-    width = config["hidden_size"]
-    return {
-        "attention.key_length": width // config["num_attention_heads"],
-        "attention.head_count_kv": config["num_attention_heads"],
+    return equal_heads(config) | {
         "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
-        "feed_forward_length": 4 * width,
+        "feed_forward_length": 4 * config["hidden_size"],
     }
 
 
@@ -119,16 +133,16 @@ register(
         "hidden_act": HARMLESS,  # its class has one
         "slow_but_exact": HARMLESS,
     },
-    gguf_keys=_EPS,
+    gguf_keys=LAYER_NORM_EPS,
     tensors={
-        **_MEGATRON,
+        **MEGATRON_TENSORS,
         "self_attention.dense": "attn_output",
         "self_attention.query_key_value": "attn_qkv",
     },
     orders=partial(_by_head, "num_attention_heads"),
-    biases={"": _PRODUCTS},
+    biases={"": FUSED_PRODUCTS},
     rotates=False,
-    llama_cpp=_ALL_BIASES,
+    llama_cpp=WITH_BIASES,
     translate=_bloom_keys,
     decoder=_bloom,
 )
@@ -136,24 +150,19 @@ register(
 
 def _opt(keys: Keys) -> ModelConfig:
     network = {"gated": False, "activation": "relu"}
-    biases = (*ATTENTION, "ffn_up", "ffn_down")
-    places = {"biases": biases, "positions": True}
+    places = {"biases": SPLIT_PRODUCTS, "positions": True}
     return layer_norms(keys, rope=None, ffn=network, model=places)
 
 
 def _opt_keys(config: Config) -> dict[str, Any]:
-    width = config["hidden_size"]
-    if config.get("word_embed_proj_dim") not in (None, width):
+    if config.get("word_embed_proj_dim") not in (None, config["hidden_size"]):
         raise ValueError("embeddings of another width than the blocks (word_embed_proj_dim)")
-    return {
-        "attention.head_count_kv": config["num_attention_heads"],
-        "attention.key_length": width // config["num_attention_heads"],
-        "attention.layer_norm_epsilon": 1e-5,  # of its class
-    }
+    return equal_heads(config) | {"attention.layer_norm_epsilon": 1e-5}  # of its class
 
 
-def _behind_padding(rows: NDArray[Any]) -> NDArray[Any]:
-    return rows[2:]
+def leave_padding_out(_config: Config) -> Values:
+    """A function for the positions of OPT and BioGPT, whose first two rows are of padding."""
+    return {"position_embd.weight": lambda rows: rows[2:]}
 
 
 register(
@@ -169,15 +178,10 @@ register(
         "layer_norm_elementwise_affine": neutral(None, True),
         **reads("word_embed_proj_dim"),
     },
-    gguf_keys=_EPS,
-    tensors={
-        "fc1": "ffn_up",
-        "fc2": "ffn_down",
-        "final_layer_norm": "ffn_norm",
-        "self_attn_layer_norm": "attn_norm",
-    },
-    orders=lambda _config: {"position_embd.weight": _behind_padding},
-    biases={"": (*ATTENTION, "ffn_up", "ffn_down")},
+    gguf_keys=LAYER_NORM_EPS,
+    tensors=FAIRSEQ_TENSORS,
+    orders=leave_padding_out,
+    biases={"": SPLIT_PRODUCTS},
     rotates=False,
     llama_cpp=None,
     translate=_opt_keys,
@@ -208,9 +212,9 @@ register(
     },
     partial_rotation=True,
     # The blocks follow from the tensors; files of 2023 say so of models that have two norms.
-    gguf_keys=_EPS | {"use_parallel_residual": HARMLESS},
+    gguf_keys=LAYER_NORM_EPS | {"use_parallel_residual": HARMLESS},
     biases={"use_qkv_bias": QKV},
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", "norm.bias", *BIASES), **_OWN_HEAD),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", "norm.bias", *BIASES), **OWN_HEAD),
     decoder=_stablelm,
 )
 
@@ -228,9 +232,9 @@ register(
     config_keys=reads("norm_eps partial_rotary_factor"),
     partial_rotation=True,
     norms_from_zero=True,
-    gguf_keys=_EPS,
+    gguf_keys=LAYER_NORM_EPS,
     biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True, **_OWN_HEAD),
+    llama_cpp=replace(WITH_BIASES, whole_width=True, **OWN_HEAD),
     translate=_nemotron_keys,
     decoder=partial(layer_norms, ffn={"gated": False, "activation": "relu_squared"}),
 )
@@ -255,7 +259,7 @@ register(
     defaults={"tie_word_embeddings": True},
     stated="rope_theta",
     config_keys=reads("layer_norm_eps logit_scale use_qk_norm"),
-    gguf_keys=_EPS | reads("logit_scale"),
+    gguf_keys=LAYER_NORM_EPS | reads("logit_scale"),
     biases={"attention_bias": ATTENTION},
     llama_cpp=LlamaCppSupport(
         tensors=tuple(f"{part}.bias" for part in QKV), whole_width=True, head_norm_layers=64
@@ -273,7 +277,7 @@ register(
     architecture="olmo",
     gguf_rope_style="interleaved",
     config_keys={"clip_qkv": neutral(None)},
-    gguf_keys=_EPS,
+    gguf_keys=LAYER_NORM_EPS,
     biases={"attention_bias": ATTENTION},
     llama_cpp=LlamaCppSupport(whole_width=True),
     translate=_olmo_keys,

@@ -201,6 +201,20 @@ def rotate_windows(base: float | None = None) -> Callable[[int, Attention], Atte
     return each
 
 
+def rotate_windows_only(_layer: int, usual: Attention) -> Attention:
+    """Attention that rotates if it has a window."""
+    return usual if usual.window else replace(usual, rope=None)
+
+
+def rotate_but_last(period: int) -> Callable[[int, Attention], Attention]:
+    """Attention that rotates in all layers but the last of each *period*."""
+
+    def each(layer: int, usual: Attention) -> Attention:
+        return usual if (layer + 1) % period else replace(usual, rope=None)
+
+    return each
+
+
 def check_local_base(keys: Keys, base: float) -> None:
     """Refuse another RoPE base of layers with a window than *base*, that of the others."""
     key = "rope.freq_base_swa"
@@ -235,7 +249,7 @@ def everywhere(config: Config) -> dict[str, Any]:
 def from_first(config: Config) -> dict[str, Any]:
     """``layer_types``, or windows from layer ``max_window_layers`` on (Qwen)."""
     window = _window(config) if config.get("use_sliding_window") else 0
-    pattern = _window_pattern(config, window)
+    pattern = window_pattern(config, window)
     if pattern is None:
         first = config["max_window_layers"] if window else 0
         pattern = [bool(window) and layer >= first for layer in range(config["num_hidden_layers"])]
@@ -254,7 +268,7 @@ def alternating(default_period: int, key: str = "") -> Callable[[Config], dict[s
     def keys(config: Config) -> dict[str, Any]:
         window = _window(config)
         period = config.get(key) or default_period
-        pattern = _window_pattern(config, window)
+        pattern = window_pattern(config, window)
         if pattern is None:
             pattern = [(layer + 1) % period != 0 for layer in range(config["num_hidden_layers"])]
         if True in pattern and not window:
@@ -273,7 +287,8 @@ def _window(config: Config) -> int:
     return window
 
 
-def _window_pattern(config: Config, window: int) -> list[bool] | None:
+def window_pattern(config: Config, window: int) -> list[bool] | None:
+    """True for each layer with a window by ``layer_types``; ``None`` if they are not given."""
     pattern = layer_kinds(config, config.get("layer_types"), _KINDS)
     if pattern and any(pattern) and not window:
         raise ValueError("layers with a window in layer_types, and no sliding_window")

@@ -26,6 +26,10 @@ GROUPED_CONFIG = EXPERT_CONFIG | reads(
 EXPERT_KEYS = reads("expert_count expert_used_count expert_feed_forward_length")
 #: The same with a network beside the experts.
 SHARED_KEYS = EXPERT_KEYS | reads("expert_shared_feed_forward_length")
+#: Tensors of the network beside experts in the style of Hunyuan.
+SHARED_MLP_TENSORS = {
+    f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")
+}
 #: The same where experts are chosen by groups, behind layers without any.
 GROUPED_KEYS = EXPERT_KEYS | reads(
     "expert_gating_func expert_group_count expert_group_used_count expert_shared_count "

@@ -13,10 +13,14 @@ from bitnet.families.config_values import is_finite
 from bitnet.families.dense import ModelConfig, attention, model_of, sizes, usual_block
 from bitnet.families.family import LlamaCppSupport, Values, register
 from bitnet.families.fused_rows import order_queries_first
-from bitnet.families.gpt import layer_norms
+from bitnet.families.gpt import (
+    FUSED_PRODUCTS,
+    MEGATRON_TENSORS,
+    equal_heads,
+    layer_norms,
+)
 from bitnet.families.keys import Config, Keys, check, neutral, read, reads
 
-_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 _NETWORK: dict[str, Any] = {"activation": "gelu", "gated": False}
 
 
@@ -46,7 +50,7 @@ def _falcon(keys: Keys) -> ModelConfig:
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         centered_norms=True,
         norm_biases=True,
-        biases=_PRODUCTS if "blk.0.attn_qkv.bias" in keys.weights else (),
+        biases=FUSED_PRODUCTS if "blk.0.attn_qkv.bias" in keys.weights else (),
     )
 
 
@@ -105,13 +109,12 @@ register(
     tensors={
         "ln_attn": "attn_norm_2",
         "ln_mlp": "attn_norm",
-        "mlp.dense_4h_to_h": "ffn_down",
-        "mlp.dense_h_to_4h": "ffn_up",
+        **MEGATRON_TENSORS,
         "self_attention.dense": "attn_output",
         "self_attention.query_key_value": "attn_qkv",
     },
     orders=_queries_first,
-    biases={"bias": _PRODUCTS},
+    biases={"bias": FUSED_PRODUCTS},
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", "norm.bias", "norm_2.bias"),
         gelu_tanh=True,
@@ -159,9 +162,7 @@ def _mpt_keys(config: Config) -> dict[str, Any]:
     clamp = own.get("clip_qkv") or 0
     if not is_finite(clamp) or clamp < 0:
         raise ValueError(f"attn_config.clip_qkv is {clamp!r}")
-    return {
-        "attention.head_count_kv": config["num_attention_heads"],
-        "attention.key_length": width // config["num_attention_heads"],
+    return equal_heads(config) | {
         "attention.layer_norm_epsilon": config.get("layer_norm_epsilon", 1e-5),
         "attention.max_alibi_bias": 8.0,
         "feed_forward_length": 4 * width,

@@ -31,6 +31,8 @@ MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
 WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
 BIASES = tuple(f"{part}.bias" for part in (*QKV, "attn_qkv"))
+#: Fields of :class:`LlamaCppSupport` for a name that llama.cpp reads with a head of its own alone.
+OWN_HEAD: dict[str, Any] = {"required": ("output.weight",), "tied": False}
 
 
 @dataclass(frozen=True)

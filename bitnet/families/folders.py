@@ -10,6 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.families.blocks import Branch, FeedForward
+from bitnet.families.classic import (
+    FAIRSEQ_TENSORS,
+    leave_padding_out,
+)
 from bitnet.families.dense import (
     AFTER,
     AROUND,
@@ -17,46 +21,38 @@ from bitnet.families.dense import (
     ModelConfig,
     attention,
     dense,
-    layer_kinds,
     model_of,
     read_windows,
+    rotate_windows_only,
     sizes,
     usual_block,
+    window_pattern,
 )
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, SHARED_KEYS, experts
 from bitnet.families.family import ATTENTION, MLP, QKV, Values, register
 from bitnet.families.fused_rows import order_queries_first
-from bitnet.families.gpt import layer_norms
+from bitnet.families.gpt import (
+    FUSED_PRODUCTS,
+    GPT_SIZES,
+    GPT_TENSORS,
+    LAYER_NORM_EPS,
+    MEGATRON_TENSORS,
+    SPLIT_PRODUCTS,
+    equal_heads,
+    layer_norms,
+    transpose_products,
+)
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_EPS = reads("attention.layer_norm_epsilon")
-_GPT = {
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-_GPT_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
-_OWN_KINDS = {"sliding_attention": True, "full_attention": False}
-
 
 def _windows_of(kinds: list[str], config: Config) -> dict[str, Any]:
     """Keys of windows in the layers of *kinds*."""
-    is_local = layer_kinds(config, config.get("layer_types") or kinds, _OWN_KINDS) or []
     window = config["sliding_window"] or 0
-    if any(is_local) and not window:
-        raise ValueError("layers with a window in layer_types, and no sliding_window")
+    is_local = window_pattern({**config, "layer_types": config.get("layer_types") or kinds}, window)
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": is_local}
-
-
-def _transpose(matrix: NDArray[Any]) -> NDArray[Any]:
-    turned: NDArray[Any] = matrix.T
-    return turned
 
 
 def _flex_olmo(keys: Keys) -> ModelConfig:
@@ -181,7 +177,7 @@ def _flint(keys: Keys) -> ModelConfig:
     window = keys.integer("attention.sliding_window")
     blocks = []
     for layer, local in enumerate(read_windows(keys, model_sizes.layers, period=0, window=window)):
-        mixer = replace(usual, window=local, rope=usual.rope if local else None)
+        mixer = rotate_windows_only(layer, replace(usual, window=local))
         routed = f"blk.{layer}.ffn_gate_inp.weight" in keys.weights
         blocks.append(usual_block(mixer, mixture if routed else network))
     return model_of(keys, model_sizes, blocks)
@@ -224,16 +220,8 @@ def _persimmon(keys: Keys) -> ModelConfig:
         fused=True,
         qk_norm="head" if has_norms else "",
         ffn={"gated": False, "activation": "relu_squared"},
-        model={"biases": _GPT_PRODUCTS},
+        model={"biases": FUSED_PRODUCTS},
     )
-
-
-def _all_heads(config: Config) -> dict[str, Any]:
-    heads = config["num_attention_heads"]
-    return {
-        "attention.head_count_kv": heads,
-        "attention.key_length": config["hidden_size"] // heads,
-    }
 
 
 register(
@@ -244,18 +232,17 @@ register(
         **reads("layer_norm_eps partial_rotary_factor"),
         "qk_layernorm": reads("qk_layernorm")["qk_layernorm"],
     },
-    gguf_keys=_EPS,
+    gguf_keys=LAYER_NORM_EPS,
     tensors={
-        "mlp.dense_4h_to_h": "ffn_down",
-        "mlp.dense_h_to_4h": "ffn_up",
+        **MEGATRON_TENSORS,
         "self_attn.dense": "attn_output",
         "self_attn.query_key_value": "attn_qkv",
     },
     orders=lambda config: order_queries_first(config["num_attention_heads"]),
-    biases={"": _GPT_PRODUCTS},
+    biases={"": FUSED_PRODUCTS},
     partial_rotation=True,
     llama_cpp=None,
-    translate=_all_heads,
+    translate=equal_heads,
     decoder=_persimmon,
 )
 
@@ -275,14 +262,14 @@ def _openai_gpt(keys: Keys) -> ModelConfig:
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         centered_norms=True,
         norm_biases=True,
-        biases=_GPT_PRODUCTS,
+        biases=FUSED_PRODUCTS,
         positions=True,
         final_norm="",
     )
 
 
 def _openai_gpt_keys(config: Config) -> dict[str, Any]:
-    return _all_heads(config) | {
+    return equal_heads(config) | {
         "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
         "feed_forward_length": 4 * config["hidden_size"],
     }
@@ -293,22 +280,16 @@ register(
     title="GPT-1",
     architecture="openai-gpt",
     model_types=("openai-gpt",),
-    aliases={
-        "afn": "hidden_act",
-        "n_embd": "hidden_size",
-        "n_head": "num_attention_heads",
-        "n_layer": "num_hidden_layers",
-        "n_positions": "max_position_embeddings",
-    },
+    aliases={"afn": "hidden_act", **GPT_SIZES},
     defaults={"tie_word_embeddings": True},
     config_keys={
         **reads("layer_norm_epsilon"),
         "hidden_act": neutral("gelu", note="which its class computes by the hyperbolic tangent"),
     },
-    gguf_keys=_EPS,
-    tensors=_GPT,
-    orders=lambda _config: dict.fromkeys([f"{part}.weight" for part in _GPT_PRODUCTS], _transpose),
-    biases={"": _GPT_PRODUCTS},
+    gguf_keys=LAYER_NORM_EPS,
+    tensors=GPT_TENSORS,
+    orders=transpose_products,
+    biases={"": FUSED_PRODUCTS},
     rotates=False,
     llama_cpp=None,
     translate=_openai_gpt_keys,
@@ -329,7 +310,7 @@ def _gpt_neo_keys(config: Config) -> dict[str, Any]:
     by_layer = [kind for names, count in kinds for _ in range(count) for kind in names]
     if len(by_layer) != config["num_hidden_layers"] or {*by_layer} - {"global", "local"}:
         raise ValueError(f"attention_types is {kinds!r:.80}, for other layers")
-    return _all_heads(config) | {
+    return equal_heads(config) | {
         "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
         "attention.sliding_window": config["window_size"],
         "attention.sliding_window_pattern": [kind == "local" for kind in by_layer],
@@ -353,11 +334,11 @@ register(
         **reads("attention_types layer_norm_epsilon window_size"),
         "attention_layers": HARMLESS,  # from attention_types
     },
-    gguf_keys=_EPS,
+    gguf_keys=LAYER_NORM_EPS,
     tensors={
         **{f"attn.attention.{part[-1]}_proj": part for part in QKV},
         "attn.attention.out_proj": "attn_output",
-        **{name: part for name, part in _GPT.items() if not name.startswith("attn.")},
+        **{name: part for name, part in GPT_TENSORS.items() if not name.startswith("attn.")},
     },
     biases={"": _NEO_BIASES},
     rotates=False,
@@ -366,22 +347,20 @@ register(
     decoder=_gpt_neo,
 )
 
-_BIOGPT_BIASES = (*ATTENTION, "ffn_up", "ffn_down")
-
 
 def _biogpt(keys: Keys) -> ModelConfig:
     model = layer_norms(
         keys,
         rope=None,
         ffn={"gated": False, "activation": "gelu"},
-        model={"biases": _BIOGPT_BIASES, "positions": True},
+        model={"biases": SPLIT_PRODUCTS, "positions": True},
     )
     return replace(model, embedding_scale=keys.number("embedding_scale", 1.0))
 
 
 def _biogpt_keys(config: Config) -> dict[str, Any]:
     width = config["hidden_size"]
-    return _all_heads(config) | {
+    return equal_heads(config) | {
         "attention.layer_norm_epsilon": 1e-5,  # of its class
         "embedding_scale": math.sqrt(width) if config["scale_embedding"] else 1.0,
     }
@@ -393,16 +372,10 @@ register(
     activation="gelu",
     defaults={"tie_word_embeddings": True},
     config_keys={"scale_embedding": reads("scale_embedding")["scale_embedding"]},
-    gguf_keys=_EPS | reads("embedding_scale"),
-    tensors={
-        "fc1": "ffn_up",
-        "fc2": "ffn_down",
-        "final_layer_norm": "ffn_norm",
-        "self_attn_layer_norm": "attn_norm",
-    },
-    # The first two rows are of padding.
-    orders=lambda _config: {"position_embd.weight": lambda rows: rows[2:]},
-    biases={"": _BIOGPT_BIASES},
+    gguf_keys=LAYER_NORM_EPS | reads("embedding_scale"),
+    tensors=FAIRSEQ_TENSORS,
+    orders=leave_padding_out,
+    biases={"": SPLIT_PRODUCTS},
     rotates=False,
     llama_cpp=None,
     translate=_biogpt_keys,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from bitnet.families.blocks import Attention, FeedForward, ShortConvolution
+from bitnet.families.blocks import FeedForward, ShortConvolution
 from bitnet.families.dense import (
     AROUND,
     WINDOW_CONFIG,
@@ -22,6 +21,7 @@ from bitnet.families.dense import (
     model_of,
     per_layer,
     read_windows,
+    rotate_but_last,
     rotate_windows,
     sizes,
     usual_block,
@@ -29,14 +29,16 @@ from bitnet.families.dense import (
 from bitnet.families.experts import EXPERT_CONFIG, GROUPED_KEYS, experts_by_groups
 from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, Values, register
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, refusal
+from bitnet.families.states import (
+    CONVOLUTION_BIASES,
+    CONVOLUTION_KEYS,
+    squeeze_convolution,
+)
 
 _PERIOD = 4
 
 
 def _afmoe(keys: Keys) -> ModelConfig:
-    def attention_of(layer: int, usual: Attention) -> Attention:
-        return usual if (layer + 1) % _PERIOD else replace(usual, rope=None)
-
     model = dense(
         keys,
         norms=AROUND,
@@ -44,7 +46,7 @@ def _afmoe(keys: Keys) -> ModelConfig:
         qk_norm="head",
         fused=is_fused(keys),
         own_gate=True,
-        each=attention_of,
+        each=rotate_but_last(_PERIOD),
         mixture=experts_by_groups(keys, corrected=True),
     )
     return replace(model, embedding_scale=math.sqrt(model.dim))
@@ -152,8 +154,8 @@ register(
         "use_sandwich_norm": HARMLESS,
     },
     gguf_keys={
-        **reads("rope.freq_base_swa shortconv.l_cache"),
-        "attention.causal": neutral(True, note="convolutions look back only"),
+        **CONVOLUTION_KEYS,
+        **reads("rope.freq_base_swa"),
     },
     tensors={
         "post_ffn_norm": "post_ffw_norm",
@@ -161,11 +163,11 @@ register(
         "self_attn.g_proj": "attn_gate",
         "self_attn.gate_proj": "attn_gate",
     },
-    values=lambda _config: {"shortconv.conv.weight": partial(np.squeeze, axis=1)},
+    values=squeeze_convolution,
     orders=_gate_every_number,
     biases={
         "attention_bias": ATTENTION,
-        "conv_bias": ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj"),
+        **CONVOLUTION_BIASES,
     },
     layered_rope=True,
     llama_cpp=None,

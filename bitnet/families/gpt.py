@@ -22,18 +22,33 @@ from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, refusal
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from bitnet.families.family import Parts
+    from bitnet.families.family import Parts, Values
 
-_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
-_WITH_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"))
-#: The usual names of GPT-2's keys.
-_KEYS = {
-    "activation_function": "hidden_act",
+#: Rule for the key with the epsilon of LayerNorm.
+LAYER_NORM_EPS = reads("attention.layer_norm_epsilon")
+#: Matrices of a block without gate, of one for queries, keys and values or of three.
+FUSED_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
+SPLIT_PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
+WITH_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"))
+#: The usual names of sizes in GPT-1 and GPT-2.
+GPT_SIZES = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
     "n_positions": "max_position_embeddings",
 }
+_KEYS = {"activation_function": "hidden_act", **GPT_SIZES}
+#: Tensors of GPT-1 and GPT-2.
+GPT_TENSORS = {
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+#: Tensors of networks in the style of Megatron.
+MEGATRON_TENSORS = {"mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
 #: Names of GELU by the hyperbolic tangent.
 _GELU_TANH = neutral("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 _GPT2_CONFIG = {
@@ -56,18 +71,23 @@ def layer_norms(keys: Keys, **overrides: Any) -> ModelConfig:
 
 def _gpt2(keys: Keys) -> ModelConfig:
     network = {"gated": False, "activation": "gelu_tanh"}
-    places = {"biases": _PRODUCTS, "positions": True}
+    places = {"biases": FUSED_PRODUCTS, "positions": True}
     return layer_norms(keys, rope=None, fused=True, ffn=network, model=places)
 
 
-def _gpt2_keys(config: Config) -> dict[str, Any]:
+def equal_heads(config: Config) -> dict[str, Any]:
+    """Keys of attention with a key head for each head, which share the width of the model."""
     heads = config["num_attention_heads"]
-    width = config["hidden_size"]
     return {
         "attention.head_count_kv": heads,
-        "attention.key_length": width // heads,
+        "attention.key_length": config["hidden_size"] // heads,
+    }
+
+
+def _gpt2_keys(config: Config) -> dict[str, Any]:
+    return equal_heads(config) | {
         "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
-        "feed_forward_length": config.get("n_inner") or 4 * width,
+        "feed_forward_length": config.get("n_inner") or 4 * config["hidden_size"],
     }
 
 
@@ -76,15 +96,11 @@ def _transpose(matrix: NDArray[Any]) -> NDArray[Any]:
     return turned
 
 
-_TENSORS = {
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_1": "attn_norm",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-# The matrices of a folder have a row for each input.
+def transpose_products(_config: Config) -> Values:
+    """Functions for the matrices of GPT-1 and GPT-2, which have a row for each input."""
+    return dict.fromkeys([f"{part}.weight" for part in FUSED_PRODUCTS], _transpose)
+
+
 _GPT2 = register(
     title="GPT-2",
     architecture="gpt2",
@@ -93,12 +109,12 @@ _GPT2 = register(
     aliases=_KEYS,
     defaults={"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
     config_keys=_GPT2_CONFIG,
-    gguf_keys=reads("attention.layer_norm_epsilon"),
-    tensors=_TENSORS,
-    orders=lambda _config: dict.fromkeys([f"{name}.weight" for name in _PRODUCTS], _transpose),
-    biases={"": _PRODUCTS},
+    gguf_keys=LAYER_NORM_EPS,
+    tensors=GPT_TENSORS,
+    orders=transpose_products,
+    biases={"": FUSED_PRODUCTS},
     rotates=False,
-    llama_cpp=_WITH_BIASES,
+    llama_cpp=WITH_BIASES,
     translate=_gpt2_keys,
     decoder=_gpt2,
 )
@@ -124,7 +140,7 @@ register_variant(
 )
 
 
-_ALL = ("attn_qkv", *ATTENTION, "ffn_up", "ffn_down")
+_ALL = ("attn_qkv", *SPLIT_PRODUCTS)
 _TANH_NETWORK: dict[str, Any] = {"gated": False, "activation": "gelu_tanh"}
 
 
@@ -146,15 +162,15 @@ register(
         "hidden_act": _GELU_TANH,
         "use_bias": neutral(None, True),
     },
-    gguf_keys=reads("attention.layer_norm_epsilon"),
+    gguf_keys=LAYER_NORM_EPS,
     tensors={
         "input_layernorm": "attn_norm",
         "mlp.c_fc": "ffn_up",
         "mlp.c_proj": "ffn_down",
         "post_attention_layernorm": "ffn_norm",
     },
-    biases={"": (*ATTENTION, "ffn_up", "ffn_down")},
-    llama_cpp=_WITH_BIASES,
+    biases={"": SPLIT_PRODUCTS},
+    llama_cpp=WITH_BIASES,
     translate=_starcoder2_keys,
     decoder=_starcoder2,
 )
@@ -190,13 +206,13 @@ register(
         "hidden_act": _GELU_TANH,
     },
     partial_rotation=True,
-    gguf_keys=reads("attention.layer_norm_epsilon"),
+    gguf_keys=LAYER_NORM_EPS,
     tensors={
         "mlp.fc1": "ffn_up",
         "mlp.fc2": "ffn_down",
         "self_attn.dense": "attn_output",
     },
-    biases={"": (*ATTENTION, "ffn_up", "ffn_down", "output")},
+    biases={"": (*SPLIT_PRODUCTS, "output")},
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", ".bias"), required=("output.weight", "output.bias"), tied=False
     ),
@@ -232,7 +248,7 @@ _GPTJ = register(
         "rotary": neutral(None, True),
         "scale_attn_weights": neutral(None, True),
     },
-    gguf_keys=reads("attention.layer_norm_epsilon"),
+    gguf_keys=LAYER_NORM_EPS,
     tensors={
         "attn.k_proj": "attn_k",
         "attn.out_proj": "attn_output",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from bitnet.base.errors import Unsupported
-from bitnet.families.blocks import Attention, Branch, Experts, FeedForward
+from bitnet.families.blocks import Branch, Experts, FeedForward
 from bitnet.families.dense import (
     WINDOW_CONFIG,
     ModelConfig,
@@ -20,6 +20,7 @@ from bitnet.families.dense import (
     is_fused,
     model_of,
     read_windows,
+    rotate_windows_only,
     sizes,
     usual_block,
 )
@@ -28,6 +29,7 @@ from bitnet.families.experts import (
     EXPERT_KEYS,
     GROUPED_CONFIG,
     GROUPED_KEYS,
+    SHARED_MLP_TENSORS,
     experts,
     experts_by_groups,
     gating,
@@ -35,16 +37,17 @@ from bitnet.families.experts import (
     group_routing,
     leading_dense_layers,
 )
-from bitnet.families.family import ATTENTION, BIASES, WINDOWS, LlamaCppSupport, register
+from bitnet.families.family import (
+    ATTENTION,
+    BIASES,
+    OWN_HEAD,
+    WINDOWS,
+    LlamaCppSupport,
+    register,
+)
 from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
 
-_OWN_HEAD: dict[str, Any] = {"required": ("output.weight",), "tied": False}
 _PERIOD = 4  # one layer in this many has no window
-
-
-def _rotate_windows_only(_layer: int, usual: Attention) -> Attention:
-    """Attention that rotates if it has a window."""
-    return usual if usual.window else replace(usual, rope=None)
 
 
 def _with_shared(keys: Keys, network: Experts) -> Experts:
@@ -61,7 +64,7 @@ def _exaone_experts(keys: Keys) -> ModelConfig:
         qk_norm="head",
         period=_PERIOD,
         window=keys.integer("attention.sliding_window"),
-        each=_rotate_windows_only,
+        each=rotate_windows_only,
         mixture=_with_shared(keys, network),
     )
 
@@ -98,7 +101,7 @@ register(
         whole_width=True,
         nonzero=("attention.sliding_window",),
         needs=frozenset({"window"}),
-        **_OWN_HEAD,
+        **OWN_HEAD,
     ),
     translate=_exaone_keys,
     decoder=_exaone_experts,
@@ -158,7 +161,7 @@ register(
         "mlp.e_score_correction_bias": "exp_probs_b",
         "mlp.expert_bias": "exp_probs_b",
         "mlp.router.gate": "ffn_gate_inp",
-        **{f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+        **SHARED_MLP_TENSORS,
     },
     biases={"attention_bias": ATTENTION},
     more_blocks=True,

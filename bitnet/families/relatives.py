@@ -34,6 +34,7 @@ from bitnet.families.experts import (
     GROUPED_CONFIG,
     GROUPED_KEYS,
     SHARED_KEYS,
+    SHARED_MLP_TENSORS,
     experts,
     experts_by_groups,
     gating,
@@ -42,7 +43,10 @@ from bitnet.families.experts import (
     leading_dense_layers,
 )
 from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
-from bitnet.families.gpt import layer_norms
+from bitnet.families.gpt import (
+    LAYER_NORM_EPS,
+    layer_norms,
+)
 from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
 from bitnet.families.llama import HUNYUAN_ROPE
 from bitnet.families.rope import rope_from
@@ -54,7 +58,6 @@ _SECTIONS = {
     "rope.dimension_sections": HARMLESS,
     "n_deepstack_layers": HARMLESS,  # that images are added to
 }
-_EPS = reads("attention.layer_norm_epsilon")
 
 
 def _qwen3_experts(keys: Keys) -> ModelConfig:
@@ -160,7 +163,7 @@ register(
     architecture="jais",
     model_types=(),
     rotates=False,
-    gguf_keys=_EPS | reads("attention.max_alibi_bias"),
+    gguf_keys=LAYER_NORM_EPS | reads("attention.max_alibi_bias"),
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", ".bias"), required=("output.weight",), tied=False
     ),
@@ -177,7 +180,7 @@ register(
         "mlp_bias": neutral(True),
     },
     biases={"": _JAIS2_BIASES},
-    gguf_keys=_EPS,
+    gguf_keys=LAYER_NORM_EPS,
     llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True),
     decoder=partial(
         layer_norms,
@@ -273,7 +276,7 @@ register(
     rope_parameters=HUNYUAN_ROPE,
     tensors={
         "mlp.gate.wg": "ffn_gate_inp",
-        **{f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+        **SHARED_MLP_TENSORS,
     },
     biases={"attention_bias": ATTENTION},
     translate=_hunyuan_keys,
@@ -407,7 +410,7 @@ register(
     title="DBRX",
     architecture="dbrx",
     model_types=(),
-    gguf_keys=_EPS | EXPERT_KEYS | reads("attention.clamp_kqv"),
+    gguf_keys=LAYER_NORM_EPS | EXPERT_KEYS | reads("attention.clamp_kqv"),
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight",), required=("output.weight",), tied=False, whole_width=True
     ),

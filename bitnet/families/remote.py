@@ -25,13 +25,18 @@ from bitnet.families.family import (
     ATTENTION,
     BIASES,
     MLP,
+    OWN_HEAD,
     QKV,
     LlamaCppSupport,
     Values,
     register,
 )
 from bitnet.families.fused_rows import split_projections
-from bitnet.families.gpt import layer_norms
+from bitnet.families.gpt import (
+    LAYER_NORM_EPS,
+    equal_heads,
+    layer_norms,
+)
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
 
 if TYPE_CHECKING:
@@ -39,9 +44,7 @@ if TYPE_CHECKING:
 
     from bitnet.families.family import Parts
 
-_OWN_HEAD: dict[str, Any] = {"required": ("output.weight",), "tied": False}
 _LAYOUT = {"tensor_data_layout": neutral("Meta AI original pth")}
-_EPS = reads("attention.layer_norm_epsilon")
 
 
 def _internlm2_parts(config: Config) -> Parts:
@@ -62,7 +65,7 @@ register(
     },
     parts=_internlm2_parts,
     biases={"bias": ATTENTION},
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True, **_OWN_HEAD),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True, **OWN_HEAD),
     decoder=dense_as_stored,
 )
 
@@ -80,11 +83,7 @@ def _baichuan(keys: Keys) -> ModelConfig:
 
 def _baichuan_keys(config: Config) -> dict[str, Any]:
     is_large = config["num_hidden_layers"] == _ALIBI_LAYERS
-    return {
-        "attention.head_count_kv": config["num_attention_heads"],
-        "attention.key_length": config["hidden_size"] // config["num_attention_heads"],
-        "attention.max_alibi_bias": 8.0 if is_large else 0.0,
-    }
+    return equal_heads(config) | {"attention.max_alibi_bias": 8.0 if is_large else 0.0}
 
 
 def _thirds(_config: Config) -> Parts:
@@ -116,7 +115,7 @@ register(
     parts=_thirds,
     values=_unit_rows,
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", *BIASES), whole_width=True, only_layers=(32, 40), **_OWN_HEAD
+        tensors=("output.weight", *BIASES), whole_width=True, only_layers=(32, 40), **OWN_HEAD
     ),
     translate=_baichuan_keys,
     decoder=_baichuan,
@@ -137,9 +136,9 @@ register(
     architecture="orion",
     aliases={"max_sequence_length": "max_position_embeddings"},
     stated="rms_norm_eps",
-    gguf_keys=_EPS | _LAYOUT,
+    gguf_keys=LAYER_NORM_EPS | _LAYOUT,
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "norm.bias", *BIASES), whole_width=True, **_OWN_HEAD
+        tensors=("output.weight", "norm.bias", *BIASES), whole_width=True, **OWN_HEAD
     ),
     translate=_orion_keys,
     decoder=_orion,
@@ -149,7 +148,7 @@ register(
     architecture="xverse",
     gguf_rope_style="interleaved",
     gguf_keys=_LAYOUT,
-    llama_cpp=LlamaCppSupport(whole_width=True, **_OWN_HEAD),
+    llama_cpp=LlamaCppSupport(whole_width=True, **OWN_HEAD),
     decoder=dense_as_stored,
 )
 
@@ -196,7 +195,7 @@ register(
     },
     biases={"": ("attn_qkv",)},
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "attn_qkv.bias"), whole_width=True, whole_keys=True, **_OWN_HEAD
+        tensors=("output.weight", "attn_qkv.bias"), whole_width=True, whole_keys=True, **OWN_HEAD
     ),
     translate=_qwen1_keys,
     decoder=_qwen1,
@@ -243,7 +242,7 @@ register(
         "position_embedding_type": neutral("rope"),
         "scale_attn_weights": neutral(None, True),
     },
-    gguf_keys=_EPS,
+    gguf_keys=LAYER_NORM_EPS,
     tensors={
         "attn.c_attn": "attn_qkv",
         "attn.c_proj": "attn_output",
@@ -253,7 +252,7 @@ register(
         "mlp.c_proj": "ffn_down",
     },
     biases={"": ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True, **_OWN_HEAD),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True, **OWN_HEAD),
     translate=_codeshell_keys,
     decoder=_codeshell,
 )

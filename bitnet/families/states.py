@@ -379,6 +379,19 @@ _LFM2_SUPPORT = LlamaCppSupport(
     whole_width=True,
     needs=frozenset({"attention", "state"}),
 )
+#: Rules for the keys of short convolutions, and the setting of their biases in a folder.
+CONVOLUTION_KEYS = {
+    **reads("shortconv.l_cache"),
+    "attention.causal": neutral(True, note="convolutions look back only"),
+}
+CONVOLUTION_BIASES = {"conv_bias": ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")}
+
+
+def squeeze_convolution(_config: Config) -> Values:
+    """A function for the kernels of short convolutions, which have an axis of length 1."""
+    return {"shortconv.conv.weight": partial(np.squeeze, axis=1)}
+
+
 # The tables of both; the networks differ.
 _LFM2 = Family(
     title="LFM2 and LFM2.5",
@@ -388,12 +401,11 @@ _LFM2 = Family(
     defaults={"tie_word_embeddings": True},
     config_keys=reads("conv_L_cache layer_types"),
     gguf_keys={
-        **reads("shortconv.l_cache"),
-        "attention.causal": neutral(True, note="convolutions look back only"),
+        **CONVOLUTION_KEYS,
         "attention.sliding_window": neutral(0),
     },
-    values=lambda _config: {"shortconv.conv.weight": partial(np.squeeze, axis=1)},
-    biases={"conv_bias": ("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj")},
+    values=squeeze_convolution,
+    biases=CONVOLUTION_BIASES,
     llama_cpp=_LFM2_SUPPORT,
     decoder=_lfm2,
 )

@@ -17,7 +17,9 @@ from bitnet.families.dense import (
     dense,
     model_of,
     read_windows,
+    rotate_but_last,
     rotate_windows,
+    rotate_windows_only,
     sizes,
 )
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts, gating
@@ -45,7 +47,8 @@ def _cohere2(keys: Keys) -> ModelConfig:
         keys, model_sizes.layers, period=_PERIOD, window=keys.integer("attention.sliding_window")
     )
     mixers = (
-        replace(usual, window=window, rope=usual.rope if window else None) for window in local
+        rotate_windows_only(layer, replace(usual, window=window))
+        for layer, window in enumerate(local)
     )
     blocks = ((Branch("attn_norm", (mixer, network)),) for mixer in mixers)
     return model_of(
@@ -105,15 +108,14 @@ def _exaone4_keys(config: Config) -> dict[str, Any]:
 def _exaone4(keys: Keys) -> ModelConfig:
     usual_window = _EXAONE_WINDOW if keys.integer("block_count") == _LAYERS_OF_32B else 0
     everywhere = not keys.integer("attention.sliding_window", usual_window)
+    rotation: dict[str, Any] = {} if everywhere else {"each": rotate_windows_only}
     return dense(
         keys,
         norms=AFTER,
         window=usual_window,
         period=_PERIOD,
         qk_norm="head",
-        each=lambda _layer, usual: (
-            usual if everywhere or usual.window else replace(usual, rope=None)
-        ),
+        **rotation,
     )
 
 
@@ -153,10 +155,7 @@ def _is_rotated(layer: int) -> bool:
 
 
 def _smollm3(keys: Keys) -> ModelConfig:
-    def attention_of(layer: int, usual: Attention) -> Attention:
-        return usual if _is_rotated(layer) else replace(usual, rope=None)
-
-    return dense(keys, each=attention_of)
+    return dense(keys, each=rotate_but_last(_PERIOD))
 
 
 register(
