@@ -68,6 +68,17 @@ def refuse_special(status: os.stat_result, path: Path) -> None:
         )
 
 
+def is_file_or_folder(path: Path) -> bool:
+    """True if *path* is a regular file or a folder, False if there is nothing; else refuse it."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # also a text that no path may have
+        return False
+    if not stat.S_ISDIR(status.st_mode):
+        refuse_special(status, path)
+    return True
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of the file *path*, hexadecimal."""
     digest = hashlib.sha256()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import stat
 from dataclasses import fields, replace
 from pathlib import Path
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError
-from bitnet.base.files import refuse_special
+from bitnet.base.files import is_file_or_folder
 from bitnet.base.invocation import shell_quote
 from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind
@@ -134,15 +133,7 @@ def _locate(name, folder):
     A pipe or a device is refused at once, rather than by each command that uses the preset.
     """
     path = (folder / name).absolute()
-    try:
-        status = path.stat() if name else None
-    except (OSError, ValueError):  # also a text that no path may have
-        status = None
-    if status is None:
-        return name
-    if not stat.S_ISDIR(status.st_mode):
-        refuse_special(status, path)
-    return str(path)
+    return str(path) if name and is_file_or_folder(path) else name
 
 
 def _locate_template(file, folder):

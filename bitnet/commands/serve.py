@@ -13,7 +13,7 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
-from bitnet.base.files import refuse_special
+from bitnet.base.files import is_file_or_folder
 from bitnet.base.invocation import extra_command
 from bitnet.commands.context import (
     PROMPT_CACHE,
@@ -177,8 +177,7 @@ def _paths(options, model, common):
         if path.is_dir() and not is_model_folder(path):
             yield from (("", model, None) for model in find_models(path))
             continue
-        if path.exists() and not path.is_dir():
-            refuse_special(path.stat(), path)  # now, rather than for the first request
+        is_file_or_folder(path)  # a pipe is refused now, rather than for the first request
         yield argument, path, None
 
 
