@@ -46,7 +46,8 @@ class Mixed(Exception):
 def tiny_model(folder):
     """A file with a random model that has a token for each character of JSON."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
-    from tiny_models import VOCAB, tiny_gguf
+    from tiny_keys import VOCAB
+    from tiny_models import tiny_gguf
 
     from bitnet.tokenizer.spec import byte_spelling
 

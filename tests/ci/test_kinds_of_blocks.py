@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_models import KEYS, TEXT, TOKENS, VOCAB, taught, tiny, write_model
+from tiny_keys import KEYS, VOCAB
+from tiny_models import TEXT, TOKENS, taught, tiny, write_model
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 from builders import string, value_bytes, vocabulary
-from tiny_models import TOKENS, metadata, tiny, tiny_gguf
+from tiny_keys import metadata
+from tiny_models import TOKENS, tiny, tiny_gguf
 
 from bitnet.quants import types
 

@@ -8,7 +8,8 @@ import sys
 import pytest
 import tiny_models
 from hf_folders import tiny_folder, tokenizer_folder
-from tiny_models import TOKENS, VOCAB, tiny_gguf
+from tiny_keys import VOCAB
+from tiny_models import TOKENS, tiny_gguf
 
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer.spec import byte_spelling

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from builders import UINT16, Tensor, Typed, write_gguf
 from hf_folders import tiny_folder, tokenizer_folder
-from tiny_models import TOKENS, letters, metadata, tiny, tiny_gguf
+from tiny_keys import metadata
+from tiny_models import TOKENS, letters, tiny, tiny_gguf
 
 from bitnet.store.records import Pin, write_lock
 

@@ -11,7 +11,8 @@ from conversions import convert
 from hf_folders import MODEL_TYPES, bf16, save_tensors, tiny_folder, tokenizer_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import TOKENS, VOCAB, in_encoding, tiny
+from tiny_keys import VOCAB
+from tiny_models import TOKENS, in_encoding, tiny
 
 from bitnet import load
 from bitnet.base.errors import (

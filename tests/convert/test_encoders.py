@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason=REASON)
 pytest.importorskip("sentence_transformers", reason=REASON)
 
 from conversions import convert  # noqa: E402 - needs torch
+from engine_vectors import vectors_by_llama_cpp  # noqa: E402
 from sentence_folders import (  # noqa: E402
     TEXTS,
     encoder_folder,
@@ -82,18 +83,6 @@ def test_llama_cpp_computes_the_same_vectors_of_a_converted_encoder(pooling, enc
     with load(file) as model:
         ours = model.embed(texts)
     assert smallest_cosine(ours, vectors_by_llama_cpp(file, texts)) > 1 - MAX_ANGLE
-
-
-def vectors_by_llama_cpp(file, texts):
-    import xllamacpp
-
-    settings = xllamacpp.CommonParams()
-    settings.model.path = str(file)
-    settings.embedding = True
-    settings.n_ctx = 64
-    settings.warmup = False
-    answer = xllamacpp.Server(settings).handle_embeddings({"input": texts, "model": "it"})
-    return np.array([entry["embedding"] for entry in answer["data"]])
 
 
 def test_the_tokenizer_of_a_converted_encoder_reads_every_text_alike(encoder, tmp_path):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hf_folders import tiny_folder, tokenizer_folder
 from mutants import attending, mutated, rotated
-from tiny_models import LAYERS, TOKENS, in_encoding, tiny, write_model
+from tiny_keys import LAYERS
+from tiny_models import TOKENS, in_encoding, tiny, write_model
 
 from bitnet import load
 from bitnet.crossval.crossval_options import CrossvalOptions

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tiny_models
+import tiny_keys
 from conversions import convert
 from crossval_evidence import exact_trace, verdict_on_float64
-from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
+from tiny_keys import VOCAB
+from tiny_models import TOKENS, ternary_gguf, tiny_gguf
 
 from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.base.invocation import extra_command
@@ -72,7 +73,7 @@ def test_llama_cpp_gives_intermediates(checkpoint):
     names = {"embed", "attn_norm-0", "Qcur-1", "kqv_out-1", "ffn_act-0", "l_out-1"}
     assert names | {"result_norm", "result_output"} <= set(found)
     assert found["result_output"].shape == (ROWS, VOCAB)
-    assert found["l_out-0"].shape == (ROWS, tiny_models.DIM)
+    assert found["l_out-0"].shape == (ROWS, tiny_keys.DIM)
     whole = {name for name, values in found.items() if len(values) == len(ids)}
     assert {"Kcur-0", "Kcur-1", "Vcur-0", "Vcur-1"} <= whole
     assert all(name.startswith(("Kcur", "Vcur")) for name in whole)

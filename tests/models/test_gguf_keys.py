@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_models import metadata, tiny, tiny_gguf
+from tiny_keys import metadata
+from tiny_models import tiny, tiny_gguf
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint

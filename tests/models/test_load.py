@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, HYBRIDS, LAYERED, LAYERS, MIXTURES, VOCAB, in_encoding, tiny
+from tiny_keys import FAMILIES, HYBRIDS, LAYERED, LAYERS, MIXTURES, VOCAB
+from tiny_models import in_encoding, tiny
 
 from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported, UsageError
 from bitnet.formats.checkpoint import Checkpoint

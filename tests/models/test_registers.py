@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import FAMILIES, HYBRIDS, LAYERED, MIXTURES, tiny
+from tiny_keys import FAMILIES, HYBRIDS, LAYERED, MIXTURES
+from tiny_models import tiny
 
 from bitnet.kernels.instructions import IN_PLACE, WHOLE, Add, Join, Linear, Norm, Select, Split
 from bitnet.kernels.mixer_instructions import WHOLE_IN_MIXERS

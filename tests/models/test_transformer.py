@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, LAYERS, UNGATED, in_encoding, tiny
+from tiny_keys import FAMILIES, LAYERS, UNGATED
+from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
 from bitnet.base.errors import InferenceError, UsageError

@@ -8,7 +8,8 @@ import pytest
 from builders import vocabulary
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import TOKENS, VOCAB, tiny_gguf
+from tiny_keys import VOCAB
+from tiny_models import TOKENS, tiny_gguf
 
 import bitnet
 from bitnet.base.errors import InferenceError, UsageError, VocabMismatch

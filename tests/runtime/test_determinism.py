@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, LAYERS, in_encoding, tiny
+from tiny_keys import FAMILIES, LAYERS
+from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
 from bitnet.formats.containers import open_checkpoint

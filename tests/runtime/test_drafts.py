@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from rotations import rotated, sylvester
 from scheduling import prompt, run
-from tiny_models import DIM, tiny
+from tiny_keys import DIM
+from tiny_models import tiny
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.kernels.kv_cache import KVCache

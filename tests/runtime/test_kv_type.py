@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_models import FAMILIES, HYBRIDS, LAYERED, tiny
+from tiny_keys import FAMILIES, HYBRIDS, LAYERED
+from tiny_models import tiny
 
 import bitnet
 from bitnet.base import native

@@ -4,7 +4,8 @@ import gc
 import weakref
 
 import pytest
-from tiny_models import FAMILIES, tiny, tiny_gguf
+from tiny_keys import FAMILIES
+from tiny_models import tiny, tiny_gguf
 
 from bitnet import load
 from bitnet.base.errors import UsageError

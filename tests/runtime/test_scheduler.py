@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from scheduling import alone, budget, params, prompt, run, sampled
-from tiny_models import VOCAB, tiny
+from tiny_keys import VOCAB
+from tiny_models import tiny
 
 import bitnet
 from bitnet.base.errors import InferenceError, UsageError

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling import alone, budget, params, prompt, run, sampled
-from tiny_models import EXPERTS, in_encoding, tiny
+from tiny_keys import EXPERTS
+from tiny_models import in_encoding, tiny
 
 from bitnet.kernels.native import select
 from bitnet.models.load import load_model

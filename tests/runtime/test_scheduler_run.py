@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tiny_models import VOCAB, tiny
+from tiny_keys import VOCAB
+from tiny_models import tiny
 
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.kernels.kv_cache import KVCache

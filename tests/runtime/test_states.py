@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import params, prompt, run, sampled
-from tiny_models import HYBRIDS, in_encoding, tiny
+from tiny_keys import HYBRIDS
+from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
 from bitnet.base.errors import InferenceError

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 from builders import vocabulary
-from tiny_models import VOCAB, letters, tiny_gguf
+from tiny_keys import VOCAB
+from tiny_models import letters, tiny_gguf
 
 import bitnet
 from bitnet.base.errors import Unsupported, UsageError

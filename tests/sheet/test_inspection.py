@@ -2,6 +2,7 @@ import json
 import re
 
 import pytest
+import tiny_keys
 import tiny_models
 from builders import (
     FLOAT32,
@@ -86,8 +87,8 @@ def test_tensors_encodings_memory_and_ternary_counts_are_worked_out(bitnet_file)
 @pytest.mark.parametrize("positions", [2, 64, 100, 1000])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_the_cache_is_counted_as_large_as_a_real_one_gets(architecture, positions, tmp_path):
-    metadata = tiny_models.metadata(architecture, context_length=positions)
-    embedding = f32("token_embd.weight", (tiny_models.DIM, tiny_models.VOCAB))
+    metadata = tiny_keys.metadata(architecture, context_length=positions)
+    embedding = f32("token_embd.weight", (tiny_keys.DIM, tiny_keys.VOCAB))
     found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [embedding])).memory
     cache, largest = KVCache(config_from(tiny_models.tiny(architecture)), positions), 0
     while cache.length < positions:
@@ -101,8 +102,8 @@ def test_the_cache_is_counted_as_large_as_a_real_one_gets(architecture, position
 
 
 def test_layers_with_a_window_keep_no_more_than_it(tmp_path):
-    metadata = tiny_models.metadata("gemma3", context_length=32_768, block_count=6)
-    embedding = f32("token_embd.weight", (tiny_models.DIM, tiny_models.VOCAB))
+    metadata = tiny_keys.metadata("gemma3", context_length=32_768, block_count=6)
+    embedding = f32("token_embd.weight", (tiny_keys.DIM, tiny_keys.VOCAB))
     found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [embedding])).memory
     assert found.kv_per_token == 6 * 2 * 2 * (64 * 2 + 4)
     one_layer = found.kv_per_token * 32_768 // 6

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from builders import INT32, STRING, Tensor, Typed, write_gguf
 from hf_folders import _hf_name, config, save_tensors
-from tiny_models import DIM, KEYS, VOCAB, in_encoding, taught, tiny
+from tiny_keys import DIM, KEYS, VOCAB
+from tiny_models import in_encoding, taught, tiny
 
 from bitnet.tokenizer.spec import byte_spelling
 from bitnet.verify.trace import TEXT

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 from builders import Tensor, vocabulary, write_gguf
-from tiny_models import DIM, tiny
+from tiny_keys import DIM
+from tiny_models import tiny
 
 from bitnet.quants import types
 from bitnet.quants.registry import quantize

@@ -4,7 +4,8 @@ import json
 import struct
 
 import numpy as np
-from tiny_models import KEYS, VOCAB, tiny
+from tiny_keys import KEYS, VOCAB
+from tiny_models import tiny
 
 from bitnet.families.family import of_gguf
 from bitnet.families.tensor_names import _INNER, _OUTER

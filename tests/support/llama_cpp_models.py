@@ -4,7 +4,8 @@ import zlib
 
 import numpy as np
 from builders import Tensor, vocabulary, write_gguf
-from tiny_models import DIM, ENCODERS, EXPERTS, HYBRIDS, MIXTURES, TOKENS, VOCAB, in_encoding, tiny
+from tiny_keys import DIM, ENCODERS, EXPERTS, HYBRIDS, MIXTURES, VOCAB
+from tiny_models import TOKENS, in_encoding, tiny
 
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants import types

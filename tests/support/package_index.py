@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import ssl
 from base64 import b64encode
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 from loopback import LoopbackServer, QuietHandler
 
 if TYPE_CHECKING:
-    import ssl
     from pathlib import Path
+
+COMPANY_HOST = "index.invalid"  # a proxy knows where it is; nothing else does
 
 
 class PackageIndex:
@@ -33,6 +35,18 @@ class PackageIndex:
 
     def __exit__(self, *error: object) -> None:
         self._server.stop()
+
+
+def company_index(folder, authority):
+    """The index of a company: with a login, and a certificate of its own *authority*."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(COMPANY_HOST, "localhost").configure_cert(context)
+    return PackageIndex(folder, login="me:s/same", tls=context)
+
+
+def company_address(index):
+    """The address of *index*, with the login, by way of a proxy."""
+    return f"https://me:s%2Fsame@{COMPANY_HOST}:{index.port}/simple"
 
 
 class _Handler(QuietHandler, BaseHTTPRequestHandler):

@@ -1,6 +1,7 @@
 """Random models whose chat template opens a reasoning part."""
 
-from tiny_models import VOCAB, letters, tiny_gguf
+from tiny_keys import VOCAB
+from tiny_models import letters, tiny_gguf
 
 MARKS = ["<think>", "</think>"]
 TOKENS = ["<s>", "</s>", *MARKS, *"abcdefghijklmnopqrstuvwxyz.", "\u0120"]

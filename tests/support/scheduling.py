@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 import numpy as np
-from tiny_models import VOCAB
+from tiny_keys import VOCAB
 
 from bitnet.kernels.kv_codes import PAGE
 from bitnet.runtime.request import Request

@@ -32,7 +32,8 @@ from asked_here import ask_here
 from crossval_evidence import evidence
 from llama_cpp_models import CASES, IDS, OF_EXPERTS, OF_STATES, written
 from mistakes import mistakes
-from tiny_models import ENCODERS, FAMILIES, HYBRIDS, LAYERED, MIXTURES, VOCAB, in_encoding, tiny
+from tiny_keys import ENCODERS, FAMILIES, HYBRIDS, LAYERED, MIXTURES, VOCAB
+from tiny_models import in_encoding, tiny
 
 from bitnet.convert.convert_options import BLOCKS, FLOATS
 from bitnet.crossval import references

@@ -2,7 +2,8 @@
 
 import string
 
-from tiny_models import VOCAB, tiny_gguf
+from tiny_keys import VOCAB
+from tiny_models import tiny_gguf
 
 from bitnet.runtime.tool_detection import form_named_in
 from bitnet.tokenizer.spec import byte_spelling

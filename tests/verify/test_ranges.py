@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from builders import STRING, Typed, write_gguf
 from damages import small, write_model
-from tiny_models import FAMILIES, tiny
+from tiny_keys import FAMILIES
+from tiny_models import tiny
 
 from bitnet.formats.containers import open_checkpoint
 from bitnet.verify.vocabulary import vocabulary_out_of_range

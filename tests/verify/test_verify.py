@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import Tensor, i2_s, write_gguf
-from tiny_models import VOCAB, letters, tiny, tiny_gguf
+from tiny_keys import VOCAB
+from tiny_models import letters, tiny, tiny_gguf
 
 from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.base.findings import status_of

@@ -6,7 +6,7 @@ import shutil
 import string
 
 import pytest
-from tiny_models import VOCAB
+from tiny_keys import VOCAB
 from waiting import PATIENCE_S
 
 from bitnet.tokenizer.spec import byte_spelling

@@ -1,0 +1,225 @@
+"""Files of prompts: damaged, foreign, shared or killed while they are written."""
+
+import os
+import stat
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import waiting
+from scheduling import prompt
+from stored_prompts import FACTS, cache_at, files_in, model_of, reused_of, store
+
+from bitnet.base import native
+from bitnet.cache import prompts
+from bitnet.runtime.prompt_file import PromptFile, _check_of_page, problem_of
+from bitnet.runtime.request import Request
+from bitnet.runtime.scheduler import Scheduler
+
+pytestmark = [
+    pytest.mark.skipif(native.module() is None, reason="the compiled module is not installed"),
+    pytest.mark.usefixtures("short_prompts"),
+]
+
+
+def test_every_changed_byte_of_a_page_changes_its_checksum():
+    rng = np.random.default_rng(1)
+    page = rng.integers(0, 256, 1300, dtype=np.uint8)  # two sectors and a rest
+    check = _check_of_page(page)
+    for place in range(page.size):
+        changed = page.copy()
+        changed[place] ^= 1 << rng.integers(8)
+        assert _check_of_page(changed) != check, place
+
+
+@pytest.mark.parametrize("size", [512, 1024, 4096])
+def test_parts_of_a_page_that_changed_places_are_found(size):
+    page = np.random.default_rng(2).integers(0, 256, 4 * size, dtype=np.uint8)
+    for first, second in combinations(range(4), 2):
+        changed = page.reshape(4, size).copy()
+        changed[[first, second]] = changed[[second, first]]
+        assert _check_of_page(changed) != _check_of_page(page)
+
+
+def places_in(path):
+    """A byte in each part of the file *path*."""
+    file = PromptFile.open(path)
+    return {
+        "start": 0,
+        "version": 8,
+        "header": 40,
+        "first page": file.offset,
+        "middle": (file.offset + file.size_bytes) // 2,
+        "last byte": file.size_bytes - 1,
+    }
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen35"])
+@pytest.mark.parametrize("place", ["start", "version", "header", "first page", "last byte"])
+def test_a_damaged_file_is_not_used_and_is_reported(architecture, place, tmp_path, caplog):
+    model = model_of(architecture)
+    ids = prompt(200)
+    fresh, _ = reused_of(model, ids, None)
+    (path,) = store(model, ids, tmp_path)
+    content = bytearray(path.read_bytes())
+    content[places_in(path)[place]] ^= 0x41
+    path.unlink()
+    path.write_bytes(content)
+    path.chmod(0o600)
+    stored = cache_at(tmp_path)
+    again, reused = reused_of(model, ids, stored)
+    assert (again, reused) == (fresh, 0)
+    assert f"{path} is not used" in caplog.text
+    stored.close()
+    assert [problem_of(its) for its in files_in(tmp_path)] == [""]  # written again
+
+
+@pytest.mark.parametrize("size", [0, 10, 31, 60, 3000, -1])
+def test_a_file_that_ends_early_is_not_used_and_is_reported(llama, size, tmp_path, caplog):
+    ids = prompt(100)
+    fresh, _ = reused_of(llama, ids, None)
+    (path,) = store(llama, ids, tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[:size])
+    stored = cache_at(tmp_path)
+    again, reused = reused_of(llama, ids, stored)
+    assert (again, reused) == (fresh, 0)
+    assert f"{path} is not used" in caplog.text
+    stored.close()
+    assert problem_of(path) == ""  # written again
+
+
+def test_a_file_cut_short_while_it_is_used_changes_no_answer(llama, tmp_path, caplog):
+    ids = prompt(300)
+    fresh, _ = reused_of(llama, ids, None)
+    (path,) = store(llama, ids, tmp_path)
+    scheduler = Scheduler(llama, prompt_cache=cache_at(tmp_path))
+    sequence = scheduler.submit(ids, Request(max_tokens=5, temperature=0.0, logprobs=8))
+    pieces = [piece for _, piece in scheduler.step()]
+    os.truncate(path, 8192)
+    while scheduler.busy:
+        pieces += [piece for _, piece in scheduler.step()]
+    assert [(piece.token, piece.logprob, piece.top_logprobs) for piece in pieces] == fresh
+    assert sequence.error is None
+    assert f"{path} is not used" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["version", "kernels", "program", "tokenizer"])
+def test_a_file_of_another_version_is_not_used_and_is_reported(llama, name, tmp_path, caplog):
+    ids = prompt(100)
+    facts = {**FACTS, "kernels": "a", "program": "b", "tokenizer": "c"}
+    fresh, _ = reused_of(llama, ids, None)
+    (path,) = store(llama, ids, tmp_path, facts)
+    again, reused = reused_of(llama, ids, cache_at(tmp_path, {**facts, name: "another"}))
+    assert (again, reused) == (fresh, 0)
+    assert f"{path} is not used: it was made with another {name}" in caplog.text
+    assert path.exists()  # another installation may use it
+
+
+@pytest.mark.parametrize("name", ["adapters", "kv_type"])
+def test_files_of_other_adapters_or_forms_are_not_used(llama, name, tmp_path, caplog):
+    ids = prompt(100)
+    store(llama, ids, tmp_path)
+    _, reused = reused_of(llama, ids, cache_at(tmp_path, {**FACTS, name: "another"}))
+    assert reused == 0
+    assert "not used" not in caplog.text
+
+
+def test_a_file_with_pages_of_another_shape_is_not_used(llama, tmp_path, caplog):
+    (path,) = store(model_of("deepseek2"), prompt(100), tmp_path)
+    fresh, _ = reused_of(llama, prompt(100), None)
+    again, reused = reused_of(llama, prompt(100), cache_at(tmp_path))
+    assert (again, reused) == (fresh, 0)
+    assert f"{path} is not used" in caplog.text
+
+
+def test_files_of_other_users_and_links_are_left_out(llama, tmp_path, monkeypatch):
+    (path,) = store(llama, prompt(100), tmp_path / "a")
+    linked = tmp_path / "b" / path.parent.name
+    linked.mkdir(parents=True)
+    (linked / path.name).symlink_to(path)
+    assert reused_of(llama, prompt(100), cache_at(tmp_path / "b"))[1] == 0
+    assert reused_of(llama, prompt(100), cache_at(tmp_path / "a"))[1] == 99
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert reused_of(llama, prompt(100), cache_at(tmp_path / "a"))[1] == 0
+
+
+def test_files_and_folders_are_private_from_the_first_byte(llama, tmp_path, monkeypatch):
+    modes = []
+    replace_file = Path.replace
+
+    def observe(self, target):
+        modes.append(stat.S_IMODE(self.stat().st_mode))
+        return replace_file(self, target)
+
+    monkeypatch.setattr(Path, "replace", observe)
+    mask = os.umask(0)
+    try:
+        (path,) = store(llama, prompt(100), tmp_path / "prompts")
+    finally:
+        os.umask(mask)
+    assert modes == [0o600]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "prompts").stat().st_mode) == 0o700
+
+
+WRITE_AND_DIE = """
+import os, resource, signal, sys
+from pathlib import Path
+from bitnet.cache.prompts import PromptFolder
+
+folder = PromptFolder(Path(sys.argv[1]), limit_bytes=1e9)
+if sys.argv[2] == "while writing":
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+else:
+    Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+content = Path(sys.argv[3]).read_bytes()
+folder.write("ab" * 16, "cd" * 16, [content[:40_000], content[40_000:]])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("moment", ["while writing", "before it is renamed"])
+def test_a_process_killed_while_it_writes_leaves_nothing_that_is_read(
+    llama, moment, tmp_path, monkeypatch
+):
+    ids = prompt(200)
+    fresh, _ = reused_of(llama, ids, None)
+    (path,) = store(llama, ids, tmp_path / "whole")
+    folder = tmp_path / "prompts"
+    command = [sys.executable, "-c", WRITE_AND_DIE, str(folder), moment, str(path)]
+    done = subprocess.run(command, check=False, timeout=waiting.PATIENCE_S)
+    assert done.returncode < 0
+    (draft,) = [its for its in folder.rglob("*") if its.is_file()]
+    assert draft.suffix == ".tmp"
+    again, reused = reused_of(llama, ids, cache_at(folder))
+    assert (again, reused) == (fresh, 0)
+
+    monkeypatch.setattr(prompts, "ABANDONED_S", -1.0)
+    assert len(store(llama, ids, folder)) == 1
+    assert not draft.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_two_processes_share_the_files(llama, tmp_path):
+    ids = prompt(200)
+    fresh, _ = reused_of(llama, ids, None)
+    stored = cache_at(tmp_path)
+    child = os.fork()
+    if not child:
+        try:
+            store(llama, ids, tmp_path)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    (path,) = files_in(tmp_path)
+    again, reused = reused_of(llama, ids, stored)
+    assert (again, reused) == (fresh, 199)
+    stored.close()
+    assert files_in(tmp_path) == [path]

@@ -1,0 +1,49 @@
+"""Prompts stored as files, of the tiny models of tests."""
+
+from dataclasses import replace
+
+from tiny_models import in_encoding, tiny
+
+from bitnet.cache.prompts import PromptFolder
+from bitnet.kernels.native import NativeOps
+from bitnet.models.load import load_model
+from bitnet.runtime.prompt_cache import PromptCache
+from bitnet.runtime.request import Request
+from bitnet.runtime.scheduler import Scheduler
+
+LONG = 400  # positions of the tiny models here: several pages, and more than a window
+FACTS = {"weights": "ab" * 32, "version": "1", "adapters": "", "kv_type": "f16"}
+
+
+def model_of(architecture, *, kv_type="f16"):
+    checkpoint = in_encoding(tiny(architecture, context_length=LONG), "Q8_0")
+    return load_model(replace(checkpoint, kv_type=kv_type), ops=NativeOps(threads=1))
+
+
+def folder_at(path, limit_bytes=1e9):
+    return PromptFolder(path, limit_bytes=limit_bytes)
+
+
+def cache_at(path, facts=FACTS, **limits):
+    return PromptCache(folder_at(path, **limits), lambda _adapter: facts)
+
+
+def reused_of(model, ids, stored, **options):
+    """Bits of an answer to *ids* with the prompts *stored*, and the number of reused ids."""
+    scheduler = Scheduler(model, prompt_cache=stored, **options)
+    sequence = scheduler.prepare(ids, Request(max_tokens=5, temperature=0.0, logprobs=8))
+    pieces = list(scheduler.run(sequence))
+    bits = [(piece.token, piece.logprob, piece.top_logprobs) for piece in pieces]
+    return bits, sequence.reused_tokens
+
+
+def store(model, ids, path, facts=FACTS, **limits):
+    """Answer *ids*, and have what was computed written; the files below *path*."""
+    stored = cache_at(path, facts, **limits)
+    reused_of(model, ids, stored)
+    stored.close()
+    return files_in(path)
+
+
+def files_in(path):
+    return sorted(path.rglob("*.kv"))
