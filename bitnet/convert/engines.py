@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _EVERY = "every engine"
 _LLAMA_CPP = "llama.cpp"
-_BOTH_WAYS = ("gemma-embedding", "llama-embed")  # whose graphs have attention to both sides
 
 
 def differences(
@@ -61,14 +60,13 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
         return
     if family.llama_cpp.always:
         yield _LLAMA_CPP, f"{family.llama_cpp.always} {checkpoint.architecture} models"
-    has_both_ways = family.encodes or family.architecture in _BOTH_WAYS
-    if not config.causal and not has_both_ways:
+    if not (config.causal or family.encodes or family.llama_cpp.both_ways):
         yield _LLAMA_CPP, "lets no position see those behind it, unless it is told to"
     is_erf = any(getattr(mixer, "activation", "") == "gelu" for mixer in config.mixers())
     if family.llama_cpp.gelu_tanh and is_erf:
         deviation = f"computes GELU of {checkpoint.architecture} models by the hyperbolic tangent"
         yield _LLAMA_CPP, f"{deviation}, up to 5e-4 from what it is"
-    if config.projections and family.architecture != "gemma-embedding":
+    if config.projections and not family.llama_cpp.projections:
         yield _LLAMA_CPP, "leaves out the projections behind the pooling of its vectors"
     yield from _attentions(config, family.llama_cpp)
     for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():

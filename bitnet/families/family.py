@@ -53,6 +53,8 @@ class LlamaCppSupport:
     # it loads only models whose state-space models are twice as wide as the model
     wide_states: bool = False
     gelu_tanh: bool = False  # it computes GELU by the hyperbolic tangent
+    both_ways: bool = False  # in its graph, positions attend to those behind them
+    projections: bool = False  # it computes those behind the pooling of vectors
     alibi: bool = True  # it lets scores fall with the distance where a model does
     # least number of layers of models whose queries and keys it normalizes
     head_norm_layers: int = 0

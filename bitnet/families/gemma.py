@@ -184,6 +184,7 @@ def _gemma3_keys(config: Config) -> dict[str, Any]:
 
 
 _EMBEDDING = "gemma-embedding"
+_GEMMA3_SUPPORT = LlamaCppSupport(ignores=("attention.scale",), wide_scale_layers=62)
 _GEMMA3 = register(
     title="Gemma 3",
     architecture="gemma3",
@@ -207,7 +208,7 @@ _GEMMA3 = register(
     gguf_keys={"attention.scale": _SCALE, **reads("final_logit_softcapping rope.freq_base_swa")},
     tensors=_NORMS,
     biases={"attention_bias": ATTENTION},
-    llama_cpp=LlamaCppSupport(ignores=("attention.scale",), wide_scale_layers=62),
+    llama_cpp=_GEMMA3_SUPPORT,
     norms_from_zero=True,
     layered_rope=True,
     translate=_gemma3_keys,
@@ -219,6 +220,7 @@ register_variant(
     title="EmbeddingGemma",
     architecture=_EMBEDDING,
     model_types=(),
+    llama_cpp=replace(_GEMMA3_SUPPORT, both_ways=True, projections=True),
     decoder=partial(_gemma3, causal=False),
 )
 

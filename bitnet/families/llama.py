@@ -90,7 +90,7 @@ register(
     architecture="llama-embed",
     model_types=(),
     gguf_rope_style="interleaved",
-    llama_cpp=_ANY_BIAS,
+    llama_cpp=replace(_ANY_BIAS, both_ways=True),
     decoder=_llama_embed,
 )
 _MISTRAL = register(
