@@ -392,7 +392,9 @@ void run_graph(Results& results, int64_t tokens) {
               fields({{"out", v}, {"x", mixed}, {"rows", kQ / 3 / 4}, {"columns", 3}}));
     norm_of(q, q, head_norm, kHead, 1);
     for (const int64_t turned : {q, k})
-        graph.add("Rotate", fields({{"x", turned}, {"rotation", rotation}, {"head_dim", kHead}}));
+        graph.add(
+            "Rotate",
+            fields({{"out", turned}, {"x", turned}, {"rotation", rotation}, {"head_dim", kHead}}));
     graph.add("Attend", fields({{"out", mixed},
                                 {"q", q},
                                 {"k", k},
@@ -406,11 +408,11 @@ void run_graph(Results& results, int64_t tokens) {
                             .floats("slopes", {{bias.get() + kHeads, kHeads}}));
     graph.add("Select", Fields().ints("registers", {x, mixed}));
     linear(mixed, {h}, {matrix(out, kDim, kQ)}, {{}});
-    graph.add("Add", fields({{"x", x}, {"y", h}}));
+    graph.add("Add", fields({{"out", x}, {"x", x}, {"y", h}}));
     linear(x, {gate, up}, {matrix(to_ffn, kFfn, kDim), matrix(to_ffn, kFfn, kDim)}, {{}, {}});
     graph.add("Gate", fields({{"out", act}, {"gate", gate}, {"up", up}}));
     linear(act, {h}, {matrix(from_ffn, kDim, kFfn)}, {{}});
-    graph.add("Add", fields({{"x", x}, {"y", h}}));
+    graph.add("Add", fields({{"out", x}, {"x", x}, {"y", h}}));
     Pages first(300 + tokens, seen.layer_words()), second(tokens, seen.layer_words());
     first.fill(300, kF16, kHeads, kHead);
     first.at[0] = first.at[1] = first.at[2] =
