@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet.crossval.prefix import results
 from bitnet.families.blocks import Experts, FeedForward
+from bitnet.families.family import of_gguf
 from bitnet.kernels.instructions import Linear, Norm, Rotate, Split
 from bitnet.kernels.mixer_instructions import Convolve
 from bitnet.kernels.program import Mark
@@ -275,7 +276,8 @@ def names_for(
         if len(of_experts) == 1:
             factors = dict.fromkeys(_BEFORE_SCALE_OF_EXPERTS, of_experts.pop())
     head = ""
-    if config.architecture == "plamo3":  # whose logits have no name in the graph of b11434
+    family = of_gguf(config.architecture)
+    if family and family.llama_cpp and not family.llama_cpp.names_logits:
         head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
     sources = sources_of(program, layout(config).scales, tensors)
     return Names(names, factors, sources, head)

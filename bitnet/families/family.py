@@ -54,6 +54,7 @@ class LlamaCppSupport:
     wide_states: bool = False
     gelu_tanh: bool = False  # it computes GELU by the hyperbolic tangent
     both_ways: bool = False  # in its graph, positions attend to those behind them
+    names_logits: bool = True  # in its graph, the product with the head has a name
     projections: bool = False  # it computes those behind the pooling of vectors
     alibi: bool = True  # it lets scores fall with the distance where a model does
     # least number of layers of models whose queries and keys it normalizes

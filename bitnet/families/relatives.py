@@ -139,7 +139,7 @@ register(
     architecture="plamo3",
     model_types=(),
     gguf_keys=reads("rope.freq_base_swa"),
-    llama_cpp=LlamaCppSupport(ignores=()),
+    llama_cpp=LlamaCppSupport(ignores=(), names_logits=False),
     decoder=_plamo3,
 )
 
