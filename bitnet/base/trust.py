@@ -114,6 +114,11 @@ def printable(text: str, *, longest: int = _LONGEST_LINE) -> str:
     return line if len(line) <= longest else f"{line[:longest]}..."
 
 
+def encodable(text: str) -> str:
+    """*text* with a form in UTF-8: lone surrogates, as JSON may have them, become ``?``."""
+    return text.encode(errors="replace").decode()
+
+
 def is_plain_text(value: object, longest: int = 4096) -> bool:
     """True if *value* is a text with a form in UTF-8, of one line and not too long."""
     return isinstance(value, str) and 0 < len(value) <= longest and value.isprintable()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_bounds, option
+from bitnet.base.trust import encodable
 
 WHOLE_TEXT = -1  # of a number of last tokens: prompt and answer
 XTC_OFF = 0.5  # thresholds above it: no two tokens can be as likely
@@ -178,7 +179,7 @@ def sampler_names(names: Any) -> list[str]:
             plain = part.strip().lower().replace("-", "_")
             sampler = _BY_NAME.get(plain.replace("_", ""), _SYNONYMS.get(plain))
             if sampler is None:
-                printable = part[:40].encode(errors="replace").decode()
+                printable = encodable(part[:40])
                 raise UsageError(
                     f"samplers: {printable!r} is not a sampler",
                     hint=f"choose of {', '.join(SAMPLERS)}",

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.base.trust import encodable
 from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import RANDOM, STOPS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
@@ -263,7 +264,7 @@ def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
                 {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
             )
         else:
-            printable = str(kind)[:40].encode(errors="replace").decode()
+            printable = encodable(str(kind)[:40])
             raise UsageError(
                 f"{at}: a block of type {printable!r} is refused: {ONLY_TEXT}", field=at
             )
@@ -286,7 +287,7 @@ def _texts(content: Any, where: str) -> str:
         at = f"{where}.{number}"
         kind = block.get("type", "text")
         if kind not in ("text", "tool_reference"):
-            printable = str(kind)[:40].encode(errors="replace").decode()
+            printable = encodable(str(kind)[:40])
             raise UsageError(
                 f"{at}: a block of type {printable!r} is refused: {ONLY_TEXT}", field=at
             )

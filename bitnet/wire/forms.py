@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.base.trust import encodable
 from bitnet.runtime.request import EVERYTHING, Request
 from bitnet.runtime.request_checks import check_value
 from bitnet.wire.fields import DIALECTS, NAMES
@@ -57,7 +58,7 @@ def check_entries(value: Mapping[str, Any], schemas: Mapping[str, Schema], where
 
 def _refusal(problem: Problem) -> UsageError:
     path, reason = problem
-    field = ".".join(map(str, path))[:200].encode(errors="replace").decode()
+    field = encodable(".".join(map(str, path))[:200])
     colon = "" if reason.startswith("is ") else ":"
     return UsageError(f"{field}{colon} {reason}", field=field)
 
@@ -69,7 +70,7 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names: set[str] = set()
         for name, _ in pairs:
             if name in names:
-                label = name[:80].encode(errors="replace").decode()
+                label = encodable(name[:80])
                 raise UsageError(f"{label}: the body has this key twice", field=label)
             names.add(name)
     return entries
@@ -145,7 +146,7 @@ class Form:
         return [*names]
 
     def _refuse_unknown(self, name: str) -> None:
-        label = name[:200].encode(errors="replace").decode()
+        label = encodable(name[:200])
         near = get_close_matches(name[:200], self.fields, 1)
         raise UsageError(
             f"{label}: this field is not known here",

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.base.trust import encodable
 from bitnet.runtime.request import MAX_MESSAGES
 from bitnet.wire.schemas import (
     IGNORED,
@@ -136,7 +137,7 @@ def reads(model: LanguageModel, name: str) -> bool:
 def _check_read(model: LanguageModel | None, name: str, where: str) -> None:
     """Refuse the entry *name* at *where* unless the template of *model* reads it."""
     if model is not None and not reads(model, name):
-        where = where.encode(errors="replace").decode()
+        where = encodable(where)
         raise UsageError(
             f"{where}: this field is not known here, and the model's template does not read it",
             hint="leave it out",
@@ -149,7 +150,7 @@ def _text_part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = part.get("type", "text")
     name = "refusal" if kind == "refusal" else "text"
     if kind not in ("text", "refusal", "input_text", "output_text"):
-        printable = str(kind)[:40].encode(errors="replace").decode()
+        printable = encodable(str(kind)[:40])
         raise UsageError(
             f"{where}: a part of type {printable!r} is refused: {ONLY_TEXT}", field=where
         )
@@ -158,6 +159,6 @@ def _text_part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key, value in part.items():
         is_own = key in ("type", name) or IGNORED in PART["properties"].get(key, {})
         if not is_own and value is not None:
-            field = f"{where}.{key[:80]}".encode(errors="replace").decode()
+            field = encodable(f"{where}.{key[:80]}")
             raise UsageError(f"{field}: this field is not known here", field=field)
     return {"type": "text", "text": part[name]}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
+from bitnet.base.trust import encodable
 from bitnet.runtime.piece import CallDelta, Piece
 from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import RANDOM, TOP_LOGPROBS, schemas_by_name, with_defaults
@@ -214,7 +215,7 @@ def _text(content: Any, where: str) -> str:
         at = f"{where}.{number}"
         kind = part.get("type")
         if kind not in ("input_text", "output_text", "text", "refusal"):
-            printable = str(kind)[:40].encode(errors="replace").decode()
+            printable = encodable(str(kind)[:40])
             raise UsageError(
                 f"{at}: a part of type {printable!r} is refused: {ONLY_TEXT}", field=at
             )
