@@ -13,12 +13,11 @@ pytest.importorskip("transformers", reason=REASON)
 pytest.importorskip("sentence_transformers", reason=REASON)
 
 from conversions import convert  # noqa: E402 - needs torch
-from engine_vectors import vectors_by_llama_cpp  # noqa: E402
+from engine_vectors import smallest_cosine, vectors_by_llama_cpp  # noqa: E402
 from sentence_folders import (  # noqa: E402
     TEXTS,
     encoder_folder,
     sentence_folder,
-    smallest_cosine,
 )
 
 from bitnet import load  # noqa: E402

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers", reason=REASON)
 pytest.importorskip("sentence_transformers", reason=REASON)
 
 from conversions import convert  # noqa: E402 - needs torch
-from engine_vectors import vectors_by_llama_cpp  # noqa: E402
+from engine_vectors import smallest_cosine, vectors_by_llama_cpp  # noqa: E402
 from sentence_folders import (  # noqa: E402
     TEXTS,
     WORDS,
@@ -20,7 +20,6 @@ from sentence_folders import (  # noqa: E402
     expected_vectors,
     randomize,
     sentence_folder,
-    smallest_cosine,
 )
 
 from bitnet import load  # noqa: E402

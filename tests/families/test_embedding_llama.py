@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from engine_vectors import vectors_by_llama_cpp
-from sentence_folders import smallest_cosine
+from engine_vectors import smallest_cosine, vectors_by_llama_cpp
 from tiny_models import tiny, write_model
 
 from bitnet import load

@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch", reason=REASON)
 pytest.importorskip("transformers", reason=REASON)
 pytest.importorskip("sentence_transformers", reason=REASON)
 
+from engine_vectors import smallest_cosine  # noqa: E402
 from sentence_folders import (  # noqa: E402 - needs torch
     TEXTS,
     change_json,
     encoder_folder,
     expected_vectors,
     sentence_folder,
-    smallest_cosine,
 )
 
 from bitnet import load  # noqa: E402

@@ -1,4 +1,4 @@
-"""Vectors of texts as llama.cpp computes them."""
+"""Vectors of texts as llama.cpp computes them, and how near those of two programs are."""
 
 import numpy as np
 
@@ -14,3 +14,9 @@ def vectors_by_llama_cpp(path, texts):
     settings.warmup = False
     answer = xllamacpp.Server(settings).handle_embeddings({"input": texts, "model": "it"})
     return np.array([entry["embedding"] for entry in answer["data"]])
+
+
+def smallest_cosine(found, expected):
+    """The smallest cosine between vectors of the same text."""
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((found * expected).sum(axis=1) / lengths).min())

@@ -3,7 +3,6 @@
 import json
 import warnings
 
-import numpy as np
 import sentence_transformers
 import torch
 import transformers
@@ -79,12 +78,6 @@ def expected_vectors(path, texts=TEXTS, **options):
         warnings.simplefilter("ignore")
         model = sentence_transformers.SentenceTransformer(str(path), device="cpu")
         return model.encode(list(texts), **options)
-
-
-def smallest_cosine(found, expected):
-    """The smallest cosine between vectors of the same text."""
-    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    return float(((found * expected).sum(axis=1) / lengths).min())
 
 
 def change_json(path, **changes):
