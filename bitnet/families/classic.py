@@ -26,6 +26,7 @@ from bitnet.families.gpt import (
     WITH_BIASES,
     beside_attention,
     equal_heads,
+    layer_norm_fields,
     layer_norms,
 )
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
@@ -57,9 +58,7 @@ def _gptneox(keys: Keys) -> ModelConfig:
         keys,
         model_sizes,
         [block] * model_sizes.layers,
-        norm_eps=keys.number("attention.layer_norm_epsilon"),
-        centered_norms=True,
-        norm_biases=True,
+        **layer_norm_fields(keys),
         biases=FUSED_PRODUCTS,
     )
 

@@ -17,6 +17,7 @@ from bitnet.families.gpt import (
     FUSED_PRODUCTS,
     MEGATRON_TENSORS,
     equal_heads,
+    layer_norm_fields,
     layer_norms,
 )
 from bitnet.families.keys import Config, Keys, check, neutral, read, reads
@@ -47,9 +48,7 @@ def _falcon(keys: Keys) -> ModelConfig:
         keys,
         model_sizes,
         [block] * model_sizes.layers,
-        norm_eps=keys.number("attention.layer_norm_epsilon"),
-        centered_norms=True,
-        norm_biases=True,
+        **layer_norm_fields(keys),
         biases=FUSED_PRODUCTS if "blk.0.attn_qkv.bias" in keys.weights else (),
     )
 

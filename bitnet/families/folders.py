@@ -39,6 +39,7 @@ from bitnet.families.gpt import (
     MEGATRON_TENSORS,
     SPLIT_PRODUCTS,
     equal_heads,
+    layer_norm_fields,
     layer_norms,
     transpose_products,
 )
@@ -259,9 +260,7 @@ def _openai_gpt(keys: Keys) -> ModelConfig:
         keys,
         model_sizes,
         [block] * model_sizes.layers,
-        norm_eps=keys.number("attention.layer_norm_epsilon"),
-        centered_norms=True,
-        norm_biases=True,
+        **layer_norm_fields(keys),
         biases=FUSED_PRODUCTS,
         positions=True,
         final_norm="",

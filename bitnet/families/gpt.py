@@ -60,12 +60,15 @@ _GPT2_CONFIG = {
 }
 
 
+def layer_norm_fields(keys: Keys) -> dict[str, Any]:
+    """Fields of :class:`ModelConfig` for LayerNorm with weights and biases."""
+    eps = keys.number("attention.layer_norm_epsilon")
+    return {"norm_eps": eps, "centered_norms": True, "norm_biases": True}
+
+
 def layer_norms(keys: Keys, **overrides: Any) -> ModelConfig:
     """ModelConfig of the usual blocks with LayerNorm; *overrides* are those of :func:`dense`."""
-    eps = keys.number("attention.layer_norm_epsilon")
-    model = {"centered_norms": True, "norm_biases": True, "norm_eps": eps} | overrides.pop(
-        "model", {}
-    )
+    model = layer_norm_fields(keys) | overrides.pop("model", {})
     return dense(keys, model=model, **overrides)
 
 
@@ -184,9 +187,7 @@ def beside_attention(keys: Keys, network: FeedForward, **overrides: Any) -> Mode
     model_sizes = sizes(keys)
     mixer = attention(keys, model_sizes.dim, **overrides.pop("attention", {}))
     blocks = [(Branch("attn_norm", (mixer, network)),)] * model_sizes.layers
-    eps = keys.number("attention.layer_norm_epsilon")
-    norms = {"centered_norms": True, "norm_biases": True, "norm_eps": eps}
-    return model_of(keys, model_sizes, blocks, **(norms | overrides))
+    return model_of(keys, model_sizes, blocks, **(layer_norm_fields(keys) | overrides))
 
 
 def _phi2(keys: Keys) -> ModelConfig:
