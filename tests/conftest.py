@@ -223,7 +223,7 @@ def bitnet(capsys):
 
 @pytest.fixture(scope="session")
 def test_models():
-    """Folder with SmolLM2-135M-Instruct.Q4_1.gguf and gemma-3-270m-q4_k_m.gguf."""
+    """Folder with the packaged models: two GGUF files, and the folder all-minilm-l6-v2."""
     folder = os.environ.get("BITNET_TEST_MODELS")
     if not folder:
         pytest.skip("BITNET_TEST_MODELS is not set; `inv download-model` fetches the models")

@@ -208,12 +208,12 @@ def show_model(
     cache=CacheOptions(),
     output=Output(),
 ):
-    """Show one page about a model that is here.
+    """Describe an installed model on one page.
 
-    What it is, its licence, context and memory; its tokenizer with special tokens and chat
-    templates; the sampling that its files recommend, and which key says so; and each file, with its
-    purpose or the reason why it is not read. A model is not fetched for it: `plan` describes one
-    that is not here. Every key and tensor of a GGUF file: `inspect-gguf`.
+    Shows the family, licence, context and memory; the tokenizer with its special tokens and chat
+    templates; the sampling that the model's files recommend, and the key of each value; and what
+    each file is for, or why it is not read. Nothing is downloaded: `plan` describes a model on the
+    hub. `inspect-gguf` lists every key and tensor of a GGUF file.
     """
     from bitnet.sheet.model_sheet import describe_model
     from bitnet.sheet.plan import this_machine

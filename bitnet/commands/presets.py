@@ -43,10 +43,10 @@ def create(
     request=Request(),
     output=Output(),
 ):
-    """Give a model with its options a name.
+    """Save a model and its options under a name.
 
-    The preset is a table of one file, presets.toml. `run`, `chat`, `infer` and `serve` take its
-    name as MODEL; what a command line or a request says has precedence.
+    The preset is stored in presets.toml. `run`, `chat`, `infer` and `serve` take its name as MODEL.
+    Options of the command line and of a request override those of the preset.
     """
     from bitnet.wire.presets import OPTIONS, Preset, read_presets, with_preset
 

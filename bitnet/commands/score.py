@@ -55,9 +55,9 @@ def rank(
     example="echo 'I like it.' > texts.txt\nbitnet classify models/sentiment --input texts.txt",
 )
 def classify(c, options=ScoreOptions(), model=ModelOptions(), common=Context()):
-    """Tell texts apart by the labels of a model.
+    """Classify texts with the labels of a model.
 
-    Needs a model with a classification head; prints the share of each label.
+    Needs a model with a classification head. Prints the probability of each label.
     """
     texts = read_texts(options.input)
     with open_model(replace(model, exact_head="off"), common) as running:

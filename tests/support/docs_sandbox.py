@@ -158,9 +158,15 @@ def package_index(folder, test_models):
     """*folder* with a wheel of each package that holds one of the *test_models* whole."""
     folder.mkdir()
     for model in PACKAGED.values():
-        if len(model.parts) == 1:
-            (part,) = model.parts
-            wheel(folder, part.name, {}, part.version, {part.member: test_models / model.file})
+        if len(model.parts) != 1:
+            continue
+        (part,) = model.parts
+        # A model of one file is in the folder of all, and one of several files in its own.
+        own = test_models / model.name
+        files = {part.member: (own if model.notices else test_models) / model.file}
+        for notice in model.notices:
+            files[notice.member] = own / notice.file_name
+        wheel(folder, part.name, {}, part.version, files)
     return folder
 
 
