@@ -161,7 +161,8 @@ class PrefixCache:
         return len(self._caches) < before
 
     def _use(self, cache: KVCache, ids: list[int], needed: int) -> KVCache:
-        cache.ids, cache.reach = ids, len(ids)
+        cache.ids = ids
+        cache.reach = len(ids)
         cache.busy = True
         cache.reserved_bytes = needed
         self._caches.append(cache)

@@ -57,11 +57,25 @@ class Walk:
 
 
 def gguf_to_logits(path: Path) -> None:
+    """The logits of ids, by the model in the GGUF file at *path*."""
+    from bitnet.formats.containers import open_checkpoint
+    from bitnet.kernels.kv_cache import KVCache
+    from bitnet.kernels.native import select
+    from bitnet.models.load import load_model
+
+    model = load_model(open_checkpoint(path), ops=select())
+    model.forward([1, 2, 3], KVCache(model.config, 64))
+
+
+def text_to_logits(path: Path) -> None:
     """The logits of a text, by the model and the tokenizer in the GGUF file at *path*."""
     import bitnet
 
     with bitnet.load(path) as model:
         model.logits(model.tokenizer.encode("a"))
+
+
+WALKS = {"GGUF to logits": gguf_to_logits, "text to logits": text_to_logits}
 
 
 def main() -> None:
@@ -70,12 +84,13 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--list", action="store_true", help="name the functions")
     options = parser.parse_args()
-    walk = Walk()
-    walk.run(lambda: gguf_to_logits(options.model))
-    print(f"GGUF to logits: {len(walk.files)} files, {len(walk.functions)} functions")
-    if options.list:
-        for file, name in sorted(walk.functions):
-            print(f"  {file}: {name}")
+    for name, way in WALKS.items():
+        walk = Walk()
+        walk.run(lambda way=way: way(options.model))
+        print(f"{name}: {len(walk.files)} files, {len(walk.functions)} functions")
+        if options.list:
+            for file, function in sorted(walk.functions):
+                print(f"  {file}: {function}")
 
 
 if __name__ == "__main__":
