@@ -36,6 +36,10 @@ POLL_INTERVAL_S = 0.05
 # Errors of flock where a file system has no locks, or its lock server does not run.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 
+_working: dict[int, bool] = {}  # by device
+_Owner = TypeVar("_Owner")
+_owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+
 
 class Lock:
     """A lock in use, which :func:`hold` creates: ``flock`` on a file whose content stays."""
@@ -208,9 +212,6 @@ def boot_id() -> str:
         return ""
 
 
-_working: dict[int, bool] = {}  # by device
-
-
 def _locks_work(folder: Path) -> bool:
     """True if a lock on a file in *folder* excludes a second one; tested once per file system."""
     if os.name == "nt":  # pragma: no cover
@@ -237,10 +238,6 @@ def _try_locks(folder: Path) -> bool:
             if error.errno not in _NO_LOCKS:
                 raise
     return False
-
-
-_Owner = TypeVar("_Owner")
-_owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
 def renew_in_child(owner: _Owner, renew: Callable[[_Owner], None]) -> None:

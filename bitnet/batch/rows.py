@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 #: A row of this package's own form: a request by the names of its fields.
 PLAIN = Form("BatchRow", {**ROW, "response_format": OBJECT})
 
+#: The forms of the addresses that a line may name.
+URLS: dict[str, Form] = {path: form for path, form in ROUTES.items() if form.tag == "OpenAI"}
+
 
 @dataclass(frozen=True)
 class BatchRow:
@@ -204,8 +207,6 @@ def _logprob(token: TokenLogprob) -> dict[str, Any]:
     return facts | ({"top": [_logprob(candidate) for candidate in token.top]} if token.top else {})
 
 
-#: The forms of the addresses that a line may name.
-URLS: dict[str, Form] = {path: form for path, form in ROUTES.items() if form.tag == "OpenAI"}
 URLS["/v1/completions"] = replace(
     URLS["/v1/completions"], requests=partial(completion_requests, at_most=MAX_TEXTS)
 )

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 SHOWN = 20  # failed rows
 
+VECTORS = {
+    ".npy": OutputKind("a NumPy array", lambda path: begins_with(path, b"\x93NUMPY")),
+    ".jsonl": OutputKind(
+        "a file of vectors", lambda path: begins_with(path, b'{"index": 0, "embedding": [')
+    ),
+}
+
 
 @task(
     group="Run",
@@ -119,14 +126,6 @@ def _answer(files, options, sampling, model, common):
     with open_model(model, common) as running:
         write(answers(rows, running, sampling=sampling, **options.limits))
         return running.ignored_keys
-
-
-VECTORS = {
-    ".npy": OutputKind("a NumPy array", lambda path: begins_with(path, b"\x93NUMPY")),
-    ".jsonl": OutputKind(
-        "a file of vectors", lambda path: begins_with(path, b'{"index": 0, "embedding": [')
-    ),
-}
 
 
 @task(

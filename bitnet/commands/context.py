@@ -55,6 +55,10 @@ TO_CHECK = option(
     "", "tokenizer file or folder to check; default: the one that would be used", metavar="PATH"
 )
 
+Opened = TypeVar("Opened")
+DEFAULT_MODEL = "smollm2-135m"
+MOST_LINES = 1000  # of the history
+
 
 def model_option(help="", default=None, *, metavar="PATH|NAME", formerly=()):
     """The option MODEL, whose value may stand without its name."""
@@ -118,11 +122,6 @@ def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
         f"none of the {len(models)} models of {repo} was chosen",
         hint=f"name one: 'hf:{repo}:{models[0].name}'",
     )
-
-
-Opened = TypeVar("Opened")
-
-DEFAULT_MODEL = "smollm2-135m"
 
 
 def say(text: str, *, stream: TextIO | None = None) -> None:
@@ -364,9 +363,6 @@ def summary(answer: Answer) -> str:
         f"{answer.prefill_tokens_per_s:.1f} tok/s | {answer.tokens} tokens{drafts}{rate} | "
         f"{human_size(answer.peak_memory_bytes)} | {answer.backend}"
     )
-
-
-MOST_LINES = 1000  # of the history
 
 
 @contextmanager

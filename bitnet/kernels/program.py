@@ -45,6 +45,8 @@ KERNELS = {
 #: Metadata of a field of an instruction that names a weight, or several; ``""`` names none.
 NAMES_WEIGHT = {"names_weight": True}
 
+Prepared: TypeAlias = Any  # a weight in the form its backend wants; only that backend looks inside
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -119,9 +121,6 @@ class Mark:
 
     def run(self, on: Pass) -> None:
         """Nothing: a trace stops here."""
-
-
-Prepared: TypeAlias = Any  # a weight in the form its backend wants; only that backend looks inside
 
 
 class Ops(ABC):

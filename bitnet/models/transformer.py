@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FACTORS = (".lora_a", ".lora_b")  # ends of the names of an adapter's tensors
+# Read by the configuration.
+_READ_ELSEWHERE = frozenset(
+    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+)
+
 
 class Model:
     """A transformer bound to its weights and a backend."""
@@ -249,13 +255,6 @@ def _parts(rows: Array, segments: Sequence[Segment]) -> list[Array]:
     """*rows* of the whole batch, split by segment."""
     ends = list(accumulate(segment.rows for segment in segments))
     return [rows[end - segment.rows : end] for end, segment in zip(ends, segments, strict=True)]
-
-
-FACTORS = (".lora_a", ".lora_b")  # ends of the names of an adapter's tensors
-# Read by the configuration.
-_READ_ELSEWHERE = frozenset(
-    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
-)
 
 
 def bind(

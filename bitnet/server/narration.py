@@ -38,6 +38,13 @@ MOST_LINES = 20  # refusals in a span; the rest are counted
 _SENTENCES = ("plain", "open")  # actions for readers of a console alone
 _UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # controls that JSON does not escape
 
+_WORKER = "llm-worker-rbee"
+_LOADER = "model-loader"
+_TOKENIZER = "tokenizer-loader"
+_SERVER = "http-server"
+#: Facts that every event lists if it has them.
+_COMMON_FACTS = ("model_name", "request_id", "left_out")
+
 
 @dataclass(frozen=True)
 class Action:
@@ -50,13 +57,6 @@ class Action:
     level: Level = "INFO"  # unless the caller says otherwise
 
 
-_WORKER = "llm-worker-rbee"
-_LOADER = "model-loader"
-_TOKENIZER = "tokenizer-loader"
-_SERVER = "http-server"
-
-#: Facts that every event lists if it has them.
-_COMMON_FACTS = ("model_name", "request_id", "left_out")
 #: All events of a worker, by the name of their action.
 ACTIONS: dict[str, Action] = {
     # The worker.

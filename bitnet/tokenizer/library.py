@@ -51,6 +51,8 @@ _FORWARD = re.compile(rf"{_PART}+[+*]?(?:\|{_PART}+[+*]?)*")
 # Expressions of ours that take the library quadratic time.
 _SLOW = ("afmoe", "tiny_aya", "cohere2moe", "deepseek-llm", "superbpe")
 
+logger = logging.getLogger(__name__)
+
 
 def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str, Any]:
     """*spec* as a ``tokenizer.json``.
@@ -198,9 +200,6 @@ def _model(spec: TokenizerSpec) -> dict[str, Any]:
         "vocab": vocabulary,
         "merges": merges,
     }
-
-
-logger = logging.getLogger(__name__)
 
 
 @contextmanager

@@ -41,6 +41,8 @@ END_OF_GENERATION = frozenset({
     "<reponame>", "<|file_sep|>",
 })  # fmt: skip
 
+Model = Literal["bpe", "spm", "unigram", "wordpiece", "wordlevel"]
+
 
 class TokenType(IntEnum):
     """Types of tokens, numbered as in GGUF files and SentencePiece models."""
@@ -51,9 +53,6 @@ class TokenType(IntEnum):
     USER_DEFINED = 4
     UNUSED = 5
     BYTE = 6
-
-
-Model = Literal["bpe", "spm", "unigram", "wordpiece", "wordlevel"]
 
 
 @dataclass(frozen=True)

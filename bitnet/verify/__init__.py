@@ -62,6 +62,8 @@ logger = logging.getLogger(__name__)
 
 UNPINNED = "UNPINNED: nothing says these are the original bytes"
 
+_CHECKS: dict[str, _Method] = {}
+
 
 @dataclass(frozen=True)
 class Digest:
@@ -100,9 +102,6 @@ class _Skipped(Exception):
     def __init__(self, text: str, severity: Severity = "skipped") -> None:
         super().__init__(text)
         self.severity = severity
-
-
-_CHECKS: dict[str, _Method] = {}
 
 
 def _check(name: str) -> Callable[[_Method], _Method]:
