@@ -34,7 +34,6 @@ CACHE_HINT = (
     "choose another disk: --cache-dir DIR"
 )
 
-
 OUTPUT_HINT = "free space there, or choose a folder on another disk: --output DIR"
 
 

@@ -34,7 +34,6 @@ _RUN = (
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 
-
 PACKAGE = "bitnet-xtask"
 
 

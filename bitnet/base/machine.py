@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 # Activations, logits and the interpreter, besides weights and cache.
 OVERHEAD_BYTES = 200_000_000
 
-
 _NO_LIMIT = 1 << 60  # from here on, as version 1 writes it
 # By "is it version 2": limit, use, limit and use of swap, prefix of names in memory.stat.
 _FILES = {

@@ -37,7 +37,6 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _LOGIN = re.compile(r"(?<=//)[^/?#\s]*@|(?<![^\s,])[^/?#\s]*:[^/?#\s]*@")
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
-
 ALL: list[Setting[Any]] = []  # filled by the definitions below, in this order
 
 

@@ -26,7 +26,6 @@ _LINE_START = re.compile(r"(?:^|\n) *\Z")
 _PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]")  # undecodable bytes of a name
 _BYTES = re.compile("[\udc80-\udcff]+")
 
-
 _LEVELS = {
     "trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO,
     "warn": logging.WARNING, "warning": logging.WARNING, "error": logging.ERROR,

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 READ_BYTES = 256 << 20  # more than any cache holds
 
-
 SCHEMA = 1
 
 MAX_TOKENS = 1 << 20

@@ -45,7 +45,6 @@ _TEMPLATE = OutputKind("as ci-init writes it", lambda _path: False)
 
 State = Literal["new", "unchanged", "changed"]
 
-
 _WORKFLOWS = ".github/workflows/*.y*ml"
 _ACTIONS = ".github/actions/*/action.y*ml"
 _SCRIPTS = ("scripts/*.sh", ".github/actions/*/*.sh")

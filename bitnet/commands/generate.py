@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 _LONG = {"max_tokens": 1024}  # length of an answer to a person
 
-
 LARGE_VOCABULARY = 128_000
 
 LEAVE = ("/exit", "/quit", "/bye")

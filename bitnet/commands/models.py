@@ -35,7 +35,6 @@ _MOST_RESULTS = 100  # of a search
 _Q4_K_M_BYTES = 0.61  # for each parameter, of usual models: 4.85 bits
 REV = option("main", "branch, tag or commit", synonyms=("ref", "revision"), metavar="REV")
 
-
 _SUFFIXES = (".gguf", ".safetensors")
 
 

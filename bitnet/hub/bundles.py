@@ -76,7 +76,6 @@ _BLOCK = tarfile.BLOCKSIZE
 _LARGEST_MANIFEST = 256 << 20  # bytes; an attestation of a large model has a few
 _TOKENIZER = re.compile(r"tokenizers/[A-Za-z0-9][A-Za-z0-9_.@-]*/[^/]+")
 
-
 ARCHIVE = OutputKind("a bundle", lambda path: begins_with(path, MANIFEST.encode()))
 
 

@@ -27,7 +27,6 @@ PROBE = "openai-community/gpt2/resolve/main/tokenizer.json"  # small, public, ne
 TIMEOUT_S = 10.0
 SPEED_BYTES = 4 << 20
 
-
 _HINT = "try again, or use a mirror: --base-url=URL"
 _HINTS = {
     "DNS": "check the host name and the DNS server; behind a proxy: export HTTPS_PROXY=URL",

@@ -56,7 +56,6 @@ __all__ = ["requests", "urllib3"]
 
 logger = logging.getLogger(__name__)
 
-
 _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file size
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
@@ -66,7 +65,6 @@ OTHER_FILE = "this server has another file: do not use it, and try another one w
 _RATE_LIMIT = re.compile(r"\br=(?P<left>\d{1,9}) *; *t=(?P<seconds>\d{1,9})\b", re.ASCII)
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+|[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)")
-
 
 CONNECTIONS = 8  # of all files together, by default
 BURST_S = 0.125  # of the rate: bytes that a connection reads at once

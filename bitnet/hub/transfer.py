@@ -46,7 +46,6 @@ logger = logging.getLogger(__name__)
 
 _STEP_BYTES = 1 << 20  # hashed at once, at least
 
-
 PARALLEL_FROM_BYTES = 64_000_000
 AUTOMATIC_CONNECTIONS = 4
 PROBE_BYTES = 2 << 20

@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 _NOTHING = np.empty(0, dtype=np.float32)
 _LAST = 2**63 - 1  # a position behind every text
 
-
 SMALLEST = 256 << 20  # ternary weights of a model that no cache holds
 
 

@@ -42,7 +42,6 @@ _SAME_LAYOUT = {"Q2_0_G128": "PQ2_0"}  # types whose bytes are those of another 
 _COPIED = ("Q2_K", "Q3_K")  # types of other numbers than those of any kernel, or of other codes
 _SLICE_BYTES = 8 << 20  # of a file that are in memory beside their copy
 
-
 _LINE = 64  # bytes of all rows of a tile
 COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
 _MOST_DENSE = 1 << 17  # columns of whole lines; kDenseCols in native/kernels/ternary/layout.hpp

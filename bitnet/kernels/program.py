@@ -41,7 +41,6 @@ KERNELS = {
     "Xielu": "gate",
 }
 
-
 #: Metadata of a field of an instruction that names a weight, or several; ``""`` names none.
 NAMES_WEIGHT = {"names_weight": True}
 

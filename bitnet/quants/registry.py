@@ -42,7 +42,6 @@ T = TypeVar("T")
 I2_S_ARM = QuantType("I2_S_ARM", 36, 1, 1)
 PACKED_U8 = QuantType("PACKED_U8", -1, 1, 1)
 
-
 #: Ternary encodings that hold models of every kind; the others are BitNet's own.
 OF_ANY_MODEL = frozenset(SCALED_BLOCKS)
 

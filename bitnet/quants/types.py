@@ -36,7 +36,6 @@ IK_LLAMA_CPP: Dialect = "ik_llama.cpp"
 
 _TENSOR_SCALE_BYTES = 32  # I2_S, TL1, TL2, one f32 scale in a padded tail
 
-
 # One bit per weight in early builds of PrismML's fork, which now is llama.cpp's NVFP4.
 _EARLY_Q1_0 = 40
 
@@ -136,7 +135,6 @@ _IK = (
     QuantType("IQ2_BN", 135, 64, 16, 4),
     QuantType("IQ2_BN_R4", 335, 64, 16, 4),
 )
-
 
 _BY_ID: dict[Dialect, dict[int, QuantType]] = {
     dialect: {entry.ggml_id: entry for entry in (*_COMMON, *own)}

@@ -41,7 +41,6 @@ MAX_MESSAGES = 4096
 MAX_STOPS = 16  # each is searched for at every token
 MAX_BIASES = 1024
 
-
 _INNER = {"inner": True}  # metadata of a field that no JSON object may set
 _BY_THE_MODEL = "default: as the model's files recommend"
 

@@ -40,7 +40,6 @@ STACK_BYTES = 1 << 29
 _STACK_SIZE = threading.Lock()  # it is the whole process's
 MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
 
-
 #: The classes of a regular expression that the library would match in every script.
 _ASCII_CLASSES = {
     r"\d": "[:digit:]",

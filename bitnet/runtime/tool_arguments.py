@@ -30,7 +30,6 @@ _KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _NAMES = {"string", "number", "integer", "boolean", "null", "array", "object"}
 
-
 #: What follows the value of a keyword argument: another argument, or the end of the call.
 _AFTER_VALUE = r"(?=\s*(?:,\s*[^\W\d]\w*\s*=|\)\s*(?:[,\]]|\Z)))"
 

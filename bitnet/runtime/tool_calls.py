@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 _NEVER = r"(?!)"
 _CALL_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
-
 _SPACES = re.compile(r"\s*")
 
 

@@ -20,7 +20,6 @@ INDEX = "\2"  # of the call among those of the conversation, from 0
 KEY = "\3"  # of an argument
 TYPE = "\4"  # of an argument's value
 
-
 _FENCES = ("```json", "```tool_code", "```")
 _PARAMETERS = f'{{"name": "{NAME}", "parameters": '
 

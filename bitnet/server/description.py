@@ -78,7 +78,6 @@ _IGNORED_HEADER = {
     }
 }
 
-
 #: Statuses with which an address without a body refuses a request.
 _OF_EVERY_ADDRESS = (401, 403, 431, 500)
 

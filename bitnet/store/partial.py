@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 _FLUSH_BYTES = 16 << 20
 _COPY_BYTES = 1 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h

@@ -29,7 +29,6 @@ MAX_CHARS = 16 << 20  # of the text that a template renders
 # First byte of an answer: what the rest is.
 TEXT, REFUSED, INVALID, FAILED, STOPPED = b"TRIFS"
 
-
 # Names of Jinja, and of Python's objects, from which programs leave a sandbox. The others begin
 # with an underscore.
 _GLOBALS = frozenset({"cycler", "joiner", "lipsum", "self"})

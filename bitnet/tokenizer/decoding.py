@@ -28,7 +28,6 @@ _SYMBOL = SPACE_SYMBOL.encode()
 _REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's number parser accepts a sign
 
-
 # English contractions and punctuation split by BERT's tokenizer, joined again.
 _CLEANUP = (
     (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 # Embedding matrices are padded to round sizes; more spare rows than this: another vocabulary.
 MAX_PADDING = 1024
 

@@ -18,7 +18,6 @@ from typing import Any, Literal
 _OLD = 46
 _NEW = 57
 
-
 _END = "<|endoftext|>"
 _THREE = ("bos_token", "eos_token", "unk_token")
 

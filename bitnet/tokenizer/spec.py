@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 SPACE_SYMBOL = "\u2581"  # spells a space in SentencePiece vocabularies
 BYTE_NAMES = {f"<0x{byte:02X}>": byte for byte in range(256)}  # tokens of single bytes there
 
-
 ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 
 # Printable bytes stand for themselves, others start at U+0100.

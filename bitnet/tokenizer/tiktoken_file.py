@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 _NO_BYTES = b"="  # how Whisper's file writes its last token, which is empty
 
-
 _VERSIONS = ("v1", "v2", "v3", "v7", "v11", "v13", "v15")
 _NAMED = ("v1", "v2", "v3", "v7")  # versions whose files may leave out the special tokens
 _USUAL = (

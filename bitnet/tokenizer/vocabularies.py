@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
 # Fields of a specification whose values are not hashed: they are long, or have no effect.
 _LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
 _ASIDE = frozenset({"source", "document", "fingerprint"})

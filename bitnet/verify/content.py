@@ -46,7 +46,6 @@ _OF_TOKENIZER = (
     "merges.",
 )
 
-
 _DIGITS = 8  # hexadecimal, of a row's digest: 32 bits
 _NAMED = 4  # items
 

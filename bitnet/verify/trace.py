@@ -34,7 +34,6 @@ POSITIONS = 12
 # in a library, the native backend by activations that round to another 8-bit number.
 TOLERANCE = {"reference": 1e-3, "native": 0.25}
 
-
 TOKENS = 48
 FLATTEST = 1e-3  # spread of the logits of one position; in working models it is 10 and more
 

@@ -41,7 +41,6 @@ LARGEST_RATIO = 1000.0
 MOST_ZEROS = 0.98  # of ternary weights; trained ones have 30 to 60 %
 MOST_ONE_SIGN = 0.9  # of the weights that are not zero; trained ones have 50 %
 
-
 # Scales of each block: their offset, their type, and True if quantizers write negative ones. Block
 # layouts of ggml (ggml-common.h); minima (``m``) may have either sign, steps (``d``) only where the
 # quantizer takes the extreme value with its sign.

@@ -162,10 +162,12 @@ def _list_problem(schema: Schema, value: list[Any], path: Place) -> Problem | No
     if high is not None and len(value) > high:
         return path, f"{len(value):,} entries, expected at most {high:,}"
     items = schema["items"]
-    if items == TEXT and set(map(type, value)) <= {str}:
+    # Long lists of one kind are checked at once.
+    kinds = set(map(type, value))
+    if items == TEXT and kinds <= {str}:
         return None
-    if items == TOKEN_ID and set(map(type, value)) == {int}:
-        value = [token for token in (min(value), max(value)) if not 0 <= token < 2**31] and value
+    if items == TOKEN_ID and kinds == {int} and min(value) >= 0 and max(value) < 2**31:
+        return None
     problems = (find_problem(items, entry, (*path, at)) for at, entry in enumerate(value))
     return next((problem for problem in problems if problem), None)
 
