@@ -269,16 +269,12 @@ def sensitivity() -> str:
         "## Right models",
         "*error* is the relative error of the worst position, *gain* the slope over float64's "
         "values less 1, and *mean* the mean residual of 16 positions, relative to one. "
-        "transformers gives no intermediates. Its logits are measured by their KL divergence from "
-        "float64, the *mean* and the *worst* of all positions, and by the *stretch* of "
-        "log-probabilities.",
+        "The logits of transformers are measured, too: by their KL divergence from float64, the "
+        "*mean* and the *worst* of all positions, and by the *stretch* of log-probabilities.",
         right,
         "## Models with one mistake",
         "*Models* counts every place of the mistake: each norm and each bias alone. The *excess* "
-        "is by how many times the worst operation exceeds its bound; below 1 the mistake passes. "
-        "Logits, which is all that transformers gives, show a mistake only if it changes them: "
-        "not a bias of keys, which cancels in softmax, nor a norm whose factor the next norm "
-        "takes out.",
+        "is by how many times the worst operation exceeds its bound; below 1 the mistake passes.",
         wrong,
         "Operations show each of these mistakes, but for two that may pass:",
         unseen,

@@ -134,7 +134,8 @@ def _compare(requested, texts, options, common, *, record=(), report=()):
     for output in (*record, *report):
         replace(output, inputs=tuple(checkpoint.inventory.paths)).check()
     recording = Path(requested.recording) if requested.recording else None
-    reference = choose(requested.against, checkpoint, recording=recording)
+    only = requested.tokenizer_only
+    reference = choose(requested.against, checkpoint, recording=recording, tokenizer_only=only)
     inputs = {"texts": texts, "facts": _facts(checkpoint)}
     if requested.tokenizer_only:
         inputs["tokenizer"] = tokenizer

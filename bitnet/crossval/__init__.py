@@ -16,14 +16,17 @@ evidence alone, and the report shows both.
     trace.py               a question to an engine, and its answer
     references.py          the engines by name
     ask.py                 one of them asked in its own process, within a limit of time
-    reference_process.py   the program in that process; llama.cpp's C API
+    reference_process.py   the program in that process
+    llama_library.py       llama.cpp's C API in it
+    transformers_engine.py models of transformers in it
     recording.py           an answer in a file, in the place of its engine
     ours.py                our own answer, and what computed it
     float64.py             the pass in double precision that both are measured by
     compare.py             answers compared: whole, text by text, position by position
     operations.py          every operation, computed again from the engine's own inputs
     prefix.py              the caches that an operation reads, from the engine's own values
-    names.py               llama.cpp's names of intermediates
+    names.py               our names of llama.cpp's intermediates
+    modules.py             our names of what modules of transformers read and give
     evidence.py            all results as one record
     records.py             records as JSON, and back
     judge.py               the verdict, from that record alone, and its thresholds

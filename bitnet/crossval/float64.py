@@ -65,7 +65,7 @@ class Float64(Reference):
             answer = prompt_trace(
                 forward,
                 prompt,
-                suppressed=question.suppressed,
+                generation=question.generation,
                 count=KEPT,
                 causal=model.config.causal,
             )

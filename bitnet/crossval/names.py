@@ -186,7 +186,7 @@ class Names:
             if len(behind) > 1 and source.is_part:
                 behind = [node for node in behind if self._ours(node) == name]
             if behind:
-                by_our_name[name] = _scale(nodes[behind[-1]], source.scale)
+                by_our_name[name] = scale_values(nodes[behind[-1]], source.scale)
         if self.head and _LOGITS not in by_our_name:
             products = [
                 node for node in nodes if node[1:] == (_PRODUCT, self.head) and "-" not in node.name
@@ -210,7 +210,7 @@ class Names:
                 continue  # llama.cpp calls the result of another weight so
             if ours:
                 scale = self.scales.get(ours.rpartition("-")[0], 1.0)
-                by_our_name[ours] = _scale(nodes[node], scale)
+                by_our_name[ours] = scale_values(nodes[node], scale)
         return by_our_name
 
     def _ours(self, node: Node) -> str:
@@ -229,7 +229,7 @@ class Names:
         return is_renamed, places.index(operation) if is_renamed else 0
 
 
-def _scale(values: NDArray[Any], factor: float) -> NDArray[Any]:
+def scale_values(values: NDArray[Any], factor: float) -> NDArray[Any]:
     """*values* times *factor*.
 
     Most have none, and are not touched: some nodes that are not compared hold memory that the

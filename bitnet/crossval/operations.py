@@ -32,6 +32,7 @@ from bitnet.kernels import instructions
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.mixer_instructions import DeltaRule, ExpertLinear, Route, SelectiveScan
 from bitnet.kernels.program import Mark
+from bitnet.quants import registry
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
@@ -189,8 +190,12 @@ def check_operations(
     stored = partial(_round_to_cache, half=half_cache)
     if stop and not fill_caches(exact, cache, ids[:stop], theirs, stored=stored):
         return ()
-    is_q8 = checkpoint.kv_type == "q8" and not half_cache
-    kinds = _kinds(exact, checkpoint, theirs, arithmetic, "q8 attention" if is_q8 else "attention")
+    attention: Kind = "attention"
+    if arithmetic == "float32":
+        attention = "product"  # nothing is stored in another form
+    elif checkpoint.kv_type == "q8" and not half_cache:
+        attention = "q8 attention"
+    kinds = _kinds(exact, checkpoint, theirs, arithmetic, attention)
     steps: list[Operation] = []
     trace = exact.trace(ids[stop:], cache)
     name, value = next(trace)
@@ -230,8 +235,9 @@ def reference_operations(
         if theirs is None:
             return None
         arithmetic = reference.arithmetic(checkpoint)
+        half_cache = arithmetic != "float32"
         steps = check_operations(
-            exact, checkpoint, ids, theirs, arithmetic=arithmetic, half_cache=True
+            exact, checkpoint, ids, theirs, arithmetic=arithmetic, half_cache=half_cache
         )
         if steps:
             return steps
@@ -259,6 +265,7 @@ def _kinds(
         if stored.quant.name in _HALF:
             return "half product"
         is_rounded = arithmetic == "int8" and stored.quant.name != "F32"
+        is_rounded = is_rounded or registry.rounds_activations(stored)
         return "int8 product" if is_rounded else "product"
 
     for step in exact.program.instructions:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bitnet.crossval.evidence import ComputePath
-    from bitnet.crossval.trace import Arithmetic, Prompt, Question, Suppressed
+    from bitnet.crossval.trace import Arithmetic, Prompt, Question
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.generation import GenerationSettings
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import Piece
     from bitnet.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ def our_trace(model: LanguageModel, question: Question) -> Trace:
     """Answer of *model* to *question*; a failing prompt has an error and does not stop others."""
     arithmetic = _arithmetic(model.engine.model, question.checkpoint)
     engine = EngineFacts("bitnet", __version__, arithmetic)
-    answers = [_our_prompt(model, prompt, question.suppressed) for prompt in question.prompts]
+    answers = [_our_prompt(model, prompt, question.generation) for prompt in question.prompts]
     return Trace(engine, tuple(answers))
 
 
@@ -46,7 +47,9 @@ def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
     return "float" if is_float else "int8"
 
 
-def _our_prompt(model: LanguageModel, prompt: Prompt, suppressed: Suppressed) -> PromptTrace:
+def _our_prompt(
+    model: LanguageModel, prompt: Prompt, generation: GenerationSettings
+) -> PromptTrace:
     ids = prompt.ids
     size = model.config.vocab_size
     error = prompt.error
@@ -64,15 +67,15 @@ def _our_prompt(model: LanguageModel, prompt: Prompt, suppressed: Suppressed) ->
         request = Request(
             max_tokens=prompt.steps,
             lookup=0,
-            logprobs=2 + len(suppressed.at(0)),
+            logprobs=2 + len(generation.list_suppressed(0)),
             temperature=0.0,
-            suppressed=suppressed.ids,
-            suppressed_first=suppressed.first,
+            suppressed=generation.suppressed,
+            suppressed_first=generation.suppressed_first,
         )
         pieces = list(model.engine.generate(ids, request))
     except BitnetError as failure:
         return PromptTrace(prompt.text, ids, error=failure.message, first=prompt.first)
-    gaps = tuple(_gap(piece, suppressed.at(at)) for at, piece in enumerate(pieces))
+    gaps = tuple(_gap(piece, generation.list_suppressed(at)) for at, piece in enumerate(pieces))
     tokens = tuple(piece.token for piece in pieces if piece.token is not None)
     return replace(answer, greedy=tokens, top2_gaps=gaps)
 

@@ -16,7 +16,7 @@ from bitnet.base import native
 from bitnet.base.errors import BitnetError
 from bitnet.base.files import digest_of
 from bitnet.crossval.evidence import SCHEMA_VERSION, Evidence, Plan
-from bitnet.crossval.trace import EngineFacts, Prompt, Suppressed
+from bitnet.crossval.trace import EngineFacts, Prompt
 from bitnet.families.blocks import Experts
 from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import SPACE_SYMBOL
@@ -77,12 +77,6 @@ def prompts_for(
         elif share or not prompt.ids:
             prompts.append(replace(prompt, ids=prompt.ids[:share]))
     return tuple(prompts)
-
-
-def find_suppressed(model: LanguageModel) -> Suppressed:
-    """Ids that the files of *model* suppress in answers."""
-    generation = model.generation.within(model.config.vocab_size)
-    return Suppressed(generation.suppressed, generation.suppressed_first)
 
 
 def spread(lengths: Sequence[int], limit: int) -> list[int]:

@@ -23,25 +23,24 @@ import os
 import re
 import struct
 import sys
-from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.base.files import sha256_of
 from bitnet.crossval.bounds import ROWS
 from bitnet.crossval.llama_library import Llama
-from bitnet.crossval.trace import EngineFacts, EngineFailed, Prompt, Suppressed, Trace, prompt_trace
+from bitnet.crossval.trace import EngineFacts, EngineFailed, Prompt, Trace, prompt_trace
+from bitnet.crossval.transformers_engine import TransformersEngine, import_module
 from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.generation import GenerationSettings
 from bitnet.quants.registry import dequantize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-    from types import ModuleType
 
     from numpy.typing import NDArray
 
@@ -70,16 +69,23 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
         version = f"{distribution} {importlib.metadata.version(distribution)}"
     prompts = [Prompt(text, tuple(ids), *rest) for text, ids, *rest in request["prompts"]]
     if "whole" in request:
-        stop = max(len(prompts[-1].ids) - ROWS, 0) if request["causal"] else 0
-        _dump(engine, prompts.pop().ids, tensors, tuple(request["whole"]), stop=stop)
+        ids = prompts.pop().ids
+        whole = tuple(request["whole"])
+        stop = max(len(ids) - ROWS, 0) if request["causal"] else 0
+        if isinstance(engine, Llama):
+            arrays = _intermediates(engine, ids, whole, stop=stop)
+        else:
+            arrays = engine.intermediates(ids, family=request["family"], whole=whole, stop=stop)
+        _write_tensors(tensors, arrays)
     tokenized = [engine.tokenize(text, add_special=special) for text, special in request["texts"]]
     encoded = [tuple(ids) for ids in tokenized if ids is not None]
     facts = EngineFacts(name, version, request["arithmetic"], engine.library.name, digest)
-    suppressed = Suppressed(*map(frozenset, request.get("suppressed", ())))
+    suppressed, suppressed_first = map(frozenset, request.get("suppressed", ((), ())))
+    generation = GenerationSettings(suppressed=suppressed, suppressed_first=suppressed_first)
     answers = []
     for prompt in prompts:
         with engine.context(len(prompt.ids) + prompt.steps + 1) as forward:
-            reply = prompt_trace(forward, prompt, suppressed=suppressed, causal=request["causal"])
+            reply = prompt_trace(forward, prompt, generation=generation, causal=request["causal"])
             answers.append(reply)
     trace = Trace(
         facts,
@@ -96,16 +102,14 @@ _LOGITS = "result_output"
 _LATER = re.compile(r"(?<=^[QKV]cur)_(?:normed|pos)-")
 
 
-def _dump(
-    engine: Any, ids: Sequence[int], file: Path, whole: tuple[str, ...], *, stop: int
-) -> None:
-    """Write intermediates of *ids*, by the keys of their nodes, to the safetensors file *file*.
+def _intermediates(
+    engine: Llama, ids: Sequence[int], whole: tuple[str, ...], *, stop: int
+) -> dict[str, NDArray[np.float32]]:
+    """Intermediates of *ids*, by the keys of their nodes.
 
     Those whose names begin with one of *whole*, or whose weight is one of them, have a row for each
     id, others for those from *stop* on.
     """
-    if not isinstance(engine, Llama):
-        raise EngineFailed("this engine gives no intermediates")
     parts: dict[str, list[NDArray[np.float32]]] = {}
     seen: dict[str, NDArray[np.float32]] = {}
     is_last = False
@@ -131,8 +135,7 @@ def _dump(
             for key, values in seen.items():
                 if not values.size % (end - start):
                     parts.setdefault(key, []).append(values.reshape(end - start, -1))
-    arrays = {key: np.concatenate(rows) for key, rows in parts.items()}
-    _write_tensors(file, arrays)
+    return {key: np.concatenate(rows) for key, rows in parts.items()}
 
 
 def _write_tensors(file: Path, arrays: dict[str, NDArray[np.float32]]) -> None:
@@ -153,76 +156,8 @@ def _write_tensors(file: Path, arrays: dict[str, NDArray[np.float32]]) -> None:
             out.write(np.ascontiguousarray(values, dtype="<f4").tobytes())
 
 
-# Its weights follow the hidden states, which do not depend on them.
-_POOLER = "pooler."
-
-
-class _TransformersEngine:
-    def __init__(self, path: str, threads: int, weights: bool, *, headless: bool) -> None:
-        torch = _module("torch")
-        transformers = _module("transformers")
-        self._torch = torch
-        self._model = cast("Any", None)
-        self._headless = headless
-        built = Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"
-        self.library = built if built.exists() else Path(torch._C.__file__ or "")
-        if weights:
-            torch.set_num_threads(threads)
-            kind = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
-            self._model, loading = kind.from_pretrained(
-                path, dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
-            # Packed ternary weights get the type in config.json, not the requested one.
-            torch.nn.Module.float(self._model).eval()
-            missing = sorted(
-                name for name in loading["missing_keys"] if not name.startswith(_POOLER)
-            )
-            if missing:  # it would fill them with random numbers
-                raise EngineFailed(f"the folder has no {missing[0]} ({len(missing)} are missing)")
-        try:
-            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-                path, local_files_only=True
-            )
-        except (OSError, ValueError):
-            self._tokenizer = None
-
-    def tokenize(self, text: str, *, add_special: bool) -> list[int] | None:
-        if self._tokenizer is None:
-            return None
-        return list(self._tokenizer(text, add_special_tokens=add_special)["input_ids"])
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
-
-    def context(self, _size: int) -> AbstractContextManager[Callable[..., NDArray[np.float32]]]:
-        return nullcontext(partial(self._append, []))
-
-    def _append(
-        self, sequence: list[int], ids: Sequence[int], *, all_positions: bool = True
-    ) -> NDArray[np.float32]:
-        sequence += ids
-        if not all_positions:  # nothing is cached: the next pass is over all of them
-            return np.empty((0, 0), dtype=np.float32)
-        with self._torch.no_grad():
-            answer = self._model(self._torch.tensor([sequence]))
-            if self._headless:
-                embeddings = self._model.get_input_embeddings().weight
-                logits = answer.last_hidden_state[0] @ embeddings.T
-            else:
-                logits = answer.logits[0]
-        rows: NDArray[np.float32] = logits[-len(ids) :].float().numpy()
-        return rows
-
-
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise EngineFailed(f"the Python package {name} does not load: {error}") from error
-
-
 def _llama_cpp(path: str, threads: int, weights: bool, *, headless: bool) -> Llama:
-    package = _module("xllamacpp")
+    package = import_module("xllamacpp")
     extension = importlib.import_module(f"{package.__name__}.xllamacpp")
     library = Path(extension.__file__ or "")
     c = ctypes.CDLL(str(library))
@@ -238,7 +173,7 @@ def _embeddings(path: str) -> NDArray[np.float32]:
 
 def _ik_llama_cpp(path: str, threads: int, weights: bool, *, headless: bool) -> Llama:
     assert not headless  # it is not asked about such models
-    folder = Path(_module("ik_llama_cpp").__file__ or "").parent / "lib"
+    folder = Path(import_module("ik_llama_cpp").__file__ or "").parent / "lib"
     library = next(iter(sorted(folder.glob("*llama.*"))), None)
     if library is None:
         raise EngineFailed("ik-llama-cpp-python came without its library")
@@ -272,7 +207,7 @@ _ENGINES: dict[str, Callable[..., Any]] = {
     "llama.cpp": _llama_cpp,
     "bitnet.cpp": _bitnet_cpp,
     "ik_llama.cpp": _ik_llama_cpp,
-    "transformers": _TransformersEngine,
+    "transformers": TransformersEngine,
 }
 
 

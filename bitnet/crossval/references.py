@@ -23,7 +23,8 @@ from bitnet.base.invocation import extra_command
 from bitnet.base.settings import bitnet_cpp_dir, expand_home
 from bitnet.crossval.ask import OTHER_ENGINE, ask, describe_ending, run
 from bitnet.crossval.float64 import Float64
-from bitnet.crossval.names import names_for
+from bitnet.crossval.modules import is_unpacked, keys_of, title_of
+from bitnet.crossval.names import names_for, scale_values
 from bitnet.crossval.prefix import list_cached
 from bitnet.crossval.recording import Recorded
 from bitnet.crossval.trace import EngineFailed, Question, Reference, Trace, trace_from
@@ -64,10 +65,23 @@ def bitnet_cpp_library() -> Path | None:
     )
 
 
+#: Architectures that ik-llama-cpp-python 0.1.5 loads and computes as their authors do. It does not
+#: load the others, aborts at a block of keys that no query sees (windows, MLA) or at the epsilon of
+#: another norm (starcoder), ignores their keys (granite, minicpm, mistral3), or has another
+#: attention (gpt-oss, qwen35).
+_COMPUTED_BY_IK = frozenset(
+    {
+        *("bitnet", "bitnet-25", "bitnet-b1.58", "command-r", "ernie4_5", "ernie4_5-moe"),
+        *("gemma", "gemma3", "glm4", "gptneox", "llama", "olmo", "phi2", "qwen2", "qwen2moe"),
+        *("qwen3", "qwen3moe", "seed_oss", "smollm3", "stablelm"),
+    }
+)
+
+
 def _is_headless(checkpoint: Checkpoint) -> bool:
     """True for a model of a family that makes vectors of texts, and has no head that writes."""
     family = of_gguf(checkpoint.architecture)
-    return family is not None and family.encodes
+    return family is not None and (family.encodes or family.headless)
 
 
 class _InProcess(Reference):
@@ -98,6 +112,8 @@ class _InProcess(Reference):
         self, question: Question, **more: Any
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """The answer of the process, and the intermediates that it wrote, by name."""
+        if question.prompts and not self.computes(question.checkpoint):
+            raise self._computes_otherwise(question.checkpoint)
         if not self.is_installed():
             raise self._missing()
         with tempfile.TemporaryDirectory() as name:
@@ -112,7 +128,10 @@ class _InProcess(Reference):
                     [prompt.text, prompt.ids, prompt.first, prompt.steps]
                     for prompt in question.prompts
                 ],
-                "suppressed": [*map(sorted, (question.suppressed.ids, question.suppressed.first))],
+                "suppressed": [
+                    sorted(question.generation.suppressed),
+                    sorted(question.generation.suppressed_first),
+                ],
                 "texts": list(question.texts),
                 "threads": question.threads,
                 "arithmetic": self.arithmetic(checkpoint),
@@ -123,6 +142,12 @@ class _InProcess(Reference):
             question.notify(f"asking {self.name}")
             model = checkpoint.path.name
             return ask(self.name, request, folder, model=model, limit_s=question.limit_s)
+
+    def _computes_otherwise(self, checkpoint: Checkpoint) -> ReferenceUnavailable:
+        return ReferenceUnavailable(
+            f"{self.name} does not compute {checkpoint.architecture} models as they are",
+            hint="compare with this runtime's own pass in double precision: --against float64",
+        )
 
     def _missing(self) -> ReferenceUnavailable:
         return ReferenceUnavailable(
@@ -148,6 +173,12 @@ class LlamaCpp(_InProcess):
         its_own = not checkpoint.architecture.startswith("bitnet")
         return its_own and super().reads(checkpoint)
 
+    def computes(self, checkpoint: Checkpoint) -> bool:
+        family = of_gguf(checkpoint.architecture)
+        if family is None:
+            return True
+        return family.llama_cpp is not None and not family.llama_cpp.always
+
     def intermediates(self, question: Question) -> Mapping[str, NDArray[Any]] | None:
         config = config_from(question.checkpoint)
         tensors = question.checkpoint.weights
@@ -158,7 +189,7 @@ class LlamaCpp(_InProcess):
 
 
 class IkLlamaCpp(LlamaCpp):
-    """ik_llama.cpp from the wheel ``ik-llama-cpp-python``.
+    """ik_llama.cpp from the wheel ``ik-llama-cpp-python``, for the families that it computes right.
 
     It loads I2_S files and gives wrong logits for them without a word, so these are converted to
     IQ2_BN first, which holds the same weights. Its products of IQ2_BN abort where rows are short;
@@ -182,6 +213,9 @@ class IkLlamaCpp(LlamaCpp):
         # It computes a few positions at a time, none of which could see those of the next ones.
         causal = checkpoint.value("attention.causal", True) is not False
         return causal and not _is_headless(checkpoint) and _InProcess.reads(self, checkpoint)
+
+    def computes(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.architecture in _COMPUTED_BY_IK
 
     def _file(self, question: Question, folder: Path) -> Path:
         path = question.checkpoint.path
@@ -211,6 +245,9 @@ class BitnetCpp(LlamaCpp):
     def reads(self, checkpoint: Checkpoint) -> bool:
         is_i2_s = any(weight.quant.name == "I2_S" for weight in checkpoint.weights.values())
         return _InProcess.reads(self, checkpoint) and is_i2_s
+
+    def computes(self, _checkpoint: Checkpoint) -> bool:
+        return True
 
     def is_installed(self) -> bool:
         return bitnet_cpp_library() is not None
@@ -245,6 +282,21 @@ class Transformers(_InProcess):
         ternary = any(map(registry.rounds_activations, checkpoint.weights.values()))
         return "float" if ternary else "float32"  # an int8 that rounds the other way is much
 
+    def intermediates(self, question: Question) -> Mapping[str, NDArray[Any]] | None:
+        checkpoint = question.checkpoint
+        if is_unpacked(checkpoint):  # it may compute with the numbers as they are stored
+            return None
+        config = config_from(checkpoint)
+        keys = keys_of(config, checkpoint)
+        cached = list_cached(hidden_program(config, checkpoint.weights), last=False)
+        whole = sorted({keys[name][0] for name in cached if name in keys})
+        arrays = self._ask(question, whole=whole, family=title_of(checkpoint))[1]
+        return {
+            name: scale_values(arrays[key], factor)
+            for name, (key, factor) in keys.items()
+            if key in arrays
+        }
+
 
 REFERENCES: dict[str, type[Reference]] = {
     engine.name: engine for engine in (LlamaCpp, BitnetCpp, IkLlamaCpp, Transformers, Float64)
@@ -253,27 +305,41 @@ CHAIN: tuple[type[Reference], ...] = (LlamaCpp, IkLlamaCpp, Transformers)  # tri
 
 
 def references_for(checkpoint: Checkpoint) -> list[Reference]:
-    """The engines that read *checkpoint*, installed or not."""
+    """The engines that read *checkpoint* and compute it right, installed or not."""
     engines = [kind() for kind in REFERENCES.values()]
-    return [engine for engine in engines if engine.reads(checkpoint)]
+    return [
+        engine for engine in engines if engine.reads(checkpoint) and engine.computes(checkpoint)
+    ]
 
 
-def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) -> Reference:
+def choose(
+    name: str,
+    checkpoint: Checkpoint,
+    *,
+    recording: Path | None = None,
+    tokenizer_only: bool = False,
+) -> Reference:
     """The reference *name*, or else the first of :data:`CHAIN` that supports *checkpoint*.
 
     One that is installed goes before one that is not, and bitnet.cpp, which takes a build of one's
-    own, before them all. A *recording* is a reference by itself.
+    own, before them all. If none of them computes the model right, the first is asked, and has no
+    answer; with *tokenizer_only* it need not. A *recording* is a reference by itself.
     """
+
+    def supports(engine: Reference) -> bool:
+        return engine.reads(checkpoint) and (tokenizer_only or engine.computes(checkpoint))
+
     if recording is not None:
         return Recorded(recording)
     if not name:
         chain: list[type[Reference]] = [*([BitnetCpp] if bitnet_cpp_library() else []), *CHAIN]
-        able = [engine for engine in (kind() for kind in chain) if engine.reads(checkpoint)]
-        return next((engine for engine in able if engine.is_installed()), able[0])
+        able = [engine for engine in (kind() for kind in chain) if supports(engine)]
+        first = able[0] if able else LlamaCpp()  # which says that it does not compute the model
+        return next((engine for engine in able if engine.is_installed()), first)
     chosen = REFERENCES[name]()
-    if not chosen.reads(checkpoint):
+    if not supports(chosen):
         raise UsageError(
             f"{name} cannot be asked about {checkpoint.path.name}",
-            hint=f"choose one that reads it: --against {choose('', checkpoint).name}",
+            hint=f"choose one that reads it: --against {references_for(checkpoint)[0].name}",
         )
     return chosen

@@ -28,10 +28,11 @@ from bitnet.crossval.operations import (
     reference_operations,
 )
 from bitnet.crossval.ours import compute_path, kernels_since, our_trace, read_counters
-from bitnet.crossval.plan import PROMPTS, begin_evidence, find_suppressed, prompts_for, texts_for
+from bitnet.crossval.plan import PROMPTS, begin_evidence, prompts_for, texts_for
 from bitnet.crossval.recording import changes_of
 from bitnet.crossval.records import from_json, to_json
-from bitnet.crossval.trace import EngineFailed, Prompt, Question, Suppressed, positions_from
+from bitnet.crossval.trace import EngineFailed, Prompt, Question, positions_from
+from bitnet.formats.generation import GenerationSettings
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.tokenizer.load import read_files
 
@@ -85,6 +86,9 @@ def cross_validate(
         prompts = prompts_for(model, reference.recording, texts, options)
     to_tokenize = texts_for(reference, tokenizer, texts)
     limit_s = time_limit(checkpoint, options.reference_timeout)
+    generation = GenerationSettings()
+    if model is not None:
+        generation = model.generation.within(model.config.vocab_size)
     question = Question(
         checkpoint,
         prompts,
@@ -92,7 +96,7 @@ def cross_validate(
         threads=thread_count(),
         limit_s=limit_s,
         notify=notify,
-        suppressed=Suppressed() if model is None else find_suppressed(model),
+        generation=generation,
     )
     evidence = begin_evidence(model, tokenizer, reference, question, options, facts, texts)
 
@@ -227,9 +231,9 @@ def _arbitrate(
     if row.agrees or row.gap is None or row.gap < tie:
         return row
     ids = (*answer.ids, *answer.greedy[: row.position])
-    left_out = Suppressed(question.suppressed.at(row.position))
+    left_out = GenerationSettings(suppressed=question.generation.list_suppressed(row.position))
     prompt = Prompt(answer.prompt, ids, first=len(ids) - 1, steps=1)
-    alone = replace(question, prompts=(prompt,), suppressed=left_out)
+    alone = replace(question, prompts=(prompt,), generation=left_out)
     (truth,) = float64.trace(alone).prompts
     return replace(row, exact=truth.greedy[0] if truth.greedy else None)
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, VerificationFailed
 from bitnet.crossval.records import from_json, to_json
+from bitnet.formats.generation import GenerationSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 KEPT = 64  # best tokens stored per position
 _DIGITS = 10  # significant ones of a logit: float32 has no more
 _CERTAIN = 1.001  # tolerance for the sum of rounded probabilities
+_NOTHING_SUPPRESSED = GenerationSettings()
 RECORD_HINT = "record one: bitnet crossval MODEL --record FILE --force"
 
 
@@ -81,18 +83,6 @@ class Prompt:
     first: int = 0  # index of the first id whose position is compared
     steps: int = 0  # tokens of its greedy continuation
     error: str = ""  # reason why it cannot be run
-
-
-@dataclass(frozen=True)
-class Suppressed:
-    """Ids that no continuation has, as the model's files say."""
-
-    ids: frozenset[int] = frozenset()
-    first: frozenset[int] = frozenset()  # ids that it does not begin with
-
-    def at(self, position: int) -> frozenset[int]:
-        """Ids that are not the token at *position* of a continuation."""
-        return self.ids if position else self.ids | self.first
 
 
 @dataclass(frozen=True)
@@ -148,7 +138,7 @@ def prompt_trace(
     forward: Callable[..., NDArray[np.floating[Any]]],
     prompt: Prompt,
     *,
-    suppressed: Suppressed = Suppressed(),
+    generation: GenerationSettings = _NOTHING_SUPPRESSED,
     count: int = KEPT,
     causal: bool = True,
 ) -> PromptTrace:
@@ -156,8 +146,8 @@ def prompt_trace(
 
     *forward* gives logits of more ids of one sequence, ``(T, vocabulary)``; with
     ``all_positions=False`` only those of the last are needed. A model that is not *causal* is
-    given all ids at once. A continuation has no *suppressed* ids, like an answer, and ends early
-    where a logit is not finite.
+    given all ids at once. A continuation has no ids that *generation* suppresses, like
+    an answer, and ends early where a logit is not finite.
     """
     if not prompt.ids:
         return PromptTrace(prompt.text, ())
@@ -171,7 +161,7 @@ def prompt_trace(
     greedy: list[int] = []
     gaps: list[float] = []
     while len(greedy) < prompt.steps:
-        best = _best_two(logits[-1], suppressed.at(len(greedy)))
+        best = _best_two(logits[-1], generation.list_suppressed(len(greedy)))
         if best is None:
             break
         token, gap = best
@@ -245,7 +235,7 @@ class Question:
     threads: int = 1  # compute threads
     limit_s: float = 300.0  # in which the engine must give each of its answers
     notify: Callable[[str], None] = logger.debug  # called with the progress
-    suppressed: Suppressed = field(default_factory=Suppressed)  # ids that no continuation has
+    generation: GenerationSettings = _NOTHING_SUPPRESSED  # ids that no continuation has
 
 
 class EngineFailed(VerificationFailed):
@@ -260,8 +250,12 @@ class Reference(ABC):
     recording: Trace | None = None  # where its answers were recorded; else it runs the file now
 
     def reads(self, checkpoint: Checkpoint) -> bool:
-        """True if it supports such a model."""
+        """True if it supports such a file, or the tokenizer in it."""
         return checkpoint.path.is_file()
+
+    def computes(self, _checkpoint: Checkpoint) -> bool:
+        """True if it computes such a model as its authors do."""
+        return True
 
     def is_installed(self) -> bool:
         """True if it is installed."""

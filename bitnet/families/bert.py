@@ -51,6 +51,7 @@ _BERT = register(
     architecture="bert",
     activation="gelu",
     encodes=True,
+    headless=True,
     config_keys={
         **reads("layer_norm_eps"),
         "is_decoder": neutral(None, False),

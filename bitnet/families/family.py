@@ -122,7 +122,8 @@ class Family:
     has_freq_factors: bool = False  # files have frequency factors even where all of them are one
     # ternary layers round a token's input to int8 (W1.58A8), as in training
     rounds_inputs: bool = False
-    encodes: bool = False  # it makes vectors of texts and has no head that writes
+    encodes: bool = False  # it makes vectors of texts with an encoder as BERT's
+    headless: bool = False  # it makes vectors of texts, and its files have no head that writes
     # tensors of a folder's classifier, in order: the name there, GGUF's, and the activation behind
     classifier: tuple[tuple[str, str, HeadActivation], ...] = (("score", SCORES, "identity"),)
     # beginnings of the names of a folder's tensors that are for other tasks

@@ -220,6 +220,7 @@ register_variant(
     title="EmbeddingGemma",
     architecture=_EMBEDDING,
     model_types=(),
+    headless=True,
     llama_cpp=replace(_GEMMA3_SUPPORT, both_ways=True, projections=True),
     decoder=partial(_gemma3, causal=False),
 )

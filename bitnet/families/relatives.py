@@ -70,7 +70,11 @@ register(
     architecture="qwen2vl",
     model_types=(),
     gguf_keys=_SECTIONS,
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", "output.bias", *BIASES), whole_width=True),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "output.bias", *BIASES),
+        whole_width=True,
+        always="does not read the epsilon of the norms, and takes 0 for it, in",
+    ),
     decoder=dense_as_stored,
 )
 register(

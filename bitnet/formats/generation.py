@@ -101,6 +101,10 @@ class GenerationSettings:
         texts += [f"{_FILE}: {key} is not a key of transformers" for key in self.unknown]
         return texts
 
+    def list_suppressed(self, position: int) -> frozenset[int]:
+        """Ids that are not the token at *position* of an answer."""
+        return self.suppressed if position else self.suppressed | self.suppressed_first
+
     def within(self, vocab_size: int) -> GenerationSettings:
         """These without ids outside of a vocabulary of *vocab_size* tokens."""
 

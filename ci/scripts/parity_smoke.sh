@@ -1,7 +1,7 @@
 #!/bin/sh
 # Whether a model is whole, has its own tokenizer, runs, and where an engine to compare with is
-# installed (the extra `crossval`), computes the same. Without one it does not pass: the last lines say
-# what was checked and what was NOT CHECKED.
+# installed (the extra `crossval`), computes the same. Without one it does not pass: its output says
+# what was CHECKED and what was NOT CHECKED.
 #   ./scripts/parity_smoke.sh                   the model of this program: no download, seconds
 #   ./scripts/parity_smoke.sh models/model.gguf [models/tokenizer.json]
 # Ends with the exit code of the first step that fails (bitnet exit-codes).
@@ -21,12 +21,5 @@ fi
 
 bitnet verify --model="$model" "$@"
 bitnet infer --model="$model" "$@" --prompt "The capital of France is" --max-tokens 4 --no-progress
-report=$(mktemp -d)
-trap 'rm -rf "$report"' EXIT
-bitnet crossval --model="$model" "$@" --max-positions 64 --greedy 8 --allow-missing \
-    --report-dir "$report"
-if grep -q '^NOT CHECKED' "$report/report.md"; then
-    echo "CHECKED: the file, its tokenizer, a run of it"
-else
-    echo "parity smoke test passed: $model"
-fi
+echo "CHECKED: the file, its tokenizer, a run of it"
+exec bitnet crossval --model="$model" "$@" --max-positions 64 --greedy 8 --allow-missing

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asked_here import share_this_process
-from llama_cpp_models import written
+from llama_cpp_models import IDS, written
 from mistakes import mistakes
 from sensitivity import (
     LIMITS,
     MAY_PASS,
+    OTHERWISE,
     OURS,
     READ_BY_IK,
     REFUSED,
@@ -26,6 +27,7 @@ from sensitivity import (
 from tiny_models import tiny
 
 from bitnet.base import native
+from bitnet.base.errors import ReferenceUnavailable, UsageError
 from bitnet.crossval.bounds import ROWS
 from bitnet.crossval.operations import (
     check_operations,
@@ -34,7 +36,8 @@ from bitnet.crossval.operations import (
     missing_operations,
     our_intermediates,
 )
-from bitnet.crossval.references import IkLlamaCpp
+from bitnet.crossval.references import IkLlamaCpp, choose, references_for
+from bitnet.crossval.trace import Prompt, Question
 from bitnet.kernels.program import Mark
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import config_from, load_model
@@ -95,7 +98,7 @@ def test_operations_that_see_later_positions_are_those_of_the_whole_text():
     ids = list(range(ROWS + 4))
     theirs = our_intermediates(Model(checkpoint, config, ops=ReferenceOps()), ids)
     assert len(theirs["result_output"]) == len(ids)
-    steps = check_operations(exact, checkpoint, ids, theirs, arithmetic="float32", half_cache=False)
+    steps = check_operations(exact, checkpoint, ids, theirs, arithmetic="float", half_cache=False)
     missing = missing_operations(steps, list_planned(exact.program), all_of_them=True)
     is_right, text = describe("bitnet", (*steps, *missing), config.n_layers)
     assert is_right, text
@@ -118,7 +121,7 @@ QUICK = ("phi3", "lfm2", "gpt-oss-experts")
     [
         case if case in QUICK else pytest.param(case, marks=pytest.mark.slow)
         for case in THEIRS
-        if case not in REFUSED
+        if case not in (*REFUSED, *OTHERWISE)
     ],
 )
 @pytest.mark.parametrize("encoding", ["Q8_0", pytest.param("F32", marks=pytest.mark.slow)])
@@ -134,6 +137,24 @@ def test_operations_of_llama_cpp_pass_and_with_a_mistake_fail(case, encoding, tm
 def test_operations_of_ik_llama_cpp_pass_and_with_a_mistake_fail(case, encoding, tmp_path):
     checkpoint, judged = of_llama_cpp(case, encoding, tmp_path, IkLlamaCpp)
     check_right_and_wrong("ik_llama.cpp", checkpoint, judged, all_of_them=False)
+
+
+@pytest.mark.parametrize("case", [*REFUSED, *OTHERWISE])
+def test_a_model_that_no_engine_computes_as_it_is_is_not_compared(case, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    checkpoint = written(path, case, {})
+    read_by_ik = IkLlamaCpp().computes(checkpoint)
+    assert [it.name for it in references_for(checkpoint)] == [
+        *(["ik_llama.cpp"] if read_by_ik else []),
+        "float64",
+    ]
+    if not read_by_ik:
+        with pytest.raises(ReferenceUnavailable, match=f"does not compute {case} models"):
+            choose("", checkpoint).trace(Question(checkpoint, prompts=(Prompt("", IDS),)))
+        with pytest.raises(UsageError) as raised:
+            choose("llama.cpp", checkpoint)
+        assert raised.value.hint == "choose one that reads it: --against float64"
+        assert choose("llama.cpp", checkpoint, tokenizer_only=True).name == "llama.cpp"
 
 
 @needs_llama_cpp

@@ -1,12 +1,18 @@
 """The whole verdict for every family of folders against transformers."""
 
+import numpy as np
 import pytest
 from asked_here import share_this_process
 from compared_folders import FOLDERS, compared_folder
+from mistakes import mistakes
 from quiet_libraries import QUIET
+from sensitivity import MAY_PASS, of_transformers
 from verdicts import check_verdicts
 
+from bitnet.crossval.operations import describe, list_planned, missing_operations
 from bitnet.crossval.references import Transformers
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
 
 pytestmark = [pytest.mark.slow, *QUIET]
 
@@ -17,3 +23,24 @@ def test_against_transformers_the_right_model_passes_and_wrong_ones_fail(
 ):
     share_this_process(monkeypatch)  # it takes longer to start than to answer
     check_verdicts(compared_folder(case, tmp_path / "model"), Transformers())
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_operations_of_transformers_pass_and_with_a_mistake_fail(case, tmp_path, monkeypatch):
+    share_this_process(monkeypatch)
+    checkpoint, judged = of_transformers(case, tmp_path)
+    exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
+
+    def verdict(model):
+        steps = [step for step in judged(model) if step.kind != "logits"]
+        missing = missing_operations(steps, list_planned(exact.program), all_of_them=False)
+        return describe("transformers", (*steps, *missing), exact.config.n_layers)
+
+    is_right, text = verdict(exact)
+    assert is_right, text
+    passed = [
+        f"{mistake.kind} {mistake.place}"
+        for mistake in mistakes(checkpoint)
+        if mistake.kind not in MAY_PASS and verdict(mistake.model())[0]
+    ]
+    assert passed == []

@@ -173,7 +173,7 @@ def test_an_engine_that_fails_at_its_intermediates_fails_with_a_report(run, monk
 
 
 def test_our_own_logits_that_are_not_numbers_are_a_finding(run, monkeypatch):
-    def no_numbers(model, prompt, suppressed):
+    def no_numbers(model, prompt, generation):
         count = len(prompt.ids)
         return PromptTrace(prompt.text, prompt.ids, (NOT_NUMBERS,) * count, error="no numbers")
 

@@ -181,3 +181,42 @@ def test_a_recording_sees_one_changed_number_of_the_metadata(
     code, report, failed = check(changed, "--recording", recording, "--greedy", 0)
     expected = (0, set()) if factor == 1 else (15, {"answers"})
     assert (code, failed & {"answers"}) == expected, report["verdict"]["reasons"]
+
+
+CHANGES = {
+    "": ("rope.freq_base", 1.0),
+    "theta x1.05": ("rope.freq_base", 1.05),
+    "theta x1.3": ("rope.freq_base", 1.3),
+    "theta x3": ("rope.freq_base", 3.0),
+    "epsilon x10": ("attention.layer_norm_rms_epsilon", 10.0),
+    "epsilon x100": ("attention.layer_norm_rms_epsilon", 100.0),
+}
+
+
+@pytest.fixture
+def recording(check, tmp_path):
+    """A recording of SmolLM2 by float64, without the digest that alone would tell."""
+    path = tmp_path / "golden.json"
+    words = ("--against", "float64", "--greedy", 0, "--max-positions", 24, "--record", path)
+    code, _, failed = check(SMOLLM2, *words)
+    assert (code, failed) == (0, set())
+    golden = json.loads(path.read_text())
+    path.write_text(json.dumps(golden | {"model_sha256": ""}))
+    return path
+
+
+def test_a_recording_sees_a_changed_key_of_a_real_model(check, recording, test_models, tmp_path):
+    for change, (key, factor) in CHANGES.items():
+        path = tmp_path / "changed.gguf"
+        shutil.copyfile(test_models / SMOLLM2, path)
+        head = path.read_bytes()[:4096]
+        name = f"llama.{key}".encode()
+        assert head.count(name) == 1
+        at = head.index(name) + len(name) + 4  # behind the number of the type
+        with path.open("r+b") as file:
+            file.seek(at)
+            (value,) = struct.unpack("<f", file.read(4))
+            file.seek(at)
+            file.write(struct.pack("<f", value * factor))
+        code, _, failed = check(path, "--recording", recording, "--greedy", 0)
+        assert (code, bool(failed)) == ((15, True) if change else (0, False)), change

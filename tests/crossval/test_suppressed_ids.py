@@ -9,10 +9,11 @@ from tiny_models import TOKENS, tiny_gguf
 import bitnet
 from bitnet.crossval.crossval_options import CrossvalOptions
 from bitnet.crossval.ours import our_trace
-from bitnet.crossval.plan import find_suppressed, prompts_for
+from bitnet.crossval.plan import prompts_for
 from bitnet.crossval.references import LlamaCpp
-from bitnet.crossval.trace import Prompt, Question, Suppressed, prompt_trace
+from bitnet.crossval.trace import Prompt, Question, prompt_trace
 from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.generation import GenerationSettings
 from bitnet.runtime.request import Request
 
 STEPS = 6
@@ -35,7 +36,7 @@ def path(tmp_path, free):
 
 def question_for(model):
     prompts = prompts_for(model, None, [TEXT], CrossvalOptions(greedy=STEPS))
-    return Question(open_checkpoint(model.path), prompts, suppressed=find_suppressed(model))
+    return Question(open_checkpoint(model.path), prompts, generation=model.generation)
 
 
 def continuation(path):
@@ -72,18 +73,22 @@ def test_gaps_are_those_of_the_tokens_that_may_come(path):
     question = question_for(model)
     (ours,) = our_trace(model, question).prompts
     last = dict(zip(ours.positions[-1].ids, ours.positions[-1].logits, strict=True))
-    allowed = sorted((last[id] for id in last if id not in question.suppressed.ids), reverse=True)
+    allowed = sorted(
+        (last[id] for id in last if id not in question.generation.suppressed), reverse=True
+    )
     assert ours.top2_gaps[0] == pytest.approx(allowed[0] - allowed[1], abs=1e-4)
 
 
 def test_an_id_may_be_suppressed_at_the_beginning_alone():
     rows = np.tile(np.arange(len(TOKENS), dtype=np.float32), (2, 1))
     best = len(TOKENS) - 1
-    suppressed = Suppressed(frozenset({best - 2}), frozenset({best, best - 1}))
+    generation = GenerationSettings(
+        suppressed=frozenset({best - 2}), suppressed_first=frozenset({best, best - 1})
+    )
 
     def forward(ids, all_positions):
         return rows[: len(ids)]
 
-    answer = prompt_trace(forward, Prompt("p", (3, 4), steps=3), suppressed=suppressed)
+    answer = prompt_trace(forward, Prompt("p", (3, 4), steps=3), generation=generation)
     assert answer.greedy == (best - 3, best, best)
     assert answer.top2_gaps == (1.0, 1.0, 1.0)

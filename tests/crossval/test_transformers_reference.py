@@ -37,7 +37,7 @@ def test_a_folder_agrees_and_its_recording_notices_damage(bitnet, folder, tmp_pa
     assert report["summary"]["exact_to_reference"] < 1e-5
     assert report["tokenizer_parity"]["total"] > 800
     assert {one["subject"] for one in report["verdict"]["findings"]} >= {"tokenizer", "reference"}
-    assert [*report["operations"]] == ["bitnet"]
+    assert [*report["operations"]] == ["bitnet", "transformers"]
 
     damaged = bytearray((folder / "model.safetensors").read_bytes())
     directory = int.from_bytes(damaged[:8], "little")

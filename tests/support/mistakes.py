@@ -16,6 +16,8 @@ from bitnet.quants.weight import Weight
 
 MOST_BLOCKS = 4  # whose norms and biases are changed; those behind are alike
 
+LEAST_EPSILON = 1e-9  # a hundred times less than this is still less than float32 rounds
+
 
 class Mistake(NamedTuple):
     """A model with one mistake."""
@@ -42,10 +44,12 @@ def mistakes(checkpoint: Checkpoint) -> Iterator[Mistake]:
 
 
 def _of_configuration(config: ModelConfig) -> dict[str, Callable[[ModelConfig], ModelConfig]]:
-    changes = {
-        f"every epsilon x{factor:g}": lambda it, factor=factor: with_epsilon(it, factor)
-        for factor in (1.5, 10, 100)
-    }
+    changes = {}
+    if config.norm_eps >= LEAST_EPSILON:
+        changes = {
+            f"every epsilon x{factor:g}": lambda it, factor=factor: with_epsilon(it, factor)
+            for factor in (1.5, 10, 100)
+        }
     if config.ropes:
         changes["theta x1.02"] = lambda it: rotated(
             it, lambda rope: replace(rope, theta=rope.theta * 1.02)

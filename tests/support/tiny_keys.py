@@ -86,6 +86,8 @@ LAYER_NORMS = (
 )
 #: Families that make vectors of texts, and have no head that writes.
 ENCODERS = ("bert",)
+#: Decoders that make vectors of texts: their positions see those behind them.
+EMBEDDERS = ("gemma-embedding",)
 #: Families whose networks have no gate.
 UNGATED = (
     *("arcee", "bloom", "codeshell", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron"),

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import replace
 
-from mistakes import scaled_up, with_epsilon
+from mistakes import LEAST_EPSILON, scaled_up, with_epsilon
 from mutants import mutated, rotated
 
 from bitnet import load
@@ -14,7 +14,6 @@ from bitnet.formats.containers import open_checkpoint
 
 TEXTS = ("abcdefghijklmnopqrstuvw", "zyxwv")
 OPTIONS = CrossvalOptions(greedy=0, max_positions=24)
-LEAST_EPSILON = 1e-9  # a hundred times less than this is still less than float32 rounds
 CONFIGURATIONS = {
     "every epsilon x100": lambda config: with_epsilon(config, 100),
     "theta x1.3": lambda config: rotated(

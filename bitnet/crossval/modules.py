@@ -1,0 +1,140 @@
+"""Our names of what the modules of transformers read and give.
+
+A module that has a weight gives the product with it, or the norm by it, and reads what these are
+computed from. Weights are called as in our description of the model, on both sides: the output of
+``model.layers.0.self_attn.q_proj`` is ``Qcur_product-0`` in the program of a LLaMA, and the input
+of its ``o_proj`` is ``kqv_out-0``. The key of a value is the name of the weight, without its end,
+and ``in`` or ``out``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.crossval.names import sources_of
+from bitnet.crossval.prefix import results
+from bitnet.families import config_json
+from bitnet.kernels.instructions import Linear
+from bitnet.kernels.program import Mark
+from bitnet.models.hidden_program import hidden_program, layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from numpy.typing import NDArray
+
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.config_json import Description
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.program import Program, Register
+
+#: Values that are not those of a module with a weight.
+EMBEDDINGS = "embed"  # input of the first block
+BLOCK = "l_out-"  # output of a block, by its number
+LOGITS = "result_output"
+_LAST_NORM = "result_norm"
+#: Methods of ``quantization_config`` whose tensors are read as they are stored.
+_READ_AS_STORED = ("bitnet", "mxfp4")
+#: Tensors by which the input of the first block differs from the embeddings of tokens.
+_ON_EMBEDDINGS = ("position_embd.weight", "token_embd_norm.weight", "token_types.weight")
+
+
+def stem(weight: str) -> str:
+    """Name of the tensor *weight* without its end; a matrix and its bias have the same."""
+    return weight.removesuffix(".weight").removesuffix(".bias").removesuffix(".scale")
+
+
+def keys_of(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, tuple[str, float]]:
+    """Key of the module's value that each value of the program is, by our name; and its factor.
+
+    The factor is part of our tensor, and transformers applies it later. Tensors that a folder
+    stores in another form have no keys: the output of their module is not the product with ours.
+    """
+    program = hidden_program(config, checkpoint.weights)
+    scales = layout(config).scales
+    changed = find_changed(checkpoint)
+    keys = {name: (key, 1.0) for name, key in _inputs(program, checkpoint.weights).items()}
+    for name, source in sources_of(program, scales, checkpoint.weights).items():
+        is_whole = not source.is_part and not source.then
+        if is_whole and _end(source.weight) not in changed:
+            keys[name] = (f"{stem(source.weight)} out", source.scale)
+    keys.setdefault(_LAST_NORM, ("output in", 1.0))
+    named = [LOGITS, *(f"{BLOCK}{number}" for number in range(config.n_layers))]
+    if not any(name in checkpoint.weights for name in _ON_EMBEDDINGS):
+        named.append(EMBEDDINGS)
+    return keys | {name: (name, 1.0) for name in named}
+
+
+def _inputs(program: Program, tensors: Container[str]) -> dict[str, str]:
+    """Key of the input of a product, by our name of that input."""
+    names: dict[Register, str] = {}
+    keys: dict[str, str] = {}
+    for step in program.instructions:
+        if isinstance(step, Mark):
+            names[step.register] = step.name
+            continue
+        if isinstance(step, Linear) and step.x in names:
+            stems = [stem(weight) for weight in step.weights if weight in tensors]
+            # A factor may be applied to the input of a product instead of the result.
+            if stems and f"{stems[0]}.scale" not in tensors:
+                keys[names[step.x]] = f"{stems[0]} in"
+        for register in results(step):
+            names.pop(register, None)
+    return keys
+
+
+def find_changed(checkpoint: Checkpoint) -> frozenset[str]:
+    """Ends of the names of tensors that are other ones in the folder of *checkpoint*.
+
+    Their rows are in another order, they are parts of a tensor there, or they have other values.
+    A matrix that is stored by columns is none of them: its product is the same.
+    """
+    description = _describe(checkpoint)
+    parts = [part for names in description.parts.values() for part in names]
+    factors = [end for end, factor in description.factors.items() if factor != 1]
+    orders = [
+        end
+        for end, order in description.orders.items()
+        if not all(
+            _only_transposes(order, weight.shape)
+            for name, weight in checkpoint.weights.items()
+            if _end(name) == end
+        )
+    ]
+    ends = {*description.values, *parts, *factors, *orders}
+    return frozenset(ends | {f"{stem(end)}.bias" for end in ends})
+
+
+def _only_transposes(order: Callable[[NDArray[Any]], NDArray[Any]], shape: tuple[int, ...]) -> bool:
+    """True if *order* makes a matrix of *shape* from its columns as rows, and nothing else."""
+    if len(shape) != 2:
+        return False
+    numbers = np.arange(shape[0] * shape[1], dtype=np.uint32).reshape(shape[::-1])
+    try:
+        return np.array_equal(order(numbers), numbers.T)
+    except (ValueError, IndexError):  # it is for matrices of that shape as they are
+        return False
+
+
+def _end(name: str) -> str:
+    """*name* of a tensor without the number of its block."""
+    return name.split(".", 2)[2] if name.startswith("blk.") else name
+
+
+def is_unpacked(checkpoint: Checkpoint) -> bool:
+    """True if the weights of *checkpoint* are numbers that a quantized folder stands for."""
+    quantization = (checkpoint.config or {}).get("quantization_config") or {}
+    return bool(quantization) and quantization.get("quant_method") not in _READ_AS_STORED
+
+
+def title_of(checkpoint: Checkpoint) -> str:
+    """Title of the family of the folder of *checkpoint*."""
+    return _describe(checkpoint).family.title
+
+
+def _describe(checkpoint: Checkpoint) -> Description:
+    return config_json.describe(
+        checkpoint.config or {}, model=checkpoint.path.name, ignore=checkpoint.ignored
+    )

@@ -1,0 +1,185 @@
+"""Hugging Face's own code, in the process of a reference engine."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from bitnet.crossval.modules import BLOCK, EMBEDDINGS, LOGITS, stem
+from bitnet.crossval.trace import EngineFailed
+from bitnet.families.family import families
+from bitnet.families.tensor_names import gguf_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+    from bitnet.families.family import Family
+
+# Its weights follow the hidden states, which do not depend on them.
+_POOLER = "pooler."
+# Path of the module of a block.
+_BLOCK = re.compile(r"(?:\w+\.)*?(?:layers|h|blocks|layer)\.(\d+)")
+
+
+def import_module(name: str) -> ModuleType:
+    """The module *name*; one that does not load is a fault of the engine."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise EngineFailed(f"the Python package {name} does not load: {error}") from error
+
+
+class TransformersEngine:
+    """A model and a tokenizer of transformers."""
+
+    def __init__(self, path: str, threads: int, weights: bool, *, headless: bool) -> None:
+        """Load the folder *path*, without *weights* its tokenizer alone.
+
+        One that is *headless* gives products of hidden states and embeddings as logits.
+        """
+        torch = import_module("torch")
+        transformers = import_module("transformers")
+        self._torch = torch
+        self._model = cast("Any", None)
+        self._headless = headless
+        built = Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"
+        self.library = built if built.exists() else Path(torch._C.__file__ or "")
+        if weights:
+            torch.set_num_threads(threads)
+            kind = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
+            self._model, loading = kind.from_pretrained(
+                path, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+            # Packed ternary weights get the type in config.json, not the requested one.
+            torch.nn.Module.float(self._model).eval()
+            missing = sorted(
+                name for name in loading["missing_keys"] if not name.startswith(_POOLER)
+            )
+            if missing:  # it would fill them with random numbers
+                raise EngineFailed(f"the folder has no {missing[0]} ({len(missing)} are missing)")
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+                path, local_files_only=True
+            )
+        except (OSError, ValueError):
+            self._tokenizer = None
+
+    def tokenize(self, text: str, *, add_special: bool) -> list[int] | None:
+        """*text* as ids; None without a tokenizer."""
+        if self._tokenizer is None:
+            return None
+        return list(self._tokenizer(text, add_special_tokens=add_special)["input_ids"])
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of *ids*; special tokens by name."""
+        return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+    @contextmanager
+    def context(self, _size: int) -> Iterator[Callable[..., NDArray[np.float32]]]:
+        """Logits of a new sequence, as a function of ids to append, as those of llama.cpp."""
+        yield partial(self._append, [])
+
+    def _append(
+        self, sequence: list[int], ids: Sequence[int], *, all_positions: bool = True
+    ) -> NDArray[np.float32]:
+        sequence += ids
+        if not all_positions:  # nothing is cached: the next pass is over all of them
+            return np.empty((0, 0), dtype=np.float32)
+        with self._torch.no_grad():
+            answer = self._model(self._torch.tensor([sequence]))
+            if self._headless:
+                embeddings = self._model.get_input_embeddings().weight
+                logits = answer.last_hidden_state[0] @ embeddings.T
+            else:
+                logits = answer.logits[0]
+        rows: NDArray[np.float32] = logits[-len(ids) :].float().numpy()
+        return rows
+
+    def intermediates(
+        self, ids: Sequence[int], *, family: str, whole: Sequence[str], stop: int
+    ) -> dict[str, NDArray[np.float32]]:
+        """Inputs and results of the modules in a pass over *ids*, by key.
+
+        Args:
+            ids: the prompt.
+            family: title of the family whose names the weights have.
+            whole: keys of values that are needed for every id; of others the rows from *stop* on.
+            stop: number of ids whose operations are not compared.
+        """
+        values: dict[str, NDArray[np.float32]] = {}
+        (names,) = [entry for entry in families() if entry.title == family]
+
+        def keep(key: str, tensor: Any) -> None:
+            rows = _rows_of(tensor, len(ids))
+            if rows is not None:
+                first = 0 if key in whole else stop
+                values[key] = rows[first:].clone().numpy()
+
+        handles = []
+        for path, module in self._model.named_modules():
+            for key, is_input in self._keys_of(path, module, names):
+                is_block = key.startswith(BLOCK)
+                handle = _hook(module, partial(keep, key), is_input=is_input, is_block=is_block)
+                handles.append(handle)
+        try:
+            logits = self._append([], ids)
+        finally:
+            for handle in handles:
+                handle.remove()
+        values[LOGITS] = logits[stop:]
+        return values
+
+    def _keys_of(self, path: str, module: Any, family: Family) -> Iterator[tuple[str, bool]]:
+        """Keys of what *module* reads and gives, each with true if it reads it."""
+        weight = getattr(module, "weight", None)
+        name = gguf_name(f"{path}.weight", family) if weight is not None else ""
+        is_known = name and not name.startswith(path)
+        if is_known and not isinstance(module, self._torch.nn.Embedding):
+            yield f"{stem(name)} out", False
+            if not any(module.children()):
+                yield f"{stem(name)} in", True
+        block = _BLOCK.fullmatch(path)
+        if block and gguf_name(f"{path}.weight", family):  # else of images or of sound
+            yield f"{BLOCK}{block[1]}", False
+            if block[1] == "0":
+                yield EMBEDDINGS, True
+
+
+def _hook(module: Any, keep: Callable[[Any], None], *, is_input: bool, is_block: bool) -> Any:
+    """Call *keep* with what *module* reads or gives; the handle of the hook.
+
+    Some blocks give a tuple that begins with it. Routers give tuples in different orders.
+    """
+
+    def on_input(_module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        keep(arguments[0] if arguments else named.get("hidden_states"))
+
+    def on_output(_module: Any, _arguments: Any, result: Any) -> None:
+        keep(result[0] if isinstance(result, tuple) and is_block else result)
+
+    if is_input:
+        return module.register_forward_pre_hook(on_input, with_kwargs=True)
+    return module.register_forward_hook(on_output)
+
+
+def _rows_of(tensor: Any, count: int) -> Any:
+    """*tensor* as rows of *count* positions; None if another axis could be that of positions.
+
+    Heads are before or behind the positions, and experts read some of the positions.
+    """
+    shape = tuple(getattr(tensor, "shape", ()))
+    if len(shape) > 2 and shape[0] == 1:
+        tensor = tensor[0]
+        shape = shape[1:]
+    if len(shape) < 2 or shape[0] != count or shape[1:-1].count(count):
+        return None
+    return tensor.detach().float().reshape(count, -1)
