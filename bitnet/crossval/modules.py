@@ -125,7 +125,7 @@ def _end(name: str) -> str:
 
 def is_unpacked(checkpoint: Checkpoint) -> bool:
     """True if the weights of *checkpoint* are numbers that a quantized folder stands for."""
-    quantization = (checkpoint.config or {}).get("quantization_config") or {}
+    quantization: dict[str, Any] = (checkpoint.config or {}).get("quantization_config") or {}
     return bool(quantization) and quantization.get("quant_method") not in _READ_AS_STORED
 
 

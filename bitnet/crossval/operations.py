@@ -280,7 +280,8 @@ def _kinds(
         elif isinstance(step, instructions.Attend):
             rounds.append(attention)
         elif isinstance(step, (instructions.Gate, Route)):
-            rounds.append("gate")
+            # transformers computes what C++ engines look up in tables of 16 bits
+            rounds.append("product" if arithmetic == "float32" else "gate")
         elif isinstance(step, instructions.Rotate):
             rounds.append("rotation")
         elif isinstance(step, (DeltaRule, SelectiveScan)):
