@@ -17,11 +17,15 @@ inline void prefetch_line(const uint8_t* p) {
 }
 
 // Keeps *v* where it is: GCC 12 otherwise reorders the additions of neighbouring accumulators until
-// they no longer fit into the registers, which halves the speed of an unrolled inner loop.
+// they no longer fit into the registers, which halves the speed of an unrolled inner loop. The
+// operand is a copy: GCC 12 keeps an array whose elements are operands of assembly in memory, and
+// stores every sum of the loop.
 template <class Vector>
 inline void pin(Vector& v) {
 #if defined(__GNUC__)
-    asm("" : "+v"(v));
+    Vector copy = v;
+    asm("" : "+v"(copy));
+    v = copy;
 #else
     (void)v;
 #endif

@@ -51,8 +51,11 @@ struct PairSums {
     void add(Pairs a, const int16_t* pair) {
         const __m256i b = _mm256_set1_epi32(read<int32_t>(pair));
 #if defined(__GNUC__)
-        // In place: GCC 12 adds into the register of the product and moves it back.
-        asm("vpaddd %1, %0, %0" : "+v"(v) : "v"(_mm256_madd_epi16(a, b)));
+        // In place: GCC 12 adds into the register of the product and moves it back. The operand is
+        // a copy, as in `pin`.
+        __m256i sum = v;
+        asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(_mm256_madd_epi16(a, b)));
+        v = sum;
 #else
         v = _mm256_add_epi32(v, _mm256_madd_epi16(a, b));
 #endif
