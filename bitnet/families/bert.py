@@ -4,49 +4,64 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.blocks import Branch, FeedForward
-from bitnet.families.dense import ModelConfig, attention, model_of, sizes
+from bitnet.families.blocks import Block, Branch, FeedForward, Mixer
+from bitnet.families.dense import ModelConfig, Sizes, attention, model_of, sizes
 from bitnet.families.family import ATTENTION, LlamaCppSupport, Values, register, register_variant
 from bitnet.families.heads import INNER, SCORES
 from bitnet.families.keys import Config, Keys, neutral, read, reads
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 _PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
-_HEADS = ("cls.", "lm_head.", "pooler.", "qa_outputs.", "vocab_")  # for other tasks
+#: Beginnings of the names of tensors of heads for other tasks.
+HEADS = ("cls.", "lm_head.", "pooler.", "qa_outputs.", "vocab_")
 
 
-def _bert(keys: Keys) -> ModelConfig:
-    model_sizes = sizes(keys)
-    mixer = attention(keys, model_sizes.dim, rope=None)
-    network = FeedForward(model_sizes.ffn, "gelu", gated=False)
-    block = (
+def norms_behind(mixer: Mixer, network: Mixer) -> Block:
+    """Attention, then a network, with a norm of the stream behind each."""
+    return (
         Branch("", (mixer,), stream_norm="attn_output_norm"),
         Branch("", (network,), stream_norm="layer_output_norm"),
     )
+
+
+def encoder(keys: Keys, its: Sizes, blocks: Iterable[Block], **more: Any) -> ModelConfig:
+    """Model of *blocks* with LayerNorm, which sees both directions, and *more* fields.
+
+    Tokens have embeddings of a text if the file has a table of them.
+    """
     table = keys.weights.get("token_types.weight")
+    usual: dict[str, Any] = {"norm_biases": True, "final_norm": ""}
     return model_of(
         keys,
-        model_sizes,
-        [block] * model_sizes.layers,
+        its,
+        blocks,
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         causal=bool(keys.value("attention.causal", False)),
         centered_norms=True,
-        norm_biases=True,
-        biases=_PRODUCTS,
-        positions=True,
         text_rows=table.shape[0] if table is not None and table.shape else 0,
         embedding_norm="token_embd_norm",
-        final_norm="",
+        **(usual | more),
     )
 
 
-def _bert_keys(_config: Config) -> dict[str, Any]:
+def _bert(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    mixer = attention(keys, its.dim, rope=None)
+    network = FeedForward(its.ffn, "gelu", gated=False)
+    blocks = [norms_behind(mixer, network)] * its.layers
+    return encoder(keys, its, blocks, biases=_PRODUCTS, positions=True)
+
+
+def both_ways(_config: Config) -> dict[str, Any]:
+    """The key of attention in both directions."""
     return {"attention.causal": False}
 
 
-_BERT = register(
+BERT = register(
     title="BERT",
     architecture="bert",
     activation="gelu",
@@ -69,12 +84,12 @@ _BERT = register(
         "output.dense": "ffn_down",
         "output.LayerNorm": "layer_output_norm",
     },
-    unread=_HEADS,
+    unread=HEADS,
     classifier=(("pooler.dense", INNER, "tanh"), ("classifier", SCORES, "identity")),
     biases={"": _PRODUCTS},
     rotates=False,
     llama_cpp=LlamaCppSupport(tensors=(".bias",), gelu_tanh=True),
-    translate=_bert_keys,
+    translate=both_ways,
     decoder=_bert,
 )
 
@@ -86,7 +101,7 @@ def _first_position(config: Config) -> int:
 
 def _roberta_keys(config: Config) -> dict[str, Any]:
     positions = config["max_position_embeddings"] - _first_position(config)
-    return _bert_keys(config) | {"context_length": positions}
+    return both_ways(config) | {"context_length": positions}
 
 
 def _roberta_orders(config: Config) -> Values:
@@ -99,7 +114,7 @@ def _roberta_orders(config: Config) -> Values:
 
 
 register_variant(
-    _BERT,
+    BERT,
     title="RoBERTa and XLM-R",
     in_gguf=False,
     model_types=("roberta", "xlm-roberta", "camembert"),
@@ -111,11 +126,11 @@ register_variant(
 
 
 def _distilbert_keys(config: Config) -> dict[str, Any]:
-    return _bert_keys(config) | {"attention.layer_norm_epsilon": 1e-12}  # of its class
+    return both_ways(config) | {"attention.layer_norm_epsilon": 1e-12}  # of its class
 
 
 register_variant(
-    _BERT,
+    BERT,
     title="DistilBERT",
     in_gguf=False,
     model_types=("distilbert",),

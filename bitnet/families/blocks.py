@@ -68,6 +68,11 @@ class FeedForward(_Stateless):
     xielu: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class BlockInput(_Stateless):
+    """The stream before its block, which is added once more."""
+
+
 @dataclass(frozen=True)
 class Routing:
     """The choice of a token's experts, from the logits of a router.
@@ -242,6 +247,7 @@ class LayerInput(_Stateless):
 
 Mixer: TypeAlias = (
     Attention
+    | BlockInput
     | DeltaNet
     | Experts
     | FeedForward

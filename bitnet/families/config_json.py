@@ -37,7 +37,7 @@ from bitnet.families.keys import (
     without,
 )
 from bitnet.families.outer_models import text_keys
-from bitnet.families.rope import FORMULAS, PARAMETERS, Scaling, Tables, above_zero
+from bitnet.families.rope import FORMULAS, OF_FAMILIES, PARAMETERS, Scaling, Tables, above_zero
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -302,7 +302,8 @@ def _first_architecture(config: Config) -> str:
 def _check_code(config: Config, family: Family) -> None:
     """Refuse models of other kinds, such as classifiers, or with custom code."""
     named = _first_architecture(config)
-    kinds = (*_WRITES_TEXT, _HEADLESS, _CLASSIFIES, *(_BESIDE_VECTORS if family.encodes else ()))
+    of_encoders = _BESIDE_VECTORS if family.encodes else ()
+    kinds = (*_WRITES_TEXT, _HEADLESS, _CLASSIFIES, *of_encoders, *family.classes)
     if named and not named.endswith(kinds):
         why = "such a model neither generates text nor computes embeddings"
         raise refusal("architectures", config["architectures"], why)
@@ -317,6 +318,7 @@ def _check_code(config: Config, family: Family) -> None:
         for kind in family.model_types
         for end in ("config", "forcausallm", "lmheadmodel", "model", "forconditionalgeneration")
     }
+    own |= {name.lower() for name in family.classes}
     if not classes <= own:
         raise refusal("auto_map", code, "the model brings custom code, which is not run")
 
@@ -361,7 +363,7 @@ def _rope_tables(config: Config, family: Family) -> Tables:
         key: value for key, value in _in_one_word(parameters).items() if value is not None
     }
     kind = parameters.get("rope_type") or "default"
-    if kind not in PARAMETERS:
+    if kind not in PARAMETERS or kind in {*OF_FAMILIES} - {*family.rope_scalings}:
         raise Unsupported(
             f"rope scaling {kind!r}; known: {', '.join(PARAMETERS)}", hint="choose another model"
         )

@@ -123,23 +123,26 @@ KINDS: dict[str, Kind] = {
     **_of(
         _integer(1, MAX_POSITIONS),
         "max_position_embeddings max_seq_len max_sequence_length model_max_length n_positions "
-        "original_max_position_embeddings seq_length",
+        "original_max_position_embeddings seq_length local_attention max_length "
+        "max_trained_positions",
     ),
     "vocab_size": _integer(1, MAX_POSITIONS, may_be_null=True),
     **_of(
         _SIZE,
+        "global_attn_every_n_layers "
         "attention_head_dim block_multiple_of conv_L_cache conv_kernel hidden_size kv_lora_rank "
         "linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads "
         "linear_value_head_dim mamba_d_conv mamba_d_state mamba_expand mamba_head_dim "
         "mamba_n_groups mamba_n_heads mamba_num_heads n_groups no_rope_layer_interval "
         "num_attention_heads qk_nope_head_dim qk_rope_head_dim ssm_state_size "
         "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head dim "
-        "hidden_dim n_heads type_vocab_size ffn_dim n_embed d_model rotary_dim "
+        "hidden_dim n_heads ffn_dim n_embed d_model rotary_dim "
         "kv_channels num_query_groups expand global_attn_every_n_layers moe_topk num_heads "
         "prefix_dense_sliding_window_pattern state_size window_size",
     ),
     **_of(
         _COUNT,
+        "type_vocab_size "
         "first_k_dense_replace pad_token_id max_window_layers moe_k moe_layer_start_index "
         "moe_num_shared_experts n_shared_experts num_dense_layers "
         "num_shared_experts moe_shared_expert_intermediate_size shared_expert_intermediate_size",
@@ -190,7 +193,8 @@ KINDS: dict[str, Kind] = {
     **_of(_TABLE, "attn_config rope_parameters rope_scaling"),
     **_of(
         Kind("a text", _is_text),
-        "activation activation_function afn expert_selection_fn shared_expert_combination_strategy",
+        "activation activation_function afn classifier_pooling hidden_activation "
+        " expert_selection_fn shared_expert_combination_strategy",
     ),
     "topk_method": Kind("a text", _is_text, may_be_null=True),
     "attention_types": Kind("lists of kinds and their number", _are_kinds, may_be_null=True),

@@ -118,6 +118,8 @@ class Family:
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rotates: bool = True  # positions are rotations of queries and keys
     partial_rotation: bool = False  # ``partial_rotary_factor`` is supported
+    # kinds of scaling of its RoPE that transformers does not know
+    rope_scalings: tuple[str, ...] = ()
     layered_rope: bool = False  # layers with a window have a RoPE of their own
     has_freq_factors: bool = False  # files have frequency factors even where all of them are one
     # ternary layers round a token's input to int8 (W1.58A8), as in training
@@ -126,6 +128,7 @@ class Family:
     headless: bool = False  # it makes vectors of texts, and its files have no head that writes
     # tensors of a folder's classifier, in order: the name there, GGUF's, and the activation behind
     classifier: tuple[tuple[str, str, HeadActivation], ...] = (("score", SCORES, "identity"),)
+    classifier_norm: str = ""  # name of the norm behind its inner layer; empty: it has none
     # beginnings of the names of a folder's tensors that are for other tasks
     unread: tuple[str, ...] = ()
     norms_from_zero: bool = False  # the safetensors weights of norms are stored minus one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
@@ -25,12 +25,15 @@ _NAMES = [f"dense_{number}" for number in range(_FIRST, _FIRST + MOST_PROJECTION
 
 @dataclass(frozen=True)
 class Projection:
-    """``activation(weight x + bias)`` of a vector of a text; the bias may be missing."""
+    """``norm(activation(weight x + bias))`` of a vector of a text; bias and norm may be missing."""
 
     name: str  # of its tensors
     inputs: int  # numbers of *x*
     outputs: int  # numbers of the result
     activation: HeadActivation = "identity"
+    # weight of a LayerNorm of the result, ``(outputs,)``; None: it has none
+    norm: NDArray[np.float32] | None = field(default=None, compare=False)
+    norm_eps: float = 0.0  # its epsilon
 
 
 #: Rules for the keys of projections in GGUF's terms; llama.cpp knows the first two, without
@@ -52,12 +55,16 @@ RANKS = 4  # ``pooling_type`` of a model with a classifier
 YES_NO = ("yes", "no")  # labels of a model that answers whether a document is relevant
 #: Tensors of a classifier: its inner layer, and the scores of the labels.
 INNER, SCORES = "cls", "cls.output"
+HEAD_NORM = "cls.norm"  # weight of the norm behind the inner layer
+_INNER_ACTIVATIONS = {"modern-bert": "gelu"}  # of files that do not say it, by architecture
 CLASSIFIER_KEYS: dict[str, Rule] = {
     "classifier.output_labels": read("names of the labels"),
     "classifier.pooling_type": Rule(
         "hidden state that is scored: 1 mean, 2 first, 3 last", (1, 2, 3), is_read=True
     ),
-    "classifier.activation": read("of the inner layer; tanh if the file has none"),
+    "classifier.activation": read(
+        "of the inner layer; tanh if the file has none, gelu for ModernBERT"
+    ),
     "classifier.function": read("that makes shares of scores: none, sigmoid or softmax"),
     "classifier.relevance": read("that makes a relevance of a score: none or sigmoid"),
     "classifier.temperature": HARMLESS,
@@ -112,15 +119,19 @@ def classifier(keys: Keys) -> Classifier | None:
         return None
     layers = []
     width = keys.integer("embedding_length")
-    inner = cast("HeadActivation", keys.value("classifier.activation", "tanh"))
+    usual_inner = _INNER_ACTIVATIONS.get(keys.architecture, "tanh")
+    inner = cast("HeadActivation", keys.value("classifier.activation", usual_inner))
     chain: tuple[tuple[str, HeadActivation], ...] = ((INNER, inner), (SCORES, "identity"))
     for name, activation in chain:
         weight = keys.weights.get(f"{name}.weight")
         if weight is None:
             continue
         outputs = weight.shape[0] if len(weight.shape) == 2 else 1
-        layers.append(Projection(name, width, outputs, activation))
+        layer = Projection(name, width, outputs, activation)
         width = outputs
+        if name == INNER:
+            layer = _with_norm(keys, layer)
+        layers.append(layer)
     if not layers:
         raise contradiction(keys, "pooling_type is 4, and there is no cls.output.weight")
     named = keys.value("classifier.output_labels", None)
@@ -133,6 +144,14 @@ def classifier(keys: Keys) -> Classifier | None:
     if inner not in get_args(HeadActivation) or {function, relevance} - {*get_args(ScoreFunction)}:
         raise contradiction(keys, "the functions of the classifier are not known")
     return Classifier(tuple(layers), labels, function, relevance)
+
+
+def _with_norm(keys: Keys, layer: Projection) -> Projection:
+    """*layer* with the norm behind it, if there is one."""
+    norm = keys.numbers(f"{HEAD_NORM}.weight", (layer.outputs,))
+    if norm is None:
+        return layer
+    return replace(layer, norm=norm, norm_eps=keys.number("attention.layer_norm_epsilon"))
 
 
 def projection_name(number: int) -> str:

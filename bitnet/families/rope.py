@@ -159,6 +159,8 @@ Tables: TypeAlias = "tuple[dict[str, Any], dict[str, NDArray[np.float32]]]"
 # Parameters of each kind of scaling, besides rope_theta and the kind itself. With ``dynamic`` the
 # original context is ignored: ``max_position_embeddings`` counts.
 _CONTEXT = "original_max_position_embeddings"
+#: Kinds of scaling that only families know which say so; transformers refuses them.
+OF_FAMILIES = ("ntk",)
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -169,6 +171,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     ),
     "longrope": ("short_factor", "long_factor", _CONTEXT, "factor", "attention_factor"),
     "proportional": ("factor",),
+    "ntk": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _CONTEXT),
 }
 _NO_TURN = 1e30  # a factor that leaves nothing of a frequency, as llama.cpp's converter writes it
@@ -309,6 +312,14 @@ def _llama3(scaling: Scaling) -> Tables:
     return {}, {"rope_freqs.weight": _floats(freq_factors)}
 
 
+def _ntk(scaling: Scaling) -> Tables:
+    """A larger base, and all frequencies divided (the published code of GTE)."""
+    factor = scaling.require_factor()
+    divisor = factor ** (2 / scaling.dims)
+    keys = {"rope.freq_base": above_zero(scaling.base * factor)}
+    return {**keys, **_scaling_keys("linear", divisor)}, {}
+
+
 def _proportional(scaling: Scaling) -> Tables:
     """Frequencies of the whole head, of which only the first ones are not zero (Gemma 4)."""
     share = scaling.parameters.get("partial_rotary_factor", 1.0)
@@ -328,6 +339,7 @@ FORMULAS: dict[str, Callable[[Scaling], Tables]] = {
     "dynamic": _dynamic,
     "yarn": _yarn,
     "longrope": _longrope,
+    "ntk": _ntk,
     "proportional": _proportional,
     "llama3": _llama3,
 }

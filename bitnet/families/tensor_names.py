@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from bitnet.families.heads import HEAD_NORM
+
 if TYPE_CHECKING:
     from bitnet.families.family import Family
 
@@ -50,6 +52,13 @@ _OUTER = {
     "embeddings.token_type_embeddings.weight": "token_types.weight",
     "embeddings.LayerNorm.weight": "token_embd_norm.weight",
     "embeddings.LayerNorm.bias": "token_embd_norm.bias",
+    "emb_ln.weight": "token_embd_norm.weight",
+    "emb_ln.bias": "token_embd_norm.bias",
+    "embeddings.tok_embeddings.weight": "token_embd.weight",
+    "embeddings.norm.weight": "token_embd_norm.weight",
+    "final_norm.weight": "output_norm.weight",
+    "encoder.weight": "token_embd.weight",
+    "layer_norm.weight": "enc.output_norm.weight",
 }
 # Ends of names of norms' tensors that came from TensorFlow.
 _FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -166,11 +175,12 @@ _INNER = {
 #: Ends of names of scales that are tensors of a model, and not of the encoding of another one.
 SCALES = tuple(name for name in _INNER.values() if name.endswith(".scale"))
 _LAYER = re.compile(
-    r"(?:layers|h|blocks|layer|encoder\.layer)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
+    r"(?:layers|h|blocks|layer|encoder\.layer|transformer_encoder)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
 )
 _PREFIX = re.compile(
     r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
-    r"(?:bert\.|roberta\.|distilbert\.|biogpt\.)?(?:transformer\.)?(?:gpt_neox\.)?(?:decoder\.)?"
+    r"(?:bert\.|roberta\.|distilbert\.|biogpt\.|nomic_bert\.|gte\.|new\.)?"
+    r"(?:transformer\.)?(?:gpt_neox\.)?(?:decoder\.)?"
     r"(?:encoder\.(?=layers\.|final_layernorm\.))?"
 )
 _NOT_TEXT = re.compile(
@@ -185,7 +195,9 @@ _NOT_TEXT = re.compile(
 def classifier_name(name: str, family: Family) -> str:
     """GGUF's name of the tensor *name* of a classifier; empty if it is none."""
     short = _PREFIX.sub("", name)
-    for own, gguf, _ in family.classifier:
+    norm = family.classifier_norm
+    layers = [(own, gguf) for own, gguf, _ in family.classifier]
+    for own, gguf in (*layers, *([(norm, HEAD_NORM)] if norm else [])):
         if short in (f"{own}.weight", f"{own}.bias"):
             return f"{gguf}{short.removeprefix(own)}"
     return ""

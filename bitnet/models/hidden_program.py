@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.families.blocks import (
     Attention,
+    BlockInput,
     DeltaNet,
     Experts,
     FeedForward,
@@ -187,6 +188,9 @@ class _Decoder:
             if isinstance(mixer, Sum):
                 name = "ffn_out"
                 y = self._sum(mixer, x, branch.scale)
+            elif isinstance(mixer, BlockInput):
+                name = ""
+                y = h
             elif isinstance(mixer, Mamba2) and len(branch.mixers) > 1:
                 name = ""  # beside attention, its result is marked as mamba_out
                 y = self._mix(mixer, h, x, branch.scale)
@@ -239,6 +243,8 @@ class _Decoder:
                 return mamba2(write, mixer, h, scale)
             case ShortConvolution():
                 return short_convolution(write, mixer, h, scale)
+            case BlockInput():
+                return h
             case FeedForward():
                 return feed_forward(write, mixer, h, scale)
             case LayerInput():

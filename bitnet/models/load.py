@@ -65,6 +65,8 @@ def _pooling(checkpoint: Checkpoint, config: ModelConfig) -> Pooling:
     number = checkpoint.integer("pooling_type", 0)
     if number == RANKS:  # the first hidden state, or the one that has seen all
         usual = POOLINGS.index("last" if config.causal else "cls")
+        if config.pooling != "none":
+            usual = POOLINGS.index(config.pooling)
         number = checkpoint.integer("classifier.pooling_type", usual)
     return POOLINGS[number]
 

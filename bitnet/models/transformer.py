@@ -18,6 +18,7 @@ import numpy as np
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.base.machine import lock_pages
 from bitnet.base.quantities import human_size
+from bitnet.families.heads import HEAD_NORM
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.kernels.instructions import ACTIVATIONS
 from bitnet.kernels.program import Interpreter, Segment
@@ -43,7 +44,10 @@ logger = logging.getLogger(__name__)
 FACTORS = (".lora_a", ".lora_b")  # ends of the names of an adapter's tensors
 # Read by the configuration.
 _READ_ELSEWHERE = frozenset(
-    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+    {
+        *("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
+        f"{HEAD_NORM}.weight",
+    }
 )
 
 
@@ -151,8 +155,13 @@ class Model:
         bias = self._weights.get(f"{layer.name}.bias")
         rows = self.ops.linear(x.astype(np.float32)[None], weight, bias)
         if layer.activation == "tanh":  # no mixer has it
-            return np.tanh(rows[0])
-        return ACTIVATIONS[layer.activation](rows[0])
+            y = np.tanh(rows[0])
+        else:
+            y = ACTIVATIONS[layer.activation](rows[0])
+        if layer.norm is None:
+            return y
+        centered = y - y.mean()
+        return centered / np.sqrt(np.mean(centered * centered) + layer.norm_eps) * layer.norm
 
     def foresee(self, segments: Sequence[Segment]) -> Array:
         """Hidden states to expect after the last token of each segment, ``(n, dim)``.

@@ -30,8 +30,6 @@ def test_an_unknown_one_is_refused_with_what_there_is():
 
 # Names of llama.cpp b11434 that are neither read nor refused with a reason of their own.
 NAMELESS = {
-    *("eurobert", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert", "nomic-bert"),
-    "nomic-bert-moe",
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_keys import FAMILIES, HYBRIDS, LAYERED, LAYERS, MIXTURES, VOCAB
+from tiny_keys import ENCODERS, FAMILIES, HYBRIDS, LAYERED, LAYERS, MIXTURES, VOCAB
 from tiny_models import in_encoding, tiny
 
 from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported, UsageError
@@ -57,7 +57,7 @@ def test_every_family_runs_in_every_encoding(architecture, encoding):
 def test_no_family_is_left_out():
     known = {*FAMILIES, *HYBRIDS, *LAYERED, *MIXTURES, "bitnet-25"}  # bitnet-b1.58 once
     # tests/families/test_encoders.py and test_embedding_gemma.py
-    encoders = {"bert", "gemma-embedding", "llama-embed"}
+    encoders = {*ENCODERS, "gemma-embedding", "llama-embed"}
     assert known | encoders == set(ARCHITECTURES)
 
 

@@ -27,12 +27,19 @@ HEAD = "ForSequenceClassification"
 QUERY = "dogs eating food"
 DOCUMENTS = [*TEXTS, "man 2 . , é " * 12]
 NEVER = WORDS.index("never")  # so that no token of a text is taken for padding
+ROTARY = {"pad_token_id": NEVER, "bos_token_id": 2, "eos_token_id": 3}
 KINDS = {
     "bert": ("Bert", {}),
     "bert without types": ("Bert", {"type_vocab_size": 1}),
     "roberta": ("Roberta", {"pad_token_id": NEVER, "max_position_embeddings": 84}),
     "xlm-r": ("XLMRoberta", {"pad_token_id": 0, "max_position_embeddings": 65}),
     "distilbert": ("DistilBert", {"dim": 48, "n_heads": 4, "n_layers": 3, "hidden_dim": 96}),
+    "modernbert": ("ModernBert", {"local_attention": 8, **ROTARY}),
+    "modernbert mean": ("ModernBert", {"classifier_pooling": "mean", **ROTARY}),
+    "eurobert": ("EuroBert", {"classifier_pooling": "bos", **ROTARY}),
+    "nomic": ("NomicBert", ROTARY),
+    "gte": ("Gte", ROTARY),
+    "jina v3": ("JinaEmbeddingsV3", ROTARY),
 }
 
 

@@ -85,7 +85,12 @@ LAYER_NORMS = (
     *("nemotron", "olmo", "opt", "orion", "phi2", "stablelm", "starcoder", "starcoder2"),
 )
 #: Families that make vectors of texts, and have no head that writes.
-ENCODERS = ("bert",)
+ENCODERS = (
+    *("bert", "eurobert", "gte", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert"),
+    *("nomic-bert", "nomic-bert-moe"),
+)
+#: Encoders whose tokens have embeddings of the text they belong to.
+TEXT_TYPES = ("bert", "gte", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe")
 #: Decoders that make vectors of texts: their positions see those behind them.
 EMBEDDERS = ("gemma-embedding",)
 #: Families whose networks have no gate.
@@ -300,6 +305,11 @@ def metadata(architecture, **more):
         keys |= {"attention.temperature_length": 8, "attention.temperature_scale": 0.3} | more
     if architecture in ENCODERS:
         keys |= {"attention.head_count_kv": 4, "attention.causal": False} | more
+    if architecture == "modern-bert":
+        keys = {"rope.freq_base": 160000.0, "rope.freq_base_swa": 10000.0} | keys
+        keys["attention.sliding_window"] = more.get("attention.sliding_window", 8)
+    if architecture == "nomic-bert-moe":
+        keys |= {"expert_count": 6, "expert_used_count": 2, "moe_every_n_layers": 2} | more
     if architecture in (*LAYER_NORMS, *ENCODERS):
         keys = {"attention.layer_norm_epsilon": 1e-5} | keys
     if architecture == "granite_swa":

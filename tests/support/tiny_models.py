@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from builders import Tensor, vocabulary, write_gguf
-from tiny_keys import DIM, KEYS, VOCAB, metadata
+from tiny_keys import DIM, KEYS, TEXT_TYPES, VOCAB, metadata
 
 from bitnet.families.family import of_gguf
 from bitnet.formats.checkpoint import Checkpoint
@@ -42,7 +42,13 @@ def tiny(architecture, *, seed=0, **more):
                 weights[router] = _f32(router, _normal(seed, router, (6, width)) * 0.5)
                 name = f"blk.{layer}.ffn_down_exps.scale"
                 weights[name] = _f32(name, 1 + _normal(seed, name, 6) * 0.2)
-    if architecture == "bert":  # tokens have embeddings of a text if it has this table
+    if architecture == "neo-bert":  # queries, keys and values are one matrix if it has this one
+        name = "blk.0.attn_qkv.weight"
+        weights[name] = _f32(name, _normal(seed, name, (3 * width, width)) * 0.08)
+    if architecture == "jina-bert-v2":  # gate and up are one matrix if it is twice as wide
+        name = "blk.0.ffn_up.weight"
+        weights[name] = _f32(name, _normal(seed, name, (1024, width)) * 0.08)
+    if architecture in TEXT_TYPES:  # tokens have embeddings of a text if it has this table
         name = "token_types.weight"
         weights[name] = _f32(name, _normal(seed, name, (2, width)) * 0.3)
     if more.get("nextn_predict_layers"):  # a model drafts if it has this tensor

@@ -1,0 +1,262 @@
+"""Encoders with norms behind attention and network: Nomic-BERT, GTE and Jina's second and third.
+
+Positions are rotations or, in Jina's second models, slopes of scores (ALiBi). transformers 5.24 has
+the equations of Nomic-BERT, GTE and Jina's third models; those of the second ones and of experts
+are the graphs of llama.cpp and the code that is published beside the models.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.families.bert import BERT, HEADS, both_ways, encoder, norms_behind
+from bitnet.families.blocks import Block, BlockInput, Branch, FeedForward, Mixer
+from bitnet.families.dense import ModelConfig, attention, is_fused, sizes
+from bitnet.families.experts import EXPERT_KEYS, experts
+from bitnet.families.family import ATTENTION, LlamaCppSupport, register, register_variant
+from bitnet.families.heads import INNER, SCORES
+from bitnet.families.keys import Config, Keys, neutral, read, reads
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from bitnet.families.family import Parts
+
+_EPS = reads("attention.layer_norm_epsilon")
+_CONFIG = reads("layer_norm_eps") | {"type_vocab_size": read("must be the rows of its table")}
+_FUSED = ("attn_qkv", "attn_output")  # products of an attention whose inputs are one matrix
+#: Behind the first hidden state of a text, as BERT has it.
+_POOLER = (("pooler.dense", INNER, "tanh"), ("classifier", SCORES, "identity"))
+_LLAMA_CPP = LlamaCppSupport(tensors=(".bias",), gelu_tanh=True)
+
+
+def _nomic(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    mixer = attention(keys, its.dim, fused=is_fused(keys))
+    return encoder(keys, its, [norms_behind(mixer, FeedForward(its.ffn))] * its.layers)
+
+
+def _nomic_experts(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    mixer = attention(keys, its.dim, fused=is_fused(keys))
+    plain = FeedForward(its.ffn, "gelu", gated=False)
+    scale = keys.number("expert_weights_scale", 0.0) or 1.0
+    routing = {"renormalised": False, "scale": scale}
+    mixture = experts(keys, width=its.ffn, routing=routing, activation="gelu", gated=False)
+    period = keys.integer("moe_every_n_layers", 0)
+
+    def network(layer: int) -> Mixer:
+        return mixture if period and layer % period == 1 else plain
+
+    blocks = [norms_behind(mixer, network(layer)) for layer in range(its.layers)]
+    return encoder(keys, its, blocks)
+
+
+def _nomic_keys(config: Config) -> dict[str, Any]:
+    positions = config["max_position_embeddings"]
+    trained = config.get("max_trained_positions") or positions
+    return both_ways(config) | {"context_length": min(positions, trained)}
+
+
+_NOMIC = register(
+    title="Nomic-BERT",
+    architecture="nomic-bert",
+    encodes=True,
+    # Names of the published files, which transformers' class does not read.
+    aliases={
+        "layer_norm_epsilon": "layer_norm_eps",
+        "n_embd": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_positions": "max_position_embeddings",
+        "rotary_emb_base": "rope_theta",
+    },
+    defaults={"rope_theta": 1000.0},
+    config_keys={
+        **_CONFIG,
+        "activation_function": neutral(None, "swiglu"),
+        "causal": neutral(None, False),
+        "max_trained_positions": read("positions beyond it need other frequencies"),
+        "mlp_fc1_bias": neutral(None, False),
+        "mlp_fc2_bias": neutral(None, False),
+        "moe_every_n_layers": neutral(None, 0, note="experts are read from GGUF files"),
+        "parallel_block": neutral(None, False),
+        "prenorm": neutral(None, False),
+        "qkv_proj_bias": neutral(None, False),
+        "rotary_emb_fraction": neutral(None, 1.0),
+        "rotary_emb_interleaved": neutral(None, False),
+        "rotary_emb_scale_base": neutral(None),
+    },
+    gguf_keys=_EPS,
+    tensors={
+        "attn.Wqkv": "attn_qkv",
+        "attn.out_proj": "attn_output",
+        "mlp.fc11": "ffn_up",
+        "mlp.fc12": "ffn_gate",
+        "mlp.fc2": "ffn_down",
+        "norm1": "attn_output_norm",
+        "norm2": "layer_output_norm",
+    },
+    unread=HEADS,
+    classifier=_POOLER,
+    llama_cpp=LlamaCppSupport(tensors=(".bias",)),
+    translate=_nomic_keys,
+    decoder=_nomic,
+)
+register_variant(
+    _NOMIC,
+    title="Nomic-BERT with experts",
+    architecture="nomic-bert-moe",
+    model_types=(),
+    gguf_keys={**EXPERT_KEYS, **reads("expert_weights_scale moe_every_n_layers")},
+    llama_cpp=_LLAMA_CPP,
+    decoder=_nomic_experts,
+)
+
+
+def _gte(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    mixer = attention(keys, its.dim, fused=is_fused(keys))
+    network = FeedForward(its.ffn, "gelu")
+    return encoder(keys, its, [norms_behind(mixer, network)] * its.layers)
+
+
+def _up_first(_config: Config) -> Parts:
+    """A folder has gate and up as one matrix, the latter first."""
+
+    def half(number: int) -> Any:
+        return lambda rows: np.split(rows, 2)[number]
+
+    return {"ffn_up_gate.weight": {"ffn_up.weight": half(0), "ffn_gate.weight": half(1)}}
+
+
+register(
+    title="GTE",
+    architecture="gte",
+    model_types=("gte", "new"),
+    activation="gelu",
+    encodes=True,
+    defaults={"rope_theta": 160000.0},
+    config_keys={
+        **_CONFIG,
+        "layer_norm_type": neutral(None, "layer_norm"),
+        "logn_attention_clip1": neutral(None, False),
+        "logn_attention_scale": neutral(None, False),
+        "pack_qkv": neutral(None, True),
+        "position_embedding_type": neutral(None, "rope"),
+    },
+    gguf_keys=_EPS,
+    tensors={
+        "attention.o_proj": "attn_output",
+        "attention.qkv_proj": "attn_qkv",
+        "attn_ln": "attn_output_norm",
+        "mlp.up_gate_proj": "ffn_up_gate",
+        "mlp_ln": "layer_output_norm",
+    },
+    unread=HEADS,
+    classifier=_POOLER,
+    parts=_up_first,
+    biases={"": (*_FUSED, "ffn_down")},
+    rope_scalings=("ntk",),
+    llama_cpp=None,
+    translate=both_ways,
+    decoder=_gte,
+)
+
+
+def _jina3(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    mixer = attention(keys, its.dim, fused=is_fused(keys))
+    network = FeedForward(its.ffn, "gelu", gated=False)
+    return encoder(keys, its, [norms_behind(mixer, network)] * its.layers)
+
+
+register(
+    title="Jina embeddings v3",
+    architecture="jina-bert-v3",
+    model_types=("jina_embeddings_v3",),
+    activation="gelu",
+    encodes=True,
+    defaults={"rope_theta": 20000.0},
+    config_keys=_CONFIG,
+    gguf_keys=_EPS,
+    tensors={
+        "mixer.Wqkv": "attn_qkv",
+        "mixer.out_proj": "attn_output",
+        "mlp.fc1": "ffn_up",
+        "mlp.fc2": "ffn_down",
+        "norm1": "attn_output_norm",
+        "norm2": "layer_output_norm",
+    },
+    unread=HEADS,
+    classifier=(("classifier.dense", INNER, "tanh"), ("classifier.out_proj", SCORES, "identity")),
+    biases={"": (*_FUSED, "ffn_up", "ffn_down")},
+    llama_cpp=_LLAMA_CPP,
+    translate=both_ways,
+    decoder=_jina3,
+)
+
+_ALIBI = 8.0  # largest power of the slopes
+
+
+def _jina2(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    names = keys.weights
+    mixer = attention(
+        keys,
+        its.dim,
+        rope=None,
+        alibi=_ALIBI,
+        fused=is_fused(keys),
+        qk_norm="whole" if "blk.0.attn_q_norm.weight" in names else "",
+    )
+    up = names.get("blk.0.ffn_up.weight")
+    is_fused_glu = up is not None and up.shape[0] == 2 * its.ffn
+    is_gated = is_fused_glu or "blk.0.ffn_gate.weight" in names
+    network = FeedForward(its.ffn, "gelu", gated=is_gated, fused=is_fused_glu)
+    block: Block = norms_behind(mixer, network)
+    if "blk.0.attn_norm_2.weight" in names:
+        again = Branch("", (BlockInput(),), parallel=True, stream_norm="attn_norm_2")
+        block = (block[0], again, block[1])
+    return encoder(keys, its, [block] * its.layers, biases=("attn_output", "ffn_down"))
+
+
+def _gate_first(_config: Config) -> Parts:
+    """Files for code have the gate behind."""
+
+    def swap(rows: NDArray[Any]) -> NDArray[Any]:
+        up, gate = np.split(rows, 2)
+        return np.concatenate([gate, up])
+
+    return {"ffn_up_gate.weight": {"ffn_up.weight": swap}}
+
+
+register_variant(
+    BERT,
+    title="Jina embeddings v2",
+    architecture="jina-bert-v2",
+    model_types=("jina_bert",),
+    classes=("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"),
+    config_keys={
+        "feed_forward_type": neutral("geglu"),
+        "position_embedding_type": neutral("alibi"),
+    },
+    tensors={
+        "attention.self.layer_norm_k": "attn_k_norm",
+        "attention.self.layer_norm_q": "attn_q_norm",
+        "layer_norm_1": "attn_norm_2",
+        "layer_norm_2": "layer_output_norm",
+        "mlp.down_layer": "ffn_down",
+        "mlp.gated_layers": "ffn_up",
+        "mlp.layernorm": "layer_output_norm",
+        "mlp.up_gated_layer": "ffn_up_gate",
+        "mlp.wo": "ffn_down",
+    },
+    parts=_gate_first,
+    biases={"": (*ATTENTION, "ffn_down")},
+    llama_cpp=_LLAMA_CPP,
+    decoder=_jina2,
+)

@@ -1,0 +1,223 @@
+"""Encoders with norms before attention and network: ModernBERT, EuroBERT and NeoBERT."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.families.bert import both_ways, encoder
+from bitnet.families.blocks import FeedForward
+from bitnet.families.dense import (
+    BEFORE,
+    ModelConfig,
+    attention,
+    dense,
+    is_fused,
+    layer_kinds,
+    rotate_windows,
+    sizes,
+    usual_block,
+)
+from bitnet.families.family import ATTENTION, LlamaCppSupport, Values, register
+from bitnet.families.heads import INNER, SCORES
+from bitnet.families.keys import Config, Keys, Rule, contradiction, neutral, reads, refusal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_CLASSIFIES = "ForSequenceClassification"
+_PERIOD = 3  # layers of ModernBERT, of which the first sees the whole text
+_KINDS = {"full_attention": False, "sliding_attention": True}
+#: ``pooling_type`` of GGUF, by ``classifier_pooling`` of ``config.json``.
+_POOLINGS = {"mean": 1, "cls": 2, "bos": 2}
+
+
+def _modern_bert(keys: Keys) -> ModelConfig:
+    its = sizes(keys)
+    usual = attention(keys, its.dim, fused=True)
+    assert usual.rope is not None, "ModernBERT rotates positions"
+    local = rotate_windows(keys.number("rope.freq_base_swa", usual.rope.theta))
+    network = FeedForward(its.ffn, keys.value("hidden_activation", "gelu"), fused=True)
+    window = keys.integer("attention.sliding_window", 0)
+    reach = window // 2 + 1 if window else 0  # half of it on each side
+    blocks = []
+    for layer, is_local in enumerate(_local_layers(keys, its.layers)):
+        # The first block reads the norm of the embeddings.
+        is_normed = layer > 0 or "blk.0.attn_norm.weight" in keys.weights
+        norms = (("attn_norm" if is_normed else "", ""), BEFORE[1])
+        mixer = local(layer, replace(usual, window=reach if is_local else 0))
+        blocks.append(usual_block(mixer, network, norms=norms))
+    return replace(
+        encoder(keys, its, blocks, norm_biases=False, final_norm="output_norm"),
+        text_rows=0,
+        pooling="mean",  # before a classifier, if no key says which
+    )
+
+
+def _local_layers(keys: Keys, layers: int) -> list[bool]:
+    """True for each layer with a window; by default the first of each period has none."""
+    name = "attention.sliding_window_pattern"
+    pattern = keys.value(name, _PERIOD)
+    if not isinstance(pattern, list):
+        period = keys.integer(name, _PERIOD)
+        return [period > 0 and layer % period != 0 for layer in range(layers)]
+    if len(pattern) != layers:
+        raise contradiction(keys, f"{name} is for {len(pattern):,} layers, expected {layers:,}")
+    return [bool(is_local) for is_local in pattern]
+
+
+def _classifier_pooling(config: Config, known: str) -> dict[str, Any]:
+    """The key of the pooling before a classifier, if *config* has one that is *known*."""
+    named = config.get("architectures") or [""]
+    if not str(named[0]).endswith(_CLASSIFIES):
+        return {}
+    pooling = config["classifier_pooling"]
+    if pooling not in known.split():
+        why = f"only {' or '.join(known.split())} is computed"
+        raise refusal("classifier_pooling", pooling, why)
+    return {"classifier.pooling_type": _POOLINGS[pooling]}
+
+
+def _modern_bert_keys(config: Config) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
+    pattern = layer_kinds(config, config.get("layer_types"), _KINDS)
+    if pattern is None:
+        period = config["global_attn_every_n_layers"]
+        pattern = [layer % period != 0 for layer in range(layers)]
+    return {
+        **both_ways(config),
+        **_classifier_pooling(config, "cls mean"),
+        "attention.layer_norm_epsilon": config["norm_eps"],
+        "attention.sliding_window": config["local_attention"],
+        "attention.sliding_window_pattern": pattern,
+    }
+
+
+_GLUS = Rule("`hidden_activation`", ("gelu", "silu"), is_read=True, gguf="hidden_activation")
+register(
+    title="ModernBERT",
+    architecture="modern-bert",
+    model_types=("modernbert",),
+    activation="gelu",
+    encodes=True,
+    aliases={"global_rope_theta": "rope_theta", "local_rope_theta": "rope_local_base_freq"},
+    defaults={
+        "rope_theta": 160000.0,
+        "rope_local_base_freq": 10000.0,
+        "global_attn_every_n_layers": _PERIOD,
+    },
+    config_keys={
+        **reads("classifier_pooling global_attn_every_n_layers layer_types local_attention"),
+        **reads("norm_eps rope_local_base_freq"),
+        "classifier_activation": neutral(None, "gelu"),
+        "classifier_bias": neutral(None, False),
+        "hidden_activation": _GLUS,
+        "norm_bias": neutral(None, False),
+    },
+    gguf_keys={
+        **reads("attention.layer_norm_epsilon rope.freq_base_swa"),
+        "hidden_activation": _GLUS,
+    },
+    tensors={
+        "attn_norm": "attn_norm",
+        "attn.Wo": "attn_output",
+        "attn.Wqkv": "attn_qkv",
+        "mlp.Wi": "ffn_up",
+        "mlp.Wo": "ffn_down",
+        "mlp_norm": "ffn_norm",
+    },
+    unread=("decoder.", "head."),
+    classifier=(("head.dense", INNER, "gelu"), ("classifier", SCORES, "identity")),
+    classifier_norm="head.norm",
+    layered_rope=True,
+    llama_cpp=LlamaCppSupport(tensors=("cls.output.bias",), ignores=(), gelu_tanh=True),
+    translate=_modern_bert_keys,
+    decoder=_modern_bert,
+)
+
+
+def _eurobert(keys: Keys) -> ModelConfig:
+    return dense(keys, fused=is_fused(keys), causal=False)
+
+
+def _eurobert_keys(config: Config) -> dict[str, Any]:
+    return both_ways(config) | _classifier_pooling(config, "bos mean")
+
+
+register(
+    title="EuroBERT",
+    architecture="eurobert",
+    encodes=True,
+    config_keys=reads("classifier_pooling"),
+    biases={"attention_bias": ATTENTION},
+    unread=("lm_head.",),
+    classifier=(("dense", INNER, "gelu"), ("classifier", SCORES, "identity")),
+    llama_cpp=LlamaCppSupport(whole_width=True),
+    translate=_eurobert_keys,
+    decoder=_eurobert,
+)
+
+
+def _neobert(keys: Keys) -> ModelConfig:
+    return dense(
+        keys,
+        fused=is_fused(keys),
+        causal=False,
+        ffn={"fused": True},
+        model={"final_norm": "enc.output_norm"},
+    )
+
+
+def _neobert_keys(config: Config) -> dict[str, Any]:
+    whole = int(2 * config["intermediate_size"] / 3)
+    return {
+        **both_ways(config),
+        "attention.layer_norm_rms_epsilon": config["norm_eps"],
+        "context_length": config["max_length"],
+        "feed_forward_length": -(-whole // 8) * 8,
+    }
+
+
+def _queries_first(config: Config) -> Values:
+    """Rows of a folder are query, key and value of a head; GGUF has all queries first."""
+    heads = config["num_attention_heads"]
+
+    def queries_first(rows: NDArray[Any]) -> NDArray[Any]:
+        by_head = rows.reshape(heads, 3, -1, *rows.shape[1:])
+        return np.ascontiguousarray(by_head.swapaxes(0, 1)).reshape(rows.shape)
+
+    return {"attn_qkv.weight": queries_first}
+
+
+register(
+    title="NeoBERT",
+    architecture="neo-bert",
+    model_types=("neobert",),
+    classes=("NeoBERT", "NeoBERTLMHead"),
+    encodes=True,
+    aliases={"max_length": "max_position_embeddings"},
+    defaults={"norm_eps": 1e-6, "rope_theta": 10000.0},
+    config_keys={
+        **reads("norm_eps"),
+        "hidden_act": neutral(None, "swiglu", "SwiGLU"),
+        "rms_norm": neutral(None, True),
+        "rope": neutral(None, True),
+    },
+    tensors={
+        "attention_norm": "attn_norm",
+        "ffn.w12": "ffn_up",
+        "ffn.w3": "ffn_down",
+        "qkv": "attn_qkv",
+        "wo": "attn_output",
+    },
+    unread=("decoder.",),
+    classifier=(("dense", INNER, "tanh"), ("classifier", SCORES, "identity")),
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    orders=_queries_first,
+    llama_cpp=LlamaCppSupport(),
+    translate=_neobert_keys,
+    decoder=_neobert,
+)
