@@ -78,6 +78,12 @@ class OutputFile:
                 f"{self.path} exists and is not {self.kind.noun}: it is not overwritten", hint=hint
             )
 
+    @property
+    def is_regular(self) -> bool:
+        """True unless it is a device or a pipe."""
+        status = _status(self.path)
+        return status is None or stat.S_ISREG(status.st_mode)
+
     def write(self, *parts: bytes | memoryview) -> None:
         """Check the output and write *parts* to it, completely or not at all."""
         self.check()
@@ -109,15 +115,16 @@ class OutputFile:
         with _drafting(target):
             try:
                 yield draft
-                self._publish(draft, target)
+                self.publish(draft)
             except OSError as error:
                 raise from_os_error(error, self.path) from error
             finally:
                 with suppress(OSError):
                     draft.unlink(missing_ok=True)
 
-    def _publish(self, draft: Path, target: Path) -> None:
-        """Rename *draft* to *target*, if what is there now may be replaced."""
+    def publish(self, draft: Path) -> None:
+        """Rename *draft*, a file beside the output, to it, if what is there may be replaced."""
+        target = self.path.resolve()
         self.check()
         status = _status(target)
         if status is not None and self.kind is not None:

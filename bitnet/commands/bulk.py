@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
 import time
 from dataclasses import fields, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitnet import __version__
 from bitnet.base.errors import RowsFailed, UsageError
+from bitnet.base.invocation import word
 from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.tables import LiveLine, table
@@ -17,13 +20,21 @@ from bitnet.base.terminal import as_json
 from bitnet.batch.batch_options import BatchOptions
 from bitnet.commands.context import FORCE, Context, model_path, open_model, say
 from bitnet.commands.declare import task
-from bitnet.commands.score import read_texts
+from bitnet.commands.score import iterate_texts
 from bitnet.runtime.model_options import ModelOptions, VectorOptions
 from bitnet.runtime.request import SamplingOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
+
+    from bitnet.runtime.language_model import LanguageModel
+
 SHOWN = 20  # failed rows
+AT_ONCE = 1024  # texts that are read, sorted by length and computed together
+_NPY = b"\x93NUMPY\x01\x00"
+_NPY_HEADER = 128  # bytes before the numbers, as numpy.save writes them
 
 VECTORS = {
     ".npy": OutputKind("a NumPy array", lambda path: begins_with(path, b"\x93NUMPY")),
@@ -136,11 +147,11 @@ def _answer(files, options, sampling, model, common):
 def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=Context()):
     """Compute embeddings of texts.
 
-    Uses the pooling and the prompt that the model defines; mean pooling is the default.
+    Uses the pooling and the prompt that the model defines; mean pooling is the default. Texts are
+    read as they are computed. If a run with --output is interrupted, the same command continues
+    where it stopped.
     """
-    import numpy as np
-
-    from bitnet.runtime.sequence import check_vectors, round_vectors
+    from bitnet.runtime.sequence import check_vectors
 
     target = Path(options.output) if options.output else None
     if target and (target.is_dir() or target.suffix.lower() not in VECTORS):
@@ -152,41 +163,164 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
     if target is not None:
         output = OutputFile(target, VECTORS[target.suffix.lower()], force=force)
         output.check()
-    texts = read_texts(options.input)
+    texts = iterate_texts(options.input)
+    first = next(texts)  # a missing file is found before the model is opened
     with open_model(replace(model, exact_head="off"), common) as running:
         if output is not None:
             output = replace(output, inputs=(running.path,))
             output.check()
-        dimensions = options.dimensions
-        check_vectors(running.config.vector_dim, dimensions, options.precision)
+        check_vectors(running.config.vector_dim, options.dimensions, options.precision)
+        work = _Vectors(running, options)
         started = time.perf_counter()
-        embeddings = running.embed(
-            texts,
-            prompt_name=options.prompt_name or None,
-            normalize=options.normalize,
-            dimensions=dimensions,
-            truncate=options.truncate,
-        )
-        vectors = round_vectors(embeddings, options.precision)
-        summary = f"{len(texts):,} vectors of {embeddings.shape[1]:,} numbers"
+        shown = common.output.json and output is None
+        if output is None:
+            work.print_all(chain([first], texts), keep=shown)
+        elif output.is_regular:
+            work.write_growing(chain([first], texts), output)
+        else:
+            work.write_at_once(chain([first], texts), output)
+        summary = f"{work.rows:,} vectors of {work.dimensions:,} numbers"
         say(f"{summary} in {time.perf_counter() - started:.2f} s | {running.backend}")
         pooling = running.config.pooling.replace("none", "mean")
-    facts = {"vectors": len(texts), "dimensions": embeddings.shape[1]}
+    facts = {"vectors": work.rows, "dimensions": work.dimensions}
     facts |= {"precision": options.precision, "pooling": pooling}
-    if output is not None:
-        content = io.BytesIO()
-        if output.path.suffix.lower() == ".npy":
-            np.save(content, vectors)
-        output.write(content.getvalue() or _lines(vectors).encode())
     if common.output.json:
-        result = {"output": str(target)} if target else {"embeddings": vectors.tolist()}
+        result = {"output": str(target)} if target else {"embeddings": work.shown}
         print(as_json(facts | result), flush=True)
-    else:
-        print(f"{target}\n" if target else _lines(vectors), end="", flush=True)
+    elif target:
+        print(f"{target}", flush=True)
 
 
-def _lines(vectors: NDArray[Any]) -> str:
-    rows = enumerate(vectors.tolist())
+class _Vectors:
+    """Vectors of texts as they are written, block by block.
+
+    Attributes:
+        rows: number of vectors so far, with those of an earlier run.
+        dimensions: numbers of a vector.
+        shown: vectors for a report that contains them.
+    """
+
+    def __init__(self, running: LanguageModel, options: VectorOptions) -> None:
+        self.rows = 0
+        self.dimensions = options.dimensions or running.config.vector_dim
+        self.shown: list[list[float]] = []
+        self._running = running
+        self._options = options
+
+    def print_all(self, texts: Iterator[str], *, keep: bool) -> None:
+        """Print the vectors of *texts*, or *keep* them for a report."""
+        for block in _blocks(texts):
+            vectors = self._compute(block)
+            if keep:
+                self.shown += vectors.tolist()
+            else:
+                print(_lines(vectors, self.rows), end="", flush=True)
+            self.rows += len(block)
+
+    def write_at_once(self, texts: Iterator[str], output: OutputFile) -> None:
+        """Write the vectors of *texts* to a pipe or a device."""
+        is_array = output.path.suffix.lower() == ".npy"
+        parts: list[bytes] = []
+        for block in _blocks(texts):
+            vectors = self._compute(block)
+            parts.append(vectors.tobytes() if is_array else _lines(vectors, self.rows).encode())
+            self.rows += len(block)
+        output.write(self._header() if is_array else b"", *parts)
+
+    def write_growing(self, texts: Iterator[str], output: OutputFile) -> None:
+        """Write the vectors of *texts*, behind those that an interrupted run left."""
+        from bitnet.base.growing import GrowingFile
+
+        is_array = output.path.suffix.lower() == ".npy"
+        beginning = _NPY_HEADER if is_array else 0
+        digest = hashlib.sha256()
+        with GrowingFile(output, self._key(output), beginning=beginning) as file:
+            if file.rows:
+                for text in islice(texts, file.rows):
+                    digest.update(_digest(text))
+                if digest.hexdigest() != file.digest:
+                    raise UsageError(
+                        f"the {file.rows:,} vectors that an interrupted run left for "
+                        f"{output.path} are of other texts",
+                        hint=f"rm {word(file.path)}",
+                    )
+                self.rows = file.rows
+                say(f"{file.rows:,} vectors are computed already")
+            for block in _blocks(texts):
+                vectors = self._compute(block)
+                content = vectors.tobytes() if is_array else _lines(vectors, self.rows).encode()
+                for text in block:
+                    digest.update(_digest(text))
+                file.append(content, rows=len(block), digest=digest.hexdigest())
+                self.rows += len(block)
+            file.publish(self._header() if is_array else b"")
+
+    def _compute(self, block: list[str]) -> NDArray[Any]:
+        """Vectors of the texts of a *block*, ``(len(block), dimensions)``, in their precision."""
+        from bitnet.runtime.sequence import round_vectors
+
+        options = self._options
+        vectors = self._running.embed(
+            block,
+            prompt_name=options.prompt_name or None,
+            normalize=options.normalize,
+            dimensions=options.dimensions,
+            truncate=options.truncate,
+        )
+        return round_vectors(vectors, options.precision)
+
+    def _header(self) -> bytes:
+        """What numpy.save writes before the numbers."""
+        import numpy as np
+
+        from bitnet.runtime.sequence import round_vectors
+
+        form = round_vectors(np.zeros((1, self.dimensions), np.float32), self._options.precision)
+        shape = (self.rows, form.shape[1])
+        text = f"{{'descr': '{form.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
+        room = _NPY_HEADER - len(_NPY) - 2
+        return _NPY + room.to_bytes(2, "little") + f"{text:<{room - 1}}\n".encode()
+
+    def _key(self, output: OutputFile) -> dict[str, Any]:
+        """What the vectors of an earlier run must have been computed with."""
+        options = self._options
+        running = self._running
+        return {
+            "version": __version__,
+            "model": _identity(running.path),
+            "tokenizer": running.tokenizer.source,
+            "dimensions": self.dimensions,
+            "precision": options.precision,
+            "prompt": options.prompt_name,
+            "normalize": options.normalize,
+            "truncate": options.truncate,
+            "context": running.context,
+            "form": output.path.suffix.lower(),
+        }
+
+
+def _identity(path: Path) -> list[list[Any]]:
+    """Names, sizes and times of the files of the model at *path*."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path.resolve()]
+    return [
+        [str(file), file.stat().st_size, file.stat().st_mtime_ns]
+        for file in files
+        if file.is_file()
+    ]
+
+
+def _blocks(texts: Iterator[str]) -> Iterator[list[str]]:
+    while block := list(islice(texts, AT_ONCE)):
+        yield block
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
+
+
+def _lines(vectors: NDArray[Any], first: int) -> str:
+    """*vectors* as JSON lines with their numbers from *first* on."""
+    rows = enumerate(vectors.tolist(), first)
     return "".join(f"{json.dumps({'index': at, 'embedding': row})}\n" for at, row in rows)
 
 

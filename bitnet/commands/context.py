@@ -180,12 +180,17 @@ def with_piped_text(text: str | None, option: str) -> str | None:
     return piped if own is None else f"{piped}\n{own}"
 
 
-def decode(raw: bytes, name: str, encoding: str = "utf-8", *, errors: str = "strict") -> str:
-    """The text *raw*, which is UTF-8; *name* is for the message if it is not."""
+def decode(
+    raw: bytes, name: str, encoding: str = "utf-8", *, errors: str = "strict", start: int = 0
+) -> str:
+    """The text *raw*, which is UTF-8.
+
+    If it is not, the message says so of *name*, in which *raw* begins at the byte *start*.
+    """
     try:
         return raw.decode(encoding, errors)
     except UnicodeDecodeError as error:
-        byte = f"byte {raw[error.start]:#04x} at position {error.start:,}"
+        byte = f"byte {raw[error.start]:#04x} at position {start + error.start:,}"
         hint = "convert it first, for example with: iconv -f latin1 -t utf-8"
         raise UsageError(f"{name} is not UTF-8: {byte}", hint=hint) from None
 

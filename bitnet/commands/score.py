@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import UsageError
+from bitnet.base.errors import UsageError, from_os_error
+from bitnet.base.files import open_file
 from bitnet.base.options import option
 from bitnet.base.tables import table
-from bitnet.commands.context import Context, open_model, read_text
+from bitnet.commands.context import Context, decode, open_model
 from bitnet.commands.declare import task
 from bitnet.runtime.model_options import ModelOptions, ScoreOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
 
 _LONGEST_SHOWN = 60  # characters of a text in a table
 
@@ -82,17 +90,43 @@ def classify(c, options=ScoreOptions(), model=ModelOptions(), common=Context()):
 
 def read_texts(name: str) -> list[str]:
     """The texts in the file *name*, one for each line."""
+    return list(iterate_texts(name))
+
+
+def iterate_texts(name: str) -> Iterator[str]:
+    """The texts in the file *name* or, for ``-``, on stdin, as their lines are read."""
     if name == "-" and sys.stdin.isatty():
         raise UsageError(
             "there are no texts: nothing is piped in", hint="bitnet embed --input texts.txt"
         )
-    whole = read_text(name)
-    if not whole:
+    is_json = name.lower().endswith(".jsonl")
+    lines = _lines(name)
+    first = next(lines, "")
+    second = next(lines, None)
+    if not first and second is None:
         raise UsageError("there are no texts", hint="put one on each line")
-    lines = [line.removesuffix("\r") for line in whole.split("\n")]
-    if not name.lower().endswith(".jsonl"):
-        return lines
-    return [_text_of(line, f"{name}, line {number}") for number, line in enumerate(lines, 1)]
+    beginning = [first] if second is None else [first, second]
+    for number, line in enumerate(chain(beginning, lines), 1):
+        yield _text_of(line, f"{name}, line {number}") if is_json else line
+
+
+def _lines(name: str) -> Iterator[str]:
+    """Lines of the file *name*, without their ends and a byte order mark."""
+    shown = "stdin" if name == "-" else name
+    start = 0
+    try:
+        with ExitStack() as stack:
+            if name == "-":
+                file: BinaryIO = sys.stdin.buffer
+            else:
+                file = stack.enter_context(open_file(Path(name)))
+            for raw in file:
+                encoding = "utf-8" if start else "utf-8-sig"
+                line = decode(raw, shown, encoding, start=start)
+                start += len(raw)
+                yield line.removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise from_os_error(error, shown) from error
 
 
 def _text_of(line: str, where: str) -> str:

@@ -10,6 +10,8 @@ from bitnet_embeddings import folder
 from tiny_models import tiny_gguf
 
 from bitnet import load
+from bitnet.commands import bulk
+from bitnet.runtime.language_model import LanguageModel
 
 
 @pytest.fixture
@@ -115,3 +117,93 @@ def test_a_model_that_writes_makes_vectors_too_and_the_other_way_not(bitnet, run
     assert refused.code
     assert "makes vectors of texts and does not write any" in refused.err
     assert "bitnet embed " in refused.err
+
+
+def interrupt_after(monkeypatch, blocks):
+    """Let models embed so many blocks of two texts and then fail, and list what they embed."""
+    embedded = []
+    whole = LanguageModel.embed
+
+    def embed(self, texts, **options):
+        if len(embedded) == blocks:
+            raise KeyboardInterrupt
+        embedded.append(list(texts))
+        return whole(self, texts, **options)
+
+    monkeypatch.setattr(bulk, "AT_ONCE", 2)
+    monkeypatch.setattr(LanguageModel, "embed", embed)
+    return embedded
+
+
+TEXTS = ["abc", "", "de", "abcd", "a"]
+
+
+@pytest.mark.parametrize("form", ["npy", "jsonl"])
+def test_an_interrupted_run_is_continued(form, run, tmp_path, monkeypatch):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    words = ("--input", tmp_path / "texts.txt", "--output", tmp_path / f"v.{form}")
+    assert run(*words).code == 0
+    expected = (tmp_path / f"v.{form}").read_bytes()
+    (tmp_path / f"v.{form}").unlink()
+    before = set(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)
+        assert run(*words).code
+    assert not (tmp_path / f"v.{form}").exists()
+    rows_left = tmp_path / f".v.{form}.rows"
+    rows_left.write_bytes(rows_left.read_bytes() + b"unfinished")  # as a killed process leaves it
+    with monkeypatch.context() as patch:
+        embedded = interrupt_after(patch, 9)
+        done = run(*words)
+    assert (done.code, embedded) == (0, [TEXTS[4:]])
+    assert "4 vectors are computed already" in done.err
+    assert (tmp_path / f"v.{form}").read_bytes() == expected
+    assert set(tmp_path.iterdir()) - before == {tmp_path / f"v.{form}"}
+
+
+def test_a_run_with_other_options_starts_anew(run, tmp_path, monkeypatch):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    words = ("--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy")
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)
+        assert run(*words).code
+    with monkeypatch.context() as patch:
+        embedded = interrupt_after(patch, 9)
+        assert run(*words, "--dimensions", 8).code == 0
+    assert [text for block in embedded for text in block] == TEXTS
+    assert np.load(tmp_path / "v.npy").shape == (5, 8)
+
+
+@pytest.mark.parametrize("content", ["abc\n\nDE\nabcd\na", "abc"])
+def test_rows_of_other_texts_are_not_continued(content, run, tmp_path, monkeypatch):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    words = ("--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy")
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)
+        assert run(*words).code
+    (tmp_path / "texts.txt").write_text(content)
+    done = run(*words)
+    assert done.code == 2
+    assert "are of other texts" in done.err
+    assert f"rm {tmp_path / '.v.npy.rows'}" in done.err
+    (tmp_path / ".v.npy.rows").unlink()
+    assert run(*words).code == 0
+    assert len(np.load(tmp_path / "v.npy")) == len(content.split("\n"))
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "ubinary"])
+def test_an_array_has_the_bytes_of_numpy_save(precision, run, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    file = tmp_path / "v.npy"
+    words = ("--input", tmp_path / "texts.txt", "--precision", precision, "--output", file)
+    assert run(*words).code == 0
+    content = io.BytesIO()
+    np.save(content, np.load(file))
+    assert file.read_bytes() == content.getvalue()
+
+
+def test_the_place_of_a_wrong_byte_is_that_in_the_file(run, tmp_path):
+    (tmp_path / "texts.txt").write_bytes(b"abc\nd\xff\n")
+    done = run("--input", tmp_path / "texts.txt")
+    assert done.code == 2
+    assert "texts.txt is not UTF-8: byte 0xff at position 5" in done.err
