@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bitnet.base.findings import Finding
 from bitnet.families.blocks import DeltaNet, LatentAttention, Mamba2, State
 from bitnet.families.family import WINDOWS, of_gguf
+from bitnet.families.heads import INNER
 from bitnet.quants.ternary import SHORTEST_ROW
 
 if TYPE_CHECKING:
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from bitnet.convert.tensors import Job
     from bitnet.families.blocks import CacheKind, ModelConfig
     from bitnet.families.family import LlamaCppSupport
+    from bitnet.families.heads import Classifier
     from bitnet.formats.checkpoint import Checkpoint
 
     _Texts = Iterator[tuple[str, str]]  # an engine, and what it does
 
+_CLASSIFIERS = ("bert", "modern-bert", "neo-bert")  # encoders whose classifiers llama.cpp loads
 _EVERY = "every engine"
 _LLAMA_CPP = "llama.cpp"
 
@@ -68,10 +71,27 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
         yield _LLAMA_CPP, f"{deviation}, up to 5e-4 from what it is"
     if config.projections and not family.llama_cpp.projections:
         yield _LLAMA_CPP, "leaves out the projections behind the pooling of its vectors"
+    if config.classifier is not None:
+        yield from _classifier(config, config.classifier, encodes=family.encodes)
     yield from _attentions(config, family.llama_cpp)
     for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():
         yield from _mixer(mixer, config, family.llama_cpp)
     yield from _tensors(checkpoint, config, family.llama_cpp)
+
+
+def _classifier(config: ModelConfig, classifier: Classifier, *, encodes: bool) -> _Texts:
+    kind = config.architecture
+    if encodes and kind not in _CLASSIFIERS:
+        yield _LLAMA_CPP, f"does not load classifiers of {kind} models"
+        return
+    inner = [layer for layer in classifier.layers if layer.name == INNER]
+    applied = "gelu" if kind == "modern-bert" else "tanh"
+    for layer in inner:
+        if layer.activation != applied:
+            what = f"applies {applied} behind the inner layer of the classifier of {kind} models"
+            yield _LLAMA_CPP, f"{what}, instead of {layer.activation}"
+    if config.text_rows > 1 and classifier.ranks:
+        yield _LLAMA_CPP, "gives the second text of a pair the type of the first"
 
 
 def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:

@@ -118,7 +118,10 @@ register_variant(
     title="RoBERTa and XLM-R",
     in_gguf=False,
     model_types=("roberta", "xlm-roberta", "camembert"),
-    config_keys=reads("pad_token_id"),
+    config_keys={
+        **reads("pad_token_id"),
+        "lora_adaptations": neutral(None, note="adapters of tasks are not merged"),
+    },
     orders=_roberta_orders,
     classifier=(("classifier.dense", INNER, "tanh"), ("classifier.out_proj", SCORES, "identity")),
     translate=_roberta_keys,

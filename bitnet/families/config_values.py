@@ -174,7 +174,10 @@ KINDS: dict[str, Kind] = {
     **_of(_POSITIVE, "logits_scaling query_pre_attn_scalar rope_ratio"),
     "block_ffn_dim_multiplier": _or_null(_POSITIVE),
     **_of(_or_null(_NOT_NEGATIVE), "attn_logit_softcapping final_logit_softcapping"),
-    **_of(_or_null(_POSITIVE), "rope_local_base_freq rope_theta rotary_emb_base"),
+    **_of(
+        _or_null(_POSITIVE),
+        "global_rope_theta local_rope_theta rope_local_base_freq rope_theta rotary_emb_base",
+    ),
     **_of(_or_null(_SHARE), "partial_rotary_factor rotary_pct"),
     **_of(
         _FLAG,

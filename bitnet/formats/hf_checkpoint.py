@@ -22,7 +22,7 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.base.invocation import shell_quote
 from bitnet.families import config_json
-from bitnet.families.heads import RANKS
+from bitnet.families.heads import RANKS, SCORES, YES_NO
 from bitnet.families.tensor_names import SCALES, classifier_name, gguf_name
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
@@ -110,6 +110,10 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     if description.classifies:
         heads = classifier_keys(files, outer, description.family, weights)
         pooling = RANKS
+    if modules.answers is not None:
+        weights[f"{SCORES}.weight"] = _rows_of_head(weights, modules.answers, folder.name)
+        heads = {"classifier.output_labels": list(YES_NO)}
+        pooling = RANKS
     if pooling is None and description.headless:
         pooling = 1  # sentence-transformers' default is the mean
     own = {f"{architecture}.{key}": value for key, value in {**modules.keys, **heads}.items()}
@@ -130,6 +134,18 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         rounds_inputs=bits is not None or description.family.rounds_inputs,
         inventory=files,
     )
+
+
+def _rows_of_head(weights: Mapping[str, Weight], ids: tuple[int, int], model: str) -> Weight:
+    """Rows of the head for the tokens *ids*, as the scores of two labels."""
+    head = weights["output.weight" if "output.weight" in weights else "token_embd.weight"]
+    if max(ids) >= head.shape[0]:
+        raise InvalidFormat(
+            f"{model}: LogitScore names the tokens {ids[0]:,} and {ids[1]:,}, the head has "
+            f"{head.shape[0]:,} rows",
+            hint=_COMPARE,
+        )
+    return _floats(f"{SCORES}.weight", registry.dequantize(head)[list(ids)])
 
 
 def _rename(

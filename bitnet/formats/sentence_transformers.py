@@ -6,6 +6,7 @@
       1_Pooling/config.json
       2_Dense/config.json                 a projection of pooled vectors, and its weights
       2_Dense/model.safetensors
+      1_LogitScore/config.json            tokens whose logits score a document, in a reranker
       config_sentence_transformers.json   prompts
 
 https://github.com/huggingface/sentence-transformers/blob/v5.1.0/sentence_transformers/models/Pooling.py
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 #: By their number in GGUF.
 POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last")
 _LONGEST = 1 << 31  # tokens; transformers writes a far larger number where there is no limit
-_MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout", "LogitScore")
 _TANH = "torch.nn.modules.activation.Tanh"
 _ACTIVATIONS: dict[str, HeadActivation] = {
     _TANH: "tanh",
@@ -68,6 +69,10 @@ _DENSE: dict[str, Rule] = {
     "module_output_name": neutral(None, _VECTOR),
     "use_residual": neutral(None, False),
 }
+_LOGIT_SCORE: dict[str, Rule] = {
+    **reads("true_token_id false_token_id"),
+    "module_input_name": neutral(None, "causal_logits"),
+}
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class Modules:
     pooling: int | None = None  # GGUF's number; ``None``: no file says it
     keys: Mapping[str, Any] = field(default_factory=dict)  # of the projections
     weights: Mapping[str, Weight] = field(default_factory=dict)  # of the projections, by name
+    # ids of the tokens "yes" and "no" of a model whose logits score documents; None: it has none
+    answers: tuple[int, int] | None = None
 
 
 def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
@@ -94,6 +101,7 @@ def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
     keys: dict[str, Any] = {}
     weights: dict[str, Weight] = {}
     is_normalized = False
+    answers = None
     for module in modules:
         kind = module["type"].rpartition(".")[2]
         if kind not in _MODULES:
@@ -113,10 +121,23 @@ def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
             own_keys, own_weights = _projection(files, folder, projection_name(number), ignore)
             keys |= own_keys
             weights |= own_weights
+        elif kind == "LogitScore":
+            answers = _answers(files, f"{folder}/config.json", ignore)
         elif kind == "Normalize":
             is_normalized = True
     _check_transformer(files, ignore)
-    return Modules(pooling, keys, weights)
+    return Modules(pooling, keys, weights, answers)
+
+
+def _answers(files: Inventory, name: str, ignore: Collection[str]) -> tuple[int, int]:
+    """Ids of the tokens whose logits say that a document is relevant, and that it is not."""
+    settings = without(files.json(name, dict), ignore)
+    check(settings, _LOGIT_SCORE, model=files.root.name, below=f"{name}: ")
+    ids = (settings.get("true_token_id"), settings.get("false_token_id"))
+    if not all(isinstance(token, int) and token >= 0 for token in ids):
+        why = "two tokens, of relevant and of other documents, are supported"
+        raise refusal(f"{name}: false_token_id", ids[1], why, model=files.root.name)
+    return ids[0], ids[1]
 
 
 def _check_transformer(files: Inventory, ignore: Collection[str]) -> None:

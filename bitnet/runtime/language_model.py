@@ -123,10 +123,10 @@ class LanguageModel:
         """The transformer."""
         return self.engine.model
 
-    @property
+    @cached_property
     def rank_template(self) -> str | None:
         """Text around a query and a document for a model that ranks; None without one."""
-        return self.tokenizer.named_templates.get("rerank")
+        return vectors.find_rank_template(self)
 
     def scheduler(self, *, max_batch: int = 8, kv_budget_bytes: int | None = None) -> Scheduler:
         """A scheduler of several sequences, for use in one thread; arguments as for its class."""

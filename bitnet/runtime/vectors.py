@@ -11,9 +11,11 @@ import numpy as np
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.invocation import shell_quote
 from bitnet.base.options import check_type
+from bitnet.families.heads import YES_NO
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import check_vectors
 from bitnet.runtime.text_ids import pair_ids, prompt_text, text_ids
+from bitnet.tokenizer.chat import chat_template
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,6 +99,30 @@ def classify(
 def to_rank(query: str, document: str) -> Request:
     """The request for the score of *document* as an answer to *query*."""
     return Request(prompt=query, document=document, embed=True, scored=True, max_tokens=1)
+
+
+def find_rank_template(model: Runnable) -> str | None:
+    """Text around a query and a document for a *model* that ranks; None without one.
+
+    It is the template ``rerank``. A model that answers yes or no and has only a template of
+    conversations gets the query and the document as messages of these roles.
+
+    Raises:
+        Unsupported: such a model has no template, or its template has no place for both.
+    """
+    named = model.tokenizer.named_templates.get("rerank")
+    classifier = model.config.classifier
+    if named is not None or classifier is None or classifier.labels != YES_NO:
+        return named
+    prompt = model.prompts.texts.get(model.prompts.default, "")
+    template = chat_template(model.tokenizer).render_pair(prompt)
+    for name in ("query", "document"):
+        if f"{{{name}}}" not in template:
+            raise Unsupported(
+                f"the chat template of {model.path.name} has no place for a {name}",
+                hint="choose a file or folder with a template for a query and a document",
+            )
+    return template
 
 
 def relevance(sequence: Sequence) -> float:

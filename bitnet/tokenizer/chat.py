@@ -116,6 +116,16 @@ class ChatTemplate:
         own = {"tools": tools, "documents": documents, **(variables or {})}
         return self._render([*map(self.adapt, messages)], add_generation_prompt, **own)
 
+    def render_pair(self, prompt: str = "") -> str:
+        """The text around a query and a document, ``{query}`` and ``{document}`` in it.
+
+        sentence-transformers gives the template a message for each, in roles of these names, behind
+        the *prompt* of the system if there is one.
+        """
+        messages: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
+        messages += [{"role": role, "content": f"{{{role}}}"} for role in ("query", "document")]
+        return self._render(messages, True)
+
     @cached_property
     def facts(self) -> TemplateFacts:
         """Parts of a conversation that the template writes, and the form in which it takes them."""

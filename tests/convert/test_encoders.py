@@ -22,7 +22,9 @@ from sentence_folders import (  # noqa: E402
 
 from bitnet import load  # noqa: E402
 from bitnet.convert.convert_options import ConvertOptions  # noqa: E402
+from bitnet.convert.engines import differences  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
+from bitnet.models.load import config_from  # noqa: E402
 from bitnet.tokenizer.from_gguf import spec_from_gguf  # noqa: E402
 
 pytestmark = QUIET
@@ -93,3 +95,35 @@ def test_the_tokenizer_of_a_converted_encoder_reads_every_text_alike(encoder, tm
     with load(encoder) as folder, load(file) as converted:
         for text in (*TEXTS, "ÉATING dogs, 2000! [MASK] a\tb", "食 a-dog [SEP]"):
             assert folder.tokenizer.encode(text) == converted.tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "warned"),
+    [
+        ("Bert", {}, ["second text of a pair"]),
+        ("Bert", {"type_vocab_size": 1}, []),
+        (
+            "DistilBert",
+            {"dim": 48, "n_heads": 4, "n_layers": 3, "hidden_dim": 96},
+            ["instead of relu"],
+        ),
+        ("NomicBert", {}, ["does not load classifiers of nomic-bert models"]),
+        ("ModernBert", {"local_attention": 8}, []),
+    ],
+)
+def test_what_llama_cpp_has_otherwise_in_a_classifier_is_named(kind, options, warned, tmp_path):
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    path = encoder_folder(
+        tmp_path / "model", kind, "ForSequenceClassification", num_labels=1, **(special | options)
+    )
+    checkpoint = open_checkpoint(path)
+    config = config_from(checkpoint)
+    texts = [
+        finding.text
+        for finding in differences(checkpoint, config, [])
+        if finding.subject == "llama.cpp"
+    ]
+    found = [text for text in texts if "classifier" in text or "pair" in text]
+    assert len(found) == len(warned)
+    for part, text in zip(warned, found, strict=True):
+        assert part in text

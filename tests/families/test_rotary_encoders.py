@@ -5,6 +5,7 @@ Logits of their GGUF files are compared in ``tests/crossval/test_families_agains
 
 import importlib.util
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -109,10 +110,7 @@ def test_a_converted_file_has_the_same_bits_and_those_of_llama_cpp_nearly(kind, 
 def test_former_names_of_the_keys_of_modernbert_are_read(folders, tmp_path):
     path = folders("modernbert")
     copy = tmp_path / "model"
-    copy.mkdir()
-    for file in path.iterdir():
-        if file.is_file():
-            (copy / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(path, copy)
     config = json.loads((copy / "config.json").read_text())
     del config["rope_parameters"], config["layer_types"]
     former = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
