@@ -126,23 +126,15 @@ class GrowingFile:
     def _read_record(self) -> None:
         """Take up the rows of an earlier run with the same key; else start anew."""
         record = json_in(self._record)
-        known = isinstance(record, dict) and record.get("key") == self._key
-        size = record.get("size") if known else None
-        rows = record.get("rows") if known else None
-        digest = record.get("digest") if known else None
-        is_whole = (
-            isinstance(size, int)
-            and isinstance(rows, int)
-            and isinstance(digest, str)
-            and rows > 0
-            and self._beginning <= size <= self.path.stat().st_size
-        )
-        if not is_whole:
-            self._cut()
-            return
-        self.rows = rows
-        self.digest = digest
-        self._size = size
+        if isinstance(record, dict) and record.get("key") == self._key:
+            size = record.get("size")
+            rows = record.get("rows")
+            digest = record.get("digest")
+            is_known = isinstance(size, int) and isinstance(rows, int) and isinstance(digest, str)
+            if is_known and rows > 0 and self._beginning <= size <= self.path.stat().st_size:
+                self._size = size
+                self.rows = rows
+                self.digest = digest
         self._cut()
 
     def _cut(self) -> None:

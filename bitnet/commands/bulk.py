@@ -182,7 +182,7 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
         summary = f"{work.rows:,} vectors of {work.dimensions:,} numbers"
         say(f"{summary} in {time.perf_counter() - started:.2f} s | {running.backend}")
         pooling = running.config.pooling.replace("none", "mean")
-    facts = {"vectors": work.rows, "dimensions": work.dimensions}
+    facts: dict[str, Any] = {"vectors": work.rows, "dimensions": work.dimensions}
     facts |= {"precision": options.precision, "pooling": pooling}
     if common.output.json:
         result = {"output": str(target)} if target else {"embeddings": work.shown}
