@@ -29,7 +29,7 @@ from sentence_folders import (  # noqa: E402
 
 from bitnet import load  # noqa: E402
 from bitnet.base.errors import Unsupported  # noqa: E402
-from bitnet.convert.options import ConvertOptions  # noqa: E402
+from bitnet.convert.convert_options import ConvertOptions  # noqa: E402
 from bitnet.formats.containers import open_checkpoint  # noqa: E402
 
 pytestmark = QUIET
