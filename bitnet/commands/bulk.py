@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import __version__
 from bitnet.base.errors import RowsFailed, UsageError
-from bitnet.base.invocation import word
+from bitnet.base.invocation import shell_quote
 from bitnet.base.options import option
 from bitnet.base.outputs import OutputFile, OutputKind, begins_with
 from bitnet.base.tables import LiveLine, table
@@ -242,7 +242,7 @@ class _Vectors:
                     raise UsageError(
                         f"the {file.rows:,} vectors that an interrupted run left for "
                         f"{output.path} are of other texts",
-                        hint=f"rm {word(file.path)}",
+                        hint=f"rm {shell_quote(file.path)}",
                     )
                 self.rows = file.rows
                 say(f"{file.rows:,} vectors are computed already")
