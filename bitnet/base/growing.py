@@ -130,12 +130,16 @@ class GrowingFile:
             size = record.get("size")
             rows = record.get("rows")
             digest = record.get("digest")
-            is_known = isinstance(size, int) and isinstance(rows, int) and isinstance(digest, str)
-            if is_known and rows > 0 and self._beginning <= size <= self.path.stat().st_size:
-                self._size = size
-                self.rows = rows
-                self.digest = digest
+            if isinstance(size, int) and isinstance(rows, int) and isinstance(digest, str):
+                self._take_up(size, rows, digest)
         self._cut()
+
+    def _take_up(self, size: int, rows: int, digest: str) -> None:
+        """Continue behind *rows*, if the *size* of the file allows that they are there."""
+        if rows > 0 and self._beginning <= size <= self.path.stat().st_size:
+            self._size = size
+            self.rows = rows
+            self.digest = digest
 
     def _cut(self) -> None:
         """Remove what is behind the rows that count."""

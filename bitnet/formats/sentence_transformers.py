@@ -123,10 +123,20 @@ def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
             weights |= own_weights
         elif kind == "LogitScore":
             answers = _answers(files, f"{folder}/config.json", ignore)
+            _check_template_options(files)
         elif kind == "Normalize":
             is_normalized = True
     _check_transformer(files, ignore)
     return Modules(pooling, keys, weights, answers)
+
+
+def _check_template_options(files: Inventory) -> None:
+    """Refuse options that the template of a query and a document gets."""
+    name = "sentence_bert_config.json"
+    options = files.json(name, dict).get("processing_kwargs") if name in files else None
+    if options:
+        why = "a template without options is supported"
+        raise refusal(f"{name}: processing_kwargs", options, why, model=files.root.name)
 
 
 def _answers(files: Inventory, name: str, ignore: Collection[str]) -> tuple[int, int]:

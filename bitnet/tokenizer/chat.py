@@ -120,11 +120,11 @@ class ChatTemplate:
         """The text around a query and a document, ``{query}`` and ``{document}`` in it.
 
         sentence-transformers gives the template a message for each, in roles of these names, behind
-        the *prompt* of the system if there is one.
+        the *prompt* of the system if there is one, and does not open the answer.
         """
         messages: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
         messages += [{"role": role, "content": f"{{{role}}}"} for role in ("query", "document")]
-        return self._render(messages, True)
+        return self._render(messages, False)
 
     @cached_property
     def facts(self) -> TemplateFacts:
