@@ -129,7 +129,6 @@ KINDS: dict[str, Kind] = {
     "vocab_size": _integer(1, MAX_POSITIONS, may_be_null=True),
     **_of(
         _SIZE,
-        "global_attn_every_n_layers "
         "attention_head_dim block_multiple_of conv_L_cache conv_kernel hidden_size kv_lora_rank "
         "linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads "
         "linear_value_head_dim mamba_d_conv mamba_d_state mamba_expand mamba_head_dim "

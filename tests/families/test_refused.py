@@ -29,8 +29,7 @@ def test_an_unknown_one_is_refused_with_what_there_is():
 
 
 # Names of llama.cpp b11434 that are neither read nor refused with a reason of their own.
-NAMELESS = {
-}
+NAMELESS = set()
 
 
 def test_every_architecture_of_llama_cpp_is_read_or_refused_with_a_reason():
