@@ -27,6 +27,8 @@ from bitnet.families.keys import Config, Keys, Rule, contradiction, neutral, rea
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from bitnet.families.family import Parts
+
 _CLASSIFIES = "ForSequenceClassification"
 _PERIOD = 3  # layers of ModernBERT, of which the first sees the whole text
 _KINDS = {"full_attention": False, "sliding_attention": True}
@@ -191,6 +193,11 @@ def _queries_first(config: Config) -> Values:
     return {"attn_qkv.weight": queries_first}
 
 
+def _encoder_norm(_config: Config) -> Parts:
+    """The last norm has the name that encoders have for it."""
+    return {"output_norm.weight": {"enc.output_norm.weight": lambda weight: weight}}
+
+
 register(
     title="NeoBERT",
     architecture="neo-bert",
@@ -217,6 +224,7 @@ register(
     rope_style="interleaved",
     gguf_rope_style="interleaved",
     orders=_queries_first,
+    parts=_encoder_norm,
     llama_cpp=LlamaCppSupport(),
     translate=_neobert_keys,
     decoder=_neobert,

@@ -58,7 +58,6 @@ _OUTER = {
     "embeddings.norm.weight": "token_embd_norm.weight",
     "final_norm.weight": "output_norm.weight",
     "encoder.weight": "token_embd.weight",
-    "layer_norm.weight": "enc.output_norm.weight",
 }
 # Ends of names of norms' tensors that came from TensorFlow.
 _FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
