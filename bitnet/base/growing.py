@@ -124,7 +124,7 @@ class GrowingFile:
             raise from_os_error(error, self._output.path) from error
 
     def _read_record(self) -> None:
-        """Take up the rows of an earlier run with the same key; else start anew."""
+        """Take up the rows of an earlier run with the same key; else start from the first."""
         record = json_in(self._record)
         if isinstance(record, dict) and record.get("key") == self._key:
             size = record.get("size")

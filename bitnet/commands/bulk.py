@@ -270,7 +270,7 @@ class _Vectors:
         return round_vectors(vectors, options.precision)
 
     def _header(self) -> bytes:
-        """What numpy.save writes before the numbers."""
+        """Bytes that numpy.save writes before the numbers."""
         import numpy as np
 
         from bitnet.runtime.sequence import round_vectors
@@ -282,7 +282,7 @@ class _Vectors:
         return _NPY + room.to_bytes(2, "little") + f"{text:<{room - 1}}\n".encode()
 
     def _key(self, output: OutputFile) -> dict[str, Any]:
-        """What the vectors of an earlier run must have been computed with."""
+        """Model and options that the vectors of an earlier run must have been computed with."""
         options = self._options
         running = self._running
         return {

@@ -112,7 +112,7 @@ def iterate_texts(name: str) -> Iterator[str]:
 
 def _lines(name: str) -> Iterator[str]:
     """Lines of the file *name*, without their ends and a byte order mark."""
-    shown = "stdin" if name == "-" else name
+    source = "stdin" if name == "-" else name
     start = 0
     try:
         with ExitStack() as stack:
@@ -122,11 +122,11 @@ def _lines(name: str) -> Iterator[str]:
                 file = stack.enter_context(open_file(Path(name)))
             for raw in file:
                 encoding = "utf-8" if start else "utf-8-sig"
-                line = decode(raw, shown, encoding, start=start)
+                line = decode(raw, source, encoding, start=start)
                 start += len(raw)
                 yield line.removesuffix("\n").removesuffix("\r")
     except OSError as error:
-        raise from_os_error(error, shown) from error
+        raise from_os_error(error, source) from error
 
 
 def _text_of(line: str, where: str) -> str:

@@ -28,7 +28,7 @@ def norms_behind(mixer: Mixer, network: Mixer) -> Block:
     )
 
 
-def encoder(keys: Keys, its: Sizes, blocks: Iterable[Block], **more: Any) -> ModelConfig:
+def encoder(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any) -> ModelConfig:
     """Model of *blocks* with LayerNorm, which sees both directions, and *more* fields.
 
     Tokens have embeddings of a text if the file has a table of them.
@@ -37,7 +37,7 @@ def encoder(keys: Keys, its: Sizes, blocks: Iterable[Block], **more: Any) -> Mod
     usual: dict[str, Any] = {"norm_biases": True, "final_norm": ""}
     return model_of(
         keys,
-        its,
+        model_sizes,
         blocks,
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         causal=bool(keys.value("attention.causal", False)),
@@ -49,11 +49,11 @@ def encoder(keys: Keys, its: Sizes, blocks: Iterable[Block], **more: Any) -> Mod
 
 
 def _bert(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    mixer = attention(keys, its.dim, rope=None)
-    network = FeedForward(its.ffn, "gelu", gated=False)
-    blocks = [norms_behind(mixer, network)] * its.layers
-    return encoder(keys, its, blocks, biases=_PRODUCTS, positions=True)
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, rope=None)
+    network = FeedForward(model_sizes.ffn, "gelu", gated=False)
+    blocks = [norms_behind(mixer, network)] * model_sizes.layers
+    return encoder(keys, model_sizes, blocks, biases=_PRODUCTS, positions=True)
 
 
 def both_ways(_config: Config) -> dict[str, Any]:

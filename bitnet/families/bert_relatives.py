@@ -33,25 +33,27 @@ _LLAMA_CPP = LlamaCppSupport(tensors=(".bias",), gelu_tanh=True)
 
 
 def _nomic(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    mixer = attention(keys, its.dim, fused=is_fused(keys))
-    return encoder(keys, its, [norms_behind(mixer, FeedForward(its.ffn))] * its.layers)
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
+    return encoder(
+        keys, model_sizes, [norms_behind(mixer, FeedForward(model_sizes.ffn))] * model_sizes.layers
+    )
 
 
 def _nomic_experts(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    mixer = attention(keys, its.dim, fused=is_fused(keys))
-    plain = FeedForward(its.ffn, "gelu", gated=False)
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
+    plain = FeedForward(model_sizes.ffn, "gelu", gated=False)
     scale = keys.number("expert_weights_scale", 0.0) or 1.0
     routing = {"renormalised": False, "scale": scale}
-    mixture = experts(keys, width=its.ffn, routing=routing, activation="gelu", gated=False)
+    mixture = experts(keys, width=model_sizes.ffn, routing=routing, activation="gelu", gated=False)
     period = keys.integer("moe_every_n_layers", 0)
 
     def network(layer: int) -> Mixer:
         return mixture if period and layer % period == 1 else plain
 
-    blocks = [norms_behind(mixer, network(layer)) for layer in range(its.layers)]
-    return encoder(keys, its, blocks)
+    blocks = [norms_behind(mixer, network(layer)) for layer in range(model_sizes.layers)]
+    return encoder(keys, model_sizes, blocks)
 
 
 def _nomic_keys(config: Config) -> dict[str, Any]:
@@ -118,10 +120,10 @@ register_variant(
 
 
 def _gte(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    mixer = attention(keys, its.dim, fused=is_fused(keys))
-    network = FeedForward(its.ffn, "gelu")
-    return encoder(keys, its, [norms_behind(mixer, network)] * its.layers)
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
+    network = FeedForward(model_sizes.ffn, "gelu")
+    return encoder(keys, model_sizes, [norms_behind(mixer, network)] * model_sizes.layers)
 
 
 def _up_first(_config: Config) -> Parts:
@@ -168,10 +170,10 @@ register(
 
 
 def _jina3(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    mixer = attention(keys, its.dim, fused=is_fused(keys))
-    network = FeedForward(its.ffn, "gelu", gated=False)
-    return encoder(keys, its, [norms_behind(mixer, network)] * its.layers)
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
+    network = FeedForward(model_sizes.ffn, "gelu", gated=False)
+    return encoder(keys, model_sizes, [norms_behind(mixer, network)] * model_sizes.layers)
 
 
 register(
@@ -203,25 +205,27 @@ _ALIBI = 8.0  # largest power of the slopes
 
 
 def _jina2(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
+    model_sizes = sizes(keys)
     names = keys.weights
     mixer = attention(
         keys,
-        its.dim,
+        model_sizes.dim,
         rope=None,
         alibi=_ALIBI,
         fused=is_fused(keys),
         qk_norm="whole" if "blk.0.attn_q_norm.weight" in names else "",
     )
     up = names.get("blk.0.ffn_up.weight")
-    is_fused_glu = up is not None and up.shape[0] == 2 * its.ffn
+    is_fused_glu = up is not None and up.shape[0] == 2 * model_sizes.ffn
     is_gated = is_fused_glu or "blk.0.ffn_gate.weight" in names
-    network = FeedForward(its.ffn, "gelu", gated=is_gated, fused=is_fused_glu)
+    network = FeedForward(model_sizes.ffn, "gelu", gated=is_gated, fused=is_fused_glu)
     block: Block = norms_behind(mixer, network)
     if "blk.0.attn_norm_2.weight" in names:
         again = Branch("", (BlockInput(),), parallel=True, stream_norm="attn_norm_2")
         block = (block[0], again, block[1])
-    return encoder(keys, its, [block] * its.layers, biases=("attn_output", "ffn_down"))
+    return encoder(
+        keys, model_sizes, [block] * model_sizes.layers, biases=("attn_output", "ffn_down")
+    )
 
 
 def _gate_first(_config: Config) -> Parts:

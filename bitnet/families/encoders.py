@@ -37,22 +37,22 @@ _POOLINGS = {"mean": 1, "cls": 2, "bos": 2}
 
 
 def _modern_bert(keys: Keys) -> ModelConfig:
-    its = sizes(keys)
-    usual = attention(keys, its.dim, fused=True)
+    model_sizes = sizes(keys)
+    usual = attention(keys, model_sizes.dim, fused=True)
     assert usual.rope is not None, "ModernBERT rotates positions"
     local = rotate_windows(keys.number("rope.freq_base_swa", usual.rope.theta))
-    network = FeedForward(its.ffn, keys.value("hidden_activation", "gelu"), fused=True)
+    network = FeedForward(model_sizes.ffn, keys.value("hidden_activation", "gelu"), fused=True)
     window = keys.integer("attention.sliding_window", 0)
     reach = window // 2 + 1 if window else 0  # half of it on each side
     blocks = []
-    for layer, is_local in enumerate(_local_layers(keys, its.layers)):
+    for layer, is_local in enumerate(_local_layers(keys, model_sizes.layers)):
         # The first block reads the norm of the embeddings.
         is_normed = layer > 0 or "blk.0.attn_norm.weight" in keys.weights
         norms = (("attn_norm" if is_normed else "", ""), BEFORE[1])
         mixer = local(layer, replace(usual, window=reach if is_local else 0))
         blocks.append(usual_block(mixer, network, norms=norms))
     return replace(
-        encoder(keys, its, blocks, norm_biases=False, final_norm="output_norm"),
+        encoder(keys, model_sizes, blocks, norm_biases=False, final_norm="output_norm"),
         text_rows=0,
         pooling="mean",  # before a classifier, if no key says which
     )
@@ -70,14 +70,14 @@ def _local_layers(keys: Keys, layers: int) -> list[bool]:
     return [bool(is_local) for is_local in pattern]
 
 
-def _classifier_pooling(config: Config, known: str) -> dict[str, Any]:
-    """The key of the pooling before a classifier, if *config* has one that is *known*."""
+def _classifier_pooling(config: Config, computed: str) -> dict[str, Any]:
+    """The key of the pooling before a classifier, if *config* has one that is *computed*."""
     named = config.get("architectures") or [""]
     if not str(named[0]).endswith(_CLASSIFIES):
         return {}
     pooling = config["classifier_pooling"]
-    if pooling not in known.split():
-        why = f"only {' or '.join(known.split())} is computed"
+    if pooling not in computed.split():
+        why = f"only {' or '.join(computed.split())} is computed"
         raise refusal("classifier_pooling", pooling, why)
     return {"classifier.pooling_type": _POOLINGS[pooling]}
 

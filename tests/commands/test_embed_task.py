@@ -161,7 +161,7 @@ def test_an_interrupted_run_is_continued(form, run, tmp_path, monkeypatch):
     assert set(tmp_path.iterdir()) - before == {tmp_path / f"v.{form}"}
 
 
-def test_a_run_with_other_options_starts_anew(run, tmp_path, monkeypatch):
+def test_a_run_with_other_options_starts_from_the_first_text(run, tmp_path, monkeypatch):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     words = ("--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy")
     with monkeypatch.context() as patch:
