@@ -19,6 +19,7 @@ from bitnet.base.findings import Finding, render
 from bitnet.base.machine import OVERHEAD_BYTES, free_memory
 from bitnet.base.quantities import human_size
 from bitnet.families.blocks import KVType
+from bitnet.families.family import architecture_refusal
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_header import NeedMoreBytes
@@ -364,9 +365,8 @@ def this_machine(folder: Path) -> Resources:
 
 def _format_findings(gguf: GGUF) -> Iterator[Finding]:
     if gguf.architecture not in ARCHITECTURES:
-        supported = ", ".join(ARCHITECTURES)
-        named = gguf.architecture or "(none)"
-        yield Finding("failed", "architecture", f"{named} is not supported; supported: {supported}")
+        refused = architecture_refusal(gguf.architecture, ARCHITECTURES, kind="quantized ")
+        yield Finding.of("architecture", refused)
     if not gguf.tensors:
         yield Finding("failed", "weights", "it has none, only metadata")
     kinds = {info.type for info in gguf.tensors.values()}

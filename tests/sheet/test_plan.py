@@ -4,7 +4,10 @@ from dataclasses import replace
 import pytest
 from builders import Tensor, f32, gguf_bytes, i2_s, llama_metadata, vocabulary, write_gguf
 
-from bitnet.base.errors import InvalidFormat, NotFound
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.families.refused import kind_of, list_refused
+from bitnet.formats.containers import open_checkpoint
+from bitnet.models.load import config_from
 from bitnet.sheet import plan
 from bitnet.sheet.plan import (
     Resources,
@@ -142,12 +145,14 @@ def test_weights_that_cannot_be_decoded_are_named(tmp_path):
     assert any("no decoder for" in finding.text for finding in found.findings)
 
 
-def test_an_architecture_that_does_not_run_is_named(tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", llama_metadata("mamba"), [f32("x", (4, 128))])
-    found = plan_path(path, ROOMY)
-    assert str(found.findings[0]).startswith(
-        "✗ architecture: mamba is not supported; supported: afmoe, "
-    )
+@pytest.mark.parametrize("name", [*list_refused(), "unheard-of", ""])
+def test_an_architecture_that_does_not_run_is_refused_as_when_it_is_loaded(name, tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", llama_metadata(name), [f32("x", (4, 128))])
+    with pytest.raises(Unsupported) as refused:
+        config_from(open_checkpoint(path))
+    finding = plan_path(path, ROOMY).findings[0]
+    assert finding.text == refused.value.message
+    assert ("afmoe, apertus" in finding.text) is (kind_of(name) == "")
 
 
 def test_a_vocabulary_alone_does_not_run(tmp_path):
