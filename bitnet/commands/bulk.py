@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # failed rows
 AT_ONCE = 1024  # texts that are read, sorted by length and computed together
+# Options of the model that change its vectors, beside its files.
+_COMPUTED_WITH = ("i2_s_layout", "ignore_key", "kv_type", "pre")
 _NPY = b"\x93NUMPY\x01\x00"
 _NPY_HEADER = 128  # bytes before the numbers, as numpy.save writes them
 
@@ -170,7 +172,7 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
             output = replace(output, inputs=(running.path,))
             output.check()
         check_vectors(running.config.vector_dim, options.dimensions, options.precision)
-        work = _Vectors(running, options)
+        work = _Vectors(running, options, model)
         started = time.perf_counter()
         shown = common.output.json and output is None
         if output is None:
@@ -200,12 +202,13 @@ class _Vectors:
         shown: vectors for a report that contains them.
     """
 
-    def __init__(self, running: LanguageModel, options: VectorOptions) -> None:
+    def __init__(self, running: LanguageModel, options: VectorOptions, model: ModelOptions) -> None:
         self.rows = 0
         self.dimensions = options.dimensions or running.config.vector_dim
         self.shown: list[list[float]] = []
         self._running = running
         self._options = options
+        self._model = model
 
     def print_all(self, texts: Iterator[str], *, keep: bool) -> None:
         """Print the vectors of *texts*, or *keep* them for a report."""
@@ -283,11 +286,16 @@ class _Vectors:
 
     def _key(self, output: OutputFile) -> dict[str, Any]:
         """Model and options that the vectors of an earlier run must have been computed with."""
+        from bitnet.models.adapted import split_adapters
+
         options = self._options
         running = self._running
         return {
             "version": __version__,
             "model": _identity(running.path),
+            "adapters": [
+                [_identity(path), factor] for path, factor in split_adapters(self._model.lora)[0]
+            ],
             "tokenizer": running.tokenizer.source,
             "dimensions": self.dimensions,
             "precision": options.precision,
@@ -295,6 +303,7 @@ class _Vectors:
             "normalize": options.normalize,
             "truncate": options.truncate,
             "context": running.context,
+            **{name: getattr(self._model, name) for name in _COMPUTED_WITH},
             "form": output.path.suffix.lower(),
         }
 

@@ -174,6 +174,19 @@ def test_a_run_with_other_options_starts_from_the_first_text(run, tmp_path, monk
     assert np.load(tmp_path / "v.npy").shape == (5, 8)
 
 
+@pytest.mark.parametrize("options", [("--kv-type", "q8"), ("--ignore-key", "rope_theta")])
+def test_rows_of_a_model_with_other_options_are_not_continued(options, run, tmp_path, monkeypatch):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    words = ("--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy")
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)
+        assert run(*words).code
+    with monkeypatch.context() as patch:
+        embedded = interrupt_after(patch, 9)
+        run(*words, *options)
+    assert [text for block in embedded for text in block] == TEXTS
+
+
 @pytest.mark.parametrize("content", ["abc\n\nDE\nabcd\na", "abc"])
 def test_rows_of_other_texts_are_not_continued(content, run, tmp_path, monkeypatch):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))

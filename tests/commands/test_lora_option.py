@@ -8,6 +8,8 @@ from tiny_models import tiny_gguf
 
 from bitnet import load
 from bitnet.base.errors import NotFound, Unsupported, UsageError
+from bitnet.base.growing import GrowingFile
+from bitnet.commands import bulk
 
 
 @pytest.fixture
@@ -54,3 +56,22 @@ def test_a_comparison_with_another_engine_refuses_adapters(model, lora, bitnet):
     done = bitnet("crossval", "--model", model, "--lora", lora)
     assert done.code == UsageError.exit_code
     assert "--lora" in done.err
+
+
+def test_vectors_with_an_adapter_do_not_continue_those_without(
+    model, lora, tmp_path, bitnet, monkeypatch
+):
+    (tmp_path / "texts.txt").write_text("abc\nde\nab\n")
+    words = ("embed", "--model", model, "--input", tmp_path / "texts.txt", "--output")
+    monkeypatch.setattr(bulk, "AT_ONCE", 2)
+    assert bitnet(*words, tmp_path / "expected.npy", "--lora", lora).code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(GrowingFile, "publish", interrupt)
+        assert bitnet(*words, tmp_path / "v.npy").code
+    assert (tmp_path / ".v.npy.progress").exists()
+    assert bitnet(*words, tmp_path / "v.npy", "--lora", lora).code == 0
+    assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "expected.npy").read_bytes()
+
+
+def interrupt(_file, _header=b""):
+    raise KeyboardInterrupt
