@@ -2,7 +2,7 @@
 
 import { chat, models } from "./api.js";
 import { Attachments } from "./attach.js";
-import { at, make } from "./dom.js";
+import { at, focusIfNothingIs, make } from "./dom.js";
 import { Find } from "./find.js";
 import { History } from "./history.js";
 import { cut, divided } from "./message.js";
@@ -92,9 +92,9 @@ async function openFound(id) {
 }
 
 async function startNew() {
-  await openConversation("");
   list.close();
-  at("text").focus();
+  at("text").focus(); // at once: later, the person may be writing elsewhere
+  await openConversation("");
 }
 
 async function removed(id) {
@@ -227,7 +227,7 @@ async function answer(question, undo, begun = null) {
   }
   if (isNothing && node.detail && isShown) problem(node.detail);
   busy(false);
-  if (isShown && document.activeElement === document.body) at("text").focus();
+  if (isShown) focusIfNothingIs(at("text"));
   if (asked.nodes.length) await keep(asked);
   else await forget(asked);
   end();
@@ -349,4 +349,4 @@ await openConversation(location.hash.slice(1));
 await showModels();
 if (!store.lasting) problem("This browser keeps nothing for this page: conversations end with it.");
 document.body.dataset.ready = "true";
-if (matchMedia("(min-width: 761px)").matches) at("text").focus();
+if (matchMedia("(min-width: 761px)").matches) focusIfNothingIs(at("text"));

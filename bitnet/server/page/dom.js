@@ -18,6 +18,15 @@ export function make(kind, attributes = {}, ...children) {
 
 export const at = (id) => document.getElementById(id);
 
+/**
+ * Give *element*, if there is one, the focus after a wait.
+ *
+ * A person who has gone to another field meanwhile stays there.
+ */
+export function focusIfNothingIs(element) {
+  if (document.activeElement === document.body) element?.focus();
+}
+
 /** Put *text* on the clipboard, also on a page that came over plain HTTP from another machine. */
 export async function copy(text) {
   if (navigator.clipboard) {

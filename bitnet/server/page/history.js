@@ -1,6 +1,6 @@
 /* The list of conversations: open, search, rename, export, delete. */
 
-import { at, download, make } from "./dom.js";
+import { at, download, focusIfNothingIs, make } from "./dom.js";
 import { asJSON, asMarkdown, fromJSON, matches, title } from "./tree.js";
 
 const MENU_HEIGHT = 200; // pixels, with four items of a phone's size
@@ -86,7 +86,7 @@ export class History {
       isOver = true;
       if (keep) await this.told.renamed(conversation.id, field.value.trim());
       await this.show();
-      at("conversations").querySelector("[aria-current]")?.focus();
+      focusIfNothingIs(at("conversations").querySelector("[aria-current]"));
     };
     field.onblur = () => end(true);
     field.onkeydown = (event) => {
@@ -111,7 +111,7 @@ export class History {
       },
     }, "Undo");
     at("gone").replaceChildren(`Deleted: ${title(conversation)} `, undo);
-    undo.focus();
+    focusIfNothingIs(undo);
   }
 
   async removeAll() {

@@ -95,6 +95,43 @@ def test_search_looks_at_names_and_messages(writer, person, dictated):
     person.expect(person.conversations).to_have_count(2)
 
 
+#: Ends after the page's own work with the store, which began before.
+SETTLED = """async () => {
+  const opened = indexedDB.open("bitnet", 1);
+  await new Promise((resolve) => { opened.onsuccess = resolve; });
+  for (let turn = 0; turn < 20; turn += 1) {
+    const transaction = opened.result.transaction("conversations", "readwrite");
+    transaction.objectStore("conversations").get("none");
+    await new Promise((resolve) => { transaction.oncomplete = resolve; });
+  }
+  opened.result.close();
+}"""
+
+
+def test_a_person_who_goes_to_another_field_stays_there(worker, person):
+    person.goes_to(worker.address)
+    person.says("abc")
+    search = person.page.get_by_role("searchbox")
+    go_on = "(button) => { button.click(); document.getElementById('search').focus(); }"
+    person.button("New chat").evaluate(go_on)
+    person.page.evaluate(SETTLED)
+    person.expect(person.questions).to_have_count(0)
+    person.expect(search).to_be_focused()
+
+    person.does("Rename", "abc")
+    person.page.get_by_label("New name").fill("letters")
+    search.focus()
+    person.page.evaluate(SETTLED)
+    person.expect(person.conversations).to_have_text(["letters"])
+    person.expect(search).to_be_focused()
+
+    person.button("Actions: letters").click()
+    person.button("Delete: letters").evaluate(go_on)
+    person.page.evaluate(SETTLED)
+    person.expect(person.button("Undo")).to_be_visible()
+    person.expect(search).to_be_focused()
+
+
 def test_the_search_shows_its_messages_in_every_version_one_after_the_other(
     writer, person, dictated
 ):
