@@ -111,7 +111,7 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
         return JSONResponse(ollama.empty_reply(body, order), headers=headers)
 
     head = _head_of(request, slot, form, body)
-    if _wants_events(request, form, body):
+    if _wants_events(form, body):
         return await _stream(request, slot, form, body, head, headers)
     answers = await _collect(request, slot, form, body)
     return JSONResponse(form.reply(body, head, answers), headers=headers)
@@ -129,13 +129,13 @@ def _head_of(request: Request, slot: Slot, form: Form, body: Body) -> Body:
     return {name: facts[name] for name in form.head}
 
 
-def _wants_events(request: Request, form: Form, body: Body) -> bool:
+def _wants_events(form: Form, body: Body) -> bool:
     """True if *body* is to be answered as a stream."""
     if form.events is None:
         return False
     streams = body.get("stream")
     if streams is None:
-        return dialect_of(request.url.path) is ollama
+        return form.dialect == "ollama"
     return bool(streams)
 
 
@@ -144,7 +144,6 @@ async def _stream(
 ) -> StreamingResponse:
     """The answers to *body* as events."""
     assert form.events is not None
-    path = request.url.path
     state = request.scope["state"]
     pieces = generate(request, slot, form, body)
     state["ends"].push_async_callback(pieces.aclose)  # also if nothing of it is sent
@@ -152,10 +151,10 @@ async def _stream(
     first = await unless_gone(request, anext(pieces))
     if request.scope["http_version"] == "1.1":  # events come as chunks
         state["sends_events"] = True
-    is_lines = dialect_of(path).STREAM == "lines"
+    events = form.events(body, head, _with_first(first, pieces))
     return StreamingResponse(
-        _event_texts(path, form.events(body, head, _with_first(first, pieces))),
-        media_type="application/x-ndjson" if is_lines else "text/event-stream",
+        _event_texts(request.url.path, form.stream, events),
+        media_type="application/x-ndjson" if form.stream == "lines" else "text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers},
     )
 
@@ -205,12 +204,14 @@ async def _collect(request: Request, slot: Slot, form: Form, body: Body) -> list
     return await unless_gone(request, take_all())
 
 
-def event_text(path: str, facts: Any) -> str:
-    """*facts* as an event of the stream of the address *path*."""
+def event_text(stream: str, facts: Any) -> str:
+    """*facts* as an event of a stream that is written as *stream* says: ``Form.stream``."""
     line = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
-    form = dialect_of(path).STREAM
-    head = f"event: {facts['type']}\n" if form == "named" else ""
-    return f"{line}\n" if form == "lines" else f"{head}data: {line}\n\n"
+    if stream == "lines":
+        return f"{line}\n"
+    if stream == "named":
+        return f"event: {facts['type']}\ndata: {line}\n\n"
+    return f"data: {line}\n\n"
 
 
 def last_event(path: str, refusal: Refused, sent: int) -> str:
@@ -219,17 +220,17 @@ def last_event(path: str, refusal: Refused, sent: int) -> str:
     if path == responses.PATH:
         code = refusal.code or refusal.kind
         facts = responses.error_event(sent, refusal.message, code, refusal.param)
-    return event_text(path, facts)
+    return event_text(dialect_of(path).STREAM, facts)
 
 
-async def _event_texts(path: str, events: AsyncIterator[Any]) -> AsyncIterator[str]:
-    """*events* as the stream of *path* has them; an error becomes the last one."""
+async def _event_texts(path: str, stream: str, events: AsyncIterator[Any]) -> AsyncIterator[str]:
+    """*events* of the address *path*, written as *stream* says; an error becomes the last one."""
     sent = 0
     try:
         async for facts in events:
-            yield event_text(path, facts)
+            yield event_text(stream, facts)
             sent += 1
-        if dialect_of(path).STREAM == "openai":
+        if stream == "openai":
             yield "data: [DONE]\n\n"
     except Exception as error:  # noqa: BLE001 - the status is sent already
         yield last_event(path, from_error(error), sent)

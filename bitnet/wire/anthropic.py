@@ -403,5 +403,5 @@ MESSAGE = Form(
     clamps=True,
     dialect="anthropic", tag="Anthropic", id_prefix="msg_",
     summary="The next message of a conversation, as Anthropic has it",
-    requests=message_requests, reply=message_reply, events=message_events,
+    requests=message_requests, reply=message_reply, events=message_events, stream=STREAM,
 )  # fmt: skip

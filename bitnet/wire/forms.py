@@ -97,6 +97,8 @@ class Form:
     #: The whole reply to a body by its answers, each part of which begins with given fields.
     reply: Callable[[Body, Body, Sequence[Answer]], Any] = _refuse_to_answer
     events: Callable[[Body, Body, Pieces], Events] | None = None  # the same as events
+    #: How events are written: ``openai`` (with a last line), ``named``, ``unnamed``, ``lines``.
+    stream: str = "openai"
     compute: Callable[[Body, LanguageModel], Any] = _refuse_to_answer  # a reply without answers
     #: Places in a body of the messages of its request, where they are not ``messages.N``.
     places: Callable[[Body], list[str]] | None = None

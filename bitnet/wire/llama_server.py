@@ -216,6 +216,7 @@ COMPLETION = Form(
     required=("prompt",), ignores=completion_ignores, dialect=_DIALECT, tag="llama-server",
     summary="The continuation of a text, as llama.cpp's server has it",
     requests=completion_requests, reply=completion_reply, events=completion_events,
+    stream=STREAM,
 )  # fmt: skip
 INFILL = Form(
     "LlamaInfill",
@@ -238,6 +239,7 @@ INFILL = Form(
     required=("input_prefix", "input_suffix"), ignores=completion_ignores,
     dialect=_DIALECT, tag="llama-server", summary="The text of a gap, by models that can fill it",
     requests=infill_requests, reply=completion_reply, events=completion_events,
+    stream=STREAM,
 )  # fmt: skip
 EMBED = Form(
     "LlamaEmbedding", {"content": optional(TEXT, TEXTS), "model": TEXT}, required=("content",),

@@ -298,7 +298,7 @@ CHAT = Form(
     required=("model",), ignores=answer_ignores, dialect="ollama", tag="Ollama",
     prefix="options.", loads="messages",
     summary="The next message of a conversation, as Ollama has it",
-    requests=chat_requests, reply=answer_reply, events=answer_lines,
+    requests=chat_requests, reply=answer_reply, events=answer_lines, stream=STREAM,
 )  # fmt: skip
 GENERATE = Form(
     "OllamaGenerate",
@@ -314,7 +314,7 @@ GENERATE = Form(
     required=("model",), ignores=answer_ignores,
     dialect="ollama", tag="Ollama", prefix="options.", loads="prompt",
     summary="The answer to a prompt, as Ollama has it",
-    requests=generate_requests, reply=answer_reply, events=answer_lines,
+    requests=generate_requests, reply=answer_reply, events=answer_lines, stream=STREAM,
 )  # fmt: skip
 _KEPT = {"model": TEXT, "options": OBJECT, "keep_alive": optional(NUMBER, TEXT)}
 EMBED = Form(

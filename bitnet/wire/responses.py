@@ -445,4 +445,5 @@ RESPONSE = Form(
     ignores=response_ignores, places=response_places, clamps=True,
     dialect="responses", tag="OpenAI", summary="The next items of a conversation",
     id_prefix="resp_", requests=response_requests, reply=response_reply, events=response_events,
+    stream=STREAM,
 )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 import bitnet
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import Request
-from bitnet.wire.routes import ROUTES
+from bitnet.wire.routes import ROUTES, dialect_of
 
 HEAD = {"id": "x", "created": 1, "model": "m", "request_id": "r", "worker_id": "w"}
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
@@ -85,3 +85,9 @@ def test_events_have_the_text_of_the_whole_reply(answered, name):
     assert text_of(form.reply(body, HEAD, [answer])) == answer.text
     assert "".join(map(part_of, events)) == answer.text
     assert len(events) > 2
+
+
+@pytest.mark.parametrize("path", [path for path, form in ROUTES.items() if form.events])
+def test_a_stream_is_written_like_its_last_event_after_a_failure(path):
+    assert ROUTES[path].stream == dialect_of(path).STREAM
+    assert (ROUTES[path].dialect == "ollama") == (ROUTES[path].stream == "lines")
