@@ -9,6 +9,7 @@ import json
 from dataclasses import fields
 
 import pytest
+from tool_models import tool_gguf
 
 import bitnet
 from bitnet.base.errors import Unsupported, UsageError
@@ -68,6 +69,12 @@ BODIES = {
     "/completion": {"prompt": "a"},
     "/v1/embeddings": {"input": "a b"},
     "/api/embed": {"model": "m", "input": "a b", "options": {"num_batch": 3}},
+    "/v1/inference": {"prompt": "a b"},
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "c"}]},
+    "/embedding": {"content": "a b"},
+    "/api/embeddings": {"model": "m", "prompt": "a b", "options": {"num_batch": 3}},
+    "/v1/rerank": {"query": "a", "documents": ["b", {"text": "c"}]},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
 }  # fmt: skip
 #: Objects whose names are the client's own: schemas, arguments of calls, variables, metadata.
 FREE = {"schema", "parameters", "input_schema", "input", "metadata", "chat_template_kwargs"}
@@ -75,8 +82,12 @@ FREE = {"schema", "parameters", "input_schema", "input", "metadata", "chat_templ
 OF_REPLY = {
     "model", "stream", "stream_options", "encoding_format", "output_dtype", "dimensions", "n",
     "normalize", "return_tokens", "response_fields", "t_max_predict_ms", "keep_alive", "options",
-    "truncate", "modalities", "truncation",
+    "truncate", "modalities", "truncation", "top_n", "return_documents", "return_text",
 }  # fmt: skip
+#: What a body has besides the fields that its address requires.
+NEEDED = {"/v1/rerank": ("documents",), "/api/embeddings": ("prompt",)}
+#: Fields that stand in place of a needed one.
+INSTEAD = {"texts": "documents"}
 #: Fields that are of use with another one, or with another model.
 TOGETHER = {
     "top_logprobs": {"logprobs": True},
@@ -89,10 +100,19 @@ OF_OTHER_MODELS = {"think", "system", "raw", "suffix"}
 OF_RESPONSES = {"top_logprobs": {"include": ["message.output_text.logprobs"]}}
 
 
+GAP = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+
+
 @pytest.fixture(scope="module")
-def model():
-    with bitnet.load("bitnet-tiny") as loaded:
+def model(tmp_path_factory):
+    """A model that calls functions and fills gaps."""
+    path = tool_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", control=GAP)
+    with bitnet.load(path, allow_mock=True) as loaded:
         yield loaded
+
+
+def test_every_address_has_a_body():
+    assert set(BODIES) == set(ROUTES)
 
 
 def _objects(value, place=()):
@@ -143,7 +163,7 @@ SAMPLES = (
     [{"role": "user", "content": "other"}], {"regex": "a"}, {"format": {"type": "json_object"}},
     {"effort": "low"}, {"type": "none"}, [{"name": "g", "input_schema": SCHEMA}],
     {"format": {"type": "json_schema", "schema": SCHEMA}}, {"verbosity": "low"},
-    [{"type": "function", "name": "g", "parameters": SCHEMA}],
+    [{"type": "function", "name": "g", "parameters": SCHEMA}], [{"text": "other"}],
 )  # fmt: skip
 
 
@@ -157,12 +177,15 @@ def _known(path):
 def test_a_known_field_changes_the_request_or_is_named(path, name, model):
     """Of the values that are taken, at least one has an effect on the request, or is named."""
     together = OF_RESPONSES if path == "/v1/responses" else TOGETHER
-    plain = {key: BODIES[path][key] for key in ROUTES[path].required} | together.get(name, {})
+    names = [*ROUTES[path].required, *NEEDED.get(path, ())]
+    plain = {key: BODIES[path][key] for key in names} | together.get(name, {})
     before, _ = _requests(path, plain, model)
     outcomes = set()
+    left_out = INSTEAD.get(name, name)
+    begun = {key: value for key, value in plain.items() if key != left_out}
     for value in SAMPLES:
         try:
-            after, named = _requests(path, plain | {name: value}, model)
+            after, named = _requests(path, begun | {name: value}, model)
         except (UsageError, Unsupported):
             continue
         is_named = any(each.split(".")[0] == name for each in named)
