@@ -51,12 +51,14 @@ INFER = [sys.executable, "-m", "bitnet", "infer", "--prompt", "Hello", "--max-to
 
 
 class Engine:
-    """A running engine."""
+    """A running engine; of the source tree *folder*, where one is named."""
 
-    def __init__(self, name, python, model, threads, context, kv_type=""):
-        arguments = [python, WORKER, name, model, str(threads), str(context), kv_type]
+    def __init__(self, name, python, model, threads, context, kv_type="", folder=None):
+        worker = folder / "benchmarks" / WORKER.name if folder else WORKER
+        arguments = [python, worker, name, model, str(threads), str(context), kv_type]
         self.process = subprocess.Popen(
             [str(word) for word in arguments],
+            env=os.environ | {"PYTHONPATH": str(folder)} if folder else None,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
