@@ -90,6 +90,7 @@ register(
     architecture="llama-embed",
     model_types=(),
     gguf_rope_style="interleaved",
+    headless=True,
     llama_cpp=replace(_ANY_BIAS, both_ways=True),
     decoder=_llama_embed,
 )

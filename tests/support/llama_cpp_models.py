@@ -43,6 +43,7 @@ CASES = {
     "gemma": ("gemma", {}),
     # llama.cpp aborts if none of its layers sees the whole text: every sixth does.
     "gemma-embedding": ("gemma-embedding", {"block_count": 6, "attention.sliding_window": 8}),
+    "llama-embed": ("llama-embed", {}),
     "gemma2-attention-scale": ("gemma2", {"attention.scale": 0.4}),
     "gemma3-attention-scale": ("gemma3", {"attention.scale": 0.4}),
     "gemma4": ("gemma4", {}),

@@ -92,7 +92,7 @@ ENCODERS = (
 #: Encoders whose tokens have embeddings of the text they belong to.
 TEXT_TYPES = ("bert", "gte", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe")
 #: Decoders that make vectors of texts: their positions see those behind them.
-EMBEDDERS = ("gemma-embedding",)
+EMBEDDERS = ("gemma-embedding", "llama-embed")
 #: Families whose networks have no gate.
 UNGATED = (
     *("arcee", "bloom", "codeshell", "falcon", "gpt2", "gptj", "gptneox", "mpt", "nemotron"),
@@ -305,6 +305,8 @@ def metadata(architecture, **more):
         keys |= {"attention.temperature_length": 8, "attention.temperature_scale": 0.3} | more
     if architecture in ENCODERS:
         keys |= {"attention.head_count_kv": 4, "attention.causal": False} | more
+    if architecture == "llama-embed":
+        keys = {"attention.causal": False} | keys
     if architecture == "modern-bert":
         keys = {"rope.freq_base": 160000.0, "rope.freq_base_swa": 10000.0} | keys
         keys["attention.sliding_window"] = more.get("attention.sliding_window", 8)
