@@ -74,6 +74,7 @@ ENDS = {
     "codex": "max_output_tokens",
     "opencode": "tiny",
     "aider": "token limit",
+    "qwen": "the context holds",
 }
 ARGUMENTS = {
     "claude": ["-p", TASK, "--permission-mode", "acceptEdits", "--allowedTools", "Read,Edit,Bash"],
@@ -149,8 +150,8 @@ def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
 def test_an_agent_ends_with_a_real_small_model(agent, tmp_path, test_models):
     """For form alone: a model of 135 million parameters reads an agent's prompt and answers it.
 
-    Claude Code's prompt is longer than its context, which Claude Code is told; none of the others
-    gets a call or an edit from it, and each ends by itself.
+    The prompts of Claude Code and Qwen Code are longer than its context, which they are told; none
+    of the others gets a call or an edit from it, and each ends by itself.
     """
     program = program_of(agent)
     work = folders_for(tmp_path)
