@@ -398,7 +398,7 @@ class ModelConfig:
         for fails, fault in chain(own, *map(_faults, self.mixers())):
             if fails:
                 raise InvalidFormat(
-                    f"{self.architecture}: the keys do not describe a transformer: {fault} "
+                    f"the keys do not describe a transformer: {fault} "
                     f"({len(self.blocks)} layers of width {self.dim})",
                     hint="the file is damaged; fetch it again",
                 )

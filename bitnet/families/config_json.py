@@ -15,7 +15,7 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.config_defaults import with_defaults
-from bitnet.families.config_values import check_values
+from bitnet.families.config_values import check_values, list_sizes
 from bitnet.families.experts import expert_count
 from bitnet.families.family import (
     Family,
@@ -26,6 +26,8 @@ from bitnet.families.family import (
     of_model_type,
 )
 from bitnet.families.keys import (
+    BECOMES,
+    COMPARE,
     HARMLESS,
     Config,
     Rule,
@@ -37,7 +39,15 @@ from bitnet.families.keys import (
     without,
 )
 from bitnet.families.outer_models import text_keys
-from bitnet.families.rope import FORMULAS, OF_FAMILIES, PARAMETERS, Scaling, Tables, above_zero
+from bitnet.families.rope import (
+    FORMULAS,
+    OF_FAMILIES,
+    PARAMETERS,
+    Scaling,
+    Tables,
+    above_zero,
+    rope_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -106,7 +116,6 @@ MXFP4: dict[str, Rule] = {
     "dequantize": HARMLESS,
 }
 _BELOW = "quantization_config."
-_COMPARE = "compare config.json with the file that the model's author publishes"
 # A file without one of these is refused, unless transformers' class has a default.
 _STATED = ("hidden_size", "num_attention_heads", "max_position_embeddings")
 _EVERYWHERE = {"rope_type", "type", "rope_theta"}  # keys of any kind of scaling
@@ -143,6 +152,8 @@ class Description:
     factors: Mapping[str, float]  # factors on tensors, in the same way
     quantization: Config  # ``quantization_config``, empty without ternary weights
     ignored: Config  # keys ignored on the user's request, with their values
+    own_names: Mapping[str, str]  # keys of the file by those of GGUF, for messages
+    sizes: str  # the sizes that the file states, for messages
 
     def value(self, key: str) -> Any:
         """The family's own *key*, such as ``block_count``; ``None`` if there is none."""
@@ -163,10 +174,10 @@ def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Desc
     except KeyError as error:
         raise InvalidFormat(
             f"{model}: config.json has no {error.args[0]}, and transformers has no default for it",
-            hint=_COMPARE,
+            hint=COMPARE,
         ) from error
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise InvalidFormat(f"{model}: config.json is wrong: {error}", hint=_COMPARE) from error
+        raise InvalidFormat(f"{model}: config.json is wrong: {error}", hint=COMPARE) from error
 
 
 def _describe(config: Config, quantization: Config, ignored: Config) -> Description:
@@ -175,9 +186,12 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
     family = of_model_type(kind, named) if isinstance(kind, str) else None
     if family is None:
         supported = (name for family in families() for name in family.model_types)
-        raise architecture_refusal(str(kind or ""), supported)
+        raise architecture_refusal(str(kind or ""), supported, key="model_type")
     is_left_out = {key for key in family.nullable if config.get(key) is None}
     config = {key: value for key, value in config.items() if key not in is_left_out}
+    rules = {**READ, **family.config_rules}
+    check_values(config, {name for name, rule in rules.items() if rule.is_read})
+    stated = config
     config = {**family.defaults, **config}
     config |= {name: config[alias] for alias, name in family.aliases.items() if alias in config}
     config = with_defaults(config, str(kind))
@@ -185,8 +199,6 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
         if name not in config and alias in config:
             config[name] = config[alias]  # the default of the class is under its other name
     quantization = quantization or family.quantization
-    rules = {**READ, **family.config_rules}
-    check_values(config, {name for name, rule in rules.items() if rule.is_read})
     _check(config, family)
     if family.transposed_experts and quantization.get("quant_method") == "mxfp4":
         check(quantization, MXFP4, below=_BELOW)
@@ -212,7 +224,20 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
         factors=family.factors(config),
         quantization=quantization,
         ignored=ignored,
+        own_names={f"{name}.{key}": it for key, it in _own_names(stated, family).items()},
+        sizes=list_sizes(stated),
     )
+
+
+def _own_names(stated: Config, family: Family) -> dict[str, str]:
+    """Keys that a file *stated*, by the key of GGUF that each becomes."""
+    aliases = {name: alias for alias, name in family.aliases.items() if alias in stated}
+    names = (*READ, *family.config_rules)
+    return {
+        BECOMES[name]: aliases.get(name, name)
+        for name in names
+        if name in BECOMES and (name in stated or name in aliases)
+    }
 
 
 def _without_ignored(
@@ -261,10 +286,8 @@ def _check(config: Config, family: Family) -> None:
     for key in ("hidden_act", "hidden_activation"):
         allowed = rules.get(key) or neutral(None, family.activation)
         if not allowed.allows(config.get(key)):
-            raise Unsupported(
-                f"{family.title} with activation {config[key]!r}; supported: {family.activation!r}",
-                hint="choose another model",
-            )
+            why = f"{family.title} is computed with {family.activation!r}"
+            raise refusal(key, config[key], why)
     _check_code(config, family)
     for key, value in config.items():
         if key in READ:
@@ -294,7 +317,7 @@ def _first_architecture(config: Config) -> str:
     if not isinstance(named, list):
         raise InvalidFormat(
             f"config.json: architectures is {named!r:.80}, expected a list",
-            hint=_COMPARE,
+            hint=COMPARE,
         )
     return str(named[0])
 
@@ -350,11 +373,19 @@ def _rope(config: Config, keys: Config, family: Family) -> Tables:
     rope = {**config, "head_dim": head_dim}
     if family.layered_rope:
         rope.pop("original_max_position_embeddings", None)
-    return _rope_tables(rope, family)
+    table = rope_table(config)
+    try:
+        return _rope_tables(rope, family, table)
+    except KeyError as error:
+        raise InvalidFormat(f"config.json: {table} has no {error.args[0]}", hint=COMPARE) from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise InvalidFormat(
+            f"config.json: {table} describes no position embedding: {error}", hint=COMPARE
+        ) from error
 
 
-def _rope_tables(config: Config, family: Family) -> Tables:
-    """GGUF keys and tensors of the position embedding of *config*."""
+def _rope_tables(config: Config, family: Family, table: str) -> Tables:
+    """GGUF keys and tensors of the position embedding of *config*, which is in its *table*."""
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     local: dict[str, Any] = {}
     if family.layered_rope:
@@ -364,15 +395,13 @@ def _rope_tables(config: Config, family: Family) -> Tables:
     }
     kind = parameters.get("rope_type") or "default"
     if kind not in PARAMETERS or kind in {*OF_FAMILIES} - {*family.rope_scalings}:
-        raise Unsupported(
-            f"rope scaling {kind!r}; known: {', '.join(PARAMETERS)}", hint="choose another model"
-        )
+        raise refusal(f"{table}.rope_type", kind, f"known are {', '.join(PARAMETERS)}")
     if family.layered_rope and parameters.get("truncate") is False:
         raise refusal("rope_parameters.full_attention.truncate", False)
-    dims = _rotary_dims(config, parameters, family)
+    dims = _rotary_dims(config, parameters, family, table)
     names = {*_EVERYWHERE, *PARAMETERS[kind], *family.rope_parameters, "partial_rotary_factor"}
     rest = {key: value for key, value in parameters.items() if key not in names}
-    check(rest, {}, below="rope_parameters.")
+    check(rest, {}, below=f"{table}.")
     base = above_zero(parameters.get("rope_theta"), config.get("rope_theta"))
     scaled, tensors = FORMULAS[kind](Scaling(config, parameters, base, dims))
     if family.has_freq_factors:
@@ -414,13 +443,14 @@ def _in_one_word(parameters: Config) -> dict[str, Any]:
     return rest | ({"rope_type": kinds.pop()} if kinds else {})
 
 
-def _rotary_dims(config: Config, parameters: Config, family: Family) -> int:
-    """Number of rotary dimensions of a head."""
+def _rotary_dims(config: Config, parameters: Config, family: Family, table: str) -> int:
+    """Number of rotary dimensions of a head, with *parameters* from the *table* of *config*."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial is None or partial == 1.0 or parameters.get("rope_type") == "proportional":
         return int(head_dim)
     if not family.partial_rotation:
         why = "models of this family apply RoPE to whole heads"
-        raise refusal("partial_rotary_factor", partial, why)
+        key = "partial_rotary_factor"
+        raise refusal(f"{table}.{key}" if key in parameters else key, partial, why)
     return int(head_dim * partial)

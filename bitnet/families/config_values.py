@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.dense import MAX_LAYERS
+from bitnet.families.keys import COMPARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 MAX_WIDTH = 2**24  # of a matrix, far above every published one
 MAX_POSITIONS = 2**31 - 1
 _TABLES = ("rope_parameters", "rope_scaling")
-_HINT = "compare config.json with the file that the model's author publishes"
 
 
 @dataclass(frozen=True)
@@ -230,6 +230,7 @@ ROPE_KINDS: dict[str, Kind] = {
     "partial_rotary_factor": _SHARE,
     **_of(_list_of("numbers above 0", _POSITIVE.accepts, MAX_WIDTH), "long_factor short_factor"),
     **_of(_FLAG, "mrope_interleaved truncate"),
+    **_of(_TABLE, "full_attention sliding_attention"),
     "mrope_section": _INTEGERS,
     **_of(Kind("a text", _is_text), "rope_type type"),
 }
@@ -244,6 +245,16 @@ def check_values(config: Config, read: set[str]) -> None:
             _check_value(key, value, kind)
 
 
+def list_sizes(config: Config) -> str:
+    """The sizes that *config*, a ``config.json``, states, for messages."""
+    inner = config.get("text_config")
+    values = {**config, **inner} if isinstance(inner, dict) else config
+    sizes = [
+        f"{key} = {values[key]}" for key in values if key in KINDS and _is_integer(values[key])
+    ]
+    return f"config.json says {', '.join(sizes) or 'no sizes'}"
+
+
 def _rope_values(table: Any, name: str) -> Iterator[tuple[str, Any, Kind]]:
     """Keys, values and kinds of the *table* of a position embedding, and of tables in it."""
     for key, value in (table or {}).items():
@@ -256,7 +267,7 @@ def _rope_values(table: Any, name: str) -> Iterator[tuple[str, Any, Kind]]:
 def _check_value(key: str, value: Any, kind: Kind) -> None:
     if not kind.accepts(value):
         raise InvalidFormat(
-            f"config.json: {key} is {_show(value)}, expected {kind.expected}", hint=_HINT
+            f"config.json: {key} is {_show(value)}, expected {kind.expected}", hint=COMPARE
         )
 
 

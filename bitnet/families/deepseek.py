@@ -17,8 +17,8 @@ from bitnet.families.experts import (
     leading_dense_layers,
 )
 from bitnet.families.family import BIASES, QKV, Family, LlamaCppSupport, register, register_variant
-from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal
-from bitnet.families.rope import magnitude, rope_from
+from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal, value_refusal
+from bitnet.families.rope import magnitude, rope_from, rope_table
 
 if TYPE_CHECKING:
     from bitnet.families.family import Parts
@@ -94,7 +94,7 @@ def _growth_length(keys: Keys) -> int:
 
 
 def _scaling_refusal(keys: Keys, scaling: str, why: str) -> Unsupported:
-    return refusal("rope.scaling.type", scaling, why, model=keys.path.name)
+    return value_refusal(keys, "rope.scaling.type", scaling, why)
 
 
 def _translate(config: Config) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _translate(config: Config) -> dict[str, Any]:
     }
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if (rope.get("rope_type") or rope.get("type")) == "yarn":
-        keys |= _yarn(rope)
+        keys |= _yarn(rope, rope_table(config))
     return keys
 
 
@@ -121,8 +121,11 @@ def _translate_glm(config: Config) -> dict[str, Any]:
     return _translate(config) | {"leading_dense_block_count": first}
 
 
-def _yarn(rope: Config) -> dict[str, Any]:
-    """Keys of ``yarn``, whose factor on scores replaces that on rotated queries and keys."""
+def _yarn(rope: Config, table: str) -> dict[str, Any]:
+    """Keys of ``yarn``, whose factor on scores replaces that on rotated queries and keys.
+
+    *rope* is the *table* of a ``config.json``.
+    """
     everywhere = rope.get("mscale_all_dim")
     bounds = rope.get("beta_fast") or 32, rope.get("beta_slow") or 1, rope.get("truncate", True)
     is_plain = bounds == (32, 1, True) and rope.get("attention_factor") is None
@@ -131,7 +134,7 @@ def _yarn(rope: Config) -> dict[str, Any]:
             "`yarn` is computed with equal `mscale` and `mscale_all_dim`, `beta_fast` 32 and "
             "`beta_slow` 1 only"
         )
-        raise refusal("rope_parameters", dict(rope), why)
+        raise refusal(table, dict(rope), why)
     return {
         "rope.scaling.attn_factor": 1.0,
         "rope.scaling.yarn_log_multiplier": 0.1 * float(everywhere),

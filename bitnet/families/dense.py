@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.blocks import Attention, Block, Branch, Experts, FeedForward, Mixer
 from bitnet.families.blocks import ModelConfig as ModelConfig  # for the families
-from bitnet.families.keys import Config, Keys, contradiction, reads, refusal
+from bitnet.families.keys import (
+    COMPARE,
+    Config,
+    Keys,
+    contradiction,
+    reads,
+    value_refusal,
+)
 from bitnet.families.rope import Rope, rope_from, without_scaling
 
 if TYPE_CHECKING:
@@ -72,7 +79,8 @@ def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[in
         for number in numbers
     )
     if not whole or len(numbers) != layers:
-        raise contradiction(keys, f"{key} does not have an integer for each of {layers:,} layers")
+        problem = f"does not have an integer for each of {layers:,} layers"
+        raise contradiction(keys, f"{keys.own_name(key)} {problem}")
     return tuple(numbers)
 
 
@@ -220,24 +228,25 @@ def check_local_base(keys: Keys, base: float) -> None:
     key = "rope.freq_base_swa"
     if (local := keys.number(key, base)) != base:
         why = f"only that of the other layers, {base:g}, is computed"
-        raise refusal(key, local, why, model=keys.path.name)
+        raise value_refusal(keys, key, local, why)
 
 
 def read_windows(
     keys: Keys, layers: int, *, period: int, window: int, last: bool = True
 ) -> tuple[int, ...]:
     """Window of each layer; by default the *last* layer of each *period* has none, or the first."""
-    pattern = keys.value("attention.sliding_window_pattern", period)
+    key = "attention.sliding_window_pattern"
+    pattern = keys.value(key, period)
     if isinstance(pattern, bool) or not isinstance(pattern, list | int):
         problem = f"is {pattern!r}, expected a number or one entry a layer"
-        raise contradiction(keys, f"attention.sliding_window_pattern {problem}")
+        raise contradiction(keys, f"{keys.own_name(key)} {problem}")
     if not isinstance(pattern, list):
-        pattern = keys.integer("attention.sliding_window_pattern", period)
+        pattern = keys.integer(key, period)
         step = 1 if last else 0
         pattern = [not pattern or (layer + step) % pattern != 0 for layer in range(layers)]
     if len(pattern) != layers:
         problem = f"another number of layers: {len(pattern):,}, expected {layers:,}"
-        raise contradiction(keys, f"attention.sliding_window_pattern is for {problem}")
+        raise contradiction(keys, f"{keys.own_name(key)} is for {problem}")
     return tuple(window if local else 0 for local in pattern)
 
 
@@ -283,7 +292,9 @@ def _window(config: Config) -> int:
     if window is None:
         return 0
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-        raise InvalidFormat(f"config.json: sliding_window is {window!r}, expected at least 1")
+        raise InvalidFormat(
+            f"config.json: sliding_window is {window!r}, expected at least 1", hint=COMPARE
+        )
     return window
 
 
@@ -300,7 +311,10 @@ def layer_kinds(config: Config, kinds: Any, meanings: Mapping[str, Kind]) -> lis
     if kinds is None:
         return None
     if not isinstance(kinds, list) or len(kinds) != config["num_hidden_layers"]:
-        raise ValueError("layer_types for another number of layers")
+        raise ValueError(
+            f"num_hidden_layers is {config['num_hidden_layers']}, and the list of the layers "
+            f"(layer_types) has {len(kinds) if isinstance(kinds, list) else 'no'} entries"
+        )
     unknown = [kind for kind in kinds if kind not in meanings]
     if unknown:
         raise ValueError(f"a layer of the kind {unknown[0]!r} in layer_types")

@@ -207,16 +207,22 @@ def of_model_type(model_type: str, named: str = "") -> Family | None:
     return own or next((family for family in families() if model_type in family.model_types), None)
 
 
-def architecture_refusal(name: str, supported: Iterable[str], *, kind: str = "") -> Unsupported:
-    """Error for a model of the architecture *name*, of the *kind* of a folder or of a file."""
+def architecture_refusal(
+    name: str, supported: Iterable[str], *, kind: str = "", key: str = ""
+) -> Unsupported:
+    """Error for a model of the architecture *name*, of the *kind* of a folder or of a file.
+
+    In a folder it is the value of the *key* of ``config.json``.
+    """
     meaning = kind_of(name, is_folder=not kind)
+    place = f"config.json: {key}: " if key else ""
     if meaning:
         return Unsupported(
-            f"Unsupported {kind}architecture: {name}, {meaning}",
+            f"{place}Unsupported {kind}architecture: {name}, {meaning}",
             hint="choose a model of another family: bitnet search qwen3",
         )
     return Unsupported(
-        f"Unsupported {kind}architecture: {name or '(none)'}. "
+        f"{place}Unsupported {kind}architecture: {name[:80] or '(none)'}. "
         f"Supported: {', '.join(sorted(supported))}",
         hint="choose a model of one of these families",
     )

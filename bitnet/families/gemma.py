@@ -284,7 +284,8 @@ def _attentions(keys: Keys, layers: int, dim: int) -> list[Attention]:
     head_dim = keys.integer("attention.key_length_swa", full.head_dim)
     if keys.integer("attention.value_length_swa", head_dim) != head_dim:
         raise contradiction(
-            keys, f"attention.value_length_swa is not {head_dim}, the width of keys"
+            keys,
+            f"{keys.own_name('attention.value_length_swa')} is not {head_dim}, the width of keys",
         )
     # Layers with a window have frequencies of their own, without scaling.
     local = replace(

@@ -17,7 +17,16 @@ from bitnet.families.dense import (
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import ATTENTION, LlamaCppSupport, register, register_variant
 from bitnet.families.fused_rows import split_projections
-from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, refusal
+from bitnet.families.keys import (
+    HARMLESS,
+    Config,
+    Keys,
+    neutral,
+    reads,
+    refusal,
+    value_refusal,
+)
+from bitnet.families.rope import rope_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -287,7 +296,7 @@ _NEARNESS = 0.02  # twice the router_jitter_noise that all models have, of no ke
 
 def _phimoe(keys: Keys) -> ModelConfig:
     if (used := keys.integer("expert_used_count")) != 2:
-        raise refusal("expert_used_count", used, "its router chooses two", model=keys.path.name)
+        raise value_refusal(keys, "expert_used_count", used, "its router chooses two")
     mixture = experts(
         keys,
         width=sizes(keys).ffn,
@@ -307,7 +316,7 @@ def _phimoe_keys(config: Config) -> dict[str, Any]:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     factors = {rope.get("short_mscale"), rope.get("long_mscale")} - {None}
     if len(factors) > 1:
-        raise refusal("rope_parameters", dict(rope), "only equal mscales are computed")
+        raise refusal(rope_table(config), dict(rope), "only equal mscales are computed")
     keys = everywhere(config)
     for factor in factors:
         keys["rope.scaling.attn_factor"] = float(factor or 1)

@@ -33,7 +33,16 @@ from bitnet.families.family import (
     register,
     register_variant,
 )
-from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
+from bitnet.families.keys import (
+    HARMLESS,
+    Config,
+    Keys,
+    contradiction,
+    neutral,
+    reads,
+    refusal,
+    value_refusal,
+)
 from bitnet.families.states import MAMBA2_CONFIG, MAMBA2_KEYS, mamba2, mamba2_values
 
 _SUPPORT = LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight"))
@@ -141,7 +150,10 @@ def _hybrid_keys(config: Config) -> dict[str, Any]:
     heads = config["mamba_n_heads"]
     width = config["mamba_expand"] * config["hidden_size"]
     if config["mamba_d_head"] not in ("auto", width // heads):
-        raise ValueError(f"{heads} heads of {config['mamba_d_head']}, which are not {width} wide")
+        raise ValueError(
+            f"mamba_n_heads {heads} of mamba_d_head {config['mamba_d_head']} do not have "
+            f"mamba_expand times hidden_size, {width}"
+        )
     kv_heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     keys = _check_scales(config) | {
         "attention.head_count_kv": [kv_heads if attends else 0 for attends in has_attention],
@@ -263,9 +275,7 @@ _FACTORS = ("freqs", "factors_long", "factors_short")
 def _minicpm(keys: Keys) -> ModelConfig:
     for key in _SCALES:  # before 2025 files had none, and llama.cpp assumes those of one size
         if keys.number(key) <= 0:
-            value = keys.number(key)
-            label = keys.path.name
-            raise refusal(key, value, "it is above 0", model=label)
+            raise value_refusal(keys, key, keys.number(key), "it is above 0")
     return _with_scales(keys)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat, Unsupported
@@ -25,6 +25,8 @@ RopeStyle = Literal["interleaved", "half"]
 Config: TypeAlias = Mapping[str, Any]  # a ``config.json``
 
 
+#: Hint of errors about a folder, whose files may be as they were published.
+COMPARE = "compare the folder's files with those that the model's author publishes"
 _CONFIG = "config.json"
 _LARGEST = 2**32 - 1
 # Third-party conversions of BitNet use other prefixes for their keys.
@@ -43,6 +45,8 @@ class Keys:
     # (``half``)
     rope_style: RopeStyle
     config: Config | None = None  # ``config.json``, if the container is a folder
+    # the folder's own names of keys and tensors, by GGUF's; empty if the container is a file
+    own_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -59,9 +63,21 @@ class Keys:
         if default is not ...:
             return default
         raise InvalidFormat(
-            f"{self.path.name}: the key {self.architecture}.{key} is missing",
-            hint="the file was converted incompletely; choose another conversion",
+            f"{self.path.name}: the key {self.own_name(key)} is missing",
+            hint="the file was converted incompletely; choose another conversion"
+            if self.config is None
+            else COMPARE,
         )
+
+    def own_name(self, key: str) -> str:
+        """Name of the architecture's own *key* in the container, for messages.
+
+        In a folder that is the key of ``config.json`` that it is made of.
+        """
+        if self.config is None:
+            return f"{self.architecture}.{key}"
+        name = self.own_names.get(f"{self.architecture}.{key}") or name_in_config(key, self.config)
+        return f"{name} in {_CONFIG}"
 
     def integer(self, key: str, default: Any = ...) -> int:
         """The integer *key*, an unsigned 32-bit number, GGUF's type for these."""
@@ -82,8 +98,22 @@ class Keys:
         """The tensor *name* decoded; ``None`` if it does not exist."""
         raise NotImplementedError
 
+    def tensor_name(self, name: str) -> str:
+        """The container's own name of the tensor that is GGUF's *name*, for messages.
+
+        A tensor that is missing from a folder has the name of its sibling in another layer.
+        """
+        if name in self.own_names or self.config is None:
+            return self.own_names.get(name, name)
+        block, _, rest = name.removeprefix("blk.").partition(".")
+        for sibling, own in self.own_names.items():
+            number, _, part = sibling.removeprefix("blk.").partition(".")
+            if part == rest and sibling.startswith("blk.") and own.count(f".{number}.") == 1:
+                return own.replace(f".{number}.", f".{block}.")
+        return f"{rest} of layer {block}" if name.startswith("blk.") else name
+
     def _wrong_value(self, key: str, value: Any, expected: str) -> InvalidFormat:
-        name = f"{self.architecture}.{key}"
+        name = self.own_name(key)
         return contradiction(self, f"the key {name} is {value!r}, expected {expected}")
 
 
@@ -154,9 +184,20 @@ def refusal(
     )
 
 
+def value_refusal(keys: Keys, key: str, value: Any, why: str) -> Unsupported:
+    """Error for the architecture's own *key*, whose *value* a family does not compute."""
+    label = keys.path.name
+    if keys.config is None:
+        return refusal(keys.own_name(key), value, why, model=label)
+    return Unsupported(
+        f"{label}: {keys.own_name(key)}, {_show(value)}: {why}", hint="choose another model"
+    )
+
+
 def contradiction(keys: Keys, problem: str) -> InvalidFormat:
     """Error for keys or tensors that contradict each other."""
-    return InvalidFormat(f"{keys.path.name}: {problem}", hint="the file is damaged; fetch it again")
+    hint = "the file is damaged; fetch it again" if keys.config is None else COMPARE
+    return InvalidFormat(f"{keys.path.name}: {problem}", hint=hint)
 
 
 def without(keys: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = "") -> dict[str, Any]:
@@ -233,6 +274,40 @@ BECOMES = {
     "topk_group": "expert_group_used_count",
     "v_head_dim": "attention.value_length_mla",
 }
+
+# Keys of ``config.json`` that GGUF's other keys are made of; of several names the first that is
+# there counts.
+_MADE_OF = {
+    "attention.head_count_kv": "num_key_value_heads layer_types layers_block_type",
+    "attention.recurrent_layers": "layer_types full_attention_interval",
+    "attention.scale": "query_pre_attn_scalar attention_multiplier head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "layer_types sliding_window_pattern",
+    "expert_count": "num_experts num_local_experts n_routed_experts moe_num_experts",
+    "feed_forward_length": "intermediate_size block_ff_dim n_inner hidden_size",
+    "rope.dimension_count": "partial_rotary_factor head_dim hidden_size",
+    "rope.freq_base": "rope_theta rope_parameters rope_scaling",
+    "rope.freq_base_swa": "rope_local_base_freq rope_parameters rope_scaling",
+}
+
+
+def name_in_config(key: str, config: Config) -> str:
+    """The key of *config*, a ``config.json``, that GGUF's *key* is made of.
+
+    *config* of an outer model may have it below ``text_config``.
+    """
+    inner = config.get("text_config")
+    tables = (config, inner) if isinstance(inner, Mapping) else (config,)
+    if key.startswith("rope.") and key not in _MADE_OF:
+        names = ["rope_scaling", "rope_parameters"]
+    else:
+        names = _MADE_OF.get(key, "").split()
+    names += [name for name, gguf in BECOMES.items() if gguf == key]
+    for name in names:
+        if any(name in table for table in tables):
+            return name
+    return names[0] if names else key.rpartition(".")[2]
+
 
 _OFF = neutral(0, False, note="not computed")
 #: For every family.

@@ -49,6 +49,7 @@ from bitnet.families.keys import (
     reads,
     refusal,
 )
+from bitnet.families.rope import rope_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,7 +218,7 @@ def _ministral_keys(config: Config) -> dict[str, Any]:
     rope = config.get("rope_scaling") or config["rope_parameters"]
     if (rope.get("rope_type") or rope.get("type")) == "dynamic":
         why = "GGUF has one key for both the original context and the period of that growth"
-        raise refusal("rope_parameters.rope_type", "dynamic", why)
+        raise refusal(f"{rope_table(config)}.rope_type", "dynamic", why)
     original = rope["original_max_position_embeddings"]
     return everywhere(config) | {
         "attention.temperature_scale": float(rope["llama_4_scaling_beta"]),

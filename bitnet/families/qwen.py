@@ -34,7 +34,15 @@ from bitnet.families.family import (
     register,
     register_variant,
 )
-from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
+from bitnet.families.keys import (
+    HARMLESS,
+    Config,
+    Keys,
+    contradiction,
+    neutral,
+    reads,
+    value_refusal,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -139,9 +147,7 @@ def _qwen35(keys: Keys) -> ModelConfig:
     sections = keys.value("rope.dimension_sections", _sections(pairs))
     if not isinstance(sections, list) or sections != _sections(pairs):
         why = f"only {_sections(pairs)}, which cover all {pairs} pairs, is computed"
-        key = "rope.dimension_sections"
-        label = keys.path.name
-        raise refusal(key, sections, why, model=label)
+        raise value_refusal(keys, "rope.dimension_sections", sections, why)
     heads = keys.integer("ssm.time_step_rank")
     linear = DeltaNet(
         heads=heads,
@@ -194,11 +200,12 @@ def _linear_layers(keys: Keys, layers: int) -> list[bool]:
     if recurrent is None:
         period = keys.integer("full_attention_interval", _PERIOD)
         if not period:
-            raise contradiction(keys, "full_attention_interval is 0, expected at least 1")
+            name = keys.own_name("full_attention_interval")
+            raise contradiction(keys, f"{name} is 0, expected at least 1")
         return [(layer + 1) % period != 0 for layer in range(layers)]
     if not isinstance(recurrent, list) or len(recurrent) != layers:
         problem = f"is {recurrent!r}, expected {layers} entries"
-        raise contradiction(keys, f"attention.recurrent_layers {problem}")
+        raise contradiction(keys, f"{keys.own_name('attention.recurrent_layers')} {problem}")
     return [bool(value) for value in recurrent]
 
 
@@ -207,7 +214,7 @@ def _qwen35_keys(config: Config) -> dict[str, Any]:
     if is_linear is None:
         period = config.get("full_attention_interval", _PERIOD)
         is_linear = [(layer + 1) % period != 0 for layer in range(config["num_hidden_layers"])]
-    rope = config.get("rope_parameters") or {}
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     return {
         "attention.recurrent_layers": is_linear,

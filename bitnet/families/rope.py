@@ -138,16 +138,27 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
         long_freq_factors=long,
     )
     if not _FACTORS[0] <= factor <= _FACTORS[1]:
-        raise contradiction(checkpoint, f"rope.scaling.factor is {factor:g}")
+        raise contradiction(
+            checkpoint, f"{checkpoint.own_name('rope.scaling.factor')} is {factor:g}"
+        )
     attention_factor = checkpoint.number("rope.scaling.attn_factor", 1.0)
     for key, number in (
         ("rope.freq_base", rope.theta),
         ("rope.scaling.attn_factor", attention_factor),
     ):
         if number <= 0:
-            raise contradiction(checkpoint, f"{key} is {number:g}, expected a number above 0")
+            name = checkpoint.own_name(key)
+            raise contradiction(checkpoint, f"{name} is {number:g}, expected a number above 0")
     implied = 1.0
     if scaling == "yarn":
+        for key, is_usable in (
+            ("rope.dimension_count", dims > 0 and dims % 2 == 0),
+            ("rope.freq_base", rope.theta > 1),
+            ("rope.scaling.original_context_length", original > 1),
+        ):
+            if not is_usable:
+                name = checkpoint.own_name(key)
+                raise contradiction(checkpoint, f"no frequencies of yarn follow from {name}")
         divided_by = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)
         implied = rope.frequencies(1)[1] / magnitude(factor, divided_by)
     return replace(rope, attention_factor=attention_factor * implied)
@@ -175,6 +186,12 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _CONTEXT),
 }
 _NO_TURN = 1e30  # a factor that leaves nothing of a frequency, as llama.cpp's converter writes it
+
+
+def rope_table(config: Config) -> str:
+    """Name of the table in *config*, a ``config.json``, that describes its position embedding."""
+    names = ("rope_scaling", "rope_parameters", "rope_theta")
+    return next((name for name in names if config.get(name)), "rope_parameters")
 
 
 class Scaling(NamedTuple):

@@ -103,7 +103,10 @@ def _width(config: Config) -> int:
         width = config["mamba_expand"] * config["hidden_size"]
     head_dim = config["mamba_d_head"]
     if head_dim != "auto" and head_dim * heads != width:
-        raise ValueError(f"{heads} heads of {head_dim}, which are not {width} wide")
+        raise ValueError(
+            f"mamba_n_heads {heads} of mamba_d_head {head_dim} do not have the width "
+            f"mamba_d_ssm, or mamba_expand times hidden_size, {width}"
+        )
     return int(width)
 
 
@@ -234,6 +237,8 @@ def _mixture(keys: Keys, width: int) -> Experts:
 
 def _nemotron_keys(config: Config) -> dict[str, Any]:
     kinds = config.get("layers_block_type") or config.get("layer_types")
+    if kinds is None and "hybrid_override_pattern" not in config:
+        raise KeyError("layers_block_type")
     if kinds is None:
         kinds = [_KINDS[letter] for letter in config["hybrid_override_pattern"]]
     kinds = [_FORMER_NAMES.get(kind, kind) for kind in kinds]

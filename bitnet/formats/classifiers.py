@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.heads import INNER, SCORES
-from bitnet.families.keys import refusal
+from bitnet.families.keys import COMPARE, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Inventory
     from bitnet.quants.weight import Weight
 
-_AGAIN = "fetch the whole model again"
 _FUNCTIONS: dict[str, ScoreFunction] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
     "torch.nn.modules.linear.Identity": "none",
@@ -41,7 +40,7 @@ def classifier_keys(
     missing = [own for own, gguf, _ in family.classifier if f"{gguf}.weight" not in weights]
     if missing:
         raise InvalidFormat(
-            f"{model}: {missing[0]}.weight, a layer of the classifier, is missing", hint=_AGAIN
+            f"{model}: {missing[0]}.weight, a layer of the classifier, is missing", hint=COMPARE
         )
     count = weights[f"{SCORES}.weight"].shape[0]
     keys: dict[str, Any] = {
@@ -64,7 +63,7 @@ def _labels(config: Config, count: int, model: str) -> list[str]:
     if by_number.keys() != {str(label) for label in range(count)}:
         raise InvalidFormat(
             f"{model}: config.json names {len(by_number)} labels, the classifier scores {count}",
-            hint=_AGAIN,
+            hint=COMPARE,
         )
     return [by_number[str(label)] for label in range(count)]
 

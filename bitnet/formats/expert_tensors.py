@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat
+from bitnet.families.keys import COMPARE
 from bitnet.quants.types import by_name
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def stack_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight
         if sorted(experts) != list(range(len(experts))) or len(kinds) > 1 or name in stacked:
             raise InvalidFormat(
                 f"{model}: {name} is incomplete, or its {len(experts):,} experts differ in shape",
-                hint="compare the weights with those that the model's author publishes",
+                hint=COMPARE,
             )
         shape = len(experts), *experts[0].shape
         pieces = tuple(experts[number].data for number in range(len(experts)))
@@ -72,7 +73,7 @@ def stack_norms(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
         if sorted(heads) != list(range(len(heads))) or len(kinds) > 1 or name in stacked:
             raise InvalidFormat(
                 f"{model}: {name} is incomplete, or its {len(heads):,} heads differ in shape",
-                hint="fetch the whole model again",
+                hint=COMPARE,
             )
         rows = np.concatenate([heads[number].data for number in range(len(heads))])
         stacked[name] = replace(heads[0], shape=(len(heads), *heads[0].shape), data=rows)
@@ -91,7 +92,7 @@ def split_gates(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
         if rows % 2:
             raise InvalidFormat(
                 f"{model}: {name} of shape {tensor.shape} is not a gate and as large a matrix",
-                hint="compare the weights with those that the model's author publishes",
+                hint=COMPARE,
             )
         *experts, _, columns = tensor.shape
         for half, part in enumerate(("gate", "up")):
@@ -162,7 +163,7 @@ def turn_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]
         except (KeyError, ValueError) as error:
             raise InvalidFormat(
                 f"{model}: {name} of shape {tensor.shape} is not a matrix of experts: {error}",
-                hint="compare the weights with those that the model's author publishes",
+                hint=COMPARE,
             ) from error
         quant = by_name("MXFP4") if kind == "_blocks" else tensor.quant
         names = ("gate", "up") if part == "gate_up" else (part,)

@@ -23,6 +23,7 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.base.invocation import shell_quote
 from bitnet.families import config_json
 from bitnet.families.heads import RANKS, SCORES, YES_NO
+from bitnet.families.keys import COMPARE
 from bitnet.families.tensor_names import SCALES, classifier_name, gguf_name
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_COMPARE = "compare config.json and the weights with those that the model's author publishes"
 _NUMBERS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}  # of which a tensor is made, bit by bit
 _ONLINE = {"linear_class": "autobitlinear", "quantization_mode": "online"}
 
@@ -76,13 +76,14 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
     tensors, names = _rename(stored, description, folder)
     numbers = _take_numbers(tensors, description, folder)
+    own_names = {name: tensor.name for name, tensor in tensors.items()}
     _check_tensors(tensors, description, folder)
     has_norms = has_input_norms(tensors)
     if description.quantization.get("use_rms_norm") and not has_norms:
         raise InvalidFormat(
             f"{folder.name}: quantization_config speaks of norms before every projection, and "
             "there are none",
-            hint=_COMPARE,
+            hint=COMPARE,
         )
     # BitNet's embedding models have these norms, and nothing else says that they are ternary.
     bits = BitLinear.of(description.quantization or (_ONLINE if has_norms else {}))
@@ -128,6 +129,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         weights,
         description.family.rope_style,
         config=outer,
+        own_names={**description.own_names, **own_names},
         ignored=description.ignored,
         text_limit=sentence_transformers.text_limit(files, longest, is_encoder=is_encoder),
         prompts=sentence_transformers.prompts(files),
@@ -171,7 +173,7 @@ def _rename(
         if name in names:
             raise InvalidFormat(
                 f"{folder.name}: {names[name]} and {original} are the same part of the model",
-                hint=_COMPARE,
+                hint=COMPARE,
             )
         names[name] = original
     if left_out:
@@ -210,7 +212,7 @@ def _take_numbers(
             if values.size != 1:
                 raise InvalidFormat(
                     f"{folder.name}: layer {layer} has {values.size} numbers {name}, expected 1",
-                    hint=_COMPARE,
+                    hint=COMPARE,
                 )
             numbers.append(float(values[0]))
     return keys
@@ -226,7 +228,7 @@ def _split(tensors: Mapping[str, Weight], description: Description) -> dict[str,
             split[name] = tensor
             continue
         for part, rows in parts.items():
-            split[name.removesuffix(end) + part] = _reorder(replace(tensor, name=name), rows)
+            split[name.removesuffix(end) + part] = _reorder(tensor, rows, description)
     return split
 
 
@@ -243,7 +245,7 @@ def _check_tensors(tensors: Mapping[str, Weight], description: Description, fold
         raise InvalidFormat(
             f"{folder.name}: lm_head.weight is missing, and tie_word_embeddings is false in "
             "config.json, or left out and false by default",
-            hint=_COMPARE,
+            hint=COMPARE,
         )
     size = description.vocab_size
     rows = embedding.shape[0] if embedding is not None and embedding.shape else size
@@ -251,9 +253,11 @@ def _check_tensors(tensors: Mapping[str, Weight], description: Description, fold
         raise InvalidFormat(
             f"{folder.name}: vocab_size is {size} in config.json, and the embedding has {rows} "
             "rows",
-            hint=_COMPARE,
+            hint=COMPARE,
         )
     layers = description.value("block_count")
+    family = description.family
+    keys_of = {part: key for key, parts in family.biases.items() if key for part in parts}
     parts = [f"blk.{n}.{part}" for n in range(layers) for part in description.biases]
     parts += [part for part in description.biases if part == "output"]
     expected = {f"{part}.bias" for part in parts if f"{part}.weight" in tensors}
@@ -266,9 +270,16 @@ def _check_tensors(tensors: Mapping[str, Weight], description: Description, fold
         and not name.startswith("cls.")
     }
     there = {f"{part}.bias" for part in matrices if f"{part}.bias" in tensors}
+    there -= {name for name in there if _number_of_layer(name) >= layers}  # nothing has them
     for name in sorted(expected ^ there):
-        problem = "is missing" if name in expected else "is present, and config.json has none"
-        raise InvalidFormat(f"{folder.name}: {name} {problem}", hint=_COMPARE)
+        matrix = name.removesuffix(".bias")
+        own_name = f"{tensors[f'{matrix}.weight'].name.removesuffix('.weight')}.bias"
+        key = keys_of.get(matrix.rpartition(".")[2], "")
+        place = f"{key} in config.json" if key else "config.json"
+        problem = f"is missing, and {place} says that it is there"
+        if name not in expected:
+            problem = f"is there, and {place} says that it is not"
+        raise InvalidFormat(f"{folder.name}: {own_name} {problem}", hint=COMPARE)
 
 
 def _weight(
@@ -278,6 +289,7 @@ def _weight(
     bits: BitLinear | None,
     module: str,
 ) -> Weight:
+    own_name = tensors[name].name
     weight = replace(tensors[name], name=name)
     function = description.values.get(_end(name))
     if function is not None:
@@ -285,13 +297,14 @@ def _weight(
             values = function(registry.dequantize(weight))
         except (ValueError, IndexError) as error:
             raise InvalidFormat(
-                f"{name} of shape {weight.shape} does not fit the sizes in config.json: {error}",
-                hint=_COMPARE,
+                f"{own_name} of shape {weight.shape} does not fit the sizes: {error}; "
+                f"{description.sizes}",
+                hint=COMPARE,
             ) from error
         return _floats(name, values)
     order = description.orders.get(_end(name))
     if order is not None:
-        return _reorder(weight, order)
+        return replace(_reorder(tensors[name], order, description), name=name)
     if description.family.norms_from_zero and name.endswith("norm.weight"):
         # The checkpoint stores the factor minus one; GGUF stores the factor.
         return _floats(name, registry.dequantize(weight) + np.float32(1))
@@ -306,13 +319,16 @@ def _weight(
             return _floats(name, registry.dequantize(weight) * np.float32(bits.factor(name, scale)))
     if weight.quant.name == "U8" and matrix:
         raise Unsupported(
-            f"{name}: packed weights, and quantization_config does not say that they are BitNet's",
+            f"{own_name}: packed weights, and quantization_config does not say that they are "
+            "BitNet's",
             hint="choose another model",
         )
     return weight
 
 
-def _reorder(weight: Weight, order: Callable[[NDArray[Any]], NDArray[Any]]) -> Weight:
+def _reorder(
+    weight: Weight, order: Callable[[NDArray[Any]], NDArray[Any]], description: Description
+) -> Weight:
     """*weight* with its numbers in another *order*, in the same encoding."""
     numbers = _NUMBERS.get(weight.quant.name)
     if numbers is None:
@@ -324,8 +340,9 @@ def _reorder(weight: Weight, order: Callable[[NDArray[Any]], NDArray[Any]]) -> W
         ordered = np.ascontiguousarray(order(weight.data.view(numbers).reshape(weight.shape)))
     except (ValueError, IndexError) as error:
         raise InvalidFormat(
-            f"{weight.name} of shape {weight.shape} does not fit the sizes in config.json: {error}",
-            hint=_COMPARE,
+            f"{weight.name} of shape {weight.shape} does not fit the sizes: {error}; "
+            f"{description.sizes}",
+            hint=COMPARE,
         ) from error
     return replace(weight, shape=ordered.shape, data=ordered.reshape(-1).view(np.uint8))
 
@@ -339,6 +356,11 @@ def _multiply(weights: dict[str, Weight], factors: Mapping[str, float]) -> None:
     for name, weight in weights.items():
         if (factor := factors.get(_end(name), 1.0)) != 1:
             weights[name] = replace(weight, scale=weight.scale * factor)
+
+
+def _number_of_layer(name: str) -> int:
+    """Number of the layer of a tensor by GGUF's *name*; -1 outside of all layers."""
+    return int(name.split(".", 2)[1]) if name.startswith("blk.") else -1
 
 
 def _end(name: str) -> str:
@@ -381,7 +403,7 @@ class BitLinear:
             )
         except re.error as error:
             raise InvalidFormat(
-                f"config.json: modules_to_not_convert: {error}", hint=_COMPARE
+                f"config.json: modules_to_not_convert: {error}", hint=COMPARE
             ) from error
 
     def weight(self, name: str, plain: Weight, scale: Weight | None) -> Weight:
@@ -459,7 +481,7 @@ def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
     numbers = [tensors.get(f"{stem}.{kind}") for kind in ("scales", "biases")]
     if any(tensor is None or not tensor.quant.known for tensor in numbers):
         raise InvalidFormat(
-            f"{stem}: scales or biases of packed weights are missing, or not numbers", hint=_COMPARE
+            f"{stem}: scales or biases of packed weights are missing, or not numbers", hint=COMPARE
         )
     scales, biases = (registry.dequantize(tensor) for tensor in numbers if tensor)
     rows = words.shape[0]
@@ -469,7 +491,7 @@ def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
         raise InvalidFormat(
             f"{stem}: codes of shape {words.shape}, scales of {scales.shape} and biases of "
             f"{biases.shape} do not belong together",
-            hint=_COMPARE,
+            hint=COMPARE,
         )
     d = -biases
     halves = d.astype(np.float16)

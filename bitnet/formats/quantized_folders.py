@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.keys import HARMLESS, Rule, check, neutral, read
+from bitnet.families.keys import COMPARE, HARMLESS, Rule, check, neutral, read
 from bitnet.quants import registry, types
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 KEY = "quantization_config"
 HINT = "fetch the model's folder of plain weights, or a GGUF file of it: bitnet search qwen3"
-_COMPARE = "compare the folder's files with those that the model's author publishes"
 _BELOW = f"{KEY}."
 #: Methods whose weights are not read, and their names for users.
 _NOT_READ = {
@@ -203,7 +202,7 @@ def _only_scheme(quantization: Mapping[str, Any], model: str) -> Mapping[str, An
     """The numbers of every matrix, as ``config_groups`` states them."""
     groups = quantization.get("config_groups")
     if not isinstance(groups, dict) or not groups:
-        raise InvalidFormat(f"{model}: {_BELOW}config_groups has no group", hint=_COMPARE)
+        raise InvalidFormat(f"{model}: {_BELOW}config_groups has no group", hint=COMPARE)
     schemes = [
         group.get("weights") if isinstance(group, dict) else None for group in groups.values()
     ]
@@ -259,7 +258,7 @@ def _codes_of(
     if codes.quant.name != "I32":
         return _read_floats(codes, model)
     if whole is None:
-        raise InvalidFormat(f"{model}: {codes.name} has no weight_shape", hint=_COMPARE)
+        raise InvalidFormat(f"{model}: {codes.name} has no weight_shape", hint=COMPARE)
     rows, columns = (int(size) for size in _read_integers(whole, model).reshape(-1)[:2])
     packed = _read_integers(codes, model)
     values = _unpack_words(packed, _bits_of(scheme, model), columns)
@@ -339,7 +338,7 @@ def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], mod
             scales += np.float32(facts["nested_offset"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InvalidFormat(
-            f"{model}: the state of the codes {name} is wrong: {error}", hint=_COMPARE
+            f"{model}: the state of the codes {name} is wrong: {error}", hint=COMPARE
         ) from error
     count = math.prod(shape)
     pairs = codes.data.reshape(-1)
@@ -373,7 +372,7 @@ def _spread(
         block = (rows // grid.shape[0], width // grid.shape[1])
     is_pair = isinstance(block, list | tuple) and len(block) == 2
     if not is_pair or not all(type(size) is int and size > 0 for size in block):
-        raise InvalidFormat(f"{model}: {_BELOW}weight_block_size is {block!r:.80}", hint=_COMPARE)
+        raise InvalidFormat(f"{model}: {_BELOW}weight_block_size is {block!r:.80}", hint=COMPARE)
     if grid.shape != (-(-rows // block[0]), -(-width // block[1])):
         raise _no_grid(name, grid, shape, model)
     tall = np.repeat(grid, block[0], axis=0)[:rows]
@@ -414,11 +413,11 @@ def _unlike(tensor: Weight, expected: str, model: str) -> InvalidFormat:
     return InvalidFormat(
         f"{model}: {tensor.name} is {tensor.quant.name} of shape {tensor.shape}, expected "
         f"{expected}",
-        hint=_COMPARE,
+        hint=COMPARE,
     )
 
 
 def _no_grid(name: str, grid: NDArray[Any], shape: tuple[int, ...], model: str) -> InvalidFormat:
     return InvalidFormat(
-        f"{model}: scales of shape {grid.shape} do not fit {name} of shape {shape}", hint=_COMPARE
+        f"{model}: scales of shape {grid.shape} do not fit {name} of shape {shape}", hint=COMPARE
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base.errors import InvalidFormat
+from bitnet.families.config_values import list_sizes
 from bitnet.families.family import architecture_refusal, check_keys, families, find_zero, of_gguf
 from bitnet.families.hadamard import hadamard_basis
 from bitnet.families.heads import RANKS, classifier, projections
-from bitnet.families.keys import refusal
+from bitnet.families.keys import COMPARE, refusal, value_refusal
 from bitnet.formats.checkpoint import has_input_norms
 from bitnet.formats.outside_keys import check_outside_keys
 from bitnet.formats.sentence_transformers import POOLINGS
@@ -17,6 +19,7 @@ from bitnet.models.transformer import Model
 
 if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig, Pooling
+    from bitnet.families.family import Family
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.program import Ops
     from bitnet.models.exact_head.head import HeadMode
@@ -37,14 +40,13 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     if checkpoint.gguf is not None and (zero := find_zero(checkpoint.metadata, family)):
         why = "llama.cpp computes no usable logits with 0, so no file can mean that"
         raise refusal(zero, 0, why, model=label)
-    config = family.decoder(checkpoint)
+    config = _decoder_of(checkpoint, family)
     scales = {attention.scale for attention in config.attentions} if reads_no_scale else set()
     for usual in scales:
         scale = checkpoint.number("attention.scale", usual)
         if scale and abs(scale - usual) > 1e-4 * usual:
             why = f"only {usual:g}, one over the root of the head's width, is computed"
-            key = f"{checkpoint.architecture}.attention.scale"
-            raise refusal(key, scale, why, model=label)
+            raise value_refusal(checkpoint, "attention.scale", scale, why)
     of_checkpoint: dict[str, Any] = {
         "pooling": _pooling(checkpoint, config),
         "classifier": classifier(checkpoint),
@@ -58,6 +60,19 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
     }
     drafter = replace(config.drafter, **of_checkpoint) if config.drafter else None
     return replace(config, drafter=drafter, **of_checkpoint)
+
+
+def _decoder_of(checkpoint: Checkpoint, family: Family) -> ModelConfig:
+    """The blocks of *checkpoint*; an error about a folder has the sizes of its ``config.json``."""
+    label = f"{checkpoint.path.name}: "
+    try:
+        return family.decoder(checkpoint)
+    except InvalidFormat as error:
+        message = label + error.message.removeprefix(label)
+        if checkpoint.config is None:
+            raise InvalidFormat(message, hint=error.hint) from None
+        sizes = list_sizes(checkpoint.config)
+        raise InvalidFormat(f"{message}; {sizes}", hint=COMPARE) from None
 
 
 def _pooling(checkpoint: Checkpoint, config: ModelConfig) -> Pooling:

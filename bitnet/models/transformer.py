@@ -18,7 +18,9 @@ import numpy as np
 from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
 from bitnet.base.machine import lock_pages
 from bitnet.base.quantities import human_size
+from bitnet.families.config_values import list_sizes
 from bitnet.families.heads import HEAD_NORM
+from bitnet.families.keys import COMPARE
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.kernels.instructions import ACTIVATIONS
 from bitnet.kernels.program import Interpreter, Segment
@@ -322,9 +324,17 @@ def bind(
 
 def _check_fit(checkpoint: Checkpoint, expected: Layout) -> None:
     if wrong := list(differences(checkpoint, expected)):
+        lines = "\n  ".join(wrong)
+        if checkpoint.config is not None:
+            sizes = list_sizes(checkpoint.config)
+            raise InvalidFormat(
+                f"{checkpoint.path.name}: {len(wrong)} tensors do not have the sizes that "
+                f"follow from config.json:\n  {lines}\n{sizes}",
+                hint=COMPARE,
+            )
         raise InvalidFormat(
             f"{checkpoint.path.name}: {len(wrong)} tensors do not fit a model of architecture "
-            f"{expected.decoder.architecture}:\n  " + "\n  ".join(wrong),
+            f"{expected.decoder.architecture}:\n  {lines}",
             hint="the file is incomplete or was converted for another architecture",
         )
 
@@ -333,11 +343,12 @@ def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
     """Missing, unexpected and misshapen tensors, one line for each."""
     for name, shape in expected.required.items():
         if name not in checkpoint.weights:
-            yield f"{name} {shape} is missing"
+            yield f"{checkpoint.tensor_name(name)} {shape} is missing"
     for name, weight in checkpoint.weights.items():
         its_shape = expected.required.get(name) or expected.optional.get(name)
         if its_shape is None:
             if name not in _READ_ELSEWHERE and not name.startswith(expected.decoder.left_out):
-                yield f"{name} {weight.shape} is unexpected"
+                yield f"{checkpoint.tensor_name(name)} {weight.shape} is unexpected"
         elif weight.shape != its_shape and (1, *weight.shape) != its_shape:
-            yield f"{name} has shape {weight.shape}, expected {its_shape}"
+            own = checkpoint.tensor_name(name)
+            yield f"{own} has shape {weight.shape}, expected {its_shape}"

@@ -21,6 +21,7 @@ from bitnet.base.findings import Finding, worst
 from bitnet.base.invocation import shell_quote
 from bitnet.base.quantities import human_size
 from bitnet.base.tables import quantity
+from bitnet.families.keys import COMPARE
 from bitnet.formats.containers import container_of, open_checkpoint
 from bitnet.formats.generation import read_generation_settings
 from bitnet.formats.gguf_audit import audit, code_counts
@@ -303,6 +304,8 @@ class _Examination:
         expected = layout(self.config)
         if wrong := list(differences(checkpoint, expected)):
             hint = "the file is incomplete or was converted for another architecture"
+            if checkpoint.config is not None:
+                hint = COMPARE
             return self._report("failed", summarize(wrong), hint)
         self.fits = True
         names = sorted({weight.quant.name for weight in checkpoint.weights.values()})

@@ -249,7 +249,7 @@ def test_master_weights_become_ternary(tmp_path):
     [
         ({"model_type": "other"}, "Unsupported architecture: other. Supported: .*llama"),
         ({"model_type": None}, "Unsupported architecture"),
-        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"hidden_act": "gelu"}, 'hidden_act = "gelu"'),
     ],
 )
 def test_what_we_cannot_run_is_named(tmp_path, changed, said):

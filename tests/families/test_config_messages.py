@@ -1,0 +1,129 @@
+"""Refusals of a folder's configuration: in the folder's own words, by a key that it has."""
+
+import json
+import random
+import re
+
+import pytest
+from config_mutants import MODELS, VALUES, changed, mutants_of, open_model, paths_of
+
+from bitnet.base.errors import BitnetError
+from bitnet.families.config_values import KINDS, ROPE_KINDS
+from bitnet.families.keys import BECOMES, COMMON
+
+SLICE = 400
+# Names of GGUF that no folder has: keys with a point or that only GGUF spells so, and tensors.
+_OF_GGUF = {
+    name
+    for name in (*BECOMES.values(), *COMMON)
+    if name not in BECOMES and ("." in name or name in ("block_count", "context_length"))
+}
+_TENSORS = re.compile(r"\bblk\.\d|\btoken_embd|\boutput_norm\.|\battn_(q|k|v)\b|\bffn_(up|gate)\b")
+_DAMAGE = ("damaged", "fetch it again", "fetch the whole model again", "converted")
+
+
+def with_former_table(config):
+    """*config* with the table of its position embedding under the name that transformers 4 had."""
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        return config
+    theta = {"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}
+    rest = {key: value for key, value in config.items() if key != "rope_parameters"}
+    return {**rest, **theta, "rope_scaling": rope}
+
+
+def keys_in(config):
+    """Names of all keys in *config*, at every depth."""
+    return {part for path in paths_of(config) for part in path if not str(part).isdigit()}
+
+
+def check_message(error, config, path, *, removed=""):
+    """The *error* on *config*, changed at *path*, has the folder's words only."""
+    message = error.message
+    for name in _OF_GGUF:
+        assert not re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", message), (path, message)
+    assert not _TENSORS.search(message), (path, message)
+    hint = error.hint or ""
+    assert not any(word in hint for word in _DAMAGE), (path, message, hint)
+    words = set(re.findall(r"\w+", message))
+    missing = re.search(r"has no (\w+)", message)
+    is_named = missing is not None and missing[1] in {*KINDS, *ROPE_KINDS}
+    assert is_named or words & (keys_in(config) | {removed}), (path, message)
+    ignorable = re.search(r"--ignore-key (\S+)", hint)
+    if ignorable and not removed:
+        assert set(ignorable[1].split(".")) <= keys_in(config), (path, message, hint)
+
+
+def refuse(name, config, folder, monkeypatch):
+    """The error with which the model *name* with *config* is refused, or None."""
+    try:
+        open_model(name, config, folder, monkeypatch)
+    except BitnetError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("former", [False, True], ids=["rope_parameters", "rope_scaling"])
+def test_a_refusal_has_the_folders_own_words_and_a_key_it_has(former, tmp_path, monkeypatch):
+    mutants = [(name, *mutant) for name in MODELS for mutant in mutants_of(name)]
+    refused = 0
+    for name, path, value in random.Random(46 + former).sample(mutants, SLICE):
+        config = changed(name, path, value)
+        config = with_former_table(config) if former else config
+        error = refuse(name, config, tmp_path, monkeypatch)
+        if error is not None:
+            check_message(error, config, path)
+            refused += 1
+    assert refused > SLICE // 3
+
+
+def smaller_and_larger(name):
+    """Mutations of sizes: numbers of the right kind that fit nothing else."""
+    for path in paths_of(MODELS[name]["config"]):
+        table = MODELS[name]["config"]
+        for key in path:
+            table = table[key]
+        if type(table) is int and table > 0:
+            yield from ((path, table * 2), (path, table + 1), (path, max(table // 2, 1)))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma4-e2b", "deepseek3", "falcon-h1", "qwen3.5"])
+def test_a_size_that_fits_nothing_is_refused_by_its_key(name, tmp_path, monkeypatch):
+    refused = 0
+    for path, value in smaller_and_larger(name):
+        config = changed(name, path, value)
+        error = refuse(name, config, tmp_path, monkeypatch)
+        if error is not None:
+            check_message(error, config, path)
+            if "tensors do not" in error.message:
+                assert str(path[-1]) in error.message, error.message
+            refused += 1
+    assert refused > 4
+
+
+def test_a_key_that_is_left_out_is_named_if_it_is_missed(tmp_path, monkeypatch):
+    refused = 0
+    for name in ("llama", "phi3-longrope", "gemma3", "granitehybrid", "lfm2", "qwen3.5"):
+        for path in paths_of(MODELS[name]["config"]):
+            if len(path) > 1:
+                continue
+            config = json.loads(json.dumps(MODELS[name]["config"]))
+            del config[path[0]]
+            error = refuse(name, config, tmp_path, monkeypatch)
+            if error is not None:
+                check_message(error, config, path, removed=path[0])
+                refused += 1
+    assert refused > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_refusal_of_a_family_has_the_folders_own_words(name, tmp_path, monkeypatch):
+    refused = 0
+    for path, value in (*mutants_of(name), *smaller_and_larger(name)):
+        for config in (changed(name, path, value), with_former_table(changed(name, path, value))):
+            error = refuse(name, config, tmp_path, monkeypatch)
+            if error is not None:
+                check_message(error, config, path)
+                refused += 1
+    assert refused > len(VALUES)
