@@ -24,7 +24,7 @@ from bitnet.convert.engines import differences
 from bitnet.convert.metadata import metadata
 from bitnet.convert.mixtures import mixture_types, read_importance
 from bitnet.convert.tensors import Job, job
-from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.containers import open_checkpoint, open_gguf
 from bitnet.formats.gguf_write import NewTensor, file_size, write_new
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.models.hidden_program import layout
@@ -110,7 +110,7 @@ class ConversionPlan:
         views = [view for job in self.jobs for view in job.weight.views]
 
         def check(path: Path) -> None:
-            written = open_checkpoint(path).weights
+            written = open_gguf(path).weights  # without the warnings, which name the file
             for planned, (tensor, digest) in zip(self.jobs, results, strict=True):
                 raw = written[tensor.name].data[: planned.size_bytes].data
                 if hashlib.sha256(raw).digest() != digest:

@@ -29,6 +29,11 @@ Config: TypeAlias = Mapping[str, Any]  # a ``config.json``
 COMPARE = "compare the folder's files with those that the model's author publishes"
 _CONFIG = "config.json"
 _LARGEST = 2**32 - 1
+# Of these llama.cpp b11434 reads one number for all layers, or one for each (``get_key_or_arr``).
+_OF_LAYERS = {
+    *("attention.head_count", "attention.head_count_kv"),
+    *("expert_feed_forward_length", "expert_used_count", "feed_forward_length"),
+}
 # Third-party conversions of BitNet use other prefixes for their keys.
 _PREFIXES_OF_BITNET = ("bitnet-b1.58", "bitnet", "llama")
 
@@ -82,6 +87,8 @@ class Keys:
     def integer(self, key: str, default: Any = ...) -> int:
         """The integer *key*, an unsigned 32-bit number, GGUF's type for these."""
         value = self.value(key, default)
+        if isinstance(value, list) and key in _OF_LAYERS:
+            value = self._common_value(key, value)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
             raise self._wrong_value(key, value, f"an integer from 0 to {_LARGEST:,}")
         return value
@@ -111,6 +118,20 @@ class Keys:
             if part == rest and sibling.startswith("blk.") and own.count(f".{number}.") == 1:
                 return own.replace(f".{number}.", f".{block}.")
         return f"{rest} of layer {block}" if name.startswith("blk.") else name
+
+    def _common_value(self, key: str, values: list[Any]) -> Any:
+        """The value of *key* in every layer, from *values* of all layers."""
+        layers = self.integer("block_count")
+        if len(values) != layers:
+            problem = f"has {len(values):,} entries, expected one for each of {layers:,} layers"
+            raise contradiction(self, f"{self.own_name(key)} {problem}")
+        if any(value != values[0] for value in values):
+            label = f"{self.path.name}: {self.own_name(key)}"
+            raise Unsupported(
+                f"{label} differs between layers, which is not computed for this architecture",
+                hint="choose another model",
+            )
+        return values[0] if values else 0
 
     def _wrong_value(self, key: str, value: Any, expected: str) -> InvalidFormat:
         name = self.own_name(key)

@@ -3,15 +3,16 @@
     adapter = read_adapter(Path("adapter"))
     adapter.pairs["blk.0.attn_q.weight"].a  # (rank, inputs); in a folder by its model's own names
 
-An adapted product is ``y = W x + scale * B (A x)`` (arXiv:2106.09685). What changes a model in any
-other way is refused by name.
+An adapted product is ``y = W x + scale * B (A x)`` (arXiv:2106.09685). PEFT's folders may also have
+magnitudes of rows, to which the sum is scaled (DoRA, arXiv:2402.09353), factors of the embedding,
+and whole matrices (``modules_to_save``). What changes a model in any other way is refused by name.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,11 @@ TENSORS = "adapter_model.safetensors"
 _AGAIN = "fetch the adapter again"
 _FILE_NAME = re.compile(r"(?P<matrix>.+)\.lora_(?P<part>[ab])")
 _FOLDER_NAME = re.compile(r"base_model\.model\.(?P<matrix>.+)\.lora_(?P<part>[AB])\.weight")
+# Factors of an embedding are stored transposed, so that B is the first of the product.
+_EMBEDDING = re.compile(r"base_model\.model\.(?P<matrix>.+)\.lora_embedding_(?P<part>[AB])")
+_MAGNITUDE = re.compile(r"base_model\.model\.(?P<matrix>.+)\.lora_magnitude_vector(\.weight)?")
+# A whole matrix, or that below the factors of an embedding, which PEFT saves beside them.
+_WHOLE = re.compile(r"base_model\.model\.(?P<matrix>.+?)(\.base_layer)?\.weight")
 
 # Keys of adapter_config.json that say nothing about the computation.
 _NEUTRAL = frozenset(
@@ -41,6 +47,7 @@ _NEUTRAL = frozenset(
     | {"peft_version", "target_modules", "exclude_modules", "layers_to_transform"}
     | {"layers_pattern", "task_type", "runtime_config", "megatron_core", "qalora_group_size"}
     | {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
+    | {"use_dora", "modules_to_save"}  # their tensors say the same
 )
 # Other keys, and the values with which they change nothing; by default those that are false.
 _USUAL = {
@@ -67,6 +74,10 @@ class Adapter:
     pairs: Mapping[str, Pair]
     architecture: str  # of the model it is for, as GGUF names it; "" if it does not say
     is_gguf: bool  # it is a file of llama.cpp
+    # Euclidean norms of the rows of adapted matrices, ``(outputs,)``, by name as in *pairs*
+    magnitudes: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    # matrices that replace those of the model, by name
+    matrices: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 def read_adapter(path: Path) -> Adapter:
@@ -114,13 +125,39 @@ def _of_folder(path: Path) -> Adapter:
     if TENSORS not in files:
         raise NotFound(f"{path} has no {TENSORS}", hint="save the adapter as safetensors")
     factors = {}
+    magnitudes = {}
+    matrices = {}
     for name, tensor in safetensors.read_file(files, TENSORS).items():
         if not tensor.quant.known:
             raise _refusal(path, name, f"it is {tensor.quant.name}")
-        factors[name] = registry.dequantize(tensor)
-    pairs = _pairs(path, factors, _FOLDER_NAME, partial(_scale, path, config))
+        values = registry.dequantize(tensor)
+        if match := _EMBEDDING.fullmatch(name):
+            swapped = {"A": "B", "B": "A"}[match["part"]]
+            factors[f"base_model.model.{match['matrix']}.lora_{swapped}.weight"] = values.T
+        elif match := _MAGNITUDE.fullmatch(name):
+            magnitudes[f"{match['matrix']}.weight"] = _finite(values, name, path)
+        elif _FOLDER_NAME.fullmatch(name) is None and (match := _WHOLE.fullmatch(name)):
+            matrices[f"{match['matrix']}.weight"] = _finite(values, name, path)
+        else:
+            factors[name] = values
+    pairs: dict[str, Pair] = {}
+    if factors or not matrices:
+        pairs = _pairs(path, factors, _FOLDER_NAME, partial(_scale, path, config))
     named = {f"{name}.weight": pair for name, pair in pairs.items()}
-    return Adapter(path, named, "", is_gguf=False)
+    for name in magnitudes.keys() - named.keys():
+        raise InvalidFormat(f"{path.name}: {name} has magnitudes and no factors", hint=_AGAIN)
+    if config.get("use_dora") and magnitudes.keys() != named.keys():
+        raise InvalidFormat(
+            f"{path.name}: {CONFIG} says use_dora, and not all factors have magnitudes", hint=_AGAIN
+        )
+    return Adapter(path, named, "", is_gguf=False, magnitudes=magnitudes, matrices=matrices)
+
+
+def _finite(values: NDArray[np.float32], name: str, path: Path) -> NDArray[np.float32]:
+    """*values* of the tensor *name*, if all of them are finite."""
+    if not np.isfinite(values).all():
+        raise InvalidFormat(f"{path.name}: {name} is infinite or NaN", hint=_AGAIN)
+    return values
 
 
 def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> float:
@@ -179,6 +216,6 @@ def _pairs(
 
 def _refusal(path: Path, what: str, why: str) -> Unsupported:
     return Unsupported(
-        f"{path.name}: {what}: {why}; only low-rank products (LoRA) are computed",
+        f"{path.name}: {what}: {why}; only LoRA and DoRA are computed",
         hint="merge the adapter into its model with PEFT, and run that",
     )

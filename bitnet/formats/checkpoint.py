@@ -263,6 +263,8 @@ class Checkpoint(Keys):
     # names of matrices that adapters change; ``NAME.lora_a`` and ``NAME.lora_b`` are among the
     # weights
     adapted: frozenset[str] = frozenset()
+    # names of tensors that are not the model's own but an adapter's, or changed by one
+    replaced: frozenset[str] = frozenset()
     kv_type: KVType = "f16"  # form of the keys and values that it is run with
 
     def numbers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:

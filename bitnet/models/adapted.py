@@ -2,14 +2,17 @@
 
     checkpoint = with_adapters(open_checkpoint(path), [("adapter.gguf", 1.0)])
 
-The weights stay as they are. ``hidden_program.py`` adds ``B (A x)`` behind each adapted product.
+The weights stay as they are, and ``hidden_program.py`` adds ``B (A x)`` behind each adapted product
+of a block. The embedding and the head, matrices of a DoRA, and those that an adapter has whole are
+computed here once, as float32. The rules are those of PEFT 0.21: a head that is the embedding stays
+what the embedding was.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +29,16 @@ from bitnet.models.orders import row_order
 from bitnet.quants import registry, types
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.quants.weight import Weight
+
+_EMBEDDING = "token_embd.weight"
+_HEAD = "output.weight"
 
 
 def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
@@ -70,10 +79,24 @@ def split_adapters(
 def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]) -> Checkpoint:
     """*checkpoint* with the *adapters*, each with a factor on all that it adds."""
     pairs: dict[str, list[Pair]] = {}
+    changes: dict[str, NDArray[np.float32]] = {}
     for path, factor in adapters:
-        for name, pair in _for_model(read_adapter(path), checkpoint).items():
-            pairs.setdefault(name, []).append(pair._replace(scale=pair.scale * factor))
-    weights = dict(checkpoint.weights)
+        adapter = read_adapter(path)
+        own = _for_model(adapter, checkpoint)
+        own.pairs = {
+            name: pair._replace(scale=pair.scale * factor) for name, pair in own.pairs.items()
+        }
+        if own.matrices and factor != 1:
+            raise UsageError(
+                f"{path.name} has whole matrices, which have no factor",
+                hint=f"run it as it is: --lora {path}",
+            )
+        merged = _merge(own, checkpoint, changes)
+        changes |= merged
+        for name, pair in own.pairs.items():
+            if name not in merged:
+                pairs.setdefault(name, []).append(pair)
+    weights = _with_changes(checkpoint, changes)
     for name, named_pairs in pairs.items():
         # Several adapters are one of the sum of their ranks.
         a = np.concatenate([pair.a for pair in named_pairs])
@@ -81,11 +104,77 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
         for key, values in ((f"{name}.lora_a", a), (f"{name}.lora_b", b.astype(np.float32))):
             weight = registry.quantize(key, values, types.by_id(0))
             weights[key] = replace(weight, rounds_input=False)
-    return replace(checkpoint, weights=weights, adapted=checkpoint.adapted | pairs.keys())
+    return replace(
+        checkpoint,
+        weights=weights,
+        adapted=checkpoint.adapted | pairs.keys(),
+        replaced=checkpoint.replaced | changes.keys(),
+    )
 
 
-def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> dict[str, Pair]:
-    """Pairs of *adapter* by GGUF name, with rows as *checkpoint* has them."""
+@dataclass
+class _Changes:
+    """What an adapter changes, by GGUF name, with rows as the model has them."""
+
+    pairs: dict[str, Pair]
+    magnitudes: dict[str, NDArray[np.float32]]
+    matrices: dict[str, NDArray[np.float32]]
+    label: str  # the adapter, for messages
+
+
+def _merge(
+    own: _Changes, checkpoint: Checkpoint, before: Mapping[str, NDArray[np.float32]]
+) -> dict[str, NDArray[np.float32]]:
+    """New values of the matrices that *own* does not change by a product beside them.
+
+    *before* has those that other adapters have changed.
+    """
+    beside = {_EMBEDDING, _HEAD}
+    names = {*own.matrices, *own.magnitudes, *(beside & own.pairs.keys())}
+    merged = {}
+    for name in sorted(names):
+        if name in before:
+            raise Unsupported(
+                f"{own.label} changes {name}, which an adapter before it changes, too",
+                hint="merge the adapters into their model with PEFT, and run that",
+            )
+        weight = checkpoint.weights[_stored_name(name, checkpoint)]
+        values = own.matrices.get(name)
+        if values is None:
+            values = registry.dequantize(replace(weight, scale=1.0))
+        pair = own.pairs.get(name)
+        if pair is not None:
+            added = pair.b.astype(np.float64) @ pair.a.astype(np.float64) * pair.scale
+            values = (values + added).astype(np.float32)
+        magnitudes = own.magnitudes.get(name)
+        if magnitudes is not None:
+            norms = np.linalg.norm(values.astype(np.float64), axis=1)
+            values = (values * (magnitudes / norms)[:, None]).astype(np.float32)
+        merged[name] = values
+    return merged
+
+
+def _with_changes(
+    checkpoint: Checkpoint, changes: Mapping[str, NDArray[np.float32]]
+) -> dict[str, Weight]:
+    """Tensors of *checkpoint* with the new values *changes*."""
+    weights = dict(checkpoint.weights)
+    if _EMBEDDING in changes and _HEAD not in weights:  # the head stays what it was
+        weights[_HEAD] = replace(weights[_EMBEDDING], name=_HEAD)
+    for name, values in changes.items():
+        scale = checkpoint.weights[_stored_name(name, checkpoint)].scale
+        changed = registry.quantize(name, values, types.by_id(0))
+        weights[name] = replace(changed, scale=scale, rounds_input=False)
+    return weights
+
+
+def _stored_name(name: str, checkpoint: Checkpoint) -> str:
+    """Name of the tensor that is the matrix *name*: the head may be the embedding."""
+    return _EMBEDDING if name == _HEAD and _HEAD not in checkpoint.weights else name
+
+
+def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
+    """What *adapter* changes, by GGUF name, with rows as *checkpoint* has them."""
     name = adapter.path.name
     model = checkpoint.path.name
     if adapter.architecture not in ("", checkpoint.architecture):
@@ -103,38 +192,65 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> dict[str, Pair]:
         )
     products = layout(config).products
     family = of_gguf(checkpoint.architecture)
-    pairs = {}
-    for key, pair in adapter.pairs.items():
+    outer: set[str] = set() if adapter.is_gguf else {_EMBEDDING, _HEAD}
+    changes = _Changes({}, {}, {}, name)
+    for key in dict.fromkeys((*adapter.pairs, *adapter.matrices)):
         matrix = key if adapter.is_gguf or family is None else gguf_name(key, family)
-        weight = checkpoint.weights.get(matrix)
-        if matrix not in products or weight is None:
+        weight = checkpoint.weights.get(_stored_name(matrix, checkpoint))
+        is_whole = key in adapter.matrices
+        if matrix not in (outer if is_whole else products | outer) or weight is None:
             raise Unsupported(
-                f"{name} changes {key}, which is not a matrix in a product of {model}'s blocks",
-                hint="train it for the matrices of attention and feed-forward network only",
+                f"{name} changes {key}, which is not a matrix in a product of {model}'s blocks"
+                f"{', or is saved whole' if is_whole else ''}",
+                hint="train it for the matrices of attention and feed-forward network, the "
+                "embedding and the head only",
             )
         if registry.rounds_activations(weight):
             raise Unsupported(
                 f"{name} changes {key}, whose products round their inputs in {model}",
                 hint="run it without --lora",
             )
-        if weight.shape != (len(pair.b), pair.a.shape[1]):
-            raise InvalidFormat(
-                f"{name}: {key} is for a matrix of shape {(len(pair.b), pair.a.shape[1])}, that of "
-                f"{model} has {weight.shape}",
-                hint="use the model that the adapter was trained on",
-            )
-        pairs[matrix] = _in_order(matrix, pair, adapter, checkpoint, config)
-    return pairs
+        shapes = [adapter.matrices[key].shape] if is_whole else []
+        if key in adapter.pairs:
+            pair = adapter.pairs[key]
+            shapes.append((len(pair.b), pair.a.shape[1]))
+        for shape in shapes:
+            if weight.shape != shape:
+                raise InvalidFormat(
+                    f"{name}: {key} is for a matrix of shape {shape}, that of {model} has "
+                    f"{weight.shape}",
+                    hint="use the model that the adapter was trained on",
+                )
+        order = _order_of(matrix, adapter, checkpoint, config)
+        if is_whole:
+            changes.matrices[matrix] = adapter.matrices[key]
+        if key in adapter.pairs:
+            pair = adapter.pairs[key]
+            # A folder's factors on its matrices are on what is added to them, too.
+            is_merged = matrix in outer or key in adapter.magnitudes
+            factor = 1.0 if adapter.is_gguf or is_merged else weight.scale
+            rows = pair.b if order is None else pair.b[order]
+            changes.pairs[matrix] = pair._replace(b=rows, scale=pair.scale * factor)
+        if key in adapter.magnitudes:
+            magnitudes = adapter.magnitudes[key].reshape(-1)
+            if magnitudes.shape != weight.shape[:1] or matrix == _EMBEDDING:
+                raise Unsupported(
+                    f"{name}: magnitudes of shape {magnitudes.shape} for {key}; only those of the "
+                    "rows of a product are computed",
+                    hint="merge the adapter into its model with PEFT, and run that",
+                )
+            changes.magnitudes[matrix] = magnitudes if order is None else magnitudes[order]
+    return changes
 
 
-def _in_order(
-    matrix: str, pair: Pair, adapter: Adapter, checkpoint: Checkpoint, config: ModelConfig
-) -> Pair:
-    """*pair* with the rows of *matrix* in the order of *checkpoint*: GGUF has one of its own."""
+def _order_of(
+    matrix: str, adapter: Adapter, checkpoint: Checkpoint, config: ModelConfig
+) -> NDArray[np.intp] | None:
+    """Order of the rows of *matrix* in *checkpoint*, if it is not that of *adapter*."""
     family = of_gguf(checkpoint.architecture)
     is_file = checkpoint.gguf is not None
     if adapter.is_gguf == is_file or family is None:
-        return pair
+        return None
     if any(isinstance(cache, State) for cache in config.caches):
         raise Unsupported(
             f"{adapter.path.name} is for a {'folder' if is_file else 'GGUF file'}, where rows of "
@@ -142,6 +258,6 @@ def _in_order(
             hint="run it with the model in the same form",
         )
     order = row_order(matrix, replace(checkpoint, rope_style=family.rope_style), config)
-    if order is None:
-        return pair
-    return pair._replace(b=pair.b[order if is_file else np.argsort(order)])
+    if order is None or is_file:
+        return order
+    return np.argsort(order)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base.errors import InferenceError, InvalidFormat, UsageError
+from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported, UsageError
 from bitnet.base.machine import lock_pages
 from bitnet.base.quantities import human_size
 from bitnet.families.config_values import list_sizes
@@ -91,6 +91,11 @@ class Model:
         ops = self.ops
         by_row = read_by_row(checkpoint, config, ops, exact_head)
         bound = base._weights if base else None
+        if base and "output.weight" in checkpoint.replaced:
+            raise Unsupported(
+                "an adapter that requests name changes the output head, which all answers share",
+                hint="run every answer with it: --lora FILE, without a name",
+            )
         self._weights: dict[str, Prepared] = bind(
             checkpoint, config, ops, by_row=by_row, bound=bound
         )
@@ -286,7 +291,11 @@ def bind(
     _check_fit(checkpoint, expected)
     if bound is None:
         ops.expect(checkpoint.weights.values())
-    shared = {name: weight for name, weight in (bound or {}).items() if not name.endswith(FACTORS)}
+    shared = {
+        name: weight
+        for name, weight in (bound or {}).items()
+        if not name.endswith(FACTORS) and name not in checkpoint.replaced
+    }
     prepared = {}
     for name, weight in checkpoint.weights.items():
         is_scale = name.endswith(".scale") and name not in expected.required

@@ -52,12 +52,13 @@ class PromptFacts:
 
     def __init__(self, model: Model, checkpoint: Checkpoint, tokenizer: str) -> None:
         """That of *model*, loaded from *checkpoint*; *tokenizer* is the digest of its source."""
-        weights = [
-            weight for weight in checkpoint.weights.values() if not weight.name.endswith(FACTORS)
-        ]
-        self._adapters = [
-            weight for weight in checkpoint.weights.values() if weight.name.endswith(FACTORS)
-        ]
+        added = {
+            name
+            for name in checkpoint.weights
+            if name.endswith(FACTORS) or name in checkpoint.replaced
+        }
+        weights = [its for name, its in checkpoint.weights.items() if name not in added]
+        self._adapters = [its for name, its in checkpoint.weights.items() if name in added]
         self._files = files_behind(view for weight in weights for view in weight.views)
         self._loose = [weight for weight in weights if not files_behind(weight.views)]
         self._description = repr([_describe(weight) for weight in weights])

@@ -180,8 +180,6 @@ def test_scales_are_those_of_peft(tmp_path):
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"use_dora": True}, "use_dora"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"peft_type": "IA3"}, "peft_type"),
@@ -198,9 +196,9 @@ def test_what_is_more_than_low_rank_products_is_refused_by_name(config, named, t
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        ("base_model.model.lm_head.weight", Unsupported),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", Unsupported),
-        ("base_model.model.model.layers.0.mlp.up_proj.lora_magnitude_vector", Unsupported),
+        ("base_model.model.lm_head.bias", Unsupported),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", InvalidFormat),
+        ("base_model.model.model.layers.0.mlp.gate_proj.lora_magnitude_vector", InvalidFormat),
         ("base_model.model.model.layers.0.mlp.gate_proj.lora_A.weight", InvalidFormat),
     ],
 )
@@ -209,6 +207,20 @@ def test_other_tensors_of_a_folder_are_refused(tensor, reason, tmp_path):
     folder = peft_folder(tmp_path / "peft", pairs, {tensor: np.ones((4, 6), "f4")})
     with pytest.raises(reason, match=r"lm_head|embed_tokens|magnitude|gate_proj"):
         read_adapter(folder)
+
+
+def test_a_dora_without_magnitudes_is_refused(tmp_path):
+    pairs = {"model.layers.0.mlp.up_proj": factors(8, 6)}
+    folder = peft_folder(tmp_path / "peft", pairs, use_dora=True)
+    with pytest.raises(InvalidFormat, match="use_dora, and not all factors have magnitudes"):
+        read_adapter(folder)
+
+
+def test_a_whole_matrix_of_a_block_is_refused_by_name(tmp_path):
+    whole = {"base_model.model.model.layers.0.input_layernorm.weight": np.ones(256, "f4")}
+    folder = peft_folder(tmp_path / "peft", {}, whole)
+    with pytest.raises(Unsupported, match="input_layernorm.weight, which is not .* saved whole"):
+        with_adapters(tiny("llama"), [(folder, 1.0)])
 
 
 @pytest.mark.parametrize(

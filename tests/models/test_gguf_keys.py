@@ -45,6 +45,32 @@ def test_a_key_that_is_not_computed_is_refused_by_name(key, value):
         config_from(tiny("llama", **{key: value}))
 
 
+@pytest.mark.parametrize(
+    "key", ["attention.head_count", "attention.head_count_kv", "feed_forward_length"]
+)
+def test_a_number_for_each_layer_that_is_the_same_in_all_is_that_number(key):
+    plain = tiny("llama")
+    value = plain.value(key)
+    of_layers = config_from(tiny("llama", **{key: [value, value]}))
+    assert repr(of_layers) == repr(config_from(plain))
+
+
+def test_numbers_that_differ_between_layers_are_not_called_damage():
+    with pytest.raises(Unsupported, match=r"llama\.feed_forward_length differs between") as raised:
+        config_from(tiny("llama", feed_forward_length=[128, 64]))
+    assert "damaged" not in raised.value.hint
+
+
+def test_numbers_for_another_number_of_layers_are_a_contradiction():
+    with pytest.raises(InvalidFormat, match="has 3 entries, expected one for each of 2 layers"):
+        config_from(tiny("llama", feed_forward_length=[128, 128, 128]))
+
+
+def test_a_list_where_llama_cpp_reads_one_number_is_damage():
+    with pytest.raises(InvalidFormat, match=r"llama\.context_length is \[64, 64\]"):
+        config_from(tiny("llama", context_length=[64, 64]))
+
+
 def test_a_refusal_says_how_to_go_on():
     with pytest.raises(Unsupported) as raised:
         config_from(tiny("qwen2", use_parallel_residual=True))
