@@ -224,7 +224,7 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
         factors=family.factors(config),
         quantization=quantization,
         ignored=ignored,
-        own_names={f"{name}.{key}": it for key, it in _own_names(stated, family).items()},
+        own_names={f"{name}.{key}": own for key, own in _own_names(stated, family).items()},
         sizes=list_sizes(stated),
     )
 

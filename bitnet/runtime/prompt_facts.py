@@ -57,8 +57,8 @@ class PromptFacts:
             for name in checkpoint.weights
             if name.endswith(FACTORS) or name in checkpoint.replaced
         }
-        weights = [its for name, its in checkpoint.weights.items() if name not in added]
-        self._adapters = [its for name, its in checkpoint.weights.items() if name in added]
+        weights = [weight for name, weight in checkpoint.weights.items() if name not in added]
+        self._adapters = [weight for name, weight in checkpoint.weights.items() if name in added]
         self._files = files_behind(view for weight in weights for view in weight.views)
         self._loose = [weight for weight in weights if not files_behind(weight.views)]
         self._description = repr([_describe(weight) for weight in weights])

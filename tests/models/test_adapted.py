@@ -219,7 +219,7 @@ def test_a_dora_without_magnitudes_is_refused(tmp_path):
 def test_a_whole_matrix_of_a_block_is_refused_by_name(tmp_path):
     whole = {"base_model.model.model.layers.0.input_layernorm.weight": np.ones(256, "f4")}
     folder = peft_folder(tmp_path / "peft", {}, whole)
-    with pytest.raises(Unsupported, match="input_layernorm.weight, which is not .* saved whole"):
+    with pytest.raises(Unsupported, match=r"input_layernorm\.weight, which is not .* saved whole"):
         with_adapters(tiny("llama"), [(folder, 1.0)])
 
 
