@@ -18,6 +18,7 @@ from bitnet.families.keys import RopeStyle, without
 from bitnet.formats import mapped_file, safetensors
 from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
 from bitnet.formats.gguf import GGUF, MAGIC
+from bitnet.formats.other_folders import refuse_other_folder
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ def container_of(path: Path) -> Callable[[Path, Collection[str]], Checkpoint]:
                 raise mapped_file.empty(path.name)
             if MAGIC.startswith(head[: len(MAGIC)]):  # shorter than that, it is a truncated one
                 return open_gguf
+        if path.is_dir():
+            refuse_other_folder(path)
         if safetensors.recognises(path):
             from bitnet.formats.hf_checkpoint import open_folder  # what a GGUF file does without
 

@@ -35,7 +35,8 @@ from bitnet.formats.expert_tensors import (
     stack_norms,
     turn_experts,
 )
-from bitnet.formats.quantized_folders import unpack_quantized
+from bitnet.formats.other_folders import ADAPTER
+from bitnet.formats.quantized_folders import refuse_other_quantization, unpack_quantized
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
@@ -69,9 +70,18 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
             f"{path.name} is not one of the files of the model in {folder}",
             hint=shell_quote(folder),
         )
+    if ADAPTER in files:
+        logger.warning(
+            "%s: %s: transformers would run the model with this adapter; here it counts with "
+            "--lora %s",
+            folder.name,
+            ADAPTER,
+            shell_quote(folder),
+        )
     if bits_of_mlx is not None:
         stored = _repack(stored, bits_of_mlx)
         config = {key: outer[key] for key in outer if key not in _MLX_KEYS}
+    refuse_other_quantization(files, config, stored)
     stored, config = unpack_quantized(stored, config, folder.name)
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
     tensors, names = _rename(stored, description, folder)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from bitnet.formats.checkpoint import Inventory
     from bitnet.quants.weight import Weight
 
 logger = logging.getLogger(__name__)
@@ -104,6 +105,8 @@ _BITSANDBYTES_RULES: dict[str, Rule] = {
         HARMLESS,
     ),
 }
+# Files of AutoGPTQ, AutoAWQ and NVIDIA's ModelOpt.
+_OTHER_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _INTEGERS = {"I8": "i1", "U8": "u1", "I32": "<i4", "I64": "<i8"}
 
@@ -153,6 +156,23 @@ def unpack_quantized(
         return tensors, config
     logger.info("%s: its %s weights become plain numbers in memory", model, method)
     return unpacked, {key: value for key, value in config.items() if key != KEY}
+
+
+def refuse_other_quantization(
+    files: Inventory, config: Mapping[str, Any], tensors: Mapping[str, Weight]
+) -> None:
+    """Refuse quantized *tensors* that another file than ``config.json`` describes."""
+    if KEY in config:
+        return
+    for name, tensor in tensors.items():
+        is_coded = name.endswith((".qweight", ".qzeros")) or tensor.quant.name.startswith("F8_")
+        described = [file for file in _OTHER_FILES if file in files]
+        if is_coded and described:
+            raise Unsupported(
+                f"{files.root.name}: its weights are quantized as {described[0]} says, which is "
+                f"not read, and config.json has no {KEY}",
+                hint=HINT,
+            )
 
 
 def _unpack_fp8(

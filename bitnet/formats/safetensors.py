@@ -109,6 +109,7 @@ def _names(files: Inventory) -> tuple[list[str], dict[str, str] | None]:
         if SINGLE in files:
             return [SINGLE], None
         candidates = sorted(path.name for path in folder.glob("*.safetensors"))
+        candidates = [name for name in candidates if name != "adapter_model.safetensors"]
         if not candidates:
             raise NotFound(f"{folder} holds no safetensors file", hint="check the path")
         if len(candidates) > 1:

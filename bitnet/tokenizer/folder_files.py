@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
+from bitnet.formats.other_folders import ADAPTER, ADAPTER_WEIGHTS
 from bitnet.tokenizer.discover import disagreement
 from bitnet.tokenizer.from_files import tokenizer_names
 from bitnet.tokenizer.load import load_tokenizer
@@ -46,6 +47,12 @@ _UNREAD_NAMES = {
     "preprocessor_config.json": "pictures or sound: only the text model runs here",
     "processor_config.json": "pictures or sound: only the text model runs here",
     "video_preprocessor_config.json": "pictures or sound: only the text model runs here",
+    "adapter_config.json": "an adapter counts with --lora",
+    "params.json": "Mistral's own form of config.json, which counts",
+    "trainer_state.json": "a record of the training",
+    "training_args.bin": "a record of the training",
+    "optimizer.pt": "a state of the training",
+    "scheduler.pt": "a state of the training",
 }
 _UNREAD_ENDS = {
     (".md", ".txt", ".pdf", "LICENSE", "NOTICE"): "text for people",
@@ -127,7 +134,7 @@ def _describe(name: str, files: Inventory, templates: _Templates) -> FileUse:
             return FileUse(name, purpose, True)
         return FileUse(name, purpose, False, f"transformers reads {chosen}")
     if name.endswith(_WEIGHTS):
-        return FileUse(name, "weights", name in files.names, "the index does not name it")
+        return FileUse(name, "weights", name in files.names, _reason_against_weights(name, files))
     if name.endswith(_INDEX):
         return FileUse(name, "file of each tensor", name in files.names, "one file has the weights")
     if name.startswith(f"{TEMPLATE_FOLDER}/"):
@@ -141,6 +148,15 @@ def _describe(name: str, files: Inventory, templates: _Templates) -> FileUse:
     if name in files.names:  # as of the modules of sentence-transformers
         return FileUse(name, "pooling of embeddings", True)
     return FileUse(name, "", False, _unread_reason(name))
+
+
+def _reason_against_weights(name: str, files: Inventory) -> str:
+    """Reason why the safetensors file *name* does not count, if it does not."""
+    if name == ADAPTER_WEIGHTS:
+        return _UNREAD_NAMES[ADAPTER]
+    if any(other.endswith(_INDEX) for other in files.names):
+        return "the index does not name it"
+    return "another file has the weights"
 
 
 def _reason_against(name: str, files: Inventory, templates: _Templates) -> str:
