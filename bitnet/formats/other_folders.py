@@ -57,6 +57,8 @@ def refuse_other_folder(folder: Path) -> None:
         )
     if "config.json" in names and not weights and not is_indexed:
         _refuse_other_weights(folder)
+    if "config.json" not in names and not weights:
+        _refuse_outer_folder(folder)
 
 
 def _refuse_other_weights(folder: Path) -> None:
@@ -69,6 +71,20 @@ def _refuse_other_weights(folder: Path) -> None:
                 hint="save it with transformers' save_pretrained, or fetch a GGUF file: "
                 "bitnet search qwen3",
             )
+
+
+def _refuse_outer_folder(folder: Path) -> None:
+    """Refuse *folder* if the model is in a folder of it, as after some downloads."""
+    inner = [path for path in sorted(folder.iterdir()) if _is_model(path)]
+    if inner and not _has_gguf(folder.iterdir()):
+        raise Unsupported(
+            f"{folder.name} is not a model, and {inner[0].name} in it is one",
+            hint=f"name that folder: {shell_quote(inner[0])}",
+        )
+
+
+def _is_model(path: Path) -> bool:
+    return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 
 def _has_gguf(files: Iterable[Path]) -> bool:

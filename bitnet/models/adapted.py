@@ -144,12 +144,12 @@ def _merge(
             values = registry.dequantize(replace(weight, scale=1.0))
         pair = own.pairs.get(name)
         if pair is not None:
-            added = pair.b.astype(np.float64) @ pair.a.astype(np.float64) * pair.scale
-            values = (values + added).astype(np.float32)
+            values = values + (pair.b * np.float32(pair.scale)) @ pair.a  # (outputs, inputs)
         magnitudes = own.magnitudes.get(name)
         if magnitudes is not None:
-            norms = np.linalg.norm(values.astype(np.float64), axis=1)
-            values = (values * (magnitudes / norms)[:, None]).astype(np.float32)
+            norms = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
+            factors = (magnitudes / norms).astype(np.float32)
+            values = values * factors[:, None]
         merged[name] = values
     return merged
 

@@ -94,6 +94,15 @@ def test_weights_in_another_form_beside_safetensors_change_nothing(name, tmp_pat
     assert open_checkpoint(folder).weights.keys() == before
 
 
+def test_a_folder_around_a_model_names_the_model(tmp_path):
+    folder = tiny_folder(tmp_path / "download" / "model", "llama")
+    with pytest.raises(
+        Unsupported, match="download is not a model, and model in it is one"
+    ) as raised:
+        open_checkpoint(folder.parent)
+    assert str(folder) in raised.value.hint
+
+
 @pytest.mark.parametrize("name", ["quantize_config.json", "hf_quant_config.json"])
 def test_codes_that_only_another_file_describes_are_refused_by_it(name, tmp_path):
     folder = tiny_folder(tmp_path / "model", "llama")
