@@ -47,13 +47,13 @@ def refuse_other_folder(folder: Path) -> None:
         model = f"of {base} " if base else ""
         raise Unsupported(
             f"{folder.name} is an adapter {model}alone, without the model ({ADAPTER})",
-            hint=f"run its model with it: bitnet run MODEL --lora {shell_quote(folder)}",
+            hint=f"run its model with it, by the option --lora {shell_quote(folder)}",
         )
     if _MISTRAL in names and "config.json" not in names:
         raise Unsupported(
             f"{folder.name} is a model in Mistral's own form ({_MISTRAL}), which is not read",
             hint="fetch config.json and the other *.safetensors files of the same repository, or a "
-            "GGUF file: bitnet search mistral",
+            "GGUF file of it",
         )
     if "config.json" in names and not weights and not is_indexed:
         _refuse_other_weights(folder)
@@ -68,8 +68,7 @@ def _refuse_other_weights(folder: Path) -> None:
             name = files[0].relative_to(folder).as_posix()
             raise Unsupported(
                 f"{folder.name} has its weights in {name} ({library}), and none in *.safetensors",
-                hint="save it with transformers' save_pretrained, or fetch a GGUF file: "
-                "bitnet search qwen3",
+                hint="save it with transformers' save_pretrained, or fetch a GGUF file of it",
             )
 
 
