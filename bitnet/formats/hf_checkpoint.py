@@ -2,12 +2,6 @@
 
 Linear layers may be ternary by ``quantization_config``:
 https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/integrations/bitnet.py
-
-Matrices of one and two bits of MLX: ``X.weight`` has the codes in 32-bit words, the first in the
-lowest bits; ``X.scales`` and ``X.biases`` have a number per group of columns: ``w = scale * code +
-bias``. With groups of 128, and a bias by which the weights are -d and d, or -d, 0, d and 2 d, these
-are the blocks of Q1_0 and PQ2_0, byte by byte, and become them here. Source: mlx,
-``mlx.core.quantize``.
 """
 
 from __future__ import annotations
@@ -35,6 +29,7 @@ from bitnet.formats.expert_tensors import (
     stack_norms,
     turn_experts,
 )
+from bitnet.formats.mlx_folders import MLX_KEYS, mlx_bits, repack
 from bitnet.formats.other_folders import ADAPTER
 from bitnet.formats.quantized_folders import refuse_other_quantization, unpack_quantized
 from bitnet.quants import registry, types
@@ -63,7 +58,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     folder = path if path.is_dir() else path.parent
     files = Inventory(folder)
     config = outer = files.json("config.json", dict)
-    bits_of_mlx = _mlx_bits(outer, folder.name)
+    bits_of_mlx = mlx_bits(outer, folder.name)
     stored = safetensors.read_folder(files)
     if path != folder and path.name not in files.names:
         raise InvalidFormat(
@@ -79,8 +74,8 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
             shell_quote(folder),
         )
     if bits_of_mlx is not None:
-        stored = _repack(stored, bits_of_mlx)
-        config = {key: outer[key] for key in outer if key not in _MLX_KEYS}
+        stored = repack(stored, bits_of_mlx)
+        config = {key: outer[key] for key in outer if key not in MLX_KEYS}
     refuse_other_quantization(files, config, stored)
     stored, config = unpack_quantized(stored, config, folder.name)
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
@@ -441,79 +436,3 @@ class BitLinear:
             whole = f"{name.rpartition('.')[0]}.scale"
             raise InvalidFormat(f"{whole}: its weight_scale is not a positive number")
         return factor if self.multiplies else 1 / factor
-
-
-#: Keys of ``config.json`` that describe the packing, and nothing else of the model.
-_MLX_KEYS = ("quantization", "quantization_config")
-
-#: Names of the types that :func:`_repack` gives, by bits.
-_MLX_TYPES = {1: "Q1_0", 2: "PQ2_0"}
-_GROUP = 128
-_HINT = "fetch the model's GGUF file, or its folder of plain weights"
-
-
-def _mlx_bits(config: Mapping[str, Any], model: str) -> int | None:
-    """Bits of the weights of MLX in a folder with *config*; ``None`` if there are none."""
-    packing = config.get("quantization")
-    if not isinstance(packing, dict):
-        return None
-    bits = packing.get("bits")
-    expected = {"bits": bits, "group_size": _GROUP, "mode": "affine"}
-    again = config.get("quantization_config", packing)
-    if not isinstance(bits, int):
-        bits = 0  # of no type
-    if bits not in _MLX_TYPES or again != packing or {"mode": "affine"} | packing != expected:
-        raise Unsupported(
-            f"{model}: quantization in config.json is {packing!r}; of MLX, 1 and 2 bits in "
-            f"groups of {_GROUP} are read, the same for every matrix",
-            hint=_HINT,
-        )
-    return bits
-
-
-def _repack(tensors: Mapping[str, Weight], bits: int) -> dict[str, Weight]:
-    """*tensors* with packed matrices as tensors of the type ``_MLX_TYPES[bits]``."""
-    matrices = {}
-    for name, tensor in tensors.items():
-        stem, _, kind = name.rpartition(".")
-        packed = tensors.get(f"{stem}.weight")
-        if packed is None or packed.quant.name != "U32":
-            matrices[name] = tensor
-        elif kind == "weight":
-            matrices[name] = _matrix(stem, tensors, bits)
-        elif kind not in ("scales", "biases"):
-            matrices[name] = tensor
-    return matrices
-
-
-def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
-    words = tensors[f"{stem}.weight"]
-    numbers = [tensors.get(f"{stem}.{kind}") for kind in ("scales", "biases")]
-    if any(tensor is None or not tensor.quant.known for tensor in numbers):
-        raise InvalidFormat(
-            f"{stem}: scales or biases of packed weights are missing, or not numbers", hint=COMPARE
-        )
-    scales, biases = (registry.dequantize(tensor) for tensor in numbers if tensor)
-    rows = words.shape[0]
-    columns = words.shape[-1] * 32 // bits
-    expected = (rows, columns // _GROUP)
-    if len(words.shape) != 2 or columns % _GROUP or {scales.shape, biases.shape} != {expected}:
-        raise InvalidFormat(
-            f"{stem}: codes of shape {words.shape}, scales of {scales.shape} and biases of "
-            f"{biases.shape} do not belong together",
-            hint=COMPARE,
-        )
-    d = -biases
-    halves = d.astype(np.float16)
-    step = d + d if bits == 1 else d
-    if not (np.array_equal(scales, step) and np.array_equal(halves.astype(np.float32), d)):
-        raise Unsupported(
-            f"{stem}: weights that are not symmetric, or scales that are not float16, do not fit "
-            f"{_MLX_TYPES[bits]}",
-            hint=_HINT,
-        )
-    blocks = np.concatenate(
-        [halves.reshape(-1, 1).view(np.uint8), words.data.reshape(halves.size, -1)], axis=1
-    )
-    quant = types.by_name(_MLX_TYPES[bits])
-    return replace(words, shape=(rows, columns), quant=quant, data=blocks.reshape(-1))

@@ -36,8 +36,7 @@ _OTHER_WEIGHTS = {
 def refuse_other_folder(folder: Path) -> None:
     """Refuse *folder* if it is another form of a model, or an adapter alone.
 
-    Raises:
-        Unsupported: names the form, and the hint a way on.
+    The error names the form, and its hint a way on.
     """
     names = {path.name for path in folder.iterdir()}
     weights = {name for name in names if name.endswith(".safetensors")} - {ADAPTER_WEIGHTS}

@@ -114,7 +114,7 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
 
 @dataclass
 class _Changes:
-    """What an adapter changes, by GGUF name, with rows as the model has them."""
+    """Changes of an adapter, by GGUF name, with rows as the model has them."""
 
     pairs: dict[str, Pair]
     magnitudes: dict[str, NDArray[np.float32]]
@@ -138,7 +138,7 @@ def _merge(
                 f"{own.label} changes {name}, which an adapter before it changes, too",
                 hint="merge the adapters into their model with PEFT, and run that",
             )
-        weight = checkpoint.weights[_stored_name(name, checkpoint)]
+        weight = checkpoint.weights[_find_stored_name(name, checkpoint)]
         values = own.matrices.get(name)
         if values is None:
             values = registry.dequantize(replace(weight, scale=1.0))
@@ -162,19 +162,19 @@ def _with_changes(
     if _EMBEDDING in changes and _HEAD not in weights:  # the head stays what it was
         weights[_HEAD] = replace(weights[_EMBEDDING], name=_HEAD)
     for name, values in changes.items():
-        scale = checkpoint.weights[_stored_name(name, checkpoint)].scale
+        scale = checkpoint.weights[_find_stored_name(name, checkpoint)].scale
         changed = registry.quantize(name, values, types.by_id(0))
         weights[name] = replace(changed, scale=scale, rounds_input=False)
     return weights
 
 
-def _stored_name(name: str, checkpoint: Checkpoint) -> str:
+def _find_stored_name(name: str, checkpoint: Checkpoint) -> str:
     """Name of the tensor that is the matrix *name*: the head may be the embedding."""
     return _EMBEDDING if name == _HEAD and _HEAD not in checkpoint.weights else name
 
 
 def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
-    """What *adapter* changes, by GGUF name, with rows as *checkpoint* has them."""
+    """Changes of *adapter*, by GGUF name, with rows as *checkpoint* has them."""
     name = adapter.path.name
     model = checkpoint.path.name
     if adapter.architecture not in ("", checkpoint.architecture):
@@ -196,7 +196,7 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
     changes = _Changes({}, {}, {}, name)
     for key in dict.fromkeys((*adapter.pairs, *adapter.matrices)):
         matrix = key if adapter.is_gguf or family is None else gguf_name(key, family)
-        weight = checkpoint.weights.get(_stored_name(matrix, checkpoint))
+        weight = checkpoint.weights.get(_find_stored_name(matrix, checkpoint))
         is_whole = key in adapter.matrices
         if matrix not in (outer if is_whole else products | outer) or weight is None:
             raise Unsupported(
