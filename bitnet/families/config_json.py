@@ -15,7 +15,7 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.config_defaults import with_defaults
-from bitnet.families.config_values import check_values, list_sizes
+from bitnet.families.config_values import ReadConfig, check_values, list_sizes
 from bitnet.families.experts import expert_count
 from bitnet.families.family import (
     Family,
@@ -198,7 +198,20 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
     for alias, name in family.aliases.items():
         if name not in config and alias in config:
             config[name] = config[alias]  # the default of the class is under its other name
-    quantization = quantization or family.quantization
+    own_names = {key: key for key in stated}
+    own_names |= {name: alias for alias, name in family.aliases.items() if alias in stated}
+    read_config = ReadConfig(config, own_names)
+    try:
+        return _described(read_config, stated, family, quantization or family.quantization, ignored)
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise read_config.wrong_value(error) from error
+
+
+def _described(
+    config: Config, stated: Config, family: Family, quantization: Config, ignored: Config
+) -> Description:
+    """Description of *config*, which is what a file *stated*, with defaults, for its *family*."""
+    named = _first_architecture(config)
     _check(config, family)
     if family.transposed_experts and quantization.get("quant_method") == "mxfp4":
         check(quantization, MXFP4, below=_BELOW)

@@ -7,21 +7,25 @@ is counted or allocated by a wrong number.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.dense import MAX_LAYERS
 from bitnet.families.keys import COMPARE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from bitnet.families.keys import Config
 
 MAX_WIDTH = 2**24  # of a matrix, far above every published one
 MAX_POSITIONS = 2**31 - 1
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _TABLES = ("rope_parameters", "rope_scaling")
 
 
@@ -46,6 +50,11 @@ def is_finite(value: Any) -> bool:
     """True if *value* is a number that a double can store."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and abs(value) <= sys.float_info.max  # also false for NaN
+
+
+def _is_float32(value: Any) -> bool:
+    """True if *value* is a number that a float32 can store, as factors on tensors are."""
+    return is_finite(value) and abs(value) <= _LARGEST_FLOAT32
 
 
 def _is_text(value: Any) -> bool:
@@ -106,7 +115,8 @@ _COUNT = _integer(0, MAX_WIDTH)
 _POSITIVE = _number(" above 0", least=0.0, above=True)
 _NOT_NEGATIVE = _number(" of at least 0", least=0.0)
 _FLAG = Kind("true or false", lambda value: isinstance(value, bool), may_be_null=True)
-_NUMBERS = _list_of("finite numbers", is_finite, MAX_WIDTH)
+_FACTOR = Kind("a number that a float32 can store", _is_float32)
+_NUMBERS = _list_of("numbers that a float32 can store", _is_float32, MAX_WIDTH)
 _INTEGERS = _list_of("integers", lambda value: isinstance(value, int) and abs(value) <= MAX_WIDTH)
 _TEXTS = _list_of("texts", _is_text)
 _TABLE = Kind("an object", lambda value: isinstance(value, dict), may_be_null=True)
@@ -164,7 +174,7 @@ KINDS: dict[str, Kind] = {
         "layer_norm_eps layer_norm_epsilon layernorm_epsilon norm_eps norm_epsilon rms_norm_eps",
     ),
     **_of(
-        _number(),
+        _FACTOR,
         "attention_in_multiplier attention_multiplier attention_out_multiplier "
         "embedding_multiplier key_multiplier lm_head_multiplier logit_scale residual_multiplier "
         "route_scale router_scaling_factor routed_scaling_factor scale_depth scale_emb "
@@ -245,12 +255,54 @@ def check_values(config: Config, read: set[str]) -> None:
             _check_value(key, value, kind)
 
 
+class ReadConfig(dict[str, Any]):
+    """A ``config.json`` that records which of its keys are read, to name one in an error.
+
+    *own_names* are the file's names of keys, by the names under which they are read.
+    """
+
+    def __init__(self, config: Config, own_names: Mapping[str, str]) -> None:
+        super().__init__(config)
+        self._own_names = own_names
+        self._read: list[str] = []
+
+    def __getitem__(self, key: str) -> Any:
+        """Value of *key*, which is recorded if the file has it."""
+        value = super().__getitem__(key)
+        if key in self._own_names:
+            self._read.append(key)
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Value of *key*, or *default*."""
+        return self[key] if key in self else default
+
+    def wrong_value(self, error: Exception) -> InvalidFormat:
+        """Error for the value that ended a computation with *error*.
+
+        A family's own sentence names its key. Any other *error* comes from the values read before:
+        from the last one that is null, or from the last one.
+        """
+        if set(re.findall(r"\w+", str(error))) & self.keys() or not self._read:
+            return InvalidFormat(f"config.json: {error}", hint=COMPARE)
+        values = dict(self)
+        nulls = [key for key in self._read if values[key] is None]
+        key = (nulls or self._read)[-1]
+        problem = f"{self._own_names[key]} is {_show(values[key])}"
+        return InvalidFormat(
+            f"config.json: {problem}, from which {values['model_type']} cannot be computed",
+            hint=COMPARE,
+        )
+
+
 def list_sizes(config: Config) -> str:
     """The sizes that *config*, a ``config.json``, states, for messages."""
     inner = config.get("text_config")
     values = {**config, **inner} if isinstance(inner, dict) else config
     sizes = [
-        f"{key} = {values[key]}" for key in values if key in KINDS and _is_integer(values[key])
+        f"{key} = {_show(value)}"
+        for key, value in values.items()
+        if key in KINDS and KINDS[key].fits(1) and (value is None or _is_integer(value))
     ]
     return f"config.json says {', '.join(sizes) or 'no sizes'}"
 

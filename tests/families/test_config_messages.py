@@ -116,6 +116,20 @@ def test_a_key_that_is_left_out_is_named_if_it_is_missed(tmp_path, monkeypatch):
     assert refused > 10
 
 
+@pytest.mark.parametrize("name", ["gemma4-e2b", "granitehybrid-experts", "lfm2", "falcon-h1"])
+def test_a_value_that_a_family_cannot_compute_with_is_named(name, tmp_path, monkeypatch):
+    refused = 0
+    for path in paths_of(MODELS[name]["config"]):
+        for value in (None, 1e308):
+            config = changed(name, path, value)
+            error = refuse(name, config, tmp_path, monkeypatch)
+            if error is not None:
+                check_message(error, config, path)
+                assert str(path[-1]) in error.message or str(path[0]) in error.message
+                refused += 1
+    assert refused > 10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_refusal_of_a_family_has_the_folders_own_words(name, tmp_path, monkeypatch):
