@@ -368,11 +368,19 @@ def _check_quantization(quantization: Config, config: Config) -> None:
     unconverted = quantization.get("modules_to_not_convert")
     are_texts = isinstance(unconverted, list) and all(isinstance(name, str) for name in unconverted)
     if unconverted is not None and not are_texts:
-        raise ValueError(f"modules_to_not_convert is {unconverted!r:.80}, expected a list of texts")
+        raise InvalidFormat(
+            f"config.json: {_BELOW}modules_to_not_convert is {unconverted!r:.80}, expected a list "
+            "of texts",
+            hint=COMPARE,
+        )
     linear = quantization.get("linear_class", "bitlinear")
     mode = quantization.get("quantization_mode", "offline")
     if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):
-        raise ValueError(f"quantization_config with {linear!r}, {mode!r}")
+        raise InvalidFormat(
+            f"config.json: {_BELOW}linear_class is {linear!r:.80}, and quantization_mode "
+            f"{mode!r:.80}",
+            hint=COMPARE,
+        )
 
 
 def _rope(config: Config, keys: Config, family: Family) -> Tables:

@@ -275,7 +275,9 @@ class ReadConfig(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Value of *key*, or *default*."""
-        return self[key] if key in self else default
+        if key not in self:
+            return default
+        return self[key]
 
     def wrong_value(self, error: Exception) -> InvalidFormat:
         """Error for the value that ended a computation with *error*.
@@ -283,7 +285,8 @@ class ReadConfig(dict[str, Any]):
         A family's own sentence names its key. Any other *error* comes from the values read before:
         from the last one that is null, or from the last one.
         """
-        if set(re.findall(r"\w+", str(error))) & self.keys() or not self._read:
+        words = set(re.findall(r"\w+", str(error)))
+        if words & {*self, *KINDS, *ROPE_KINDS} or not self._read:
             return InvalidFormat(f"config.json: {error}", hint=COMPARE)
         values = dict(self)
         nulls = [key for key in self._read if values[key] is None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.keys import COMPARE
 from bitnet.quants.types import by_name
+from bitnet.quants.weight import Deferred
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -53,9 +55,20 @@ def stack_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight
                 hint=COMPARE,
             )
         shape = len(experts), *experts[0].shape
-        pieces = tuple(experts[number].data for number in range(len(experts)))
-        stacked[name] = replace(experts[0], shape=shape, data=_NOTHING, pieces=pieces)
+        in_order = [experts[number] for number in range(len(experts))]
+        if any(expert.is_deferred for expert in in_order):
+            size = sum(expert.size_bytes for expert in in_order)
+            joined = Deferred(partial(_join, in_order), size)
+            stacked[name] = experts[0].like(shape=shape, data=joined)
+        else:
+            pieces = tuple(expert.data for expert in in_order)
+            stacked[name] = replace(experts[0], shape=shape, data=_NOTHING, pieces=pieces)
     return stacked
+
+
+def _join(tensors: list[Weight]) -> NDArray[np.uint8]:
+    """The bytes of *tensors*, one after the other."""
+    return np.concatenate([tensor.data for tensor in tensors])
 
 
 def stack_norms(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:

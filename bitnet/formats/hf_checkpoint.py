@@ -104,7 +104,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     }
     if bits is not None and bits.converts("lm_head") and not description.headless:
         head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
-        source = replace(tensors[head], name=head)
+        source = tensors[head].like(name=head)
         weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
     _multiply(weights, description.factors)
     weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
@@ -295,7 +295,7 @@ def _weight(
     module: str,
 ) -> Weight:
     own_name = tensors[name].name
-    weight = replace(tensors[name], name=name)
+    weight = tensors[name].like(name=name)
     function = description.values.get(_end(name))
     if function is not None:
         try:
@@ -357,10 +357,10 @@ def _multiply(weights: dict[str, Weight], factors: Mapping[str, float]) -> None:
     head = "output.weight"
     embedding = "token_embd.weight"
     if head not in weights and factors.get(head, 1.0) != factors.get(embedding, 1.0):
-        weights[head] = replace(weights[embedding], name=head)
+        weights[head] = weights[embedding].like(name=head)
     for name, weight in weights.items():
         if (factor := factors.get(_end(name), 1.0)) != 1:
-            weights[name] = replace(weight, scale=weight.scale * factor)
+            weights[name] = weight.like(scale=weight.scale * factor)
 
 
 def _number_of_layer(name: str) -> int:

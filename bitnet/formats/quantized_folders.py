@@ -2,7 +2,9 @@
 
 ``quantization_config`` in ``config.json`` names the method. The numbers, and their type, are those
 of the method's own library when it dequantizes; ``tests/formats/test_quantized_folders.py``
-compares them. Such libraries may round activations too, which is not done here.
+compares them. Such libraries may round activations too, which is not done here. Codes, scales and
+their shapes are checked when a folder is opened; the numbers of a matrix are computed when they are
+first read.
 
 ==================  =============================================================================
 ``fp8``             transformers' ``Fp8Dequantize``: a scale for each block of rows and columns
@@ -17,21 +19,24 @@ from __future__ import annotations
 import json
 import logging
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.keys import COMPARE, HARMLESS, Rule, check, neutral, read
+from bitnet.formats.scale_grids import Grid
 from bitnet.quants import registry, types
+from bitnet.quants.weight import Deferred, Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import Inventory
-    from bitnet.quants.weight import Weight
+    from bitnet.quants.types import QuantType
 
 logger = logging.getLogger(__name__)
 
@@ -194,10 +199,28 @@ def _unpack_fp8(
             continue
         if tensor.quant.name != "F8_E4M3" or len(tensor.shape) != 2:
             raise _unlike(tensor, "8-bit floats (E4M3) of a matrix", model)
-        scales = _read_floats(scale, model)
-        values = _read_floats(tensor, model) * _spread(scales, tensor.shape, name, model, block)
-        unpacked[name] = registry.quantize(name, values, types.by_name(dtype))
+        grid = Grid.of(_read_floats(scale, model), tensor.shape, name, model, block)
+        numbers = partial(_scaled, tensor, grid, model)
+        unpacked[name] = _deferred(name, tensor.shape, types.by_name(dtype), numbers)
     return unpacked
+
+
+def _scaled(codes: Weight, scales: Grid, model: str) -> NDArray[np.float32]:
+    """The numbers of 8-bit floats, the *codes*, times their *scales*."""
+    return _read_floats(codes, model) * scales.spread()
+
+
+def _deferred(
+    name: str, shape: tuple[int, ...], quant: QuantType, numbers: Callable[[], NDArray[np.float32]]
+) -> Weight:
+    """A weight *name* of *shape* in *quant*, whose *numbers* are computed when they are read."""
+
+    def encode() -> NDArray[np.uint8]:
+        return registry.quantize(name, numbers(), quant).data
+
+    size = quant.size_bytes(shape)
+    assert size is not None  # a plain type
+    return Weight(name, shape, quant, Deferred(encode, size))
 
 
 def _unpack_compressed(
@@ -250,41 +273,58 @@ def _decompress(
 ) -> Weight:
     scale, zero, whole, groups = (parts[part] for part in _PARTS_OF_COMPRESSED[:4])
     assert scale is not None  # the caller has seen it
-    values = _codes_of(codes, whole, scheme, model)
-    scales = _read_floats(scale, model)
-    zeros: NDArray[np.float32] | None = None
-    if zero is not None:
-        zeros = _zeros_of(zero, scales.shape, scheme, model)
+    shape = _shape_of(codes, whole, scheme, model)
     if groups is not None:
         raise Unsupported(
             f"{model}: {groups.name} puts the columns of a matrix into groups of their own, which "
             "is not read",
             hint=HINT,
         )
+    scales = _read_floats(scale, model)
     block = scheme.get("block_structure")
-    if zeros is not None:
-        values = values - _spread(zeros, values.shape, stem, model, block)
-    values = values * _spread(scales, values.shape, stem, model, block)
-    return registry.quantize(f"{stem}.weight", values, scale.quant)
+    grid_of_scales = Grid.of(scales, shape, stem, model, block)
+    grid_of_zeros: Grid | None = None
+    if zero is not None:
+        zeros = _zeros_of(zero, scales.shape, scheme, model)
+        grid_of_zeros = Grid.of(zeros, shape, stem, model, block)
+
+    def numbers() -> NDArray[np.float32]:
+        values = _codes_of(codes, shape, scheme, model)
+        if grid_of_zeros is not None:
+            values = values - grid_of_zeros.spread()
+        return values * grid_of_scales.spread()
+
+    return _deferred(f"{stem}.weight", shape, scale.quant, numbers)
 
 
-def _codes_of(
+def _shape_of(
     codes: Weight, whole: Weight | None, scheme: Mapping[str, Any], model: str
-) -> NDArray[np.float32]:
-    """The numbers of the *codes* of a matrix, whose shape is *whole* if they are packed."""
+) -> tuple[int, ...]:
+    """Shape of the matrix of *codes*, which is *whole* if they are packed."""
     expected = {"int": ("I8", "I32"), "float": ("F8_E4M3",)}.get(str(scheme.get("type")), ())
     if codes.quant.name not in expected or len(codes.shape) != 2:
         raise _unlike(codes, f"codes of the type {scheme.get('type')!r}", model)
     if codes.quant.name != "I32":
-        return _read_floats(codes, model)
+        return codes.shape
     if whole is None:
         raise InvalidFormat(f"{model}: {codes.name} has no weight_shape", hint=COMPARE)
-    rows, columns = (int(size) for size in _read_integers(whole, model).reshape(-1)[:2])
+    shape = tuple(map(int, _read_integers(whole, model).reshape(-1)))
+    if len(shape) != 2:
+        raise _unlike(whole, "rows and columns", model)
+    words = -(-shape[-1] * _bits_of(scheme, model) // 32)
+    if codes.shape != (shape[0], words):
+        raise _unlike(codes, f"{' x '.join(map(str, shape))} numbers", model)
+    return shape
+
+
+def _codes_of(
+    codes: Weight, shape: tuple[int, ...], scheme: Mapping[str, Any], model: str
+) -> NDArray[np.float32]:
+    """The numbers of the *codes* of a matrix of *shape*."""
+    if codes.quant.name != "I32":
+        return _read_floats(codes, model)
     packed = _read_integers(codes, model)
-    values = _unpack_words(packed, _bits_of(scheme, model), columns)
-    if values.shape != (rows, columns):
-        raise _unlike(codes, f"{rows} x {columns} numbers", model)
-    return values
+    return _unpack_words(packed, _bits_of(scheme, model), shape[1])
 
 
 def _zeros_of(
@@ -366,37 +406,13 @@ def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], mod
         raise _unlike(codes, f"4-bit codes of {count:,} numbers", model)
     if block < 1 or scales.size != -(-count // block):
         raise _unlike(codes, f"a scale for each {block} numbers", model)
-    flat = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[:count]
-    values = table[flat] * np.repeat(scales.reshape(-1), block)[:count]
-    return registry.quantize(name, values.reshape(shape), types.by_name(dtype))
 
+    def numbers() -> NDArray[np.float32]:
+        flat = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[:count]
+        values = table[flat] * np.repeat(scales.reshape(-1), block)[:count]
+        return values.reshape(shape)
 
-def _spread(
-    factors: NDArray[np.float32],
-    shape: tuple[int, ...],
-    name: str,
-    model: str,
-    block: Any = None,
-) -> NDArray[np.float32]:
-    """*factors* of a matrix of *shape*: one for all, a row, a group of columns, or a block.
-
-    *block* has the rows and columns of a block, of which the last may be cut.
-    """
-    if factors.size == 1:
-        return factors.reshape(1, 1)
-    grid = factors.reshape(-1, 1) if factors.ndim == 1 else factors
-    rows, width = shape
-    if block is None:
-        if rows % grid.shape[0] or width % grid.shape[1]:
-            raise _no_grid(name, grid, shape, model)
-        block = (rows // grid.shape[0], width // grid.shape[1])
-    is_pair = isinstance(block, list | tuple) and len(block) == 2
-    if not is_pair or not all(type(size) is int and size > 0 for size in block):
-        raise InvalidFormat(f"{model}: {_BELOW}weight_block_size is {block!r:.80}", hint=COMPARE)
-    if grid.shape != (-(-rows // block[0]), -(-width // block[1])):
-        raise _no_grid(name, grid, shape, model)
-    tall = np.repeat(grid, block[0], axis=0)[:rows]
-    return np.repeat(tall, block[1], axis=1)[:, :width]
+    return _deferred(name, shape, types.by_name(dtype), numbers)
 
 
 def _read_floats(tensor: Weight, model: str) -> NDArray[np.float32]:
@@ -434,10 +450,4 @@ def _unlike(tensor: Weight, expected: str, model: str) -> InvalidFormat:
         f"{model}: {tensor.name} is {tensor.quant.name} of shape {tensor.shape}, expected "
         f"{expected}",
         hint=COMPARE,
-    )
-
-
-def _no_grid(name: str, grid: NDArray[Any], shape: tuple[int, ...], model: str) -> InvalidFormat:
-    return InvalidFormat(
-        f"{model}: scales of shape {grid.shape} do not fit {name} of shape {shape}", hint=COMPARE
     )

@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
     from bitnet.quants.types import QuantType
+
+
+class Deferred:
+    """Bytes of a tensor that are computed when they are first read.
+
+    *compute* returns one-dimensional uint8, *size_bytes* of them.
+    """
+
+    def __init__(self, compute: Callable[[], NDArray[np.uint8]], size_bytes: int) -> None:
+        self._compute: Callable[[], NDArray[np.uint8]] | None = compute
+        self._array: NDArray[np.uint8] | None = None
+        self._lock = threading.Lock()
+        self.size_bytes = size_bytes
+
+    def read(self) -> NDArray[np.uint8]:
+        """The bytes, which are computed once, by one thread."""
+        with self._lock:
+            if self._compute is not None:
+                self._array = self._compute()
+                self._compute = None  # releases the codes
+        assert self._array is not None
+        return self._array
+
+
+class _Bytes:
+    """The field ``data`` of a weight, an array or a :class:`Deferred` one, which reads as array."""
+
+    def __get__(self, weight: Weight | None, owner: type) -> NDArray[np.uint8]:
+        if weight is None:
+            raise AttributeError  # of the class: the field has no default
+        stored: NDArray[np.uint8] | Deferred = weight.__dict__["stored"]
+        return stored.read() if isinstance(stored, Deferred) else stored
+
+    def __set__(self, weight: Weight, data: NDArray[np.uint8] | Deferred) -> None:
+        weight.__dict__["stored"] = data
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +60,7 @@ class Weight:
     shape: tuple[int, ...]
     quant: QuantType  # quantization type of *data*
     # the tensor's bytes, one-dimensional uint8, usually a view into the mapped file
-    data: NDArray[np.uint8]
+    data: _Bytes = _Bytes()
     scale: float = 1.0  # additional factor on the decoded *data* (a scale stored in another tensor)
     # if ternary, the layer rounds its input to int8 per token (W1.58A8), as BitNet models are
     # trained; false for ternary models trained with float inputs
@@ -38,8 +76,20 @@ class Weight:
 
     @property
     def size_bytes(self) -> int:
-        """Number of its bytes."""
+        """Number of its bytes, which are not computed for this."""
+        stored = self.__dict__["stored"]
+        if isinstance(stored, Deferred):
+            return stored.size_bytes
         return sum(view.nbytes for view in self.views)
+
+    @property
+    def is_deferred(self) -> bool:
+        """True if its bytes are computed when they are first read."""
+        return isinstance(self.__dict__["stored"], Deferred)
+
+    def like(self, **changes: Any) -> Weight:
+        """The weight with *changes* of its fields; deferred bytes stay deferred."""
+        return replace(self, **{"data": self.__dict__["stored"], **changes})
 
     def matrices(self) -> tuple[Weight, ...]:
         """The matrices of a weight of three dimensions; the weight itself, if it has fewer."""

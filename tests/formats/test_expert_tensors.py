@@ -1,12 +1,14 @@
 """Matrices of gpt-oss's experts as folders hold them."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.formats.expert_tensors import turn_experts
+from bitnet.formats.expert_tensors import stack_experts, turn_experts
 from bitnet.quants.types import QuantType
-from bitnet.quants.weight import Weight
+from bitnet.quants.weight import Deferred, Weight
 
 E, F, DIM = 2, 3, 32
 NAME = "model.layers.0.mlp.experts"
@@ -79,3 +81,23 @@ def test_what_is_not_a_matrix_of_experts_is_refused(fault):
         stored = {f"{NAME}.down_proj": tensor(packed, "U8")}
     with pytest.raises(InvalidFormat, match="is not a matrix of experts"):
         turn_experts(stored, "m")
+
+
+def test_experts_whose_numbers_are_computed_later_are_joined_later():
+    read = []
+
+    def compute(expert):
+        read.append(expert)
+        return np.full(4 * F * DIM, expert, np.uint8)
+
+    tensors = {}
+    for expert in range(E):
+        later = Deferred(partial(compute, expert), 4 * F * DIM)
+        name = f"{NAME}.{expert}.up_proj.weight"
+        tensors[name] = Weight(name, (F, DIM), QuantType("F32", 0, 1, 4), later)
+    (stacked,) = stack_experts(tensors, "m").values()
+    assert (stacked.shape, stacked.size_bytes, read) == ((E, F, DIM), E * 4 * F * DIM, [])
+    for expert, matrix in enumerate(stacked.matrices()):
+        assert (matrix.data == expert).all()
+    assert read == [*range(E)]
+    assert stacked.data is stacked.data

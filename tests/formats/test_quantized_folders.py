@@ -11,8 +11,11 @@ from bitnet.formats import safetensors
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.quantized_folders import KEY, unpack_quantized
+from bitnet.models.load import config_from, load_model
 from bitnet.quants import registry, types
-from bitnet.quants.weight import Weight
+from bitnet.quants.weight import Deferred, Weight
+from bitnet.sheet.model_sheet import describe_model
+from bitnet.sheet.plan import plan_path, this_machine
 
 PARITY = "pip install 'bitnet[parity]'"
 NAME = "model.layers.0.mlp.up_proj"
@@ -240,7 +243,8 @@ def test_a_folder_of_8_bit_floats_is_read_without_torch(tmp_path):
     assert values.flat[64] == 0.5
 
 
-def test_a_folder_of_quantized_matrices_runs_as_the_folder_of_its_numbers(tmp_path):
+def plain_and_packed(tmp_path):
+    """Folders of the same numbers, in float32 and as codes of 8 bits with a scale for each row."""
     plain = tiny_folder(tmp_path / "plain", "llama", torch_dtype="float32")
     stored = safetensors.read_file(Inventory(plain), "model.safetensors")
     quantized, numbers = {}, {}
@@ -265,8 +269,28 @@ def test_a_folder_of_quantized_matrices_runs_as_the_folder_of_its_numbers(tmp_pa
     (packed / "config.json").write_text(json.dumps(config))
     save_tensors(packed / "model.safetensors", quantized)
     save_tensors(plain / "model.safetensors", numbers)
+    return plain, packed
+
+
+def test_a_folder_of_quantized_matrices_runs_as_the_folder_of_its_numbers(tmp_path):
+    plain, packed = plain_and_packed(tmp_path)
     theirs, ours = open_checkpoint(plain), open_checkpoint(packed)
     assert [*ours.weights] == [*theirs.weights]
     for name, weight in theirs.weights.items():
         assert np.array_equal(registry.dequantize(ours.weights[name]), registry.dequantize(weight))
     assert ours.metadata == theirs.metadata
+
+
+def test_what_describes_a_quantized_folder_computes_no_matrix(tmp_path, monkeypatch):
+    plain, packed = plain_and_packed(tmp_path)
+    read = []
+    compute = Deferred.read
+    monkeypatch.setattr(Deferred, "read", lambda self: read.append(self) or compute(self))
+    machine = this_machine(tmp_path)
+    plans = [plan_path(folder, machine).facts() for folder in (plain, packed)]
+    describe_model(packed, machine)
+    config_from(open_checkpoint(packed))
+    assert not read
+    assert plans[0]["memory"] == plans[1]["memory"]
+    load_model(open_checkpoint(packed))
+    assert read

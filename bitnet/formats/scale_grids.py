@@ -1,0 +1,65 @@
+"""Scales and zero points of the blocks of a quantized matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.base.errors import InvalidFormat
+from bitnet.families.keys import COMPARE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Factors of a matrix: one for all, a row, a group of columns, or a block."""
+
+    factors: NDArray[np.float32]  # (rows, columns) of blocks
+    block: tuple[int, int]  # rows and columns of a block, of which the last may be cut
+    shape: tuple[int, int]  # of the matrix
+
+    @classmethod
+    def of(
+        cls,
+        factors: NDArray[np.float32],
+        shape: tuple[int, ...],
+        name: str,
+        model: str,
+        block: Any = None,
+    ) -> Grid:
+        """The *factors* of the matrix *name* of *shape*; *block* is what the folder says of it."""
+        rows, columns = shape
+        if factors.size == 1:
+            return cls(factors.reshape(1, 1), (rows, columns), (rows, columns))
+        grid = factors.reshape(-1, 1) if factors.ndim == 1 else factors
+        if grid.ndim != 2 or not grid.size:
+            raise _no_grid(name, grid, shape, model)
+        if block is None:
+            if rows % grid.shape[0] or columns % grid.shape[1]:
+                raise _no_grid(name, grid, shape, model)
+            block = (rows // grid.shape[0], columns // grid.shape[1])
+        is_pair = isinstance(block, list | tuple) and len(block) == 2
+        if not is_pair or not all(type(size) is int and size > 0 for size in block):
+            problem = f"quantization_config.weight_block_size is {block!r:.80}"
+            raise InvalidFormat(f"{model}: {problem}", hint=COMPARE)
+        if grid.shape != (-(-rows // block[0]), -(-columns // block[1])):
+            raise _no_grid(name, grid, shape, model)
+        return cls(grid, (block[0], block[1]), (rows, columns))
+
+    def spread(self) -> NDArray[np.float32]:
+        """The factor of each number of the matrix, or one of all."""
+        if self.factors.size == 1:
+            return self.factors
+        rows, columns = self.shape
+        tall = np.repeat(self.factors, self.block[0], axis=0)[:rows]
+        return np.repeat(tall, self.block[1], axis=1)[:, :columns]
+
+
+def _no_grid(name: str, grid: NDArray[Any], shape: tuple[int, ...], model: str) -> InvalidFormat:
+    return InvalidFormat(
+        f"{model}: scales of shape {grid.shape} do not fit {name} of shape {shape}", hint=COMPARE
+    )
