@@ -285,7 +285,7 @@ class ReadConfig(dict[str, Any]):
         A family's own sentence names its key. Any other *error* comes from the values read before:
         from the last one that is null, or from the last one.
         """
-        words = set(re.findall(r"\w+", str(error)))
+        words = set(re.findall(r"\w+_\w+", str(error)))
         if words & {*self, *KINDS, *ROPE_KINDS} or not self._read:
             return InvalidFormat(f"config.json: {error}", hint=COMPARE)
         values = dict(self)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.families.tensor_names import usual_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,7 +109,8 @@ class Keys:
     def tensor_name(self, name: str) -> str:
         """The container's own name of the tensor that is GGUF's *name*, for messages.
 
-        A tensor that is missing from a folder has the name of its sibling in another layer.
+        A tensor that is missing from a folder has the name of its sibling in another layer, or the
+        usual one.
         """
         if name in self.own_names or self.config is None:
             return self.own_names.get(name, name)
@@ -117,7 +119,9 @@ class Keys:
             number, _, part = sibling.removeprefix("blk.").partition(".")
             if part == rest and sibling.startswith("blk.") and own.count(f".{number}.") == 1:
                 return own.replace(f".{number}.", f".{block}.")
-        return f"{rest} of layer {block}" if name.startswith("blk.") else name
+        if not name.startswith("blk."):
+            return usual_name(name)
+        return f"{usual_name(rest)} of layer {block}"
 
     def _common_value(self, key: str, values: list[Any]) -> Any:
         """The value of *key* in every layer, from *values* of all layers."""

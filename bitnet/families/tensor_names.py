@@ -202,6 +202,16 @@ def classifier_name(name: str, family: Family) -> str:
     return ""
 
 
+def usual_name(name: str) -> str:
+    """The usual name in folders of a tensor that is GGUF's *name*, in its layer; else *name*."""
+    for own, gguf in {**_OUTER, **_INNER}.items():
+        if name == gguf:
+            return own
+        if name.startswith(f"{gguf}."):
+            return own + name.removeprefix(gguf)
+    return name
+
+
 def gguf_name(name: str, family: Family) -> str:
     """GGUF's name of the tensor *name*; unchanged if unknown, empty to leave it out.
 

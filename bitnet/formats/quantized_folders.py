@@ -407,12 +407,12 @@ def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], mod
     if block < 1 or scales.size != -(-count // block):
         raise _unlike(codes, f"a scale for each {block} numbers", model)
 
-    def numbers() -> NDArray[np.float32]:
+    def decode() -> NDArray[np.float32]:
         flat = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[:count]
         values = table[flat] * np.repeat(scales.reshape(-1), block)[:count]
         return values.reshape(shape)
 
-    return _deferred(name, shape, types.by_name(dtype), numbers)
+    return _deferred(name, shape, types.by_name(dtype), decode)
 
 
 def _read_floats(tensor: Weight, model: str) -> NDArray[np.float32]:
