@@ -150,7 +150,7 @@ def _rows_of_head(weights: Mapping[str, Weight], ids: tuple[int, int], model: st
         raise InvalidFormat(
             f"{model}: LogitScore names the tokens {ids[0]:,} and {ids[1]:,}, the head has "
             f"{head.shape[0]:,} rows",
-            hint=_COMPARE,
+            hint=COMPARE,
         )
     return _floats(f"{SCORES}.weight", registry.dequantize(head)[list(ids)])
 
