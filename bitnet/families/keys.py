@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.tensor_names import usual_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -119,6 +118,8 @@ class Keys:
             number, _, part = sibling.removeprefix("blk.").partition(".")
             if part == rest and sibling.startswith("blk.") and own.count(f".{number}.") == 1:
                 return own.replace(f".{number}.", f".{block}.")
+        from bitnet.families.tensor_names import usual_name  # which imports this module
+
         if not name.startswith("blk."):
             return usual_name(name)
         return f"{usual_name(rest)} of layer {block}"
