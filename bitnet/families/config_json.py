@@ -202,12 +202,14 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
     own_names |= {name: alias for alias, name in family.aliases.items() if alias in stated}
     read_config = ReadConfig(config, own_names)
     try:
-        return _described(read_config, stated, family, quantization or family.quantization, ignored)
+        return _describe_for(
+            read_config, stated, family, quantization or family.quantization, ignored
+        )
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise read_config.wrong_value(error) from error
 
 
-def _described(
+def _describe_for(
     config: Config, stated: Config, family: Family, quantization: Config, ignored: Config
 ) -> Description:
     """Description of *config*, which is what a file *stated*, with defaults, for its *family*."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.keys import COMPARE, HARMLESS, Rule, check, neutral, read
-from bitnet.formats.scale_grids import Grid
+from bitnet.formats.scale_grids import ScaleGrid
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Deferred, Weight
 
@@ -199,18 +199,18 @@ def _unpack_fp8(
             continue
         if tensor.quant.name != "F8_E4M3" or len(tensor.shape) != 2:
             raise _unlike(tensor, "8-bit floats (E4M3) of a matrix", model)
-        grid = Grid.of(_read_floats(scale, model), tensor.shape, name, model, block)
-        numbers = partial(_scaled, tensor, grid, model)
-        unpacked[name] = _deferred(name, tensor.shape, types.by_name(dtype), numbers)
+        grid = ScaleGrid.of(_read_floats(scale, model), tensor.shape, name, model, block)
+        numbers = partial(_multiply, tensor, grid, model)
+        unpacked[name] = _defer(name, tensor.shape, types.by_name(dtype), numbers)
     return unpacked
 
 
-def _scaled(codes: Weight, scales: Grid, model: str) -> NDArray[np.float32]:
+def _multiply(codes: Weight, scales: ScaleGrid, model: str) -> NDArray[np.float32]:
     """The numbers of 8-bit floats, the *codes*, times their *scales*."""
     return _read_floats(codes, model) * scales.spread()
 
 
-def _deferred(
+def _defer(
     name: str, shape: tuple[int, ...], quant: QuantType, numbers: Callable[[], NDArray[np.float32]]
 ) -> Weight:
     """A weight *name* of *shape* in *quant*, whose *numbers* are computed when they are read."""
@@ -282,11 +282,11 @@ def _decompress(
         )
     scales = _read_floats(scale, model)
     block = scheme.get("block_structure")
-    grid_of_scales = Grid.of(scales, shape, stem, model, block)
-    grid_of_zeros: Grid | None = None
+    grid_of_scales = ScaleGrid.of(scales, shape, stem, model, block)
+    grid_of_zeros: ScaleGrid | None = None
     if zero is not None:
         zeros = _zeros_of(zero, scales.shape, scheme, model)
-        grid_of_zeros = Grid.of(zeros, shape, stem, model, block)
+        grid_of_zeros = ScaleGrid.of(zeros, shape, stem, model, block)
 
     def numbers() -> NDArray[np.float32]:
         values = _codes_of(codes, shape, scheme, model)
@@ -294,7 +294,7 @@ def _decompress(
             values = values - grid_of_zeros.spread()
         return values * grid_of_scales.spread()
 
-    return _deferred(f"{stem}.weight", shape, scale.quant, numbers)
+    return _defer(f"{stem}.weight", shape, scale.quant, numbers)
 
 
 def _shape_of(
@@ -412,7 +412,7 @@ def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], mod
         values = table[flat] * np.repeat(scales.reshape(-1), block)[:count]
         return values.reshape(shape)
 
-    return _deferred(name, shape, types.by_name(dtype), decode)
+    return _defer(name, shape, types.by_name(dtype), decode)
 
 
 def _read_floats(tensor: Weight, model: str) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class ScaleGrid:
     """Factors of a matrix: one for all, a row, a group of columns, or a block."""
 
     factors: NDArray[np.float32]  # (rows, columns) of blocks
@@ -30,7 +30,7 @@ class Grid:
         name: str,
         model: str,
         block: Any = None,
-    ) -> Grid:
+    ) -> ScaleGrid:
         """The *factors* of the matrix *name* of *shape*; *block* is what the folder says of it."""
         rows, columns = shape
         if factors.size == 1:
