@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from bitnet.base.errors import InvalidFormat, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     import numpy as np
@@ -105,7 +105,7 @@ class Keys:
         """The tensor *name* decoded; ``None`` if it does not exist."""
         raise NotImplementedError
 
-    def tensor_name(self, name: str) -> str:
+    def tensor_name(self, name: str, usual_name: Callable[[str], str]) -> str:
         """The container's own name of the tensor that is GGUF's *name*, for messages.
 
         A tensor that is missing from a folder has the name of its sibling in another layer, or the
@@ -118,8 +118,6 @@ class Keys:
             number, _, part = sibling.removeprefix("blk.").partition(".")
             if part == rest and sibling.startswith("blk.") and own.count(f".{number}.") == 1:
                 return own.replace(f".{number}.", f".{block}.")
-        from bitnet.families.tensor_names import usual_name  # which imports this module
-
         if not name.startswith("blk."):
             return usual_name(name)
         return f"{usual_name(rest)} of layer {block}"

@@ -21,6 +21,7 @@ from bitnet.base.quantities import human_size
 from bitnet.families.config_values import list_sizes
 from bitnet.families.heads import HEAD_NORM
 from bitnet.families.keys import COMPARE
+from bitnet.families.tensor_names import usual_name
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
 from bitnet.kernels.instructions import ACTIVATIONS
 from bitnet.kernels.program import Interpreter, Segment
@@ -352,12 +353,12 @@ def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
     """Missing, unexpected and misshapen tensors, one line for each."""
     for name, shape in expected.required.items():
         if name not in checkpoint.weights:
-            yield f"{checkpoint.tensor_name(name)} {shape} is missing"
+            yield f"{checkpoint.tensor_name(name, usual_name)} {shape} is missing"
     for name, weight in checkpoint.weights.items():
         its_shape = expected.required.get(name) or expected.optional.get(name)
         if its_shape is None:
             if name not in _READ_ELSEWHERE and not name.startswith(expected.decoder.left_out):
-                yield f"{checkpoint.tensor_name(name)} {weight.shape} is unexpected"
+                yield f"{checkpoint.tensor_name(name, usual_name)} {weight.shape} is unexpected"
         elif weight.shape != its_shape and (1, *weight.shape) != its_shape:
-            own = checkpoint.tensor_name(name)
+            own = checkpoint.tensor_name(name, usual_name)
             yield f"{own} has shape {weight.shape}, expected {its_shape}"
