@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from bitnet.base import locks
 from bitnet.base.errors import from_os_error
-from bitnet.base.files import write_text
+from bitnet.base.files import is_file_or_folder, write_text
 from bitnet.base.outputs import json_in
 
 if TYPE_CHECKING:
@@ -66,9 +66,8 @@ class GrowingFile:
                     leave=False,
                 )
             )
-            self._file = self._held.enter_context(
-                open(self.path, "r+b" if self.path.exists() else "w+b")
-            )
+            mode = "r+b" if is_file_or_folder(self.path) else "w+b"
+            self._file = self._held.enter_context(open(self.path, mode))
             self._read_record()
         except OSError as error:
             self._held.close()

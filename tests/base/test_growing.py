@@ -131,3 +131,11 @@ def test_two_processes_do_not_write_one_output(tmp_path):
             os._exit(0)
         _, status = os.waitpid(child, 0)
     assert os.WEXITSTATUS(status) == 3
+
+
+def test_a_pipe_where_the_rows_are_to_be_is_refused(tmp_path):
+    path = tmp_path / "rows.bin"
+    os.mkfifo(GrowingFile(OutputFile(path), KEY, beginning=0).path)
+    with pytest.raises(BitnetError, match="is not a regular file but a pipe"):
+        write_all(path)
+    assert not path.exists()

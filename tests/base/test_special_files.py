@@ -60,6 +60,7 @@ OTHER_CALLS = {
     "base/locks.py report": "writes a lock file that this process holds",
     "base/machine.py": "files of the system",
     "base/native.py": "files of this package, and of the system",
+    "base/growing.py __enter__": "refuses what is not a regular file, and appends to it",
     "base/invocation.py": "files of the installation",
     "base/outputs.py write": "writes a new file",
     "base/terminal.py": "/dev/null",
