@@ -420,7 +420,7 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
     from bitnet.convert import run
 
     source = ternary_file(tmp_path / "in.gguf", "I2_S")
-    open_whole = run.open_checkpoint
+    open_written = run.open_gguf
 
     def damaged(path):
         with GGUF.open(path) as file:
@@ -428,10 +428,10 @@ def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
         content = bytearray(path.read_bytes())
         content[at] ^= 2 if content[at] & 2 else 1  # another valid code
         path.write_bytes(content)
-        return open_whole(path)
+        return open_written(path)
 
     plan = run.plan_conversion(source, ConvertOptions("TQ2_0"))
-    monkeypatch.setattr(run, "open_checkpoint", damaged)
+    monkeypatch.setattr(run, "open_gguf", damaged)
     with pytest.raises(VerificationFailed, match="what was read back differs"):
         plan.write(tmp_path / "out.gguf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf"]
