@@ -5,7 +5,6 @@ import pytest
 from engine_logits import distance
 from hf_folders import tiny_folder
 from quiet_libraries import QUIET
-from safetensors.numpy import load_file, save_file
 
 from bitnet.base.errors import Unsupported, UsageError
 from bitnet.formats.containers import open_checkpoint
@@ -17,6 +16,7 @@ from bitnet.models.load import load_model
 torch = pytest.importorskip("torch", reason="pip install torch")
 peft = pytest.importorskip("peft", reason="pip install peft")
 transformers = pytest.importorskip("transformers", reason="pip install transformers")
+safetensors = pytest.importorskip("safetensors.numpy", reason="pip install safetensors")
 
 pytestmark = QUIET
 
@@ -88,10 +88,10 @@ def with_own_head(folder):
     """A tiny model in *folder* whose head is not its embedding."""
     tiny_folder(folder, "qwen3", tie_word_embeddings=False)
     path = folder / "model.safetensors"
-    tensors = load_file(path)
+    tensors = safetensors.load_file(path)
     rng = np.random.default_rng(46)
     head = rng.standard_normal(tensors["model.embed_tokens.weight"].shape) * 0.1
-    save_file({**tensors, "lm_head.weight": head.astype("f4")}, path)
+    safetensors.save_file({**tensors, "lm_head.weight": head.astype("f4")}, path)
     return folder
 
 
