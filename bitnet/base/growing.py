@@ -66,8 +66,10 @@ class GrowingFile:
                     leave=False,
                 )
             )
-            mode = "r+b" if is_file_or_folder(self.path) else "w+b"
-            self._file = self._held.enter_context(open(self.path, mode))
+            if is_file_or_folder(self.path):
+                self._file = self._held.enter_context(open(self.path, "r+b"))
+            else:
+                self._file = self._held.enter_context(open(self.path, "w+b"))
             self._read_record()
         except OSError as error:
             self._held.close()
