@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import time
 from dataclasses import fields, replace
@@ -35,7 +36,6 @@ SHOWN = 20  # failed rows
 AT_ONCE = 1024  # texts that are read, sorted by length and computed together
 # Options of the model that change its vectors, beside its files.
 _COMPUTED_WITH = ("i2_s_layout", "ignore_key", "kv_type", "pre")
-_NPY = b"\x93NUMPY\x01\x00"
 _NPY_HEADER = 128  # bytes before the numbers, as numpy.save writes them
 
 VECTORS = {
@@ -174,9 +174,9 @@ def embed(c, options=VectorOptions(), force=FORCE, model=ModelOptions(), common=
         check_vectors(running.config.vector_dim, options.dimensions, options.precision)
         work = _Vectors(running, options, model)
         started = time.perf_counter()
-        shown = common.output.json and output is None
+        in_report = common.output.json and output is None
         if output is None:
-            work.print_all(chain([first], texts), keep=shown)
+            work.print_all(chain([first], texts), keep=in_report)
         elif output.is_regular:
             work.write_growing(chain([first], texts), output)
         else:
@@ -225,8 +225,7 @@ class _Vectors:
         is_array = output.path.suffix.lower() == ".npy"
         parts: list[bytes] = []
         for block in _blocks(texts):
-            vectors = self._compute(block)
-            parts.append(vectors.tobytes() if is_array else _lines(vectors, self.rows).encode())
+            parts.append(self._encode(self._compute(block), is_array=is_array))
             self.rows += len(block)
         output.write(self._header() if is_array else b"", *parts)
 
@@ -250,8 +249,7 @@ class _Vectors:
                 self.rows = file.rows
                 say(f"{file.rows:,} vectors are computed already")
             for block in _blocks(texts):
-                vectors = self._compute(block)
-                content = vectors.tobytes() if is_array else _lines(vectors, self.rows).encode()
+                content = self._encode(self._compute(block), is_array=is_array)
                 for text in block:
                     digest.update(_digest(text))
                 file.append(content, rows=len(block), digest=digest.hexdigest())
@@ -272,6 +270,10 @@ class _Vectors:
         )
         return round_vectors(vectors, options.precision)
 
+    def _encode(self, vectors: NDArray[Any], *, is_array: bool) -> bytes:
+        """The next *vectors* as the output has them: numbers of an array, or lines."""
+        return vectors.tobytes() if is_array else _lines(vectors, self.rows).encode()
+
     def _header(self) -> bytes:
         """Bytes that numpy.save writes before the numbers."""
         import numpy as np
@@ -279,10 +281,16 @@ class _Vectors:
         from bitnet.runtime.sequence import round_vectors
 
         form = round_vectors(np.zeros((1, self.dimensions), np.float32), self._options.precision)
-        shape = (self.rows, form.shape[1])
-        text = f"{{'descr': '{form.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
-        room = _NPY_HEADER - len(_NPY) - 2
-        return _NPY + room.to_bytes(2, "little") + f"{text:<{room - 1}}\n".encode()
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header,
+            {
+                "descr": np.lib.format.dtype_to_descr(form.dtype),
+                "fortran_order": False,
+                "shape": (self.rows, form.shape[1]),
+            },
+        )
+        return header.getvalue()
 
     def _key(self, output: OutputFile) -> dict[str, Any]:
         """Model and options that the vectors of an earlier run must have been computed with."""

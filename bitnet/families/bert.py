@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.families.blocks import Block, Branch, FeedForward, Mixer
 from bitnet.families.dense import ModelConfig, Sizes, attention, model_of, sizes
 from bitnet.families.family import ATTENTION, LlamaCppSupport, Values, register, register_variant
-from bitnet.families.heads import INNER, SCORES
+from bitnet.families.heads import INNER, SCORES, HeadLayers
 from bitnet.families.keys import Config, Keys, neutral, read, reads
 
 if TYPE_CHECKING:
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 _PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
 #: Beginnings of the names of tensors of heads for other tasks.
 HEADS = ("cls.", "lm_head.", "pooler.", "qa_outputs.", "vocab_")
+#: Layers of classifiers behind the first hidden state of a text: of BERT, and of RoBERTa.
+POOLED_CLASSIFIER: HeadLayers = (
+    ("pooler.dense", INNER, "tanh"),
+    ("classifier", SCORES, "identity"),
+)
+DENSE_CLASSIFIER: HeadLayers = (
+    ("classifier.dense", INNER, "tanh"),
+    ("classifier.out_proj", SCORES, "identity"),
+)
 
 
 def norms_behind(mixer: Mixer, network: Mixer) -> Block:
@@ -85,7 +94,7 @@ BERT = register(
         "output.LayerNorm": "layer_output_norm",
     },
     unread=HEADS,
-    classifier=(("pooler.dense", INNER, "tanh"), ("classifier", SCORES, "identity")),
+    classifier=POOLED_CLASSIFIER,
     biases={"": _PRODUCTS},
     rotates=False,
     llama_cpp=LlamaCppSupport(tensors=(".bias",), gelu_tanh=True),
@@ -123,7 +132,7 @@ register_variant(
         "lora_adaptations": neutral(None, note="adapters of tasks are not merged"),
     },
     orders=_roberta_orders,
-    classifier=(("classifier.dense", INNER, "tanh"), ("classifier.out_proj", SCORES, "identity")),
+    classifier=DENSE_CLASSIFIER,
     translate=_roberta_keys,
 )
 

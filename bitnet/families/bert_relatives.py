@@ -7,16 +7,24 @@ are the graphs of llama.cpp and the code that is published beside the models.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.families.bert import BERT, HEADS, both_ways, encoder, norms_behind
+from bitnet.families.bert import (
+    BERT,
+    DENSE_CLASSIFIER,
+    HEADS,
+    POOLED_CLASSIFIER,
+    both_ways,
+    encoder,
+    norms_behind,
+)
 from bitnet.families.blocks import Block, BlockInput, Branch, FeedForward, Mixer
 from bitnet.families.dense import ModelConfig, attention, is_fused, sizes
 from bitnet.families.experts import EXPERT_KEYS, experts
 from bitnet.families.family import ATTENTION, LlamaCppSupport, register, register_variant
-from bitnet.families.heads import INNER, SCORES
 from bitnet.families.keys import Config, Keys, neutral, read, reads
 
 if TYPE_CHECKING:
@@ -27,17 +35,15 @@ if TYPE_CHECKING:
 _EPS = reads("attention.layer_norm_epsilon")
 _CONFIG = reads("layer_norm_eps") | {"type_vocab_size": read("must be the rows of its table")}
 _FUSED = ("attn_qkv", "attn_output")  # products of an attention whose inputs are one matrix
-#: Behind the first hidden state of a text, as BERT has it.
-_POOLER = (("pooler.dense", INNER, "tanh"), ("classifier", SCORES, "identity"))
 _LLAMA_CPP = LlamaCppSupport(tensors=(".bias",), gelu_tanh=True)
 
 
-def _nomic(keys: Keys) -> ModelConfig:
+def _rotary(keys: Keys, **network: Any) -> ModelConfig:
+    """Encoder with rotated positions; *network* are fields of its networks."""
     model_sizes = sizes(keys)
     mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
-    return encoder(
-        keys, model_sizes, [norms_behind(mixer, FeedForward(model_sizes.ffn))] * model_sizes.layers
-    )
+    block = norms_behind(mixer, FeedForward(model_sizes.ffn, **network))
+    return encoder(keys, model_sizes, [block] * model_sizes.layers)
 
 
 def _nomic_experts(keys: Keys) -> ModelConfig:
@@ -103,10 +109,10 @@ _NOMIC = register(
         "norm2": "layer_output_norm",
     },
     unread=HEADS,
-    classifier=_POOLER,
+    classifier=POOLED_CLASSIFIER,
     llama_cpp=LlamaCppSupport(tensors=(".bias",)),
     translate=_nomic_keys,
-    decoder=_nomic,
+    decoder=_rotary,
 )
 register_variant(
     _NOMIC,
@@ -117,13 +123,6 @@ register_variant(
     llama_cpp=_LLAMA_CPP,
     decoder=_nomic_experts,
 )
-
-
-def _gte(keys: Keys) -> ModelConfig:
-    model_sizes = sizes(keys)
-    mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
-    network = FeedForward(model_sizes.ffn, "gelu")
-    return encoder(keys, model_sizes, [norms_behind(mixer, network)] * model_sizes.layers)
 
 
 def _up_first(_config: Config) -> Parts:
@@ -159,21 +158,14 @@ register(
         "mlp_ln": "layer_output_norm",
     },
     unread=HEADS,
-    classifier=_POOLER,
+    classifier=POOLED_CLASSIFIER,
     parts=_up_first,
     biases={"": (*_FUSED, "ffn_down")},
     rope_scalings=("ntk",),
     llama_cpp=None,
     translate=both_ways,
-    decoder=_gte,
+    decoder=partial(_rotary, activation="gelu"),
 )
-
-
-def _jina3(keys: Keys) -> ModelConfig:
-    model_sizes = sizes(keys)
-    mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
-    network = FeedForward(model_sizes.ffn, "gelu", gated=False)
-    return encoder(keys, model_sizes, [norms_behind(mixer, network)] * model_sizes.layers)
 
 
 register(
@@ -194,11 +186,11 @@ register(
         "norm2": "layer_output_norm",
     },
     unread=HEADS,
-    classifier=(("classifier.dense", INNER, "tanh"), ("classifier.out_proj", SCORES, "identity")),
+    classifier=DENSE_CLASSIFIER,
     biases={"": (*_FUSED, "ffn_up", "ffn_down")},
     llama_cpp=_LLAMA_CPP,
     translate=both_ways,
-    decoder=_jina3,
+    decoder=partial(_rotary, activation="gelu", gated=False),
 )
 
 _ALIBI = 8.0  # largest power of the slopes

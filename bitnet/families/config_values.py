@@ -206,7 +206,7 @@ KINDS: dict[str, Kind] = {
     **_of(
         Kind("a text", _is_text),
         "activation activation_function afn classifier_pooling hidden_activation "
-        " expert_selection_fn shared_expert_combination_strategy",
+        "expert_selection_fn shared_expert_combination_strategy",
     ),
     "topk_method": Kind("a text", _is_text, may_be_null=True),
     "attention_types": Kind("lists of kinds and their number", _are_kinds, may_be_null=True),

@@ -15,14 +15,15 @@ from bitnet.families.dense import (
     attention,
     dense,
     is_fused,
-    layer_kinds,
+    read_windows,
     rotate_windows,
     sizes,
     usual_block,
+    window_pattern,
 )
 from bitnet.families.family import ATTENTION, LlamaCppSupport, Values, register
 from bitnet.families.heads import INNER, SCORES
-from bitnet.families.keys import Config, Keys, Rule, contradiction, neutral, reads, refusal
+from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 _CLASSIFIES = "ForSequenceClassification"
 _PERIOD = 3  # layers of ModernBERT, of which the first sees the whole text
-_KINDS = {"full_attention": False, "sliding_attention": True}
 #: ``pooling_type`` of GGUF, by ``classifier_pooling`` of ``config.json``.
 _POOLINGS = {"mean": 1, "cls": 2, "bos": 2}
 
@@ -45,29 +45,18 @@ def _modern_bert(keys: Keys) -> ModelConfig:
     window = keys.integer("attention.sliding_window", 0)
     reach = window // 2 + 1 if window else 0  # half of it on each side
     blocks = []
-    for layer, is_local in enumerate(_local_layers(keys, model_sizes.layers)):
+    windows = read_windows(keys, model_sizes.layers, period=_PERIOD, window=reach, last=False)
+    for layer, own_window in enumerate(windows):
         # The first block reads the norm of the embeddings.
         is_normed = layer > 0 or "blk.0.attn_norm.weight" in keys.weights
         norms = (("attn_norm" if is_normed else "", ""), BEFORE[1])
-        mixer = local(layer, replace(usual, window=reach if is_local else 0))
+        mixer = local(layer, replace(usual, window=own_window))
         blocks.append(usual_block(mixer, network, norms=norms))
     return replace(
         encoder(keys, model_sizes, blocks, norm_biases=False, final_norm="output_norm"),
         text_rows=0,
         pooling="mean",  # before a classifier, if no key says which
     )
-
-
-def _local_layers(keys: Keys, layers: int) -> list[bool]:
-    """True for each layer with a window; by default the first of each period has none."""
-    name = "attention.sliding_window_pattern"
-    pattern = keys.value(name, _PERIOD)
-    if not isinstance(pattern, list):
-        period = keys.integer(name, _PERIOD)
-        return [period > 0 and layer % period != 0 for layer in range(layers)]
-    if len(pattern) != layers:
-        raise contradiction(keys, f"{name} is for {len(pattern):,} layers, expected {layers:,}")
-    return [bool(is_local) for is_local in pattern]
 
 
 def _classifier_pooling(config: Config, computed: str) -> dict[str, Any]:
@@ -83,16 +72,16 @@ def _classifier_pooling(config: Config, computed: str) -> dict[str, Any]:
 
 
 def _modern_bert_keys(config: Config) -> dict[str, Any]:
-    layers = config["num_hidden_layers"]
-    pattern = layer_kinds(config, config.get("layer_types"), _KINDS)
+    window = config["local_attention"]
+    pattern = window_pattern(config, window)
     if pattern is None:
         period = config["global_attn_every_n_layers"]
-        pattern = [layer % period != 0 for layer in range(layers)]
+        pattern = [layer % period != 0 for layer in range(config["num_hidden_layers"])]
     return {
         **both_ways(config),
         **_classifier_pooling(config, "cls mean"),
         "attention.layer_norm_epsilon": config["norm_eps"],
-        "attention.sliding_window": config["local_attention"],
+        "attention.sliding_window": window,
         "attention.sliding_window_pattern": pattern,
     }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bitnet.base.errors import Unsupported
 from bitnet.families.dense import ModelConfig, dense
-from bitnet.families.heads import CLASSIFIER_KEYS, PROJECTION_KEYS, SCORES, HeadActivation
+from bitnet.families.heads import CLASSIFIER_KEYS, PROJECTION_KEYS, SCORES, HeadLayers
 from bitnet.families.keys import COMMON, Config, Keys, RopeStyle, Rule, check, read
 from bitnet.families.refused import kind_of
 
@@ -126,8 +126,7 @@ class Family:
     rounds_inputs: bool = False
     encodes: bool = False  # it makes vectors of texts with an encoder as BERT's
     headless: bool = False  # it makes vectors of texts, and its files have no head that writes
-    # tensors of a folder's classifier, in order: the name there, GGUF's, and the activation behind
-    classifier: tuple[tuple[str, str, HeadActivation], ...] = (("score", SCORES, "identity"),)
+    classifier: HeadLayers = (("score", SCORES, "identity"),)  # of a folder, in order
     classifier_norm: str = ""  # name of the norm behind its inner layer; empty: it has none
     # beginnings of the names of a folder's tensors that are for other tasks
     unread: tuple[str, ...] = ()

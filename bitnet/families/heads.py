@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from bitnet.families.keys import Keys
 
 HeadActivation = Literal["identity", "tanh", "relu", "gelu", "silu", "sigmoid"]
+#: Layers of a folder's classifier: the name there, GGUF's, and the activation behind.
+HeadLayers: TypeAlias = tuple[tuple[str, str, HeadActivation], ...]
 
 MOST_PROJECTIONS = 6  # of a vector, one after another
 _FIRST = 2  # number of the first projection: those before are the transformer and the pooling

@@ -152,6 +152,8 @@ def _rows_of_head(weights: Mapping[str, Weight], ids: tuple[int, int], model: st
             f"{head.shape[0]:,} rows",
             hint=COMPARE,
         )
+    if head.stores_rows:
+        return _floats(f"{SCORES}.weight", registry.dequantize(head.take_rows(list(ids))))
     return _floats(f"{SCORES}.weight", registry.dequantize(head)[list(ids)])
 
 

@@ -1,10 +1,9 @@
 """Matrices of one and two bits of MLX.
 
-``X.weight`` has the codes in 32-bit words, the first in the
-lowest bits; ``X.scales`` and ``X.biases`` have a number per group of columns: ``w = scale * code +
-bias``. With groups of 128, and a bias by which the weights are -d and d, or -d, 0, d and 2 d, these
-are the blocks of Q1_0 and PQ2_0, byte by byte, and become them here. Source: mlx,
-``mlx.core.quantize``.
+``X.weight`` has the codes in 32-bit words, the first in the lowest bits; ``X.scales`` and
+``X.biases`` have a number per group of columns: ``w = scale * code + bias``. With groups of 128,
+and a bias by which the weights are -d and d, or -d, 0, d and 2 d, these are the blocks of Q1_0 and
+PQ2_0, byte by byte, and become them here. Source: mlx, ``mlx.core.quantize``.
 """
 
 from __future__ import annotations

@@ -144,11 +144,11 @@ def _answers(files: Inventory, name: str, ignore: Collection[str]) -> tuple[int,
     settings = without(files.json(name, dict), ignore)
     check(settings, _LOGIT_SCORE, model=files.root.name, below=f"{name}: ")
     ids = [settings.get("true_token_id"), settings.get("false_token_id")]
-    known = [token for token in ids if isinstance(token, int) and token >= 0]
-    if len(known) < len(ids):
+    answers = [token for token in ids if isinstance(token, int) and token >= 0]
+    if len(answers) < len(ids):
         why = "two tokens, of relevant and of other documents, are supported"
         raise refusal(f"{name}: false_token_id", ids[1], why, model=files.root.name)
-    return known[0], known[1]
+    return answers[0], answers[1]
 
 
 def _check_transformer(files: Inventory, ignore: Collection[str]) -> None:

@@ -91,6 +91,17 @@ class Weight:
         """The weight with *changes* of its fields; deferred bytes stay deferred."""
         return replace(self, **{"data": self.__dict__["stored"], **changes})
 
+    @property
+    def stores_rows(self) -> bool:
+        """True if the bytes of each row of the matrix follow each other."""
+        is_packed = self.quant.name.startswith(("I2_S", "PACKED"))
+        return len(self.shape) > 1 and not is_packed and self.data.size % self.shape[0] == 0
+
+    def take_rows(self, rows: slice | list[int]) -> Weight:
+        """The *rows* of a matrix that stores them, as a matrix."""
+        raw = self.data.reshape(self.shape[0], -1)[rows]
+        return replace(self, shape=(len(raw), *self.shape[1:]), data=raw.reshape(-1))
+
     def matrices(self) -> tuple[Weight, ...]:
         """The matrices of a weight of three dimensions; the weight itself, if it has fewer."""
         if len(self.shape) < 3:

@@ -26,7 +26,6 @@ from bitnet.base.findings import Finding
 from bitnet.quants.registry import dequantize, unpack_ternary
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
-from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf_audit import TernaryCounts
+    from bitnet.quants.weight import Weight
 
 # Within one tensor of the models measured, the largest scale is at most 27 times the median one.
 LARGEST_RATIO = 1000.0
@@ -267,13 +267,10 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _sample(weight: Weight) -> NDArray[np.float32]:
     """Values of *weight*: all of a small one, else evenly spaced rows."""
-    rows = weight.shape[0] if len(weight.shape) > 1 else 1
     step = max(1, math.ceil(math.prod(weight.shape) / SAMPLE))
-    if step == 1 or weight.data.size % rows or weight.quant.name.startswith(("I2_S", "PACKED")):
+    if step == 1 or not weight.stores_rows:
         return dequantize(weight)
-    raw = np.ascontiguousarray(weight.data.reshape(rows, -1)[::step])
-    shape = (len(raw), *weight.shape[1:])
-    return dequantize(Weight(weight.name, shape, weight.quant, raw.reshape(-1), weight.scale))
+    return dequantize(weight.take_rows(slice(None, None, step)))
 
 
 def _odd_rows(name: str, values: NDArray[np.float32]) -> Iterator[str]:

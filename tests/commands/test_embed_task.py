@@ -161,46 +161,44 @@ def test_an_interrupted_run_is_continued(form, run, tmp_path, monkeypatch):
     assert set(tmp_path.iterdir()) - before == {tmp_path / f"v.{form}"}
 
 
-def test_a_run_with_other_options_starts_from_the_first_text(run, tmp_path, monkeypatch):
+@pytest.fixture
+def interrupted(run, tmp_path, monkeypatch):
+    """The words of a run that was interrupted after four of five texts."""
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     words = ("--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy")
     with monkeypatch.context() as patch:
         interrupt_after(patch, 2)
         assert run(*words).code
-    with monkeypatch.context() as patch:
-        embedded = interrupt_after(patch, 9)
-        assert run(*words, "--dimensions", 8).code == 0
+    return words
+
+
+def test_a_run_with_other_options_starts_from_the_first_text(
+    interrupted, run, tmp_path, monkeypatch
+):
+    embedded = interrupt_after(monkeypatch, 9)
+    assert run(*interrupted, "--dimensions", 8).code == 0
     assert [text for block in embedded for text in block] == TEXTS
     assert np.load(tmp_path / "v.npy").shape == (5, 8)
 
 
 @pytest.mark.parametrize("options", [("--kv-type", "q8"), ("--ignore-key", "rope_theta")])
-def test_rows_of_a_model_with_other_options_are_not_continued(options, run, tmp_path, monkeypatch):
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    words = ("--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy")
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 2)
-        assert run(*words).code
-    with monkeypatch.context() as patch:
-        embedded = interrupt_after(patch, 9)
-        run(*words, *options)
+def test_rows_of_a_model_with_other_options_are_not_continued(
+    options, interrupted, run, monkeypatch
+):
+    embedded = interrupt_after(monkeypatch, 9)
+    run(*interrupted, *options)
     assert [text for block in embedded for text in block] == TEXTS
 
 
 @pytest.mark.parametrize("content", ["abc\n\nDE\nabcd\na", "abc"])
-def test_rows_of_other_texts_are_not_continued(content, run, tmp_path, monkeypatch):
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    words = ("--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy")
-    with monkeypatch.context() as patch:
-        interrupt_after(patch, 2)
-        assert run(*words).code
+def test_rows_of_other_texts_are_not_continued(content, interrupted, run, tmp_path):
     (tmp_path / "texts.txt").write_text(content)
-    done = run(*words)
+    done = run(*interrupted)
     assert done.code == 2
     assert "are of other texts" in done.err
     assert f"rm {tmp_path / '.v.npy.rows'}" in done.err
     (tmp_path / ".v.npy.rows").unlink()
-    assert run(*words).code == 0
+    assert run(*interrupted).code == 0
     assert len(np.load(tmp_path / "v.npy")) == len(content.split("\n"))
 
 

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from asked_here import share_this_process
 from llama_cpp_models import IDS, written
-from mistakes import mistakes
 from sensitivity import (
     LIMITS,
-    MAY_PASS,
     OTHERWISE,
     OURS,
     READ_BY_IK,
     REFUSED,
     THEIRS,
+    assert_only_right_passes,
     faults,
     of_llama_cpp,
     of_ours,
@@ -72,14 +71,7 @@ def check_right_and_wrong(engine, checkpoint, judged, *, all_of_them):
         missing = missing_operations(steps, planned, all_of_them=all_of_them)
         return describe(engine, (*steps, *missing), exact.config.n_layers)
 
-    is_right, text = verdict(exact)
-    assert is_right, text
-    passed = [
-        f"{mistake.kind} {mistake.place}"
-        for mistake in mistakes(checkpoint)
-        if mistake.kind not in MAY_PASS and verdict(mistake.model())[0]
-    ]
-    assert passed == []
+    assert_only_right_passes(checkpoint, exact, verdict)
 
 
 @pytest.mark.parametrize("architecture", OURS)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from asked_here import share_this_process
 from compared_folders import FOLDERS, compared_folder
-from mistakes import mistakes
 from quiet_libraries import QUIET
-from sensitivity import MAY_PASS, of_transformers
+from sensitivity import assert_only_right_passes, of_transformers
 from verdicts import check_verdicts
 
 from bitnet.crossval.operations import describe, list_planned, missing_operations
@@ -36,11 +35,4 @@ def test_operations_of_transformers_pass_and_with_a_mistake_fail(case, tmp_path,
         missing = missing_operations(steps, list_planned(exact.program), all_of_them=False)
         return describe("transformers", (*steps, *missing), exact.config.n_layers)
 
-    is_right, text = verdict(exact)
-    assert is_right, text
-    passed = [
-        f"{mistake.kind} {mistake.place}"
-        for mistake in mistakes(checkpoint)
-        if mistake.kind not in MAY_PASS and verdict(mistake.model())[0]
-    ]
-    assert passed == []
+    assert_only_right_passes(checkpoint, exact, verdict)

@@ -216,6 +216,20 @@ def of_transformers(case: str, folder: Path) -> tuple[Checkpoint, Judge]:
     return checkpoint, judged
 
 
+def assert_only_right_passes(
+    checkpoint: Checkpoint, exact: Model, verdict: Callable[[Model], tuple[bool, str]]
+) -> None:
+    """*verdict* passes *exact*, the right model of *checkpoint*, and none that must fail."""
+    is_right, text = verdict(exact)
+    assert is_right, text
+    passed = [
+        f"{mistake.kind} {mistake.place}"
+        for mistake in mistakes(checkpoint)
+        if mistake.kind not in MAY_PASS and verdict(mistake.model())[0]
+    ]
+    assert passed == []
+
+
 def distances(rows: Sequence[Row], exact: Model) -> Distances:
     """Distances of the reference in *rows* from *exact*, at the positions that are judged."""
     whole = evidence(*rows)
