@@ -18,7 +18,8 @@ from limits import OF_BYTES, OF_WORDS, limit
 from bitnet.base import native
 from bitnet.kernels.kv_codes import PAGE, page_words, store
 
-QUERIES, DEPTH = 512, 4032
+QUERIES = 512
+DEPTH = 4032
 FORMS = ("f16", "q8")
 SHAPES = ((64, 9, 3, 3584), (128, 8, 2, 1536), (256, 4, 1, 1536))  # head, heads, of keys, cached
 # Heads, those of keys, their width and layers: SmolLM2, the ternary 2B shape, Gemma 3 270M.
@@ -58,7 +59,8 @@ def show_prefill(module, rng):
     """GMAC/s of many queries, of each form."""
     for head_dim, heads, kv_heads, cached in SHAPES:
         q = rng.standard_normal((QUERIES, heads, head_dim)).astype(np.float32)
-        out, works = np.empty_like(q), []
+        out = np.empty_like(q)
+        works = []
         for form in FORMS:
             pages = random_pages(rng, (cached + QUERIES) // PAGE, kv_heads, head_dim, form)
             how = (q, pages, cached, head_dim**-0.5, 0, 0.0, out)
@@ -74,7 +76,8 @@ def show_decode(module, rng, name):
     """Milliseconds of a token's attention in all layers, of each form, beside reading the bytes."""
     heads, kv_heads, head_dim, layers = MODELS[name]
     q = rng.standard_normal((1, heads, head_dim)).astype(np.float32)
-    out, works = np.empty_like(q), []
+    out = np.empty_like(q)
+    works = []
     for form in FORMS:
         one = random_pages(rng, DEPTH // PAGE, kv_heads, head_dim, form)
         every = aligned(np.broadcast_to(one, (layers, *one.shape)))

@@ -55,7 +55,8 @@ def compared(name, encoding, tool, *words):
     """Print what belongs into the test."""
     with tempfile.TemporaryDirectory() as work:
         folder = with_tokenizer(Path(work) / name, name)
-        theirs, ours = folder / "theirs.gguf", folder / "ours.gguf"
+        theirs = folder / "theirs.gguf"
+        ours = folder / "ours.gguf"
         tool(*words[:1], folder, theirs, *words[1:])
         expected = digest(open_checkpoint(theirs))
         plan_conversion(folder, ConvertOptions(encoding, no_tokenizer=True)).write(ours)

@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
 
 from hub_server import HubServer, Rule
 
-REPO, FILE = "bench/model", "model.gguf"
+REPO = "bench/model"
+FILE = "model.gguf"
 
 
 def bitnet(hub, target, *, connections):
@@ -124,7 +125,8 @@ def measure_store(size_mb):
     from bitnet.sources import Source
 
     os.environ["BITNET_CONNECTIONS"] = "1"
-    size, source = size_mb * 1_000_000, Source("bench", REPO, FILE)
+    size = size_mb * 1_000_000
+    source = Source("bench", REPO, FILE)
     with tempfile.TemporaryDirectory() as folder, HubServer() as hub:
         folder = Path(folder)
         with open(folder / "source", "wb") as file:
@@ -142,7 +144,8 @@ def measure_store(size_mb):
             fetch_source(source, project(*where))
             return time.perf_counter() - begun
 
-        whole, second_project = seconds("one"), seconds("two")
+        whole = seconds("one")
+        second_project = seconds("two")
         second_use = min(seconds("two") for _ in range(5))
         kept = [folder / name for name in ("one", "two", "cache")]
         files = [path.stat() for top in kept for path in top.rglob("*") if path.is_file()]
@@ -223,7 +226,8 @@ def report(arguments):
     results = {}
     for case, (size_mb, rounds, rules) in cases.items():
         best = measure(size_mb * 1_000_000, rounds, rules, available)
-        base, results[case] = best["curl"][0], {}
+        base = best["curl"][0]
+        results[case] = {}
         print(f"\n{case}, {size_mb} MB: MB/s, ratio to curl, processor s per GB", file=sys.stderr)
         for name, (seconds, cpu) in best.items():
             figures = {

@@ -47,9 +47,12 @@ class Branches(Sampler):
 
 def passes(prompt, answer, count):
     """Passes that *answer* takes after *prompt* with *count* branches."""
-    lookup, done, number = Branches(Request(lookup=MOST)), 0, 0
+    lookup = Branches(Request(lookup=MOST))
+    done = 0
+    number = 0
     while done < len(answer):
-        text, left = prompt + answer[:done], answer[done:]
+        text = prompt + answer[:done]
+        left = answer[done:]
         drafts = lookup.drafts(text, count)
         accepted = 0
         for draft in drafts:
@@ -88,7 +91,9 @@ def main():
     print(f"| text | {' | '.join(f'{n} branches' for n in branches)} | speed with `--lookup` |")
     print("|---|" + "---|" * (len(branches) + 1))
     for kind, texts in beginnings(options.prose):
-        tokens, counts, seconds = 0, dict.fromkeys(branches, 0), np.zeros(2)
+        tokens = 0
+        counts = dict.fromkeys(branches, 0)
+        seconds = np.zeros(2)
         for text in texts:
             prompt = list(model.tokenizer.encode(text))[:BEGINNING]
             keywords = {"max_tokens": options.tokens, "temperature": 0.0}

@@ -27,8 +27,10 @@ from bitnet.bench import describe_machine
 from bitnet.crossval.references import bitnet_cpp_library
 
 MODELS = {"0.6B": "embedding-0.6b", "270M": "embedding-270m"}
-OURS, OURS_AVX2 = "bitnet I2_S", "bitnet I2_S, AVX2"
-BITNET_CPP, LLAMA_CPP = "bitnet.cpp I2_S", "llama.cpp F16"
+OURS = "bitnet I2_S"
+OURS_AVX2 = "bitnet I2_S, AVX2"
+BITNET_CPP = "bitnet.cpp I2_S"
+LLAMA_CPP = "llama.cpp F16"
 
 
 def written(work, vocabulary, name, kind, architecture=None):

@@ -64,7 +64,8 @@ def source():
 def library():
     """The functions, compiled."""
     with tempfile.TemporaryDirectory() as folder:
-        code, built = Path(folder, "limits.c"), Path(folder, "limits.so")
+        code = Path(folder, "limits.c")
+        built = Path(folder, "limits.so")
         code.write_text(source())
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", code, "-o", built], check=True)
         return ctypes.CDLL(str(built))

@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results")
-RECORDS, TABLE = RESULTS / "machines.json", RESULTS / "machines.md"
+RECORDS = RESULTS / "machines.json"
+TABLE = RESULTS / "machines.md"
 OURS = "bitnet"
 TESTS = (
     *("pp128", "pp512", "pp4096", "pp512@4096", "pp512@16384", "pp512@32768"),

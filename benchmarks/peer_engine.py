@@ -233,7 +233,9 @@ class OpenVINO:
         import openvino
         import openvino_genai
 
-        self.np, self.tensor, self.genai = np, openvino.Tensor, openvino_genai
+        self.np = np
+        self.tensor = openvino.Tensor
+        self.genai = openvino_genai
         options = {"INFERENCE_NUM_THREADS": threads}
         if kv_type:  # 8 bits by default
             options["KV_CACHE_PRECISION"] = {"f16": "f16", "q8": "u8"}[kv_type]
@@ -246,7 +248,8 @@ class OpenVINO:
         ids = prompt(depth) + prompt(count if kind == "pp" else 1, self.turn)
         wanted = self.genai.GenerationConfig()
         wanted.max_new_tokens = 1 if kind == "pp" else count + bool(depth)
-        wanted.ignore_eos, wanted.do_sample = True, False
+        wanted.ignore_eos = True
+        wanted.do_sample = False
         first = []
 
         def heard(_text):
@@ -343,7 +346,10 @@ def main():
     """Load, say so, then do what the lines say."""
     if "/" in sys.argv[1]:
         raise_stack()
-    engine, path, threads, context = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    engine = sys.argv[1]
+    path = sys.argv[2]
+    threads = int(sys.argv[3])
+    context = int(sys.argv[4])
     kv_type = sys.argv[5] if len(sys.argv) > 5 else ""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to stdout

@@ -16,9 +16,11 @@ def main():
     model, port, threads, context, slots = sys.argv[1], *map(int, sys.argv[2:])
     params = xllamacpp.CommonParams()
     params.model.path = model
-    params.hostnames, params.port = ["127.0.0.1"], port
+    params.hostnames = ["127.0.0.1"]
+    params.port = port
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.n_ctx, params.n_parallel = context * slots, slots
+    params.n_ctx = context * slots
+    params.n_parallel = slots
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)
     signal.pause()

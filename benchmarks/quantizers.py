@@ -40,7 +40,8 @@ def even(path):
 def compare_types(library, folder):
     """Print the digest of each model's types."""
     for name, checkpoint in MODELS.items():
-        source, output = folder / "source.gguf", folder / "output.gguf"
+        source = folder / "source.gguf"
+        output = folder / "output.gguf"
         write(source, checkpoint)
         lines = []
         for mixture, own in grid():
@@ -62,14 +63,16 @@ def compare_files(library, source, folder):
     for mixture in MIXTURES:
         if mixture == "Q2_K_S":
             continue
-        theirs, ours = folder / f"{mixture}-theirs.gguf", folder / f"{mixture}-ours.gguf"
+        theirs = folder / f"{mixture}-theirs.gguf"
+        ours = folder / f"{mixture}-ours.gguf"
         started = time.perf_counter()
         assert quantize_file(library, source, theirs, MIXTURES[mixture].file_type)
         seconds = [time.perf_counter() - started]
         started = time.perf_counter()
         plan_conversion(source, ConvertOptions(mixture)).write(ours)
         seconds.append(time.perf_counter() - started)
-        expected, found = open_checkpoint(theirs).weights, open_checkpoint(ours).weights
+        expected = open_checkpoint(theirs).weights
+        found = open_checkpoint(ours).weights
         different = [
             name
             for name, its in expected.items()

@@ -54,7 +54,8 @@ def oracle(path):
 
 def milliseconds(read, path):
     """Wall and processor time of one reading, without that of giving the result back."""
-    wall, processor = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    processor = time.process_time()
     result = read(path)
     taken = (time.perf_counter() - wall) * 1e3, (time.process_time() - processor) * 1e3
     del result

@@ -112,7 +112,8 @@ def present(peer_python, folder=None):
 
     Those that were built in *folder* count before those that can be imported.
     """
-    found, absent = {"bitnet": (sys.executable, "bitnet")}, []
+    found = {"bitnet": (sys.executable, "bitnet")}
+    absent = []
     for name, module in ENGINES.items():
         built = library(folder, name) if folder else None
         code = [peer_python or sys.executable, "-c", f"import {module}"]
@@ -268,7 +269,8 @@ def main():
         os.environ["BENCHMARK_STATES"] = str(options.states.absolute())
     engines = with_kv_types(engines, options.kv_types.split(",") if options.kv_types else [])
     threads = [int(count) for count in options.threads.split(",")]
-    results, starts = {}, {}
+    results = {}
+    starts = {}
     for model in options.models:
         with with_context(model, options.context) as path:
             results[model.name] = {n: measure(path, n, engines, options) for n in threads}

@@ -220,7 +220,8 @@ def replica_table() -> list[str]:
     for machine in (DESKTOP, SERVER32, SERVER96, TWO_SOCKETS):
         for replicas in (1, 2, 4):
             cores = machine.cores * machine.sockets
-            threads, batch = cores // replicas, 32 // replicas
+            threads = cores // replicas
+            batch = 32 // replicas
             # Replicas of one socket share its memory; those of another have theirs.
             own = machine.sockets if replicas >= machine.sockets else 1
             part = replace(

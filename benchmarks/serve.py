@@ -71,7 +71,8 @@ class Server:
     """A running server; paused unless :meth:`awake`."""
 
     def __init__(self, name, command, port, work):
-        self.name, self.port = name, port
+        self.name = name
+        self.port = port
         self.log = work / f"{name}.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -113,7 +114,8 @@ class Server:
 
 def started(options, work):
     """Our worker and, where there is one, llama.cpp's server, both loaded and paused."""
-    port, other = free_port(), free_port()
+    port = free_port()
+    other = free_port()
     context = CONTEXT + options.mixed
     ours = [
         sys.executable, "-m", "bitnet", "serve", "--model", options.model, "--port", port,
@@ -167,7 +169,11 @@ async def ask(port, prompt, max_tokens):
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in head.partition(b"\r\n")[0]:
             raise ValueError(head.decode() + (await reader.read()).decode())
-        text, tokens, first, last, gap = [], None, 0.0, 0.0, 0.0
+        text = []
+        tokens = None
+        first = 0.0
+        last = 0.0
+        gap = 0.0
         async for facts in events(reader):
             if facts.get("usage"):
                 tokens = facts["usage"]["completion_tokens"]
@@ -207,7 +213,8 @@ async def load_of(port, clients, prompts, max_tokens, each=None):
         max_tokens: of each answer.
         each: called with every reply.
     """
-    left, replies = iter(prompts), []
+    left = iter(prompts)
+    replies = []
 
     async def client():
         for prompt in left:

@@ -48,7 +48,8 @@ def main() -> None:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
             until(lambda: _is_ready(client), worker)
             alone = max(_gaps(client, lambda: True))
-            statuses, done = Counter(), threading.Event()
+            statuses = Counter()
+            done = threading.Event()
             attack = threading.Thread(target=_attack, args=(client, options, statuses, done))
             attack.start()
             beside = max(_gaps(client, done.is_set))

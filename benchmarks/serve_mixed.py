@@ -102,7 +102,8 @@ async def request(port, kind, name, expected):
     chat = {"messages": [{"role": "user", "content": "write it"}], "max_tokens": 4 * TOKENS}
     if kind == "alone":
         prompt = list(expected)[hash(name) % len(expected)]
-        body, wanted = completion | {"prompt": prompt, "stream": True}, expected[prompt]
+        body = completion | {"prompt": prompt, "stream": True}
+        wanted = expected[prompt]
         status, reader, writer = await send(port, "/v1/completions", body, name)
         try:
             parts = [event["choices"][0]["text"] async for event in events(reader)]
@@ -121,11 +122,9 @@ async def request(port, kind, name, expected):
         status, found, wanted = status - 200, facts["error"]["param"], field
     else:
         if kind == "choice":
-            path, body, wanted = (
-                "/v1/completions",
-                {"prompt": "a", "structured_outputs": {"choice": [word]}},
-                word,
-            )
+            path = "/v1/completions"
+            body = {"prompt": "a", "structured_outputs": {"choice": [word]}}
+            wanted = word
             body |= {"max_tokens": 4 * TOKENS}
         else:
             schema = {
@@ -145,7 +144,8 @@ async def request(port, kind, name, expected):
                 },
                 "chat": {"structured_outputs": {"choice": [f"chat {word}"]}},
             }
-            path, body = "/v1/chat/completions", chat | own[kind]
+            path = "/v1/chat/completions"
+            body = chat | own[kind]
             wanted = f"chat {word}" if kind == "chat" else {"id": word}
         status, facts = await whole(port, path, body, name)
         if status == 200:
@@ -163,7 +163,9 @@ async def request(port, kind, name, expected):
 
 async def load_of(server, clients, requests, expected):
     """Counts of answers by kind, what was wrong, and memory as the requests went by."""
-    counts, wrong, memory = dict.fromkeys(KINDS, 0), [], []
+    counts = dict.fromkeys(KINDS, 0)
+    wrong = []
+    memory = []
     total = clients * requests
     done = itertools.count(1)
 

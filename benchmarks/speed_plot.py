@@ -21,7 +21,10 @@ MACHINES = json.loads((ROOT / "benchmarks/results/machines.json").read_text(enco
 PICTURE = ROOT / "docs/images/speed.svg"
 THREADS = 2
 KINDS = {"pp512": "prefill, a prompt of 512 tokens", "tg128": "decode, 128 tokens"}
-OURS, LLAMA, IK, OPENVINO = "bitnet", "llama.cpp", "ik_llama.cpp", "OpenVINO GenAI"
+OURS = "bitnet"
+LLAMA = "llama.cpp"
+IK = "ik_llama.cpp"
+OPENVINO = "OpenVINO GenAI"
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,11 @@ NOTE = (
     "Peers are built for this processor, except OpenVINO, which chooses its kernels by it.",
 )
 
-WIDTH, LEFT, COLUMN, BAR, STEP = 920, 190, 360, 15, 20
+WIDTH = 920
+LEFT = 190
+COLUMN = 360
+BAR = 15
+STEP = 20
 STYLE = """
   svg { font: 13px system-ui, sans-serif; }
   .back { fill: #fff; } text { fill: #24292f; } .small { font-size: 11px; fill: #57606a; }
@@ -96,7 +103,8 @@ def rate(group: Group, engine: str, kind: str) -> float:
 
 def picture() -> str:
     """The SVG file."""
-    parts, y = [], 24
+    parts = []
+    y = 24
     for number, said in enumerate(KINDS.values()):
         parts.append(f'<text class="title" x="{LEFT + number * COLUMN}" y="{y}">{said}</text>')
     for group in GROUPS:
@@ -108,7 +116,8 @@ def picture() -> str:
             parts.append(f'<text x="12" y="{y + 12}">{escape(label)}</text>')
             for number, kind in enumerate(KINDS):
                 most = max(rate(group, other, kind) for other in group.bars.values())
-                value, x = rate(group, names, kind), LEFT + number * COLUMN
+                value = rate(group, names, kind)
+                x = LEFT + number * COLUMN
                 long = (COLUMN - 80) * value / most
                 parts.append(
                     f'<rect class="{look}" x="{x}" y="{y}" width="{long:.1f}" height="{BAR}"/>'

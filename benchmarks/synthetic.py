@@ -64,7 +64,8 @@ PACKERS = {
     "Q4_0": pack_q4_0,
     "Q8_0": pack_q8_0,
 }
-LARGEST, REPEATED_ROWS = 20_000_000, 128  # weights of a matrix that are all drawn
+LARGEST = 20_000_000  # weights of a matrix that are all drawn
+REPEATED_ROWS = 128
 CHUNK_ROWS = 4096  # of the embedding
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] "
@@ -88,7 +89,8 @@ def content(tensor, seed):
     if len(tensor.shape) == 1:
         yield rng.uniform(0.8, 1.2, tensor.shape).astype("<f4")
         return
-    rows, columns = int(np.prod(tensor.shape[:-1])), tensor.shape[-1]
+    rows = int(np.prod(tensor.shape[:-1]))
+    columns = tensor.shape[-1]
     if tensor.name == "token_embd.weight" and tensor.kind == "F16":
         for start in range(0, rows, CHUNK_ROWS):
             count = min(CHUNK_ROWS, rows - start)
@@ -230,7 +232,8 @@ def write(
     pieces = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(keys)), *keys]
     offset = 0
     for tensor in entries:
-        dims, number = tensor.shape[::-1], types.by_name(tensor.kind).ggml_id
+        dims = tensor.shape[::-1]
+        number = types.by_name(tensor.kind).ggml_id
         pieces.append(text(tensor.name) + struct.pack("<I", len(dims)))
         pieces.append(struct.pack(f"<{len(dims)}QIQ", *dims, number, offset))
         offset += padded(tensor.size)

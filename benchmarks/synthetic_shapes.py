@@ -120,7 +120,8 @@ class Tensor:
 
 def norms(shape):
     """Width of each norm of a layer, without those before the products."""
-    dim, head = shape.dim, shape.head_dim
+    dim = shape.dim
+    head = shape.head_dim
     if shape.architecture.startswith("bitnet"):
         sub_norms = {"attn_sub_norm": shape.width, "ffn_sub_norm": shape.ffn}
         return {"attn_norm": dim, "ffn_norm": dim} | sub_norms
@@ -141,8 +142,10 @@ def norms(shape):
 
 def delta_net(kind, shape, block, feed_forward):
     """Tensors of a layer without attention."""
-    keys, values = shape.key_heads * shape.state, shape.value_heads * shape.state
-    heads, dim = (shape.value_heads,), shape.dim
+    keys = shape.key_heads * shape.state
+    values = shape.value_heads * shape.state
+    heads = (shape.value_heads,)
+    dim = shape.dim
     floats = {
         "attn_norm.weight": (dim,),
         "post_attention_norm.weight": (dim,),
@@ -176,8 +179,13 @@ def mixed(kind, name, layer):
 
 def with_experts(kind, shape, *, layers, vocabulary):
     """Every tensor of a mixture of experts, in file order."""
-    dim, heads, experts, width = shape.dim, shape.heads, shape.experts, shape.expert_ffn
-    kv_width, its, found = shape.kv_heads * shape.head_dim, shape.architecture, []
+    dim = shape.dim
+    heads = shape.heads
+    experts = shape.experts
+    width = shape.expert_ffn
+    kv_width = shape.kv_heads * shape.head_dim
+    its = shape.architecture
+    found = []
 
     def add(name, *size, layer=-1, floats=False):
         full = f"blk.{layer}.{name}" if layer >= 0 else name
@@ -227,7 +235,10 @@ def tensors(kind, shape, *, layers, vocabulary):
     """Every tensor of the model, in file order."""
     if shape.experts:
         return with_experts(kind, shape, layers=layers, vocabulary=vocabulary)
-    dim, ffn, width, kv_width = shape.dim, shape.ffn, shape.width, shape.kv_heads * shape.head_dim
+    dim = shape.dim
+    ffn = shape.ffn
+    width = shape.width
+    kv_width = shape.kv_heads * shape.head_dim
     linear = {
         "attn_q": (width, dim),
         "attn_k": (kv_width, dim),

@@ -126,13 +126,17 @@ def table(facts):
 
 def roofline(facts):
     """The picture, for the shape 6912 x 2560."""
-    width, height, left, bottom = 720, 420, 70, 60
+    width = 720
+    height = 420
+    left = 70
+    bottom = 60
     points = [
         m
         for m in facts["measurements"]
         if tuple(m["shape"]) == (6912, 2560) and m["layout"] == "TERNARY"
     ]
-    low, high = 40.0, 1000.0
+    low = 40.0
+    high = 1000.0
 
     def x(tokens):
         return left + math.log2(tokens) / 9 * (width - left - 160)

@@ -74,7 +74,8 @@ def folder_of(checkpoint, folder):
         else:
             tensors[f"{name}.weight"] = dequantize(weight)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    value, integer = checkpoint.value, checkpoint.integer
+    value = checkpoint.value
+    integer = checkpoint.integer
     config = {
         "architectures": ["BitNetForCausalLM"],
         "dtype": "float32",

@@ -87,7 +87,9 @@ def row(name, samples):
 
 def loading(data, runs):
     """The table of loading times for LLaMA-3's vocabulary."""
-    cold, warm, library = [], [], []
+    cold = []
+    warm = []
+    library = []
     with tempfile.TemporaryDirectory() as folder:
         for i in range(runs):
             warm.append(measure(LOAD, data / LLAMA3, Path(folder) / "warm"))
@@ -140,7 +142,8 @@ def speeds(load, path, texts):
     found = {}
     for name, text in texts.items():
         encode = load(path)
-        size, times = len(text.encode()) / 1e6, []
+        size = len(text.encode()) / 1e6
+        times = []
         for _ in range(2):
             start = time.process_time()
             ids = encode(text)
@@ -191,7 +194,9 @@ def plot(rows):
     """Bars of the first call and, lighter, of later ones, on code."""
     shown = [(v, p, c["code"]) for v, p, c in rows if isinstance(c, dict)]
     most = max(again for _, _, (_, again, _) in shown)
-    width, left, step = 760, 220, 18
+    width = 760
+    left = 220
+    step = 18
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {step * len(shown) + 40}" '
         'font-family="sans-serif" font-size="12">',

@@ -169,7 +169,8 @@ def _architectures() -> Iterator[list[str]]:
     """A row for each architecture: where it is read, or why it is refused."""
     names = {name for family in families() for name in (*family.architectures, *family.model_types)}
     for name in sorted(names | set(list_refused())):
-        of_file, of_folder = of_gguf(name), of_model_type(name)
+        of_file = of_gguf(name)
+        of_folder = of_model_type(name)
         if of_file is None and of_folder is None:
             yield [f"`{name}`", "", "", "", kind_of(name)]
             continue

@@ -179,7 +179,8 @@ def test_data(tmp_path_factory):
     folder = os.environ.get("BITNET_TEST_DATA")
     if not folder:
         pytest.skip("BITNET_TEST_DATA is not set; `inv test-data` fetches the files it points at")
-    source, view = Path(folder).absolute(), tmp_path_factory.mktemp("data")
+    source = Path(folder).absolute()
+    view = tmp_path_factory.mktemp("data")
     tokenizers = view / "tokenizers"
     tokenizers.mkdir()
     for path in source.iterdir():

@@ -60,14 +60,16 @@ def built(owner, prefix=""):
 
 def built_parameters(signature, values):
     """Defaults stand as a number among *values*."""
-    depth, parts = 0, [""]
+    depth = 0
+    parts = [""]
     for character in signature.partition("(")[2].partition(") -> ")[0]:
         depth += (character in "([") - (character in ")]")
         if character == "," and not depth:
             parts.append("")
         else:
             parts[-1] += character
-    found, named = [], False
+    found = []
+    named = False
     for part in (part.strip() for part in parts):
         if part == "*":
             named = True

@@ -57,7 +57,8 @@ def to_folder(model: TinyBitNet, tokenizer: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     save_file(_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
     read = Tokenizer.from_file(str(tokenizer))
-    begin, end = read.token_to_id(BEGIN), read.token_to_id(END)
+    begin = read.token_to_id(BEGIN)
+    end = read.token_to_id(END)
     shape = model.shape
     config = {
         "architectures": ["BitNetForCausalLM"],

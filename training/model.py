@@ -91,11 +91,14 @@ class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        dim, ffn = shape.hidden_size, shape.intermediate_size
+        dim = shape.hidden_size
+        ffn = shape.intermediate_size
         kv = shape.num_key_value_heads * shape.head_dim
         small = 0.03 / (2 * shape.num_hidden_layers) ** 0.5
-        self.attn_norm, self.attn_sub_norm = _norm(dim), _norm(dim)
-        self.ffn_norm, self.ffn_sub_norm = _norm(dim), _norm(ffn)
+        self.attn_norm = _norm(dim)
+        self.attn_sub_norm = _norm(dim)
+        self.ffn_norm = _norm(dim)
+        self.ffn_sub_norm = _norm(ffn)
         self.qkv = BitLinear(dim, dim, kv, kv, std=0.03)
         self.o = BitLinear(dim, dim, std=small)
         self.gate_up = BitLinear(dim, ffn, ffn, std=0.03)
@@ -156,7 +159,9 @@ class TinyBitNet(nn.Module):
             drop: share of each block's result that training drops.
             dtype: of matrix products; bfloat16 is faster, float32 is what the runtime computes.
         """
-        shape, cos, sin = self.shape, self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
+        shape = self.shape
+        cos = self.cos[: ids.shape[1]]
+        sin = self.sin[: ids.shape[1]]
         x = functional.dropout(functional.embedding(ids, self.embedding), drop, self.training)
         for block in self.blocks:
             x = block(x, cos, sin, drop, dtype)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BEGIN", "END", "Tokens", "prepare", "read_texts", "split", "train_tokenizer"]
 
-BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
+BEGIN = "<|begin_of_text|>"
+END = "<|end_of_text|>"
 
 # How Llama 3, and with it BitNet b1.58 2B-4T, cuts a text before the merges.
 _LLAMA_3 = (

@@ -106,7 +106,8 @@ class Trainer:
 
     def __init__(self, texts: Path, out: Path, shape: Shape, recipe: Recipe) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        self.out, self.recipe = out, recipe
+        self.out = out
+        self.recipe = recipe
         parts = [split(text, recipe.held_out) for text in read_texts(texts).values()]
         vocabulary = out / "tokenizer.json"
         if not vocabulary.is_file():
@@ -128,7 +129,8 @@ class Trainer:
             ),
             (torch.optim.Adam(others, betas=(0.9, 0.98)), recipe.other_rate),
         ]
-        self.step, self.seconds = 0, 0.0
+        self.step = 0
+        self.seconds = 0.0
         if (out / "checkpoint.pt").is_file():
             self.load()
 
@@ -150,7 +152,8 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.step, self.seconds = state["step"], state["seconds"]
+        self.step = state["step"]
+        self.seconds = state["seconds"]
 
     def save(self) -> None:
         """Write the checkpoint; a run that is stopped meanwhile leaves the one before."""

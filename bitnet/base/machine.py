@@ -29,14 +29,32 @@ if TYPE_CHECKING:
 OVERHEAD_BYTES = 200_000_000
 
 _NO_LIMIT = 1 << 60  # from here on, as version 1 writes it
-# By "is it version 2": limit, use, limit and use of swap, prefix of names in memory.stat.
-_FILES = {
-    False: (
-        *("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        *("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "total_"),
-    ),
-    True: ("memory.max", "memory.current", "memory.swap.max", "memory.swap.current", ""),
-}
+
+
+class _GroupFiles(NamedTuple):
+    """Files of a control group with numbers of bytes."""
+
+    limit: str
+    used: str
+    swap_limit: str  # in version 1 of memory and swap together
+    swap_used: str
+    stat_prefix: str  # of the names in memory.stat
+
+
+_VERSION_1 = _GroupFiles(
+    limit="memory.limit_in_bytes",
+    used="memory.usage_in_bytes",
+    swap_limit="memory.memsw.limit_in_bytes",
+    swap_used="memory.memsw.usage_in_bytes",
+    stat_prefix="total_",
+)
+_VERSION_2 = _GroupFiles(
+    limit="memory.max",
+    used="memory.current",
+    swap_limit="memory.swap.max",
+    swap_used="memory.swap.current",
+    stat_prefix="",
+)
 
 
 def thread_count() -> int:
@@ -110,22 +128,26 @@ class _Group(NamedTuple):
 def _groups(root: Path) -> Iterator[_Group]:
     """Control groups of this process whose memory has a limit."""
     for folder, version_2 in group_folders("memory", root):
-        limit_file, used_file, swap_limit, swap_used, prefix = _FILES[version_2]
+        names = _VERSION_2 if version_2 else _VERSION_1
         try:
-            limit = int((folder / limit_file).read_text())
-            used = int((folder / used_file).read_text())
+            limit = int((folder / names.limit).read_text())
+            used = int((folder / names.used).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            files = sum(int(stat[f"{prefix}{kind}_file"]) for kind in ("active", "inactive"))
+            kinds = ("active_file", "inactive_file")
+            files = sum(int(stat[f"{names.stat_prefix}{kind}"]) for kind in kinds)
         except (OSError, ValueError, KeyError):  # "max", or another controller's group
             continue
         if limit >= _NO_LIMIT:
             continue
-        try:
-            swap = int((folder / swap_limit).read_text()) - int((folder / swap_used).read_text())
-        except (OSError, ValueError):
-            yield _Group(limit, limit - used + files, None)
-        else:  # version 1 counts memory and swap together
-            yield _Group(limit, limit - used + files, swap if version_2 else swap - limit + used)
+        free = limit - used
+        swap = None
+        with suppress(OSError, ValueError):
+            swap_limit = int((folder / names.swap_limit).read_text())
+            swap_used = int((folder / names.swap_used).read_text())
+            swap = swap_limit - swap_used
+            if not version_2:  # which counts memory and swap together
+                swap -= free
+        yield _Group(limit, free + files, swap)
 
 
 def peak_memory() -> int:

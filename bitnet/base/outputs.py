@@ -166,17 +166,22 @@ def _drafting(target: Path) -> Iterator[None]:
     Writers share the lock; a process that gets it alone knows that no other one writes.
     """
     guard = target.with_name(f".{target.name[:_LONGEST_NAME]}.lock")
-    stem = re.escape(f".{target.name[:_LONGEST_NAME]}")
-    name = re.compile(stem + r"\.\d+\.partial")
     with ExitStack() as stack:
         with suppress(BitnetError, OSError), locks.hold(guard, timeout_s=0, leave=False) as lock:
-            lefts = [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
-            for left in lefts:
-                if lock.is_kernel:
-                    left.unlink()
+            if lock.is_kernel:
+                _remove_drafts(target)
         with suppress(BitnetError):
             stack.enter_context(locks.hold(guard, timeout_s=0, leave=False, shared=True))
         yield
+
+
+def _remove_drafts(target: Path) -> None:
+    """Remove the drafts of *target* that killed processes left; no process may be writing one."""
+    stem = re.escape(f".{target.name[:_LONGEST_NAME]}")
+    name = re.compile(stem + r"\.\d+\.partial")
+    for path in list(target.parent.iterdir()):
+        if name.fullmatch(path.name):
+            path.unlink()
 
 
 def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.hub.orders import Obtained
     from bitnet.hub.project import Project
-    from bitnet.hub.resolve import RepoModel
+    from bitnet.hub.repo_models import RepoModel
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.model_options import ModelOptions

@@ -203,7 +203,7 @@ def _tell(options, narrate, fetch, address):
     if not options.calls_back:
         narrate("test_mode")
         return
-    from bitnet.hub.session import call_back
+    from bitnet.hub.callback import call_back
 
     facts = {"worker_id": options.worker_id, "status": "ready", "address": address}
     try:

@@ -56,7 +56,8 @@ ScoreFunction = Literal["none", "sigmoid", "softmax"]
 RANKS = 4  # ``pooling_type`` of a model with a classifier
 YES_NO = ("yes", "no")  # labels of a model that answers whether a document is relevant
 #: Tensors of a classifier: its inner layer, and the scores of the labels.
-INNER, SCORES = "cls", "cls.output"
+INNER = "cls"
+SCORES = "cls.output"
 HEAD_NORM = "cls.norm"  # weight of the norm behind the inner layer
 _INNER_ACTIVATIONS = {"modern-bert": "gelu"}  # of files that do not say it, by architecture
 CLASSIFIER_KEYS: dict[str, Rule] = {

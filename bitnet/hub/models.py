@@ -25,8 +25,9 @@ from bitnet.cache.prune import ModelFiles, plan_model, prune
 from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provide import provide
 from bitnet.hub.ref import names, suggest_names
+from bitnet.hub.repo_models import TEMPLATE_FOLDER, choose, is_pattern, models_in
 from bitnet.hub.repository import file_url, head, list_files, some_of
-from bitnet.hub.resolve import TEMPLATE_FOLDER, choose, is_pattern, models_in, resolve
+from bitnet.hub.resolve import resolve
 from bitnet.hub.session import HubSession
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from bitnet.hub.orders import Obtained
     from bitnet.hub.project import Project
     from bitnet.hub.ref import Ref
-    from bitnet.hub.resolve import RepoModel
+    from bitnet.hub.repo_models import RepoModel
     from bitnet.sources import Package
 
     # Names of tokenizer files among those of a folder, in order; reads its config.json if needed.
@@ -117,13 +118,12 @@ def _at_address(model: Ref) -> Source:
 
 def _list_files(model: Ref, project: Project) -> list[Source]:
     """The files that *model* means, by the hub's list of files; pinned ones without its digest."""
-    pins = {entry.identity for entry in project.pins()} if not project.update else set()
-    return [
-        _source(model, file.file)
-        if ("model", file.repo, file.revision, file.file) in pins
-        else file
-        for file in resolve(model, project, models_only=True)
-    ]
+    pinned = set() if project.update else {entry.identity for entry in project.pins()}
+    files = []
+    for file in resolve(model, project, models_only=True):
+        identity = ("model", file.repo, file.revision, file.file)
+        files.append(_source(model, file.file) if identity in pinned else file)
+    return files
 
 
 def _source(model: Ref, file: str) -> Source:
@@ -360,7 +360,10 @@ def list_models(store: Store) -> list[KnownModel]:
         first = min(parts, key=lambda part: part.file)
         size = sum(part.size for part in parts)
         path = store.path_of(first.sha256)
-        rows.append(KnownModel(name, first.file, size, True, "", "", path))
+        row = KnownModel(
+            name, first.file, size, size_is_exact=True, family="", licence="", path=path
+        )
+        rows.append(row)
     return rows
 
 

@@ -87,7 +87,10 @@ class HubSession:
         self.options = options if options is not None else FetchOptions()
         own = Limits(rate=self.options.rate, clock=clock, sleep=sleep)
         self.limits = limits if limits is not None else own
-        self.clock, self.sleep, self.now, self.jitter = clock, sleep, now, jitter
+        self.clock = clock
+        self.sleep = sleep
+        self.now = now
+        self.jitter = jitter
         self._requests = _Requests()
         self._requests.headers = requests.structures.CaseInsensitiveDict(
             {"User-Agent": f"bitnet/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
@@ -318,7 +321,8 @@ class HubSession:
         """The JSON document *what* at *url*, of at most *longest* bytes; its headers and size."""
 
         def attempt() -> tuple[Any, Mapping[str, str], int]:
-            body, printable_url = bytearray(), redact_url(url)
+            body = bytearray()
+            printable_url = redact_url(url)
             with self.open(url) as response:
                 begun = self.clock()
                 try:
@@ -362,7 +366,8 @@ class Patience:
         self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
     ) -> None:
         """Report a failure of *what* and wait before the next attempt, or until *stopped*."""
-        session, options = self._session, self._session.options
+        session = self._session
+        options = self._session.options
         with self._lock:
             self._failures += 1
             self._gained = 0
@@ -468,31 +473,3 @@ def _reason(error: BaseException) -> str:
         )
         cause = inner if isinstance(inner, BaseException) else cause.__cause__
     return "connection failed"
-
-
-def call_back(
-    url: str,
-    facts: Mapping[str, Any],
-    options: FetchOptions,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says."""
-    if options.is_offline:
-        raise Offline(f"offline: {redact_url(url)} is not told that the worker is ready")
-    how: dict[str, Any] = {"timeout": 10.0, "allow_redirects": False}
-    problem, attempts = "", options.retries or 3
-    for attempt in range(attempts):
-        if attempt:
-            sleep(BACKOFF_S * 2 ** (attempt - 1))
-        try:
-            reply = requests.post(url, json=dict(facts), **how)
-            problem = f"HTTP {reply.status_code}"
-            if reply.ok:
-                return
-        except requests.RequestException as error:
-            problem = type(error).__name__
-    raise NetworkError(
-        f"callback to {redact_url(url)} failed after {attempts} attempts: {problem}",
-        hint="check --callback-url; the worker serves all the same",
-    )

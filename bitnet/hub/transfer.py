@@ -163,7 +163,8 @@ class Transfer:
 
     def _from(self, url: str) -> str:
         """Fetch the missing bytes from the server at *url*."""
-        self._url, self._patience = url, Patience(self.session)
+        self._url = url
+        self._patience = Patience(self.session)
         with self._lock:
             self._advance()
         size = self.size or 0

@@ -83,10 +83,10 @@ def experts_stay(weights: Collection[Weight]) -> bool:
         if len(weight.shape) == 3 and multiplies_in_rows(weight)
     )
     stay = choice == "mapped" or (choice == "auto" and free is not None and total > free)
-    if free is not None and total - stay * staying > free + free_swap():
+    in_memory = total - staying if stay else total
+    if free is not None and in_memory > free + free_swap():
         raise InferenceError(
-            f"weights of {human_size(total - stay * staying)} must be in memory, "
-            f"{human_size(free)} are free",
+            f"weights of {human_size(in_memory)} must be in memory, {human_size(free)} are free",
             hint="choose a file with fewer bits per weight",
         )
     if stay and staying:

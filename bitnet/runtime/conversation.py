@@ -202,7 +202,8 @@ class ReasoningReader:
                 len(begin) < len(mark) and mark.startswith(begin) for mark in (opening, closing)
             ):
                 return "", ""  # it may become the mark
-            self._is_decided, self.is_inside = True, begin.startswith(opening)
+            self._is_decided = True
+            self.is_inside = begin.startswith(opening)
             # A closing mark at the beginning ends reasoning of no words.
             mark = opening if self.is_inside else closing
             # An answer without reasoning keeps its first spaces.

@@ -334,7 +334,8 @@ def _foresee(
     for sequence in sequences:
         most = min(room, sequence.draft_room, context - len(sequence.ids))
         if (view := sequence.foresight) and most > 0 and view.is_ready:
-            owners[view], wanted[view] = sequence, min(most, view.length)
+            owners[view] = sequence
+            wanted[view] = min(most, view.length)
             room -= wanted[view]
     try:
         drafts = drafter.draft(wanted) if wanted else {}

@@ -192,13 +192,18 @@ class Inspection:
         sample = "" if all(row.complete for row in self.ternary) else ", from a sample of each"
         yield from ("", f"Ternary weights ({len(self.ternary)} tensors{sample})")
         rows = []
-        double = any(row.double for row in self.ternary)
+        values = ["-1", "0", "+1"]
+        has_double = any(row.double for row in self.ternary)
+        if has_double:
+            values.append("+2")
         for row in self.ternary:
-            counts = (row.minus, row.zero, row.plus, row.double)[: 3 + double]
-            shares = (f"{n / max(1, row.total):.1%}" for n in counts)
+            counts = [row.minus, row.zero, row.plus]
+            if has_double:
+                counts.append(row.double)
+            shares = (f"{count / max(1, row.total):.1%}" for count in counts)
             scale = "" if row.scale is None else f"{row.scale:.6g}"
             rows.append((printable(row.name), *shares, scale, f"{row.invalid:,}"))
-        head = ("name", "-1", "0", "+1", *("+2",) * double, "scale", "invalid codes")
+        head = ("name", *values, "scale", "invalid codes")
         yield from table(head, rows, right=range(1, len(head)), shrink=(0,))
 
 

@@ -229,9 +229,11 @@ def _plan_gguf(gguf: GGUF, machine: Resources, *, licence: str = "", **facts: An
     empty = np.empty(0, np.uint8)
     used = gguf.metadata.get(f"{gguf.architecture}.expert_used_count")
 
-    def describe() -> str:
+    template = isinstance(gguf.metadata.get("tokenizer.chat_template"), str)
+
+    def describe() -> tuple[str, bool]:
         spec = spec_from_gguf(gguf)
-        return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens"
+        return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens", template
 
     plan = _plan(
         [Weight(tensor.name, tensor.shape, tensor.type, empty) for tensor in gguf.tensors.values()],
@@ -245,7 +247,7 @@ def _plan_gguf(gguf: GGUF, machine: Resources, *, licence: str = "", **facts: An
         machine=machine,
         **facts,
     )
-    template = isinstance(gguf.metadata.get("tokenizer.chat_template"), str)
+    # A damaged tokenizer does not hide the template beside it.
     return replace(plan, vocab_size=vocabulary(gguf).size, chat_template=template)
 
 
@@ -253,11 +255,14 @@ def _plan(
     tensors: Collection[Weight],
     config: ModelConfig | None,
     experts_used: int,
-    describe_tokenizer: Callable[[], str],
+    describe_tokenizer: Callable[[], tuple[str, bool]],
     findings: Iterable[Finding] = (),
     **facts: Any,
 ) -> ModelPlan:
-    """The plan of a model of *config*, None if it is refused, with *tensors*, read or not."""
+    """The plan of a model of *config*, None if it is refused, with *tensors*, read or not.
+
+    *describe_tokenizer* returns a description, and whether there is a chat template; or raises.
+    """
     sizes: Counter[str] = Counter()
     for weight in tensors:
         sizes[weight.quant.name] += weight.quant.size_bytes(weight.shape) or weight.size_bytes
@@ -269,8 +274,9 @@ def _plan(
         caches = [KVCache(kind, context).cost(context, PREFILL_CHUNK) for kind in kinds]
         parts = MemoryParts.of(tensors, experts_used, caches)
     problems = [*findings]
+    template = False
     try:
-        tokenizer = describe_tokenizer()
+        tokenizer, template = describe_tokenizer()
     except BitnetError as error:
         tokenizer = error.message
         problems.append(Finding.of("tokenizer", error))
@@ -281,6 +287,7 @@ def _plan(
         vocab_size=None if config is None else config.vocab_size,
         tokenizer=tokenizer,
         has_tokenizer=not any(problem.subject == "tokenizer" for problem in problems),
+        chat_template=template,
         memory_bytes=None if parts is None else parts.total,
         memory_context=context,
         memory=parts,
@@ -316,14 +323,12 @@ def plan_unread(name: str, size: int | None, machine: Resources, **origin: Any) 
 
 
 def _plan_folder(checkpoint: Checkpoint, machine: Resources, **origin: Any) -> ModelPlan:
-    templates: list[str | None] = []
-
-    def describe() -> str:
+    def describe() -> tuple[str, bool]:
         tokenizer = resolve_tokenizer(checkpoint)
-        templates.append(tokenizer.chat_template)
-        return f"{tokenizer.source}: {tokenizer.vocab_size:,} tokens"
+        text = f"{tokenizer.source}: {tokenizer.vocab_size:,} tokens"
+        return text, tokenizer.chat_template is not None
 
-    plan = _plan(
+    return _plan(
         checkpoint.weights.values(),
         config_from(checkpoint),
         checkpoint.integer("expert_used_count", 0),
@@ -335,7 +340,6 @@ def _plan_folder(checkpoint: Checkpoint, machine: Resources, **origin: Any) -> M
         machine=machine,
         **origin,
     )
-    return replace(plan, chat_template=any(templates))
 
 
 def _judge(plan: ModelPlan, findings: Iterable[Finding] = ()) -> ModelPlan:

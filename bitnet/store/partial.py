@@ -370,8 +370,10 @@ def _is_free(path: Path, *, alone: bool) -> bool:
     sidecar = _read_sidecar(path)
     if path.name.endswith(".partial") and sidecar is not None:
         return True
-    here = alone and (sidecar is None or sidecar.boot == boot_id())
-    return here or _silence_s(path) > _ABANDONED_S
+    is_of_this_machine = sidecar is None or sidecar.boot == boot_id()
+    if alone and is_of_this_machine:
+        return True
+    return _silence_s(path) > _ABANDONED_S
 
 
 def _silence_s(path: Path) -> float:

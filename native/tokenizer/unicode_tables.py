@@ -145,7 +145,8 @@ def grapheme_classes() -> dict[int, int]:
         normalize: Normalize = normalizers.Precompiled(table).normalize_str
         return normalize
 
-    after_letter, after_sign = mapping(["a"]), mapping(["\u00a9"])
+    after_letter = mapping(["a"])
+    after_sign = mapping(["\u00a9"])
     classes = {}
     for start in range(0, len(_CODE_POINTS), 64):
         chunk = _CODE_POINTS[start : start + 64]
@@ -175,7 +176,8 @@ def digits(number: int) -> str:
 
 def encode_runs(values: dict[int, int]) -> str:
     """A length and a value for each run of code points; *values* are 0 where they have none."""
-    text, end = "", 0
+    text = ""
+    end = 0
     pairs = enumerate(sorted(values))
     for (_, value), group in groupby(pairs, lambda pair: (pair[1] - pair[0], values[pair[1]])):
         codes = [code for _, code in group]
@@ -215,7 +217,10 @@ def encode_mapping(mapping: dict[int, list[int]]) -> str:
             length += 1
         return length
 
-    text, at, end, before = "", 0, 0, [0] * max(map(len, mapping.values()))
+    text = ""
+    at = 0
+    end = 0
+    before = [0] * max(map(len, mapping.values()))
     while at < len(items):
         code, targets = items[at]
         length, step = max((run_length(at, step), -step) for step in (1, 2))

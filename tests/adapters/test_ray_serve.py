@@ -110,7 +110,9 @@ def test_a_stream_of_a_killed_node_ends_with_an_error_and_never_as_if_it_were_wh
     until(lambda: len(set(_replicas().values())) == 2)
     asked = BODY | {"max_tokens": 900}
     expected = client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
-    begun, streams, done = [], [], threading.Event()
+    begun = []
+    streams = []
+    done = threading.Event()
 
     def read(name):
         with httpx.Client(base_url=client.base_url, timeout=PATIENCE_S) as own:
@@ -173,7 +175,9 @@ def test_a_killed_node_loses_no_request_and_answers_none_twice(cluster):
     nodes, others, client = cluster
     until(lambda: len(set(_replicas().values())) == 2)
     expected = client.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
-    sent, replies, done = Counter(), [], threading.Event()
+    sent = Counter()
+    replies = []
+    done = threading.Event()
 
     def ask(name):
         with httpx.Client(base_url=client.base_url, timeout=PATIENCE_S) as own:

@@ -15,7 +15,9 @@ class Shown:
     """A bar with given texts."""
 
     def __init__(self, label, measures=("  5%", "1.2 MB/s", "7s left"), share=0.05):
-        self.label, self._measures, self._share = label, measures, share
+        self.label = label
+        self._measures = measures
+        self._share = share
 
     def measures(self):
         return self._measures
@@ -117,7 +119,8 @@ def test_bars_come_and_go_without_a_trace(screen):
 
 
 def test_after_the_end_threads_that_are_left_draw_nothing():
-    bars, stream = Bars(), Terminal()
+    bars = Bars()
+    stream = Terminal()
     bar = Shown("one")
     bars.add(bar, stream)
     bars.end()
@@ -148,7 +151,8 @@ def test_bars_of_several_threads_never_mix(screen):
 
 
 def test_a_terminal_that_is_gone_stops_nothing():
-    bars, stream = Bars(), Terminal()
+    bars = Bars()
+    stream = Terminal()
     bars.add(Shown("one"), stream)
     stream.close()
     bars.refresh()

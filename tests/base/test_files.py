@@ -37,7 +37,8 @@ def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
 
 
 def test_a_text_takes_over_permissions_and_links_of_what_was_there(tmp_path):
-    path, link = tmp_path / "text", tmp_path / "link"
+    path = tmp_path / "text"
+    link = tmp_path / "link"
     path.write_text("old")
     path.chmod(0o600)
     link.symlink_to(path)

@@ -44,13 +44,17 @@ def container(system):
             texts = {"max": limit, "current": used}
             if swap is not None:
                 texts |= {"swap.max": swap, "swap.current": 10}
-            group, mounts, folder = "0::/job\n", V2, "job"
+            group = "0::/job\n"
+            mounts = V2
+            folder = "job"
         else:
             stat = stat.replace("active", "total_active").replace("intotal_", "total_in")
             texts = {"limit_in_bytes": limit, "usage_in_bytes": used}
             if swap is not None:
                 texts |= {"memsw.limit_in_bytes": limit + swap, "memsw.usage_in_bytes": used + 10}
-            group, mounts, folder = "4:memory:/job\n0::/\n", V1, "memory/job"
+            group = "4:memory:/job\n0::/\n"
+            mounts = V1
+            folder = "memory/job"
         files = {
             f"{folder}/memory.{name}": f"{value * MEGABYTE if isinstance(value, int) else value}\n"
             for name, value in texts.items()

@@ -27,7 +27,8 @@ def test_cache_dir_option_may_be_relative_or_start_with_a_tilde(tmp_path, monkey
 
 def test_an_option_with_a_list_default_gives_every_instance_its_own_list():
     entry = option([], "texts to stop at")
-    first, second = entry.default_factory(), entry.default_factory()
+    first = entry.default_factory()
+    second = entry.default_factory()
     first.append("x")
     assert second == []
 

@@ -141,7 +141,8 @@ def test_no_locale_is_too_small_for_a_command(tmp_path, locale):
         check=True,
     )
     coding = "utf-8" if locale is ASCII else "latin-1"  # of names, as they are bytes in ASCII
-    out, err = done.stdout.decode(coding), done.stderr.decode(coding)
+    out = done.stdout.decode(coding)
+    err = done.stderr.decode(coding)
     shown = NAME if locale is ASCII else NAME.replace("☃", "\\u2603")
     codes = json.loads(out.rpartition("##")[2])
     assert [(words, code) for (words, _), code in zip(WORDS, codes, strict=True)] == WORDS, err

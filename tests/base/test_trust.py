@@ -133,7 +133,8 @@ def test_a_link_that_stays_inside_is_followed(project):
 
 def test_a_link_that_appears_between_check_and_use_is_not_followed(tmp_path, monkeypatch):
     """The folder is a real one when it is looked at, and a link when it is opened."""
-    root, outside = tmp_path / "root", tmp_path / "outside"
+    root = tmp_path / "root"
+    outside = tmp_path / "outside"
     (root / "a").mkdir(parents=True)
     outside.mkdir()
 

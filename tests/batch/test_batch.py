@@ -97,7 +97,8 @@ def test_a_row_that_cannot_be_answered_says_why_and_harms_no_other(
 
 
 def test_rows_end_where_lines_do_and_nowhere_else(bitnet, model_path, tmp_path):
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     source.write_bytes(
         '{"id": "a\u2028", "prompt": "a", "stop": ["\x85"], "max_tokens": 2}\r\n'
         '{"id": "\\ud800", "prompt": "b", "max_tokens": 2}\r\n'.encode()
@@ -154,7 +155,8 @@ def test_what_is_answered_is_never_computed_again(model_path, source, tmp_path):
 
 
 def test_failed_rows_are_answered_again_when_asked_to(tmp_path):
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     source.write_text('{"id": 1, "prompt": "a"}\n{"id": 2, "prompt": "b"}\n')
     with BatchFiles(source, target) as files:
         first, second = files.remaining_rows()
@@ -171,7 +173,8 @@ def test_failed_rows_are_answered_again_when_asked_to(tmp_path):
 
 
 def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     source.write_text('{"id": 1, "prompt": "a"}\n')
     with BatchFiles(source, target) as files:
         files.write(next(files.remaining_rows()), {"text": "y"})
@@ -191,7 +194,8 @@ def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):
 
 
 def test_a_killed_run_goes_on(model_path, tmp_path):
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     rows = [{"id": n, "prompt": "ab", "max_tokens": 40, "seed": n} for n in range(200)]
     source.write_text("\n".join(map(json.dumps, rows)))
     words = [sys.executable, "-m", "bitnet", "batch", "--model", str(model_path), "--input",
@@ -216,7 +220,8 @@ def test_two_runs_do_not_write_the_same_file_and_leave_no_other(
 ):
     folder = tmp_path / "answers"
     folder.mkdir()
-    target, link = folder / "out.jsonl", tmp_path / "link.jsonl"
+    target = folder / "out.jsonl"
+    link = tmp_path / "link.jsonl"
     link.symlink_to(target)
     words = ["batch", "--model", str(model_path), "--output"]
     # It holds the file until its rows, on stdin, have come.
@@ -257,7 +262,8 @@ def test_what_a_killed_run_leaves_goes_with_the_next_one(bitnet, model_path, sou
 
 
 def test_when_the_disk_is_full_what_was_written_counts(model_path, tmp_path):
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     rows = [{"id": n, "prompt": "ab", "max_tokens": 9} for n in range(40)]
     source.write_text("\n".join(map(json.dumps, rows)))
     words = ["-m", "bitnet", "batch", "--model", str(model_path), "--input", str(source)]
@@ -317,7 +323,8 @@ def test_rows_come_from_stdin(model_path, tmp_path):
 
 
 def test_ordered_answers_are_in_the_order_of_the_rows(bitnet, model_path, tmp_path):
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     lengths = [30, 1, 5, 2, 20, 1]
     rows = [{"id": n, "prompt": "ab", "max_tokens": count} for n, count in enumerate(lengths)]
     source.write_text("\n".join(map(json.dumps, rows)))

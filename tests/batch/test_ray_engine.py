@@ -35,7 +35,8 @@ def test_a_cluster_gives_the_answers_of_one_machine(bitnet, tmp_path, monkeypatc
     rows.append({"id": "bad", "prompt": ""})
     source.write_text("\n".join(map(json.dumps, rows)))
     words = ["batch", "--model", model, "--input", source, "--threads", 1, "--output"]
-    local, cluster = tmp_path / "local.jsonl", tmp_path / "cluster.jsonl"
+    local = tmp_path / "local.jsonl"
+    cluster = tmp_path / "cluster.jsonl"
     failed = 24  # the row without a text
     assert bitnet(*words, local).code == failed
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)

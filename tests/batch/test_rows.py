@@ -17,8 +17,10 @@ from bitnet.runtime.scheduler import Scheduler
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 ASK = [{"role": "user", "content": "a"}]
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-VECTORS, ITEMS = "/v1/embeddings", "/v1/responses"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+VECTORS = "/v1/embeddings"
+ITEMS = "/v1/responses"
 
 
 @pytest.fixture
@@ -35,7 +37,8 @@ def answered(bitnet, tmp_path):
     """Run a batch of *rows*; its exit code and the lines of its output."""
 
     def answered(model, rows, *more):
-        source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        source = tmp_path / "in.jsonl"
+        target = tmp_path / "out.jsonl"
         source.write_text("\n".join(map(json.dumps, rows)))
         done = bitnet("batch", "--model", model, "--input", source, "--output", target,
                       "--ordered", *more)  # fmt: skip

@@ -169,7 +169,8 @@ class Recorder:
     """An engine that notes what is asked of it, and which positions it has already."""
 
     def __init__(self, engine):
-        self.engine, self.asked = engine, []
+        self.engine = engine
+        self.asked = []
 
     def forget(self):
         self.asked = []

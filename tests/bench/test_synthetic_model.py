@@ -100,10 +100,8 @@ def test_another_architecture_has_the_same_products(written):
     def products(checkpoint):
         return {name for name in checkpoint.weights if "norm" not in name}
 
-    own, other = (
-        written("I2_S", "tiny-embedding"),
-        written("F16", "tiny-embedding", "--architecture", "llama"),
-    )
+    own = written("I2_S", "tiny-embedding")
+    other = written("F16", "tiny-embedding", "--architecture", "llama")
     assert products(own) == products(other)
     assert other.architecture == "llama"
 

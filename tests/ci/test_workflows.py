@@ -67,7 +67,8 @@ class Project:
     """A repository with the templates in it, and what its runs share."""
 
     def __init__(self, folder, hub):
-        self.folder, self.hub = folder, hub
+        self.folder = folder
+        self.hub = hub
         self.cache = CacheStore(folder.parent / "store")
         write_project(folder)
         self.runs = itertools.count(1)
@@ -388,7 +389,8 @@ BUILD = "import sys; from scikit_build_core import build; build.build_{}(sys.arg
 def built(tmp_path_factory):
     """This project's source package, and the wheel that is made of it without a compiler."""
     pytest.importorskip("scikit_build_core")
-    folder, source = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source")
+    folder = tmp_path_factory.mktemp("dist")
+    source = tmp_path_factory.mktemp("source")
     words = [sys.executable, "-c", BUILD.format("sdist"), str(folder)]
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
     (archive,) = folder.iterdir()

@@ -300,7 +300,8 @@ def _named(**facts):
 def _linked(kind):
     def change(entry):
         if entry.name.startswith("sha256/"):
-            entry.type, entry.linkname = kind, "/etc/passwd"
+            entry.type = kind
+            entry.linkname = "/etc/passwd"
 
     return change
 

@@ -157,7 +157,8 @@ def test_options_are_set_and_shown(typed):
 
 
 def test_a_saved_conversation_goes_on(typed, tmp_path):
-    saved, again = tmp_path / "talk.json", tmp_path / "again.json"
+    saved = tmp_path / "talk.json"
+    again = tmp_path / "again.json"
     assert typed("/system s", "b", f"/save {saved}").code == 0
     assert typed(f"/load {saved}", f"/save {again}").code == 0
     assert json.loads(again.read_text()) == json.loads(saved.read_text())
@@ -208,7 +209,8 @@ def test_a_model_without_a_template_can_be_given_one(bitnet, tmp_path, monkeypat
 def test_lines_are_recalled_in_the_next_session(model, tmp_path):
     from terminals import OnTerminal
 
-    history, saved = tmp_path / "state" / "history", tmp_path / "talk.json"
+    history = tmp_path / "state" / "history"
+    saved = tmp_path / "talk.json"
     words = [sys.executable, "-m", "bitnet", "chat", "--model", model, "--max-tokens", 2]
     for first in ("b\n", f"\x1b[A\x1b[A\n/save {saved}\n"):
         terminal = OnTerminal(words, BITNET_HISTORY=str(history))
@@ -223,7 +225,8 @@ def test_lines_are_recalled_in_the_next_session(model, tmp_path):
 
 
 def test_a_message_is_written_in_an_editor(typed, tmp_path, monkeypatch):
-    saved, editor = tmp_path / "talk.json", tmp_path / "editor.py"
+    saved = tmp_path / "talk.json"
+    editor = tmp_path / "editor.py"
     editor.write_text("import sys; open(sys.argv[1], 'w').write('c\\nd\\n')")
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", f"'{sys.executable}' '{editor}'")

@@ -78,7 +78,8 @@ ENDS_WITH = {"ci-lint": (0, 15, 19), "verify": (0, 15), "health": (0, 15), "cros
 @pytest.fixture(scope="module", params=[80, pytest.param(120, marks=pytest.mark.slow)])
 def shown(request, tmp_path_factory):
     """Output of each command on a terminal of so many columns, in a folder full of traps."""
-    columns, place = request.param, tmp_path_factory.mktemp("place")
+    columns = request.param
+    place = tmp_path_factory.mktemp("place")
     lay_traps(place)
     tiny_gguf(place / "tiny.gguf", **{"tokenizer.chat_template": "{{ messages[0].content }}"})
     (place / "prompts.jsonl").write_text('{"prompt": "ab"}\n')

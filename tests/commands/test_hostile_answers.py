@@ -14,7 +14,8 @@ ORDINARY = {
     "tokenizer.ggml.pre": "gpt-2",
     "tokenizer.ggml.token_type": Typed(5, [3, 1, 1, 1]),
 }
-NAN, INFINITE = [float("nan")] * 4, [float("inf")] * 4
+NAN = [float("nan")] * 4
+INFINITE = [float("inf")] * 4
 TOKENS = [STEERS, "a", "b", f"a{STEERS}"]
 STEERING = {
     "architecture": {"general.architecture": STEERS},

@@ -283,7 +283,8 @@ def test_another_kind_of_file_is_not_a_model(bitnet, model):
 def test_a_model_cut_anywhere_is_refused(bitnet, model):
     whole = model.read_bytes()
     with GGUF.open(model) as file:
-        start, vocabulary = file.data_offset, whole.index(b"tokenizer.ggml.tokens")
+        start = file.data_offset
+        vocabulary = whole.index(b"tokenizer.ggml.tokens")
     cuts = [*range(5, start, 97), vocabulary, start - 1, start, *range(start, len(whole), 150_001)]
     for cut in [*cuts, len(whole) - 999, len(whole) - 1]:
         model.write_bytes(whole[:cut])
@@ -323,7 +324,8 @@ def test_ctrl_c_keeps_the_text_so_far(bitnet, model, monkeypatch):
 
 def test_drafts_change_the_metrics_and_not_the_text(bitnet, model):
     words = ("infer", "--model", model, "--prompt", "abcabcabc", "--max-tokens", 40)
-    plain, quick = bitnet(*words, "--lookup", 0), bitnet(*words)
+    plain = bitnet(*words, "--lookup", 0)
+    quick = bitnet(*words)
     assert quick.out == plain.out
     assert "drafted" not in plain.err
     assert re.search(r"\| 40 tokens \(\d+ of \d+ drafted\), ", quick.err)
@@ -334,7 +336,8 @@ def test_drafts_change_the_metrics_and_not_the_text(bitnet, model):
 
 def test_a_draft_model_changes_the_metrics_and_not_the_text(bitnet, model):
     words = ("infer", "--model", model, "--prompt", "abcabcabc", "--max-tokens", 40)
-    plain, quick = bitnet(*words), bitnet(*words, "--draft-model", model, "--stats")
+    plain = bitnet(*words)
+    quick = bitnet(*words, "--draft-model", model, "--stats")
     assert quick.out == plain.out
     assert re.search(r"drafts: \d+ of \d+ tokens accepted \(\d+%\)", quick.err)
     found = json.loads(bitnet(*words, "--draft-model", model, "--json").out)
@@ -379,7 +382,8 @@ def test_a_regex_and_a_schema_shape_the_answer(bitnet, model, tmp_path):
 
 def test_a_bias_forbids_or_forces_a_token(bitnet, model):
     words = ("infer", "--model", model, "--prompt", "ab", "--max-tokens", 3)
-    q, z = TOKENS.index("q"), TOKENS.index("z")
+    q = TOKENS.index("q")
+    z = TOKENS.index("z")
     assert bitnet(*words, "--logit-bias", f"{q}=90", "--logit-bias", f"{z}=50").out == "qqq\n"
     banned = [
         word for token in range(VOCAB) if token != z for word in ("--logit-bias", f"{token}=-inf")

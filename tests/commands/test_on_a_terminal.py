@@ -46,7 +46,8 @@ def test_nothing_is_wider_than_the_terminal(place, words, columns, lines):
 
 
 def test_names_are_never_cut_at_60_columns(hub, place):
-    name, revision = "org/a-model-with-a-very-long-name-as-they-are-usual-today", "a" * 64
+    name = "org/a-model-with-a-very-long-name-as-they-are-usual-today"
+    revision = "a" * 64
     content = tiny_gguf(place / "made.gguf").read_bytes()
     file = "a-model-with-a-very-long-name-as-they-are-usual-today-Q4_K_M.gguf"
     hub.add(name, file, content)

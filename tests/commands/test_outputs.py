@@ -92,7 +92,8 @@ def suffix(case):
 @pytest.mark.parametrize("case", FILES, ids=" --".join)
 @pytest.mark.parametrize("way", ["itself", "hard link", "symbolic link"])
 def test_the_model_is_never_replaced(case, way, place, bitnet):
-    model, output = place / "model.gguf", place / "model.gguf"
+    model = place / "model.gguf"
+    output = place / "model.gguf"
     before = model.read_bytes()
     if way != "itself":
         output = place / f"other{suffix(case)}"

@@ -49,7 +49,8 @@ def test_nearly_every_command_about_models_takes_one():
 
 @pytest.mark.parametrize(("command", "option"), FORMERLY, ids=str)
 def test_an_earlier_name_works_and_is_not_shown(bitnet, command, option):
-    entry, name = OPTIONS[command][option], FORMERLY[command, option]
+    entry = OPTIONS[command][option]
+    name = FORMERLY[command, option]
     assert name in entry.names
     assert f"--{name}=" not in bitnet(command, "--help").out
 

@@ -340,7 +340,8 @@ def test_inv_lists_every_command_of_bitnet():
 
 def test_version_names_the_backend(bitnet):
     done = bitnet("--version")
-    backend, version = r"(native \(.*\)|numpy)", r"\d+\.\d+\.\d+"
+    backend = r"(native \(.*\)|numpy)"
+    version = r"\d+\.\d+\.\d+"
     assert re.fullmatch(rf"bitnet {version} \({backend}, Python {version}\)\n", done.out)
 
 

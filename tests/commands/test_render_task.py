@@ -36,7 +36,8 @@ def test_a_whole_request_has_its_tools(bitnet, model, write):
     body = {"messages": [USER, CALLED, TOLD], "tools": [TOOL], "temperature": 0}
     whole = bitnet("render", model, "--messages", write("body.json", body))
     assert '"name": "get_weather"' in whole.out
-    messages, tools = write("chat.json", body["messages"]), write("tools.json", [TOOL])
+    messages = write("chat.json", body["messages"])
+    tools = write("tools.json", [TOOL])
     parts = bitnet("render", model, "--messages", messages, "--tools", tools)
     assert (whole.code, parts.out) == (0, whole.out)
 

@@ -7,7 +7,8 @@ from builders import f32, vocabulary, write_gguf
 from tokenizers import Tokenizer as Library
 
 TOKENS = ["a", "b", "c", "ab", "<|end|>"]
-NORMAL, CONTROL = 1, 3
+NORMAL = 1
+CONTROL = 3
 
 
 def _model(path, *, tokens=TOKENS, rows=None, merges=("a b",), **more):

@@ -99,7 +99,8 @@ def test_every_family_gives_the_same_logits_from_the_converted_file(tmp_path, fa
     # bfloat16 reaches below float16's smallest numbers; nothing else is rounded.
     assert done.exact or encoding == "F16"
     assert max(tensor.error for tensor in done.tensors) < 1e-7
-    expected, found = logits(folder), logits(output)
+    expected = logits(folder)
+    found = logits(output)
     assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
 
 
@@ -108,7 +109,8 @@ def test_float32_is_exact_whatever_the_weights_are(tmp_path, family):
     folder = tiny_folder(tmp_path / "model", family)
     output = tmp_path / "out.gguf"
     assert convert(folder, output, ConvertOptions("F32", no_tokenizer=True)).exact
-    expected, found = logits(folder), logits(output)
+    expected = logits(folder)
+    found = logits(output)
     assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
     with GGUF.open(output) as file:
         assert {info.type.name for info in file.tensors.values()} == {"F32"}
@@ -122,7 +124,8 @@ def test_bitnet_masters_become_the_ternary_weights_they_are_run_as(tmp_path):
         ("PACKED_U8", "I2_S")
     }
     assert all(tensor.exact for tensor in done.tensors if tensor.after == "I2_S")
-    expected, found = logits(folder), logits(output)
+    expected = logits(folder)
+    found = logits(output)
     # The embedding is F16, which now and then rounds an activation to the next int8.
     assert np.abs(found - expected).max() < 1e-2 * np.ptp(expected)
 
@@ -205,7 +208,8 @@ def test_scaled_rope_goes_along(tmp_path):
     folder = tiny_folder(tmp_path / "model", "llama", rope_scaling=scaling)
     convert(folder, tmp_path / "out.gguf", ConvertOptions("F32", no_tokenizer=True))
     assert "rope_freqs.weight" in open_checkpoint(tmp_path / "out.gguf").weights
-    expected, found = logits(folder), logits(tmp_path / "out.gguf")
+    expected = logits(folder)
+    found = logits(tmp_path / "out.gguf")
     assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
 
 
@@ -218,7 +222,8 @@ def test_codes_and_scales_survive_every_direction(tmp_path, before, after):
     source = ternary_file(tmp_path / "in.gguf", before)
     done = convert(source, tmp_path / "out.gguf", ConvertOptions(after))
     assert done.exact
-    first, second = matrices(source), matrices(tmp_path / "out.gguf")
+    first = matrices(source)
+    second = matrices(tmp_path / "out.gguf")
     assert len(first) == len(second) == 14
     for name, ternary in second.items():
         np.testing.assert_array_equal(ternary.codes, first[name].codes)
@@ -320,7 +325,8 @@ def test_ternary_weights_in_float32_are_recognised(tmp_path):
     convert(source, tmp_path / "wide.gguf", ConvertOptions("F32"))
     back = convert(tmp_path / "wide.gguf", tmp_path / "back.gguf", ConvertOptions("I2_S"))
     assert all(tensor.exact for tensor in back.tensors)
-    first, second = matrices(source), matrices(tmp_path / "back.gguf")
+    first = matrices(source)
+    second = matrices(tmp_path / "back.gguf")
     for name, ternary in first.items():
         np.testing.assert_array_equal(ternary.dequantize(), second[name].dequantize())
 

@@ -18,7 +18,8 @@ from bitnet.tokenizer import load_tokenizer
 def test_the_tokenizer_is_embedded_with_its_cut_and_template(tmp_path):
     folder = tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS)
     convert(folder, tmp_path / "out.gguf", ConvertOptions("F16"))
-    original, copy = load_tokenizer(folder), load_tokenizer(tmp_path / "out.gguf")
+    original = load_tokenizer(folder)
+    copy = load_tokenizer(tmp_path / "out.gguf")
     for text in ("ab", "Hello  World!\n", "<s>a</s> b", "日é"):
         assert copy.encode(text) == original.encode(text)
     assert copy.stop_ids == original.stop_ids == {1}

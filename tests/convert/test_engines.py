@@ -110,7 +110,8 @@ def ours(path):
     ],
 )
 def test_tensors_that_llama_cpp_does_not_know_are_named(family, keys, tensor, tmp_path):
-    folder, file = tiny_folder(tmp_path / "model", family, **keys), tmp_path / "model.gguf"
+    folder = tiny_folder(tmp_path / "model", family, **keys)
+    file = tmp_path / "model.gguf"
     if keys.get("attention_bias"):
         tensors = {
             name: tensor.data.view("<f4").reshape(tensor.shape).copy()
@@ -132,7 +133,8 @@ def test_tensors_that_llama_cpp_does_not_know_are_named(family, keys, tensor, tm
 @with_llama_cpp
 @pytest.mark.parametrize("case", CASES)
 def test_llama_cpp_computes_the_same_or_is_named(case, tmp_path):
-    folder, file = folder_of(case, tmp_path / "model"), tmp_path / "model.gguf"
+    folder = folder_of(case, tmp_path / "model")
+    file = tmp_path / "model.gguf"
     done = convert(folder, file, ConvertOptions("F32"))
     said = CASES[case][2]
     engine = "every engine" if case in LOST else "llama.cpp"
@@ -145,7 +147,8 @@ def test_llama_cpp_computes_the_same_or_is_named(case, tmp_path):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_file_is_read_back_as_the_folder_was_or_its_loss_is_named(case, tmp_path):
-    folder, file = folder_of(case, tmp_path / "model"), tmp_path / "model.gguf"
+    folder = folder_of(case, tmp_path / "model")
+    file = tmp_path / "model.gguf"
     convert(folder, file, ConvertOptions("F32"))
     assert (distance(ours(folder), ours(file)) < 1e-6) == (case not in LOST)
 
@@ -172,7 +175,8 @@ def test_longrope_is_the_same_beyond_its_first_context(family, more, tmp_path):
     ],
 )
 def test_what_llama_cpp_would_compute_as_nothing_is_refused(family, keys, zero, tmp_path):
-    folder, file = tiny_folder(tmp_path / "model", family, **keys), tmp_path / "out.gguf"
+    folder = tiny_folder(tmp_path / "model", family, **keys)
+    file = tmp_path / "out.gguf"
     with pytest.raises(Unsupported, match=f"{zero} would be 0 in the file"):
         convert(folder, file, ConvertOptions("F32", no_tokenizer=True))
     assert not file.exists()
@@ -200,7 +204,8 @@ def test_a_file_without_the_rounding_of_bitnet_is_not_called_exact(tmp_path, enc
 
 
 def test_rows_too_short_for_ik_llama_cpp_are_told_before(tmp_path):
-    folder, wide = tiny_folder(tmp_path / "model", "bitnet-b1.58"), tmp_path / "wide.gguf"
+    folder = tiny_folder(tmp_path / "model", "bitnet-b1.58")
+    wide = tmp_path / "wide.gguf"
     ternary_gguf(wide)
     for source, told in ((folder, True), (wide, False)):
         plan = plan_conversion(source, ConvertOptions("IQ2_BN", no_tokenizer=True))
@@ -217,7 +222,8 @@ def test_a_plan_reads_no_weight_and_says_how_large_the_file_gets(tmp_path):
 
 
 def test_what_is_refused_leaves_no_file(tmp_path):
-    folder, source = tiny_folder(tmp_path / "model", "llama"), tmp_path / "in.gguf"
+    folder = tiny_folder(tmp_path / "model", "llama")
+    source = tmp_path / "in.gguf"
     convert(folder, source, ConvertOptions("Q4_1", no_tokenizer=True))
     with pytest.raises(Unsupported, match="Q6_K -> Q8_0 would not be exact"):
         convert(source, tmp_path / "out.gguf", ConvertOptions("Q8_0"))
@@ -234,7 +240,8 @@ def test_iq2_bn_is_byte_for_byte_what_ik_llama_cpp_makes_of_i2_s(tmp_path):
         [package / "bin" / "llama-quantize", *words], check=True, capture_output=True, timeout=300
     )
     assert convert(source, ours, ConvertOptions("IQ2_BN")).exact
-    expected, found = open_checkpoint(theirs).weights, open_checkpoint(ours).weights
+    expected = open_checkpoint(theirs).weights
+    found = open_checkpoint(ours).weights
     assert [weight.quant.name for weight in found.values()].count("IQ2_BN") == 14
     for name, weight in found.items():
         assert weight.quant == expected[name].quant

@@ -41,13 +41,15 @@ DIGESTS = {
     ("name", "encoding"), [(name, encoding) for name in DIGESTS for encoding in DIGESTS[name]]
 )
 def test_every_tensor_is_what_the_other_tool_writes(name, encoding, tmp_path):
-    folder, file = with_tokenizer(tmp_path / name, name), tmp_path / "ours.gguf"
+    folder = with_tokenizer(tmp_path / name, name)
+    file = tmp_path / "ours.gguf"
     convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
     assert digest(open_checkpoint(file)) == DIGESTS[name][encoding]
 
 
 def test_a_digest_knows_codes_and_scales_and_not_what_is_behind_them(tmp_path):
-    folder, file = with_tokenizer(tmp_path / "m", "Llama3-8B-1.58"), tmp_path / "ours.gguf"
+    folder = with_tokenizer(tmp_path / "m", "Llama3-8B-1.58")
+    file = tmp_path / "ours.gguf"
     convert(folder, file, ConvertOptions("I2_S", no_tokenizer=True))
     for place, same in ((0, False), (-32, False), (-28, True)):
         checkpoint = open_checkpoint(file)

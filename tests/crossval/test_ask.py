@@ -30,7 +30,8 @@ signal.pause()
 
 
 def test_an_engine_that_hangs_is_killed_with_its_children(tmp_path):
-    lock, ready = tmp_path / "lock", tmp_path / "ready"
+    lock = tmp_path / "lock"
+    ready = tmp_path / "ready"
     command = [sys.executable, "-c", HANGS, str(lock), str(ready)]
     with pytest.raises(EngineFailed, match="the engine took more than 3 s") as caught:
         ask.run(command, name="the engine", limit_s=LIMIT_S)
@@ -41,7 +42,8 @@ def test_an_engine_that_hangs_is_killed_with_its_children(tmp_path):
 
 
 def test_an_interrupt_kills_the_engine(tmp_path, monkeypatch):
-    lock, ready = tmp_path / "lock", tmp_path / "ready"
+    lock = tmp_path / "lock"
+    ready = tmp_path / "ready"
     wait = ask.subprocess.Popen.wait
 
     def interrupted(process, timeout=None):

@@ -106,7 +106,9 @@ class Old:
 
 def old(raw, batch=0):
     model = object.__new__(Llama)
-    model._c, model.batch, model._half_cache = Old(raw), batch, True
+    model._c = Old(raw)
+    model.batch = batch
+    model._half_cache = True
     return model
 
 

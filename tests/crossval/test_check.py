@@ -25,7 +25,8 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def made(bitnet, folder, monkeypatch):
     """A report in a file, as JSON values, and the model it is about."""
-    model, report = folder / "tiny.gguf", folder / "report" / "report.json"
+    model = folder / "tiny.gguf"
+    report = folder / "report" / "report.json"
     (folder / "prompts.txt").write_text("abc\nzyx wvu\n")
     if not report.exists():
         words = ("--reference", "float64", "--prompts", folder / "prompts.txt", "--greedy", 3)

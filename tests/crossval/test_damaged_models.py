@@ -53,7 +53,8 @@ def recording(bitnet, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("encoding", "at", "bits"), [("I2_S", -29, 0x80), ("Q8_0", 1, 0x80)])
 def test_one_flipped_scale_is_seen_in_the_logits(recording, tmp_path, encoding, at, bits):
-    good, bad = random_model(encoding), random_model(encoding)
+    good = random_model(encoding)
+    bad = random_model(encoding)
     data = bad.weights["blk.0.attn_v.weight"].data.copy()
     data[at] ^= bits  # the sign of the first scale
     bad.weights["blk.0.attn_v.weight"] = replace(bad.weights["blk.0.attn_v.weight"], data=data)
@@ -62,7 +63,8 @@ def test_one_flipped_scale_is_seen_in_the_logits(recording, tmp_path, encoding, 
 
 
 def test_a_change_too_small_for_the_logits_is_seen_in_digest_and_float64_pass(recording, tmp_path):
-    good, bad = random_model("Q8_0"), random_model("Q8_0")
+    good = random_model("Q8_0")
+    bad = random_model("Q8_0")
     data = bad.weights["blk.1.ffn_down.weight"].data.copy()
     data[2] ^= 1  # the last bit of one weight
     bad.weights["blk.1.ffn_down.weight"] = replace(bad.weights["blk.1.ffn_down.weight"], data=data)
@@ -71,7 +73,8 @@ def test_a_change_too_small_for_the_logits_is_seen_in_digest_and_float64_pass(re
 
 
 def test_a_permuted_tensor_is_seen_in_the_logits(recording, tmp_path):
-    good, bad = random_model("F32"), random_model("F32")
+    good = random_model("F32")
+    bad = random_model("F32")
     weight = bad.weights["blk.1.ffn_up.weight"]
     rows = weight.data.view("<f4").reshape(weight.shape)
     rows[:] = rows[::-1].copy()
@@ -80,7 +83,8 @@ def test_a_permuted_tensor_is_seen_in_the_logits(recording, tmp_path):
 
 
 def test_a_converter_that_forgot_the_rope_permutation_is_seen(recording, tmp_path):
-    good, bad = random_model("F32"), random_model("F32")
+    good = random_model("F32")
+    bad = random_model("F32")
     for part, heads in (("q", 4), ("k", 2)):
         weight = bad.weights[f"blk.0.attn_{part}.weight"]
         rows = weight.data.view("<f4").reshape(heads, -1, 2, weight.shape[1])

@@ -26,14 +26,16 @@ def trace(*positions, greedy=(), gaps=(), ids=None):
 
 
 def test_divergence_of_whole_distributions_is_the_textbook_one():
-    p, q = position(0.5, 0.25, 0.25), position(0.25, 0.25, 0.5)
+    p = position(0.5, 0.25, 0.25)
+    q = position(0.25, 0.25, 0.5)
     wanted = 0.5 * math.log(2) + 0.25 * math.log(0.5)
     assert divergence(p, q) == pytest.approx(wanted)
     assert divergence(p, p) == 0
 
 
 def test_what_is_not_stored_counts_as_one_event():
-    p, q = position(0.5, 0.3), position(0.3, 0.3)  # 0.2 and 0.4 are left over
+    p = position(0.5, 0.3)  # 0.2 and 0.4 are left over
+    q = position(0.3, 0.3)
     assert divergence(p, q) == pytest.approx(0.5 * math.log(5 / 3) + 0.2 * math.log(0.5))
 
 
@@ -71,7 +73,9 @@ def test_rows_say_who_prefers_what_and_how_sure_the_reference_was():
 
 @pytest.mark.parametrize(("truth", "agrees"), [((0.2, 0.8), True), ((0.8, 0.2), False)])
 def test_rows_say_what_the_float64_pass_prefers_and_how_near_both_are(truth, agrees):
-    ours, theirs, exact = position(0.3, 0.7), position(0.7, 0.3), position(*truth)
+    ours = position(0.3, 0.7)
+    theirs = position(0.7, 0.3)
+    exact = position(*truth)
     (row,), _ = compare(trace(ours), trace(theirs), exact=trace(exact))
     assert (row.exact == row.ours) is agrees
     assert row.ours_kl == pytest.approx(divergence(exact, ours))
@@ -90,8 +94,10 @@ def test_stretched_logits_are_seen_in_the_slope_and_scattered_ones_are_not():
 
 
 def test_a_position_without_numbers_has_a_row_without_numbers():
-    one, none = position(0.6, 0.4), positions_from(np.full((1, 2), np.nan))[0]
-    ours, theirs = trace(one, none), trace(none, one)
+    one = position(0.6, 0.4)
+    none = positions_from(np.full((1, 2), np.nan))[0]
+    ours = trace(one, none)
+    theirs = trace(none, one)
     rows, _ = compare(ours, theirs, exact=trace(one, one))
     assert [(row.kl, row.gap, row.agrees) for row in rows] == [(None, None, False)] * 2
     assert [row.ours_kl is None for row in rows] == [False, True]

@@ -29,7 +29,9 @@ def walked(bitnet, tmp_path):
 
     Also how often each file of the room is entered from outside it, by the function entered.
     """
-    functions, types, entries = set(), set(), Counter()
+    functions = set()
+    types = set()
+    entries = Counter()
 
     def profile(frame, event, result):
         path = frame.f_code.co_filename

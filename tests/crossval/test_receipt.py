@@ -40,7 +40,8 @@ class Receipt:
     """Counts from its making on."""
 
     def __init__(self, model, tokenizer=None):
-        self.model, self.tokenizer = model, tokenizer or Tokenizer()
+        self.model = model
+        self.tokenizer = tokenizer or Tokenizer()
         self.before = read_counters(model)
 
     @property

@@ -45,7 +45,8 @@ def path(tmp_path_factory):
 
 def compared(path):
     with load(path) as model:
-        reference, options = REFERENCES["llama.cpp"](), CrossvalOptions(greedy=4)
+        reference = REFERENCES["llama.cpp"]()
+        options = CrossvalOptions(greedy=4)
         return cross_validate(model, open_checkpoint(path), reference, options, texts=TEXTS)[0]
 
 

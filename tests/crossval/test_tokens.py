@@ -40,7 +40,8 @@ def vocabulary_file(tmp_path):
 
 def compared(path, checkpoint, reference):
     """Evidence of a comparison of tokenizers alone."""
-    tokenizer, options = resolve_tokenizer(path), CrossvalOptions(tokenizer_only=True)
+    tokenizer = resolve_tokenizer(path)
+    options = CrossvalOptions(tokenizer_only=True)
     return cross_validate(None, checkpoint, reference, options, tokenizer=tokenizer)[0]
 
 

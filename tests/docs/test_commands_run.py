@@ -28,7 +28,8 @@ pytestmark = [
 def outside(tmp_path_factory, test_data, test_models):
     """Servers of all that the pages fetch: a hub, and a package index with models."""
     folder = tmp_path_factory.mktemp("outside")
-    own, tokenizers = folder / "own", test_data / "tokenizers"
+    own = folder / "own"
+    tokenizers = test_data / "tokenizers"
     smollm2 = test_models / PACKAGED["smollm2-135m"].file
     command = [Path(sys.executable).parent / "bitnet", "export-tokenizer", smollm2, "--into", own]
     subprocess.run(command, check=True, capture_output=True)

@@ -28,7 +28,10 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.links, self.assets, self.ids, self.classes = [], [], set(), set()
+        self.links = []
+        self.assets = []
+        self.ids = set()
+        self.classes = set()
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):

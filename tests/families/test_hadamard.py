@@ -62,7 +62,8 @@ def test_a_rotated_model_computes_what_the_model_does(block, explicit, embedding
     plain = tiny("qwen3", **SHAPES[block])
     turned = rotated(plain, block, explicit=explicit, embedding=embedding)
     ops = ReferenceOps(dtype=np.float64)
-    expected, found = logits(plain, ops), logits(turned, ops)
+    expected = logits(plain, ops)
+    found = logits(turned, ops)
     assert np.abs(found - expected).max() < 1e-5 * np.ptp(expected)  # stored as float32
     ignored = {k: v for k, v in turned.metadata.items() if not k.startswith("prism.")}
     garbage = logits(replace(turned, metadata=ignored), ops)
@@ -197,7 +198,8 @@ def hybrid(grouped):
 def test_a_rotated_delta_net_computes_what_the_model_does(grouped):
     plain, turned = hybrid(grouped)
     ops = ReferenceOps(dtype=np.float64)
-    expected, found = logits(plain, ops), logits(turned, ops)
+    expected = logits(plain, ops)
+    found = logits(turned, ops)
     assert np.abs(found - expected).max() < 1e-5 * np.ptp(expected)
     key = "prism.hadamard.gdn_v_grouped"
     garbage = logits(replace(turned, metadata=dict(turned.metadata) | {key: not grouped}), ops)

@@ -16,7 +16,10 @@ from bitnet.kernels.kv_cache import KVCache  # noqa: E402
 from bitnet.kernels.program import Segment  # noqa: E402
 from bitnet.models.load import load_model  # noqa: E402
 
-WIDTH, HEADS, LAYERS, ROWS = 48, 4, 2, 23
+WIDTH = 48
+HEADS = 4
+LAYERS = 2
+ROWS = 23
 IDS = [2, 5, 9, 13, 21, 7, 3]
 MAX_DIFFERENCE = 1e-4
 
@@ -138,9 +141,13 @@ def jina2_tensors(*, for_code):
         "embeddings.LayerNorm.weight": (WIDTH,),
         "embeddings.LayerNorm.bias": (WIDTH,),
     }
-    up, down, last = ("gated_layers", "wo", "mlp.layernorm")
+    up = "gated_layers"
+    down = "wo"
+    last = "mlp.layernorm"
     if for_code:
-        up, down, last = ("up_gated_layer", "down_layer", "layer_norm_2")
+        up = "up_gated_layer"
+        down = "down_layer"
+        last = "layer_norm_2"
     for layer in range(LAYERS):
         block = f"encoder.layer.{layer}."
         norms = ["attention.output.LayerNorm", last]
@@ -166,7 +173,8 @@ def jina2(tensors, *, for_code):
         return F.linear(x, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
 
     def norm(x, name):
-        weight, bias = tensors[f"{name}.weight"], tensors[f"{name}.bias"]
+        weight = tensors[f"{name}.weight"]
+        bias = tensors[f"{name}.bias"]
         return F.layer_norm(x, (WIDTH,), weight, bias, JINA2["layer_norm_eps"])
 
     places = torch.arange(len(IDS))

@@ -48,7 +48,8 @@ BITNET = {
 
 def folder(path, tensors, **config):
     """A safetensors folder; *tensors* maps Hugging Face names to arrays or (dtype, array)."""
-    directory, data = {}, b""
+    directory = {}
+    data = b""
     for name, value in tensors.items():
         dtype, array = value if isinstance(value, tuple) else ("F32", value.astype("<f4"))
         shape = list(array.shape)
@@ -78,9 +79,11 @@ def test_a_gguf_file_gives_views_and_its_own_keys(tmp_path):
 def test_the_arm_order_is_an_explicit_choice(tmp_path):
     metadata = {"general.architecture": "bitnet-b1.58"}
     path = write_gguf(tmp_path / "x.gguf", metadata, [i2_s("w", (1, 128))])
-    x86, arm = open_checkpoint(path), open_checkpoint(path, i2_s_layout="arm")
+    x86 = open_checkpoint(path)
+    arm = open_checkpoint(path, i2_s_layout="arm")
     assert x86.rope_style == "half"
-    first, second = dequantize(x86.weights["w"]), dequantize(arm.weights["w"])
+    first = dequantize(x86.weights["w"])
+    second = dequantize(arm.weights["w"])
     assert first[0, 32] == second[0, 16]  # both are bits 5 and 4 of byte 0
     assert not np.array_equal(first, second)
 

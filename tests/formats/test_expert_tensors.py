@@ -10,7 +10,9 @@ from bitnet.formats.expert_tensors import stack_experts, turn_experts
 from bitnet.quants.types import QuantType
 from bitnet.quants.weight import Deferred, Weight
 
-E, F, DIM = 2, 3, 32
+E = 2
+F = 3
+DIM = 32
 NAME = "model.layers.0.mlp.experts"
 
 
@@ -41,7 +43,8 @@ def test_matrices_are_turned_and_gates_come_in_turns():
         *(f"{NAME}.{part}_proj{end}" for part in ("gate", "up") for end in ("", "_bias")),
     }
     for at, part in enumerate(("gate", "up")):
-        matrix, bias = turned[f"{NAME}.{part}_proj"], turned[f"{NAME}.{part}_proj_bias"]
+        matrix = turned[f"{NAME}.{part}_proj"]
+        bias = turned[f"{NAME}.{part}_proj_bias"]
         assert (matrix.shape, bias.shape) == ((E, F, DIM), (E, F))
         expected = values[:, :, at::2].swapaxes(1, 2)
         np.testing.assert_array_equal(matrix.data.view("<f4").reshape(E, F, DIM), expected)

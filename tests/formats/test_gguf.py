@@ -223,7 +223,8 @@ def test_another_alignment_is_used(tmp_path):
 def test_every_prefix_asks_for_more_and_never_for_more_than_the_header(backend):
     raw = gguf_bytes({**vocabulary(["a", "b", "cc"]), "n": 1}, [f32("w", (4, 4))])
     data_offset = GGUF.parse(raw).data_offset
-    end, tries = 0, 0
+    end = 0
+    tries = 0
     while (needed := _needed(raw[:end], len(raw))) is not None:
         assert end < needed <= data_offset
         end, tries = needed, tries + 1

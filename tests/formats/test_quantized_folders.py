@@ -112,7 +112,8 @@ def test_compressed_tensors_are_what_their_library_decompresses(tmp_path, case, 
     form, numbers = COMPRESSED[case]
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**numbers))
     torch().manual_seed(5)
-    rows, columns = 64, 128
+    rows = 64
+    columns = 128
     grids = {"tensor": (1,), "channel": (rows, 1), "group": (rows, 4), "block": (2, 2)}
     grid = grids[numbers["strategy"]]
     state = {
@@ -247,7 +248,8 @@ def plain_and_packed(tmp_path):
     """Folders of the same numbers, in float32 and as codes of 8 bits with a scale for each row."""
     plain = tiny_folder(tmp_path / "plain", "llama", torch_dtype="float32")
     stored = safetensors.read_file(Inventory(plain), "model.safetensors")
-    quantized, numbers = {}, {}
+    quantized = {}
+    numbers = {}
     for name, weight in stored.items():
         values = registry.dequantize(weight)
         if not name.endswith("_proj.weight"):
@@ -274,7 +276,8 @@ def plain_and_packed(tmp_path):
 
 def test_a_folder_of_quantized_matrices_runs_as_the_folder_of_its_numbers(tmp_path):
     plain, packed = plain_and_packed(tmp_path)
-    theirs, ours = open_checkpoint(plain), open_checkpoint(packed)
+    theirs = open_checkpoint(plain)
+    ours = open_checkpoint(packed)
     assert [*ours.weights] == [*theirs.weights]
     for name, weight in theirs.weights.items():
         assert np.array_equal(registry.dequantize(ours.weights[name]), registry.dequantize(weight))

@@ -37,11 +37,13 @@ def main():
     end = time.monotonic() + 60 * options.minutes
     seeds = iter(lambda: secrets.randbits(64), None)
     if options.configurations:
-        end, seeds = float("inf"), range(options.configurations)
+        end = float("inf")
+        seeds = range(options.configurations)
     counts = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for seed in itertools.takewhile(lambda _: time.monotonic() < end, seeds):
-            document, model = random_document(seed), random_model(seed)
+            document = random_document(seed)
+            model = random_model(seed)
             text = json.dumps(document, separators=(",", ":")).encode()
             for kind, content, outcome in (
                 ("json", text, compare(document, Path(folder), count=options.texts)),

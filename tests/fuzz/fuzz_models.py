@@ -63,7 +63,8 @@ def main():
     end = time.monotonic() + 60 * parser.parse_args().minutes
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    outcomes, found = Counter(), []
+    outcomes = Counter()
+    found = []
     for kind in cycle(KINDS):
         if time.monotonic() > end:
             break

@@ -8,14 +8,15 @@ import threading
 import pytest
 
 from bitnet.base.errors import NetworkError, Offline
+from bitnet.hub.callback import call_back
 from bitnet.hub.fetch_options import FetchOptions
-from bitnet.hub.session import call_back
 
 
 @contextlib.contextmanager
 def receiver(*statuses):
     """A server that answers POSTs with *statuses*, the last one for ever."""
-    got, left = [], list(statuses)
+    got = []
+    left = list(statuses)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):

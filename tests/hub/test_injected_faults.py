@@ -94,7 +94,9 @@ class Driver:
     """Runs children in project folders below *root* that share a cache."""
 
     def __init__(self, hub, root):
-        self.root, self.cache, self.log = root, root / "cache", root / "strace.log"
+        self.root = root
+        self.cache = root / "cache"
+        self.log = root / "strace.log"
         self.works = [root / "one", root / "two"]
         self.facts = {"url": hub.url, "cache": str(self.cache), "log": str(self.log)}
         self.errors = root / "errors.txt"

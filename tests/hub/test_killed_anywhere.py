@@ -407,7 +407,8 @@ def prepared(scenario, hub, tmp_path):
     if scenario == "name":
         facts["files"] = {}
     if scenario in ("rm", "clean", "update"):
-        old, shared = b"GGUF" + bytes(70_000), b"GGUF" + bytes(80_000)
+        old = b"GGUF" + bytes(70_000)
+        shared = b"GGUF" + bytes(80_000)
         before = [("org/model", "model.gguf", old), ("org/model", "two.gguf", shared)]
         before += [("org/other", "model.gguf", shared)]
         facts |= {"files": {}, "blobs": [sha256(shared)], "size": 240_000, "kept": 240_000}

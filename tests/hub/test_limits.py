@@ -18,7 +18,8 @@ CONTENT = bytes(range(256)) * 24_000
 
 def test_bytes_over_a_clock_never_exceed_the_rate(clock):
     limits = Limits(rate=1000.0, clock=clock, sleep=clock.sleep)
-    begun, came = clock(), 0
+    begun = clock()
+    came = 0
     for count in (100, 125, 1, 125, 60):
         limits.pay(count)
         came += count
@@ -59,7 +60,9 @@ def test_a_limit_is_not_a_stall(hub, session, clock, tmp_path):
 def test_no_more_connections_are_open_than_allowed(monkeypatch):
     monkeypatch.setenv("BITNET_CONNECTIONS", "2")
     limits = Limits()
-    both, most, now = threading.Barrier(2, timeout=60), [0], [0]
+    both = threading.Barrier(2, timeout=60)
+    most = [0]
+    now = [0]
     lock = threading.Lock()
 
     def use():

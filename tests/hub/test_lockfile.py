@@ -37,7 +37,8 @@ def test_what_is_written_is_read_again(tmp_path):
 
 
 def test_the_order_of_locking_leaves_no_trace(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     records.write_lock(one, [TOKENIZER, MODEL])
     records.write_lock(two, records.add_pins([MODEL], [TOKENIZER]))
     assert one.read_bytes() == two.read_bytes()

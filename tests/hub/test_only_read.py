@@ -74,7 +74,8 @@ def read_only(monkeypatch):
             wrap(name)
         for name in ("rename", "replace", "link", "symlink"):
             wrap(name, 1)
-        real_open, real_io = os.open, io.open
+        real_open = os.open
+        real_io = io.open
 
         def opening(path, flags, *args, dir_fd=None, **options):
             if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):

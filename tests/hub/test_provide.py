@@ -237,7 +237,8 @@ class Disk:
     """A disk of *size* bytes that holds nothing but the test's own files."""
 
     def __init__(self, folder, size):
-        self.folder, self.size = folder, size
+        self.folder = folder
+        self.size = size
 
     def free(self, folder):
         return self.size - disk_use(self.folder)

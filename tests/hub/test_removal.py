@@ -183,7 +183,8 @@ def in_their_cache(root, revisions):
         for file, data in files.items():
             path = root / "snapshots" / commit / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            large, small = hashlib.sha256(data), hashlib.sha1(b"blob %d\0" % len(data) + data)
+            large = hashlib.sha256(data)
+            small = hashlib.sha1(b"blob %d\0" % len(data) + data)
             blob = root / "blobs" / (large if file.endswith(".gguf") else small).hexdigest()
             blob.parent.mkdir(exist_ok=True)
             blob.write_bytes(data)

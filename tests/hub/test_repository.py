@@ -9,8 +9,8 @@ from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provide import fetch_source
 from bitnet.hub.ref import Ref
+from bitnet.hub.repo_models import candidates, choose
 from bitnet.hub.repository import file_url, head, list_files, read_card, read_range
-from bitnet.hub.resolve import candidates, choose
 from bitnet.hub.session import HubSession
 from bitnet.sources import Source
 

@@ -63,7 +63,8 @@ def test_a_mirror_continues_where_the_hub_broke_off(hub, other, project):
     ids=["503", "404", "resets", "no ranges", "a page"],
 )
 def test_a_hub_that_fails_is_replaced_by_the_mirror(hub, other, project, rule, caplog):
-    rule.where, rule.method = "cdn", "GET"
+    rule.where = "cdn"
+    rule.method = "GET"
     hub.rules.append(rule)
     assert received(project)
     if not rule.ignore_range:  # then the hub sends the whole file

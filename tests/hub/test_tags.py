@@ -8,7 +8,7 @@ from tiny_models import tiny_gguf
 
 from bitnet.base.errors import NotFound, UsageError
 from bitnet.hub.ref import Ref
-from bitnet.hub.resolve import choose, models_in
+from bitnet.hub.repo_models import choose, models_in
 from bitnet.hub.tags import DEFAULTS, has_tag, is_tag, quantization_of
 from bitnet.sources import Source
 

@@ -95,7 +95,8 @@ def test_a_folder_that_is_there_gets_its_entry_last(project, monkeypatch):
     folder = project.folder / "models/org-whole"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
-    placed, real = [], Prepared.commit
+    placed = []
+    real = Prepared.commit
     monkeypatch.setattr(
         Prepared, "commit", lambda self: (placed.append(self.target.name), real(self))
     )
@@ -156,7 +157,8 @@ def test_an_interrupt_before_all_have_begun_ends_those_that_have():
 
 def test_a_signal_that_wakes_nothing_up_is_seen():
     """As one whose handler ran just before the wait began."""
-    stopped, waited = threading.Event(), []
+    stopped = threading.Event()
+    waited = []
 
     def call():
         _thread.interrupt_main()

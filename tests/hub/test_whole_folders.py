@@ -83,7 +83,8 @@ def test_an_update_on_a_full_disk_leaves_the_old_folder(hub, project, monkeypatc
     changed = {name: content + b" " for name, content in FILES.items()}
     for name, content in changed.items():
         hub.add("org/whole", name, content)
-    real, count = links.Prepared._make, 0
+    real = links.Prepared._make
+    count = 0
 
     def fail(self, source):
         nonlocal count

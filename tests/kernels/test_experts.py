@@ -111,14 +111,19 @@ def test_both_backends_agree(rule):
 def test_a_mixture_by_hand():
     """Two experts of three for each token: the sum of weighted products, with biases."""
     rng = np.random.default_rng(3)
-    x, matrices = rng.standard_normal((4, 5)), rng.standard_normal((3, 2, 5))
-    biases, logits = rng.standard_normal((3, 2)), rng.standard_normal((4, 3))
+    x = rng.standard_normal((4, 5))
+    matrices = rng.standard_normal((3, 2, 5))
+    biases = rng.standard_normal((3, 2))
+    logits = rng.standard_normal((4, 3))
     ops = ReferenceOps(dtype=np.float64)
     on = Pass(None, {"m": tuple(matrices), "b": biases.reshape(-1)}, ops, [])
     rule = Routing(3, 2)
-    h, router = Register("h", 5), Register("logits", 3)
-    chosen, weights = Register("chosen", 2), Register("weights", 2)
-    y, out = Register("y", 4), Register("out", 2)
+    h = Register("h", 5)
+    router = Register("logits", 3)
+    chosen = Register("chosen", 2)
+    weights = Register("weights", 2)
+    y = Register("y", 4)
+    out = Register("out", 2)
     on.registers |= {h: x, router: logits}
     for one in (
         Route(chosen, weights, router, "", rule),

@@ -26,7 +26,9 @@ pytestmark = [
     ),
 ]
 
-FLUSH_TO_ZERO, DENORMALS_ARE_ZERO, TOWARDS_ZERO = 0x8000, 0x0040, 0x6000
+FLUSH_TO_ZERO = 0x8000
+DENORMALS_ARE_ZERO = 0x0040
+TOWARDS_ZERO = 0x6000
 MXCSR = 28  # its place in glibc's fenv_t
 TINY = np.float32(1e-39)  # subnormal
 
@@ -35,7 +37,8 @@ TINY = np.float32(1e-39)  # subnormal
 def mode(bits):
     """The control word of this thread with *bits* set, as other libraries leave it."""
     libm = ctypes.CDLL(ctypes.util.find_library("m"))
-    before, changed = ctypes.create_string_buffer(32), ctypes.create_string_buffer(32)
+    before = ctypes.create_string_buffer(32)
+    changed = ctypes.create_string_buffer(32)
     libm.fegetenv(before)
     word = int.from_bytes(before.raw[MXCSR:], "little") | bits
     changed[:] = before.raw[:MXCSR] + word.to_bytes(4, "little")

@@ -105,7 +105,8 @@ def test_a_context_of_nothing_is_refused():
 
 
 def test_a_copied_prefix_is_independent_of_its_source():
-    first, second = KVCache(CONFIG, 100), KVCache(CONFIG, 80)
+    first = KVCache(CONFIG, 100)
+    second = KVCache(CONFIG, 80)
     store(first, 70)
     second.copy_prefix(first, 66)
     assert second.length == 66
@@ -117,14 +118,16 @@ def test_a_copied_prefix_is_independent_of_its_source():
 
 @pytest.mark.parametrize("length", [11, 9])
 def test_a_prefix_that_is_not_there_or_does_not_fit_is_refused(length):
-    first, second = KVCache(CONFIG, 20), KVCache(CONFIG, 8)
+    first = KVCache(CONFIG, 20)
+    second = KVCache(CONFIG, 8)
     store(first, 10)
     with pytest.raises(InferenceError, match=f"{length} positions to copy"):
         second.copy_prefix(first, length)
 
 
 def test_a_shared_page_is_copied_before_either_writes_to_it():
-    first, second = KVCache(CONFIG, 200), KVCache(CONFIG, 200)
+    first = KVCache(CONFIG, 200)
+    second = KVCache(CONFIG, 200)
     store(first, 130)
     second.copy_prefix(first, 130)
     first.truncate(70)

@@ -84,7 +84,8 @@ def test_ternary_encodings_without_a_kernel_are_exact(columns):
     packed = fields[0] | fields[1] << 2 | fields[2] << 4 | fields[3] << 6
     weight = Weight("w", (rows, columns), PACKED_U8, packed.reshape(-1), scale=0.3)
     x = np.random.default_rng(4).standard_normal((3, columns)).astype(np.float32)
-    reference, ours = ReferenceOps(), NativeOps()
+    reference = ReferenceOps()
+    ours = NativeOps()
     expected = reference.linear(x, reference.prepare(weight))
     np.testing.assert_array_equal(ours.linear(x, ours.prepare(weight)), expected)
     np.testing.assert_array_equal(
@@ -99,7 +100,8 @@ def test_i2_s_is_bit_for_bit_the_reference_with_a_bias():
     weight = Weight("w", (33, 256), types.by_name("I2_S"), pack_i2_s(matrix))
     x = np.random.default_rng(4).standard_normal((20, 256)).astype(np.float32)
     bias = np.arange(33, dtype=np.float32)
-    reference, ours = ReferenceOps(), NativeOps()
+    reference = ReferenceOps()
+    ours = NativeOps()
     expected = reference.linear(x, reference.prepare(weight), bias)
     np.testing.assert_array_equal(ours.linear(x, ours.prepare(weight), bias), expected)
 

@@ -105,13 +105,15 @@ def test_a_sink_takes_its_share_of_the_weights(tokens, start, window, size, leve
 
 
 def test_sinks_are_one_per_head():
-    q, k = random(1, 2, 16), random(1, 1, 16)
+    q = random(1, 2, 16)
+    k = random(1, 1, 16)
     with pytest.raises(ValueError, match="one per head"):
         attend(q, k, k, 0, scale=1.0, window=0, softcap=0.0, sinks=random(3))
 
 
 def test_attention_of_huge_scores_stays_finite(level):
-    q, k = random(3, 2, 16) * 1000, random(70, 2, 16, seed=2)
+    q = random(3, 2, 16) * 1000
+    k = random(70, 2, 16, seed=2)
     v = np.ones_like(k)
     got = attend(q, k, v, 60, scale=1.0, window=0, softcap=0.0)
     np.testing.assert_allclose(got, 1.0, rtol=2e-4)
@@ -146,7 +148,8 @@ def test_the_largest_scores_are_numbers(sign, dim, level):
     """So nothing but what is out of sight is at the lowest of all floats."""
     longest = np.full(dim, 1e18 / np.sqrt(dim) * (1 - 1e-6), dtype=np.float32)
     assert np.isfinite(kv_codes.encode_keys(longest).steps)
-    q, k = longest[None, None], np.tile(longest, (70, 1, 1))
+    q = longest[None, None]
+    k = np.tile(longest, (70, 1, 1))
     k[3] = -longest
     v = np.ones((70, 1, dim), dtype=np.float32)
     how = {"scale": sign * MAX_SCALE, "window": 0, "softcap": 0.0}
@@ -159,7 +162,8 @@ def test_the_largest_scores_are_numbers(sign, dim, level):
 def test_a_value_without_a_number_gives_none_whatever_its_weight(best, level):
     """In the page of the best key as in another one."""
     q = np.ones((1, 1, 16), dtype=np.float32)
-    k, v = np.zeros((128, 1, 16), dtype=np.float32), np.ones((128, 1, 16), dtype=np.float32)
+    k = np.zeros((128, 1, 16), dtype=np.float32)
+    v = np.ones((128, 1, 16), dtype=np.float32)
     k[best, 0, 0] = 200.0  # 2^288 times the weight of the others
     v[5, 0, 3] = np.nan
     assert np.isnan(attend(q, k, v, 127, scale=1.0, window=0, softcap=0.0)).all()
@@ -198,7 +202,8 @@ def test_a_query_without_a_number_gives_none(level):
 
 
 def test_attention_gives_the_same_bits_on_every_instruction_set():
-    q, how = random(40, 6, 84), {"scale": 0.125, "window": 90, "softcap": 20.0}
+    q = random(40, 6, 84)
+    how = {"scale": 0.125, "window": 90, "softcap": 20.0}
     k, v = (random(640, 2, 84, seed=s) for s in (2, 3))
     before = NATIVE.kernel_level()
     results = set()
@@ -210,7 +215,8 @@ def test_attention_gives_the_same_bits_on_every_instruction_set():
 
 
 def test_attention_of_a_query_does_not_depend_on_the_batch_or_the_threads(level):
-    q, how = random(40, 6, 64), {"scale": 0.125, "window": 90, "softcap": 0.0}
+    q = random(40, 6, 64)
+    how = {"scale": 0.125, "window": 90, "softcap": 0.0}
     k, v = (random(140, 2, 64, seed=s) for s in (2, 3))
     before = NATIVE.threads()
     results = []
@@ -261,7 +267,8 @@ def test_what_is_not_attention_is_refused(change, said):
 
 def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
     """One query of one head over the keys up to its own, operation by operation."""
-    f, last = np.float32, len(k)
+    f = np.float32
+    last = len(k)
     first = max(0, last - window) if window else 0
     query, keys = (kv_codes.encode_keys(x) for x in (q, k))
     values = kv_codes.encode_values(v)
@@ -270,7 +277,9 @@ def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
     assert abs(products).max() < 2**31
     whole = None
     for split in range(first // SPLIT * SPLIT, last, SPLIT):
-        acc, top, total = np.zeros(q.shape, f), f(-np.inf), f(0)
+        acc = np.zeros(q.shape, f)
+        top = f(-np.inf)
+        total = f(0)
         for base in range(split, min(split + SPLIT, last), PAGE):
             seen = slice(max(first, base), min(base + PAGE, last))
             if seen.start >= seen.stop:
@@ -346,7 +355,8 @@ SHAPES = [
 @pytest.mark.parametrize(("dim", "heads", "kv_heads", "window", "softcap"), SHAPES)
 def test_a_query_alone_has_the_same_bits(dim, heads, kv_heads, window, softcap, level, threads):
     """In a batch of any size, cut anywhere, and beside other heads."""
-    tokens, start = 40, 231
+    tokens = 40
+    start = 231
     q = random(tokens, heads, dim)
     k, v = (random(start + tokens, kv_heads, dim, seed=s) for s in (2, 3))
     how = {"scale": dim**-0.5, "window": window, "softcap": softcap}
@@ -356,7 +366,8 @@ def test_a_query_alone_has_the_same_bits(dim, heads, kv_heads, window, softcap, 
     pages = [paged(k[:, [n]], v[:, [n]]) for n in range(kv_heads)]
     for t in range(tokens):
         for h in range(heads):
-            query, how["sinks"] = q[t : t + 1, h : h + 1].copy(), sinks[h : h + 1]
+            query = q[t : t + 1, h : h + 1].copy()
+            how["sinks"] = sinks[h : h + 1]
             own = pages[h * kv_heads // heads]
             alone[t, h] = attend_paged(query, own, start + t, **how)[0, 0]
     how["sinks"] = sinks
@@ -396,6 +407,7 @@ def test_keys_and_values_out_of_sight_do_not_count(hidden, level):
     expected = attend(q, k, v, 300, **how)
     late = v.copy()
     late[320:] = hidden
-    k[:231], v[:231] = hidden, hidden
+    k[:231] = hidden
+    v[:231] = hidden
     np.testing.assert_array_equal(attend(q, k, v, 300, **how), expected)
     np.testing.assert_array_equal(attend(q, k, late, 300, **how)[:20], expected[:20])

@@ -85,15 +85,19 @@ def weight_of(x):
 
 def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
     """One query of one head over the keys up to its own, operation by operation."""
-    f, last = np.float32, len(k)
+    f = np.float32
+    last = len(k)
     first = max(0, last - window) if window else 0
     query, keys, values = (kv_codes.encode_bytes(x) for x in (q, k, v))
-    octave, shorter = f(1.44269504) * f(2048), f(1) / f(kv_codes.rotation_block(len(q)))
+    octave = f(1.44269504) * f(2048)
+    shorter = f(1) / f(kv_codes.rotation_block(len(q)))
     step = query.steps * (f(scale) * (1 if softcap else octave) * shorter)
     products = keys.codes.astype(np.int64) @ query.codes.astype(np.int64)
     whole = None
     for split in range(first // SPLIT * SPLIT, last, SPLIT):
-        acc, top, total = np.zeros(len(q), f), f(-np.inf), f(0)
+        acc = np.zeros(len(q), f)
+        top = f(-np.inf)
+        total = f(0)
         for base in range(split, min(split + SPLIT, last), PAGE):
             seen = slice(max(first, base), min(base + PAGE, last))
             if seen.start >= seen.stop:
@@ -104,7 +108,8 @@ def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
                 scores = f(softcap) * capped * octave
             below = np.rint(scores.max() - scores)
             weights = weight_of(np.minimum(below, 32767).astype(np.int64))
-            of_page, steps = scores.max() / f(2048), values.steps[seen]
+            of_page = scores.max() / f(2048)
+            steps = values.steps[seen]
             most = max(top, of_page)
             before, now = power_or_zero(np.array([top - most, of_page - most]))
             largest = steps.max()
@@ -171,7 +176,8 @@ SHAPES = [
 @pytest.mark.parametrize(("dim", "heads", "kv_heads", "window", "softcap"), SHAPES)
 def test_a_query_alone_has_the_same_bits(dim, heads, kv_heads, window, softcap, level, threads):
     """In a batch of any size, cut anywhere, beside other heads and on any number of threads."""
-    tokens, start = 40, 231
+    tokens = 40
+    start = 231
     q = random(tokens, heads, dim)
     k, v = (random(start + tokens, kv_heads, dim, seed=s) for s in (2, 3))
     how = {"scale": dim**-0.5, "window": window, "softcap": softcap}
@@ -210,7 +216,8 @@ def test_a_key_or_value_without_a_number_gives_none(which, bad, level):
 def test_a_value_without_a_number_gives_none_whatever_its_weight(best, level):
     """In the page of the best key as in another one."""
     q = np.ones((1, 1, 48), dtype=np.float32)
-    k, v = np.zeros((128, 1, 48), dtype=np.float32), np.ones((128, 1, 48), dtype=np.float32)
+    k = np.zeros((128, 1, 48), dtype=np.float32)
+    v = np.ones((128, 1, 48), dtype=np.float32)
     k[best, 0, 0] = 200.0  # 2^288 times the weight of the others
     v[5, 0, 33] = np.nan
     assert np.isnan(attend(q, k, v, 127, scale=1.0)).all()
@@ -219,15 +226,18 @@ def test_a_value_without_a_number_gives_none_whatever_its_weight(best, level):
 @pytest.mark.parametrize("best", [3, 40])
 def test_many_small_weights_beside_a_large_one_count(best, level):
     """Each is a fifth of a code, and 63 of them a twentieth of the sum."""
-    q, k = np.ones((1, 1, 16), dtype=np.float32), np.zeros((64, 1, 16), dtype=np.float32)
+    q = np.ones((1, 1, 16), dtype=np.float32)
+    k = np.zeros((64, 1, 16), dtype=np.float32)
     v = np.ones_like(k)
-    k[best, 0, 0], v[best] = np.log(1275.0), 0.0
+    k[best, 0, 0] = np.log(1275.0)
+    v[best] = 0.0
     np.testing.assert_allclose(attend(q, k, v, 63, scale=1.0), 63 / (63 + 1275.0), rtol=0.15)
 
 
 def test_a_large_weight_of_a_small_value_hides_no_other(level):
     """As the first token of a text has it: codes have the size of what they weigh."""
-    q, k = np.ones((1, 1, 16), dtype=np.float32), np.zeros((64, 1, 16), dtype=np.float32)
+    q = np.ones((1, 1, 16), dtype=np.float32)
+    k = np.zeros((64, 1, 16), dtype=np.float32)
     v = random(64, 1, 16)
     k[0, 0, 0], v[0] = np.log(2000.0), 1e-4 * v[0]
     expected = exact(q, k, v, 63, scale=1.0)
@@ -263,6 +273,7 @@ def test_what_is_out_of_sight_does_not_count(level):
     expected = attend(q, k, v, 300, **how)
     late = v.copy()
     late[320:] = np.nan
-    k[:231], v[:231] = np.nan, np.nan
+    k[:231] = np.nan
+    v[:231] = np.nan
     np.testing.assert_array_equal(attend(q, k, v, 300, **how), expected)
     np.testing.assert_array_equal(attend(q, k, late, 300, **how)[:20], expected[:20])

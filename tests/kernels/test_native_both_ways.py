@@ -17,7 +17,9 @@ NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
 
 NMSE = 1e-7  # of 16 bits of queries, keys, weights and values
-HEADS, KV_HEADS, HEAD_DIM = 6, 3, 40
+HEADS = 6
+KV_HEADS = 3
+HEAD_DIM = 40
 
 
 def attend(ops, dtype, tokens, *, window, causal, slopes):
@@ -51,7 +53,8 @@ def test_attention_is_the_references_and_has_the_same_bits_at_every_level(
 ):
     how = {"window": window, "causal": causal, "slopes": slopes}
     expected = attend(ReferenceOps(dtype=np.float64), np.float64, tokens, **how)
-    before, results = NATIVE.kernel_level(), []
+    before = NATIVE.kernel_level()
+    results = []
     for level in NATIVE.kernel_levels():
         NATIVE.set_kernel_level(level)
         results.append(attend(NativeOps(threads=2), np.int16, tokens, **how))

@@ -30,7 +30,8 @@ ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "TQ2_0", "I2_S")
 
 def both_ways(checkpoint, batches):
     """Hidden states of every pass over *batches*, compiled and interpreted, from the same start."""
-    ops, config = NativeOps(), config_from(checkpoint)
+    ops = NativeOps()
+    config = config_from(checkpoint)
     weights = bind(checkpoint, config, ops)
     program = hidden_program(config, weights)
     results = []
@@ -93,7 +94,8 @@ def test_every_instruction_set(architecture, level):
 def test_rows_without_outputs_change_no_bits(architecture):
     """Layers behind the last cache run on the requested rows alone, at their positions."""
     checkpoint = in_encoding(tiny(architecture), "Q8_0")
-    ops, config = NativeOps(), config_from(checkpoint)
+    ops = NativeOps()
+    config = config_from(checkpoint)
     weights = bind(checkpoint, config, ops)
     program = hidden_program(config, weights)
     parts = ids(9), ids(5, 1), ids(2, 2), ids(3, 3)
@@ -133,7 +135,8 @@ def test_biases_and_factors_give_the_same_bits():
 
 def test_matrices_whose_rows_are_padded_to_whole_blocks():
     rng = np.random.default_rng(2)
-    ops, instructions = NativeOps(), []
+    ops = NativeOps()
+    instructions = []
     weights = {"table": ops.prepare(packed_ternary(rng, 64, 96))}
     x = Register("x", 96)
     q, k, v, out = (Register(name, 16) for name in ("q", "k", "v", "out"))
@@ -260,7 +263,8 @@ def test_a_graph_writes_no_more_rows_than_there_is_room_for():
 
 def test_rows_that_come_with_the_tokens_of_each_segment():
     """They lie side by side, one register after the other."""
-    graph, given = graph_of([2, 3], []), np.arange(25, dtype=np.float32).reshape(5, 5)
+    graph = graph_of([2, 3], [])
+    given = np.arange(25, dtype=np.float32).reshape(5, 5)
     graph.add_context([])
     for register in (0, 1):
         graph.add("Take", out=register)

@@ -33,7 +33,8 @@ def at_level(level):
 
 def random_weight(name, rows, columns, seed=0):
     """Random codes of the encoding *name*, where it has one also code 3."""
-    layout, rng = SCALED_BLOCKS[name], np.random.default_rng(seed)
+    layout = SCALED_BLOCKS[name]
+    rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows * columns // layout.weights, layout.size)).astype(np.uint8)
     scales = rng.uniform(0.01, 2, len(blocks)).astype("<f2")
     blocks[:, layout.scale_at : layout.scale_at + 2] = scales.reshape(-1, 1).view(np.uint8)

@@ -111,7 +111,8 @@ def test_a_product_is_the_float64_one_up_to_float32_sums(name, rows, tokens, lev
 @pytest.mark.parametrize("name", FILE_TYPES)
 def test_the_number_of_threads_does_not_change_a_bit(name, level, threads):
     rng = np.random.default_rng(7)
-    rows, cols = 257, columns(name)[-1]
+    rows = 257
+    cols = columns(name)[-1]
     packed, _ = random_weight(name, rows, cols)
     for tokens in (1, 3, 40):
         x = rng.standard_normal((tokens, cols)).astype(np.float32)
@@ -125,7 +126,8 @@ def test_the_number_of_threads_does_not_change_a_bit(name, level, threads):
 @pytest.mark.parametrize("name", FILE_TYPES)
 def test_the_size_of_a_batch_does_not_change_a_bit(name, level):
     rng = np.random.default_rng(8)
-    rows, cols = 100, columns(name)[-1]
+    rows = 100
+    cols = columns(name)[-1]
     packed, _ = random_weight(name, rows, cols)
     x = rng.standard_normal((40, cols)).astype(np.float32)
     alone = np.concatenate([product(name, packed, x[t : t + 1], rows) for t in range(40)])
@@ -136,7 +138,9 @@ def test_the_size_of_a_batch_does_not_change_a_bit(name, level):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_batch_larger_than_the_cache_does_not_change_a_bit(name, level):
     rng = np.random.default_rng(11)
-    rows, cols, tokens = 17, 4096, 100
+    rows = 17
+    cols = 4096
+    tokens = 100
     packed, _ = random_weight(name, rows, cols)
     x = rng.standard_normal((tokens, cols)).astype(np.float32)
     many = product(name, packed, x, rows)
@@ -147,7 +151,8 @@ def test_a_batch_larger_than_the_cache_does_not_change_a_bit(name, level):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_block_products_are_the_same_bits_for_every_instruction_set_and_layout(name):
     rng = np.random.default_rng(12)
-    rows, cols = 35, columns(name)[-1]
+    rows = 35
+    cols = columns(name)[-1]
     packed, _ = random_weight(name, rows, cols)
     before = NATIVE.kernel_level()
     for tokens in (11, 39):
@@ -179,7 +184,8 @@ def test_extreme_codes_and_activations_do_not_overflow(name, level):
 @pytest.mark.parametrize("fill", [0x00, 0x80, 0xFF])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_of_one_extreme_code_are_the_same_bits_as_in_rows(name, fill, level):
-    rows, cols = 16, columns(name)[-1]
+    rows = 16
+    cols = columns(name)[-1]
     weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     packed = np.full((rows * cols // weights, size), fill, dtype=np.uint8)
     for at in SCALES.get(name, (0, 2) if name.endswith("_1") else (0,)):
@@ -194,7 +200,8 @@ def test_blocks_of_one_extreme_code_are_the_same_bits_as_in_rows(name, fill, lev
 
 
 def test_every_scale_of_mxfp4_is_read(level):
-    rows, cols = 256, 32
+    rows = 256
+    cols = 32
     blocks = np.full((rows, 17), 0x77, dtype=np.uint8)  # codes 12, six as FP4
     blocks[:, 0] = np.arange(rows)
     x = np.full((1, cols), 2.0**-12, dtype=np.float32)
@@ -228,7 +235,8 @@ def test_zeros_give_zeros(name, level):
 @pytest.mark.parametrize("in_rows", [True, False])
 @pytest.mark.parametrize("name", FILE_TYPES)
 def test_embedding_rows_are_the_decoded_ones(name, in_rows, level):
-    cols, kind = columns(name)[-1], TYPES.index(name)
+    cols = columns(name)[-1]
+    kind = TYPES.index(name)
     packed, weight = random_weight(name, 19, cols)
     if not in_rows:
         kind, packed = interleaved(name, packed, 19, cols)

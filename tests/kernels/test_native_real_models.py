@@ -84,7 +84,8 @@ def test_it_is_closer_to_exact_arithmetic_than_llama_cpp(name, test_data, test_m
     checkpoint = open_checkpoint(path)
     exact_model = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
     native_model = load_model(checkpoint, ops=NativeOps())
-    ours, theirs = [], []
+    ours = []
+    theirs = []
     for prompt in prompts[:PROMPTS]:
         exact = log_probabilities(exact_model, prompt["ids"], np.float64)
         found = log_probabilities(native_model, prompt["ids"], np.int16)

@@ -47,7 +47,8 @@ def nmse(got, expected):
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 17), (5, 576), (70, 2560)])
 def test_norms_are_those_of_float64(shape, level):
-    x, w = random(*shape), random(shape[1], seed=2)
+    x = random(*shape)
+    w = random(shape[1], seed=2)
     out = norm(NativeOps(), x, w, 1e-5)
     exact = x.astype(np.float64)
     expected = exact / np.sqrt(np.mean(exact**2, axis=1, keepdims=True) + 1e-5) * w
@@ -56,8 +57,11 @@ def test_norms_are_those_of_float64(shape, level):
 
 @pytest.mark.parametrize("parts", [1, 4])
 def test_a_layer_norm_subtracts_means_and_adds_its_bias(parts, level):
-    x, w, b = random(5, 96), random(96, seed=2), random(96, seed=3)
-    ops, size = NativeOps(), 96 // parts
+    x = random(5, 96)
+    w = random(96, seed=2)
+    b = random(96, seed=3)
+    ops = NativeOps()
+    size = 96 // parts
     (centered,) = compute(ops, Center, {"x": x}, {"out": 96}, width=size)
     how = {"weight": w, "bias": b, "eps": 1e-5, "parts": parts}
     (out,) = compute(ops, Norm, {"x": centered}, {"out": 96}, **how)
@@ -93,7 +97,8 @@ def test_an_activation_alone_is_a_gate_of_ones(level):
 @pytest.mark.parametrize("pairs", [1, 10, 32])
 @pytest.mark.parametrize("half", [True, False])
 def test_rope_rotates_pairs_and_keeps_the_rest(half, pairs, level):
-    x, angles = random(5, 3, 64), random(5, pairs, seed=2)
+    x = random(5, 3, 64)
+    angles = random(5, pairs, seed=2)
     out = np.empty_like(x)
     NATIVE.rope(x, np.cos(angles), np.sin(angles), half, out)
     first, second = (
@@ -110,14 +115,16 @@ def test_rope_rotates_pairs_and_keeps_the_rest(half, pairs, level):
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("n", [1, 33, 70000])
 def test_gates_are_those_of_float64(kind, n, level):
-    g, up = random(1, n) * 4 + 0.1, random(1, n, seed=2)
+    g = random(1, n) * 4 + 0.1
+    up = random(1, n, seed=2)
     out = gated(NativeOps(), g, up, kind)
     assert nmse(out, GATES[kind](g.astype(np.float64)) * up) < NMSE
 
 
 @pytest.mark.parametrize("activation", ["silu_clamped", "swiglu_oai"])
 def test_clamped_gates_are_the_references(activation, level):
-    g, up = random(1, 70000) * 8, random(1, 70000, seed=2) * 8
+    g = random(1, 70000) * 8
+    up = random(1, 70000, seed=2) * 8
     found = gated(NativeOps(), g, up, activation)
     expected = gated(ReferenceOps(), g.astype(np.float64), up, activation)
     assert nmse(found, expected) < NMSE
@@ -125,7 +132,8 @@ def test_clamped_gates_are_the_references(activation, level):
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_quick", "gelu_tanh"])
 def test_a_gate_far_from_zero_is_the_identity_or_nothing(kind, level):
-    g, up = np.array([[200.0, -200.0, 0.0]], dtype=np.float32), np.ones((1, 3), dtype=np.float32)
+    g = np.array([[200.0, -200.0, 0.0]], dtype=np.float32)
+    up = np.ones((1, 3), dtype=np.float32)
     out = gated(NativeOps(), g, up, kind)
     np.testing.assert_allclose(out, [[200.0, 0.0, 0.0]], atol=1e-30)
 
@@ -139,8 +147,10 @@ def test_the_soft_cap_is_that_of_float64(cap, level):
 
 
 def test_row_operations_are_the_same_bits_for_every_instruction_set():
-    x, w = random(3, 333), random(333, seed=2)
-    ops, before = NativeOps(), NATIVE.kernel_level()
+    x = random(3, 333)
+    w = random(333, seed=2)
+    ops = NativeOps()
+    before = NATIVE.kernel_level()
     results = set()
     for chosen in NATIVE.kernel_levels():
         NATIVE.set_kernel_level(chosen)
@@ -174,22 +184,29 @@ def test_turns_are_sines_and_cosines_to_the_last_bit_but_for_ties():
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize("value_dim", [128, 37])
 def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped, value_dim):
-    heads, key_heads, key_dim, tokens = 6, 2, 24, 5
+    heads = 6
+    key_heads = 2
+    key_dim = 24
+    tokens = 5
     rng = np.random.default_rng(value_dim)
     q, k = (rng.standard_normal((tokens, key_heads * key_dim), np.float32) for _ in range(2))
     v = rng.standard_normal((tokens, heads * value_dim), np.float32)
     alpha, beta = (rng.standard_normal((tokens, heads), np.float32) for _ in range(2))
-    a, dt = -rng.random(heads, np.float32), rng.standard_normal(heads, np.float32)
+    a = -rng.random(heads, np.float32)
+    dt = rng.standard_normal(heads, np.float32)
     start = rng.standard_normal((heads, key_dim, value_dim), np.float32)
-    x, weight = rng.standard_normal((tokens, 41), np.float32), rng.random(41 * 4, np.float32)
+    x = rng.standard_normal((tokens, 41), np.float32)
+    weight = rng.random(41 * 4, np.float32)
     bias = x[0].copy() if grouped else ""
     delta = {"a": a, "dt": dt, "cache": 0, "key_heads": key_heads, "grouped": grouped}
     scan = {"a": a, "bias": dt, "skip": alpha[0], "cache": 0, "groups": key_heads}
     convolution = {"weight": weight, "bias": bias, "cache": 0, "silu": grouped}
 
     def run(ops, cuts):
-        state, scanned = start.copy(), start.copy()
-        before, parts = np.ones((3, 41), np.float32), []
+        state = start.copy()
+        scanned = start.copy()
+        before = np.ones((3, 41), np.float32)
+        parts = []
         for first, last in itertools.pairwise(cuts):
             its = slice(first, last)
             wide = {"out": v.shape[1]}
@@ -197,13 +214,16 @@ def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped,
             (read,) = compute(ops, DeltaRule, rows, wide, states=[state], **delta)
             rows = {"x": v[its], "b": k[its], "c": q[its], "dt": alpha[its]}
             (scans,) = compute(ops, SelectiveScan, rows, wide, states=[scanned], **scan)
-            rows, width = {"x": x[its]}, {"out": 41}
+            rows = {"x": x[its]}
+            width = {"out": 41}
             (mixed,) = compute(ops, Convolve, rows, width, states=[before], **convolution)
             parts.append(np.concatenate([read, scans, mixed], axis=1))
         states = (state.ravel(), scanned.ravel(), before.ravel())
         return np.concatenate([np.concatenate(parts).ravel(), *states])
 
-    ops, results, chosen = NativeOps(threads=2), {}, NATIVE.kernel_level()
+    ops = NativeOps(threads=2)
+    results = {}
+    chosen = NATIVE.kernel_level()
     for level in NATIVE.kernel_levels():
         NATIVE.set_kernel_level(level)
         names = [f"{name}/{level}" for name in ("delta_rule", "selective_scan", "convolve")]

@@ -131,13 +131,15 @@ def test_full_shapes_are_the_bits_of_the_reference(shape, level, ops):
 
 @pytest.mark.parametrize("name", ["TQ1_0", "TQ2_0"])
 def test_blocks_may_have_scales_of_their_own(name, level, ops):
-    rows, columns = 19, 1280
+    rows = 19
+    columns = 1280
     rng = np.random.default_rng(5)
     scales = rng.uniform(0.01, 3, (rows, columns // 256)).astype(np.float16).astype(np.float32)
     codes = random_codes(rows, columns)
     weight = tq(name, codes, scales=np.repeat(scales, 256, axis=1))
     reference = ReferenceOps()
-    prepared, matrix = reference.prepare(weight), ops.prepare(weight)
+    prepared = reference.prepare(weight)
+    matrix = ops.prepare(weight)
     for tokens in TOKENS:
         x = rng.standard_normal((tokens, columns)).astype(np.float32)
         q, s = rounded(x)
@@ -270,7 +272,8 @@ def test_what_cannot_be_packed_is_refused():
     ):
         with pytest.raises(ValueError, match="whole tiles"):
             NATIVE.pack_ternary("CODES", codes, 2, 250, kind, columns, room)
-    wide, tile = np.zeros(140_000, dtype=np.uint8), np.zeros(64 * 7000, dtype=np.uint8)
+    wide = np.zeros(140_000, dtype=np.uint8)
+    tile = np.zeros(64 * 7000, dtype=np.uint8)
     with pytest.raises(ValueError, match="too many columns"):
         NATIVE.pack_ternary("CODES", wide, 1, 140_000, dense, 140_000, tile)
 

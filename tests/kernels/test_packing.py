@@ -15,7 +15,8 @@ from bitnet.quants.weight import Weight
 NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
 
-ROWS, COLUMNS = 1000, 256
+ROWS = 1000
+COLUMNS = 256
 
 
 def in_a_file(path, name):

@@ -95,7 +95,8 @@ def test_rope_turns_each_pair_by_its_angle(style, pairs):
     x = RNG.standard_normal((2, 3, 6))  # the last two elements are not rotated
     angles = np.arange(2)[:, None] * np.array([0.3, 1.7])
     rope = SimpleNamespace(style=style, regime=int, frequencies=lambda _: (angles[1], 1.5))
-    rows, how = {"x": x.reshape(2, 18)}, {"rotation": rope, "head_dim": 6}
+    rows = {"x": x.reshape(2, 18)}
+    how = {"rotation": rope, "head_dim": 6}
     found = compute(OPS, Rotate, rows, {"out": 18}, **how)[0].reshape(x.shape)
     for t in range(2):
         for pair, (first, second) in enumerate(pairs):
@@ -168,7 +169,8 @@ def test_a_value_without_a_number_counts_where_it_is_seen(at, seen_by, bad):
 
 
 def test_gates_are_their_formulas():
-    gate, up = np.array([[-2.0, 0.5, 3.0]]), np.array([[1.0, 2.0, -1.0]])
+    gate = np.array([[-2.0, 0.5, 3.0]])
+    up = np.array([[1.0, 2.0, -1.0]])
 
     def gelu(x):
         return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -186,8 +188,10 @@ def test_gates_are_their_formulas():
 
 
 def test_clamped_gates_are_their_formulas():
-    gate, up = np.array([[-9.0, 0.5, 7.5, 8.0]]), np.array([[1.0, 7.5, -9.0, 2.0]])
-    g, u = [-9.0, 0.5, 7.0, 7.0], [1.0, 7.0, -7.0, 2.0]
+    gate = np.array([[-9.0, 0.5, 7.5, 8.0]])
+    up = np.array([[1.0, 7.5, -9.0, 2.0]])
+    g = [-9.0, 0.5, 7.0, 7.0]
+    u = [1.0, 7.0, -7.0, 2.0]
     silu = [x / (1 + math.exp(-x)) * y for x, y in zip(g, u, strict=True)]
     oai = [x / (1 + math.exp(-1.702 * x)) * (y + 1) for x, y in zip(g, u, strict=True)]
     np.testing.assert_allclose(gated(gate, up, "silu_clamped"), [silu])

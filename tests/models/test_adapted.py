@@ -89,7 +89,8 @@ def test_logits_are_those_of_merged_weights(family, tmp_path):
 
 def test_several_adapters_are_added_up(tmp_path):
     model = replace(tiny("llama"), gguf=True)
-    files, expected = [], model
+    files = []
+    expected = model
     for seed, rank in ((0, 4), (7, 8)):
         pairs = pairs_of(model, seed, rank)
         files.append((adapter_file(tmp_path / f"{seed}.gguf", pairs, alpha=8.0), 1.0))

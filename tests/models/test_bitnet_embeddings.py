@@ -48,7 +48,8 @@ def least_cosine(found, expected):
 def definition(kind):
     """The pass in float64, written from the published guide alone."""
     weights = {name: w.astype(np.float64) for name, w in random_weights(kind).items()}
-    config, gemma = CONFIGS[kind], kind == "gemma3"
+    config = CONFIGS[kind]
+    gemma = kind == "gemma3"
 
     def norm(x, weight):
         return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + EPS) * weight
@@ -67,8 +68,10 @@ def definition(kind):
     turns = np.arange(len(IDS))[:, None] * config["rope_theta"] ** (-np.arange(0, HEAD, 2) / HEAD)
 
     def rotate(x):  # (T, heads, HEAD)
-        a, b = x[..., : HEAD // 2], x[..., HEAD // 2 :]
-        cos, sin = np.cos(turns)[:, None], np.sin(turns)[:, None]
+        a = x[..., : HEAD // 2]
+        b = x[..., HEAD // 2 :]
+        cos = np.cos(turns)[:, None]
+        sin = np.sin(turns)[:, None]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
     def activation(x):
@@ -119,7 +122,8 @@ def test_the_folder_and_the_file_give_the_same_bits(kind, ops, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_converted_matrices_are_microsofts_byte_for_byte(kind, tmp_path):
-    source, ours = folder(tmp_path / "model", kind), tmp_path / "ours.gguf"
+    source = folder(tmp_path / "model", kind)
+    ours = tmp_path / "ours.gguf"
     assert convert(source, ours, ConvertOptions("I2_S")).exact
     theirs = open_checkpoint(gguf(tmp_path / "theirs.gguf", kind)).weights
     matrices = [name for name, weight in theirs.items() if weight.quant.name == "I2_S"]

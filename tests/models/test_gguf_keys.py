@@ -87,10 +87,8 @@ def test_neutral_values_are_taken():
 
 
 def test_the_name_linear_scaling_had_in_2023_is_read():
-    old, now = (
-        rope(**{"rope.scale_linear": 4.0}),
-        rope(**{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
-    )
+    old = rope(**{"rope.scale_linear": 4.0})
+    now = rope(**{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
     np.testing.assert_array_equal(old.frequencies(64)[0], now.frequencies(64)[0])
     assert (old.frequencies(64)[0] == rope().frequencies(64)[0] / 4).all()
 

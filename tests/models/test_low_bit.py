@@ -37,7 +37,8 @@ def test_an_unpacked_qwen3_is_repacked_without_loss(tmp_path, encoding):
     done = convert(tmp_path / "model", output, ConvertOptions(encoding, no_tokenizer=True))
     assert done.exact
     assert encodings(output) == {encoding}  # embedding and head, too
-    found, expected = reference_logits(output), transformers_logits(model)
+    found = reference_logits(output)
+    expected = transformers_logits(model)
     assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
 
 
@@ -58,7 +59,8 @@ def test_an_unpacked_qwen35_with_a_vision_tower_is_repacked_without_loss(tmp_pat
 
 def test_every_encoding_of_a_model_decodes_to_the_same_numbers(tmp_path):
     unpacked_model(tmp_path / "model")
-    source, found = tmp_path / "model", {}
+    source = tmp_path / "model"
+    found = {}
     for encoding in ("PQ2_0", "PTQ1_0", "Q2_0", "F16"):
         output = tmp_path / f"{encoding}.gguf"
         assert convert(source, output, ConvertOptions(encoding, no_tokenizer=True)).exact
@@ -77,7 +79,8 @@ def test_the_fourth_level_fits_two_bits_only(tmp_path):
     output = tmp_path / "model.gguf"
     request = ConvertOptions("PQ2_0", no_tokenizer=True)
     assert convert(tmp_path / "model", output, request).exact
-    found, expected = reference_logits(output), transformers_logits(model)
+    found = reference_logits(output)
+    expected = transformers_logits(model)
     assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
     for encoding in ("PTQ1_0", "Q1_0"):
         with pytest.raises(Unsupported, match="has no code for"):
@@ -152,7 +155,8 @@ def test_ternary_weights_with_a_scale_per_shard_are_repacked_without_loss(tmp_pa
     own = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 64} if kind == "MiniCPM" else {}
     options = SHAPE | {"intermediate_size": 512} | own
     del options["head_dim"]
-    model, rng = random_model(kind, options), np.random.default_rng(9)
+    model = random_model(kind, options)
+    rng = np.random.default_rng(9)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2 and "layers" in name:
@@ -166,5 +170,6 @@ def test_ternary_weights_with_a_scale_per_shard_are_repacked_without_loss(tmp_pa
     request = ConvertOptions(encoding, no_tokenizer=True)
     assert convert(tmp_path / "model", output, request).exact
     assert encodings(output) == {encoding, "F16"}
-    found, expected = reference_logits(output), transformers_logits(model)
+    found = reference_logits(output)
+    expected = transformers_logits(model)
     assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)

@@ -60,7 +60,8 @@ def apart(found, expected):
 @pytest.mark.parametrize("encoding", ["I2_S", "TQ1_0", "TQ2_0", "IQ2_BN"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_encoding_gives_the_logits_of_the_folder(name, encoding, tmp_path):
-    folder, file = published(tmp_path / "model", name), tmp_path / "model.gguf"
+    folder = published(tmp_path / "model", name)
+    file = tmp_path / "model.gguf"
     done = convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
     assert done.exact
     assert {one.after for one in done.tensors if "attn_q." in one.name} == {encoding}
@@ -69,7 +70,8 @@ def test_every_encoding_gives_the_logits_of_the_folder(name, encoding, tmp_path)
 
 @pytest.mark.parametrize("encoding", ["TQ1_0", "TQ2_0"])
 def test_ternary_weights_of_no_bitnet_take_floats(encoding, tmp_path):
-    folder, file = without_rounding(tmp_path / "model", outlier=128), tmp_path / "model.gguf"
+    folder = without_rounding(tmp_path / "model", outlier=128)
+    file = tmp_path / "model.gguf"
     done = convert(folder, file, ConvertOptions(encoding, no_tokenizer=True))
     assert done.exact
     assert not any("int8 per token" in one.text for one in done.warnings)
@@ -88,13 +90,15 @@ def test_ternary_weights_of_no_bitnet_take_floats(encoding, tmp_path):
 
 
 def test_weights_of_no_bitnet_round_where_the_encoding_says_so(tmp_path):
-    folder, file = without_rounding(tmp_path / "model"), tmp_path / "model.gguf"
+    folder = without_rounding(tmp_path / "model")
+    file = tmp_path / "model.gguf"
     done = convert(folder, file, ConvertOptions("I2_S", no_tokenizer=True))
     assert any("rounds what 14 matrices" in one.text for one in done.warnings)
 
 
 def test_a_key_tells_bitnets_of_other_architectures_from_other_models(tmp_path):
-    folder, file = published(tmp_path / "model", "Llama3-8B-1.58"), tmp_path / "model.gguf"
+    folder = published(tmp_path / "model", "Llama3-8B-1.58")
+    file = tmp_path / "model.gguf"
     convert(folder, file, ConvertOptions("TQ2_0", no_tokenizer=True))
     key, per_token = INPUTS
     assert open_checkpoint(file).metadata[key] == per_token
@@ -113,7 +117,8 @@ def test_a_key_tells_bitnets_of_other_architectures_from_other_models(tmp_path):
 def test_transformers_with_rounded_inputs_gives_the_same(name, tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config, eps = CONFIGS[name], CONFIGS[name]["rms_norm_eps"]
+    config = CONFIGS[name]
+    eps = CONFIGS[name]["rms_norm_eps"]
     stored, dense = weights(config)
 
     class BitLinear(torch.nn.Linear):

@@ -69,14 +69,16 @@ def recorded_kl(position, mine):
     """KL of ours to a recorded distribution: its 20 best tokens, and the others as one."""
     theirs = np.array(position["logits"]) - position["lse"]
     mine = mine[position["ids"]]
-    rest, my_rest = 1 - np.exp(theirs).sum(), 1 - np.exp(mine).sum()
+    rest = 1 - np.exp(theirs).sum()
+    my_rest = 1 - np.exp(mine).sum()
     tail = rest * np.log(rest / my_rest) if rest > 1e-9 else 0.0
     return float((np.exp(theirs) * (theirs - mine)).sum() + tail)
 
 
 def test_every_position_agrees_with_llama_cpp(golden, model, exact):
     """But for positions where exact arithmetic says that llama.cpp is wrong."""
-    divergences, other = [], []
+    divergences = []
+    other = []
     for prompt in golden[1]:
         logits = model.forward(prompt["ids"], KVCache(model.config, 256), all_positions=True)
         rows = zip(log_probabilities(logits), prompt["positions"], strict=True)

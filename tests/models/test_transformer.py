@@ -111,7 +111,8 @@ def test_two_segments_of_one_cache_are_refused():
 
 def test_no_cache_changes_when_one_segment_does_not_fit():
     model = load_model(tiny("llama"))
-    first, second = KVCache(model.config, 8), KVCache(model.config, 1)
+    first = KVCache(model.config, 8)
+    second = KVCache(model.config, 1)
     with pytest.raises(InferenceError, match="2 positions, the context holds 1"):
         model.run([Segment([1], first), Segment([2, 3], second)])
     assert first.length == second.length == 0

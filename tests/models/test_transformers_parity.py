@@ -72,7 +72,8 @@ def test_experts_in_mxfp4_agree_with_transformers_and_stay_so_in_a_file(tmp_path
     options = {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6}
     model = make("GptOss", CASES["gpt-oss"][1] | options, tmp_path / "folder")
     file = tmp_path / "folder" / "model.safetensors"
-    stored, rng = load_file(file), np.random.default_rng(7)
+    stored = load_file(file)
+    rng = np.random.default_rng(7)
     for name, parameter in model.named_parameters():
         if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             continue
@@ -149,7 +150,8 @@ def test_dynamic_scaling_agrees_when_the_context_is_the_prompt(tmp_path):
 def test_a_window_changes_the_logits(tmp_path):
     make("Mistral", {"sliding_window": 7}, tmp_path / "narrow")
     make("Mistral", {"sliding_window": None}, tmp_path / "wide")
-    narrow, wide = ours(tmp_path / "narrow"), ours(tmp_path / "wide")
+    narrow = ours(tmp_path / "narrow")
+    wide = ours(tmp_path / "wide")
     np.testing.assert_allclose(narrow[:7], wide[:7], rtol=1e-4, atol=1e-4)
     assert relative_difference(narrow[7:], wide[7:]) > 0.01
 
@@ -178,7 +180,8 @@ def test_packed_bitnet_weights_decode_to_what_was_packed(tmp_path, linear_class)
     from transformers.integrations.bitnet import pack_weights
 
     make("BitNet", {}, tmp_path)
-    stored, expected = {}, {}
+    stored = {}
+    expected = {}
     for name, tensor in load_file(tmp_path / "model.safetensors").items():
         stored[name] = tensor
         if "proj" in name:

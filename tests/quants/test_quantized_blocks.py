@@ -11,7 +11,8 @@ from bitnet.quants.registry import dequantize, quantize
 
 LEGACY = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 NEW = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
-ROWS, COLUMNS = 8, 512
+ROWS = 8
+COLUMNS = 512
 random = np.random.default_rng(20)
 
 

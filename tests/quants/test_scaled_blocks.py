@@ -24,7 +24,8 @@ def by_definition(name, block):
     """Weights of one block, digit by digit as the formats are defined; scales are floats."""
     codes = []
     if name == "Q1_0":
-        scale, packed = block[:2], block[2:]
+        scale = block[:2]
+        packed = block[2:]
         codes = [2 * (packed[j // 8] >> j % 8 & 1) for j in range(128)]
     elif name == "PTQ1_0":
         scale = block[26:]
@@ -36,7 +37,8 @@ def by_definition(name, block):
         codes += [digit(block[16 + m], n) for n in range(5) for m in range(8)]
         codes += [digit(block[24 + h], n) for n in range(4) for h in range(2)]
     else:
-        scale, packed = block[:2], block[2:]
+        scale = block[:2]
+        packed = block[2:]
         codes = [packed[j // 4] >> 2 * (j % 4) & 3 for j in range(4 * len(packed))]
     d = np.frombuffer(scale, "<f2").astype(np.float32)
     return (np.array(codes, dtype=np.float32) - 1) * d
@@ -45,7 +47,8 @@ def by_definition(name, block):
 @pytest.mark.parametrize("name", [*FOUR, "Q2_0_G128"])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_any_bytes_decode_as_the_format_says(name, seed):
-    layout, rng = SCALED_BLOCKS[name], np.random.default_rng(seed)
+    layout = SCALED_BLOCKS[name]
+    rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (6, layout.size)).astype(np.uint8)
     scales = rng.choice([0.0, 6e-8, -1.5, 0.0173, 65504.0], 6).astype("<f2")
     blocks[:, layout.scale_at : layout.scale_at + 2] = scales.reshape(-1, 1).view(np.uint8)
@@ -73,7 +76,8 @@ def test_the_first_weights_of_a_block_lie_where_the_format_says():
 @pytest.mark.parametrize("name", [*FOUR, "Q2_0_G128", "TQ1_0", "TQ2_0"])
 @given(seed=st.integers(0, 2**32 - 1))
 def test_what_is_packed_is_unpacked_again(name, seed):
-    layout, rng = SCALED_BLOCKS[name], np.random.default_rng(seed)
+    layout = SCALED_BLOCKS[name]
+    rng = np.random.default_rng(seed)
     values = [-1, 1] if name == "Q1_0" else [-1, 0, 1, 2] if layout.double else [-1, 0, 1]
     codes = rng.choice(values, (3, 2 * layout.weights)).astype(np.int8)
     scales = rng.uniform(0, 9, (3, 2)).astype(np.float16).astype(np.float32)

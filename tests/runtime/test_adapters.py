@@ -21,13 +21,15 @@ NAMES = ("", "first", "second")
 @pytest.fixture(scope="module", params=["reference", "native"])
 def models(request, tmp_path_factory):
     """A model that has two adapters, and by name one for each that was loaded with it."""
-    checkpoint, ops = tiny("llama"), ReferenceOps()
+    checkpoint = tiny("llama")
+    ops = ReferenceOps()
     if request.param == "native":
         pytest.importorskip("bitnet._native")
         checkpoint, ops = in_encoding(checkpoint, "Q8_0"), NativeOps(threads=2)
     checkpoint = replace(checkpoint, gguf=True)
     folder = tmp_path_factory.mktemp("adapters")
-    model, alone = load_model(checkpoint, ops=ops), {}
+    model = load_model(checkpoint, ops=ops)
+    alone = {}
     for seed, name in enumerate(NAMES):
         pairs = {
             f"blk.{block}.{part}.weight": factors(

@@ -28,7 +28,9 @@ def model(tmp_path_factory):
 
 
 def pushed(stops, pieces):
-    shown, held, stop = [], "", ""
+    shown = []
+    held = ""
+    stop = ""
     for piece in [*pieces, None]:
         final = piece is None
         certain, held, stop = until_stop(held + (piece or ""), stops, final=final)

@@ -105,7 +105,8 @@ def test_the_block_is_a_decoder_of_joined_rows(is_rotated):
     )
     oracle = load_model(one, ops=ops)
     steps = oracle.trace(list(range(12)), KVCache(oracle.config, 16, dtype=np.float64), head=False)
-    expected, sent = {}, None
+    expected = {}
+    sent = None
     while True:
         try:
             name, value = steps.send(sent)
@@ -127,7 +128,8 @@ def test_the_block_is_a_decoder_of_joined_rows(is_rotated):
 @pytest.mark.parametrize("checkpoint", [DRAFTING, predictable()], ids=["random", "predictable"])
 def test_no_answer_changes_and_good_drafts_save_passes(checkpoint, temperature):
     ops = select(threads=2)
-    model, plain = load_model(checkpoint, ops=ops), load_model(without_block(checkpoint), ops=ops)
+    model = load_model(checkpoint, ops=ops)
+    plain = load_model(without_block(checkpoint), ops=ops)
     expected = answer(plain, prompt(300), temperature=temperature)
     sequence = answer(model, prompt(300), temperature=temperature)
     assert sequence.ids == expected.ids
@@ -208,7 +210,8 @@ def test_the_pace_follows_a_change():
 
 def test_states_that_wait_for_a_draft_are_bounded():
     config = config_from(DRAFTING)
-    ids, seen = list(range(200)), []
+    ids = list(range(200))
+    seen = []
     foresight = BlockForesight(seen, KVCache(config.drafter, 512), 4)
     seen.append(ids[0])
     for end in range(1, 200):
@@ -244,7 +247,8 @@ def steps(scheduler):
 @pytest.mark.parametrize("small", SMALL)
 def test_no_answer_changes_with_a_draft_model(small, temperature):
     ops = select(threads=1)
-    model, draft = load_model(TARGET, ops=ops), load_model(SMALL[small], ops=ops)
+    model = load_model(TARGET, ops=ops)
+    draft = load_model(SMALL[small], ops=ops)
     prompts = [prompt(40, seed=1), prompt(300, seed=2), prompt(9, seed=3)]
     expected = [answer(model, ids, temperature=temperature).ids for ids in prompts]
     scheduler = Scheduler(model, draft_model=draft, prefill_chunk=64)
@@ -263,7 +267,8 @@ def test_no_answer_changes_with_a_draft_model(small, temperature):
 def test_a_draft_model_reads_a_shared_prefix_once(monkeypatch):
     model = load_model(TARGET, ops=select(threads=1))
     draft = load_model(SMALL["another"], ops=select(threads=1))
-    read, hidden = [], draft.hidden
+    read = []
+    hidden = draft.hidden
 
     def counted(segments):
         read.append(sum(len(segment.tokens) for segment in segments))

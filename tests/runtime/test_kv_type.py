@@ -36,7 +36,8 @@ def q8(architecture):
 @pytest.mark.parametrize("architecture", LOOK_BACK)
 def test_a_compiled_pass_has_the_bits_of_its_operations(architecture):
     """In every family: windows, sinks, caches that layers share, states beside keys and values."""
-    ops, checkpoint = NativeOps(), q8(architecture)
+    ops = NativeOps()
+    checkpoint = q8(architecture)
     config = config_from(checkpoint)
     if not config.causal:
         pytest.skip("its attention looks both ways, and is never compiled")
@@ -97,7 +98,8 @@ def test_prefixes_are_copied_and_cut_as_before():
 def test_drafts_do_not_change_an_answer():
     """A text that repeats itself is drafted, checked against the same cache, and cut back."""
     model = load_model(q8("llama"))
-    answers, drafted = [], []
+    answers = []
+    drafted = []
     for lookup in (0, 8):
         engine = Scheduler(model)
         sequence = engine.prepare(IDS[:6] * 3, Request(max_tokens=40, lookup=lookup))

@@ -68,7 +68,8 @@ def test_a_text_given_bit_by_bit_is_known_as_one_given_at_once(ids):
 
 
 def test_drafts_grow_while_they_are_right():
-    lookup, lengths = drafting(15), []
+    lookup = drafting(15)
+    lengths = []
     for _ in range(4):
         lengths.append(len(lookup.draft(REPEATING, 15)))
         lookup.report(len(REPEATING), drafted=lengths[-1], accepted=lengths[-1])
@@ -76,7 +77,9 @@ def test_drafts_grow_while_they_are_right():
 
 
 def test_drafts_that_fail_get_short_and_then_rare():
-    lookup, ids, drafted = drafting(15), list(REPEATING), []
+    lookup = drafting(15)
+    ids = list(REPEATING)
+    drafted = []
     for _ in range(400):
         draft = lookup.draft(ids, 15)
         drafted.append(len(draft))
@@ -98,7 +101,8 @@ def test_drafts_come_back_once_one_is_right():
 
 
 def test_drafts_that_lose_time_rest_until_it_is_a_small_share():
-    lookup, ids = drafting(8), REPEATING * 100
+    lookup = drafting(8)
+    ids = REPEATING * 100
     lookup.report(100, drafted=4, accepted=1, price=0.75)  # loses the credit of two passes
     assert lookup.draft(ids[:104], 8) != []
     lookup.report(100, drafted=4, accepted=1, price=0.75)  # and two more
@@ -107,7 +111,8 @@ def test_drafts_that_lose_time_rest_until_it_is_a_small_share():
 
 
 def test_drafts_that_gain_may_lose_some_of_it():
-    lookup, ids = drafting(8), REPEATING * 100
+    lookup = drafting(8)
+    ids = REPEATING * 100
     lookup.report(100, drafted=8, accepted=8, price=0.25)
     lookup.report(100, drafted=8, accepted=1, price=0.25)
     assert lookup.draft(ids[:104], 8) != []
@@ -118,7 +123,10 @@ def test_drafts_that_gain_may_lose_some_of_it():
 def test_no_text_at_any_price_of_a_draft_loses_three_percent(row_cost, kind):
     """Simulated: a pass takes 1 and *row_cost* for each drafted token."""
     draw = random.Random(1)
-    lookup, ids, spent, drafts = drafting(15), [0, 1, 0, 1], 0.0, 0
+    lookup = drafting(15)
+    ids = [0, 1, 0, 1]
+    spent = 0.0
+    drafts = 0
     while len(ids) < 2500:
         draft = lookup.draft(ids, 15)
         if kind == "coins":

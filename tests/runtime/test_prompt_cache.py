@@ -170,7 +170,8 @@ def test_sequences_of_one_batch_use_one_file(llama, tmp_path):
 
 
 def test_a_file_is_written_by_another_thread_while_the_model_runs(llama, tmp_path, monkeypatch):
-    writers, may_write = [], threading.Event()
+    writers = []
+    may_write = threading.Event()
 
     def write(self, model, name, parts):
         writers.append(threading.current_thread().name)

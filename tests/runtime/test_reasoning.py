@@ -190,7 +190,8 @@ def budget(closing, most, *, begun, marks):
 
 def write(limit, tokens, marks):
     """Texts of what a model that would write *tokens* writes with the budget *limit*."""
-    left, written = list(tokens), []
+    left = list(tokens)
+    written = []
     while left:
         token = chr(limit.next_token) if limit.next_token is not None else left.pop(0)
         limit.add(ord(token))

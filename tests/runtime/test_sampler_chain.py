@@ -145,7 +145,8 @@ def test_dry_penalises_the_tokens_of_llama_cpp_as_much(vocabulary, tmp_path):
     tokenizer = Tokenizer.from_spec(load_spec(vocabulary))
     texts = [["\n", ":", '"', "*"], ["AB", "+,"], ["!"], ["'()*", "*+"]]
     found = [find_breakers(tokenizer, breakers) for breakers in texts]
-    asked, cases = [], []
+    asked = []
+    cases = []
     for seed in range(80):
         random = np.random.default_rng(seed)
         breakers = texts[seed % len(texts)]
@@ -178,7 +179,8 @@ def test_mirostat_leaves_llama_cpps_tokens_while_it_follows_the_surprise(
     vocabulary, tmp_path, version
 ):
     pytest.importorskip("xllamacpp")
-    cases, asked = [], []
+    cases = []
+    asked = []
     for seed in range(60):
         random = np.random.default_rng(seed)
         options = ChainOptions(

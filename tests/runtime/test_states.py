@@ -68,7 +68,8 @@ def test_a_state_is_that_of_its_length_in_any_order_of_steps(steps):
             one.cache.truncate(value)
             assert one.cache.length == expected
         elif step == "branch":
-            other, length = Sums(), one.cache.reusable(value)
+            other = Sums()
+            length = one.cache.reusable(value)
             other.cache.copy_prefix(one.cache, length)
             other.ids = one.ids[:length]
             sequences.append(other)
@@ -122,10 +123,8 @@ def model(request):
 @compiled
 @pytest.mark.parametrize("architecture", HYBRIDS)
 def test_the_two_backends_agree(architecture):
-    exact, fast = (
-        model_on(ReferenceOps(dtype=np.float64), architecture),
-        load_model(tiny(architecture, block_count=4, context_length=CONTEXT), ops=NativeOps()),
-    )
+    exact = model_on(ReferenceOps(dtype=np.float64), architecture)
+    fast = load_model(tiny(architecture, block_count=4, context_length=CONTEXT), ops=NativeOps())
     ids = prompt(100, seed=1)
     expected, found = (
         it.forward(ids, KVCache(it.config, 128, dtype=kind), all_positions=True)
@@ -158,7 +157,8 @@ def test_prompts_that_begin_alike_share_the_state_where_they_part(model):
 
     def write(together, **more):
         scheduler = Scheduler(model, context=CONTEXT, prefill_chunk=100, **more)
-        sequences, written = [], {}
+        sequences = []
+        written = {}
         for ids in prompts:
             sequences.append(scheduler.submit(ids, params(30, **sampled(4), lookup=3)))
             if not together:

@@ -29,7 +29,9 @@ def form(family):
 def read(rules, text, cuts=()):
     """Text and calls in *text*, handed over in parts."""
     reader = call_reader(rules)
-    said, calls, begin = "", [], 0
+    said = ""
+    calls = []
+    begin = 0
     parts = [*sorted(cuts), len(text), None]
     for end in parts:
         more, deltas = reader.read("", final=True) if end is None else reader.read(text[begin:end])

@@ -97,7 +97,8 @@ def test_the_default_prompt_is_taken_where_none_is_named(tmp_path):
 
 def test_fewer_dimensions_are_the_first_ones(tmp_path):
     with load(gguf(tmp_path / "model.gguf", "qwen3")) as model:
-        whole, short = model.embed("abc")[0], model.embed("abc", dimensions=24)[0]
+        whole = model.embed("abc")[0]
+        short = model.embed("abc", dimensions=24)[0]
         np.testing.assert_allclose(short, unit(whole[:24]), atol=1e-6)
         for wrong in (0, -1, DIM + 1):
             with pytest.raises(UsageError, match="of this model have 128"):

@@ -86,7 +86,8 @@ def test_the_reference_computes_the_same_as_with_everything_kept():
 
 
 def test_memory_stops_growing_with_the_windows():
-    cache, full = KVCache(config(), 100_000), KVCache(seeing(config(), (0,) * 4), 100_000)
+    cache = KVCache(config(), 100_000)
+    full = KVCache(seeing(config(), (0,) * 4), 100_000)
     table = full.cost(PAGE, 1) // LAYERS  # one page of one layer
     step = 256
     for length in range(0, 20_480, step):
@@ -156,7 +157,8 @@ def test_every_visible_position_is_there_in_any_order_of_steps(steps):
             one.cache.truncate(value)
             assert one.cache.length == expected
         elif step == "branch":
-            other, length = Sequence(), one.cache.reusable(value)
+            other = Sequence()
+            length = one.cache.reusable(value)
             other.cache.copy_prefix(one.cache, length)
             other.ids = one.ids[:length]
             sequences.append(other)
@@ -220,7 +222,8 @@ def test_prompts_that_begin_alike_wait_for_each_other_and_write_as_if_alone(mode
 
     def write(together, **more):
         scheduler = Scheduler(model, context=CONTEXT, prefill_chunk=100, **more)
-        sequences, written = [], {}
+        sequences = []
+        written = {}
         for ids in prompts:
             sequences.append(scheduler.submit(ids, params(30, **sampled(4))))
             if not together:

@@ -28,7 +28,8 @@ MAX_DIFFERENCE = 2e-4
 QUERY = "which animals eat"
 DOCUMENTS = ["dogs eat", "", "the sky is blue {query}", "a man {document} " * 3, "Dogs eat food."]
 TOKENS = [*(byte_spelling(bytes([byte])) for byte in range(256)), "yes", "no", "<pad>"]
-YES, NO = 256, 257
+YES = 256
+NO = 257
 TEMPLATE = "judge only yes or no\nquery: {query}\ndocument: {document}\nanswer:\n\n"
 CHAT = """{% for message in messages %}{% if message.role == "system" %}{{ message.content }}
 {% endif %}{% endfor %}query: {{ messages | selectattr("role", "eq", "query") |

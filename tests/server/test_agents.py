@@ -109,7 +109,8 @@ def test_the_litellm_proxy_passes_answers_on(worker, tmp_path):
         {"model_name": "ollama", "litellm_params": {
             "model": "ollama_chat/tiny", "api_base": routes["ollama"]}},
     ]  # fmt: skip
-    config, port = tmp_path / "proxy.json", free_port()
+    config = tmp_path / "proxy.json"
+    port = free_port()
     config.write_text(json.dumps({"model_list": models}))  # JSON is YAML
     log = tmp_path / "proxy.log"
     environment = os.environ | {"LITELLM_MASTER_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}

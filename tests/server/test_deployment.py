@@ -121,7 +121,8 @@ def test_what_systemd_starts_serves_and_ends_within_its_patience(model_path):
     unit = ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
     unit.read_string(block("bitnet.service"))
-    service, port = unit["Service"], free_port()
+    service = unit["Service"]
+    port = free_port()
     words = shlex.split(service["ExecStart"])
     with worker(*here(words, model_path, port), BITNET_API_KEY="change-me"):
         assert asks_for_the_key(port) == (401, 200)
@@ -170,7 +171,8 @@ def test_a_terminal_is_greeted_with_the_address_alone(model_path):
 def test_what_kubernetes_starts_has_the_probes_and_metrics_of_the_page(model_path):
     pod = yaml.safe_load(block("bitnet.yaml"))["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    port, words = free_port(), container["args"]
+    port = free_port()
+    words = container["args"]
     key = {"Authorization": "Bearer change-me"}
     names = re.findall(r"`((?:bitnet_|vllm:)\w+)`", PAGE.read_text(encoding="utf-8"))
     assert len(names) == 3

@@ -111,12 +111,15 @@ def test_a_forced_call_is_a_call_in_openais_dialect(client, stream):
     if stream:
         chunks = list(client.chat.completions.create(**asked, stream=True))
         deltas = [it for one in chunks for it in one.choices[0].delta.tool_calls or ()]
-        name, reason = deltas[0].function.name, chunks[-1].choices[0].finish_reason
+        name = deltas[0].function.name
+        reason = chunks[-1].choices[0].finish_reason
         arguments = "".join(delta.function.arguments for delta in deltas)
     else:
         (choice,) = client.chat.completions.create(**asked).choices
         (call,) = choice.message.tool_calls
         assert choice.message.content is None
-        name, arguments, reason = call.function.name, call.function.arguments, choice.finish_reason
+        name = call.function.name
+        arguments = call.function.arguments
+        reason = choice.finish_reason
     assert (name, reason) == ("weather", "tool_calls")
     assert json.loads(arguments)["city"] in CITIES

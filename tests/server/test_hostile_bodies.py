@@ -57,7 +57,10 @@ def test_bodies_of_every_route_end_with_an_answer_or_a_refusal(worker, routes):
             if done.is_set():
                 return
 
-    texts, done, wrong, statuses = [], threading.Event(), [], set()
+    texts = []
+    done = threading.Event()
+    wrong = []
+    statuses = set()
     alone = threading.Thread(target=innocent)
     alone.start()
     try:

@@ -47,7 +47,8 @@ def test_a_grammar_is_compiled_outside_of_the_models_thread_and_once(worker, mon
 
 def test_others_are_answered_while_a_grammar_is_compiled(worker, monkeypatch):
     pytest.importorskip("llguidance")
-    go_on, begun = threading.Event(), threading.Event()
+    go_on = threading.Event()
+    begun = threading.Event()
 
     def slow(self, kind, text):
         begun.set()
@@ -80,7 +81,8 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_too_large_at_once(work
 
 def test_an_innocent_schema_behind_slow_ones_is_asked_to_come_again(worker, monkeypatch):
     pytest.importorskip("llguidance")
-    go_on, begun = threading.Event(), threading.Semaphore(0)
+    go_on = threading.Event()
+    begun = threading.Semaphore(0)
 
     def slow(self, kind, text):
         begun.release()

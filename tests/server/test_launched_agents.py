@@ -18,7 +18,8 @@ from bitnet.commands.launch import write_files
 
 LIMIT_S = 240  # of a whole task; some take half a minute to start
 TASK = "Make the colour in note.txt blue, and copy the file to copy.txt."
-BEFORE, AFTER = "The colour is red.\n", "The colour is blue.\n"
+BEFORE = "The colour is red.\n"
+AFTER = "The colour is blue.\n"
 DONE = "The colour is blue now."
 COPY = "cat note.txt > copy.txt"
 REPLACEMENT = f"note.txt\n```text\n<<<<<<< SEARCH\n{BEFORE}=======\n{AFTER}>>>>>>> REPLACE\n```\n"

@@ -20,7 +20,9 @@ def passed(serving):
     A class is met if a value of it is a variable, an argument or a result of a function that runs,
     or is in a list or a tuple that is one.
     """
-    files, types, records = set(), set(), threading.Event()
+    files = set()
+    types = set()
+    records = threading.Event()
 
     def profile(frame, event, result):
         path = frame.f_code.co_filename

@@ -31,7 +31,8 @@ class Gate:
         self.loads = 0
         self.error = None
         self._load = slot.load
-        self.slot, slot.load = slot, self.load
+        self.slot = slot
+        slot.load = self.load
 
     def load(self, checkpoint):
         self.loads += 1

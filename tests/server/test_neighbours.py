@@ -99,7 +99,8 @@ def test_nginx_passes_on_what_is_written_while_the_rest_is_not(serving, slow, tm
     with nginx(tmp_path, (worker.port, worker.port)) as http:
         slow(4)  # passes, and the model waits
         with http.stream("POST", "/v1/inference", json=body) as reply:
-            parts, seen = reply.iter_raw(), b""
+            parts = reply.iter_raw()
+            seen = b""
             while b'"text"' not in seen:
                 seen += next(parts)
             slow()

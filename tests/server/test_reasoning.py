@@ -48,7 +48,8 @@ def test_a_response_has_a_reasoning_item_whole_and_streamed(worker):
     assert 0 < whole.usage.output_tokens_details.reasoning_tokens <= whole.usage.output_tokens
     with client.responses.stream(**asked) as stream:
         events = list(stream)
-    kinds, final = [event.type for event in events], events[-1].response
+    kinds = [event.type for event in events]
+    final = events[-1].response
     assert final.output[0].content == thought.content
     assert final.output_text == whole.output_text
     places = [

@@ -144,7 +144,8 @@ class Prefixed:
 class Chained(io.RawIOBase):
     def __init__(self, got, rest):
         super().__init__()
-        self.got, self.rest = got, rest
+        self.got = got
+        self.rest = rest
 
     def readable(self):
         return True
@@ -183,7 +184,8 @@ def test_each_answer_that_begins_has_an_end_and_a_client_that_goes_is_not_an_err
 @pytest.fixture
 def late(serving, monkeypatch):
     """A worker for which a thousand seconds go by after the fourth pass."""
-    step, passes = Scheduler.step, []
+    step = Scheduler.step
+    passes = []
 
     def counted(self):
         passes.append(self)

@@ -90,7 +90,8 @@ def test_the_cache_is_counted_as_large_as_a_real_one_gets(architecture, position
     metadata = tiny_keys.metadata(architecture, context_length=positions)
     embedding = f32("token_embd.weight", (tiny_keys.DIM, tiny_keys.VOCAB))
     found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [embedding])).memory
-    cache, largest = KVCache(config_from(tiny_models.tiny(architecture)), positions), 0
+    cache = KVCache(config_from(tiny_models.tiny(architecture)), positions)
+    largest = 0
     while cache.length < positions:
         count = min(PREFILL_CHUNK, positions - cache.length)
         cache.pages(count)

@@ -52,7 +52,9 @@ def test_experts_may_stay_in_the_file_and_a_token_reads_those_it_uses(tmp_path):
     keys = metadata(**{"llama.expert_count": 8, "llama.expert_used_count": 2})
     path = write_gguf(tmp_path / "m.gguf", keys, tensors)
     found = plan_path(path, ROOMY)
-    parts, table, experts = found.memory, 40 * 256 * 4, 8 * 64 * 256 * 4
+    parts = found.memory
+    table = 40 * 256 * 4
+    experts = 8 * 64 * 256 * 4
     assert (parts.weights, parts.experts) == (2 * table + experts, experts)
     assert parts.touched == table + experts // 4
     assert found.memory_bytes == parts.total

@@ -156,7 +156,8 @@ def test_a_file_in_the_cache_of_hugging_face_is_taken(store, tmp_path, monkeypat
     theirs.write_bytes(CONTENT[:-1])
     assert store.find_anywhere(DIGEST, None, None) is None  # not what its name says
     theirs.write_bytes(CONTENT)
-    mode, time_ns = theirs.stat().st_mode, theirs.stat().st_mtime_ns
+    mode = theirs.stat().st_mode
+    time_ns = theirs.stat().st_mtime_ns
     found = store.find_anywhere(DIGEST, None, None)
     assert found.path == store.path_of(DIGEST)
     assert found.path.read_bytes() == CONTENT

@@ -145,7 +145,8 @@ def test_nothing_is_left_of_what_cannot_be_told_from_another_version(tmp_path):
 
 
 def test_a_folder_that_is_swept_in_between_is_made_again(tmp_path, monkeypatch):
-    real, swept = os.open, []
+    real = os.open
+    swept = []
 
     def after_a_sweep(path, *rest):
         if not swept and str(path).startswith(str(tmp_path / "version")):

@@ -8,7 +8,8 @@ PARTS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
 @given(PARTS, st.integers(0, 70))
 def test_ranges_are_the_set_of_their_bytes(parts, size):
-    ranges, there = Ranges(), set()
+    ranges = Ranges()
+    there = set()
     for start, stop in parts:
         ranges.add(start, stop)
         there |= set(range(start, stop))

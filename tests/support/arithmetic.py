@@ -26,7 +26,8 @@ def power(x):
     f = np.float32
     clamped = np.maximum(x, f(-100))
     n = np.rint(clamped)
-    r, p = clamped - n, f(1.326472731e-3)
+    r = clamped - n
+    p = f(1.326472731e-3)
     for term in (9.671512991e-3, 5.550733581e-2, 2.402224243e-1, 6.931470037e-1, 1.0):
         p = p * r + f(term)
     return np.ldexp(p, n.astype(np.int32))

@@ -10,7 +10,13 @@ from builders import Tensor, i2_s, write_gguf
 from hf_folders import bf16, save_tensors, tokenizer_folder
 from tiny_models import TOKENS, letters
 
-DIM, HEADS, HEAD, FFN, LAYERS, VOCAB, EPS = 128, 4, 64, 256, 2, 64, 1e-6
+DIM = 128
+HEADS = 4
+HEAD = 64
+FFN = 256
+LAYERS = 2
+VOCAB = 64
+EPS = 1e-6
 _COMMON = {
     "hidden_size": DIM,
     "intermediate_size": FFN,

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = range(10)
-UINT64, INT64, FLOAT64 = 10, 11, 12
+UINT64 = 10
+INT64 = 11
+FLOAT64 = 12
 
 _CODES = {
     UINT8: "B",

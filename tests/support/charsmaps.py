@@ -2,7 +2,8 @@
 
 import struct
 
-_LEAF, _HAS_LEAF = 1 << 31, 1 << 8
+_LEAF = 1 << 31
+_HAS_LEAF = 1 << 8
 
 
 def charsmap(entries):
@@ -10,7 +11,8 @@ def charsmap(entries):
 
     Every node of the trie has 256 units of its own, which a real map packs.
     """
-    texts, places = b"", {}
+    texts = b""
+    places = {}
     for key, value in entries.items():
         places[key] = len(texts)
         texts += value + b"\0"

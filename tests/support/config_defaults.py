@@ -121,7 +121,9 @@ def merge(by_version):
     It has the values in which versions agree, those in which they differ, and pairs of names that
     are one key.
     """
-    agreed, differing, names = {}, {}, {}
+    agreed = {}
+    differing = {}
+    names = {}
     for model_type in sorted({name for found in by_version.values() for name in found}):
         rows = {v: found[model_type] for v, found in by_version.items() if model_type in found}
         pairs = sorted({tuple(pair) for row in rows.values() for pair in row["names"]})

@@ -186,9 +186,11 @@ def _with_object(call):
 
 def in_anthropic(messages, tools):
     """Body of Anthropic's: blocks, and results in a message of the user."""
-    turns, system = [], None
+    turns = []
+    system = None
     for number, message in enumerate(messages):
-        role, content = message["role"], message["content"]
+        role = message["role"]
+        content = message["content"]
         if role == "system" and number == 0:
             system = content
         elif role == "tool":
@@ -230,7 +232,8 @@ def in_responses(messages, tools):
     """Body of OpenAI's responses: items."""
     items = []
     for message in messages:
-        role, content = message["role"], message["content"]
+        role = message["role"]
+        content = message["content"]
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if role == "tool":
             output = {"type": "function_call_output", "call_id": message["tool_call_id"]}

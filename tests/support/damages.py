@@ -67,7 +67,8 @@ class Model:
 
     def swap(self, first, second):
         """Exchange the numbers of two tensors of one shape."""
-        one, other = self.tensors[first], self.tensors[second]
+        one = self.tensors[first]
+        other = self.tensors[second]
         assert (one.shape, one.encoding) == (other.shape, other.encoding)
         one.raw, other.raw = other.raw, one.raw
 
@@ -124,7 +125,8 @@ def _ids(tokens, merges):
 
 def write_model(model, path):
     """*model* as a GGUF file."""
-    values, name = model.values, model.architecture
+    values = model.values
+    name = model.architecture
     keys = {f"{name}.{key}": value for key, value in KEYS.items()}
     keys |= {
         "general.architecture": name,

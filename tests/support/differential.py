@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Case", "as_json", "cases", "check", "load", "report"]
 
 # Both compute in float32 and differ in the order of sums only; llama.cpp looks GELU up in a table.
-SAME_FLOATS, SAME_HALVES = 1e-3, 1e-2
+SAME_FLOATS = 1e-3
+SAME_HALVES = 1e-2
 # In float64, where frequencies of float32 now and then round an activation to the next int8.
 SAME_ROUNDED = 2e-2
 # Of the range of the logits, in float32: keys of a GGUF file are float32.
@@ -192,7 +193,9 @@ def check(case: Case, folder: Path, *, engine: bool) -> str:
     Raises:
         AssertionError: something came out wrong without a word.
     """
-    model, file, ids = folder / "model", folder / "model.gguf", prompt(case)
+    model = folder / "model"
+    file = folder / "model.gguf"
+    ids = prompt(case)
     expected = make(case, model)
     if expected is None:
         return "not a model"

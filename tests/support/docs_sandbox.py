@@ -175,7 +175,9 @@ def llama_folder(folder, tokenizer):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(LLAMA))
     shutil.copyfile(tokenizer, folder / "tokenizer.json")
-    dim, ffn, layer = LLAMA["hidden_size"], LLAMA["intermediate_size"], "model.layers.0."
+    dim = LLAMA["hidden_size"]
+    ffn = LLAMA["intermediate_size"]
+    layer = "model.layers.0."
     shapes = {
         "model.embed_tokens.weight": (LLAMA["vocab_size"], dim),
         "model.norm.weight": (dim,),
@@ -189,7 +191,9 @@ def llama_folder(folder, tokenizer):
         f"{layer}mlp.up_proj.weight": (ffn, dim),
         f"{layer}mlp.down_proj.weight": (dim, ffn),
     }
-    header, data, rng = {}, b"", np.random.default_rng(0)
+    header = {}
+    data = b""
+    rng = np.random.default_rng(0)
     for name, shape in shapes.items():
         size = 4 * math.prod(shape)
         header[name] = {

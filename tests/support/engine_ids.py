@@ -14,7 +14,8 @@ def tokenize(paths, texts, folder):
         texts: to tokenize, without BOS and EOS.
         folder: for the files between the processes.
     """
-    asked, found = folder / "texts.json", folder / "ids.json"
+    asked = folder / "texts.json"
+    found = folder / "ids.json"
     asked.write_text(json.dumps([paths, texts]))
     command = [sys.executable, __file__, str(asked), str(found)]
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=300)

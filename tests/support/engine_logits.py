@@ -22,7 +22,8 @@ def llama_cpp(path, prompts, folder, adapters=()):
     Raises:
         RuntimeError: it crashed; the text is the end of what it wrote.
     """
-    asked, found = folder / "asked.json", folder / "found.npz"
+    asked = folder / "asked.json"
+    found = folder / "found.npz"
     found.unlink(missing_ok=True)
     ids = [[int(token) for token in ids] for ids in prompts]
     asked.write_text(json.dumps([ids, list(adapters)]))

@@ -15,7 +15,8 @@ def ask(name, vocabulary, cases, folder):
         cases: JSON values.
         folder: for the files between the processes.
     """
-    asked, found = folder / "asked.json", folder / "found.json"
+    asked = folder / "asked.json"
+    found = folder / "found.json"
     asked.write_text(json.dumps([name, str(vocabulary), cases]))
     command = [sys.executable, __file__, str(asked), str(found)]
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=300)
@@ -58,13 +59,15 @@ class _Engine:
                 ("sorted", ctypes.c_bool),
             )
 
-        self.token, self.tokens = Token, Tokens
+        self.token = Token
+        self.tokens = Tokens
         for name in ("llama_sampler_apply", "llama_sampler_accept", "llama_sampler_free"):
             getattr(library, name).restype = None
 
     def make(self, name, *values):
         """The sampler *name* with *values*."""
-        c, library = self.c, self.library
+        c = self.c
+        library = self.library
         function = getattr(library, f"llama_sampler_init_{name}")
         function.restype = c.c_void_p
         kinds = {

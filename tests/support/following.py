@@ -43,7 +43,9 @@ class Place:
     """A folder, an environment and a hub for one case."""
 
     def __init__(self, folder: Path, program: str, hub: HubServer, cache: Path) -> None:
-        self.folder, self.program, self.hub = folder, program, hub
+        self.folder = folder
+        self.program = program
+        self.hub = hub
         for name in ("home", "work", "work/models"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self.work = folder / "work"

@@ -26,7 +26,8 @@ MODEL_TYPES = {
 
 def save_tensors(path, tensors):
     """A safetensors file; *tensors* maps names to float32 arrays or (dtype, array)."""
-    directory, data = {}, b""
+    directory = {}
+    data = b""
     for name, value in tensors.items():
         dtype, array = value if isinstance(value, tuple) else ("F32", value.astype("<f4"))
         offsets = [len(data), len(data) + array.nbytes]

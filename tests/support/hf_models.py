@@ -74,7 +74,8 @@ def random_model(kind, options, seed=0):
 
 def of_granite(options):
     """Granite's names for *options* of MiniCPM, which is not in transformers: the equations are."""
-    width, layers = options["hidden_size"], options["num_hidden_layers"]
+    width = options["hidden_size"]
+    layers = options["num_hidden_layers"]
     own = {
         "attention_multiplier": (width // options["num_attention_heads"]) ** -0.5,
         "embedding_multiplier": options["scale_emb"],

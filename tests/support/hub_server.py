@@ -190,7 +190,8 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self):
-        self.status, self.count = 0, 0
+        self.status = 0
+        self.count = 0
         with self.hub.lock:
             self.hub.in_flight += 1
         agent = self.headers.get("User-Agent", "")
@@ -348,13 +349,15 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
     def _file(self, blob, headers):
         """The file or the part asked for."""
         headers = {"Content-Type": "application/octet-stream", **headers}
-        start, stop = 0, blob.size
+        start = 0
+        stop = blob.size
         asked = self.headers.get("Range", "")
         bound = self.headers.get("If-Range")
         partial = asked.startswith("bytes=") and not self.rule.ignore_range
         if partial and bound in (None, headers["ETag"]):
             first, _, last = asked.removeprefix("bytes=").partition("-")
-            start, stop = int(first), min(blob.size, int(last) + 1 if last else blob.size)
+            start = int(first)
+            stop = min(blob.size, int(last) + 1 if last else blob.size)
             if start >= blob.size:
                 self._reply(416, {"Content-Range": f"bytes */{blob.size}"}, b"")
                 return

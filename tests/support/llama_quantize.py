@@ -75,7 +75,8 @@ def quantize_file(library, source, output, file_type, *, importance=None, **opti
     )
     parameters = library.llama_model_quantize_default_params()
     assert (parameters.file_type, parameters.quantize_output) == (7, True)  # the layout is known
-    parameters.threads, parameters.file_type = 1, file_type
+    parameters.threads = 1
+    parameters.file_type = file_type
     if importance:
         entries = [
             _Importance(

@@ -29,7 +29,8 @@ class Mistake(NamedTuple):
 
 def mistakes(checkpoint: Checkpoint) -> Iterator[Mistake]:
     """The float64 models of *checkpoint* with one mistake each."""
-    ops, config = ReferenceOps(dtype=np.float64), config_from(checkpoint)
+    ops = ReferenceOps(dtype=np.float64)
+    config = config_from(checkpoint)
     for kind, change in _of_configuration(config).items():
         yield Mistake(kind, "", lambda change=change: Model(checkpoint, change(config), ops=ops))
     for name in checkpoint.weights:

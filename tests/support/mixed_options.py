@@ -18,7 +18,8 @@ def _experts(draw: st.DrawFn, count: str = "num_experts", **more: Any) -> dict[s
 
 @st.composite
 def _groups(draw: st.DrawFn) -> dict[str, Any]:
-    groups, size = draw(st.integers(1, 4)), draw(st.integers(2, 4))
+    groups = draw(st.integers(1, 4))
+    size = draw(st.integers(2, 4))
     used = draw(st.integers(1, groups))
     return {
         "n_group": groups,
@@ -31,7 +32,8 @@ def _groups(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def _delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention"])
-    key_heads, width = draw(st.integers(1, 3)), draw(st.sampled_from([8, 16, 24]))
+    key_heads = draw(st.integers(1, 3))
+    width = draw(st.sampled_from([8, 16, 24]))
     widths = {"linear_key_head_dim": width, "linear_value_head_dim": width}
     if draw(st.integers(0, 2)) == 0:  # which llama.cpp does not load
         widths["linear_value_head_dim"] = draw(st.sampled_from([8, 16, 20]))

@@ -14,9 +14,16 @@ from tiny_models import TOKENS
 
 from bitnet.tokenizer.spec import TokenizerSpec
 
-DIM, HEADS, KV_HEADS, HEAD, FFN, LAYERS, VOCAB = 256, 4, 2, 64, 512, 2, 64
+DIM = 256
+HEADS = 4
+KV_HEADS = 2
+HEAD = 64
+FFN = 512
+LAYERS = 2
+VOCAB = 64
 # As a GGUF file keeps them: with a little more or less, an activation may round to another int8.
-EPS_5, EPS_6 = float(np.float32(1e-5)), float(np.float32(1e-6))
+EPS_5 = float(np.float32(1e-5))
+EPS_6 = float(np.float32(1e-6))
 
 SIZES = {
     "hidden_size": DIM,
@@ -147,7 +154,8 @@ SCALE = 16.0  # a power of two, which every encoding of a scale holds
 def weights(config, rng=None):
     """Tensors as they are stored, and the dense float64 matrices that they stand for."""
     rng = rng or np.random.default_rng(6)
-    stored, dense = {}, {}
+    stored = {}
+    dense = {}
     kv = config["num_key_value_heads"] * HEAD
     for layer in range(LAYERS):
         at = f"model.layers.{layer}."
@@ -204,7 +212,8 @@ class Drawn:
     """As much of NumPy's generators as is drawn here, the same in all its versions."""
 
     def __init__(self, name):
-        self._name, self._calls = name, 0
+        self._name = name
+        self._calls = 0
 
     def random(self, shape):
         self._calls += 1

@@ -128,7 +128,8 @@ def read_answer(tokenizer, prompt, text, rules, size):
     # The model ends reasoning that the prompt has begun, where templates leave it out.
     has_reasoning = reasoning and (not reasoning.begun or reasoning.closing in text)
     thoughts = ReasoningReader(reasoning) if has_reasoning else None
-    left, calls = "", []
+    left = ""
+    calls = []
     for begin in [*range(0, len(text), size), None]:
         final = begin is None
         part = "" if final else text[begin : begin + size]

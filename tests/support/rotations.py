@@ -20,7 +20,8 @@ def sylvester(size):
 
 def rotated(checkpoint, block, *, explicit=True, embedding=True, only=""):
     """*checkpoint* in the basis of ``H(signs * x)``: its rows are ``H(signs * row)``."""
-    rng, h = np.random.default_rng(4), sylvester(block)
+    rng = np.random.default_rng(4)
+    h = sylvester(block)
     matrices = {
         name: weight
         for name, weight in checkpoint.weights.items()

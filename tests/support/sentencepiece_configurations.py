@@ -35,7 +35,12 @@ LINES = [
 ]
 RULES = ("identity", "nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf")
 SYMBOLS = ["<u>", SPACE * 2, "ﬁ", "ab", " a", f"{SPACE}a", "字", "'s", "\n", "1"]
-UNKNOWN, NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 1, 3, 4, 5, 6
+UNKNOWN = 2
+NORMAL = 1
+CONTROL = 3
+USER_DEFINED = 4
+UNUSED = 5
+BYTE = 6
 
 
 def random_model(seed):

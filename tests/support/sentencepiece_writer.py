@@ -2,8 +2,10 @@
 
 import struct
 
-_VARINT, _BYTES = 0, 2
-_UNIGRAM, _BPE = 1, 2
+_VARINT = 0
+_BYTES = 2
+_UNIGRAM = 1
+_BPE = 2
 
 
 def write_model(spec, kind=None):

@@ -58,7 +58,8 @@ def slot_of(path, name="", **more):
 def serving_all(slots, *, app_options=None, lines=None, loaded=True, **options):
     """A worker with all models of *slots*, the first of them loaded or none."""
     lines = [] if lines is None else lines
-    metrics, narrate = Metrics(), narrator(lines.append, worker_id="w1")
+    metrics = Metrics()
+    narrate = narrator(lines.append, worker_id="w1")
     options = {"max_output_tokens": 48} | options
     with contextlib.closing(Models(slots, metrics, narrate, **options)) as models:
         if loaded:

@@ -1,6 +1,8 @@
 """Names and GGUF keys of the tiny models of every family."""
 
-VOCAB, DIM, LAYERS = 64, 256, 2
+VOCAB = 64
+DIM = 256
+LAYERS = 2
 KEYS = {
     "block_count": LAYERS,
     "embedding_length": DIM,

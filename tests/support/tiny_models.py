@@ -138,7 +138,8 @@ def _encoded(weight, name, rounded):
     if len(weight.shape) == 3:
         parts = [_encoded(matrix, name, rounded) for matrix in weight.matrices()]
         if name == "I2_S":  # whose scale belongs to a tensor; no file has such experts
-            name, quant = "TQ2_0", types.by_name("TQ2_0")
+            name = "TQ2_0"
+            quant = types.by_name("TQ2_0")
             parts = [_encoded(matrix, name, rounded) for matrix in weight.matrices()]
         data = np.concatenate([part.data for part in parts])
         return Weight(weight.name, weight.shape, quant, data)
@@ -217,7 +218,8 @@ def ternary_gguf(path):
     keys = {"bitnet-b1.58.vocab_size": VOCAB, "bitnet-b1.58.rope.freq_base": 500000.0}
     tensors = []
     for weight in model.weights.values():
-        kind, data = weight.quant.ggml_id, weight.data
+        kind = weight.quant.ggml_id
+        data = weight.data
         if weight.name == "token_embd.weight":
             kind, data = 1, data.view("<f4").astype("<f2")
         tensors.append(Tensor(weight.name, weight.shape, kind, data.tobytes()))

@@ -150,11 +150,13 @@ def _bpe(rng, pieces, *, byte_level):
         return _affixed(rng, texts, pieces)
     merges = []
     for _ in range(rng.randrange(25)):
-        left, right = rng.choice(texts), rng.choice(texts)
+        left = rng.choice(texts)
+        right = rng.choice(texts)
         if byte_level and _flag(rng, 0.8):
             text = byte_spelling(rng.choice(WORDS).encode())
             cut = rng.randrange(1, len(text)) if len(text) > 1 else 0
-            left, right = text[:cut], text[cut:]
+            left = text[:cut]
+            right = text[cut:]
         if left in texts and right in texts and [left, right] not in merges:
             merges.append([left, right])
             texts += [left + right] if left + right not in texts else []
@@ -176,7 +178,8 @@ def _affixed(rng, letters, pieces):
     texts = list(dict.fromkeys(["<unk>", *texts]))
     merges = []
     for _ in range(rng.randrange(40)):
-        left, right = rng.choice(texts), rng.choice(texts)
+        left = rng.choice(texts)
+        right = rng.choice(texts)
         if right.startswith(prefix) and not left.endswith(suffix or "\0"):
             merges += [[left, right]] if [left, right] not in merges else []
             texts += [text] if (text := left + right.removeprefix(prefix)) not in texts else []
@@ -402,7 +405,8 @@ def _placed(library, engines, text):
 
 def _begins_as_template(engine, ids):
     """True if *ids* begin or end with what is put around: there the library puts it twice."""
-    first, last = engine._prefix, engine._suffix
+    first = engine._prefix
+    last = engine._suffix
     return (first and ids[: len(first)] == first) or (last and ids[-len(last) :] == last)
 
 

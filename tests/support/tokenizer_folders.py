@@ -181,7 +181,8 @@ class Folder:
                 "trim_offsets": False,
                 "use_regex": True,
             }
-        first, last = draw.choice(list(known)), draw.choice(list(known))
+        first = draw.choice(list(known))
+        last = draw.choice(list(known))
         single: list[object] = [{"Sequence": {"id": "A", "type_id": 0}}]
         used = []
         if draw.random() < 0.8:

@@ -32,7 +32,8 @@ def _merged(prefix):
     """Vocabulary and merges that make every word of WORDS, with and without *prefix*."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     letters = sorted({*"".join(WORDS), *"abcdefghijklmnopqrstuvwxyz .,!?'123", "\u2581", "\n"})
-    tokens, merges = ["<unk>", "<s>", "</s>", *bytes_, *letters], []
+    tokens = ["<unk>", "<s>", "</s>", *bytes_, *letters]
+    merges = []
     for word in (*WORDS, "\u2581\u2581", "\n\n", *(prefix + word for word in WORDS)):
         for end in range(2, len(word) + 1):
             pair = [word[: end - 1], word[end - 1]]

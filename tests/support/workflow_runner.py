@@ -200,7 +200,10 @@ class _Scope:
     """The names an expression can use: those of a job, or of a composite action."""
 
     def __init__(self, runner, env, inputs):
-        self.runner, self.env, self.inputs, self.steps = runner, env, inputs, {}
+        self.runner = runner
+        self.env = env
+        self.inputs = inputs
+        self.steps = {}
 
     def child(self, env):
         other = _Scope(self.runner, self.env | env, self.inputs)

@@ -9,7 +9,9 @@ from small_specs import pieces
 
 from bitnet.tokenizer.library import open_engine
 
-NORMAL, USER_DEFINED, UNUSED = 1, 4, 5
+NORMAL = 1
+USER_DEFINED = 4
+UNUSED = 5
 UNKNOWN_PENALTY = 10.0
 LETTERS = "ab\u2581"
 
@@ -26,12 +28,14 @@ def plainly(text, spec):
     unknown = float(np.float32(worst - UNKNOWN_PENALTY))
     ways = [(0.0, ())]
     for end in range(1, len(text) + 1):
-        best, way = -math.inf, ()
+        best = -math.inf
+        way = ()
         for start in range(end):
             piece = text[start:end]
             score = scores.get(piece, unknown if len(piece) == 1 else None)
             if score is not None and (total := np.float32(score + ways[start][0])) > best:
-                best, way = float(total), (*ways[start][1], piece)
+                best = float(total)
+                way = (*ways[start][1], piece)
         ways.append((best, way))
     return list(ways[-1][1])
 

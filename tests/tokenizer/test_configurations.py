@@ -11,7 +11,8 @@ from tokenizer_configurations import Outcome, compare, random_document
 from bitnet.base import native
 
 FOUND = Path(__file__).parent / "found"
-RUNS, EACH = 8, 25
+RUNS = 8
+EACH = 25
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 

@@ -17,7 +17,8 @@ from bitnet.tokenizer.library import library_engine
 
 SPACE = "\u2581"
 REPLACE = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-FALLBACK, FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}
+FALLBACK = {"type": "ByteFallback"}
+FUSE = {"type": "Fuse"}
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 BYTE_LEVEL = {
     "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True
@@ -127,7 +128,8 @@ def test_real_files_give_the_text_of_the_library(folder, test_data):
     path = test_data / "tokenizers" / folder / "tokenizer.json"
     library = tokenizers.Tokenizer.from_file(str(path))
     tokenizer = Tokenizer.from_spec(spec_from_file(path))
-    rng, size = random.Random(folder), library.get_vocab_size()
+    rng = random.Random(folder)
+    size = library.get_vocab_size()
     for _ in range(300):
         # Bytes and special tokens are at the ends of the vocabulary.
         pools = (rng.randrange(300), rng.randrange(size), size - 1 - rng.randrange(12))

@@ -30,7 +30,8 @@ def test_the_exported_file_gives_the_same_ids(test_data, tmp_path, name):
     spec = load_spec(original)
     written = export_tokenizer(spec, tmp_path / "out")
     library = Library.from_file(str(written[0]))
-    ours, again = load_tokenizer(original), load_tokenizer(tmp_path / "out")
+    ours = load_tokenizer(original)
+    again = load_tokenizer(tmp_path / "out")
     for text in probe_texts():
         ids = ours.encode(text, add_special=False)
         assert library.encode(text, add_special_tokens=False).ids == ids
@@ -73,7 +74,8 @@ def test_each_real_tokenizer_is_copied_equal_or_refused_by_what_is_not(
         assert REFUSED[form, name] in problem
         return
     assert not problem
-    original, copy = Tokenizer.from_spec(spec), Tokenizer.from_spec(copied)
+    original = Tokenizer.from_spec(spec)
+    copy = Tokenizer.from_spec(copied)
     for text in probe_texts()[::9]:
         assert copy.encode(text) == original.encode(text)
         ids = [id for id in original.encode(text) if id != spec.unknown_id]  # has no text

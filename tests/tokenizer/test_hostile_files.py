@@ -255,7 +255,8 @@ def _is_text(data):
 @needs_native
 def test_utf8_is_what_python_takes_for_it():
     """Its edges, at the ends of a text and in the middle of one that is read in stretches."""
-    build, engine = _builder(byte_level()), native.module().TokenizerEngine
+    build = _builder(byte_level())
+    engine = native.module().TokenizerEngine
     inside = ("é€x" * 5).encode(), ("😀z" * 3).encode()
     pairs = [bytes(pair) for pair in itertools.product(EDGES, repeat=2)]
     for part in (pair + tail for pair in pairs for tail in TAILS):
@@ -306,7 +307,8 @@ def test_a_compiled_file_with_a_wrong_description_is_written_again(name):
 
 @needs_native
 def test_a_vocabulary_whose_tokens_share_a_place_in_the_table_is_not_compiled():
-    mask, multiplier = (1 << 64) - 1, 0xD6E8FEB86659FD93
+    mask = (1 << 64) - 1
+    multiplier = 0xD6E8FEB86659FD93
     inverse = pow(multiplier, -1, 1 << 64)
     texts = []
     for n in range(3000):  # eight bytes whose hash is n << 40 and the same lowest bits

@@ -123,7 +123,8 @@ def test_a_sentencepiece_model_without_its_library_is_refused_by_name(monkeypatc
 @pytest.mark.parametrize("name", [*VOCABULARIES, *SMALL])
 def test_both_engines_give_the_same_spans(name, tmp_path):
     found = spec(name, tmp_path)
-    compiled, library = open_engine(found)[0], library_engine(found)
+    compiled = open_engine(found)[0]
+    library = library_engine(found)
     assert (compiled.name, library.name) == ("native", "portable")
     draw = random.Random(29)
     added = [token.text for token in found.added][:30] or ["the"]

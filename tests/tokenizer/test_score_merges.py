@@ -7,7 +7,8 @@ from small_specs import pieces
 
 from bitnet.tokenizer.library import open_engine
 
-NORMAL, UNUSED = 1, 5
+NORMAL = 1
+UNUSED = 5
 LETTERS = "ab\u2581"
 
 
@@ -16,7 +17,8 @@ def plainly(text, scores, unused):
 
     Unused pieces are taken apart as they were last offered; characters that are unused are unknown.
     """
-    symbols, halves = list(text), {}
+    symbols = list(text)
+    halves = {}
 
     def joined(at):
         whole = "".join(symbols[at : at + 2]) if 0 <= at < len(symbols) - 1 else ""

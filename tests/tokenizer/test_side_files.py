@@ -251,7 +251,8 @@ def test_a_key_whose_effect_is_not_followed_is_refused_by_its_name(key, value, t
 
 def test_templates_in_files_count_before_those_in_the_configuration(tmp_path):
     path = write(tmp_path, byte_level(), tokenizer_config={"chat_template": "configuration"})
-    user, tools = [{"role": "user", "content": "x"}], [{"type": "function"}]
+    user = [{"role": "user", "content": "x"}]
+    tools = [{"type": "function"}]
     assert chat_template(load_tokenizer(path)).render(user) == "configuration"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert chat_template(load_tokenizer(path)).render(user) == "file"

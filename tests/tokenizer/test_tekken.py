@@ -56,7 +56,8 @@ def _same_as(oracle, tokenizer, tekken, texts, rounds):
         wanted = oracle.encode(text, bos=True, eos=False)
         assert tokenizer.encode(text, parse_special=False) == wanted
     rng = random.Random(0)
-    keep, leave_out = tekken.SpecialTokenPolicy.KEEP, tekken.SpecialTokenPolicy.IGNORE
+    keep = tekken.SpecialTokenPolicy.KEEP
+    leave_out = tekken.SpecialTokenPolicy.IGNORE
     for _ in range(rounds):
         pools = (oracle.num_special_tokens, oracle.num_special_tokens + 256, oracle.n_words)
         ids = [rng.randrange(rng.choice(pools)) for _ in range(12)]

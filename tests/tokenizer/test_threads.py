@@ -28,7 +28,8 @@ PRES = ("llama-bpe", "qwen2", "gpt-4o", "deepseek-v3", "falcon", "bloom", "mmber
 
 
 def long_text(rng, size=LONG):
-    parts, length = [], 0
+    parts = []
+    length = 0
     while length < size:
         parts.append(text(rng))
         length += len(parts[-1].encode())

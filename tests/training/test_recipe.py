@@ -145,7 +145,8 @@ def test_the_tokenizer_is_reversible_and_begins_with_its_token():
 def test_gradients_pass_the_rounding_straight_through():
     torch.manual_seed(3)
     model = TinyBitNet(SHAPE)
-    layer, x = model.blocks[0].gate_up, torch.randn(5, 128, requires_grad=True)
+    layer = model.blocks[0].gate_up
+    x = torch.randn(5, 128, requires_grad=True)
     gate, up = layer(x, torch.float32)
     (gate.sum() + 2 * up.sum()).backward()
     scaled = [codes * scale for codes, scale in map(ternary, layer.weights)]
@@ -173,7 +174,8 @@ def test_transformers_agrees_with_the_exported_folder(texts, tmp_path, bitnet):
 def test_folder_and_gguf_hold_the_trained_model(texts, tmp_path):
     trained(texts, tmp_path / "out", dtype=torch.float32)
     model = load(tmp_path / "out")
-    folder, gguf = tmp_path / "bitnet-test", tmp_path / "bitnet-test.gguf"
+    folder = tmp_path / "bitnet-test"
+    gguf = tmp_path / "bitnet-test.gguf"
     to_folder(model, tmp_path / "out/tokenizer.json", folder)
     to_gguf(folder, gguf)
 
@@ -183,7 +185,8 @@ def test_folder_and_gguf_hold_the_trained_model(texts, tmp_path):
         expected = model(torch.tensor([ids]))[0].numpy()
     with open_model(folder) as one, open_model(gguf) as other:
         assert one.tokenizer.encode(text) == other.tokenizer.encode(text) == ids
-        from_folder, from_gguf = one.logits(ids), other.logits(ids)
+        from_folder = one.logits(ids)
+        from_gguf = other.logits(ids)
     np.testing.assert_array_equal(from_folder, from_gguf)
     # Norms, embedding and scales are rounded to float16, which moves a few roundings to int8.
     assert np.abs(from_gguf - expected).max() < 0.03 * np.ptp(expected)

@@ -83,16 +83,19 @@ def test_a_split_does_not_matter(original, tmp_path):
 
 
 def test_shards_of_safetensors_do_not_matter(tmp_path):
-    whole, split = tmp_path / "whole", tmp_path / "split"
+    whole = tmp_path / "whole"
+    split = tmp_path / "split"
     for folder in (whole, split):
         tiny_folder(folder, "llama")
     tensors = (split / "model.safetensors").read_bytes()
     length = int.from_bytes(tensors[:8], "little")
     directory = json.loads(tensors[8 : 8 + length])
-    data, names = tensors[8 + length :], {}
+    data = tensors[8 + length :]
+    names = {}
     (split / "model.safetensors").unlink()
     for number, part in enumerate((list(directory)[::2], list(directory)[1::2])):
-        shard, body = {}, b""
+        shard = {}
+        body = b""
         for name in part:
             start, stop = directory[name]["data_offsets"]
             shard[name] = directory[name] | {"data_offsets": [len(body), len(body) + stop - start]}

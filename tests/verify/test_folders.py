@@ -159,7 +159,8 @@ def swap(first, second):
         model = value["model"]
         items = [*model["vocab"]]
         ids = model["vocab"]
-        a, b = items[first], items[second]
+        a = items[first]
+        b = items[second]
         ids[a], ids[b] = ids[b], ids[a]
 
     return change
@@ -300,7 +301,8 @@ def test_the_same_content_in_another_form_passes(rewrite, original, attestation,
 @pytest.fixture
 def opened():
     """Paths of all files that this process opens during the test."""
-    paths, on = [], [True]
+    paths = []
+    on = [True]
 
     def note(event, arguments):
         if on[0] and event == "open" and isinstance(arguments[0], str | bytes):

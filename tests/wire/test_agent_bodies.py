@@ -24,7 +24,8 @@ NAMED = {
 
 @pytest.mark.parametrize("agent", BODIES)
 def test_every_field_that_an_agent_sends_is_known(agent):
-    form, body = ROUTES[BODIES[agent]["path"]], BODIES[agent]["body"]
+    form = ROUTES[BODIES[agent]["path"]]
+    body = BODIES[agent]["body"]
     fields = form.read(body)
     with bitnet.load("bitnet-tiny") as model:
         (request,) = form.requests(fields, Request(max_tokens=EVERYTHING), model)

@@ -46,7 +46,8 @@ def test_a_stream_is_the_whole_answer(client):
 def test_a_prompt_is_answered_in_the_template_or_raw(client, path):
     with load(path) as model:
         told = [{"role": "system", "content": "b"}, {"role": "user", "content": "abc"}]
-        chat, plain = model.chat(told, max_tokens=8), model.generate("abc", max_tokens=8)
+        chat = model.chat(told, max_tokens=8)
+        plain = model.generate("abc", max_tokens=8)
     assert client.generate("tiny", "abc", system="b", options=GREEDY).response == chat
     assert client.generate("tiny", "abc", raw=True, options=GREEDY).response == plain
     parts = client.generate("tiny", "abc", raw=True, options=GREEDY, stream=True)

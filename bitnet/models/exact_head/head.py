@@ -51,7 +51,8 @@ class Head:
         *weights* are by GGUF name; those that :func:`read_by_row` names are in rows.
         """
         name = _name(checkpoint)
-        self._ops, self._bias = ops, weights.get("output.bias")
+        self._ops = ops
+        self._bias = weights.get("output.bias")
         self._scale = config.logit_scale
         self._softcap = config.final_softcap
         self._use(weights[name])

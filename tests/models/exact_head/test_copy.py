@@ -18,13 +18,7 @@ from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.exact_head import Found, Needed
-from bitnet.models.exact_head.copy import (
-    BLOCK,
-    HeadCopy,
-    reason_against,
-    saves_time,
-    unpack_copy,
-)
+from bitnet.models.exact_head.copy import BLOCK, HeadCopy, reason_against, saves_time, unpack_copy
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
 
@@ -54,9 +48,8 @@ def stored(values: NDArray[Any], encoding: str = "F16") -> Weight:
         bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) >> 16
         packed = bits.astype(np.uint16)
     else:
-        packed = np.ascontiguousarray(
-            values, dtype={"F16": np.float16, "F32": np.float32}[encoding]
-        )
+        dtype = {"F16": np.float16, "F32": np.float32}[encoding]
+        packed = np.ascontiguousarray(values, dtype=dtype)
     data = packed.view(np.uint8).reshape(-1)
     return Weight("output.weight", values.shape, types.by_name(encoding), data)
 
@@ -143,7 +136,8 @@ def test_thousands_of_steps_choose_what_the_full_head_chooses() -> None:
     values = outliers(4000, 320)
     weight = matrix(ops, values)
     head = HeadCopy.build(ops, weight, importance=np.abs(values).max(axis=0))
-    x, computed = hidden_states(values, STEPS), 0
+    x = hidden_states(values, STEPS)
+    computed = 0
     for start in range(0, STEPS, 100):
         part = x[start : start + 100]
         found = head.find(part, [Needed(5)] * len(part))
@@ -238,7 +232,8 @@ def test_states_along_what_the_copy_leaves_out_come_up_to_the_bound(
     weight = matrix(ops, values)
     head = HeadCopy.build(ops, weight)
     copied, norms = unpack_copy(head.arrays, 60, sixth=sixth)
-    order, factors = head.arrays["order"], head.arrays["factors"].astype(np.float64)
+    order = head.arrays["order"]
+    factors = head.arrays["factors"].astype(np.float64)
     for row in range(60):
         # Parallel to what is left of each block, so that Cauchy-Schwarz holds with equality.
         left = values[row, order].astype(np.float64) / factors - copied[row, :300]
@@ -257,7 +252,8 @@ def test_the_sixth_bits_are_read_only_for_rows_that_five_bits_leave() -> None:
     head = HeadCopy.build(ops, matrix(ops, values))
     x = normal(1, 256, seed=6)
     (found,) = head.find(x, [Needed()])
-    five, six = bounds_of(head, x[0]), bounds_of(head, x[0], sixth=True)
+    five = bounds_of(head, x[0])
+    six = bounds_of(head, x[0], sixth=True)
     assert found is not None
     assert five is not None
     assert six is not None
@@ -306,7 +302,8 @@ def test_a_head_in_a_mapped_file_gives_the_same_rows_as_in_memory(tmp_path: Path
 def test_the_norms_of_the_copy_are_at_least_the_true_ones(ops: NativeOps, columns: int) -> None:
     values = outliers(100, columns).astype(np.float16)
     head = HeadCopy.build(ops, matrix(ops, values))
-    order, factors = head.arrays["order"], head.arrays["factors"].astype(np.float64)
+    order = head.arrays["order"]
+    factors = head.arrays["factors"].astype(np.float64)
     found = []
     for sixth in (False, True):
         copied, norms = unpack_copy(head.arrays, 100, sixth=sixth)

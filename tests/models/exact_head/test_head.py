@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the module is not built")
 
-ROWS, COLUMNS = 3000, 192
+ROWS = 3000
+COLUMNS = 192
 ADJUSTED = {
     "repetition_penalty": 1.3,
     "frequency_penalty": 0.5,
@@ -87,7 +88,8 @@ HEAD = SmallHead() if native.module() else None
 def steps(params: Request, count: int, sureness: float) -> tuple[int, int]:
     """Tokens that the found logits decided, of *count*; all must be those of the full head."""
     assert HEAD is not None
-    ours, theirs = Sampler(params, [1, 2, 3]), Sampler(params, [1, 2, 3])
+    ours = Sampler(params, [1, 2, 3])
+    theirs = Sampler(params, [1, 2, 3])
     decided = 0
     for seed in range(count):
         x = HEAD.state(seed, sureness)
@@ -150,7 +152,8 @@ def test_found_logits_whose_bound_is_too_low_give_other_tokens() -> None:
     for seed in range(100):
         x = HEAD.state(seed, 0.0) * 2
         full = HEAD.ops.linear(x, HEAD.matrix)[0]
-        ours, theirs = Sampler(params), Sampler(params)
+        ours = Sampler(params)
+        theirs = Sampler(params)
         (found,) = HEAD.copy.find(x, [Needed(margin=0.1)])
         assert found is not None
         lying = Logits(replace(found, tail=0.0, bound=-1e30), lambda full=full: full)
@@ -337,7 +340,8 @@ def test_what_is_read_decides_if_a_copy_saves_time(
 
 
 def test_a_position_that_the_copy_does_not_help_costs_the_whole_head() -> None:
-    some, one = costs_of_a_copy(), costs_of_a_copy()
+    some = costs_of_a_copy()
+    one = costs_of_a_copy()
     for _ in range(PASSES):
         one.add([found_of(0.0, 0.0), found_of(0.0, 0.0)])
         some.add([found_of(0.0, 0.0), None])

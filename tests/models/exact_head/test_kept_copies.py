@@ -35,7 +35,8 @@ from bitnet.quants.weight import Weight
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the module is not built")
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 20_000_000, dtype=np.uint8)
-ROWS, COLUMNS = 200, 128
+ROWS = 200
+COLUMNS = 128
 
 
 @pytest.fixture(autouse=True)

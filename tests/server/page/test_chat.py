@@ -198,7 +198,8 @@ def test_an_answer_beyond_the_deadline_says_so(serving, person, slow, monkeypatc
 
 
 def test_an_answer_that_fails_in_the_middle_says_so_and_keeps_its_text(worker, person, monkeypatch):
-    step, passes = Scheduler.step, []
+    step = Scheduler.step
+    passes = []
 
     def broken(self):
         passes.append(self)

@@ -1,9 +1,9 @@
 import pytest
 
 from bitnet.base.errors import NotFound, UsageError
-from bitnet.hub import resolve
+from bitnet.hub import repo_models
 from bitnet.hub.ref import Ref
-from bitnet.hub.resolve import candidates, choose, is_pattern, models_in
+from bitnet.hub.repo_models import candidates, choose, is_pattern, models_in
 from bitnet.sources import Source
 
 FILES = [
@@ -38,7 +38,7 @@ def test_a_split_model_is_chosen_whole_and_in_order(pattern):
 
 def have_room(monkeypatch, room):
     """Let *room* bytes of memory be free; ``None``: the system does not say."""
-    monkeypatch.setattr(resolve, "fits_in_memory", lambda size: room and size < room)
+    monkeypatch.setattr(repo_models, "fits_in_memory", lambda size: room and size < room)
 
 
 def test_the_largest_one_that_fits_is_suggested(monkeypatch):

@@ -1,0 +1,253 @@
+"""The models in a repository, by its list of files, and the one that a user means."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from bitnet.base.errors import NotFound, UsageError
+from bitnet.base.machine import fits_in_memory
+from bitnet.base.quantities import human_size
+from bitnet.base.trust import printable
+from bitnet.hub.repository import some_of
+from bitnet.hub.tags import DEFAULTS, PART, QUANTIZATION, has_tag, quantization_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from bitnet.hub.project import Pick
+    from bitnet.hub.ref import Ref
+    from bitnet.sources import Source
+
+logger = logging.getLogger(__name__)
+
+# Files of a safetensors folder that are needed to run it.
+_FOLDER_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+    "*.safetensors.index.json",
+)
+TEMPLATE_FOLDER = "additional_chat_templates"  # folder beside them: chat templates by name
+# Types that only ternary models have, so that files of them hold the same weights.
+_TERNARY = frozenset({"PTQ1_0", "PQ2_0"})
+_NO_MODEL = re.compile(r"(?:^|[-._])(?:mmproj|dspark)(?=[-._])", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class RepoModel:
+    """A model in a repository: one file, or all parts of a split one."""
+
+    # the file, the parts' common name with ``*`` for the number, or ``*.safetensors`` for a folder
+    name: str
+    files: tuple[str, ...]  # paths in the repository, in order
+    size: int  # bytes of all files
+    encoding: str  # quantization type in the name, empty if there is none
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no part of a split file is missing from *files*."""
+        part = PART.fullmatch(self.files[0])
+        return part is None or int(part["count"]) == len(self.files)
+
+    def line(self) -> str:
+        """The candidate as text, with whether it can run here."""
+        words = {True: "fits in RAM", False: "does not fit in RAM", None: "RAM unknown"}
+        memory = words[fits_in_memory(self.size)]
+        return (
+            f"  {printable(self.name)}  {human_size(self.size)}  {self.encoding or '?'}  {memory}"
+        )
+
+
+def is_pattern(file: str) -> bool:
+    """True if *file* has wildcards, or is empty."""
+    return not file or any(character in file for character in "*?[")
+
+
+def candidates(files: Iterable[Source], pattern: str) -> list[RepoModel]:
+    """Models whose path or name matches *pattern*; all GGUF files when it is empty."""
+    groups: dict[str, list[Source]] = {}
+    for file in files:
+        if not matches(file.file, pattern or "*.gguf"):
+            continue
+        part = PART.fullmatch(file.file)
+        name = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.file
+        groups.setdefault(name, []).append(file)
+    models = []
+    for name, group in sorted(groups.items()):
+        paths = sorted(file.file for file in group)
+        size = sum(file.size or 0 for file in group)
+        models.append(RepoModel(name, tuple(paths), size, quantization_of(paths[0])))
+    return models
+
+
+def models_in(files: Iterable[Source], pattern: str) -> list[RepoModel]:
+    """Runnable models: GGUF files, and folders with safetensors and ``config.json``.
+
+    *pattern* is matched against path or name of the weights; empty matches all.
+    """
+    files = list(files)
+    gguf = candidates(files, "")
+    folders = list(_folders(files))
+    if not pattern:
+        # Files that only accompany a model, such as a projector of images, are not runnable.
+        runnable = [m for m in gguf if not _NO_MODEL.search(m.name.rpartition("/")[2])]
+        return runnable + folders
+    weights = {model: [model.name, *model.files] for model in gguf}
+    for model in folders:
+        weights[model] = [file for file in model.files if file.endswith(".safetensors")]
+    return [
+        model for model, names in weights.items() if any(matches(name, pattern) for name in names)
+    ]
+
+
+def _folders(files: list[Source]) -> Iterator[RepoModel]:
+    """Runnable folders with safetensors."""
+    by_folder: dict[str, list[Source]] = {}
+    for file in files:
+        by_folder.setdefault(file.file.rpartition("/")[0], []).append(file)
+    for folder, inside in sorted(by_folder.items()):
+        by_name = {file.file.rpartition("/")[2]: file for file in inside}
+        weights = [name for name in by_name if name.endswith(".safetensors")]
+        # Some repositories contain the same weights again in their authors' format.
+        weights = [name for name in weights if name.startswith("model")] or weights
+        if not weights or "config.json" not in by_name:
+            continue
+        named = [
+            name for name in by_name if any(fnmatchcase(name, pattern) for pattern in _FOLDER_FILES)
+        ]
+        chosen = [by_name[name] for name in sorted({*named, *weights})]
+        templates = f"{folder}/{TEMPLATE_FOLDER}".lstrip("/")
+        chosen += [file for file in by_folder.get(templates, []) if file.file.endswith(".jinja")]
+        yield RepoModel(
+            f"{folder}/*.safetensors".lstrip("/"),
+            tuple(file.file for file in chosen),
+            sum(file.size or 0 for file in chosen),
+            "safetensors",
+        )
+
+
+def matches(file: str, pattern: str) -> bool:
+    """True if *file* is *pattern*, or its path or name matches it."""
+    name = file.rpartition("/")[2]
+    return file == pattern or fnmatchcase(file, pattern) or fnmatchcase(name, pattern)
+
+
+def choose(
+    ref: Ref,
+    models: list[RepoModel],
+    files: Iterable[Source] = (),
+    *,
+    named: bool = False,
+    pick: Pick = lambda _repo, _models: None,
+) -> RepoModel:
+    """The one of *models* that *ref* means; *files* are all of its repository.
+
+    A tag means one model, or is refused. Without a tag and a pattern it is the only model, the
+    largest of one ternary model that fits, the one that *pick* chooses, or the first of the
+    :data:`DEFAULTS`.
+
+    Args:
+        ref: the repository, with a tag or a pattern of files.
+        models: the models of it that match the pattern.
+        files: for the message if there are none.
+        named: the hint is a name of a model, and not an option.
+        pick: asks a user; None if there is no user to ask.
+    """
+    repo = ref.repo
+    pattern = ref.file
+    if ref.tag:
+        return _choose_tagged(ref, models)
+    if len(models) == 1:
+        return models[0]
+    if not models:
+        raise NotFound(
+            f"{repo} has no file that matches {pattern or '*.gguf'!r}; "
+            f"it has {some_of(file.file for file in files)}",
+            hint="name one with --file FILE",
+        )
+    chosen = _choose_ternary(repo, models) or pick(repo, models)
+    if chosen is None and not pattern:
+        chosen = _choose_default(repo, models)
+    if chosen is not None:
+        return chosen
+    largest = _largest_fitting(models).name
+    raise UsageError(
+        f"{len(models)} files of {repo} match {pattern or '*.gguf'!r}, none was fetched:\n"
+        f"{_list(models)}",
+        hint=f"name one: 'hf:{repo}:{largest}'" if named else f"name one: --file '{largest}'",
+    )
+
+
+def _choose_tagged(ref: Ref, models: list[RepoModel]) -> RepoModel:
+    """The only one of *models* that the tag of *ref* means."""
+    matching = [model for model in models if has_tag(model.files[0], ref.tag)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise UsageError(
+            f"{len(matching)} models of {ref.repo} have the tag {ref.tag!r}, none was fetched:\n"
+            f"{_list(matching)}",
+            hint=f"name one: 'hf:{ref.repo}:{_largest_fitting(matching).name}'",
+        )
+    if not models:
+        raise NotFound(
+            f"{ref.repo} has no GGUF file, so none with the tag {ref.tag!r}",
+            hint="choose another repository, such as one whose name ends in -GGUF",
+        )
+    largest = _largest_fitting(models)
+    raise NotFound(
+        f"no model of {ref.repo} has the tag {ref.tag!r}; it has:\n{_list(models)}",
+        hint=f"name one: 'hf:{ref.repo}:{largest.encoding or largest.name}'",
+    )
+
+
+def _choose_default(repo: str, models: list[RepoModel]) -> RepoModel | None:
+    """The model of the first quantization of the :data:`DEFAULTS`; None if several have it."""
+    for quantization in DEFAULTS:
+        matching = [model for model in models if model.encoding == quantization]
+        if len(matching) == 1:
+            text = "%s has %d models, %s is the default; another one is named by its tag: hf:%s:TAG"
+            logger.info(text, printable(repo), len(models), quantization, printable(repo))
+            return matching[0]
+        if matching:
+            return None
+    return None
+
+
+def _list(models: list[RepoModel]) -> str:
+    return "\n".join(model.line() for model in models)
+
+
+def _largest_fitting(models: list[RepoModel]) -> RepoModel:
+    """The largest of *models* that fits in memory, else the largest, with a printable name."""
+    fitting = [model for model in models if fits_in_memory(model.size) is not False]
+    largest = max(fitting or models, key=lambda model: model.size)
+    return replace(largest, name=printable(largest.name))
+
+
+def _choose_ternary(repo: str, models: list[RepoModel]) -> RepoModel | None:
+    """The largest file of one ternary model that fits here, if these hold the same weights."""
+    stems = {QUANTIZATION.sub("", model.name.rpartition("/")[2]) for model in models}
+    ternary = [model for model in models if model.encoding in _TERNARY]
+    fitting = [model for model in ternary if fits_in_memory(model.size)]
+    if len(stems) > 1 or not fitting:
+        return None
+    chosen = max(fitting, key=lambda model: model.size)
+    logger.warning(
+        "%s: the files %s hold the same weights; %s, %s, is the %s that fits into memory",
+        printable(repo),
+        ", ".join(model.encoding for model in ternary),
+        printable(chosen.name),
+        human_size(chosen.size),
+        "largest" if len(ternary) > 1 else "one",
+    )
+    return chosen
