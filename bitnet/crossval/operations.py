@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Program, Register
     from bitnet.models.transformer import Model
 
-_STREAM = ("embed", "l_out-", "result_")  # names of the residual stream itself
+_BLOCK = "l_out-"  # name of the residual stream behind a block
+_STREAM = ("embed", _BLOCK, "result_")  # names of the residual stream itself
 _HALF = ("F16", "BF16")
 _CACHED = ("Kcur-", "Vcur-")
 
@@ -106,17 +107,20 @@ def missing_operations(
 ) -> tuple[Operation, ...]:
     """An operation that was not given for each that is *planned* and not among *steps*.
 
-    If not *all_of_them* are expected, one of each group of :func:`list_planned` is enough, and the
-    embeddings may be absent: ik_llama.cpp does not name them. The first norm and the sum behind the
-    first block are then computed from ours, and show an error in them.
+    If not *all_of_them* are expected, one of each group of :func:`list_planned` is enough, and two
+    kinds of values may be absent, whose error the next value shows, which is then computed from
+    ours: the embeddings, which ik_llama.cpp does not name, and the sum behind a block, which
+    llama.cpp does not name in ModernBERT.
     """
     compared = {step.name for step in steps}
     missing: list[str] = []
-    for group in planned:
+    for group, following in zip(planned, (*planned[1:], ()), strict=True):
         absent = [name for name in group if name not in compared]
         if all_of_them:
             missing += absent
-        elif len(absent) == len(group) and absent != ["embed"]:
+            continue
+        is_shown = group[0].startswith(_BLOCK) and bool(compared.intersection(following[:1]))
+        if len(absent) == len(group) and absent != ["embed"] and not is_shown:
             missing.append(" or ".join(absent))
     return tuple(Operation(name, "sum", NOT_GIVEN, 0.0, 0.0) for name in missing)
 
@@ -124,7 +128,7 @@ def missing_operations(
 def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool, str]:
     """True if the operations of *engine* are right, and the result in one sentence.
 
-    They are right if all are near, and every layer has a sum that was compared.
+    They are right if all are near, and of every layer the sum, or the norm behind it, was compared.
     """
     real_steps = [step for step in steps if step.error != NOT_GIVEN]
     wrong = next((step for step in real_steps if not step.is_near), None)
@@ -139,14 +143,22 @@ def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool
             f"(at most {bound.mean:.0e})"
         )
     compared = {step.name for step in real_steps}
-    needed = [step.name for step in steps if step.error == NOT_GIVEN]
-    needed += [f"l_out-{layer}" for layer in range(layers)]
-    missing = next((name for name in needed if name not in compared), None)
+    absent = [step.name for step in steps if step.error == NOT_GIVEN]
+    absent += [
+        f"{_BLOCK}{layer}" for layer in range(layers) if not _is_shown(layer, layers, compared)
+    ]
+    missing = next((name for name in absent if name not in compared), None)
     if missing is not None:
         return False, f"{engine} gave {len(real_steps)} intermediates, and no {missing}"
     worst = {step.kind: step.error for step in sorted(steps, key=lambda step: step.error)}
     errors = ", ".join(f"{kind} {worst[kind]:.1e}" for kind in get_args(Kind) if kind in worst)
     return True, f"all {len(steps)} of {engine} as in float64 (largest relative errors: {errors})"
+
+
+def _is_shown(layer: int, layers: int, compared: Container[str]) -> bool:
+    """True if the sum behind *layer*, or the norm that reads it, is *compared*."""
+    norm = f"attn_norm-{layer + 1}" if layer + 1 < layers else "result_norm"
+    return f"{_BLOCK}{layer}" in compared or norm in compared
 
 
 def our_intermediates(model: Model, ids: Sequence[int]) -> dict[str, NDArray[Any]]:

@@ -9,7 +9,7 @@ from bitnet.base.findings import Finding
 from bitnet.crossval.bounds import NOT_GIVEN
 from bitnet.crossval.evidence import TokenizerParity
 from bitnet.crossval.judge import checks_of, judge
-from bitnet.crossval.operations import Operation
+from bitnet.crossval.operations import Operation, describe, missing_operations
 
 
 def outcome(found):
@@ -208,6 +208,23 @@ def test_operations_that_were_not_compared_fail(operations):
     deeper = replace(PASSED, model=replace(PASSED.model, layers=2))
     assert failed(deeper) == {"operations"}
     assert "gave 2 intermediates, and no l_out-1" in str(judge(deeper).reasons)
+
+
+PLANNED = (("embed",), ("attn_norm-0", "Qcur-0"), ("l_out-0",), ("result_norm",))
+
+
+def test_a_sum_that_an_engine_does_not_name_is_shown_by_the_norm_behind_it():
+    names = ("attn_norm-0", "Qcur-0", "result_norm")
+    steps = tuple(replace(STEPS[1], name=name) for name in names)
+    assert missing_operations(steps, PLANNED, all_of_them=False) == ()
+    assert describe("engine", steps, 1)[0]
+    (missing,) = missing_operations(steps[:2], PLANNED[:3], all_of_them=False)
+    assert missing.name == "l_out-0"
+    is_right, text = describe("engine", steps[:2], 1)
+    assert not is_right
+    assert text == "engine gave 2 intermediates, and no l_out-0"
+    ours = missing_operations(steps, PLANNED, all_of_them=True)
+    assert [step.name for step in ours] == ["embed", "l_out-0"]
 
 
 def test_a_file_that_bears_the_name_of_another_fails():

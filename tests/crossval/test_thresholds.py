@@ -1,16 +1,32 @@
 """Bounds of agreement."""
 
-import pytest
+import importlib.util
+import math
+from dataclasses import replace
 
+import numpy as np
+import pytest
+from asked_here import share_this_process
+from crossval_evidence import ROW, evidence
+from llama_cpp_models import written
+from sensitivity import THEIRS
+from verdicts import OPTIONS, TEXTS
+
+from bitnet import load
 from bitnet.crossval.judge import (
     ALLOWANCE,
     FLIPPED,
     LEAST,
     NOISE,
+    SOUND,
+    judge,
     kl_between,
     kl_of_ours,
     kl_of_reference,
 )
+from bitnet.crossval.plan import spread
+from bitnet.crossval.references import LlamaCpp
+from bitnet.crossval.run import cross_validate
 
 
 def test_bounds_follow_from_the_noisier_side():
@@ -20,8 +36,9 @@ def test_bounds_follow_from_the_noisier_side():
     )
     assert exact <= noisy / 100
     assert mixed == noisy
-    assert kl_of_ours("float", "int8", None) == kl_of_ours("float", "float", None) == exact
-    assert kl_of_reference("int8") == kl_of_ours("int8", "int8", None) == noisy
+    assert kl_of_ours("float", "int8", None, positions=SOUND) == exact
+    assert kl_of_ours("float", "float", None, positions=SOUND) == exact
+    assert kl_of_reference("int8") == kl_of_ours("int8", "int8", None, positions=SOUND) == noisy
     assert FLIPPED["float32"] < FLIPPED["float"] < FLIPPED["int8"]
     # Two C++ engines that are right pass each other's bounds.
     assert noisy >= 2 * 5e-3
@@ -41,7 +58,7 @@ MEASURED = {
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_was_measured_passes_and_several_times_as_much_does_not(name):
     arithmetic, ours, theirs, between = MEASURED[name]
-    most = kl_of_ours(arithmetic, arithmetic, theirs)
+    most = kl_of_ours(arithmetic, arithmetic, theirs, positions=SOUND)
     assert ours <= most <= max(ALLOWANCE * theirs, ALLOWANCE * NOISE[arithmetic] / LEAST)
     assert theirs <= kl_of_reference(arithmetic)
     assert between <= kl_between(arithmetic, arithmetic, ours, theirs) <= 5 * between
@@ -49,10 +66,78 @@ def test_what_was_measured_passes_and_several_times_as_much_does_not(name):
 
 @pytest.mark.parametrize("theirs", [1.0, 1e9])
 def test_a_reference_further_away_than_its_arithmetic_allows_widens_no_bound(theirs):
-    assert kl_of_ours("int8", "int8", theirs) == kl_of_ours("int8", "int8", None)
+    wide = kl_of_ours("int8", "int8", None, positions=SOUND)
+    assert kl_of_ours("int8", "int8", theirs, positions=SOUND) == wide
     usual = kl_between("int8", "int8", None, None)
     assert kl_between("int8", "int8", 1e-3, theirs) == usual
 
 
 def test_engines_with_another_arithmetic_do_not_narrow_ours():
-    assert kl_of_ours("int8", "float", 1e-6) == pytest.approx(ALLOWANCE * NOISE["int8"])
+    ours = kl_of_ours("int8", "float", 1e-6, positions=SOUND)
+    assert ours == pytest.approx(ALLOWANCE * NOISE["int8"])
+
+
+def test_a_nearer_reference_lowers_our_bound_if_it_was_measured_on_enough_positions():
+    further = replace(ROW, kl=5e-4, theirs_kl=1e-4, ours_kl=8e-4)
+    assert judge(evidence(*[further] * (SOUND - 1))).status == "passed"
+    verdict = judge(evidence(*[further] * SOUND))
+    assert [finding.subject for finding in verdict.findings if finding.severity == "failed"] == [
+        "float64"
+    ]
+
+
+# Standard deviation of the divergence of one position, as a part of its mean: the largest measured.
+SCATTER = 2.9
+
+
+def draw_rows(seed, count):
+    """Positions of two right engines, equally far from float64, as scattered as any measured."""
+    random = np.random.default_rng(seed)
+    sigma = math.sqrt(math.log(1 + SCATTER**2))
+    divergences = random.lognormal(math.log(1e-3) - sigma**2 / 2, sigma, (count, 2))
+    return [
+        replace(ROW, ours_kl=ours, theirs_kl=theirs, kl=(ours + theirs) / 2)
+        for ours, theirs in divergences.tolist()
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_right_engines_pass_on_any_number_of_positions(seed):
+    rows = draw_rows(seed, 2 * SOUND)
+    for count in (*range(1, SOUND), SOUND, 2 * SOUND):
+        verdict = judge(evidence(*rows[:count]))
+        assert verdict.status == "passed", (count, verdict.reasons)
+
+
+def cut(whole, limit):
+    """The evidence that *whole* would have been with ``--max-positions`` *limit*."""
+    shares = spread([len(prompt.ids) for prompt in whole.prompts], limit)
+    prompts = [
+        replace(prompt, ids=prompt.ids[:share])
+        for prompt, share in zip(whole.prompts, shares, strict=True)
+    ]
+    rows = [row for row in whole.rows if row.position < shares[row.prompt]]
+    return replace(whole, prompts=tuple(prompts), rows=tuple(rows))
+
+
+SLOW = ("falcon", "gemma3", "lfm2", "yarn")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None,
+    reason="xllamacpp is not installed: an extra of crossval",
+)
+@pytest.mark.parametrize(
+    "case",
+    ["linear-without-a-type", *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
+)
+def test_a_right_model_passes_with_any_number_of_positions(case, tmp_path, monkeypatch):
+    share_this_process(monkeypatch)
+    checkpoint = written(tmp_path / "tiny.gguf", *THEIRS[case], encoding="Q8_0")
+    with load(checkpoint.path) as model:
+        whole, _ = cross_validate(model, checkpoint, LlamaCpp(), OPTIONS, texts=TEXTS)
+    for limit in range(1, OPTIONS.max_positions + 1):
+        few = cut(whole, limit)
+        assert len(few.rows) == limit
+        verdict = judge(few)
+        assert verdict.status == "passed", (limit, verdict.reasons)

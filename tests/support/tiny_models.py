@@ -81,15 +81,18 @@ def tiny(architecture, *, seed=0, **more):
         for layer in range(2, keys[f"{architecture}.block_count"], 3):
             name = f"blk.{layer}.ffn_gate_inp.weight"
             weights[name] = _f32(name, _normal(seed, name, (6, width)) * 0.3)
-    depth = keys[f"{architecture}.block_count"]
-    for name, shape in layout(config_from(checkpoint)).required.items():
+    config = config_from(checkpoint)
+    depth = config.n_layers
+    is_looped = depth > keys[f"{architecture}.block_count"]
+    for name, shape in layout(config).required.items():
         if name in weights:
             continue
         values = _normal(seed, name, shape) * 0.08
         if architecture == "gpt_neo" and "attn_q" in name:
             values = values / 8  # whose scores are not divided by the root of a head's width
-        if depth >= DEEP and name.endswith(_LAST_OF_BRANCHES):
-            values = values / np.sqrt(depth)  # else random layers enlarge every rounding
+        if (is_looped or depth >= DEEP) and name.endswith(_LAST_OF_BRANCHES):
+            # Else random layers enlarge every rounding, most of all those that run several times.
+            values = values / np.sqrt(depth)
         if name.endswith("ssm_a"):
             values = -np.exp(values * 10)  # below zero: a state is forgotten
         weights[name] = _f32(name, values + 1 if name.endswith(_NORMS) else values)
