@@ -5,7 +5,6 @@ Close it, or use it as a context manager, as ``with bitnet.load("models/model.gg
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -246,6 +245,8 @@ class LanguageModel:
         self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]
     ) -> AsyncGenerator[str]:
         """The text of :meth:`stream` in pieces, from a thread; cancelling ends it."""
+        import asyncio  # a command that needs none starts sooner
+
         pieces = iter(await asyncio.to_thread(self.stream, prompt, **options))
         step: asyncio.Future[str | None] | None = None
         try:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -462,3 +463,20 @@ def test_the_parser_of_configuration_files_is_run_where_there_is_one(tmp_path):
         command = [sys.executable, "-c", code, *words, "exit-codes"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == expected
+
+
+def test_a_command_imports_invoke_without_what_invoke_uses_for_its_own_tests():
+    code = (
+        "import sys\n"
+        "from bitnet.__main__ import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as stop:\n"
+        "    print(stop.code, *({'asyncio', 'email', 'zipfile'} & sys.modules.keys()))\n"
+        "import importlib.metadata\n"
+        "import unittest.mock\n"
+        "print(unittest.mock.Mock(return_value=5)(), importlib.metadata.version('invoke')[0])\n"
+    )
+    command = [sys.executable, "-c", code, "exit-codes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["0", f"5 {version('invoke')[0]}"]
