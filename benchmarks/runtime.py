@@ -16,7 +16,9 @@ floats. A measurement during which other processes used a tenth of a core or mor
 
 Depths beyond a model's context need a copy of the file that names a longer one: --context N makes
 it (speed does not depend on what the positions mean). --states FOLDER keeps what llama.cpp and its
-forks read of long prompts, so that a second run does not read them again.
+forks read of long prompts, so that a second run does not read them again. With --wait-for FILE the
+prompts are read at once, and measuring begins when FILE is there: reading takes minutes on a
+machine that may be busy, measuring needs an idle one. Such a run has tests of one depth.
 """
 
 from __future__ import annotations
@@ -162,7 +164,11 @@ def measure(model, threads, engines, options):
     # Depth by depth, since an engine holds what it read of one.
     tests = sorted(tests, key=lambda test: int(test.partition("@")[2] or 0))
     deadline_s = time.monotonic() + 60 * options.minutes
+    has_waited = False
     for test, turn in order(tests, options.turns):
+        if turn == 1 and options.wait_for and not has_waited:
+            deadline_s += wait_for(options.wait_for)
+            has_waited = True
         if time.monotonic() > deadline_s:
             print(f"stopped before turn {turn} of {test}", file=sys.stderr)
             break
@@ -180,6 +186,15 @@ def measure(model, threads, engines, options):
         for name in rates
         if any(rates[name].values())
     }
+
+
+def wait_for(path):
+    """Seconds until the file *path* was there."""
+    print(f"waiting for {path}", file=sys.stderr, flush=True)
+    started = time.monotonic()
+    while not path.exists():
+        time.sleep(0.2)
+    return time.monotonic() - started
 
 
 def run_or_leave(running, name, test, tries):
@@ -257,6 +272,7 @@ def main():
     parser.add_argument("--context", type=int, help="let the models have so many positions")
     parser.add_argument("--states", type=Path, help="folder for what llama.cpp read of prompts")
     parser.add_argument("--minutes", type=float, default=600, help="of a model; then stop")
+    parser.add_argument("--wait-for", type=Path, help="measure when this file is there")
     parser.add_argument("--only", default="", help="engines that run, separated by commas")
     options = parser.parse_args()
     if options.level:

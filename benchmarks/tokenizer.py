@@ -1,11 +1,13 @@
 """Time to load a tokenizer and to encode, for ours and the libraries.
 
     python benchmarks/tokenizer.py DATA [--runs 20] [--also NAME=tokenizer.json]... [--svg FILE]
+        [--turns 5] [--packages ours,gigatoken] [--json FILE]
 
 DATA is the folder BITNET_TEST_DATA points at. Loading is measured in fresh processes with the
 files in the page cache. Encoding is measured in this process with one thread, in CPU time, which
 other work on the machine changes less than the clock: the first call of a fresh tokenizer on a
-megabyte of text, in brackets a second one. Packages that are not installed are named.
+megabyte of text, in brackets a second one; medians of --turns, which the packages take in turn.
+Packages that are not installed are named. FILE of --json is written after every vocabulary.
 """
 
 from __future__ import annotations
@@ -24,8 +26,18 @@ from pathlib import Path
 
 import tokenizer_peers as peers
 
+from bitnet.base.errors import Unsupported
+
 LLAMA3 = "vocab/ggml-vocab-llama-bpe.gguf"
 MEGABYTE = 1_000_000
+#: Vocabularies that are recorded as GGUF only, and become a ``tokenizer.json`` for the packages.
+EXPORTED = {
+    "Qwen 2": "ggml-vocab-qwen2.gguf",
+    "DeepSeek LLM": "ggml-vocab-deepseek-llm.gguf",
+    "GPT-2": "ggml-vocab-gpt-2.gguf",
+    "StarCoder": "ggml-vocab-starcoder.gguf",
+    "BGE (BERT)": "ggml-vocab-bert-bge.gguf",
+}
 
 # Runs in a process of its own; prints the times in ms, the memory added and the peak in MB.
 LOAD = """
@@ -87,9 +99,7 @@ def row(name, samples):
 
 def loading(data, runs):
     """The table of loading times for LLaMA-3's vocabulary."""
-    cold = []
-    warm = []
-    library = []
+    cold, warm, library = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for i in range(runs):
             warm.append(measure(LOAD, data / LLAMA3, Path(folder) / "warm"))
@@ -122,14 +132,15 @@ def texts_of(data):
 def vocabularies(data, more, folder):
     """``(name, file, packages)``: what is encoded with what."""
     yield "LLaMA-3", data / "tokenizers/llama3/tokenizer.json", peers.JSON
-    qwen = Path(folder) / "qwen2"
-    command = [sys.executable, "-m", "bitnet", "export-tokenizer"]
-    command += [data / "vocab/ggml-vocab-qwen2.gguf", "--output", qwen]
-    subprocess.run(list(map(str, command)), check=True, capture_output=True)
-    yield "Qwen 2", qwen / "tokenizer.json", peers.JSON
+    for name, file in EXPORTED.items():
+        yield from of_gguf(name, data / "vocab" / file, folder)
+    yield "Phi-3", data / "tokenizers/phi3/tokenizer.json", peers.JSON
     for entry in more:
         name, _, path = entry.partition("=")
-        yield name, Path(path), peers.JSON
+        if path.endswith(".gguf"):
+            yield from of_gguf(name, Path(path), folder)
+        else:
+            yield name, Path(path), peers.JSON
     for name in ("cl100k_base", "o200k_base"):
         path = peers.ranks_file(name, folder)
         if path is not None:
@@ -137,41 +148,82 @@ def vocabularies(data, more, folder):
     yield "LLaMA-2", data / "tokenizers/llama2/tokenizer.model", peers.MODEL
 
 
-def speeds(load, path, texts):
-    """MB/s of CPU time of the first and of a second call, and the ids, by text."""
-    found = {}
-    for name, text in texts.items():
-        encode = load(path)
-        size = len(text.encode()) / 1e6
-        times = []
-        for _ in range(2):
-            start = time.process_time()
-            ids = encode(text)
-            times.append(time.process_time() - start)
-        found[name] = (size / times[0], size / times[1], list(ids))
-    return found
+def of_gguf(name, gguf, folder):
+    """The entry of the vocabulary in *gguf*, as a ``tokenizer.json`` made in *folder* if it can be.
+
+    A vocabulary that no such file can hold is encoded by this project alone.
+    """
+    target = Path(folder) / name
+    command = [sys.executable, "-m", "bitnet", "export-tokenizer", gguf, "--output", target]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        yield name, target / "tokenizer.json", peers.JSON
+    elif done.returncode == Unsupported.exit_code:
+        print(f"{name}: {done.stderr}", file=sys.stderr)
+        yield name, gguf, {"ours": peers.ours}
+    else:
+        raise SystemExit(f"{name}: {done.stderr}")
 
 
-def encoding(data, more):
+def speed(load, path, text):
+    """MB/s of CPU time of the first and of a second call of a fresh tokenizer, and the ids."""
+    encode = load(path)
+    size = len(text.encode()) / 1e6
+    times = []
+    for _ in range(2):
+        start = time.process_time()
+        ids = encode(text)
+        times.append(time.process_time() - start)
+    return size / times[0], size / times[1], ids
+
+
+def median_speeds(packages, path, texts, turns):
+    """Cells of every package by text: two median speeds, and True for the first package's ids.
+
+    A package that fails has the error instead of its cells.
+    """
+    taken = {package: {name: [] for name in texts} for package in packages}
+    cells = {}
+    for _ in range(turns):
+        for name, text in texts.items():
+            wanted = None
+            for package, load in packages.items():
+                if package in cells:
+                    continue
+                try:
+                    *both, ids = speed(load, path, text)
+                except BaseException as error:
+                    if isinstance(error, KeyboardInterrupt):
+                        raise
+                    cells[package] = " ".join(f"{type(error).__name__}: {error}"[:80].split())
+                    continue
+                wanted = list(ids) if wanted is None else wanted
+                taken[package][name].append((*both, list(ids) == wanted))
+    for package, by_text in taken.items():
+        if package not in cells:
+            cells[package] = {name: median_cell(measured) for name, measured in by_text.items()}
+    return cells
+
+
+def median_cell(measured):
+    """Median speeds of the two calls, and True if the ids agreed in every turn."""
+    first, again, same = zip(*measured, strict=True)
+    return statistics.median(first), statistics.median(again), all(same)
+
+
+def encoding(data, options):
     """The rows of the table: vocabulary, package, and for each text two speeds and the same ids."""
     texts = texts_of(data)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for vocabulary, path, packages in vocabularies(data, more, folder):
-            wanted = None
-            for package, load in packages.items():
-                try:
-                    found = speeds(load, path, texts)
-                except BaseException as error:
-                    if isinstance(error, KeyboardInterrupt):
-                        raise
-                    rows.append((vocabulary, package, f"{type(error).__name__}: {error}"[:80]))
-                    continue
-                ids = {name: cell[2] for name, cell in found.items()}
-                wanted = wanted or ids
-                cells = {n: (*cell[:2], ids[n] == wanted[n]) for n, cell in found.items()}
-                rows.append((vocabulary, package, cells))
-                print(vocabulary, package, cells, file=sys.stderr, flush=True)
+        for vocabulary, path, packages in vocabularies(data, options.also, folder):
+            chosen = options.packages.split(",") if options.packages else list(packages)
+            packages = {name: load for name, load in packages.items() if name in chosen}
+            cells = median_speeds(packages, path, texts, options.turns)
+            rows += [(vocabulary, package, cells[package]) for package in packages]
+            print(vocabulary, cells, file=sys.stderr, flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return rows
 
 
@@ -194,9 +246,7 @@ def plot(rows):
     """Bars of the first call and, lighter, of later ones, on code."""
     shown = [(v, p, c["code"]) for v, p, c in rows if isinstance(c, dict)]
     most = max(again for _, _, (_, again, _) in shown)
-    width = 760
-    left = 220
-    step = 18
+    width, left, step = 760, 220, 18
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {step * len(shown) + 40}" '
         'font-family="sans-serif" font-size="12">',
@@ -226,20 +276,24 @@ def main():
     parser.add_argument("data", type=Path)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--also", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--turns", type=int, default=5, help="of encoding")
+    parser.add_argument("--packages", default="", help="that encode, separated by commas")
+    parser.add_argument("--json", type=Path, help="write the rows of encoding")
+    parser.add_argument("--no-loading", action="store_true", help="encoding alone")
     parser.add_argument("--svg", type=Path, help="write a plot")
     options = parser.parse_args()
     os.environ |= {"BITNET_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "0"}
     os.environ["BITNET_CACHE_DIR"] = tempfile.mkdtemp()
-    rows = encoding(options.data, options.also)
+    rows = encoding(options.data, options)
     lines = [
         "# Tokenizers: loading and encoding",
         "",
-        f"`python benchmarks/tokenizer.py $BITNET_TEST_DATA --runs {options.runs}` on a shared "
-        f"x86-64 virtual machine with {os.cpu_count()} cores; read the ratios, not the times.",
+        f"`python benchmarks/tokenizer.py $BITNET_TEST_DATA --runs {options.runs} --turns "
+        f"{options.turns}` on a virtual machine with {os.cpu_count()} cores; read the ratios.",
         "",
-        *loading(options.data, options.runs),
+        *([] if options.no_loading else loading(options.data, options.runs)),
         "",
-        "MB/s of CPU time with one thread, first call (second call):",
+        f"MB/s of CPU time with one thread, first call (second call), {options.turns} turns:",
         "",
         *table(rows),
     ]
