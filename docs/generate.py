@@ -40,6 +40,8 @@ FOLDER = Path(__file__).parent / "reference"
 MEASURED = Path(__file__).parents[1] / "benchmarks" / "results" / "sensitivity.json"
 # Examples that are not run as blocks of the page, and what runs them.
 NOT_RUN = {
+    "classify": "it needs a classifier; tests/commands/test_score_tasks.py makes one",
+    "rank": "it needs a model that ranks; tests/commands/test_score_tasks.py makes one",
     "ci-lint": "the linters come from a package index; tests/commands/test_ci_tasks.py has them",
     "serve": "it serves until it is stopped; tests/server/test_serve_task.py stops it",
 }

@@ -240,22 +240,25 @@ def _of_key(
     names: list[Pin] = []
     for entry in scope:
         meant = [name for name in entry.names if _means(name.key, key)]
-        is_digest = entry.is_stored and _means(entry.path.name, key)
-        if is_digest or (meant and len(meant) == len(entry.names)):
+        are_all_meant = bool(meant) and len(meant) == len(entry.names)
+        is_digest_meant = entry.is_stored and _means(entry.path.name, key)
+        if are_all_meant or is_digest_meant:
+            # The bytes go, with every link to them.
             names += entry.names
-            paths |= {entry.path}
-            paths |= {link.path for link in everything if is_same_file(link, entry, root)}
+            paths.add(entry.path)
+            paths.update(link.path for link in everything if is_same_file(link, entry, root))
         elif meant:
+            # The bytes stay for the other names.
             names += meant
-            paths -= {entry.path}
-            paths |= {root / name.place for name in meant if name.place is not None}
+            paths.discard(entry.path)
+            paths.update(root / name.place for name in meant if name.place is not None)
 
-    # Bytes whose only names are chosen links go with them.
+    # Bytes whose only names are chosen links go with them. A name without a place in the cache is
+    # that of a project's file, which keeps the bytes.
     for entry in everything:
         places = [root / name.place for name in entry.names if name.place is not None]
-        # A name without a place in the cache is that of a project's file.
-        has_places = len(places) == len(entry.names) > 0
-        if entry.path not in paths and has_places and paths.issuperset(places):
+        are_all_in_cache = bool(places) and len(places) == len(entry.names)
+        if entry.path not in paths and are_all_in_cache and paths.issuperset(places):
             paths.add(entry.path)
             names += entry.names
     return [entry for entry in everything if entry.path in paths], names

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from functools import cache
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from bitnet.families.blocks import CacheKind
     from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.program import Instruction, Pass, Segment
     from bitnet.quants.weight import Weight
@@ -162,35 +162,39 @@ class NativeOps(Ops):
         The program takes the registers that hold a value and returns all of them, joined.
         """
         values = vars(instruction)
-        pages = [
-            segment.cache.pages(len(segment.tokens)) for segment in on.segments if "cache" in values
-        ]
+        pages: list[tuple[NDArray[np.uint64], ...] | None] = []  # of each segment
+        caches: tuple[CacheKind, ...] = ()
+        if "cache" in values:
+            pages = [segment.cache.pages(len(segment.tokens)) for segment in on.segments]
+            caches = on.program.caches
         if None in pages or type(instruction).__name__ not in KERNELS:
             instruction.run(on)
             return
-        registers = dict.fromkeys(
-            register for register in values.values() if isinstance(register, Register)
-        )
+
+        operands = [value for value in values.values() if isinstance(value, Register)]
+        registers = list(dict.fromkeys(operands))
         taken = [register for register in registers if register in on.registers]
         whole = Register("", sum(register.width for register in registers))
         steps = (*map(Take, taken), instruction, Join(whole, tuple(registers)))
-        caches = on.program.caches if "cache" in values else ()
         graph = CompiledProgram(self._native, Program(steps, caches, whole), on.weights)
+
         inputs = floats(np.concatenate([on.registers[register] for register in taken], axis=1))
+        rotation = values.get("rotation")
         pieces = []
         at = 0
-        of_caches = zip(pages, on.states, strict=True) if caches else repeat(((), _NOTHING))
-        for segment, positions, segment_cache in zip(
-            on.segments, on.positions(), of_caches, strict=False
+        for number, (segment, positions) in enumerate(
+            zip(on.segments, on.positions(), strict=True)
         ):
             reach = segment.cache.reach
-            rotation = values.get("rotation")
+            state = on.states[number] if pages else _NOTHING
+            segment_pages = pages[number] if pages else ()
+            # Positions of one piece are turned by the same frequencies.
             parts = by_regime(positions, reach, rotation) if rotation else [positions]
             for part in filter(None, parts):
                 count = len(part)
                 context = graph.context(reach, part)
                 rows = inputs[at : at + count]
-                pieces.append((count, part.start, count, context, *segment_cache, rows))
+                pieces.append((count, part.start, count, context, segment_pages, state, rows))
                 at += count
         out = graph.run([0] * at, pieces)
         ends = np.cumsum([register.width for register in registers])

@@ -75,6 +75,19 @@ def layout(decoder: ModelConfig) -> Layout:
     return writer.write.layout
 
 
+def _names_of(mixer: Mixer, branch: Branch) -> tuple[str, str]:
+    """Names in a trace of the result and the input of *mixer*; empty for what has none there."""
+    if isinstance(mixer, Sum):
+        return "ffn_out", ""
+    if isinstance(mixer, BlockInput):
+        return "", ""
+    if isinstance(mixer, Mamba2) and len(branch.mixers) > 1:
+        return "", ""  # beside attention, its result is marked as mamba_out
+    if branch.norm == _BESIDE_NETWORK:
+        return "", branch.norm  # the result is marked as ffn_moe_out
+    return _NAMES.get(type(mixer), ("attn_out", "attn_norm"))
+
+
 class _Decoder:
     """Writes the program of a decoder.
 
@@ -185,22 +198,10 @@ class _Decoder:
         write = self.write
         h = write.norm(read, branch.norm) if branch.norm else read
         for mixer in branch.mixers:
-            if isinstance(mixer, Sum):
-                name = "ffn_out"
-                y = self._sum(mixer, x, branch.scale)
-            elif isinstance(mixer, BlockInput):
-                name = ""
-                y = h
-            elif isinstance(mixer, Mamba2) and len(branch.mixers) > 1:
-                name = ""  # beside attention, its result is marked as mamba_out
-                y = self._mix(mixer, h, x, branch.scale)
-            else:
-                name, input_name = _NAMES.get(type(mixer), ("attn_out", "attn_norm"))
-                if branch.norm == _BESIDE_NETWORK:  # whose names these would be
-                    name = ""  # the result is marked as ffn_moe_out
-                    input_name = branch.norm
+            name, input_name = _names_of(mixer, branch)
+            if input_name:
                 write.mark(input_name, h)
-                y = self._mix(mixer, h, x, branch.scale)
+            y = self._mix(mixer, h, x, branch.scale)
             if branch.post_norm:
                 write.mark(f"{name}_product", y)
                 y = write.norm(y, branch.post_norm)
@@ -245,6 +246,8 @@ class _Decoder:
                 return short_convolution(write, mixer, h, scale)
             case BlockInput():
                 return h
+            case Sum():
+                return self._sum(mixer, x, scale)
             case FeedForward():
                 return feed_forward(write, mixer, h, scale)
             case LayerInput():

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.program import Ops, Prepared, Program
     from bitnet.models.layout import Layout
+    from bitnet.quants.weight import Weight
 
 logger = logging.getLogger(__name__)
 
@@ -297,39 +298,59 @@ def bind(
         for name, weight in (bound or {}).items()
         if not name.endswith(FACTORS) and name not in checkpoint.replaced
     }
-    prepared = {}
+    prepared: dict[str, Prepared] = {}
     for name, weight in checkpoint.weights.items():
-        is_scale = name.endswith(".scale") and name not in expected.required
-        if name in _READ_ELSEWHERE or is_scale or name.startswith(expected.decoder.left_out):
+        if _is_read_elsewhere(name, expected):
             continue
         if name in shared:
             prepared[name] = shared[name]
             continue
-        if name in expected.scales:
-            weight = replace(weight, scale=weight.scale * expected.scales[name])
-        if expected.required.get(name) == (1, *weight.shape):  # a matrix of one row, as a vector
-            weight = replace(weight, shape=(1, *weight.shape))
-        if name in expected.vectors:
-            weight = registry.quantize(
-                name, registry.dequantize(weight).reshape(-1), types.by_id(0)
-            )
-        looked_up = name in (*by_row, *expected.tables) or (
-            name == "token_embd.weight" and "output.weight" in checkpoint.weights
-        )
-        scale = f"{name.removesuffix('weight')}scale" if name.endswith(".weight") else ""
-        scale = "" if scale in expected.required else scale
-        parts = weight.matrices()
-        of_experts = len(weight.shape) == 3
-        scales = checkpoint.numbers(scale, (len(parts),)) if scale else None
-        factors = [1.0] * len(parts) if scales is None else scales.tolist()
+        is_tied = "output.weight" not in checkpoint.weights
+        is_embedding_alone = name == "token_embd.weight" and not is_tied
+        looked_up = is_embedding_alone or name in by_row or name in expected.tables
+        weight = _as_expected(weight, expected)
+        is_of_experts = len(weight.shape) == 3
         matrices = [
-            ops.prepare(
-                replace(part, scale=part.scale * factor), looked_up=looked_up, expert=of_experts
-            )
-            for part, factor in zip(parts, factors, strict=True)
+            ops.prepare(matrix, looked_up=looked_up, expert=is_of_experts)
+            for matrix in _with_scales(checkpoint, weight, expected)
         ]
-        prepared[name] = tuple(matrices) if of_experts else matrices[0]
+        prepared[name] = tuple(matrices) if is_of_experts else matrices[0]
     return prepared
+
+
+def _is_read_elsewhere(name: str, expected: Layout) -> bool:
+    """True if the tensor *name* is read with another one, by the configuration, or not at all."""
+    is_scale = name.endswith(".scale") and name not in expected.required
+    is_left_out = name.startswith(expected.decoder.left_out)
+    return is_scale or is_left_out or name in _READ_ELSEWHERE
+
+
+def _as_expected(weight: Weight, expected: Layout) -> Weight:
+    """*weight* as the program reads it: scaled, a matrix of one row or a vector."""
+    name = weight.name
+    if name in expected.scales:
+        weight = replace(weight, scale=weight.scale * expected.scales[name])
+    if expected.required.get(name) == (1, *weight.shape):
+        weight = replace(weight, shape=(1, *weight.shape))
+    if name in expected.vectors:
+        values = registry.dequantize(weight).reshape(-1)
+        weight = registry.quantize(name, values, types.by_id(0))
+    return weight
+
+
+def _with_scales(checkpoint: Checkpoint, weight: Weight, expected: Layout) -> list[Weight]:
+    """The matrices of *weight*, each times its factor in a tensor of scales, if there is one."""
+    matrices = weight.matrices()
+    scale = f"{weight.name.removesuffix('weight')}scale"
+    if not weight.name.endswith(".weight") or scale in expected.required:
+        return list(matrices)
+    factors = checkpoint.numbers(scale, (len(matrices),))
+    if factors is None:
+        return list(matrices)
+    return [
+        replace(matrix, scale=matrix.scale * factor)
+        for matrix, factor in zip(matrices, factors.tolist(), strict=True)
+    ]
 
 
 def _check_fit(checkpoint: Checkpoint, expected: Layout) -> None:
@@ -355,10 +376,10 @@ def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
         if name not in checkpoint.weights:
             yield f"{checkpoint.tensor_name(name, usual_name)} {shape} is missing"
     for name, weight in checkpoint.weights.items():
-        its_shape = expected.required.get(name) or expected.optional.get(name)
-        if its_shape is None:
+        right_shape = expected.required.get(name) or expected.optional.get(name)
+        if right_shape is None:
             if name not in _READ_ELSEWHERE and not name.startswith(expected.decoder.left_out):
                 yield f"{checkpoint.tensor_name(name, usual_name)} {weight.shape} is unexpected"
-        elif weight.shape != its_shape and (1, *weight.shape) != its_shape:
+        elif weight.shape != right_shape and (1, *weight.shape) != right_shape:
             own = checkpoint.tensor_name(name, usual_name)
-            yield f"{own} has shape {weight.shape}, expected {its_shape}"
+            yield f"{own} has shape {weight.shape}, expected {right_shape}"

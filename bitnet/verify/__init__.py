@@ -196,8 +196,11 @@ class _Examination:
                 self.trace = self.against.trace
                 rewritten = [name for name in checkpoint.inventory.names if name.endswith(".json")]
         elif self.manifest is None and (recognition := recognise(checkpoint)) is not None:
-            (wrong if recognition.differences else right).append(recognition.text)
-            self.trace = None if recognition.differences else recognition.attestation.trace
+            if recognition.differences:
+                wrong.append(recognition.text)
+            else:
+                right.append(recognition.text)
+                self.trace = recognition.attestation.trace
 
         # The bytes of every file, as a manifest lists them.
         if self.manifest is not None:

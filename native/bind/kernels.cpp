@@ -45,15 +45,15 @@ void bind_quantize_rows(int ggml_id, const Floats& x, const std::optional<Floats
                         const OutBytes& out) {
     const Quantizer* found = find_quantizer(ggml_id);
     require(found != nullptr, "the type has no quantizer");
-    const Quantizer& its = *found;
-    require(x.ndim() == 2 && x.size() > 0 && int64_t(x.shape(1)) % its.weights == 0,
+    const Quantizer& quantizer = *found;
+    require(x.ndim() == 2 && x.size() > 0 && int64_t(x.shape(1)) % quantizer.weights == 0,
             "x must be (rows, cols) of whole blocks");
-    require(int64_t(out.size()) == int64_t(x.size()) / its.weights * its.bytes,
+    require(int64_t(out.size()) == int64_t(x.size()) / quantizer.weights * quantizer.bytes,
             "out has the wrong size");
     require(!importance || importance->size() == x.shape(1), "importance must be (cols,)");
     const Computing computing;
-    quantize_rows(its, x.data(), importance ? importance->data() : nullptr, int64_t(x.shape(0)),
-                  int64_t(x.shape(1)), out.data());
+    quantize_rows(quantizer, x.data(), importance ? importance->data() : nullptr,
+                  int64_t(x.shape(0)), int64_t(x.shape(1)), out.data());
 }
 
 // In the order of TernarySource; encodings by the names the quants package gives them.

@@ -132,9 +132,9 @@ void CharsMap::walk(std::string_view text, Each each) const {
 
 size_t CharsMap::replace(std::string_view text, size_t at, std::string& out) const {
     size_t best = 0, value = 0;
-    walk(text.substr(at), [&](size_t size, size_t its) {
+    walk(text.substr(at), [&](size_t size, size_t matched) {
         best = size;
-        value = its;
+        value = matched;
         return true;
     });
     if (best == 0) {

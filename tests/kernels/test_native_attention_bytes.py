@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from arithmetic import exponential, power_or_zero
+from attention_rows import check_rows, random, with_shapes, with_sinks
 
 from bitnet.base import native
 from bitnet.kernels import kv_codes
@@ -13,10 +14,6 @@ pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is n
 PAGE = kv_codes.PAGE
 SPLIT = 4 * PAGE
 NMSE = 3e-4  # of normal numbers: of 8 bits of queries, keys, weights and values
-
-
-def random(*shape, seed=1):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def paged(k, v):
@@ -140,29 +137,15 @@ def row_by_definition(q, k, v, *, scale, window, softcap, sink=None):
     return turned * (before / (whole[2] * before + now) * shorter)
 
 
-@pytest.mark.parametrize("sinks", [None, random(8, seed=4)], ids=["", "sinks"])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "tokens", "start", "window", "softcap"),
-    [
-        (3, 1, 64, 9, 250, 0, 0.0),
-        (3, 1, 20, 5, 60, 0, 3.0),
-        (8, 2, 80, 7, 61, 50, 0.0),
-        (1, 1, 40, 20, 500, 300, 9.0),
-        (4, 1, 96, 3, 700, 0, 0.0),
-    ],
-)
+@with_sinks
+@with_shapes
 def test_it_is_what_is_written(heads, kv_heads, dim, tokens, start, window, softcap, sinks, level):
     q = random(tokens, heads, dim) * 2
-    k, v = (random(start + tokens, kv_heads, dim, seed=s) for s in (2, 3))
+    k = random(start + tokens, kv_heads, dim, seed=2)
+    v = random(start + tokens, kv_heads, dim, seed=3)
     v[::3] = 0.0  # without a step
     how = {"scale": 0.11, "window": window, "softcap": softcap}
-    got = attend(q, k, v, start, **how, sinks=None if sinks is None else sinks[:heads].copy())
-    for t in range(tokens):
-        for h in range(heads):
-            keys, values = (x[: start + t + 1, h * kv_heads // heads] for x in (k, v))
-            sink = None if sinks is None else sinks[h]
-            expected = row_by_definition(q[t, h], keys, values, **how, sink=sink)
-            np.testing.assert_array_equal(got[t, h], expected, err_msg=f"query {t}, head {h}")
+    check_rows(attend, row_by_definition, q, k, v, start, sinks=sinks, **how)
 
 
 HEADS = ((2, 2), (3, 1), (8, 2), (8, 1))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cache_steps import take_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import params, prompt, run, sampled
@@ -53,32 +54,10 @@ STEPS = st.one_of(
 @settings(max_examples=100)
 @given(st.lists(STEPS, min_size=4, max_size=25))
 def test_a_state_is_that_of_its_length_in_any_order_of_steps(steps):
-    sequences = [Sums()]
-    for number, (step, value) in enumerate(steps):
-        one = sequences[number % len(sequences)]
-        if step == "append" and one.cache.length + value <= CONTEXT:
-            one.append([number * 7 % 1777 + at for at in range(value)])
-        elif step == "keep":
-            one.cache.keep(value)
-        elif step == "mark":
-            one.cache.mark()
-        elif step == "truncate":
-            expected = one.cache.reusable(value)
-            assert expected <= min(value, one.cache.length)
-            one.cache.truncate(value)
-            assert one.cache.length == expected
-        elif step == "branch":
-            other = Sums()
-            length = one.cache.reusable(value)
-            other.cache.copy_prefix(one.cache, length)
-            other.ids = one.ids[:length]
-            sequences.append(other)
-        elif step == "interrupt":
-            one.cache.begin()[:] = np.nan
-            one.cache.truncate(one.cache.length)
-        assert one.cache.size_bytes <= one.cache.cost(CONTEXT, 60)
-    for one in sequences:
-        one.append([7])
+    def costs_what_it_may(sequence):
+        assert sequence.cache.size_bytes <= sequence.cache.cost(CONTEXT, 60)
+
+    take_steps(Sums, steps, CONTEXT, costs_what_it_may)
 
 
 def test_it_returns_to_kept_lengths_alone():

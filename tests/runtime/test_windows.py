@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cache_steps import take_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import params, prompt, run, sampled
@@ -144,26 +145,7 @@ STEPS = st.one_of(
 @settings(max_examples=60)
 @given(st.lists(STEPS, min_size=4, max_size=25))
 def test_every_visible_position_is_there_in_any_order_of_steps(steps):
-    sequences = [Sequence()]
-    for number, (step, value) in enumerate(steps):
-        one = sequences[number % len(sequences)]
-        if step == "append" and one.cache.length + value <= CONTEXT:
-            one.append([number * 1000 % 1777 + at for at in range(value)])
-        elif step == "keep":
-            one.cache.keep(value)
-        elif step == "truncate":
-            expected = one.cache.reusable(value)
-            assert expected <= min(value, one.cache.length)
-            one.cache.truncate(value)
-            assert one.cache.length == expected
-        elif step == "branch":
-            other = Sequence()
-            length = one.cache.reusable(value)
-            other.cache.copy_prefix(one.cache, length)
-            other.ids = one.ids[:length]
-            sequences.append(other)
-    for one in sequences:  # whatever they share, each holds its own
-        one.append([7])
+    take_steps(Sequence, steps, CONTEXT)
 
 
 def test_a_place_that_is_kept_can_be_come_back_to_and_others_cannot():

@@ -220,11 +220,11 @@ void pack_pairs(const uint8_t* codes, uint8_t* q) {
 }
 
 // The reverse of unpack_k_scales.
-void pack_k_scales(const AffineSuper& its, uint8_t* packed) {
+void pack_k_scales(const AffineSuper& super_block, uint8_t* packed) {
     for (int i = 0; i < 4; ++i) {
-        packed[i] = uint8_t((its.scales[i] & 63) | its.scales[4 + i] >> 4 << 6);
-        packed[4 + i] = uint8_t((its.mins[i] & 63) | its.mins[4 + i] >> 4 << 6);
-        packed[8 + i] = uint8_t((its.scales[4 + i] & 15) | its.mins[4 + i] << 4);
+        packed[i] = uint8_t((super_block.scales[i] & 63) | super_block.scales[4 + i] >> 4 << 6);
+        packed[4 + i] = uint8_t((super_block.mins[i] & 63) | super_block.mins[4 + i] >> 4 << 6);
+        packed[8 + i] = uint8_t((super_block.scales[4 + i] & 15) | super_block.mins[4 + i] << 4);
     }
 }
 
@@ -440,17 +440,17 @@ constexpr Quantizer kQuantizers[] = {
 }  // namespace
 
 const Quantizer* find_quantizer(int ggml_id) {
-    for (const Quantizer& its : kQuantizers)
-        if (its.ggml_id == ggml_id) return &its;
+    for (const Quantizer& quantizer : kQuantizers)
+        if (quantizer.ggml_id == ggml_id) return &quantizer;
     return nullptr;
 }
 
-void quantize_rows(const Quantizer& its, const float* x, const float* importance, int64_t rows,
-                   int64_t cols, uint8_t* out) {
-    const int64_t row_bytes = cols / its.weights * its.bytes;
+void quantize_rows(const Quantizer& quantizer, const float* x, const float* importance,
+                   int64_t rows, int64_t cols, uint8_t* out) {
+    const int64_t row_bytes = cols / quantizer.weights * quantizer.bytes;
     Split(rows, 1, rows * cols < kSerialWork).run([&](int64_t first, int64_t end) {
         for (int64_t r = first; r < end; ++r)
-            its.row(x + r * cols, importance, cols, out + r * row_bytes);
+            quantizer.row(x + r * cols, importance, cols, out + r * row_bytes);
     });
 }
 

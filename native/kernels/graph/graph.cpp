@@ -45,7 +45,7 @@ void Graph::set_state(int64_t size) {
     state_size_ = size;
 }
 
-void Graph::add(std::string_view instruction, const Operands& its) {
+void Graph::add(std::string_view instruction, const Operands& operands) {
     static const std::map<std::string_view, Builder Graph::*> builders = {
         {"Embed", &Graph::embed},
         {"Lookup", &Graph::lookup},
@@ -75,32 +75,33 @@ void Graph::add(std::string_view instruction, const Operands& its) {
         {"Select", &Graph::select}};
     const auto found = builders.find(instruction);
     require(found != builders.end(), "no such instruction");
-    (this->*found->second)(its);
+    (this->*found->second)(operands);
 }
 
-std::vector<int> Graph::regs(const Operands& its, const char* field) const {
+std::vector<int> Graph::regs(const Operands& operands, const char* field) const {
     std::vector<int> all;
-    for (const int64_t r : its.integers(field)) all.push_back(known(r));
+    for (const int64_t r : operands.integers(field)) all.push_back(known(r));
     return all;
 }
 
 // Registers that are, in each of equal groups, the pieces of a whole one.
-std::vector<int> Graph::groups(const Operands& its, const char* parts, const char* whole) const {
-    const std::vector<int> all = regs(its, parts);
-    const int64_t count = its.integer("groups");
+std::vector<int> Graph::groups(const Operands& operands, const char* parts,
+                               const char* whole) const {
+    const std::vector<int> all = regs(operands, parts);
+    const int64_t count = operands.integer("groups");
     int64_t sum = 0;
     for (const int r : all) {
         sum += width(r);
-        require(count > 0 && width(r) % count == 0 && r != reg(its, whole),
+        require(count > 0 && width(r) % count == 0 && r != reg(operands, whole),
                 "the parts are not whole groups");
     }
-    require(sum == width(reg(its, whole)), "the parts have another width than the whole");
+    require(sum == width(reg(operands, whole)), "the parts have another width than the whole");
     return all;
 }
 
-std::vector<const float*> Graph::biases(const Operands& its,
+std::vector<const float*> Graph::biases(const Operands& operands,
                                         const std::vector<int64_t>& sizes) const {
-    const std::vector<FloatArray> arrays = its.arrays("biases");
+    const std::vector<FloatArray> arrays = operands.arrays("biases");
     require(!sizes.empty() && arrays.size() == sizes.size(), "lists differ in length");
     std::vector<const float*> all;
     for (size_t i = 0; i < sizes.size(); ++i) {
@@ -112,8 +113,8 @@ std::vector<const float*> Graph::biases(const Operands& its,
 
 // Where in the state of a sequence an instruction has its *size* floats: the first or the last of
 // those of its layer.
-int64_t Graph::state_offset(const Operands& its, int64_t size, bool first) const {
-    const int64_t start = its.integer("start"), stop = its.integer("stop");
+int64_t Graph::state_offset(const Operands& operands, int64_t size, bool first) const {
+    const int64_t start = operands.integer("start"), stop = operands.integer("stop");
     require(!selected_, "a state behind the outputs alone");
     require(start >= 0 && start <= stop && stop <= state_size_ && size <= stop - start,
             "the state ends before");

@@ -95,7 +95,7 @@ public:
     void set_state(int64_t size);                // floats of the state of a sequence
 
     // The next instruction of the program. Weights must outlive the graph.
-    void add(std::string_view instruction, const Operands& its);
+    void add(std::string_view instruction, const Operands& operands);
 
     // The output rows of register *result*, those of all segments one after the other, *out* with
     // room for *rows*.
@@ -142,17 +142,20 @@ private:
     };
 
     // One for each kind of instruction.
-    using Builder = void(const Operands& its);
+    using Builder = void(const Operands& operands);
     Builder embed, lookup, take, norm, center, linear, split, join, transpose, rotate, temper,
         attend, convolve, delta_rule, selective_scan, gate, route, enumerate, expert_linear,
         combine, hadamard, add_to, scale, select, clamp, xielu;
 
     int known(int64_t r) const;
-    int reg(const Operands& its, const char* field) const { return known(its.integer(field)); }
-    std::vector<int> regs(const Operands& its, const char* field) const;
-    std::vector<int> groups(const Operands& its, const char* parts, const char* whole) const;
-    std::vector<const float*> biases(const Operands& its, const std::vector<int64_t>& sizes) const;
-    int64_t state_offset(const Operands& its, int64_t size, bool first) const;
+    int reg(const Operands& operands, const char* field) const {
+        return known(operands.integer(field));
+    }
+    std::vector<int> regs(const Operands& operands, const char* field) const;
+    std::vector<int> groups(const Operands& operands, const char* parts, const char* whole) const;
+    std::vector<const float*> biases(const Operands& operands,
+                                     const std::vector<int64_t>& sizes) const;
+    int64_t state_offset(const Operands& operands, int64_t size, bool first) const;
     float* at(const Pass& pass, int r, int64_t row) const {
         const Register& it = registers_[size_t(r)];
         return pass.memory.get() + offsets_[it.place] * pass.room + row * it.width;

@@ -25,11 +25,11 @@ void read_row(const Matrix& table, int64_t id, float* x) {
 
 }  // namespace
 
-void Graph::embed(const Operands& its) {
-    const int out = reg(its, "out");
-    const Matrix given = its.matrices("table").at(0).at(0),
+void Graph::embed(const Operands& operands) {
+    const int out = reg(operands, "out");
+    const Matrix given = operands.matrices("table").at(0).at(0),
                  table = shaped(given, width(out), given.rows);
-    const float scale = its.real("scale");
+    const float scale = operands.real("scale");
     vocabulary_ = vocabulary_ == 0 ? table.rows : std::min(vocabulary_, table.rows);
     add_row(
         [=](Pass& pass, int64_t row) {
@@ -42,12 +42,12 @@ void Graph::embed(const Operands& its) {
         [=](Pass&) { count_call(Op::embed, table.type); });
 }
 
-void Graph::lookup(const Operands& its) {
-    const int out = reg(its, "out");
-    const Matrix given = its.matrices("table").at(0).at(0),
+void Graph::lookup(const Operands& operands) {
+    const int out = reg(operands, "out");
+    const Matrix given = operands.matrices("table").at(0).at(0),
                  table = shaped(given, width(out), given.rows);
-    const bool by_position = its.text("by") == "position";
-    require(by_position || its.text("by") == "text", "rows of a table by something unknown");
+    const bool by_position = operands.text("by") == "position";
+    require(by_position || operands.text("by") == "text", "rows of a table by something unknown");
     if (by_position) positions_ = std::min(positions_, table.rows);
     add_row(
         [=](Pass& pass, int64_t row) {
@@ -59,8 +59,8 @@ void Graph::lookup(const Operands& its) {
         [=](Pass&) { count_call(Op::embed, table.type); });
 }
 
-void Graph::take(const Operands& its) {
-    const int out = reg(its, "out");
+void Graph::take(const Operands& operands) {
+    const int out = reg(operands, "out");
     const int64_t offset = taken_;
     require(!selected_, "rows are taken for all tokens");
     taken_ += width(out);
@@ -72,20 +72,20 @@ void Graph::take(const Operands& its) {
     });
 }
 
-void Graph::norm(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x");
-    const int64_t parts = its.integer("parts");
-    FloatArray weight = its.arrays("weight").at(0);
+void Graph::norm(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int64_t parts = operands.integer("parts");
+    FloatArray weight = operands.arrays("weight").at(0);
     if (!weight.data) {
-        ones_.emplace_back(size_t(checked(its.integer("width"))), 1.0f);
+        ones_.emplace_back(size_t(checked(operands.integer("width"))), 1.0f);
         weight = {ones_.back().data(), int64_t(ones_.back().size())};
     }
     require(weight.size > 0 && parts > 0 && weight.size % parts == 0 &&
                 width(x) % weight.size == 0 && width(x) == width(out),
             "the norm has another width");
     const int64_t group = weight.size / parts;
-    const float eps = its.real("eps");
-    const float* bias = floats(its, "bias", weight.size, "the bias has another width");
+    const float eps = operands.real("eps");
+    const float* bias = floats(operands, "bias", weight.size, "the bias has another width");
     add_row(
         [=](Pass& pass, int64_t row) {
             for (int64_t i = 0; i < width(x); i += group)
@@ -97,10 +97,10 @@ void Graph::norm(const Operands& its) {
         [](Pass&) { count_call(Op::rms_norm); });
 }
 
-void Graph::center(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x");
+void Graph::center(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
     require(width(out) == width(x), "widths differ");
-    const int64_t own = its.integer("width"), group = own > 0 ? own : width(x);
+    const int64_t own = operands.integer("width"), group = own > 0 ? own : width(x);
     require(width(x) % group == 0, "the groups are not whole");
     add_row([=](Pass& pass, int64_t row) {
         const int64_t n = width(x);
@@ -114,9 +114,9 @@ void Graph::center(const Operands& its) {
     });
 }
 
-void Graph::clamp(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x");
-    const float limit = its.real("limit");
+void Graph::clamp(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const float limit = operands.real("limit");
     require(width(out) == width(x), "widths differ");
     require(limit > 0.0f, "a limit that is not above 0");
     add_row([=](Pass& pass, int64_t row) {
@@ -129,10 +129,10 @@ void Graph::clamp(const Operands& its) {
     });
 }
 
-void Graph::xielu(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x");
-    const float above = its.real("above"), below = its.real("below"), beta = its.real("beta"),
-                eps = its.real("eps");
+void Graph::xielu(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const float above = operands.real("above"), below = operands.real("below"),
+                beta = operands.real("beta"), eps = operands.real("eps");
     require(width(out) == width(x), "widths differ");
     add_row(
         [=](Pass& pass, int64_t row) {
@@ -147,13 +147,13 @@ void Graph::xielu(const Operands& its) {
         [](Pass&) { count_call(Op::gate); });
 }
 
-void Graph::linear(const Operands& its) {
-    const int x = reg(its, "x");
-    const std::vector<int> outs = regs(its, "outs");
+void Graph::linear(const Operands& operands) {
+    const int x = reg(operands, "x");
+    const std::vector<int> outs = regs(operands, "outs");
     std::vector<int64_t> widths;
     for (const int out : outs) widths.push_back(width(out));
-    const std::vector<const float*> bias = biases(its, widths);
-    const auto given = its.matrices("weights");
+    const std::vector<const float*> bias = biases(operands, widths);
+    const auto given = operands.matrices("weights");
     require(given.size() == outs.size(), "lists differ in length");
     std::vector<Matrix> matrices;
     for (size_t i = 0; i < outs.size(); ++i)
@@ -182,10 +182,10 @@ void Graph::product(int x, const std::vector<int>& outs, const std::vector<Matri
     });
 }
 
-void Graph::split(const Operands& its) {
-    const int x = reg(its, "x");
-    const std::vector<int> outs = groups(its, "outs", "x");
-    const int64_t count = its.integer("groups");
+void Graph::split(const Operands& operands) {
+    const int x = reg(operands, "x");
+    const std::vector<int> outs = groups(operands, "outs", "x");
+    const int64_t count = operands.integer("groups");
     add_row([=](Pass& pass, int64_t row) {
         const float* from = at(pass, x, row);
         for (int64_t group = 0; group < count; ++group)
@@ -197,10 +197,10 @@ void Graph::split(const Operands& its) {
     });
 }
 
-void Graph::join(const Operands& its) {
-    const int out = reg(its, "out");
-    const std::vector<int> parts = groups(its, "parts", "out");
-    const int64_t count = its.integer("groups");
+void Graph::join(const Operands& operands) {
+    const int out = reg(operands, "out");
+    const std::vector<int> parts = groups(operands, "parts", "out");
+    const int64_t count = operands.integer("groups");
     add_row([=](Pass& pass, int64_t row) {
         float* to = at(pass, out, row);
         for (int64_t group = 0; group < count; ++group)
@@ -211,9 +211,10 @@ void Graph::join(const Operands& its) {
     });
 }
 
-void Graph::transpose(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x");
-    const int64_t rows = checked(its.integer("rows")), columns = checked(its.integer("columns"));
+void Graph::transpose(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int64_t rows = checked(operands.integer("rows")),
+                  columns = checked(operands.integer("columns"));
     require(width(x) % (rows * columns) == 0, "the heads make no table");
     require(width(out) == width(x) && out != x, "widths differ");
     add_row([=](Pass& pass, int64_t token) {
@@ -225,9 +226,10 @@ void Graph::transpose(const Operands& its) {
     });
 }
 
-void Graph::rotate(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x");
-    const int64_t rotation = its.integer("rotation"), head_dim = checked(its.integer("head_dim"));
+void Graph::rotate(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int64_t rotation = operands.integer("rotation"),
+                  head_dim = checked(operands.integer("head_dim"));
     require(rotation >= 0 && rotation < int64_t(rotations_.size()), "no such rotation");
     const Rotation r = rotations_[size_t(rotation)];
     require(head_dim >= 2 * r.pairs && width(x) % head_dim == 0,
@@ -250,10 +252,10 @@ void Graph::rotate(const Operands& its) {
         [](Pass&) { count_call(Op::rope); });
 }
 
-void Graph::temper(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x");
-    const int64_t length = its.integer("length");
-    const double scale = its.number("scale");
+void Graph::temper(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int64_t length = operands.integer("length");
+    const double scale = operands.number("scale");
     require(std::isfinite(scale) && length > 0,
             "the temperature is not finite, or grows after no positions");
     require(width(out) == width(x), "widths differ");
@@ -268,10 +270,10 @@ void Graph::temper(const Operands& its) {
 
 // Keys and values are the *place*-th of the pages of *table*; without k and v, those that are
 // stored there.
-void Graph::attend(const Operands& its) {
-    const int out = reg(its, "out"), q = reg(its, "q");
-    const std::vector<int> k = regs(its, "k"), v = regs(its, "v");
-    const int64_t number = its.integer("table"), place = its.integer("place");
+void Graph::attend(const Operands& operands) {
+    const int out = reg(operands, "out"), q = reg(operands, "q");
+    const std::vector<int> k = regs(operands, "k"), v = regs(operands, "v");
+    const int64_t number = operands.integer("table"), place = operands.integer("place");
     require(number >= 0 && number < int64_t(tables_.size()), "no such table");
     const Table table = tables_[size_t(number)];
     require(place >= 0 && place < table.layers, "no such layer");
@@ -290,11 +292,11 @@ void Graph::attend(const Operands& its) {
     same.heads = width(q) / table.head_dim;
     same.kv_heads = table.kv_heads;
     same.head_dim = table.head_dim;
-    same.scale = its.real("scale");
-    same.softcap = its.real("softcap");
-    same.sinks = floats(its, "sinks", same.heads, "sinks must be one per head");
-    same.slopes = floats(its, "slopes", same.heads, "slopes must be one per head");
-    same.causal = its.integer("causal") != 0;
+    same.scale = operands.real("scale");
+    same.softcap = operands.real("softcap");
+    same.sinks = floats(operands, "sinks", same.heads, "sinks must be one per head");
+    same.slopes = floats(operands, "slopes", same.heads, "slopes must be one per head");
+    same.causal = operands.integer("causal") != 0;
     check_scores(same.scale, same.softcap);
     if (!k.empty()) {
         add_row([=, k = k[0], v = v[0]](Pass& pass, int64_t row) {
@@ -323,10 +325,10 @@ void Graph::attend(const Operands& its) {
     });
 }
 
-void Graph::gate(const Operands& its) {
-    const int out = reg(its, "out"), g = reg(its, "gate");
-    const std::vector<int> ups = regs(its, "up");
-    const Gate kind = gate_of(its.text("activation"));
+void Graph::gate(const Operands& operands) {
+    const int out = reg(operands, "out"), g = reg(operands, "gate");
+    const std::vector<int> ups = regs(operands, "up");
+    const Gate kind = gate_of(operands.text("activation"));
     const int up = ups.empty() ? g : ups[0];
     require(width(out) == width(g) && width(out) == width(up) && out != g && out != up,
             "widths differ");
@@ -340,14 +342,14 @@ void Graph::gate(const Operands& its) {
         [](Pass&) { count_call(Op::gate); });
 }
 
-void Graph::hadamard(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x");
-    const int64_t block = its.integer("block");
-    const bool inverse = its.integer("inverse") != 0;
+void Graph::hadamard(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int64_t block = operands.integer("block");
+    const bool inverse = operands.integer("inverse") != 0;
     require(block > 0 && (block & (block - 1)) == 0 && width(x) % block == 0,
             "width is not a multiple of the block");
     require(width(out) == width(x), "widths differ");
-    const float* signs = required(its, "signs", width(x), "widths differ");
+    const float* signs = required(operands, "signs", width(x), "widths differ");
     const float scale = float(1.0 / std::sqrt(double(block)));
     add_row([=](Pass& pass, int64_t row) {
         const float* from = at(pass, x, row);
@@ -368,8 +370,8 @@ void Graph::hadamard(const Operands& its) {
     });
 }
 
-void Graph::add_to(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x"), y = reg(its, "y");
+void Graph::add_to(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x"), y = reg(operands, "y");
     require(width(x) == width(y) && width(out) == width(x), "widths differ");
     add_row([=](Pass& pass, int64_t row) {
         const float *first = at(pass, x, row), *second = at(pass, y, row);
@@ -378,9 +380,9 @@ void Graph::add_to(const Operands& its) {
     });
 }
 
-void Graph::scale(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x");
-    const FloatArray weight = its.arrays("weight").at(0);
+void Graph::scale(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const FloatArray weight = operands.arrays("weight").at(0);
     require(weight.size == 1 || weight.size == width(x),
             "the factors are neither one nor one for each column");
     require(width(out) == width(x), "widths differ");
@@ -392,8 +394,8 @@ void Graph::scale(const Operands& its) {
     });
 }
 
-void Graph::select(const Operands& its) {
-    const std::vector<int> registers = regs(its, "registers");
+void Graph::select(const Operands& operands) {
+    const std::vector<int> registers = regs(operands, "registers");
     require(!selected_, "the rows of the outputs are selected already");
     selected_ = true;
     add_whole([=](Pass& pass) {

@@ -24,19 +24,19 @@ std::vector<Matrix> forms_of(const std::vector<std::vector<Matrix>>& matrices) {
 
 }  // namespace
 
-void Graph::convolve(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x");
-    const FloatArray weight = its.arrays("weight").at(0);
+void Graph::convolve(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const FloatArray weight = operands.arrays("weight").at(0);
     ConvolveArgs same;
     same.channels = width(x);
     same.width = weight.size / same.channels;
     same.weight = weight.data;
-    same.silu = its.integer("silu") != 0;
+    same.silu = operands.integer("silu") != 0;
     require(same.width > 0 && weight.size == same.width * same.channels &&
                 width(out) == same.channels && out != x,
             "the convolution has another width");
-    same.bias = floats(its, "bias", same.channels, "the bias has another width");
-    const int64_t offset = state_offset(its, (same.width - 1) * same.channels, true);
+    same.bias = floats(operands, "bias", same.channels, "the bias has another width");
+    const int64_t offset = state_offset(operands, (same.width - 1) * same.channels, true);
     add_whole([=](Pass& pass) {
         count_call(Op::convolve);
         each_segment(pass, false, [&](const Segment& segment, int64_t row, int64_t tokens) {
@@ -70,16 +70,17 @@ void Graph::add_recurrence(Op op, const Args& same, int64_t offset,
     });
 }
 
-void Graph::delta_rule(const Operands& its) {
-    const int out = reg(its, "out"), q = reg(its, "q"), k = reg(its, "k"), v = reg(its, "v");
-    const int alpha = reg(its, "alpha"), beta = reg(its, "beta");
+void Graph::delta_rule(const Operands& operands) {
+    const int out = reg(operands, "out"), q = reg(operands, "q"), k = reg(operands, "k"),
+              v = reg(operands, "v");
+    const int alpha = reg(operands, "alpha"), beta = reg(operands, "beta");
     constexpr const char* kPerHead = "alpha, beta, a and dt must have one number per head";
     DeltaArgs same;
     same.heads = width(alpha);
-    same.key_heads = its.integer("key_heads");
-    same.grouped = its.integer("grouped") != 0;
-    same.a = required(its, "a", same.heads, kPerHead);
-    same.dt = required(its, "dt", same.heads, kPerHead);
+    same.key_heads = operands.integer("key_heads");
+    same.grouped = operands.integer("grouped") != 0;
+    same.a = required(operands, "a", same.heads, kPerHead);
+    same.dt = required(operands, "dt", same.heads, kPerHead);
     require(width(beta) == same.heads, kPerHead);
     require(same.key_heads > 0 && same.heads % same.key_heads == 0 &&
                 width(k) % same.key_heads == 0 && width(q) == width(k),
@@ -89,7 +90,7 @@ void Graph::delta_rule(const Operands& its) {
         "values or results are those of other heads");
     same.key_dim = width(k) / same.key_heads;
     same.value_dim = width(v) / same.heads;
-    add_recurrence(Op::delta_rule, same, state_offset(its, same.key_dim * width(v), false),
+    add_recurrence(Op::delta_rule, same, state_offset(operands, same.key_dim * width(v), false),
                    &Kernels::delta_rule, [=](Pass& pass, DeltaArgs& a, int64_t row) {
                        a.q = at(pass, q, row);
                        a.k = at(pass, k, row);
@@ -100,16 +101,16 @@ void Graph::delta_rule(const Operands& its) {
                    });
 }
 
-void Graph::selective_scan(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x"), b = reg(its, "b"), c = reg(its, "c"),
-              dt = reg(its, "dt");
+void Graph::selective_scan(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x"), b = reg(operands, "b"),
+              c = reg(operands, "c"), dt = reg(operands, "dt");
     constexpr const char* kPerHead = "dt, a, bias and skip must have one number per head";
     ScanArgs same;
     same.heads = width(dt);
-    same.groups = its.integer("groups");
-    same.a = required(its, "a", same.heads, kPerHead);
-    same.bias = required(its, "bias", same.heads, kPerHead);
-    same.skip = required(its, "skip", same.heads, kPerHead);
+    same.groups = operands.integer("groups");
+    same.a = required(operands, "a", same.heads, kPerHead);
+    same.bias = required(operands, "bias", same.heads, kPerHead);
+    same.skip = required(operands, "skip", same.heads, kPerHead);
     require(same.groups > 0 && same.heads % same.groups == 0 && width(b) % same.groups == 0 &&
                 width(b) == width(c),
             "b and c are those of other groups");
@@ -118,7 +119,8 @@ void Graph::selective_scan(const Operands& its) {
         "x or results are those of other heads");
     same.head_dim = width(x) / same.heads;
     same.state_size = width(b) / same.groups;
-    add_recurrence(Op::selective_scan, same, state_offset(its, same.state_size * width(x), false),
+    add_recurrence(Op::selective_scan, same,
+                   state_offset(operands, same.state_size * width(x), false),
                    &Kernels::selective_scan, [=](Pass& pass, ScanArgs& a, int64_t row) {
                        a.x = at(pass, x, row);
                        a.b = at(pass, b, row);
@@ -128,20 +130,20 @@ void Graph::selective_scan(const Operands& its) {
                    });
 }
 
-void Graph::route(const Operands& its) {
-    const int experts = reg(its, "experts"), weights = reg(its, "weights"),
-              logits = reg(its, "logits");
+void Graph::route(const Operands& operands) {
+    const int experts = reg(operands, "experts"), weights = reg(operands, "weights"),
+              logits = reg(operands, "logits");
     const Routing by{width(logits),
                      width(experts),
-                     its.integer("groups"),
-                     its.integer("groups_used"),
-                     gating_of(its.text("gating")),
-                     its.integer("renormalised") != 0,
-                     its.real("scale"),
-                     its.real("nearness")};
+                     operands.integer("groups"),
+                     operands.integer("groups_used"),
+                     gating_of(operands.text("gating")),
+                     operands.integer("renormalised") != 0,
+                     operands.real("scale"),
+                     operands.real("nearness")};
     bitnet::check(by);
     require(width(weights) == by.used && experts != weights, "a weight for each expert");
-    const float* bias = floats(its, "bias", by.count, "a bias for each expert");
+    const float* bias = floats(operands, "bias", by.count, "a bias for each expert");
     numbers_[experts] = by.count;
     add_row([=](Pass& pass, int64_t row) {
         bitnet::route(by, at(pass, logits, row), bias, at(pass, experts, row),
@@ -149,22 +151,22 @@ void Graph::route(const Operands& its) {
     });
 }
 
-void Graph::enumerate(const Operands& its) {
-    const int experts = reg(its, "experts");
+void Graph::enumerate(const Operands& operands) {
+    const int experts = reg(operands, "experts");
     numbers_[experts] = width(experts);
     add_row([=](Pass& pass, int64_t row) {
         std::iota(at(pass, experts, row), at(pass, experts, row) + width(experts), 0.0f);
     });
 }
 
-void Graph::expert_linear(const Operands& its) {
-    const int x = reg(its, "x"), experts = reg(its, "experts");
-    const std::vector<int> outs = regs(its, "outs");
-    const bool apart = its.integer("apart") != 0;
+void Graph::expert_linear(const Operands& operands) {
+    const int x = reg(operands, "x"), experts = reg(operands, "experts");
+    const std::vector<int> outs = regs(operands, "outs");
+    const bool apart = operands.integer("apart") != 0;
     require(numbers_.count(experts) > 0, "no instruction chooses these experts");
     const int64_t count = numbers_[experts], used = width(experts), parts = apart ? used : 1;
     require(width(x) % parts == 0, "an input for each of a token's experts");
-    const auto matrices = its.matrices("weights");
+    const auto matrices = operands.matrices("weights");
     require(matrices.size() == outs.size(), "lists differ in length");
     std::vector<int64_t> sizes;
     for (size_t i = 0; i < outs.size(); ++i) {
@@ -177,7 +179,7 @@ void Graph::expert_linear(const Operands& its) {
                     "the experts of a layer need inputs of several forms");
         sizes.push_back(count * rows);
     }
-    products(x, experts, outs, matrices, biases(its, sizes), apart);
+    products(x, experts, outs, matrices, biases(operands, sizes), apart);
 }
 
 void Graph::products(int x, int experts, const std::vector<int>& outs,
@@ -207,8 +209,9 @@ void Graph::products(int x, int experts, const std::vector<int>& outs,
     });
 }
 
-void Graph::combine(const Operands& its) {
-    const int out = reg(its, "out"), x = reg(its, "x"), weights = reg(its, "weights");
+void Graph::combine(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x"),
+              weights = reg(operands, "weights");
     require(width(x) == width(out) * width(weights) && out != x, "a part for each weight");
     add_row([=](Pass& pass, int64_t row) {
         const int64_t n = width(out), parts = width(weights);

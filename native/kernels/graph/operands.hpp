@@ -6,17 +6,17 @@
 namespace bitnet {
 
 // The numbers of *field*, none where it has no value; of another size they are refused.
-inline const float* floats(const Operands& its, const char* field, int64_t size,
+inline const float* floats(const Operands& operands, const char* field, int64_t size,
                            const char* otherwise) {
-    const FloatArray array = its.arrays(field).at(0);
+    const FloatArray array = operands.arrays(field).at(0);
     require(!array.data || array.size == size, otherwise);
     return array.data;
 }
 
 // The same where there must be one.
-inline const float* required(const Operands& its, const char* field, int64_t size,
+inline const float* required(const Operands& operands, const char* field, int64_t size,
                              const char* otherwise) {
-    const float* data = floats(its, field, size, otherwise);
+    const float* data = floats(operands, field, size, otherwise);
     require(data != nullptr, otherwise);
     return data;
 }

@@ -176,8 +176,8 @@ bool dequantize_agrees(const Kernels& k) {
         const Type type = Type(i);
         if (is_ternary(type) || is_tiled(type)) continue;
         const std::vector<uint8_t> weight = random_weights(type, 2, kCols, random);
-        const auto run = [&](const Kernels& its, float* out) {
-            its.dequantize(type, weight.data(), 1, kCols, out);
+        const auto run = [&](const Kernels& kernels, float* out) {
+            kernels.dequantize(type, weight.data(), 1, kCols, out);
         };
         if (!agrees<float>(k, kCols, true, run)) return false;
     }
@@ -201,8 +201,8 @@ bool gather_agrees(const Kernels& k) {
         const uint8_t* rows[kTileRows];
         for (int r = 0; r < kTileRows; ++r)
             rows[r] = &weight[size_t((r * 7 + 3) % kTileRows * row_bytes(type, cols))];
-        const auto run = [&](const Kernels& its, uint8_t* out) {
-            its.gather(type, rows, cols, out);
+        const auto run = [&](const Kernels& kernels, uint8_t* out) {
+            kernels.gather(type, rows, cols, out);
         };
         if (!agrees<uint8_t>(k, weight_bytes(tiled(type), kTileRows, cols), true, run) ||
             !rows_agree(type))
@@ -227,15 +227,15 @@ bool packing_agrees(const Kernels& k) {
             for (uint8_t& b : weight) b = uint8_t(random.next() >> 11);
             if (!wrong) without_threes(weight);
             bool right = true;
-            const auto run = [&](const Kernels& its, uint8_t* out) {
-                right = its.pack_two_bits(source, rows, kCols, out) == wrong && right;
+            const auto run = [&](const Kernels& kernels, uint8_t* out) {
+                right = kernels.pack_two_bits(source, rows, kCols, out) == wrong && right;
             };
             if (!agrees<uint8_t>(k, 4 * kCols, true, run) || !right) return false;
         }
         scalar_kernels().pack_two_bits(source, rows, kCols, tile.data());
         without_threes(tile);
-        const auto run = [&](const Kernels& its, uint8_t* out) {
-            its.make_dense(tile.data(), kDense, out);
+        const auto run = [&](const Kernels& kernels, uint8_t* out) {
+            kernels.make_dense(tile.data(), kDense, out);
         };
         if (!agrees<uint8_t>(k, kDense / kDenseStep * 64, true, run)) return false;
     }
@@ -261,7 +261,7 @@ bool exact_head_agrees(const Kernels& k) {
     m.cols = kCols;
     m.order = order.data();
     m.factors = ones.data();
-    const auto pack = [&](const Kernels& its, uint8_t* out) {
+    const auto pack = [&](const Kernels& kernels, uint8_t* out) {
         m.tiles = out;
         m.sixth = out + kTile;
         m.step = reinterpret_cast<float*>(out + kFloats);
@@ -270,20 +270,20 @@ bool exact_head_agrees(const Kernels& k) {
         std::vector<float> rows = weight;
         for (int64_t r = 0; r < kRows; ++r)
             std::fill_n(&rows[size_t(r * kWidth + kCols)], kWidth - kCols, 0.0f);
-        its.exact_head.pack(m, 0, rows.data());
+        kernels.exact_head.pack(m, 0, rows.data());
     };
     if (!agrees<uint8_t>(k, kFloats + 12 * kRows, true, pack)) return false;
     std::vector<uint8_t> copy(kFloats + 12 * kRows);
     pack(scalar_kernels(), copy.data());
     HeadInput input;
     head_input(m, x.data(), input);
-    const auto tile = [&](const Kernels& its, float* out) {
-        its.exact_head.tile(m.tiles, head_blocks(kCols) + 1, input, m.step, m.residual, m.norm, out,
-                            out + kRows);
+    const auto tile = [&](const Kernels& kernels, float* out) {
+        kernels.exact_head.tile(m.tiles, head_blocks(kCols) + 1, input, m.step, m.residual, m.norm,
+                                out, out + kRows);
     };
-    const auto sixth = [&](const Kernels& its, float* out) {
+    const auto sixth = [&](const Kernels& kernels, float* out) {
         for (int64_t r = 0; r < kRows; ++r)
-            its.exact_head.sixth(m.sixth + r * kSixth, kCols, input, out + r, out + kRows + r);
+            kernels.exact_head.sixth(m.sixth + r * kSixth, kCols, input, out + r, out + kRows + r);
     };
     return agrees<float>(k, 2 * kRows, false, tile) && agrees<float>(k, 2 * kRows, false, sixth);
 }
@@ -299,7 +299,7 @@ bool states_agree(const Kernels& k) {
     const std::vector<float> alpha = random.units(kTokens * kHeads), a = random.units(kHeads),
                              start = random.units(kState);
     const std::vector<float> x = random.units(kMixed), weight = random.units(kChannels * kWidth);
-    const auto delta = [&](const Kernels& its, float* out) {
+    const auto delta = [&](const Kernels& kernels, float* out) {
         DeltaArgs d;
         d.q = q.data();
         d.k = key.data();
@@ -313,9 +313,9 @@ bool states_agree(const Kernels& k) {
         d.key_heads = 1;
         d.key_dim = kKeys;
         d.value_dim = kValues;
-        for (int64_t head = 0; head < kHeads; ++head) its.delta_rule(d, head);
+        for (int64_t head = 0; head < kHeads; ++head) kernels.delta_rule(d, head);
     };
-    const auto scan = [&](const Kernels& its, float* out) {
+    const auto scan = [&](const Kernels& kernels, float* out) {
         ScanArgs s;
         s.x = v.data();
         s.b = q.data();
@@ -329,10 +329,10 @@ bool states_agree(const Kernels& k) {
         s.head_dim = kValues;
         s.groups = 1;
         s.state_size = kKeys;
-        for (int64_t head = 0; head < kHeads; ++head) its.selective_scan(s, head);
+        for (int64_t head = 0; head < kHeads; ++head) kernels.selective_scan(s, head);
     };
     const auto convolve = [&](bool silu) {
-        return [&, silu](const Kernels& its, float* out) {
+        return [&, silu](const Kernels& kernels, float* out) {
             ConvolveArgs c;
             c.x = x.data();
             c.weight = weight.data();
@@ -343,7 +343,7 @@ bool states_agree(const Kernels& k) {
             c.tokens = kTokens;
             c.channels = kChannels;
             c.width = kWidth;
-            its.convolve(c, 0, kChannels);
+            kernels.convolve(c, 0, kChannels);
         };
     };
     return agrees<float>(k, kState + kOut, true, delta) &&
@@ -360,8 +360,8 @@ bool row_ops_agree(const Kernels& k) {
     for (const Gate kind :
          {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid, Gate::silu_clamped,
           Gate::swiglu_oai, Gate::identity, Gate::gelu, Gate::gelu_quick})
-        if (!near([&](const Kernels& its, float* out) {
-                its.gate(kind, x.data(), w.data(), kCols - 3, out);
+        if (!near([&](const Kernels& kernels, float* out) {
+                kernels.gate(kind, x.data(), w.data(), kCols - 3, out);
             }))
             return false;
     for (const bool half : {true, false}) {
@@ -373,17 +373,17 @@ bool row_ops_agree(const Kernels& k) {
         a.heads = 8;
         a.head_dim = kCols / 8;
         a.rotated = 40;
-        if (!near([&](const Kernels& its, float* out) {
+        if (!near([&](const Kernels& kernels, float* out) {
                 a.out = out;
-                its.rope(a, 0, 1);
+                kernels.rope(a, 0, 1);
             }))
             return false;
     }
-    return near([&](const Kernels& its, float* out) {
-               its.rms_norm(x.data(), w.data(), kCols - 3, 1e-5f, out);
+    return near([&](const Kernels& kernels, float* out) {
+               kernels.rms_norm(x.data(), w.data(), kCols - 3, 1e-5f, out);
            }) &&
-           near([&](const Kernels& its, float* out) {
-               its.softcap(x.data(), kCols - 3, 0.5f, out);
+           near([&](const Kernels& kernels, float* out) {
+               kernels.softcap(x.data(), kCols - 3, 0.5f, out);
            }) &&
            states_agree(k);
 }
@@ -398,12 +398,12 @@ bool rounding_agrees(const Kernels& k) {
     };
     Random random;
     const std::vector<float> x = random.units(kCols);
-    const auto blocks = [&](const Kernels& its, BlockInput* out) {
-        its.quantize_block(x.data(), kCols, out);
+    const auto blocks = [&](const Kernels& kernels, BlockInput* out) {
+        kernels.quantize_block(x.data(), kCols, out);
     };
-    const auto others = [&](const Kernels& its, Rounded* out) {
-        its.quantize_ternary(x.data(), kCols, out->q, out->step, out->sum);
-        its.quantize_runs(x.data(), kCols, out->q + kCols, out->step + 1, out->sum + 1);
+    const auto others = [&](const Kernels& kernels, Rounded* out) {
+        kernels.quantize_ternary(x.data(), kCols, out->q, out->step, out->sum);
+        kernels.quantize_runs(x.data(), kCols, out->q + kCols, out->step + 1, out->sum + 1);
     };
     return agrees<BlockInput>(k, kRuns, true, blocks) && agrees<Rounded>(k, 1, true, others);
 }

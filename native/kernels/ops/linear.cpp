@@ -18,9 +18,9 @@ void ensure(std::vector<T>& items, int64_t n) {
 
 }  // namespace
 
-LinearCall::LinearCall(const LinearJob& its, const float* x, int64_t tokens,
+LinearCall::LinearCall(const LinearJob& linear_job, const float* x, int64_t tokens,
                        const Activations& activations)
-    : job(its) {
+    : job(linear_job) {
     const Matrix& m = job.matrix;
     const bool decode = tokens <= kDecodeTokens;
     count_call(decode ? Op::decode : Op::prefill, m.type);
@@ -180,10 +180,10 @@ int64_t best(const float* scores, const uint8_t* left, int64_t n) {
 }
 
 // Leaves only the experts of the best groups; the score of a group is the sum of its two best.
-void keep_groups(const Routing& its, const float* scores, uint8_t* left, float* of_group,
+void keep_groups(const Routing& routing, const float* scores, uint8_t* left, float* of_group,
                  uint8_t* groups_left) {
-    const int64_t size = its.count / its.groups;
-    for (int64_t g = 0; g < its.groups; ++g) {
+    const int64_t size = routing.count / routing.groups;
+    for (int64_t g = 0; g < routing.groups; ++g) {
         const float* own = scores + g * size;
         uint8_t* own_left = left + g * size;
         const int64_t first = best(own, own_left, size);
@@ -192,9 +192,9 @@ void keep_groups(const Routing& its, const float* scores, uint8_t* left, float* 
         own_left[first] = 1;
         of_group[g] = second < 0 ? own[first] : own[first] + own[second];
     }
-    for (int64_t i = 0; i < its.groups_used; ++i)
-        groups_left[best(of_group, groups_left, its.groups)] = 0;
-    for (int64_t g = 0; g < its.groups; ++g)
+    for (int64_t i = 0; i < routing.groups_used; ++i)
+        groups_left[best(of_group, groups_left, routing.groups)] = 0;
+    for (int64_t g = 0; g < routing.groups; ++g)
         if (groups_left[g]) std::memset(left + g * size, 0, size_t(size));
 }
 
@@ -257,18 +257,18 @@ void gather(const ExpertInput& in, const std::vector<Rows>& all, const Activatio
 
 Part part_of(const std::vector<ExpertJob>& jobs, size_t j, const Rows& rows, const ExpertInput& in,
              const Activations& activations, ExpertRoom& room) {
-    const ExpertJob& its = jobs[j];
-    const Matrix& m = its.matrices[rows.expert];
-    const float* bias = its.biases ? its.biases + rows.expert * m.rows : nullptr;
+    const ExpertJob& job = jobs[j];
+    const Matrix& m = job.matrices[rows.expert];
+    const float* bias = job.biases ? job.biases + rows.expert * m.rows : nullptr;
     if (!rows.alone()) {
         LinearCall product({m, bias, room.y[j].data()}, room.x.data(), rows.count, room.inputs);
         product.args = product.args.of_tokens(rows.first, rows.first + rows.count);
         return {product, j, rows};
     }
     const int64_t use = room.order[size_t(rows.first)], row = in.apart ? use : use / in.used;
-    LinearCall product({m, bias, its.y}, in.x, 1, activations);
+    LinearCall product({m, bias, job.y}, in.x, 1, activations);
     product.args = product.args.of_tokens(row, row + 1);
-    product.args.y = its.y + use * m.rows;
+    product.args.y = job.y + use * m.rows;
     return {product, j, rows};
 }
 
@@ -287,12 +287,13 @@ namespace {
 
 // Softmax of the logit of *expert*, the best of those that are *left*, over itself and the others
 // whose distance from it is small beside the larger of it and of their own size.
-float share_of_near(const Routing& its, const float* logits, const uint8_t* left, int64_t expert) {
+float share_of_near(const Routing& routing, const float* logits, const uint8_t* left,
+                    int64_t expert) {
     const float best = logits[expert];
     float sum = 0.0f;
-    for (int64_t i = 0; i < its.count; ++i) {
+    for (int64_t i = 0; i < routing.count; ++i) {
         const float size = std::fabs(logits[i]) < best ? best : std::fabs(logits[i]);
-        const bool is_near = !((best - logits[i]) / size > its.nearness);
+        const bool is_near = !((best - logits[i]) / size > routing.nearness);
         if (left[i] && is_near) sum += exp_fast(logits[i] - best);
     }
     return 1.0f / sum;
@@ -305,45 +306,46 @@ Gating gating_of(std::string_view name) {
     return Gating(place_of(kNames, name, "unknown gating"));
 }
 
-void check(const Routing& its) {
-    require(std::isfinite(its.scale), "the factor on the weights of experts is not finite");
-    require(its.groups > 0 && its.count % its.groups == 0 && its.groups_used > 0 &&
-                its.groups_used <= its.groups,
+void check(const Routing& routing) {
+    require(std::isfinite(routing.scale), "the factor on the weights of experts is not finite");
+    require(routing.groups > 0 && routing.count % routing.groups == 0 && routing.groups_used > 0 &&
+                routing.groups_used <= routing.groups,
             "the experts are not whole groups, or more groups are chosen than there are");
-    require(its.used > 0 && its.used <= its.count / its.groups * its.groups_used,
-            "fewer experts than are to be chosen");
+    require(
+        routing.used > 0 && routing.used <= routing.count / routing.groups * routing.groups_used,
+        "fewer experts than are to be chosen");
 }
 
-void route(const Routing& its, const float* logits, const float* bias, float* experts,
+void route(const Routing& routing, const float* logits, const float* bias, float* experts,
            float* weights) {
-    const int64_t n = its.count;
+    const int64_t n = routing.count;
     auto* scores =
-        reinterpret_cast<float*>(thread_scratch(size_t(n + its.groups) * 9 + size_t(n) * 4));
+        reinterpret_cast<float*>(thread_scratch(size_t(n + routing.groups) * 9 + size_t(n) * 4));
     float* choice = scores + n;
     float* of_group = choice + n;
-    auto* left = reinterpret_cast<uint8_t*>(of_group + its.groups);
-    std::memset(left, 1, size_t(n + its.groups));
+    auto* left = reinterpret_cast<uint8_t*>(of_group + routing.groups);
+    std::memset(left, 1, size_t(n + routing.groups));
     std::copy(logits, logits + n, scores);
-    if (its.gating == Gating::softmax) softmax(scores, n);
-    if (its.gating == Gating::sigmoid)
+    if (routing.gating == Gating::softmax) softmax(scores, n);
+    if (routing.gating == Gating::sigmoid)
         for (int64_t i = 0; i < n; ++i) scores[i] = 1.0f / (1.0f + exp_fast(-scores[i]));
     for (int64_t i = 0; i < n; ++i) choice[i] = bias ? scores[i] + bias[i] : scores[i];
-    if (its.groups > 1) keep_groups(its, choice, left, of_group, left + n);
-    for (int64_t i = 0; i < its.used; ++i) {
+    if (routing.groups > 1) keep_groups(routing, choice, left, of_group, left + n);
+    for (int64_t i = 0; i < routing.used; ++i) {
         const int64_t expert = best(choice, left, n);
         experts[i] = float(expert);
-        weights[i] = its.gating == Gating::sparse ? share_of_near(its, logits, left, expert)
-                                                  : scores[expert];
+        weights[i] = routing.gating == Gating::sparse ? share_of_near(routing, logits, left, expert)
+                                                      : scores[expert];
         left[expert] = 0;
     }
-    if (its.gating == Gating::softmax_chosen) softmax(weights, its.used);
-    if (its.renormalised) {
+    if (routing.gating == Gating::softmax_chosen) softmax(weights, routing.used);
+    if (routing.renormalised) {
         float sum = 0.0f;
-        for (int64_t i = 0; i < its.used; ++i) sum += weights[i];
+        for (int64_t i = 0; i < routing.used; ++i) sum += weights[i];
         sum = sum < kLeastSum ? kLeastSum : sum;
-        for (int64_t i = 0; i < its.used; ++i) weights[i] /= sum;
+        for (int64_t i = 0; i < routing.used; ++i) weights[i] /= sum;
     }
-    for (int64_t i = 0; i < its.used; ++i) weights[i] *= its.scale;
+    for (int64_t i = 0; i < routing.used; ++i) weights[i] *= routing.scale;
 }
 
 void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& in,

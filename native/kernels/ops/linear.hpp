@@ -91,7 +91,7 @@ struct Routing {
     float nearness = 0.0f;  // of the logits that a softmax of Gating::sparse is over
 };
 
-void check(const Routing& its);  // std::invalid_argument for one that cannot be
+void check(const Routing& routing);  // std::invalid_argument for one that cannot be
 
 constexpr float kLeastSum =
     6.103515625e-5f;  // of weights that are divided by it; llama.cpp has the same
@@ -99,7 +99,7 @@ constexpr float kLeastSum =
 // Numbers of the experts of one token and their weights, `used` each, best first; of equal scores
 // the lower number is chosen. *bias* (count,), or null, is added to the scores for the choice
 // alone.
-void route(const Routing& its, const float* logits, const float* bias, float* experts,
+void route(const Routing& routing, const float* logits, const float* bias, float* experts,
            float* weights);
 
 struct ExpertJob {

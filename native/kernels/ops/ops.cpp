@@ -112,12 +112,12 @@ void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uin
     Split((rows + kTileRows - 1) / kTileRows, 1, rows * cols < kSerialWork)
         .run([&](int64_t t0, int64_t t1) {
             for (int64_t t = t0; t < t1; ++t) {
-                const uint8_t* its[kTileRows];
+                const uint8_t* tile_rows[kTileRows];
                 for (int64_t i = 0; i < kTileRows; ++i) {
                     const int64_t r = kTileRows * t + i;
-                    its[i] = r < rows ? weight + r * bytes : zeros.data();
+                    tile_rows[i] = r < rows ? weight + r * bytes : zeros.data();
                 }
-                detail::active().gather(type, its, cols, out + t * tile_bytes);
+                detail::active().gather(type, tile_rows, cols, out + t * tile_bytes);
             }
         });
 }

@@ -87,8 +87,8 @@ struct Quantizer {
 const Quantizer* find_quantizer(int ggml_id);
 
 // Rounds *rows* rows on all threads; *cols* is a multiple of the block.
-void quantize_rows(const Quantizer& its, const float* x, const float* importance, int64_t rows,
-                   int64_t cols, uint8_t* out);
+void quantize_rows(const Quantizer& quantizer, const float* x, const float* importance,
+                   int64_t rows, int64_t cols, uint8_t* out);
 
 // Sum of the 64-bit words of *n* bytes: what reading memory costs, for benchmarks to compare with.
 uint64_t sum_bytes(const uint8_t* bytes, int64_t n);

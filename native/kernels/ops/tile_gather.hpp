@@ -193,8 +193,8 @@ inline void gather_blocks(RowPointers rows, int64_t cols, uint8_t* tile) {
 void gather_tile(Type type, RowPointers rows, int64_t cols, uint8_t* tile) {
     if (type == Type::F32) return gather_floats<Type::F32>(rows, cols, tile);
     if (is_float(type)) return gather_floats<Type::F16>(rows, cols, tile);
-    each_block_type([&](auto its) {
-        if (its.value == tiled(type)) gather_blocks<its.value>(rows, cols, tile);
+    each_block_type([&](auto block_type) {
+        if (block_type.value == tiled(type)) gather_blocks<block_type.value>(rows, cols, tile);
     });
 }
 

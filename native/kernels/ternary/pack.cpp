@@ -103,10 +103,10 @@ bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t
             uint8_t* two_bits = dense ? thread_scratch(size_t(wide) * 4) : at;
             bool bad;
             if (fields) {
-                const uint8_t* its[kTernaryRows];
+                const uint8_t* tile_rows[kTernaryRows];
                 for (int64_t i = 0, r = tile * kTernaryRows; i < kTernaryRows; ++i, ++r)
-                    its[i] = r < rows ? data + r * row_bytes : zeros.data();
-                bad = kernels.pack_two_bits(kind, its, inputs, two_bits);
+                    tile_rows[i] = r < rows ? data + r * row_bytes : zeros.data();
+                bad = kernels.pack_two_bits(kind, tile_rows, inputs, two_bits);
                 std::fill(two_bits + 4 * inputs, two_bits + 4 * wide, kZeroWeights);
             } else {
                 bad = pack_tile(source, tile, wide, two_bits);
