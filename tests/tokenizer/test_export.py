@@ -48,10 +48,7 @@ def real_tokenizers():
 
 
 # What a form lacks for a tokenizer; every other copy is equal.
-REFUSED = {
-    ("files", "vocab/ggml-vocab-deepseek-llm.gguf"): "would be",
-    ("gguf", "vocab/ggml-vocab-bert-bge.gguf"): "neither byte-level nor",
-}
+REFUSED = {("files", "vocab/ggml-vocab-deepseek-llm.gguf"): "would be"}
 
 
 @pytest.mark.slow
