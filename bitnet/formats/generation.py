@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.formats import generation_keys, outside_keys
+from bitnet.formats.samplers import SAMPLERS, read_sequence
 
 if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
 
 _FILE = "generation_config.json"
 _SUPPRESS = "tokenizer.ggml.suppress_tokens"
+_SEQUENCE = "general.sampling.sequence"
 _MOST_IDS = 1 << 20  # ids of a list, more than a vocabulary has
 
 
@@ -30,16 +32,23 @@ _BOUNDS = {
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     "repetition_penalty": (1e-3, 100.0),
+    "repeat_last_n": (-1, 2**31 - 1),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "mirostat": (0, 2),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 10.0),
     "max_new_tokens": (1, 2**31),
     "max_length": (1, 2**31),
 }
-_WHOLE = {"top_k", "max_new_tokens", "max_length"}
+_WHOLE = {"top_k", "repeat_last_n", "mirostat", "max_new_tokens", "max_length"}
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LENGTHS = ("max_new_tokens", "max_length")
 # Of transformers, for what a file that samples leaves out: `GenerationConfig` of 4.30 to 5.24.
 _WHEN_SAMPLING = {"temperature": 1.0, "top_k": 50}
 # Filters of a GGUF file without a temperature are those of a model that samples.
 _FILTERS = ("top_k", "top_p", "min_p")
+_FILTERS_IF_POSITIVE = ("xtc_probability", "mirostat")
 _FROM_FOLDER = {name: name for name in _SAMPLING}
 _FROM_GGUF = {
     "general.sampling.temp": "temperature",
@@ -47,6 +56,12 @@ _FROM_GGUF = {
     "general.sampling.top_p": "top_p",
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
+    "general.sampling.penalty_last_n": "repeat_last_n",
+    "general.sampling.xtc_probability": "xtc_probability",
+    "general.sampling.xtc_threshold": "xtc_threshold",
+    "general.sampling.mirostat": "mirostat",
+    "general.sampling.mirostat_tau": "mirostat_tau",
+    "general.sampling.mirostat_eta": "mirostat_eta",
 }
 
 
@@ -54,8 +69,18 @@ _FROM_GGUF = {
 class SamplingDefault:
     """Value of a field of a request, and where in a model's files it is from."""
 
-    value: float
+    value: float | tuple[str, ...]  # names of samplers in the order in which they run
     source: str
+
+    @property
+    def number(self) -> float:
+        """The value, which is a number."""
+        assert not isinstance(self.value, tuple)
+        return self.value
+
+    def text(self) -> str:
+        """The value as people write it."""
+        return ";".join(self.value) if isinstance(self.value, tuple) else f"{self.value:g}"
 
 
 @dataclass(frozen=True)
@@ -155,11 +180,30 @@ def read_gguf_settings(metadata: Mapping[str, Any], model: str) -> GenerationSet
     suppressed = _check_ids(metadata.get(_SUPPRESS), _SUPPRESS, model)
     sampling = _read_sampling(metadata, _FROM_GGUF, model, "")
     filters = [sampling[name].source for name in _FILTERS if name in sampling]
+    filters += [
+        sampling[name].source
+        for name in _FILTERS_IF_POSITIVE
+        if name in sampling and sampling[name].number > 0
+    ]
     if filters and "temperature" not in sampling:
         # llama.cpp's converter leaves the key out where the folder has transformers' default.
         sampling["temperature"] = SamplingDefault(1.0, f"{filters[0]}, without a temperature")
+    samplers = _read_samplers(metadata, model)
+    if samplers:
+        sampling["samplers"] = SamplingDefault(samplers, _SEQUENCE)
     not_followed = tuple(outside_keys.find_not_followed(metadata))
     return GenerationSettings(sampling, suppressed=suppressed, not_followed=not_followed)
+
+
+def _read_samplers(metadata: Mapping[str, Any], model: str) -> tuple[str, ...]:
+    """The samplers that the GGUF file *model* runs, in their order; empty if it does not say."""
+    sequence = metadata.get(_SEQUENCE)
+    if sequence is None:
+        return ()
+    if not isinstance(sequence, str):
+        raise _wrong(model, _SEQUENCE, sequence, f"names such as {';'.join(SAMPLERS[:3])}")
+    samplers, _ = read_sequence(sequence)
+    return samplers
 
 
 def _read_sampling(

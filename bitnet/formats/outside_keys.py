@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bitnet.families.keys import HARMLESS, Rule, read, refusal
+from bitnet.formats.samplers import read_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +21,6 @@ _GGML = "tokenizer.ggml."
 #: Prefixes of the keys that :func:`find_unknown_keys` looks at.
 PREFIXES = ("general.", "tokenizer.", "split.", "adapter.", "xielu.")
 
-_NOT_FOLLOWED = Rule("a sampler that answers here do not have; named as not followed")
 _COMPUTES = Rule("products in llama.cpp with fewer bits", ())
 
 
@@ -48,11 +48,11 @@ RULES: dict[str, Rule] = {
         "base_model.count dataset.count tags languages datasets",
         HARMLESS,
     ),
-    **_under(_SAMPLING, "temp top_k top_p min_p penalty_repeat", read("default of an answer")),
     **_under(
         _SAMPLING,
-        "sequence xtc_probability xtc_threshold penalty_last_n mirostat mirostat_tau mirostat_eta",
-        _NOT_FOLLOWED,
+        "temp top_k top_p min_p penalty_repeat penalty_last_n sequence xtc_probability "
+        "xtc_threshold mirostat mirostat_tau mirostat_eta",
+        read("default of an answer"),
     ),
     **_under("general.tensor_extra.", "name prec_a4", _COMPUTES),
     **_under(
@@ -98,8 +98,12 @@ def find_unknown_keys(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def find_not_followed(metadata: Mapping[str, Any]) -> list[str]:
-    """Keys of samplers in *metadata* that answers here do not follow."""
-    return [key for key in metadata if RULES.get(key) is _NOT_FOLLOWED]
+    """Keys of *metadata* that name samplers which answers here do not have."""
+    key = f"{_SAMPLING}sequence"
+    sequence = metadata.get(key)
+    if isinstance(sequence, str) and read_sequence(sequence)[1]:
+        return [key]
+    return []
 
 
 def check_outside_keys(metadata: Mapping[str, Any], model: str) -> None:

@@ -1,5 +1,7 @@
 """Options of the samplers beyond temperature, top-k, top-p and min-p; cheap to import.
 
+``None`` is as the model's files recommend, where they can: ``Request.with_settings``.
+
 Names, defaults and bounds are those of llama.cpp's server (its ``tools/server/README.md``).
 """
 
@@ -7,33 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_bounds, option
 from bitnet.base.trust import encodable
+from bitnet.formats.samplers import SAMPLERS, find_sampler
 
 WHOLE_TEXT = -1  # of a number of last tokens: prompt and answer
 XTC_OFF = 0.5  # thresholds above it: no two tokens can be as likely
 MAX_BREAKERS = 64
 BREAKERS = ("\n", ":", '"', "*")
-
-#: The order of the samplers unless a request says another one. Biases come before all of them.
-SAMPLERS = (
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-)
-#: Samplers by their names without underscores, and by other names.
-_BY_NAME = {sampler.replace("_", ""): sampler for sampler in SAMPLERS}
-_SYNONYMS = {"typical_p": "typ_p", "typical": "typ_p", "typ": "typ_p", "nucleus": "top_p"}
-_SYNONYMS |= {"temp": "temperature"}
+BY_THE_MODEL = "default: as the model's files recommend"
+_SYNONYMS = {"typical_p": "typ_p", "typical": "typ_p"}  # of other programs than llama.cpp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +42,16 @@ class ChainOptions:
         synonyms=("top-nsigma",),
         bounds=(-1.0, 1e6),
     )
-    xtc_probability: float = option(
-        0.0,
-        "chance, at each token, to drop the likely tokens but for the least likely of them",
+    xtc_probability: float | None = option(
+        None,
+        "chance, at each token, to drop the likely tokens but for the least likely of them; "
+        f"{BY_THE_MODEL}",
         bounds=(0.0, 1.0),
     )
-    xtc_threshold: float = option(
-        0.1,
-        "probability from which --xtc-probability calls a token likely; above 0.5: off",
+    xtc_threshold: float | None = option(
+        None,
+        "probability from which --xtc-probability calls a token likely; above 0.5: off; "
+        f"{BY_THE_MODEL}, else 0.1",
         bounds=(0.0, 1.0),
     )
     dynatemp_range: float = option(
@@ -75,19 +65,20 @@ class ChainOptions:
         synonyms=("dynatemp-exp",),
         bounds=(0.0, 100.0),
     )
-    mirostat: int = option(
-        0,
+    mirostat: int | None = option(
+        None,
         "hold the surprise of the answer at --mirostat-tau: version 1 or 2; it replaces all other "
-        "samplers but the temperature",
+        f"samplers but the temperature; 0: off; {BY_THE_MODEL}",
         bounds=(0, 2),
     )
-    mirostat_tau: float = option(
-        5.0, "surprise, in bits, that mirostat holds", synonyms=("mirostat-ent",),
-        bounds=(0.0, 100.0),
+    mirostat_tau: float | None = option(
+        None, f"surprise, in bits, that mirostat holds; {BY_THE_MODEL}, else 5",
+        synonyms=("mirostat-ent",), bounds=(0.0, 100.0),
     )  # fmt: skip
-    mirostat_eta: float = option(
-        0.1, "learning rate of mirostat", synonyms=("mirostat-lr",), bounds=(0.0, 10.0)
-    )
+    mirostat_eta: float | None = option(
+        None, f"learning rate of mirostat; {BY_THE_MODEL}, else 0.1",
+        synonyms=("mirostat-lr",), bounds=(0.0, 10.0),
+    )  # fmt: skip
     dry_multiplier: float = option(
         0.0,
         "lower the logit of a token that would prolong a repetition by this, times the next "
@@ -114,7 +105,8 @@ class ChainOptions:
     repeat_last_n: int | None = option(
         None,
         "apply all penalties to the last tokens of prompt and answer, this many; 0: none, -1: "
-        "all; default: the repetition penalty to prompt and answer, the others to the answer",
+        f"all; {BY_THE_MODEL}, else the repetition penalty to prompt and answer, the others to the "
+        "answer",
         bounds=(WHOLE_TEXT, 2**31 - 1),
     )
     min_keep: int = option(
@@ -123,7 +115,7 @@ class ChainOptions:
     samplers: list[str] = option(
         [],
         f"name of a sampler, in the order in which they run, without those that are left out; may "
-        f"be given several times; default: {', '.join(SAMPLERS)}",
+        f"be given several times; {BY_THE_MODEL}, else {', '.join(SAMPLERS)}",
         metavar="NAME",
     )
 
@@ -138,11 +130,22 @@ class ChainOptions:
             )
         check_bounds(self)
 
-    @property
-    def uses_dry(self) -> bool:
-        """True if repetitions are penalised by their length."""
-        is_on = self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
-        return is_on and not self.mirostat and "dry" in self.order
+
+class Sampling(NamedTuple):
+    """Values that the files of a model may recommend; the defaults choose greedily."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    repeat_last_n: int | None = None
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    samplers: Sequence[str] = ()
 
     @property
     def uses_xtc(self) -> bool:
@@ -154,18 +157,24 @@ class ChainOptions:
         """Names of the samplers, in the order in which they run."""
         return tuple(self.samplers) or SAMPLERS
 
-    @property
-    def needs_chain(self) -> bool:
-        """True if the samplers have to run one by one over all tokens."""
-        return bool(
-            self.samplers
-            or self.mirostat
-            or self.typical_p < 1
-            or self.top_n_sigma > 0
-            or self.uses_xtc
-            or self.dynatemp_range > 0
-            or self.min_keep > 1
-        )
+
+def uses_dry(options: ChainOptions, sampling: Sampling) -> bool:
+    """True if *options* and *sampling* penalise repetitions by their length."""
+    is_on = options.dry_multiplier > 0 and options.dry_penalty_last_n != 0
+    return is_on and not sampling.mirostat and "dry" in sampling.order
+
+
+def needs_chain(options: ChainOptions, sampling: Sampling) -> bool:
+    """True if the samplers of *options* and *sampling* run one by one over all tokens."""
+    return bool(
+        sampling.samplers
+        or sampling.mirostat
+        or sampling.uses_xtc
+        or options.typical_p < 1
+        or options.top_n_sigma > 0
+        or options.dynatemp_range > 0
+        or options.min_keep > 1
+    )
 
 
 def sampler_names(names: Any) -> list[str]:
@@ -177,8 +186,8 @@ def sampler_names(names: Any) -> list[str]:
     for name in _texts("samplers", names):
         for part in filter(None, name.split(";")):
             plain = part.strip().lower().replace("-", "_")
-            sampler = _BY_NAME.get(plain.replace("_", ""), _SYNONYMS.get(plain))
-            if sampler is None:
+            sampler = find_sampler(plain.replace("_", "")) or _SYNONYMS.get(plain)
+            if sampler not in SAMPLERS:
                 printable = encodable(part[:40])
                 raise UsageError(
                     f"samplers: {printable!r} is not a sampler",

@@ -20,6 +20,7 @@ from bitnet.kernels.native import select
 from bitnet.models.load import config_from, load_model
 from bitnet.runtime import vectors
 from bitnet.runtime.answer import Answer
+from bitnet.runtime.chain_options import uses_dry
 from bitnet.runtime.conversation import (
     budget_rules,
     conversation_text,
@@ -279,7 +280,7 @@ class LanguageModel:
 
     def _breakers(self, request: Request) -> Breakers:
         """Sequences of tokens that end a repetition for *request*; the last ones are kept."""
-        if not request.uses_dry:
+        if not uses_dry(request, request.sampling):
             return {}
         texts = tuple(request.dry_sequence_breakers)
         if self._breakers_of is None or self._breakers_of[0] != texts:

@@ -6,12 +6,12 @@ import inspect
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
 from bitnet.base import settings
 from bitnet.base.errors import UsageError, WrongType
 from bitnet.base.options import check_type, option
-from bitnet.runtime.chain_options import ChainOptions
+from bitnet.runtime.chain_options import BY_THE_MODEL, ChainOptions, Sampling
 from bitnet.runtime.request_checks import (
     biases_of,
     check_schema,
@@ -42,8 +42,6 @@ MAX_STOPS = 16  # each is searched for at every token
 MAX_BIASES = 1024
 
 _INNER = {"inner": True}  # metadata of a field that no JSON object may set
-_BY_THE_MODEL = "default: as the model's files recommend"
-
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
 
 
@@ -59,40 +57,30 @@ class ReasoningRules:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(ChainOptions):
-    """Options of sampling; the first ones a model's files may recommend: ``None`` is as they do."""
+    """Options of sampling; those that are ``None`` are as the model's files recommend."""
 
     temperature: float | None = option(
-        None, f"randomness; 0: always the most likely token; {_BY_THE_MODEL}",
+        None, f"randomness; 0: always the most likely token; {BY_THE_MODEL}",
         synonyms=("temp",), bounds=(0.0, 100.0),
     )  # fmt: skip
     top_k: int | None = option(
-        None, f"sample from this many most likely tokens; 0: all; {_BY_THE_MODEL}",
+        None, f"sample from this many most likely tokens; 0: all; {BY_THE_MODEL}",
         bounds=(0, 2**31),
     )  # fmt: skip
     top_p: float | None = option(
         None,
-        f"sample from the most likely tokens with this total probability; {_BY_THE_MODEL}",
+        f"sample from the most likely tokens with this total probability; {BY_THE_MODEL}",
         bounds=(0.0, 1.0),
     )
     min_p: float | None = option(
         None,
-        f"drop tokens below this share of the most likely one's probability; {_BY_THE_MODEL}",
+        f"drop tokens below this share of the most likely one's probability; {BY_THE_MODEL}",
         bounds=(0.0, 1.0),
     )
     repetition_penalty: float | None = option(
-        None, f"lower the probability of earlier tokens; 1: off; {_BY_THE_MODEL}",
+        None, f"lower the probability of earlier tokens; 1: off; {BY_THE_MODEL}",
         synonyms=("repeat-penalty",), bounds=(1e-3, 100.0),
     )  # fmt: skip
-
-
-class Sampling(NamedTuple):
-    """Values for choosing the tokens of an answer; the defaults choose greedily."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -244,8 +232,12 @@ class Request(SamplingOptions):
 
     def with_origin(self, origin: str) -> Request:
         """This request, which says of each value that it has that it is from *origin*."""
-        names = [name for name in ANSWERED if getattr(self, name) is not None]
+        names = [name for name in ANSWERED if self.states(name)]
         return replace(self, origins=dict.fromkeys(names, origin))
+
+    def states(self, name: str) -> bool:
+        """True if this request has a value of the field *name*, which a model's files may set."""
+        return _is_stated(getattr(self, name))
 
     def list_constraints(self) -> list[str]:
         """Names of the fields that constrain the whole answer."""
@@ -329,7 +321,7 @@ class Request(SamplingOptions):
         values: dict[str, Any] = _sampling(self, fallback)._asdict()
         origins: dict[str, str] = {}
         for name in RECOMMENDED:
-            if getattr(self, name) is not None:
+            if self.states(name):
                 origins[name] = self.origins.get(name, "request")
             elif name in recommended:
                 values[name] = recommended[name].value
@@ -348,7 +340,7 @@ class Request(SamplingOptions):
         )
 
     def sampling_facts(self) -> dict[str, dict[str, Any]]:
-        """Value and origin of each number that a model's files may set, as JSON values.
+        """Value and origin of each field that a model's files may set, as JSON values.
 
         A length of :data:`EVERYTHING` is ``None``.
         """
@@ -368,10 +360,10 @@ class Request(SamplingOptions):
         limit = self.length_limit
         origin = "default"
         if files.max_new_tokens is not None:
-            limit = int(files.max_new_tokens.value)
+            limit = int(files.max_new_tokens.number)
             origin = files.max_new_tokens.source
         elif files.max_length is not None:
-            room = max(1, int(files.max_length.value) - prompt_tokens)
+            room = max(1, int(files.max_length.number) - prompt_tokens)
             if room < limit:
                 limit = room
                 origin = files.max_length.source
@@ -397,11 +389,16 @@ def _sampling(options: SamplingOptions, fallback: Mapping[str, float]) -> Sampli
     values: dict[str, Any] = {}
     for name in RECOMMENDED:
         value = getattr(options, name)
-        if value is None:
+        if not _is_stated(value):
             value = fallback.get(name)
         if value is not None:
             values[name] = value
     return Sampling(**values)
+
+
+def _is_stated(value: Any) -> bool:
+    """True if *value*, of a field that a model's files may set, is more than its default."""
+    return bool(value) if isinstance(value, list) else value is not None
 
 
 #: Fields of a request that the files of a model may recommend.
@@ -420,9 +417,9 @@ _JSON = {entry.name for entry in fields(Request) if not entry.metadata.get("inne
 class AnswerOptions(TypedDict, total=False):
     """Keywords of ``generate``, ``stream``, ``chat`` and their async twins.
 
-    ``None`` means the default: that of the model's files for *max_tokens*, *temperature*, *top_k*,
-    *top_p*, *min_p* and *repetition_penalty*, where they have one. *max_tokens* may cut an answer
-    with a grammar short.
+    ``None`` means the default: that of the model's files, where they have one, for *max_tokens*,
+    *temperature*, *top_k*, *top_p*, *min_p*, *repetition_penalty*, *repeat_last_n*, *samplers*,
+    and those of XTC and mirostat. *max_tokens* may cut an answer with a grammar short.
     """
 
     max_tokens: int | None  # most tokens to generate (as the model's files say, else 128)

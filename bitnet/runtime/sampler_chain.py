@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.runtime.chain_options import ChainOptions
+    from bitnet.runtime.chain_options import ChainOptions, Sampling
 
     #: From candidates to those that are left, perhaps with other logits.
     Step = Callable[["Candidates"], "Candidates"]
@@ -140,15 +140,15 @@ def heat(
 class Mirostat:
     """Filters by a bound of surprise that follows the surprise of the tokens chosen."""
 
-    def __init__(self, options: ChainOptions, vocab_size: int) -> None:
-        self._options = options
+    def __init__(self, sampling: Sampling, vocab_size: int) -> None:
+        self._sampling = sampling
         self._vocab_size = vocab_size
-        self._bound = 2 * options.mirostat_tau  # bits
+        self._bound = 2 * sampling.mirostat_tau  # bits
 
     def keep(self, tokens: Candidates) -> Candidates:
         """Those of *tokens* that may be chosen, descending; at least one."""
         ordered = tokens.descending()
-        if self._options.mirostat == 1:
+        if self._sampling.mirostat == 1:
             return ordered.select(slice(max(1, self._count(ordered))))
         surprises = _surprises(ordered.probabilities()) / math.log(2)
         above = surprises > self._bound
@@ -157,8 +157,8 @@ class Mirostat:
 
     def report(self, probability: float) -> None:
         """Record that a token with this *probability* among those left was chosen."""
-        error = -math.log2(probability) - self._options.mirostat_tau
-        self._bound -= self._options.mirostat_eta * error
+        error = -math.log2(probability) - self._sampling.mirostat_tau
+        self._bound -= self._sampling.mirostat_eta * error
 
     def _count(self, ordered: Candidates) -> int:
         """Number of tokens that version 1 keeps, by Zipf's law with an estimated exponent."""
@@ -186,23 +186,17 @@ class SamplerChain:
     def __init__(
         self,
         options: ChainOptions,
+        sampling: Sampling,
         *,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
         penalize: Step,
         shorten: Step,
         draw: Callable[[], float],
     ) -> None:
-        """A chain with *options* and the four samplers that have names of their own.
+        """A chain of the samplers that *options* and *sampling* say.
 
         Args:
-            options: which samplers there are, and their parameters.
-            temperature: 0 chooses the likeliest of those that are left.
-            top_k: 0 keeps all.
-            top_p: 1 keeps all.
-            min_p: 0 keeps all.
+            options: parameters of samplers that no file recommends.
+            sampling: parameters of the others, and the order of all.
             penalize: applies the penalties.
             shorten: applies DRY.
             draw: gives the next random number, at least 0 and less than 1.
@@ -210,22 +204,22 @@ class SamplerChain:
         self._options = options
         self._draw = draw
         self._mirostat: Mirostat | None = None
-        self._temperature = temperature
+        self._sampling = sampling
         least = options.min_keep
         steps: dict[str, Step] = {
             "penalties": penalize,
             "dry": shorten,
             "top_n_sigma": lambda tokens: keep_top_n_sigma(tokens, options.top_n_sigma),
-            "top_k": lambda tokens: keep_top_k(tokens, top_k),
+            "top_k": lambda tokens: keep_top_k(tokens, sampling.top_k),
             "typ_p": lambda tokens: keep_typical(tokens, options.typical_p, least),
-            "top_p": lambda tokens: keep_top_p(tokens, top_p, least),
-            "min_p": lambda tokens: keep_min_p(tokens, min_p, least),
+            "top_p": lambda tokens: keep_top_p(tokens, sampling.top_p, least),
+            "min_p": lambda tokens: keep_min_p(tokens, sampling.min_p, least),
             "xtc": self._drop_likely,
             "temperature": lambda tokens: heat(
-                tokens, temperature, options.dynatemp_range, options.dynatemp_exponent
+                tokens, sampling.temperature, options.dynatemp_range, options.dynatemp_exponent
             ),
         }
-        self._steps = [steps[name] for name in options.order]
+        self._steps = [steps[name] for name in sampling.order]
 
     def choose(self, tokens: Candidates, vocab_size: int) -> int:
         """Id of the chosen one of *tokens*; the model has *vocab_size* of them."""
@@ -242,19 +236,19 @@ class SamplerChain:
 
     def filter(self, tokens: Candidates, vocab_size: int) -> Candidates:
         """Those of *tokens* that may be chosen, with logits by which they are drawn."""
-        if self._options.mirostat:
+        if self._sampling.mirostat:
             if self._mirostat is None:
-                self._mirostat = Mirostat(self._options, vocab_size)
-            return self._mirostat.keep(heat(tokens, self._temperature))
+                self._mirostat = Mirostat(self._sampling, vocab_size)
+            return self._mirostat.keep(heat(tokens, self._sampling.temperature))
         for step in self._steps:
             tokens = step(tokens)
         return tokens
 
     def _drop_likely(self, tokens: Candidates) -> Candidates:
-        options = self._options
-        if not options.uses_xtc or len(tokens) < 2 or self._draw() > options.xtc_probability:
+        sampling = self._sampling
+        if not sampling.uses_xtc or len(tokens) < 2 or self._draw() > sampling.xtc_probability:
             return tokens
-        return drop_likely(tokens, options.xtc_threshold, options.min_keep)
+        return drop_likely(tokens, sampling.xtc_threshold, self._options.min_keep)
 
 
 def likeliest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from bitnet.base.errors import InferenceError
 from bitnet.models.exact_head import Found, Logits, Needed
-from bitnet.runtime.chain_options import WHOLE_TEXT
+from bitnet.runtime.chain_options import WHOLE_TEXT, needs_chain, uses_dry
 from bitnet.runtime.drafts import MOST_LOST
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.repetitions import Repetitions
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.runtime.request import Request, Sampling
+    from bitnet.runtime.chain_options import Sampling
+    from bitnet.runtime.request import Request
 
 BLOCK = 512  # weights summed before a draw looks inside one block
 MOST_NEEDED = 1024  # larger top-k values scan the whole vocabulary
@@ -66,10 +67,10 @@ class Sampler:
             or request.presence_penalty
         )
         self._repetitions: Repetitions | None = None
-        if request.uses_dry:
+        if uses_dry(request, self.sampling):
             self._repetitions = Repetitions(request, request.breakers, prompt)
         self._chain: SamplerChain | None = None
-        if request.needs_chain:
+        if needs_chain(request, self.sampling):
             self._chain = self._make_chain()
         self._adjusts = bool(
             request.logit_bias
@@ -251,13 +252,9 @@ class Sampler:
 
     def _make_chain(self) -> SamplerChain:
         """The chain of samplers of the request."""
-        sampling = self.sampling
         return SamplerChain(
             self.request,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
+            self.sampling,
             penalize=self._penalize_candidates,
             shorten=self._shorten_candidates,
             draw=lambda: float(self._random.random()),
@@ -269,7 +266,7 @@ class Sampler:
         Those of the prompt are penalised once, and not counted, unless a window is given.
         """
         counts: Counter[int] = Counter()
-        last = self.request.repeat_last_n
+        last = self.sampling.repeat_last_n
         if last is None:
             if self.sampling.repetition_penalty != 1:
                 counts.update(dict.fromkeys(prompt, 0))

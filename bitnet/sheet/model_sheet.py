@@ -131,7 +131,7 @@ class ModelSheet:
         if not values:
             yield "  none"
         for name, value in values.items():
-            yield f"  {name:<20}{value.value:<8g}{printable(value.source)}"
+            yield f"  {name:<20}{value.text():<8}{printable(value.source)}"
         for text, ids in (
             ("in no answer", settings.suppressed),
             ("first in no answer", settings.suppressed_first),

@@ -53,7 +53,7 @@ def test_an_unknown_key_is_named_by_the_audit(tmp_path, key):
 
 
 def test_a_sampler_that_is_not_followed_is_named_by_the_audit(tmp_path):
-    path = tiny_gguf(tmp_path / "tiny.gguf", **{"general.sampling.mirostat": 2})
+    path = tiny_gguf(tmp_path / "tiny.gguf", **{"general.sampling.sequence": "top_k;infill"})
     subjects = [it.subject for it in audit(open_checkpoint(path).gguf)]
     assert "sampling-not-followed" in subjects
 

@@ -15,13 +15,67 @@ from bitnet.formats.generation import (
     SamplingDefault,
     read_generation_settings,
 )
-from bitnet.runtime.request import EVERYTHING, RECOMMENDED, Request, Sampling, SamplingOptions
+from bitnet.runtime.chain_options import Sampling
+from bitnet.runtime.request import EVERYTHING, RECOMMENDED, Request, SamplingOptions
 from bitnet.wire.routes import ROUTES
 
-REQUEST = {"temperature": 0.1, "top_k": 1, "top_p": 0.1, "min_p": 0.1, "repetition_penalty": 1.1}
-COMMAND = {"temperature": 0.2, "top_k": 2, "top_p": 0.2, "min_p": 0.2, "repetition_penalty": 1.2}
-FILE = {"temperature": 0.3, "top_k": 3, "top_p": 0.3, "min_p": 0.3, "repetition_penalty": 1.3}
-DOOR = {"temperature": 0.4, "top_k": 4, "top_p": 0.4, "min_p": 0.4, "repetition_penalty": 1.4}
+#: A value of each level for every field that files may recommend.
+REQUEST = {
+    "temperature": 0.1,
+    "top_k": 1,
+    "top_p": 0.1,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "repeat_last_n": 1,
+    "xtc_probability": 0.1,
+    "xtc_threshold": 0.15,
+    "mirostat": 1,
+    "mirostat_tau": 1.0,
+    "mirostat_eta": 0.1,
+    "samplers": ["top_k"],
+}
+COMMAND = {
+    "temperature": 0.2,
+    "top_k": 2,
+    "top_p": 0.2,
+    "min_p": 0.2,
+    "repetition_penalty": 1.2,
+    "repeat_last_n": 2,
+    "xtc_probability": 0.2,
+    "xtc_threshold": 0.25,
+    "mirostat": 2,
+    "mirostat_tau": 2.0,
+    "mirostat_eta": 0.2,
+    "samplers": ["top_p"],
+}
+FILE = {
+    "temperature": 0.3,
+    "top_k": 3,
+    "top_p": 0.3,
+    "min_p": 0.3,
+    "repetition_penalty": 1.3,
+    "repeat_last_n": 3,
+    "xtc_probability": 0.3,
+    "xtc_threshold": 0.35,
+    "mirostat": 1,
+    "mirostat_tau": 3.0,
+    "mirostat_eta": 0.3,
+    "samplers": ["min_p"],
+}
+DOOR = {
+    "temperature": 0.4,
+    "top_k": 4,
+    "top_p": 0.4,
+    "min_p": 0.4,
+    "repetition_penalty": 1.4,
+    "repeat_last_n": 4,
+    "xtc_probability": 0.4,
+    "xtc_threshold": 0.45,
+    "mirostat": 2,
+    "mirostat_tau": 4.0,
+    "mirostat_eta": 0.4,
+    "samplers": ["xtc"],
+}
 LEVELS = ("request", "command line", "file", "default")
 
 
@@ -54,7 +108,8 @@ def test_a_value_is_that_of_the_first_level_that_says_it(name, level):
 @pytest.mark.parametrize("name", RECOMMENDED)
 def test_a_value_that_nothing_says_is_greedy(name):
     request = Request().with_settings(GenerationSettings())
-    assert getattr(request, name) == getattr(Sampling(), name)
+    default = getattr(Sampling(), name)
+    assert getattr(request, name) == (list(default) if name == "samplers" else default)
     assert request.origins[name] == "default"
 
 

@@ -3,11 +3,12 @@
 import asyncio
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 
 import bitnet
+from bitnet.runtime.chain_options import Sampling
 from bitnet.runtime.request import SAMPLING, AnswerOptions, Request
 
 METHODS = ["stream", "generate", "chat", "astream", "agenerate", "achat"]
@@ -75,8 +76,9 @@ def test_a_default_that_a_comment_names_is_the_fields():
     source = inspect.getsource(AnswerOptions)
     named = re.findall(r"^ +(\w+): .*  # .*\(([\d.]+)\)$", source, re.MULTILINE)
     assert len(named) > 8
+    defaults = asdict(Request()) | Sampling()._asdict()
     assert {name: float(number) for name, number in named} == {
-        name: getattr(Request(), name) for name, _ in named
+        name: defaults[name] for name, _ in named
     }
 
 

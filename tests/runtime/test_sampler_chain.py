@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from engine_samplers import ask
 
-from bitnet.runtime.chain_options import SAMPLERS, ChainOptions
+from bitnet.formats.samplers import SAMPLERS
 from bitnet.runtime.repetitions import Repetitions, find_breakers
+from bitnet.runtime.request import Request
 from bitnet.runtime.sampler_chain import Candidates, SamplerChain
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.load import load_spec
@@ -35,10 +36,10 @@ def chain(options, four=None, text=(), breakers=None, draw=lambda: 0.0):
             logits[tokens.ids == token] -= penalty
         return tokens.with_logits(logits)
 
+    sampling = options.sampling._replace(**{**FOUR, **(four or {})})
     return SamplerChain(
-        options, **{**FOUR, **(four or {})}, penalize=lambda tokens: tokens, shorten=shorten,
-        draw=draw,
-    )  # fmt: skip
+        options, sampling, penalize=lambda tokens: tokens, shorten=shorten, draw=draw
+    )
 
 
 def distribution(options, logits, four=None, text=(), breakers=None):
@@ -59,12 +60,12 @@ def engine_chain(options, four):
         "typ_p": ["typical", options.typical_p, least],
         "top_p": ["top_p", values["top_p"], least],
         "min_p": ["min_p", values["min_p"], least],
-        "xtc": ["xtc", options.xtc_probability, options.xtc_threshold, least, 1],
+        "xtc": ["xtc", options.sampling.xtc_probability, options.sampling.xtc_threshold, least, 1],
         "temperature": [
             "temp_ext", values["temperature"], options.dynatemp_range, options.dynatemp_exponent
         ],
     }  # fmt: skip
-    return [steps[name] for name in options.order if name in steps]
+    return [steps[name] for name in options.sampling.order if name in steps]
 
 
 def random_case(seed):
@@ -100,7 +101,7 @@ def random_case(seed):
         if options["typical_p"] < 1:
             names.sort(key="temperature".__eq__)
         options["samplers"] = names[: int(random.integers(1, len(names) + 1))]
-    return ChainOptions(**options), four, logits
+    return Request(**options), four, logits
 
 
 def as_json(logits):
@@ -150,7 +151,7 @@ def test_dry_penalises_the_tokens_of_llama_cpp_as_much(vocabulary, tmp_path):
     for seed in range(80):
         random = np.random.default_rng(seed)
         breakers = texts[seed % len(texts)]
-        options = ChainOptions(
+        options = Request(
             dry_multiplier=float(random.uniform(0.1, 2)),
             dry_base=float(random.choice([1.0, 1.75, 3.0])),
             dry_allowed_length=int(random.integers(0, 4)),
@@ -183,7 +184,7 @@ def test_mirostat_leaves_llama_cpps_tokens_while_it_follows_the_surprise(
     asked = []
     for seed in range(60):
         random = np.random.default_rng(seed)
-        options = ChainOptions(
+        options = Request(
             mirostat=version,
             mirostat_tau=float(random.uniform(0.5, 6)),
             mirostat_eta=float(random.uniform(0.05, 0.9)),

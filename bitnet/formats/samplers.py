@@ -1,0 +1,53 @@
+"""Names of samplers, as llama.cpp spells them on its command line and in GGUF files.
+
+The names are those of ``common_sampler_types_from_names`` in ``common/sampling.cpp`` of b11434.
+"""
+
+from __future__ import annotations
+
+#: The order of the samplers unless something says another one. Biases come before all of them.
+SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+#: Samplers of llama.cpp that change no answer unless an option of theirs is set, which files lack.
+WITHOUT_EFFECT = ("adaptive_p",)
+_SYNONYMS = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
+
+
+def _spellings(names: tuple[str, ...]) -> dict[str, str]:
+    """Each of *names* by its spellings: as it is, with hyphens, and without either."""
+    spelled = {name: name for name in names}
+    spelled |= {name.replace("_", "-"): name for name in names}
+    return spelled | {name.replace("_", ""): name for name in names}
+
+
+_BY_SPELLING = _spellings(SAMPLERS + WITHOUT_EFFECT) | _SYNONYMS
+
+
+def find_sampler(name: str) -> str | None:
+    """The sampler of llama.cpp that *name* means, or None if it means none that runs here."""
+    return _BY_SPELLING.get(name.lower())
+
+
+def read_sequence(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The samplers that run for ``general.sampling.sequence``, and the names that mean none here.
+
+    Names are separated by semicolons. llama.cpp leaves out the names that it does not know.
+    """
+    samplers: dict[str, None] = {}
+    unknown = []
+    for name in text.split(";"):
+        sampler = find_sampler(name)
+        if sampler is None:
+            unknown.append(name)
+        elif sampler not in WITHOUT_EFFECT:
+            samplers[sampler] = None
+    return tuple(samplers), tuple(unknown)
