@@ -1,6 +1,6 @@
 """Names of samplers, as llama.cpp spells them on its command line and in GGUF files.
 
-The names are those of ``common_sampler_types_from_names`` in ``common/sampling.cpp`` of b11434.
+The names are those of llama.cpp b11434, in its function ``common_sampler_types_from_names``.
 """
 
 from __future__ import annotations
