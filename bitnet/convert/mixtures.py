@@ -53,6 +53,8 @@ _NARROW = {
 _KEPT = (
     *("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "per_layer_model_proj"),
     *("ssm_conv1d", "shortconv.conv.weight"),
+    # Tables whose rows are added to embeddings: llama.cpp cannot add quantized ones.
+    *("position_embd.weight", "token_types.weight"),
 )
 _ROLES = {
     "output.weight": "output",

@@ -86,6 +86,24 @@ def test_llama_cpp_computes_the_same_vectors_of_a_converted_encoder(pooling, enc
     assert smallest_cosine(ours, vectors_by_llama_cpp(file, texts)) > 1 - MAX_ANGLE
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None,
+    reason="xllamacpp is not installed: an extra of crossval",
+)
+def test_llama_cpp_computes_with_quantized_encoders(tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    file = tmp_path / "model.gguf"
+    convert(encoder_folder(tmp_path / "bert", **sizes), file, ConvertOptions("Q8_0"))
+    types = {name: weight.quant.name for name, weight in open_checkpoint(file).weights.items()}
+    assert types["blk.0.ffn_up.weight"] == "Q8_0"
+    # It ends where it has to add quantized rows.
+    assert types["position_embd.weight"] == types["token_types.weight"] == "F32"
+    texts = [text for text in TEXTS if text]
+    with load(file) as model:
+        ours = model.embed(texts)
+    assert smallest_cosine(ours, vectors_by_llama_cpp(file, texts)) > 0.99
+
+
 def test_the_tokenizer_of_a_converted_encoder_reads_every_text_alike(encoder, tmp_path):
     file = tmp_path / "model.gguf"
     convert(encoder, file, ConvertOptions("F32"))
