@@ -1,10 +1,12 @@
 """Write the table of every machine that was measured beside other engines; add a machine.
 
-    python benchmarks/machines.py [--add RESULTS --date DATE --build ENGINE=BUILD ...] [--check]
+    python benchmarks/machines.py [--add RESULTS --date DATE --build ENGINE=BUILD ...] [--keep]
+        [--check]
 
 RESULTS is the output of ``runtime.py --json`` on that machine; ``inv bench-peers`` runs both. The
 rows are in ``results/machines.json``, from which this writes ``results/machines.md``, and
-speed_plot.py the README's picture. A machine that is in the table gets new rows. Each machine has
+speed_plot.py the README's picture. A machine that is in the table gets new rows; with
+--keep it keeps the rates, and the builds, that the results do not have. Each machine has
 the date and the builds of its peers: rates of one machine may be compared, of several only ratios.
 """
 
@@ -116,12 +118,29 @@ def measured(runs, date, builds):
     return {"machine": name, "date": date, "builds": builds, "rows": merged(rows)}
 
 
+def kept(old, new):
+    """The entry *new* with what only *old*, of the same machine, has.
+
+    A row of both has the new rates and the fewer turns; measurements that were disturbed add up.
+    """
+    rows = {(row["model"], row["threads"], row["engine"]): row for row in old["rows"]}
+    for row in new["rows"]:
+        name = row["model"], row["threads"], row["engine"]
+        earlier = rows.get(name, {"turns": row["turns"], "busy": 0})
+        turns = min(earlier["turns"], row["turns"])
+        rows[name] = earlier | row | {"turns": turns, "busy": earlier["busy"] + row["busy"]}
+    models = dict.fromkeys(model for model, _, _ in rows)
+    ordered = [row for model in models for row in rows.values() if row["model"] == model]
+    return new | {"builds": old["builds"] | new["builds"], "rows": ordered}
+
+
 def main():
     """Add a machine, or check the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--add", type=Path, action="append", default=[])
     parser.add_argument("--date", default="")
     parser.add_argument("--build", action="append", default=[])
+    parser.add_argument("--keep", action="store_true", help="keep what RESULTS do not have")
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     options = parser.parse_args()
     machines = json.loads(RECORDS.read_text(encoding="utf-8"))
@@ -129,6 +148,9 @@ def main():
         builds = dict(entry.split("=", 1) for entry in options.build)
         runs = [json.loads(path.read_text(encoding="utf-8")) for path in options.add]
         new = measured(runs, options.date, builds)
+        old = next((each for each in machines if each["machine"] == new["machine"]), None)
+        if options.keep and old:
+            new = kept(old, new)
         machines = [each for each in machines if each["machine"] != new["machine"]] + [new]
     if options.check:
         return int(TABLE.read_text(encoding="utf-8") != page(machines))

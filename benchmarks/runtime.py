@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import statistics
@@ -163,11 +164,13 @@ def measure(model, threads, engines, options):
     rates = {name: {test: [] for test in tests} for name in running}
     # Depth by depth, since an engine holds what it read of one.
     tests = sorted(tests, key=lambda test: int(test.partition("@")[2] or 0))
-    deadline_s = time.monotonic() + 60 * options.minutes
+    minutes = math.inf if options.wait_for else options.minutes
+    deadline_s = time.monotonic() + 60 * minutes
     has_waited = False
     for test, turn in order(tests, options.turns):
         if turn == 1 and options.wait_for and not has_waited:
-            deadline_s += wait_for(options.wait_for)
+            wait_for(options.wait_for)
+            deadline_s = time.monotonic() + 60 * options.minutes
             has_waited = True
         if time.monotonic() > deadline_s:
             print(f"stopped before turn {turn} of {test}", file=sys.stderr)
@@ -189,12 +192,10 @@ def measure(model, threads, engines, options):
 
 
 def wait_for(path):
-    """Seconds until the file *path* was there."""
+    """Return when the file *path* is there."""
     print(f"waiting for {path}", file=sys.stderr, flush=True)
-    started = time.monotonic()
     while not path.exists():
         time.sleep(0.2)
-    return time.monotonic() - started
 
 
 def run_or_leave(running, name, test, tries):
