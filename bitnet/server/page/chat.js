@@ -144,6 +144,11 @@ async function send() {
   });
 }
 
+/** Stop the answer that is written in this conversation; another one's goes on. */
+function stopShown() {
+  if (running?.conversation === conversation) running.controller.abort();
+}
+
 /** True while an answer is written; where it is another conversation's, the person is told. */
 function isAnswering() {
   if (running && running.conversation !== conversation) {
@@ -328,14 +333,14 @@ at("text").onkeydown = (event) => {
     talk.edit(last);
   }
 };
-at("stop").onclick = () => running?.controller.abort();
+at("stop").onclick = stopShown;
 at("new").onclick = startNew;
 at("open-settings").onclick = () => at("settings").showModal();
 at("close-settings").onclick = () => at("settings").close();
 at("settings").onclick = (event) => { if (event.target === at("settings")) at("settings").close(); };
 document.onkeydown = (event) => {
   const isCovered = at("settings").open || at("history").matches(":popover-open");
-  if (event.key === "Escape" && running && !isCovered) running.controller.abort();
+  if (event.key === "Escape" && !isCovered) stopShown();
 };
 window.onresize = typed;
 window.onhashchange = () => openConversation(location.hash.slice(1));

@@ -60,6 +60,24 @@ def test_an_answer_is_written_on_while_another_conversation_is_read(writer, pers
     person.expect(person.answers).to_have_text(["one two three"])
 
 
+def test_a_message_to_another_conversation_waits_and_says_so(writer, person, dictated, slow):
+    person.goes_to(writer.address)
+    dictated("one two three")
+    slow(6)
+    person.writes("first")
+    person.expect(person.answers).not_to_be_empty()
+    person.button("New chat").click()
+    person.expect(person.button("Stop")).to_have_count(0)
+
+    person.text.press("Escape")  # stops nothing: the answer is not shown
+    person.writes("second")
+    person.expect(person.page.get_by_role("alert")).to_contain_text("in another conversation")
+    person.expect(person.text).to_have_value("second")
+    slow()
+    person.conversations.first.click()
+    person.expect(person.answers).to_have_text(["one two three"])
+
+
 def test_a_conversation_can_be_named(worker, person):
     person.goes_to(worker.address)
     person.says("abc")
