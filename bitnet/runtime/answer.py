@@ -107,7 +107,7 @@ class Answer:
         self._at = begun_at = time.perf_counter()
         # A space at the beginning of the answer is part of it.
         self._stream = tokenizer.stream(skip_special=True)
-        self._stream.skip(self._prompt_tokens())
+        self._stream.skip([token for token in self.prompt_ids if self._is_known(token)])
         self.tokenize_s += time.perf_counter() - begun_at
 
     @property
@@ -276,9 +276,6 @@ class Answer:
         raw = self._tokenizer.token_bytes(token) if self._is_known(token) else b""
         likeliest = tuple(self._describe(*pair) for pair in top)
         return TokenLogprob(token, raw.decode("utf-8", "replace"), raw, logprob, likeliest)
-
-    def _prompt_tokens(self) -> list[int]:
-        return [token for token in self.prompt_ids if self._is_known(token)]
 
     def _is_known(self, token: int) -> bool:
         # Some embeddings are padded with rows that no token uses.

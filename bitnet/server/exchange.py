@@ -57,13 +57,10 @@ async def body_of(request: Request, form: Form) -> Body:
 async def open_slot(request: Request, name: str | None) -> Slot:
     """Slot of the model *name*, which is loaded, and stays so until *request* has ended."""
     models: Models = request.app.state.models
-    slot = models.find(name)
     state = request.scope["state"]
     state["deadline"] = time.monotonic() + models.deadline_s
-    models.hold(slot)
-    state["ends"].callback(models.release, slot)
-    loaded = models.wait_until_loaded(slot, state["deadline"])
-    await (loaded if slot.loaded else unless_gone(request, loaded))
+    use = models.get(name, state["deadline"], partial(unless_gone, request))
+    slot: Slot = await state["ends"].enter_async_context(use)
     return slot
 
 

@@ -13,7 +13,7 @@ import asyncio
 import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,11 +25,14 @@ from bitnet.server.refusals import Refused, from_error, stopping, too_late
 from bitnet.server.slot import FOREVER, Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrate
+
+    #: Waits for a model that is being loaded, or raises the reason to stop waiting.
+    Wait = Callable[[Awaitable[None]], Awaitable[None]]
 
 T = TypeVar("T")
 
@@ -159,40 +162,33 @@ class Models:
         slot.pinned = True
         slot.fill(model, **self._sizes)
 
-    def hold(self, slot: Slot) -> None:
-        """Keep *slot* in memory, once it is there, until :meth:`release`."""
+    @asynccontextmanager
+    async def get(
+        self, name: str | None, deadline: float, while_loading: Wait | None = None
+    ) -> AsyncIterator[Slot]:
+        """The model that clients call *name*, loaded, which stays in memory within the context.
+
+        A model that is not loaded is waited for until *deadline*, by ``time.monotonic``;
+        *while_loading* may give up the wait.
+        """
+        slot = self.find(name)
         if self._draining:
             raise stopping()
         slot.users += 1
         slot.cancel_timer()
-
-    async def wait_until_loaded(self, slot: Slot, deadline: float) -> None:
-        """Return when the model of *slot* is loaded.
-
-        The caller holds *slot*, and waits until *deadline*, by ``time.monotonic``.
-        """
-        if not slot.loaded:
-            if slot.queued >= slot.places:
-                raise slot.full(f"{slot.queued} requests wait for {slot.name!r} to be loaded")
-            slot.queued += 1
-            try:
-                slot.loading = slot.loading or self._begin(self._load(slot))
-                await asyncio.wait_for(asyncio.shield(slot.loading), deadline - time.monotonic())
-            except asyncio.TimeoutError:
-                raise too_late(self.deadline_s) from None
-            finally:
-                slot.queued -= 1
-                self._freed.set()
-        if not slot.loaded or self._draining:
-            raise stopping()
-
-    def release(self, slot: Slot) -> None:
-        """Give *slot* back: the request that held it has ended."""
-        slot.users -= 1
-        if not slot.users:
-            slot.used_at = time.monotonic()
-            self.keep(slot)
-        self._freed.set()
+        try:
+            if not slot.loaded:
+                loading = self._wait_until_loaded(slot, deadline)
+                await (loading if while_loading is None else while_loading(loading))
+            if not slot.loaded or self._draining:
+                raise stopping()
+            yield slot
+        finally:
+            slot.users -= 1
+            if not slot.users:
+                slot.used_at = time.monotonic()
+                self.keep(slot)
+            self._freed.set()
 
     def keep(self, slot: Slot, idle_s: float | None = None) -> None:
         """Keep *slot* loaded for *idle_s* seconds without a request; ``None``: as it was."""
@@ -244,6 +240,20 @@ class Models:
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
+
+    async def _wait_until_loaded(self, slot: Slot, deadline: float) -> None:
+        """Begin to load *slot*, or join those that wait for it, until *deadline*."""
+        if slot.queued >= slot.places:
+            raise slot.full(f"{slot.queued} requests wait for {slot.name!r} to be loaded")
+        slot.queued += 1
+        try:
+            slot.loading = slot.loading or self._begin(self._load(slot))
+            await asyncio.wait_for(asyncio.shield(slot.loading), deadline - time.monotonic())
+        except asyncio.TimeoutError:
+            raise too_late(self.deadline_s) from None
+        finally:
+            slot.queued -= 1
+            self._freed.set()
 
     async def _load(self, slot: Slot) -> None:
         """Load *slot* in its turn, once there is room."""

@@ -5,6 +5,7 @@ real. Home and settings are empty, and no address but the worker's is told to th
 """
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,8 @@ from server_process import listening
 
 from bitnet.commands.agents import AGENTS
 from bitnet.commands.launch import write_files
+from bitnet.runtime.answer import Answer
+from bitnet.server import exchange
 
 LIMIT_S = 240  # of a whole task; some take half a minute to start
 TASK = "Make the colour in note.txt blue, and copy the file to copy.txt."
@@ -69,14 +72,20 @@ def steps_of(agent, note):
     return [DONE]
 
 
-#: Words that an agent shows at its end with a small model; the others have none that is certain.
+#: Words that an agent shows at its end with a small model.
 ENDS = {
     "claude": "context",
     "codex": "max_output_tokens",
     "opencode": "tiny",
     "aider": "token limit",
+    "cline": "maximum output token limit",
+    "continue": "",  # none of its own: the model's answer is all
     "qwen": "the context holds",
 }
+#: Agents whose prompt is longer than the context of a small model, and is refused.
+REFUSED = ("claude", "qwen")
+#: Agents that show the text of the model's answers.
+SHOWING = ("aider", "cline", "continue", "opencode")
 ARGUMENTS = {
     "claude": ["-p", TASK, "--permission-mode", "acceptEdits", "--allowedTools", "Read,Edit,Bash"],
     "codex": ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK],
@@ -122,6 +131,19 @@ def run_agent(agent, program, address, place):
     return done, f"{done.stdout}\n{done.stderr}"
 
 
+def record_answers(monkeypatch):
+    """The answers that a worker writes from now on, as a list that grows."""
+    answers = []
+
+    class RecordedAnswer(Answer):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            answers.append(self)
+
+    monkeypatch.setattr(exchange, "Answer", RecordedAnswer)
+    return answers
+
+
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
     program = program_of(agent)
@@ -148,7 +170,7 @@ def test_an_agent_reads_edits_runs_and_finishes(agent, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_ends_with_a_real_small_model(agent, tmp_path, test_models):
+def test_an_agent_ends_with_a_real_small_model(agent, tmp_path, test_models, monkeypatch):
     """For form alone: a model of 135 million parameters reads an agent's prompt and answers it.
 
     The prompts of Claude Code and Qwen Code are longer than its context, which they are told; none
@@ -156,15 +178,22 @@ def test_an_agent_ends_with_a_real_small_model(agent, tmp_path, test_models):
     """
     program = program_of(agent)
     work = folders_for(tmp_path)
-    (work / "note.txt").write_text(BEFORE)
-    lines = []
+    note = work / "note.txt"
+    note.write_text(BEFORE)
+    answers = record_answers(monkeypatch)
     path = test_models / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    with listening(path, name="tiny", max_output_tokens=48, lines=lines) as worker:
+    with listening(path, name="tiny", max_output_tokens=48) as worker:
         _, shown = run_agent(agent, program, worker.address, tmp_path)
         assert worker.http.get("/health/ready").status_code == 200
-        counted = worker.http.get("/metrics").text
-    assert 'status="200"' in counted or 'status="400"' in counted, shown
-    assert 'status="500"' not in counted, shown
-    assert shown.strip()
-    if agent in ENDS:
-        assert ENDS[agent] in shown, shown
+        statuses = set(re.findall(r'status="(\d+)"', worker.http.get("/metrics").text))
+    assert ("400" in statuses) == (agent in REFUSED), shown
+    assert not {status for status in statuses if status >= "500"}, shown
+    assert ENDS[agent] in shown, shown
+    assert note.read_text() == BEFORE
+    if agent not in REFUSED:
+        assert {answer.finish_reason for answer in answers} <= {"stop", "length"}
+        assert not any(answer.calls for answer in answers)
+    if agent in SHOWING:
+        last = answers[-1].text.split()
+        assert last
+        assert " ".join(last[:4]) in " ".join(shown.split()), (last, shown)

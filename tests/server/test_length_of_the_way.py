@@ -1,9 +1,10 @@
-"""The files and types that a streamed chat passes, from the guard to its last event."""
+"""The files, functions and types that a streamed chat passes, from the guard to its last event."""
 
 import threading
 from pathlib import Path
 
 import pytest
+from walks import PARTS
 
 import bitnet
 
@@ -15,12 +16,12 @@ ROOMS = ("server", "wire", "runtime")
 
 @pytest.fixture
 def passed(serving):
-    """Files and classes of this package that a second chat of a worker meets, in every thread.
+    """Files, functions and classes that a second chat of a worker meets, in every thread.
 
     A class is met if a value of it is a variable, an argument or a result of a function that runs,
     or is in a list or a tuple that is one.
     """
-    files = set()
+    functions = set()
     types = set()
     records = threading.Event()
 
@@ -29,7 +30,7 @@ def passed(serving):
         if not records.is_set() or event != "return" or not path.startswith((ROOT, "<string>")):
             return
         if path.startswith(ROOT):
-            files.add(path.removeprefix(ROOT))
+            functions.add((path.removeprefix(ROOT), frame.f_code.co_qualname))
         for value in [*frame.f_locals.values(), result]:
             types.update(map(type, value if isinstance(value, list | tuple) else [value]))
 
@@ -43,7 +44,7 @@ def passed(serving):
     finally:
         threading.setprofile(None)
     ours = {entry for entry in types if entry.__module__.startswith("bitnet.")}
-    return files, ours
+    return functions, ours
 
 
 #: Types that a chat passes, from the guard on.
@@ -54,9 +55,12 @@ TYPES = {
 }
 
 
-def test_a_streamed_chat_passes_few_files_and_types(passed):
-    files, types = passed
-    assert len({path for path in files if path.split("/")[0] in ROOMS}) <= 25
+def test_a_streamed_chat_passes_few_files_functions_and_types(passed):
+    functions, types = passed
+    functions = {(file, name) for file, name in functions if file.split("/")[0] in ROOMS}
+    assert len({file for file, _ in functions}) <= 25
+    named = [name for _, name in functions if name.rpartition(".")[2] not in PARTS]
+    assert len(named) <= 205
     names = {entry.__name__ for entry in types if entry.__module__.split(".")[1] in ROOMS}
     # The first is the connection's; the second is a row of the table of events.
     assert names - {"PatientProtocol", "Action"} <= TYPES

@@ -224,7 +224,7 @@ def test_one_that_is_used_does_not_make_room_until_it_is_not(serve, paths, slow)
 
 def test_without_room_in_time_the_answer_says_so(serve, paths):
     worker = serve(memory_bytes=budget_for_one(paths[0]), deadline_s=0.2)
-    worker.models.hold(worker.models.find("a"))
+    worker.models.find("a").users += 1  # as a request that does not end
     until(lambda: ask(worker, "a").status_code == 200)
     assert ask(worker, "b").status_code == 504
     until(lambda: states(worker)["b"] == "unloaded")  # no request waits for it any more
