@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 _EPS = reads("attention.layer_norm_epsilon")
 _CONFIG = reads("layer_norm_eps") | {"type_vocab_size": read("must be the rows of its table")}
+# Names that modules of transformers have, whose weights are stored under others.
+_OF_MODULES = {
+    "post_attention_layernorm": "attn_output_norm",
+    "post_mlp_layernorm": "layer_output_norm",
+}
 _FUSED = ("attn_qkv", "attn_output")  # products of an attention whose inputs are one matrix
 _LLAMA_CPP = LlamaCppSupport(tensors=(".bias",), gelu_tanh=True)
 
@@ -100,6 +105,7 @@ _NOMIC = register(
     },
     gguf_keys=_EPS,
     tensors={
+        **_OF_MODULES,
         "attn.Wqkv": "attn_qkv",
         "attn.out_proj": "attn_output",
         "mlp.fc11": "ffn_up",
@@ -151,6 +157,7 @@ register(
     },
     gguf_keys=_EPS,
     tensors={
+        **_OF_MODULES,
         "attention.o_proj": "attn_output",
         "attention.qkv_proj": "attn_qkv",
         "attn_ln": "attn_output_norm",
@@ -178,6 +185,7 @@ register(
     config_keys=_CONFIG,
     gguf_keys=_EPS,
     tensors={
+        **_OF_MODULES,
         "mixer.Wqkv": "attn_qkv",
         "mixer.out_proj": "attn_output",
         "mlp.fc1": "ffn_up",

@@ -15,12 +15,24 @@ WRITERS["helium"] = ("Helium", DENSE["helium"][1] | {"rms_norm_eps": 1e-6})
 
 # Only these read the epsilon of their configuration; DistilBERT has 1e-12.
 _EPSILON = {"layer_norm_eps": 1e-5}
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+_OF_MODERN = _SPECIAL | {"cls_token_id": 2, "sep_token_id": 3}
 ENCODERS = {
     "bert": ("Bert", _EPSILON),
     "bert-one-text": ("Bert", _EPSILON | {"type_vocab_size": 1}),
     "roberta": ("Roberta", _EPSILON | {"pad_token_id": 0}),
     "xlm-r": ("XLMRoberta", _EPSILON | {"pad_token_id": 0}),
     "distilbert": ("DistilBert", {"dim": 64, "n_heads": 4, "n_layers": 3, "hidden_dim": 128}),
+    "modernbert": ("ModernBert", _OF_MODERN | {"local_attention": 8}),
+    "modernbert-silu": (
+        "ModernBert",
+        _OF_MODERN | {"local_attention": 7, "hidden_activation": "silu", "num_hidden_layers": 5},
+    ),
+    "eurobert": ("EuroBert", _SPECIAL | {"num_key_value_heads": 2, "mask_token_id": 4}),
+    "nomic": ("NomicBert", _SPECIAL),
+    "gte": ("Gte", _SPECIAL),
+    "gte-without-types": ("Gte", _SPECIAL | {"type_vocab_size": 0}),
+    "jina-v3": ("JinaEmbeddingsV3", _SPECIAL),
 }
 _ENCODER_SIZES = {
     "vocab_size": TINY["vocab_size"],
