@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 from tiny_models import tiny_gguf
+from walks import Walk, gguf_to_logits
 
 import bitnet
+from bitnet import load
+from bitnet.crossval import report
+from bitnet.crossval.crossval_options import CrossvalOptions
+from bitnet.crossval.judge import judge
+from bitnet.crossval.references import LlamaCpp
+from bitnet.crossval.run import cross_validate
+from bitnet.formats.containers import open_checkpoint
 
 ROOM = f"{Path(bitnet.__file__).parent}/crossval/"
 
@@ -60,10 +68,13 @@ def walked(bitnet, tmp_path):
     return functions, ours, entries
 
 
-@pytest.mark.skipif(
+needs_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None,
     reason="xllamacpp is not installed: an extra of crossval",
 )
+
+
+@needs_llama_cpp
 def test_a_comparison_meets_few_types_and_enters_each_step_once(walked):
     functions, types, entries = walked
     assert types <= TYPES
@@ -76,3 +87,31 @@ def test_a_comparison_meets_few_types_and_enters_each_step_once(walked):
         *("report_files", "as_json", "as_markdown", "write"),
         *("<lambda>", "_show_blanks", "_worst"),  # called by files and by the template
     }
+
+
+@needs_llama_cpp
+def test_a_comparison_is_few_files_and_functions_besides_the_answers_of_its_engines(tmp_path):
+    """From the plan to the report, without what loads a model, and what continues a text."""
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    checkpoint = open_checkpoint(path)
+    options = CrossvalOptions(greedy=4)
+    compared = Walk()
+    answered = Walk()
+    answered.run(lambda: gguf_to_logits(path))
+
+    def plan_to_report(model):
+        evidence, _ = cross_validate(
+            model, checkpoint, LlamaCpp(), options, texts=("abc", "zyx wvu")
+        )
+        verdict = judge(evidence)
+        report.write(evidence, verdict, report.report_files(tmp_path, [], force=False))
+        return verdict.status
+
+    with load(path) as model:
+        assert compared.run(lambda: plan_to_report(model)) == "passed"
+        answered.run(lambda: list(model.generate("abc", max_tokens=4, temperature=0)))
+    assert {file for file, _ in compared.functions} >= {
+        f"/crossval/{step}.py" for step in ("plan", "run", "evidence", "judge", "report")
+    }
+    assert len(compared.files - answered.files) <= 30
+    assert len(compared.functions.keys() - answered.functions.keys()) <= 250

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -108,7 +108,7 @@ READ_BY_IK = (
     *("seed_oss", "smollm3", "stablelm", "yarn", "linear-without-a-type"),
 )
 
-AT_ONCE = 10  # models that are measured before the table is written
+AT_ONCE = 4  # models that are measured before the table is written
 #: In the order of the table.
 ENGINES = ("transformers", "llama.cpp", "ik_llama.cpp", "bitnet")
 
@@ -147,8 +147,7 @@ LIMITS: dict[str, Residual | Distances] = {
     "logits": Distances(_MOST_KL, WORST * _MOST_KL, SCALE["float32"]),
 }
 
-Step = Operation | Logits
-Judge = Callable[[Model], tuple[Step, ...]]
+Judge = Callable[[Model], tuple[Operation, ...]]
 
 
 def of_ours(architecture: str, encoding: str) -> tuple[Checkpoint, Judge]:
@@ -194,8 +193,8 @@ def asked_once(reference: Reference) -> Reference:
     return reference
 
 
-def of_transformers(case: str, folder: Path) -> tuple[Checkpoint, Judge]:
-    """A folder, and what compares transformers with a float64 model: operations and logits."""
+def of_transformers(case: str, folder: Path) -> tuple[Checkpoint, Judge, Callable[[Model], Logits]]:
+    """A folder, and what compares transformers with a float64 model: operations, and logits."""
     from compared_folders import compared_folder  # needs torch
 
     checkpoint = open_checkpoint(compared_folder(case, folder / case))
@@ -204,16 +203,18 @@ def of_transformers(case: str, folder: Path) -> tuple[Checkpoint, Judge]:
     reference = asked_once(Transformers())
     theirs = reference.trace(question)
 
-    def judged(exact: Model) -> tuple[Step, ...]:
-        steps = reference_operations(reference, question, exact) or ()
+    def judged(exact: Model) -> tuple[Operation, ...]:
+        return reference_operations(reference, question, exact) or ()
+
+    def logits_of(exact: Model) -> Logits:
         cache = KVCache(exact.config, len(IDS), dtype=np.float64)
         forward = partial(exact.forward, cache=cache)
         answer = prompt_trace(forward, prompt, count=KEPT, causal=exact.config.causal)
         pass_ = Trace(EngineFacts("float64"), (answer,))
         rows, _ = compare(pass_, theirs, exact=pass_)
-        return (*steps, Logits(distances(rows, exact)))
+        return Logits(distances(rows, exact))
 
-    return checkpoint, judged
+    return checkpoint, judged, logits_of
 
 
 def assert_only_right_passes(
@@ -240,7 +241,7 @@ def distances(rows: Sequence[Row], exact: Model) -> Distances:
     return Distances(fmean(divergences), max(divergences), fmean(slopes) - 1)
 
 
-def excess(steps: tuple[Step, ...]) -> float:
+def excess(steps: tuple[Operation, ...]) -> float:
     """By how many times the worst of *steps* exceeds its bound; below 1 all are within theirs."""
     return max(
         abs(value) / most
@@ -249,11 +250,23 @@ def excess(steps: tuple[Step, ...]) -> float:
     )
 
 
-def measure_model(checkpoint: Checkpoint, judged: Judge, *, wrong_ones: bool) -> dict[str, Any]:
-    """Largest residuals of the right model, by kind, and the excess of each mistake, if asked."""
+def measure_model(
+    checkpoint: Checkpoint,
+    judged: Judge,
+    logits_of: Callable[[Model], Logits] | None = None,
+    *,
+    wrong_ones: bool,
+) -> dict[str, Any]:
+    """Largest residuals of the right model, by kind, and the excess of each mistake, if asked.
+
+    Mistakes are those that operations show.
+    """
     right: dict[str, dict[str, tuple[float, str]]] = {}
     exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
-    for step in judged(exact):
+    steps: list[Operation | Logits] = list(judged(exact))
+    if logits_of is not None:
+        steps.append(logits_of(exact))
+    for step in steps:
         largest = right.setdefault(step.kind, {})
         for measure, value in zip(step.residual._fields, step.residual, strict=True):
             largest[measure] = max(largest.get(measure, (0.0, "")), (abs(value), step.name))
@@ -315,27 +328,39 @@ def names_of(engine: str, encoding: str) -> tuple[str, ...]:
         return tuple(FOLDERS)
     left_out = {*REFUSED, *OTHERWISE, *OF_64_BLOCKS}
     read = READ_BY_IK if engine == "ik_llama.cpp" else THEIRS
-    return tuple(it for it in read if it not in left_out and fits(*THEIRS[it], encoding))
+    return tuple(it for it in read if it not in left_out and fits(it, encoding))
 
 
-def model_of(engine: str, name: str, encoding: str, folder: Path) -> tuple[Checkpoint, Judge]:
-    """The model *name* in *encoding*, and what compares *engine* with a float64 model."""
-    if engine == "bitnet":
-        return of_ours(name, encoding)
+def measure_in(
+    engine: str, name: str, encoding: str, folder: Path, *, wrong_ones: bool
+) -> dict[str, Any]:
+    """Result of :func:`measure_model` for *engine* with the model *name* in *encoding*."""
     if engine == "transformers":
-        return of_transformers(name, folder)
-    kind = {"llama.cpp": LlamaCpp, "ik_llama.cpp": IkLlamaCpp}[engine]
-    return of_llama_cpp(name, encoding, folder, kind)
+        return measure_model(*of_transformers(name, folder), wrong_ones=wrong_ones)
+    if engine == "bitnet":
+        compared = of_ours(name, encoding)
+    else:
+        kind = {"llama.cpp": LlamaCpp, "ik_llama.cpp": IkLlamaCpp}[engine]
+        compared = of_llama_cpp(name, encoding, folder, kind)
+    return measure_model(*compared, wrong_ones=wrong_ones)
 
 
-def fits(architecture: str, keys: dict[str, Any], encoding: str) -> bool:
-    """True if rows of the matrices of such a model are whole blocks of *encoding*."""
-    model = tiny(architecture, **({"vocab_size": VOCAB} | keys))
+def fits(case: str, encoding: str) -> bool:
+    """True if rows of the matrices of *case* are whole blocks of *encoding*."""
     size = types.by_name(encoding).block_size
-    blocks = (it for name, it in model.weights.items() if name.startswith("blk."))
+    return all(width % size == 0 for width in row_widths(case))
+
+
+@cache
+def row_widths(case: str) -> frozenset[int]:
+    """Widths of the matrices in the blocks of *case*."""
+    architecture, keys = THEIRS[case]
+    model = tiny(architecture, **({"vocab_size": VOCAB} | keys))
     vectors = layout(config_from(model)).vectors
-    return all(
-        it.shape[-1] % size == 0 for it in blocks if len(it.shape) > 1 and it.name not in vectors
+    return frozenset(
+        weight.shape[-1]
+        for name, weight in model.weights.items()
+        if name.startswith("blk.") and len(weight.shape) > 1 and name not in vectors
     )
 
 
@@ -381,9 +406,9 @@ def measure(engine: str, encoding: str, measured: dict[str, Any] | None = None) 
     for number in missing[:AT_ONCE]:
         name = names[number]
         with tempfile.TemporaryDirectory() as folder:
-            checkpoint, judged = model_of(engine, name, encoding, Path(folder))
             wrong_ones = in_full or number % SHARES == share
-            add_measured(row, name, measure_model(checkpoint, judged, wrong_ones=wrong_ones))
+            measured_model = measure_in(engine, name, encoding, Path(folder), wrong_ones=wrong_ones)
+            add_measured(row, name, measured_model)
     row["seconds"] += round(time.process_time() - started)
     return row
 

@@ -83,7 +83,7 @@ def tiny(architecture, *, seed=0, **more):
             weights[name] = _f32(name, _normal(seed, name, (6, width)) * 0.3)
     config = config_from(checkpoint)
     depth = config.n_layers
-    is_looped = depth > keys[f"{architecture}.block_count"]
+    is_looped = depth > 2 * keys[f"{architecture}.block_count"]
     for name, shape in layout(config).required.items():
         if name in weights:
             continue
@@ -91,7 +91,7 @@ def tiny(architecture, *, seed=0, **more):
         if architecture == "gpt_neo" and "attn_q" in name:
             values = values / 8  # whose scores are not divided by the root of a head's width
         if (is_looped or depth >= DEEP) and name.endswith(_LAST_OF_BRANCHES):
-            # Else random layers enlarge every rounding, most of all those that run several times.
+            # Else random layers enlarge every rounding, most of all those that run three times.
             values = values / np.sqrt(depth)
         if name.endswith("ssm_a"):
             values = -np.exp(values * 10)  # below zero: a state is forgotten
