@@ -36,10 +36,14 @@ def test(
     """Run the tests on every core; those marked slow only when they are asked for."""
     if fast and (slow or coverage):
         raise UsageError("--fast leaves out what --slow and --coverage ask for")
-    chosen = "" if coverage else "-m slow" if slow else "-m 'not slow'"
-    traced = "--cov=bitnet --cov-fail-under=90" if coverage else ""
+    chosen = "-m slow" if slow else "-m 'not slow'"
+    traced = ""
+    if coverage:
+        chosen = ""
+        traced = "--cov=bitnet --cov-fail-under=90"
     shown = "--durations=15 --durations-min=3"  # what may have to be marked slow
-    shown += " --record-durations" * record
+    if record:
+        shown += " --record-durations"
     # A worker gets tests that follow each other, which share what they load. One more than there
     # are cores, as some wait: for a process, for a server.
     spread = f"-n {usable_cores() + 1} --dist worksteal"

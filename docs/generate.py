@@ -110,16 +110,23 @@ model gets its verdict from `verify`, 15, and is refused with 13 elsewhere. Amon
     return f"# Exit codes\n\n{NOTICE}\n\n{intro}\n\n{table}\n\n{models}\n"
 
 
+def _bounds(low: float | None, high: float | None) -> str:
+    """The numbers from *low* to *high* in words; empty without *low*."""
+    if low is None:
+        return ""
+    if not high:
+        return f"{low:g} on"
+    most = f"{high:,}" if type(high) is int else f"{high:g}"
+    return f"{low:g} to {most}"
+
+
 def requests() -> str:
     """The fields of a request, with their names in each dialect."""
     rows = []
     for field, names in NAMES.items():
         dialect = next(each for each, name in zip(DIALECTS, names, strict=True) if name)
         (schema,) = schemas_by_name(dialect, field).values()
-        low = schema.get("minimum")
-        high = schema.get("maximum")
-        most = f"{high:,}" if type(high) is int else f"{high:g}" if high else ""
-        bounds = "" if low is None else f"{low:g} to {most}" if most else f"{low:g} on"
+        bounds = _bounds(schema.get("minimum"), schema.get("maximum"))
         kind = schema.get("type") or " or ".join(each["type"] for each in schema["anyOf"])
         rows.append([f"`{field}`", kind, bounds, *(f"`{name}`" if name else "" for name in names)])
     parts = [

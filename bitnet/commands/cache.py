@@ -80,8 +80,12 @@ def _note(entry):
     """Known users of a file, and under how many other names, as far as that is known."""
     others = max(entry.links - 1, len(entry.users))
     stored = quantity(others, "link") if others else "unreferenced"
-    names = [stored] if entry.is_stored else ["a link"] * (entry.links > 1)
-    return ", ".join([*_users(entry), *names])
+    notes = _users(entry)
+    if entry.is_stored:
+        notes.append(stored)
+    elif entry.links > 1:
+        notes.append("a link")
+    return ", ".join(notes)
 
 
 @task(group="Cache", example="bitnet cache verify", name="cache.verify")

@@ -154,8 +154,9 @@ def vocabulary(found: type, *, roles: tuple[str, ...] = ROLES, first: tuple[str,
     """A vocabulary with the special tokens of *roles*, and those that the class names itself."""
     texts = [*first, *(f"{{{role}}}" for role in roles), "a", "b", "\u2581"]
     for parameter in parameters_of(found).values():
-        if parameter.name.endswith("_token") and parameter.default:
-            texts += [str(parameter.default)] * (parameter.default is not parameter.empty)
+        default = parameter.default
+        if parameter.name.endswith("_token") and default and default is not parameter.empty:
+            texts.append(str(default))
     texts = list(dict.fromkeys(texts))
     if found.model is None or found.model.__name__ == "Unigram":
         return [(text, -float(at)) for at, text in enumerate(texts)]

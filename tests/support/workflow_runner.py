@@ -337,4 +337,6 @@ class _Expression:
 
 def _loose(value):
     """GitHub compares text without case, and nothing as an empty text."""
-    return "" if value is None else value.lower() if isinstance(value, str) else value
+    if value is None:
+        return ""
+    return value.lower() if isinstance(value, str) else value
