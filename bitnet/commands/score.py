@@ -10,17 +10,20 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bitnet.base import settings
 from bitnet.base.errors import UsageError, from_os_error
 from bitnet.base.files import open_file
 from bitnet.base.options import option
 from bitnet.base.tables import table
 from bitnet.commands.context import Context, decode, open_model
 from bitnet.commands.declare import task
-from bitnet.runtime.model_options import ModelOptions, ScoreOptions
+from bitnet.runtime.model_options import ScoreOptions, ScoringModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
+
+    from bitnet.runtime.model_options import ModelOptions
 
 _LONGEST_SHOWN = 60  # characters of a text in a table
 
@@ -36,13 +39,14 @@ def rank(
     query=option("", "text that the documents are to answer", metavar="TEXT"),
     top_n=option(0, "number of documents to print, the best ones; 0: all", bounds=(0, None)),
     options=ScoreOptions(),
-    model=ModelOptions(),
+    model=ScoringModel(),
     common=Context(),
 ):
     """Sort documents by how well they answer a query.
 
     Needs a model with a head that scores pairs of texts.
     """
+    _check_named(model, "bitnet search bge-reranker")
     documents = read_texts(options.input)
     with open_model(replace(model, exact_head="off"), common) as running:
         scores = running.rank(query, documents, truncate=options.truncate)
@@ -62,11 +66,12 @@ def rank(
     group="Run",
     example="echo 'I like it.' > texts.txt\nbitnet classify models/sentiment --input texts.txt",
 )
-def classify(c, options=ScoreOptions(), model=ModelOptions(), common=Context()):
+def classify(c, options=ScoreOptions(), model=ScoringModel(), common=Context()):
     """Classify texts with the labels of a model.
 
     Needs a model with a classification head. Prints the probability of each label.
     """
+    _check_named(model, "bitnet search distilbert-sst-2")
     texts = read_texts(options.input)
     with open_model(replace(model, exact_head="off"), common) as running:
         shares = running.classify(texts, truncate=options.truncate)
@@ -86,6 +91,12 @@ def classify(c, options=ScoreOptions(), model=ModelOptions(), common=Context()):
         best = by_share[0]
         rows.append((labels[best], f"{row[best]:.6f}", texts[index][:_LONGEST_SHOWN]))
     common.output.finish({"results": results}, table(("label", "share", "text"), rows))
+
+
+def _check_named(model: ModelOptions, hint: str) -> None:
+    """Refuse a *model* without a name: the packaged ones have no head that scores."""
+    if not model.model and not settings.gguf():
+        raise UsageError("no model is named, and the default model scores no texts", hint=hint)
 
 
 def read_texts(name: str) -> list[str]:

@@ -123,9 +123,9 @@ class ModelOptions:
     )
     lora: list[str] = option(
         [],
-        "low-rank adapter (LoRA) to run the model with, a GGUF file or a folder of PEFT, with a "
-        "factor on it; with a name, serve runs the requests with it that name it as their model; "
-        "may be repeated",
+        "low-rank adapter (LoRA) to run the model with: a GGUF file, a folder of PEFT, or a task "
+        "of jina-embeddings-v3, FOLDER/TASK, with a factor on it; with a name, serve runs the "
+        "requests with it that name it as their model; may be repeated",
         metavar="[NAME=]PATH[:SCALE]",
     )
     kv_type: KVType = option(
@@ -148,6 +148,19 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+
+
+@dataclass(frozen=True)
+class ScoringModel(ModelOptions):
+    """A model with a head that scores texts, and its resources."""
+
+    model: str = option(
+        "",
+        "GGUF file or folder with safetensors, a name that `models` lists, or hf:ORG/REPO[:FILE]; "
+        "default: BITNET_GGUF",
+        metavar="PATH|NAME",
+        positional=True,
+    )
 
 
 @dataclass(frozen=True)

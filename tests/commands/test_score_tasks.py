@@ -77,6 +77,15 @@ def test_a_model_without_such_a_head_is_refused_with_what_to_do(bitnet, tmp_path
         assert "bitnet embed" in refused.err
 
 
+def test_without_a_model_nothing_is_fetched(bitnet, documents, monkeypatch):
+    monkeypatch.delenv("BITNET_GGUF", raising=False)
+    for words in (("rank", "--query", "a"), ("classify",)):
+        refused = bitnet(*words, "--input", documents)
+        assert refused.code
+        assert "no model is named" in refused.err
+        assert "smollm2" not in bitnet(*words, "--help").out
+
+
 @pytest.fixture
 def worker(ranker):
     with listening(ranker) as worker:
