@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bitnet.families.blocks import Block, Branch, FeedForward, Mixer
 from bitnet.families.dense import ModelConfig, Sizes, attention, model_of, sizes
@@ -108,7 +111,8 @@ def _first_position(config: Config) -> int:
     return int(config["pad_token_id"]) + 1
 
 
-def _roberta_keys(config: Config) -> dict[str, Any]:
+def positions_behind_padding(config: Config) -> dict[str, Any]:
+    """Keys of an encoder whose positions begin behind the row for padding."""
     positions = config["max_position_embeddings"] - _first_position(config)
     return both_ways(config) | {"context_length": positions}
 
@@ -129,11 +133,78 @@ register_variant(
     model_types=("roberta", "xlm-roberta", "camembert"),
     config_keys={
         **reads("pad_token_id"),
-        "lora_adaptations": neutral(None, note="adapters of tasks are not merged"),
     },
     orders=_roberta_orders,
     classifier=DENSE_CLASSIFIER,
-    translate=_roberta_keys,
+    translate=positions_behind_padding,
+)
+
+_PADDING = 1  # row of MPNet's positions for padding, whatever ``pad_token_id`` is
+_BUCKETS = 32  # rows of MPNet's table of biases: of keys before a query, then of those behind
+_REACH = 128  # distance from which on all keys of a side have one bias
+
+
+def _mpnet(keys: Keys) -> ModelConfig:
+    model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, rope=None, reach=_REACH)
+    network = FeedForward(model_sizes.ffn, "gelu", gated=False)
+    blocks = [norms_behind(mixer, network)] * model_sizes.layers
+    return encoder(keys, model_sizes, blocks, biases=_PRODUCTS, positions=True)
+
+
+def _bucket(distance: int) -> int:
+    """Row of the bias of a key that is *distance* positions behind its query."""
+    half = _BUCKETS // 2
+    side = half if distance > 0 else 0
+    near = half // 2  # distances below have a row each
+    far = abs(distance)
+    if far < near:
+        return side + far
+    # In float32, as transformers computes it, so that rows change at the same distances.
+    octaves = np.log(np.float32(far) / np.float32(near)) / np.float32(math.log(_REACH / near))
+    return side + min(near + int(octaves * np.float32(half - near)), half - 1)
+
+
+def _mpnet_values(_config: Config) -> Values:
+    rows = [_bucket(distance) for distance in range(-_REACH, _REACH + 1)]
+
+    def by_distance(table: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(table[rows].T)
+
+    return {"attn_rel_b.weight": by_distance}
+
+
+def _mpnet_orders(_config: Config) -> Values:
+    return {"position_embd.weight": lambda rows: rows[_PADDING + 1 :]}
+
+
+def _mpnet_keys(config: Config) -> dict[str, Any]:
+    positions = config["max_position_embeddings"] - _PADDING - 1
+    return both_ways(config) | {"context_length": positions}
+
+
+register_variant(
+    BERT,
+    title="MPNet",
+    architecture="mpnet",
+    model_types=("mpnet",),
+    config_keys={
+        "relative_attention_num_buckets": neutral(None, _BUCKETS),
+        "type_vocab_size": neutral(None),
+    },
+    tensors={
+        "attention.attn.q": "attn_q",
+        "attention.attn.k": "attn_k",
+        "attention.attn.v": "attn_v",
+        "attention.attn.o": "attn_output",
+        "attention.LayerNorm": "attn_output_norm",
+    },
+    classifier=DENSE_CLASSIFIER,
+    values=_mpnet_values,
+    orders=_mpnet_orders,
+    llama_cpp=None,
+    translate=_mpnet_keys,
+    decoder=_mpnet,
 )
 
 

@@ -7,6 +7,7 @@ are the graphs of llama.cpp and the code that is published beside the models.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +21,18 @@ from bitnet.families.bert import (
     both_ways,
     encoder,
     norms_behind,
+    positions_behind_padding,
 )
 from bitnet.families.blocks import Block, BlockInput, Branch, FeedForward, Mixer
 from bitnet.families.dense import ModelConfig, attention, is_fused, sizes
 from bitnet.families.experts import EXPERT_KEYS, experts
 from bitnet.families.family import ATTENTION, LlamaCppSupport, register, register_variant
-from bitnet.families.keys import Config, Keys, neutral, read, reads
+from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from bitnet.families.family import Parts
+    from bitnet.families.family import Parts, Values
 
 _EPS = reads("attention.layer_norm_epsilon")
 _CONFIG = reads("layer_norm_eps") | {"type_vocab_size": read("must be the rows of its table")}
@@ -57,7 +59,14 @@ def _nomic_experts(keys: Keys) -> ModelConfig:
     plain = FeedForward(model_sizes.ffn, "gelu", gated=False)
     scale = keys.number("expert_weights_scale", 0.0) or 1.0
     routing = {"renormalised": False, "scale": scale}
-    mixture = experts(keys, width=model_sizes.ffn, routing=routing, activation="gelu", gated=False)
+    mixture = experts(
+        keys,
+        width=model_sizes.ffn,
+        routing=routing,
+        activation="gelu",
+        gated=False,
+        sum_biased=any(name.endswith(".ffn_moe_out.bias") for name in keys.weights),
+    )
     period = keys.integer("moe_every_n_layers", 0)
 
     def network(layer: int) -> Mixer:
@@ -70,7 +79,40 @@ def _nomic_experts(keys: Keys) -> ModelConfig:
 def _nomic_keys(config: Config) -> dict[str, Any]:
     positions = config["max_position_embeddings"]
     trained = config.get("max_trained_positions") or positions
-    return both_ways(config) | {"context_length": min(positions, trained)}
+    keys = both_ways(config) | {"context_length": min(positions, trained)}
+    period = config.get("moe_every_n_layers") or 0
+    usual = {
+        "activation_function": "gelu" if period else "swiglu",
+        "qkv_proj_bias": bool(period),
+        "mlp_fc1_bias": bool(period),
+        "mlp_fc2_bias": bool(period),
+    }
+    for key, value in usual.items():
+        if config.get(key, value) != value:
+            kind = "with experts" if period else "without experts"
+            raise refusal(key, config[key], f"only {value} is computed in a model {kind}")
+    if not period:
+        return keys
+    return keys | {
+        "architecture": "nomic-bert-moe",
+        "expert_used_count": config["moe_top_k"],
+        "moe_every_n_layers": period,
+    }
+
+
+def _nomic_orders(config: Config) -> Values:
+    """Matrices of all experts are stored one below the other, the second ones transposed."""
+    if not config.get("moe_every_n_layers"):
+        return {}
+    count = config["num_experts"]
+
+    def of_each(rows: NDArray[Any]) -> NDArray[Any]:
+        return rows.reshape(count, -1, *rows.shape[1:])
+
+    def transposed(rows: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(of_each(rows).swapaxes(1, 2))
+
+    return {"ffn_up_exps.weight": of_each, "ffn_down_exps.weight": transposed}
 
 
 _NOMIC = register(
@@ -90,18 +132,19 @@ _NOMIC = register(
     defaults={"rope_theta": 1000.0},
     config_keys={
         **_CONFIG,
-        "activation_function": neutral(None, "swiglu"),
+        **reads("activation_function moe_every_n_layers moe_top_k num_experts"),
         "causal": neutral(None, False),
+        "expert_choice_router": neutral(None, False),
+        "ffn_div": neutral(None, 1),
         "max_trained_positions": read("positions beyond it need other frequencies"),
-        "mlp_fc1_bias": neutral(None, False),
-        "mlp_fc2_bias": neutral(None, False),
-        "moe_every_n_layers": neutral(None, 0, note="experts are read from GGUF files"),
+        "moe_normalize_expert_weights": neutral(None, False),
+        "num_shared_experts": neutral(None, 0),
         "parallel_block": neutral(None, False),
         "prenorm": neutral(None, False),
-        "qkv_proj_bias": neutral(None, False),
         "rotary_emb_fraction": neutral(None, 1.0),
         "rotary_emb_interleaved": neutral(None, False),
         "rotary_emb_scale_base": neutral(None),
+        "use_rms_norm": neutral(None, False),
     },
     gguf_keys=_EPS,
     tensors={
@@ -110,12 +153,24 @@ _NOMIC = register(
         "attn.out_proj": "attn_output",
         "mlp.fc11": "ffn_up",
         "mlp.fc12": "ffn_gate",
+        "mlp.experts.bias": "ffn_moe_out.bias",
+        "mlp.experts.mlp.w1": "ffn_up_exps.weight",
+        "mlp.experts.mlp.w2": "ffn_down_exps.weight",
+        "mlp.fc1": "ffn_up",
         "mlp.fc2": "ffn_down",
+        "mlp.router.layer": "ffn_gate_inp",
         "norm1": "attn_output_norm",
         "norm2": "layer_output_norm",
     },
     unread=HEADS,
     classifier=POOLED_CLASSIFIER,
+    biases={
+        "qkv_proj_bias": _FUSED,
+        "mlp_fc1_bias": ("ffn_up",),
+        "mlp_fc2_bias": ("ffn_down",),
+        "moe_every_n_layers": ("ffn_moe_out",),
+    },
+    orders=_nomic_orders,
     llama_cpp=LlamaCppSupport(tensors=(".bias",)),
     translate=_nomic_keys,
     decoder=_rotary,
@@ -126,7 +181,7 @@ register_variant(
     architecture="nomic-bert-moe",
     model_types=(),
     gguf_keys={**EXPERT_KEYS, **reads("expert_weights_scale moe_every_n_layers")},
-    llama_cpp=_LLAMA_CPP,
+    llama_cpp=replace(_LLAMA_CPP, lacks=("ffn_moe_out.bias",)),
     decoder=_nomic_experts,
 )
 
@@ -175,7 +230,7 @@ register(
 )
 
 
-register(
+_JINA3 = register(
     title="Jina embeddings v3",
     architecture="jina-bert-v3",
     model_types=("jina_embeddings_v3",),
@@ -199,6 +254,24 @@ register(
     llama_cpp=_LLAMA_CPP,
     translate=both_ways,
     decoder=partial(_rotary, activation="gelu", gated=False),
+)
+
+register_variant(
+    _JINA3,
+    title="Jina embeddings v3 with tasks",
+    in_gguf=False,
+    model_types=("xlm-roberta",),
+    classes=("XLMRobertaLoRA", "XLMRobertaFlashConfig"),
+    apart={"position_embedding_type": "rotary"},
+    aliases={"rotary_emb_base": "rope_theta"},
+    config_keys={
+        **reads("pad_token_id"),
+        "lora_adaptations": read("tasks: `--lora FOLDER/TASK` runs the model with one of them"),
+        "position_embedding_type": neutral("rotary"),
+        "use_reg_tokens": neutral(None, False),
+    },
+    has_tasks=True,
+    translate=positions_behind_padding,
 )
 
 _ALIBI = 8.0  # largest power of the slopes

@@ -110,6 +110,7 @@ class Experts(_Stateless):
     # gate and up of an expert are one matrix, ``ffn_gate_up_exps``, the gate first
     fused: bool = False
     biased: bool = False  # the router and the experts must have biases
+    sum_biased: bool = False  # a bias, ``ffn_moe_out``, is added to the weighted sum
     early: bool = False  # the router reads the input of the block, before its first norm
     # the router reads a norm of the stream, ``ffn_gate_inp.scale``, over the root of its width; the
     # experts read the norm of their branch
@@ -167,6 +168,9 @@ class Attention:
     # largest power of the slopes by which scores fall with the distance (ALiBi); 0: they do not
     alibi: float = 0.0
     alibi_scale: float = 1.0  # factor on the slopes
+    # distance of a key from which on its score gets no other bias than one at that distance;
+    # ``attn_rel_b`` has those of the distances from ``-reach`` to ``reach``; 0: there is none
+    reach: int = 0
     # ``attn_sinks`` has the score of one more key of each head, whose value is zero
     sinks: bool = False
     growth: float = 0.0  # of the query scale with the position, 0: none

@@ -183,7 +183,7 @@ def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Desc
 def _describe(config: Config, quantization: Config, ignored: Config) -> Description:
     kind = config.get("model_type")
     named = _first_architecture(config)
-    family = of_model_type(kind, named) if isinstance(kind, str) else None
+    family = of_model_type(kind, named, config) if isinstance(kind, str) else None
     if family is None:
         supported = (name for family in families() for name in family.model_types)
         raise architecture_refusal(str(kind or ""), supported, key="model_type")

@@ -147,7 +147,7 @@ KINDS: dict[str, Kind] = {
         "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head dim "
         "hidden_dim n_heads ffn_dim n_embed d_model rotary_dim "
         "kv_channels num_query_groups expand global_attn_every_n_layers moe_topk num_heads "
-        "prefix_dense_sliding_window_pattern state_size window_size",
+        "moe_top_k prefix_dense_sliding_window_pattern state_size window_size",
     ),
     **_of(
         _COUNT,
@@ -164,7 +164,7 @@ KINDS: dict[str, Kind] = {
         "num_local_experts num_nextn_predict_layers q_lora_rank shared_intermediate_size "
         "top_k_experts n_inner word_embed_proj_dim ffn_hidden_size num_kv_heads "
         "num_ln_in_parallel_attn multi_query_group_num padded_vocab_size "
-        "prefix_dense_intermediate_size",
+        "moe_every_n_layers prefix_dense_intermediate_size",
     ),
     **_of(_or_null(_SIZE), "n_group topk_group"),
     "moe_layer_end_index": _integer(-1, MAX_LAYERS),
@@ -197,9 +197,10 @@ KINDS: dict[str, Kind] = {
         "use_sliding_window use_parallel_residual use_qkv_bias qk_layernorm alibi bias "
         "multi_query new_decoder_architecture parallel_attn lm_head_bias "
         "add_bias_linear add_qkv_bias multi_query_attention mup_enabled qkv_bias scale_embedding "
+        "mlp_fc1_bias mlp_fc2_bias qkv_proj_bias "
         "use_post_norm",
     ),
-    **_of(_TEXTS, "architectures layer_types layers_block_type mlp_layer_types"),
+    **_of(_TEXTS, "architectures layer_types layers_block_type lora_adaptations mlp_layer_types"),
     **_of(_NUMBERS, "layer_rope_theta mlp_multipliers ssm_multipliers"),
     **_of(_INTEGERS, "full_attn_idxs no_rope_layers"),
     **_of(_TABLE, "attn_config rope_parameters rope_scaling"),

@@ -83,6 +83,8 @@ class Family:
     in_gguf: bool = True  # this family reads GGUF files of this architecture
     # names in ``architectures`` that set it apart from the family of its ``model_type``
     classes: tuple[str, ...] = ()
+    # keys of ``config.json`` whose values set it apart from another family of its ``model_type``
+    apart: Mapping[str, Any] = field(default_factory=dict)
     # other names of keys in ``config.json``, which count where both are given
     aliases: Mapping[str, str] = field(default_factory=dict)
     # ``quantization_config`` of folders without one
@@ -130,6 +132,9 @@ class Family:
     classifier_norm: str = ""  # name of the norm behind its inner layer; empty: it has none
     # beginnings of the names of a folder's tensors that are for other tasks
     unread: tuple[str, ...] = ()
+    # a folder may have adapters of tasks, which are no tensors of the model; see
+    # :func:`bitnet.formats.adapters.read_adapter`
+    has_tasks: bool = False
     norms_from_zero: bool = False  # the safetensors weights of norms are stored minus one
     # folders may have blocks behind the last, which draft tokens and are left out
     more_blocks: bool = False
@@ -200,10 +205,20 @@ def of_gguf(architecture: str) -> Family | None:
     return next((family for family in families() if architecture in family.architectures), None)
 
 
-def of_model_type(model_type: str, named: str = "") -> Family | None:
-    """The family of *model_type* in ``config.json``, or that of the class *named* there."""
-    own = next((family for family in families() if named in family.classes), None)
-    return own or next((family for family in families() if model_type in family.model_types), None)
+def of_model_type(model_type: str, named: str = "", config: Config | None = None) -> Family | None:
+    """The family of *model_type* in ``config.json``, or that of the class *named* there.
+
+    Families of one ``model_type`` differ in other values of the *config*.
+    """
+    stated = config or {}
+    alike = [family for family in families() if model_type in family.model_types]
+    for family in families():
+        if named in family.classes:
+            return family
+    for family in alike:
+        if family.apart and all(stated.get(key) == value for key, value in family.apart.items()):
+            return family
+    return next((family for family in alike if not family.apart), None)
 
 
 def architecture_refusal(

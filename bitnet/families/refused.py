@@ -7,7 +7,6 @@ _KINDS = {
     "t5encoder mt5 umt5 bart mbart "
     "pegasus marian led longt5 m2m_100 blenderbot blenderbot_small bigbird_pegasus mvp plbart "
     "prophetnet trocr moshi musicgen musicgen_melody",
-    "an encoder whose scores have a bias for each distance, which is not computed": "mpnet",
     "an encoder whose queries and keys have parts for positions of their own, which are not "
     "computed": "deberta deberta_v2",
     "a diffusion language model, which does not write token by token": "dream llada llada_moe rnd1",

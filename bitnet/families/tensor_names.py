@@ -58,6 +58,7 @@ _OUTER = {
     "embeddings.norm.weight": "token_embd_norm.weight",
     "final_norm.weight": "output_norm.weight",
     "encoder.weight": "token_embd.weight",
+    "encoder.relative_attention_bias.weight": "attn_rel_b.weight",
 }
 # Ends of names of norms' tensors that came from TensorFlow.
 _FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -178,7 +179,7 @@ _LAYER = re.compile(
 )
 _PREFIX = re.compile(
     r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
-    r"(?:bert\.|roberta\.|distilbert\.|biogpt\.|nomic_bert\.|gte\.|new\.)?"
+    r"(?:bert\.|roberta\.|distilbert\.|mpnet\.|biogpt\.|nomic_bert\.|gte\.|new\.)?"
     r"(?:transformer\.)?(?:gpt_neox\.)?(?:decoder\.)?"
     r"(?:encoder\.(?=layers\.|final_layernorm\.))?"
 )
@@ -189,6 +190,10 @@ _NOT_TEXT = re.compile(
     r"|^(?:model\.)?image_newline$|^mtp\.|rotary_(?:pos_)?emb\.inv_freq$"
     r"|\.(?:attn|attention)\.(?:masked_)?bias$|^(?:\w+\.)?embeddings\.position_ids$"
 )
+
+# Factors of the adapters of tasks, and the end of the name of the matrix that they change.
+_OF_TASKS = re.compile(r"\.parametrizations\.weight\.0\.lora_[AB]$")
+_BELOW_TASKS = ".parametrizations.weight.original"
 
 
 def classifier_name(name: str, family: Family) -> str:
@@ -217,9 +222,11 @@ def gguf_name(name: str, family: Family) -> str:
 
     A ``weight_scale`` becomes ``<linear>.scale``.
     """
-    if _NOT_TEXT.search(name):
+    if _NOT_TEXT.search(name) or (family.has_tasks and _OF_TASKS.search(name)):
         return ""
     short = _PREFIX.sub("", name)
+    if family.has_tasks:
+        short = short.replace(_BELOW_TASKS, ".weight")
     if family.unread and short.startswith(family.unread):
         return ""
     for former, now in _FORMER.items():

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
 from bitnet.formats import safetensors
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.gguf import GGUF
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
 _AGAIN = "fetch the adapter again"
+_MODEL = "config.json"
+_TASKS = "lora_adaptations"  # its key
+_POOLER = "pooler."  # module that vectors of texts do not need
+_TABLES = "_embeddings"  # end of the names of modules whose factors are in the other order
+_OF_TASKS = re.compile(r"(?P<matrix>.+)\.parametrizations\.weight\.0\.lora_(?P<part>[AB])")
 _FILE_NAME = re.compile(r"(?P<matrix>.+)\.lora_(?P<part>[ab])")
 _FOLDER_NAME = re.compile(r"base_model\.model\.(?P<matrix>.+)\.lora_(?P<part>[AB])\.weight")
 # Factors of an embedding are stored transposed, so that B is the first of the product.
@@ -81,11 +86,22 @@ class Adapter:
 
 
 def read_adapter(path: Path) -> Adapter:
-    """The adapter at *path*: a GGUF file, or a folder with ``adapter_config.json``."""
+    """The adapter at *path*: a GGUF file, or a folder with ``adapter_config.json``.
+
+    A model's folder that has adapters of tasks (Jina v3) has each at ``FOLDER/TASK``.
+    """
     if path.is_dir():
-        if not (path / CONFIG).is_file():
-            raise NotFound(f"{path} has no {CONFIG}", hint="name a folder that PEFT saved")
-        return _of_folder(path)
+        if (path / CONFIG).is_file():
+            return _of_folder(path)
+        tasks = _tasks_of(path)
+        if tasks:
+            raise UsageError(
+                f"{path.name} has adapters of {len(tasks)} tasks: {', '.join(tasks)}",
+                hint=f"name one of them: --lora {path / tasks[0]}",
+            )
+        raise NotFound(f"{path} has no {CONFIG}", hint="name a folder that PEFT saved")
+    if not path.exists() and (tasks := _tasks_of(path.parent)):
+        return _of_task(path.parent, path.name, tasks)
     if not path.is_file():
         raise NotFound(
             f"{path} does not exist", hint="name a GGUF file, or a folder that PEFT saved"
@@ -151,6 +167,51 @@ def _of_folder(path: Path) -> Adapter:
             f"{path.name}: {CONFIG} says use_dora, and not all factors have magnitudes", hint=_AGAIN
         )
     return Adapter(path, named, "", is_gguf=False, magnitudes=magnitudes, matrices=matrices)
+
+
+def _tasks_of(path: Path) -> list[str]:
+    """Tasks for which the model's folder at *path* has adapters."""
+    if not (path / _MODEL).is_file():
+        return []
+    tasks = Inventory(path).json(_MODEL, dict).get(_TASKS)
+    return [task for task in tasks if isinstance(task, str)] if isinstance(tasks, list) else []
+
+
+def _of_task(path: Path, task: str, tasks: Sequence[str]) -> Adapter:
+    """The adapter of a *task* of the model's folder at *path*, which has those of all *tasks*.
+
+    Factors of all tasks are one tensor. What is added to an embedding is ``A B``, to another matrix
+    ``B A``.
+    """
+    if task not in tasks:
+        raise NotFound(
+            f"{path.name} has no adapter of the task {task!r}; it has {', '.join(tasks)}",
+            hint=f"--lora {path / tasks[0]}",
+        )
+    files = Inventory(path)
+    config = files.json(_MODEL, dict)
+    number = tasks.index(task)
+    factors = {}
+    for name, tensor in safetensors.read_folder(files).items():
+        match = _OF_TASKS.fullmatch(name)
+        if match is None or _POOLER in match["matrix"]:
+            continue
+        if len(tensor.shape) != 3 or tensor.shape[0] != len(tasks) or not tensor.quant.known:
+            raise InvalidFormat(
+                f"{path.name}: {name} has the shape {tensor.shape} in {tensor.quant.name}, "
+                f"expected factors of {len(tasks)} tasks",
+                hint=_AGAIN,
+            )
+        own = registry.dequantize(tensor)[number]
+        part = match["part"].lower()
+        if match["matrix"].endswith(_TABLES):
+            part = {"a": "b", "b": "a"}[part]
+        factors[f"{match['matrix']}.lora_{part}"] = own
+    scale = {"r": config.get("lora_rank", 4), "lora_alpha": config.get("lora_alpha", 1)}
+    pairs = _pairs(path, factors, _FILE_NAME, partial(_scale, path, scale))
+    return Adapter(
+        path / task, {f"{name}.weight": pair for name, pair in pairs.items()}, "", is_gguf=False
+    )
 
 
 def _finite(values: NDArray[np.float32], name: str, path: Path) -> NDArray[np.float32]:

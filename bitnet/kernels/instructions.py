@@ -277,7 +277,9 @@ class Attend:
     query sees as many keys as the window of the cache, itself included; unless it is *causal*, it
     also sees those behind it, as many as before. With a *softcap*, scores become ``softcap *
     tanh(scores / softcap)``. A score loses the *slope* of its head for each position between query
-    and key. *sinks* names the scores of one more key per head, whose value is zero.
+    and key. *sinks* names the scores of one more key per head, whose value is zero. *distances*
+    names what is added to scores by the distance of key and query, ``(heads, 2 * reach + 1)``; a
+    key beyond *reach* gets what is added to one at it.
     """
 
     out: Register
@@ -291,6 +293,7 @@ class Attend:
     causal: bool = True
     sinks: str = field(default="", metadata=NAMES_WEIGHT)
     slopes: NDArray[np.float32] | None = field(default=None, compare=False)
+    distances: str = field(default="", metadata=NAMES_WEIGHT)
 
     def run(self, on: Pass) -> None:
         q = on.heads(self.q, self.kind.head_dim)
@@ -300,6 +303,7 @@ class Attend:
             if register is not None
         ]
         sinks = on.weights[self.sinks] if self.sinks else None
+        distances = on.weights[self.distances] if self.distances else None
         mixed = []
         for (rows, cache), segment in zip(on.rows(), on.segments, strict=True):
             if rows_to_cache:
@@ -308,13 +312,21 @@ class Attend:
                 seen = cache.view(self.cache, len(segment.tokens))
             else:
                 continue
-            mixed.append(self.attend(q[rows], *seen, sinks))
+            mixed.append(self.attend(q[rows], *seen, sinks, distances))
         on.registers[self.out] = np.concatenate(mixed) if mixed else on.registers[self.q]
 
-    def attend(self, q: Array, keys: Array, values: Array, sinks: Array | None = None) -> Array:
+    def attend(
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        sinks: Array | None = None,
+        distances: Array | None = None,
+    ) -> Array:
         """Attention of the last T of S positions, ``(T, heads, D)``, as ``(T, heads * D)``.
 
-        *keys* and *values* are ``(kv_heads, S, D)``, *sinks* ``(heads,)``.
+        *keys* and *values* are ``(kv_heads, S, D)``, *sinks* ``(heads,)``, *distances* ``(heads,
+        2 * reach + 1)``.
         """
         t, heads, head_dim = q.shape
         keys, values = (array.astype(q.dtype, copy=False) for array in (keys, values))
@@ -331,6 +343,10 @@ class Attend:
         if self.slopes is not None:
             slopes = self.slopes.astype(q.dtype).reshape(kv_heads, group, 1, 1)
             scores = scores - slopes * abs(distance).astype(q.dtype)
+        if distances is not None:
+            reach = distances.size // heads // 2
+            by_head = distances.reshape(kv_heads, group, 2 * reach + 1).astype(q.dtype, copy=False)
+            scores = scores + by_head[..., np.clip(-distance, -reach, reach) + reach]
         hidden = distance < 0 if self.causal else np.zeros_like(distance, dtype=bool)
         if self.kind.window:
             hidden |= abs(distance) >= self.kind.window

@@ -254,11 +254,15 @@ class ExpertLinear:
 
 @dataclass(frozen=True)
 class Combine:
-    """*out* is the sum of the parts of *x*, each times its of the *weights*, first to last."""
+    """*out* is the sum of the parts of *x*, each times its of the *weights*, first to last.
+
+    A *bias* is added at the end.
+    """
 
     out: Register
     x: Register
     weights: Register
+    bias: str = field(default="", metadata=NAMES_WEIGHT)
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
@@ -267,6 +271,8 @@ class Combine:
         total = parts[:, 0] * weights[:, :1]
         for part in range(1, self.weights.width):
             total = total + parts[:, part] * weights[:, part : part + 1]
+        if self.bias:
+            total = total + on.weights[self.bias]
         on.registers[self.out] = total
 
 

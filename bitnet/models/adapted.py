@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
+_TEXTS = "token_types.weight"
 
 
 def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
@@ -129,7 +130,7 @@ def _merge(
 
     *before* has those that other adapters have changed.
     """
-    beside = {_EMBEDDING, _HEAD}
+    beside = {_EMBEDDING, _HEAD, _TEXTS}
     names = {*own.matrices, *own.magnitudes, *(beside & own.pairs.keys())}
     merged = {}
     for name in sorted(names):
@@ -192,7 +193,7 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
         )
     products = layout(config).products
     family = of_gguf(checkpoint.architecture)
-    outer: set[str] = set() if adapter.is_gguf else {_EMBEDDING, _HEAD}
+    outer: set[str] = set() if adapter.is_gguf else {_EMBEDDING, _HEAD, _TEXTS}
     changes = _Changes({}, {}, {}, name)
     for key in dict.fromkeys((*adapter.pairs, *adapter.matrices)):
         matrix = key if adapter.is_gguf or family is None else gguf_name(key, family)

@@ -36,6 +36,7 @@ def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Re
         softcap=mixer.softcap,
         sinks=write.vector("attn_sinks.weight", (mixer.heads,)) if mixer.sinks else "",
         slopes=mixer.slopes,
+        distances=_distances(write, mixer) if mixer.reach else "",
     )
     write.mark("kqv_out", mixed)
     if mixer.shared_cache is None:
@@ -46,6 +47,14 @@ def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Re
         mixed = write.norm(mixed, "attn_sub_norm")
         write.mark("attn_sub_norm", mixed)
     return write.linear(mixed, "attn_output", write.decoder.dim, scale=scale)  # (T, dim)
+
+
+def _distances(write: Builder, mixer: Attention) -> str:
+    """Name of what all blocks add to scores by the distance of key and query."""
+    name = "attn_rel_b.weight"
+    write.layout.required[name] = (mixer.heads, 2 * mixer.reach + 1)
+    write.layout.vectors.add(name)
+    return name
 
 
 def _projections(

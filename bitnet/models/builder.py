@@ -412,10 +412,10 @@ class Builder:
         self.append(Enumerate(every))
         return every
 
-    def combine(self, x: Register, weights: Register) -> Register:
-        """Sum of the parts of *x*, each times one of the *weights*."""
+    def combine(self, x: Register, weights: Register, bias: str = "") -> Register:
+        """Sum of the parts of *x*, each times one of the *weights*, and of the tensor *bias*."""
         total = self.value(x.width // weights.width)
-        self.append(Combine(total, x, weights))
+        self.append(Combine(total, x, weights, bias))
         return total
 
     # What reads other positions.
@@ -432,12 +432,15 @@ class Builder:
         softcap: float = 0.0,
         sinks: str = "",
         slopes: Sequence[float] = (),
+        distances: str = "",
     ) -> Register:
         """Values that the queries *q* read from *cache*, to which *k* and *v* are added first."""
         mixed = self.value(q.width)
         causal = self.decoder.causal
         falling = np.array(slopes, dtype=np.float32) if slopes else None
-        self.append(Attend(mixed, q, k, v, cache, kind, scale, softcap, causal, sinks, falling))
+        self.append(
+            Attend(mixed, q, k, v, cache, kind, scale, softcap, causal, sinks, falling, distances)
+        )
         return mixed
 
     def convolve(

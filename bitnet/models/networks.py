@@ -93,7 +93,8 @@ def experts(
         biased=mixer.biased,
         scale=scale,
     )
-    mixed = write.combine(down, weights)  # (T, dim)
+    bias = write.vector("ffn_moe_out.bias", (width,)) if mixer.sum_biased else ""
+    mixed = write.combine(down, weights, bias)  # (T, dim)
     write.mark("ffn_moe_out", mixed)
     if mixer.latent:
         mixed = write.linear(mixed, "ffn_latent_up", write.decoder.dim)

@@ -195,7 +195,7 @@ def test_that_scaling_is_refused_in_other_families(folders):
     [
         ("modernbert", {"norm_bias": True}, "norm_bias"),
         ("modernbert", {"hidden_activation": "relu"}, "relu"),
-        ("nomic", {"moe_every_n_layers": 2}, "moe_every_n_layers"),
+        ("nomic", {"activation_function": "gelu"}, "activation_function"),
         ("nomic", {"prenorm": True}, "prenorm"),
         ("gte", {"logn_attention_scale": True}, "logn_attention_scale"),
         ("gte", {"layer_norm_type": "rms_norm"}, "layer_norm_type"),

@@ -22,19 +22,23 @@ KV_HEADS = 3
 HEAD_DIM = 40
 
 
-def attend(ops, dtype, tokens, *, window, causal, slopes):
+def attend(ops, dtype, tokens, *, window, causal, slopes, reach=0):
     """Results of random queries, keys and values of *tokens* positions, on *ops*."""
     draw = np.random.default_rng(tokens)
     q, k, v, out = (Register(name, width * HEAD_DIM) for name, width in _WIDTHS)
     kind = KeysValues(KV_HEADS, HEAD_DIM, window)
     its = Attention(HEADS, KV_HEADS, HEAD_DIM, rope=None, scale=0.2, alibi=8.0 if slopes else 0.0)
     slope = np.array(its.slopes, dtype=np.float32) if slopes else None
-    step = Attend(out, q, k, v, 0, kind, 0.2, 0.0, causal, "", slope)
+    names = {"distances": "bias"} if reach else {}
+    step = Attend(out, q, k, v, 0, kind, 0.2, 0.0, causal, "", slope, **names)
+    bias = draw.standard_normal((HEADS, 2 * reach + 1)).astype(np.float32)
     config = ModelConfig(
         "test", HEAD_DIM, 8, 512, 1e-5, blocks=((Branch("", (its,)),),), kv_type="f16"
     )
     cache = KVCache(config, 512, dtype=dtype)
-    on = Pass(Program((step,), (kind,), out), {}, ops, [Segment([0] * tokens, cache, "all")])
+    on = Pass(
+        Program((step,), (kind,), out), {"bias": bias}, ops, [Segment([0] * tokens, cache, "all")]
+    )
     for register in (q, k, v):
         values = draw.standard_normal((tokens, register.width))
         on.registers[register] = values.astype(np.float64 if dtype == np.float64 else np.float32)
@@ -60,6 +64,22 @@ def test_attention_is_the_references_and_has_the_same_bits_at_every_level(
         results.append(attend(NativeOps(threads=2), np.int16, tokens, **how))
     NATIVE.set_kernel_level(before)
     assert np.sum((results[0] - expected) ** 2) / np.sum(expected**2) < NMSE
+    assert len({result.tobytes() for result in results}) == 1
+
+
+@pytest.mark.parametrize("tokens", [1, 70, 300])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("reach", [1, 40, 200])
+def test_scores_change_with_the_distance_alike_at_every_level(tokens, causal, reach):
+    how = {"window": 0, "causal": causal, "slopes": False, "reach": reach}
+    exact = attend(ReferenceOps(dtype=np.float64), np.float64, tokens, **how)
+    before = NATIVE.kernel_level()
+    results = []
+    for level in NATIVE.kernel_levels():
+        NATIVE.set_kernel_level(level)
+        results.append(attend(NativeOps(threads=2), np.int16, tokens, **how))
+    NATIVE.set_kernel_level(before)
+    assert np.sum((results[0] - exact) ** 2) / np.sum(exact**2) < NMSE
     assert len({result.tobytes() for result in results}) == 1
 
 

@@ -53,6 +53,7 @@ AT_REST = {
     "softcap": 0.0,
     "sinks": None,
     "slopes": None,
+    "distances": None,
     "causal": True,
 }
 
@@ -326,6 +327,8 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
         ({"softcap": -1.0}, "scale or softcap"),
         ({"sinks": np.zeros(3, np.float32)}, "one per head"),
         ({"slopes": np.zeros(3, np.float32)}, "one per head"),
+        ({"distances": np.zeros(3, np.float32)}, "on both sides"),
+        ({"distances": np.zeros(8, np.float32)}, "on both sides"),
     ],
 )
 def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
@@ -338,6 +341,7 @@ def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
         "softcap": 0.0,
         "sinks": None,
         "slopes": None,
+        "distances": None,
         "causal": True,
     }
     places = {name: place for place, name in enumerate(registers)}

@@ -22,6 +22,7 @@ ENCODERS = {
     "bert-one-text": ("Bert", _EPSILON | {"type_vocab_size": 1}),
     "roberta": ("Roberta", _EPSILON | {"pad_token_id": 0}),
     "xlm-r": ("XLMRoberta", _EPSILON | {"pad_token_id": 0}),
+    "mpnet": ("MPNet", _EPSILON | {"pad_token_id": 1, "max_position_embeddings": 66}),
     "distilbert": ("DistilBert", {"dim": 64, "n_heads": 4, "n_layers": 3, "hidden_dim": 128}),
     "modernbert": ("ModernBert", _OF_MODERN | {"local_attention": 8}),
     "modernbert-silu": (

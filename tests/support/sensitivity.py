@@ -84,6 +84,7 @@ REFUSED = {
     "gptj": "unsupported model architecture: 'gptj'",
     "bitnet-b1.58": "unknown model architecture: 'bitnet-b1.58'",
     "gte": "unknown model architecture: 'gte'",
+    "mpnet": "unknown model architecture: 'mpnet'",
     "helium": "unknown model architecture: 'helium'",
     "opt": "unknown model architecture: 'opt'",
     "minicpm3": "tensor 'blk.0.attn_kv_b.weight' not found",

@@ -89,7 +89,7 @@ LAYER_NORMS = (
 #: Families that make vectors of texts, and have no head that writes.
 ENCODERS = (
     *("bert", "eurobert", "gte", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert"),
-    *("nomic-bert", "nomic-bert-moe"),
+    *("mpnet", "nomic-bert", "nomic-bert-moe"),
 )
 #: Encoders whose tokens have embeddings of the text they belong to.
 TEXT_TYPES = ("bert", "gte", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe")

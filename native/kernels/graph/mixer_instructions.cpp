@@ -213,6 +213,7 @@ void Graph::combine(const Operands& operands) {
     const int out = reg(operands, "out"), x = reg(operands, "x"),
               weights = reg(operands, "weights");
     require(width(x) == width(out) * width(weights) && out != x, "a part for each weight");
+    const float* bias = floats(operands, "bias", width(out), "the bias has another width");
     add_row([=](Pass& pass, int64_t row) {
         const int64_t n = width(out), parts = width(weights);
         const float *from = at(pass, x, row), *weight = at(pass, weights, row);
@@ -220,6 +221,8 @@ void Graph::combine(const Operands& operands) {
         for (int64_t i = 0; i < n; ++i) to[i] = from[i] * weight[0];
         for (int64_t part = 1; part < parts; ++part)
             for (int64_t i = 0; i < n; ++i) to[i] += from[part * n + i] * weight[part];
+        if (bias)
+            for (int64_t i = 0; i < n; ++i) to[i] += bias[i];
     });
 }
 

@@ -152,6 +152,10 @@ struct AttentionArgs {
         nullptr;  // (heads,), scores of one more key of each head, whose value is 0; null: none
     const float* slopes = nullptr;  // (heads,), what a score loses per position between query and
                                     // key (ALiBi); null: nothing
+    // (heads, 2 * reach + 1), what is added to the score of a key by its distance from the query,
+    // the keys before it first; those beyond *reach* get what is added at it; null: nothing
+    const float* distances = nullptr;
+    int64_t reach = 0;
     bool causal = true;
     float* out = nullptr;  // (tokens, heads, head_dim)
 

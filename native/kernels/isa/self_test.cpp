@@ -444,6 +444,8 @@ bool attention_agrees(KvType type, const Kernels& k) {
     for (const bool causal : {true, false}) {
         a.causal = causal;
         a.slopes = causal ? nullptr : q.data();
+        a.distances = causal ? q.data() : nullptr;
+        a.reach = 1;
         for (int64_t head = 0; head < a.kv_heads; ++head)
             for (const int64_t tokens :
                  {int64_t(2), a.tokens}) {  // a few rows, and enough for tiles and for a rest

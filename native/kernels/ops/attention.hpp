@@ -34,6 +34,11 @@ inline void look(const AttentionArgs& a, const QueryRow& row, float octave, floa
     if (row.slope != 0.0f)
         for (int i = row.first; i < row.last; ++i)
             score[i] -= row.slope * octave * float(row.at < i ? i - row.at : row.at - i);
+    if (row.at_distance)
+        for (int i = row.first; i < row.last; ++i) {
+            const int64_t distance = std::clamp<int64_t>(i - row.at, -a.reach, a.reach);
+            score[i] += octave * row.at_distance[distance];
+        }
     for (int i = 0; i < row.first; ++i) score[i] = -INFINITY;
     for (int i = row.last; i < kKeyBlock; ++i) score[i] = -INFINITY;
     Parts part;
@@ -125,11 +130,15 @@ struct Block {
                 ++t;
                 end += group;
             }
-            const float slope = a.slopes ? a.slopes[kv_head * group + (r + n) % group] : 0.0f;
+            const int64_t head = kv_head * group + (r + n) % group;
+            const float slope = a.slopes ? a.slopes[head] : 0.0f;
+            const float* at_distance =
+                a.distances ? a.distances + head * (2 * a.reach + 1) + a.reach : nullptr;
             out[n] = {int(std::clamp<int64_t>(a.first_key(t) - base, 0, kKeyBlock)),
                       int(std::clamp<int64_t>(a.end_key(t) - base, 0, kKeyBlock)),
                       int(a.start + t - base),
                       slope,
+                      at_distance,
                       1.0f,
                       0.0f};
         }

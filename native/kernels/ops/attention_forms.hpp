@@ -16,6 +16,7 @@ struct QueryRow {
     int first, last;
     int at;                // place of the query, seen from the first key of the page
     float slope;           // what a score loses per position between query and key
+    const float* at_distance;  // what is added to it, from the query on; null: nothing
     float before, factor;  // of the sum so far, and of a sum of codes
     bool sees() const { return first < last; }
 
