@@ -297,8 +297,8 @@ void Graph::attend(const Operands& operands) {
     same.sinks = floats(operands, "sinks", same.heads, "sinks must be one per head");
     same.slopes = floats(operands, "slopes", same.heads, "slopes must be one per head");
     const FloatArray distances = operands.arrays("distances").at(0);
-    require(!distances.data || (distances.size % same.heads == 0 &&
-                                distances.size / same.heads % 2 == 1),
+    require(!distances.data ||
+                (distances.size % same.heads == 0 && distances.size / same.heads % 2 == 1),
             "distances must be as many on both sides of each head's queries");
     same.distances = distances.data;
     same.reach = distances.data ? distances.size / same.heads / 2 : 0;

@@ -14,10 +14,10 @@ namespace {
 // What a row (a query of one head) sees of the page at hand, and what the page changes of it.
 struct QueryRow {
     int first, last;
-    int at;                // place of the query, seen from the first key of the page
-    float slope;           // what a score loses per position between query and key
+    int at;                    // place of the query, seen from the first key of the page
+    float slope;               // what a score loses per position between query and key
     const float* at_distance;  // what is added to it, from the query on; null: nothing
-    float before, factor;  // of the sum so far, and of a sum of codes
+    float before, factor;      // of the sum so far, and of a sum of codes
     bool sees() const { return first < last; }
 
     // *sum* of codes to the sums so far, a register of them.
