@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.kernels.instructions import sigmoid, silu, softmax
+from bitnet.kernels.activations import sigmoid, silu, softmax
 from bitnet.kernels.program import NAMES_WEIGHT
 
 if TYPE_CHECKING:

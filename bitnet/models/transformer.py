@@ -23,7 +23,7 @@ from bitnet.families.heads import HEAD_NORM
 from bitnet.families.keys import COMPARE
 from bitnet.families.tensor_names import usual_name
 from bitnet.formats.mapped_file import expect_unchanged, files_behind
-from bitnet.kernels.instructions import ACTIVATIONS
+from bitnet.kernels.activations import ACTIVATIONS
 from bitnet.kernels.program import Interpreter, Segment
 from bitnet.models.exact_head.head import Head, HeadMode, read_by_row
 from bitnet.models.hidden_program import hidden_program, layout

@@ -26,7 +26,7 @@ from tiny_models import TOKENS
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
-from bitnet.kernels.instructions import ACTIVATIONS
+from bitnet.kernels.activations import ACTIVATIONS
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
