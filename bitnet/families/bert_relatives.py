@@ -101,18 +101,18 @@ def _nomic_keys(config: Config) -> dict[str, Any]:
 
 
 def _nomic_orders(config: Config) -> Values:
-    """Matrices of all experts are stored one below the other, the second ones transposed."""
+    """Matrices of all experts are stored one below the other, the second ones turn_each."""
     if not config.get("moe_every_n_layers"):
         return {}
     count = config["num_experts"]
 
-    def of_each(rows: NDArray[Any]) -> NDArray[Any]:
+    def separate(rows: NDArray[Any]) -> NDArray[Any]:
         return rows.reshape(count, -1, *rows.shape[1:])
 
-    def transposed(rows: NDArray[Any]) -> NDArray[Any]:
-        return np.ascontiguousarray(of_each(rows).swapaxes(1, 2))
+    def turn_each(rows: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(separate(rows).swapaxes(1, 2))
 
-    return {"ffn_up_exps.weight": of_each, "ffn_down_exps.weight": transposed}
+    return {"ffn_up_exps.weight": separate, "ffn_down_exps.weight": turn_each}
 
 
 _NOMIC = register(
