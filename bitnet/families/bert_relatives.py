@@ -101,7 +101,7 @@ def _nomic_keys(config: Config) -> dict[str, Any]:
 
 
 def _nomic_orders(config: Config) -> Values:
-    """Matrices of all experts are stored one below the other, the second ones turn_each."""
+    """Matrices of all experts are stored one below the other, the second ones transposed."""
     if not config.get("moe_every_n_layers"):
         return {}
     count = config["num_experts"]

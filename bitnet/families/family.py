@@ -132,7 +132,7 @@ class Family:
     classifier_norm: str = ""  # name of the norm behind its inner layer; empty: it has none
     # beginnings of the names of a folder's tensors that are for other tasks
     unread: tuple[str, ...] = ()
-    # a folder may have adapters of tasks, which are no tensors of the model; see
+    # a folder may have adapters of tasks, which do not belong to the model itself; see
     # :func:`bitnet.formats.adapters.read_adapter`
     has_tasks: bool = False
     norms_from_zero: bool = False  # the safetensors weights of norms are stored minus one

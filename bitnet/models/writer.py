@@ -1,4 +1,4 @@
-"""What every instruction of a decoder is written with: values, their names, and tensors."""
+"""Values of a program, as instructions give them: their registers, their names, and tensors."""
 
 from __future__ import annotations
 
