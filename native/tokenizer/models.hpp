@@ -234,6 +234,22 @@ private:
 void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out,
                 Spans* spans = nullptr);
 
+// The same for parts of a text that do not depend on each other: the ids of short ones are kept.
+class SpmParts {
+public:
+    explicit SpmParts(const TokenizerFile& file) : file_(file) {}
+    // The part [begin, end) of a text that is readable up to limit.
+    void add(const char* begin, const char* end, const char* limit, Budget& budget, Ids& out);
+
+private:
+    template <typename Cache>
+    void add_kept(Cache& cache, std::string_view part, const char* limit, Budget& budget, Ids& out);
+
+    const TokenizerFile& file_;
+    WordCache<2, 4, 15> words_;
+    WordCache<8, 16, 11> phrases_;
+};
+
 // SentencePiece Unigram: the segmentation with the best sum of scores.
 // `lowest` is the lowest score of a normal piece; what has no piece costs more.
 double lowest_score(const TokenizerFile& file);

@@ -283,6 +283,33 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
     }
 }
 
+void SpmParts::add(const char* begin, const char* end, const char* limit, Budget& budget,
+                   Ids& out) {
+    const std::string_view part(begin, size_t(end - begin));
+    if (part.size() <= decltype(words_)::Key::kBytes)
+        add_kept(words_, part, limit, budget, out);
+    else if (part.size() <= decltype(phrases_)::Key::kBytes)
+        add_kept(phrases_, part, limit, budget, out);
+    else
+        encode_spm(file_, part, budget, out);
+}
+
+template <typename Cache>
+void SpmParts::add_kept(Cache& cache, std::string_view part, const char* limit, Budget& budget,
+                        Ids& out) {
+    const typename Cache::Key key(part.data(), part.size(), limit);
+    uint32_t ids[Cache::kMost];
+    const uint32_t* const kept = cache.find(key);
+    const size_t count = kept != nullptr ? Cache::copy(kept, ids) : 0;
+    if (count != 0) {
+        out.insert(out.end(), ids, ids + count);
+        return;
+    }
+    const size_t first = out.size();
+    encode_spm(file_, part, budget, out);
+    if (out.size() != first) cache.put(key, out.data() + first, out.size() - first);
+}
+
 double lowest_score(const TokenizerFile& file) {
     constexpr double kMax = std::numeric_limits<double>::max();
     const bool exact = (file.config.flags & kSteps) != 0;

@@ -150,6 +150,8 @@ void TokenizerEngine::add_piece(Worker& worker, const char* begin, const char* e
         worker.relay->add_piece(piece);
     else if (model() == ModelKind::kBpe)
         worker.bpe.add(begin, end, limit, out);
+    else if (model() == ModelKind::kSpm && has_parts())
+        worker.spm.add(begin, end, limit, worker.budget, out);
     else
         encode_model(worker, piece, out, nullptr);
 }
@@ -215,7 +217,7 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
 void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const Normalized& whole,
                                     size_t begin, bool at_start, Ids& out, Spans* spans) {
     const bool whole_text = worker.pre.empty() || worker.pre.leaves_whole(text);
-    if (spans == nullptr && (whole_text ? (file_.config.flags & kWordsApart) != 0 : scans(worker)))
+    if (spans == nullptr && (whole_text ? has_parts() : scans(worker)))
         return worker.relay != nullptr ? relay_stretches(worker, text)
                                        : encode_uniform(worker, text, out);
     if (whole_text) {
@@ -235,6 +237,18 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     }
     const size_t by = whole.origin.empty() ? begin : 0;
     worker.pre.run(cut, worker.budget);
+    if (model() == ModelKind::kBpe && spans == nullptr && has_parts()) {
+        const char* const limit = cut.text.data() + cut.text.size();
+        for (const Cut::Piece& piece : cut.pieces) {
+            const std::string_view words = cut.text.substr(piece.begin, piece.end - piece.begin);
+            if (worker.relay != nullptr)
+                relay_stretches(worker, words);
+            else
+                add_parts(worker, words, limit, out);
+        }
+        worker.bpe.flush(out);
+        return;
+    }
     if (takes_words(worker, spans)) {
         const char* const begin_of = cut.text.data();
         for (const Cut::Piece& piece : cut.pieces)
@@ -251,6 +265,16 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     }
 }
 
+// The parts of a text that is merged as a whole and readable up to limit.
+void TokenizerEngine::add_parts(Worker& worker, std::string_view text, const char* limit,
+                                Ids& out) {
+    for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
+        stop = at + 1;
+        while (stop < text.size() && !file_.config.parts(text, stop)) ++stop;
+        add_piece(worker, text.data() + at, text.data() + stop, limit, out);
+    }
+}
+
 // A text whose pieces depend only on where the one before ends: those of a scanner, or else the
 // parts of what is merged as a whole, see kWordsApart, most of which were met before.
 void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids& out) {
@@ -263,11 +287,7 @@ void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids&
             word = next;
         }
     } else {
-        for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
-            stop = at + 1;
-            while (stop < text.size() && !file_.config.parts(text, stop)) ++stop;
-            add_piece(worker, text.data() + at, text.data() + stop, end, out);
-        }
+        add_parts(worker, text, end, out);
     }
     worker.bpe.flush(out);
 }

@@ -78,10 +78,12 @@ private:
             : normalizer(engine.normalizer_, engine.charsmap_),
               pre(engine.pre_),
               bpe(engine.file_),
+              spm(engine.file_),
               asks_for_first(pre.asks_for_first(normalizer.moves())) {}
         Normalizer normalizer;
         PreTokenizer pre;
         Bpe bpe;
+        SpmParts spm;
         bool asks_for_first;
         Cut cut;
         Budget budget;
@@ -99,10 +101,13 @@ private:
     void encode_pieces(Worker& worker, std::string_view text, const Normalized& whole, size_t begin,
                        bool at_start, Ids& out, Spans* spans);
     void encode_uniform(Worker& worker, std::string_view text, Ids& out);
+    void add_parts(Worker& worker, std::string_view text, const char* limit, Ids& out);
     void relay_stretches(Worker& worker, std::string_view text);
     void add_piece(Worker& worker, const char* begin, const char* end, const char* limit, Ids& out);
     void add_id(Worker& worker, uint32_t id, Span where, Ids& out, Spans* spans);
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
+    // Whether a text can be merged part by part, see Config::parts.
+    bool has_parts() const { return (file_.config.flags & kWordsApart) != 0; }
     bool scans(const Worker& worker) const {
         return model() == ModelKind::kBpe && worker.pre.scans();
     }

@@ -113,3 +113,29 @@ def test_a_hundred_thousand_joins_of_tokens_get_the_ids_of_the_library(test_data
         ]
         expected = [found.ids for found in oracle.encode_batch(texts, add_special_tokens=False)]
         assert [tokenizer.encode(text, add_special=False) for text in texts] == expected
+
+
+@pytest.mark.parametrize(
+    ("oracle", "source"),
+    [
+        ("phi3", "tokenizers/phi3/tokenizer.json"),
+        ("phi3", "vocab/ggml-vocab-phi-3.gguf"),
+        ("llama2", "tokenizers/llama2/tokenizer.model"),
+    ],
+)
+def test_a_text_that_is_merged_part_by_part_gets_the_ids_of_the_libraries(
+    test_data, oracle, source, monkeypatch
+):
+    if native.module() is None:
+        pytest.skip("the native module is not installed")
+    with gzip.open(test_data / f"expected/{oracle}.jsonl.gz", "rt") as file:
+        strings = [json.loads(line)["text"] for line in file]
+    draw = random.Random(49)
+    texts = [draw.choice(["", " ", "  ", "\n"]).join(draw.sample(strings, 60)) for _ in range(8)]
+    compiled = _tokenizer(test_data / source, "native")
+    # Twice: ids of parts that were met before are kept.
+    first = [compiled.encode(text) for text in texts]
+    again = [compiled.encode(text) for text in texts]
+    monkeypatch.setenv("BITNET_BACKEND", "reference")
+    libraries = _tokenizer(test_data / source, "portable")
+    assert first == again == [libraries.encode(text) for text in texts]
