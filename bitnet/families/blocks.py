@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.state_mixers import DeltaNet as DeltaNet
+from bitnet.families.state_mixers import Mamba1 as Mamba1
 from bitnet.families.state_mixers import Mamba2 as Mamba2
 from bitnet.families.state_mixers import ShortConvolution as ShortConvolution
 from bitnet.families.state_mixers import State as State
@@ -257,6 +258,7 @@ Mixer: TypeAlias = (
     | FeedForward
     | LatentAttention
     | LayerInput
+    | Mamba1
     | Mamba2
     | ShortConvolution
 )
@@ -436,6 +438,10 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
                 mixer.heads % mixer.key_heads > 0,
                 f"key heads that do not divide the heads ({heads})",
             )
+        case Mamba1():
+            sizes = mixer.width, mixer.state_size, mixer.step_rank, kernel
+            yield min(sizes) < 1, f"a state-space model of nothing {sizes}"
+            yield max(sizes[1:]) > LARGEST_HEAD, f"a state-space model of {max(sizes):,} dimensions"
         case Mamba2():
             sizes = mixer.heads, mixer.head_dim, mixer.groups, mixer.state_size, kernel
             heads = f"{mixer.heads} heads of {mixer.head_dim}, {mixer.groups} groups"

@@ -147,11 +147,12 @@ KINDS: dict[str, Kind] = {
         "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head dim "
         "hidden_dim n_heads ffn_dim n_embed d_model rotary_dim "
         "kv_channels num_query_groups expand global_attn_every_n_layers moe_topk num_heads "
-        "moe_top_k prefix_dense_sliding_window_pattern state_size window_size",
+        "moe_top_k prefix_dense_sliding_window_pattern state_size window_size attn_layer_period "
+        "expert_layer_period",
     ),
     **_of(
         _COUNT,
-        "type_vocab_size "
+        "type_vocab_size attn_layer_offset expert_layer_offset "
         "first_k_dense_replace pad_token_id max_window_layers moe_k moe_layer_start_index "
         "moe_num_shared_experts n_shared_experts num_dense_layers "
         "num_shared_experts moe_shared_expert_intermediate_size shared_expert_intermediate_size",
@@ -171,7 +172,8 @@ KINDS: dict[str, Kind] = {
     "sliding_window": _integer(1, MAX_POSITIONS, may_be_null=True),
     **_of(
         _NOT_NEGATIVE,
-        "layer_norm_eps layer_norm_epsilon layernorm_epsilon norm_eps norm_epsilon rms_norm_eps",
+        "layer_norm_eps layer_norm_epsilon layernorm_epsilon mixer_rms_eps norm_eps norm_epsilon "
+        "rms_norm_eps",
     ),
     **_of(
         _FACTOR,
@@ -217,8 +219,9 @@ KINDS: dict[str, Kind] = {
         lambda value: _is_text(value) and len(value) <= MAX_LAYERS,
         may_be_null=True,
     ),
-    "mamba_d_head": Kind(
-        'an integer or "auto"', lambda value: value == "auto" or _SIZE.accepts(value)
+    **_of(
+        Kind('an integer or "auto"', lambda value: value == "auto" or _SIZE.accepts(value)),
+        "mamba_d_head mamba_dt_rank time_step_rank",
     ),
     "per_layer_config": Kind("sizes of the heads of layers", _are_shapes, may_be_null=True),
     "position_embedding_type": Kind("a text", _is_text, may_be_null=True),

@@ -13,12 +13,10 @@ _KINDS = {
     "a recurrent model (RWKV), whose decays of each channel follow the token and are not "
     "computed": "rwkv rwkv6 rwkv6qwen2 rwkv7 arwkv7",
     "a recurrent model, whose state is not computed": "recurrent_gemma xlstm",
-    "a state space model of the first Mamba, whose scan is not computed": "mamba jamba "
-    "falcon_mamba zamba plamo2",
+    "a mixture of the first Mamba and attention whose blocks are not put together here": "zamba "
+    "plamo2",
     "a mixture of states and attention whose blocks are not put together here": "bamba zamba2 "
     "lara_mini",
-    "a gated delta net that may change the sign of a state, with convolutions of queries, keys and "
-    "values apart, which is not computed": "olmo_hybrid",
     "attention to chosen positions (sparse attention), which is not computed": "deepseek32 "
     "deepseek_v32 axk2 deepseek4 deepseek_v4 glm_dsa glm_moe_dsa glm5_next minimax_m3 "
     "minimax_m3_vl_text dots3note dots3_note dots3_note_text hy_v4 qwen4exp qwen4_exp "

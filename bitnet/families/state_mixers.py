@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class DeltaNet:
     grouped: bool
     # decays and strengths are one matrix, ``ssm_ba``: those of the heads of a key head, for each
     joined: bool = False
+    # queries, keys and values are matrices apart, each with a convolution of its own
+    apart: bool = False
+    strength: float = 1.0  # factor on the strengths; above 1, a state may change its sign
+    eps: float | None = None  # epsilon of the norm of its result; None: the model's
 
     @property
     def keys_width(self) -> int:
@@ -87,3 +92,21 @@ class Mamba2:
     def cache(self) -> State:
         """The last inputs of the convolution, and the states of all heads."""
         return State((self.kernel - 1) * self.conv_columns + self.width * self.state_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Mamba1:
+    """A state for each channel, with decays of its own (arXiv:2312.00752), behind a convolution."""
+
+    width: int  # channels
+    state_size: int  # numbers of a channel's state
+    step_rank: int  # width of what the steps of all channels are made of
+    kernel: int  # positions of the convolution
+    # norms of what steps, inputs and outputs of the states are made of: with weights, without
+    norms: Literal["", "weighted", "bare"] = ""
+    eps: float = 0.0  # their epsilon
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolution, and the states of all channels."""
+        return State((self.kernel - 1 + self.state_size) * self.width)

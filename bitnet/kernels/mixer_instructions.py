@@ -27,21 +27,22 @@ LEAST_SUM = 2.0**-14  # of weights that are divided by it, as in llama.cpp
 class Convolve:
     """*out* is a causal convolution of each column of *x*, or silu of it.
 
-    *weight* has ``(columns, width)`` in one row, the last of each for the position itself. The
-    inputs before those of a pass are the first numbers of state *cache*, ``(width - 1, columns)``.
+    *weights* have ``(columns, width)``, the last of each for the position itself; those of several
+    tensors are of neighbouring columns. The inputs before those of a pass are the first numbers of state *cache*, ``(width - 1, columns)``.
     An empty *bias* means that there is none.
     """
 
     out: Register
     x: Register
-    weight: str = field(metadata=NAMES_WEIGHT)
+    weights: tuple[str, ...] = field(metadata=NAMES_WEIGHT)
     bias: str = field(metadata=NAMES_WEIGHT)
     cache: int
     silu: bool
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
-        taps = on.weights[self.weight].reshape(x.shape[1], -1).T  # (width, columns)
+        kernels = np.concatenate([on.weights[name].reshape(-1) for name in self.weights])
+        taps = kernels.reshape(x.shape[1], -1).T  # (width, columns)
         parts = []
         for rows, state in on.states_of(self.cache, (len(taps) - 1, x.shape[1]), first=True):
             count = rows.stop - rows.start
@@ -61,8 +62,11 @@ class DeltaRule:
     and k of length one, position by position::
 
         S = S * exp(a * softplus(alpha + dt))
-        S = S + outer(k, sigmoid(beta) * (v - S.T @ k))
+        S = S + outer(k, strength * sigmoid(beta) * (v - S.T @ k))
         out = S.T @ q / sqrt(key_dim)
+
+    *alpha* and *dt* have a number for each head, or for each row of its matrix (Kimi delta
+    attention, arXiv:2510.26692).
 
     Heads that share a key head are neighbours (*grouped*); otherwise every key_heads-th does.
     """
@@ -78,9 +82,10 @@ class DeltaRule:
     cache: int
     key_heads: int
     grouped: bool
+    strength: float = 1.0
 
     def run(self, on: Pass) -> None:
-        heads = self.alpha.width
+        heads = self.beta.width
         key_dim = self.k.width // self.key_heads
         value_dim = self.v.width // heads
         repeats = heads // self.key_heads
@@ -95,13 +100,14 @@ class DeltaRule:
         )
         q = q / v.dtype.type(np.sqrt(key_dim))
         step = np.logaddexp(v.dtype.type(0), on.registers[self.alpha] + on.weights[self.dt])
-        decay = np.exp(on.weights[self.a] * step)
-        rate = sigmoid(on.registers[self.beta])  # (T, H)
+        step = step.reshape(len(step), heads, -1)
+        decay = np.exp(on.weights[self.a][:, None] * step)  # (T, H, 1), or (T, H, key_dim)
+        rate = v.dtype.type(self.strength) * sigmoid(on.registers[self.beta])  # (T, H)
         out = np.empty_like(v)
         for rows, state in on.states_of(self.cache, (heads, key_dim, value_dim)):
             matrices = state.astype(v.dtype)
             for t in range(rows.start, rows.stop):
-                matrices *= decay[t, :, None, None]
+                matrices *= decay[t, :, :, None]
                 change = rate[t, :, None] * (v[t] - np.einsum("hij,hi->hj", matrices, k[t]))
                 matrices += k[t, :, :, None] * change[:, None, :]
                 out[t] = np.einsum("hij,hi->hj", matrices, q[t])
@@ -117,7 +123,7 @@ def _of_length_one(x: Array) -> Array:
 
 @dataclass(frozen=True)
 class SelectiveScan:
-    """*out* is what *c* reads from a state per head, into which *b* writes *x* (Mamba-2).
+    """*out* is what *c* reads from a state per head, into which *b* writes *x* (Mamba).
 
     Neighbouring heads share one of the *groups* of *b* and *c*. The states S are the last numbers
     of state *cache*, ``(heads, state_size, head_dim)``. With ``step = softplus(dt + bias)``,
@@ -125,6 +131,9 @@ class SelectiveScan:
 
         S = S * exp(a * step) + outer(b, step * x)
         out = S.T @ c + skip * x
+
+    *a* has a number for each head (Mamba-2), or for each row of its state (Mamba-1), whose *dt* has
+    the bias already.
     """
 
     out: Register
@@ -147,17 +156,18 @@ class SelectiveScan:
             np.repeat(on.heads(vectors, state_size), heads // self.groups, axis=1)  # (T, H, N)
             for vectors in (self.b, self.c)
         )
-        step = np.logaddexp(
-            x.dtype.type(0), on.registers[self.dt] + on.weights[self.bias]
-        )  # (T, H)
-        decay = np.exp(on.weights[self.a] * step)
+        raised = on.registers[self.dt]
+        if self.bias:
+            raised = raised + on.weights[self.bias]
+        step = np.logaddexp(x.dtype.type(0), raised)  # (T, H)
+        decay = np.exp(on.weights[self.a].reshape(heads, -1) * step[:, :, None])
         written = step[:, :, None] * x
         skip = on.weights[self.skip][:, None]
         out = np.empty_like(x)
         for rows, state in on.states_of(self.cache, (heads, state_size, head_dim)):
             states = state.astype(x.dtype)
             for t in range(rows.start, rows.stop):
-                states *= decay[t, :, None, None]
+                states *= decay[t, :, :, None]
                 states += b[t, :, :, None] * written[t, :, None, :]
                 out[t] = np.einsum("hnp,hn->hp", states, c[t]) + skip * x[t]
             state[:] = states

@@ -39,7 +39,7 @@ from bitnet.kernels.mixer_instructions import (
 from bitnet.models.writer import ValueWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from bitnet.families.blocks import Activation, KeysValues, Routing
     from bitnet.families.rope import Rope
@@ -318,14 +318,29 @@ class Builder(ValueWriter):
         return mixed
 
     def convolve(
-        self, x: Register, name: str, kernel: int, *, cache: int, silu: bool = False
+        self,
+        x: Register,
+        name: str,
+        kernel: int,
+        *,
+        cache: int,
+        silu: bool = False,
+        parts: Mapping[str, int] | None = None,
     ) -> Register:
-        """Causal convolution of each column of *x* over *kernel* positions."""
-        weight = self.vector(f"{name}.weight", (x.width, kernel))
+        """Causal convolution of each column of *x* over *kernel* positions.
+
+        Its weights may be tensors of *parts* of the columns, whose names end so.
+        """
+        widths = {name: x.width}
+        if parts:
+            widths = {f"{name}_{part}": width for part, width in parts.items()}
+        weights = tuple(
+            self.vector(f"{whole}.weight", (width, kernel)) for whole, width in widths.items()
+        )
         bias = f"{self.block}{name}.bias"
         self.layout.optional[bias] = (x.width,)
         mixed = self.value(x.width)
-        self.append(Convolve(mixed, x, weight, bias if bias in self.tensors else "", cache, silu))
+        self.append(Convolve(mixed, x, weights, bias if bias in self.tensors else "", cache, silu))
         return mixed
 
     def delta_rule(
@@ -339,23 +354,35 @@ class Builder(ValueWriter):
         cache: int,
         key_heads: int,
         grouped: bool,
+        strength: float = 1.0,
     ) -> Register:
         """Values that *q* reads from a matrix per head, into which *k* writes *v*."""
-        heads = alpha.width
-        a = self.vector("ssm_a", (heads,))
-        dt = self.vector("ssm_dt.bias", (heads,))
+        a = self.vector("ssm_a", (beta.width,))
+        dt = self.vector("ssm_dt.bias", (alpha.width,))
         read = self.value(v.width)
-        self.append(DeltaRule(read, q, k, v, alpha, beta, a, dt, cache, key_heads, grouped))
+        step = DeltaRule(read, q, k, v, alpha, beta, a, dt, cache, key_heads, grouped, strength)
+        self.append(step)
         return read
 
     def selective_scan(
-        self, x: Register, b: Register, c: Register, dt: Register, *, cache: int, groups: int
+        self,
+        x: Register,
+        b: Register,
+        c: Register,
+        dt: Register,
+        *,
+        cache: int,
+        groups: int,
+        decays: int = 1,
     ) -> Register:
-        """Values that *c* reads from a state per head, into which *b* writes *x*."""
+        """Values that *c* reads from a state per head, into which *b* writes *x*.
+
+        Each state has so many *decays*: one, or one for each of its rows, where *dt* has its bias.
+        """
         heads = dt.width
-        a = self.vector("ssm_a", (heads, 1))
-        skip = self.vector("ssm_d", (heads, 1))
-        bias = self.vector("ssm_dt.bias", (heads,))
+        a = self.vector("ssm_a", (heads, decays))
+        skip = self.vector("ssm_d", (heads, 1) if decays == 1 else (heads,))
+        bias = self.vector("ssm_dt.bias", (heads,)) if decays == 1 else ""
         read = self.value(x.width)
         self.append(SelectiveScan(read, x, b, c, dt, a, bias, skip, cache, groups))
         return read

@@ -21,6 +21,7 @@ from bitnet.families.blocks import (
     FeedForward,
     LatentAttention,
     LayerInput,
+    Mamba1,
     Mamba2,
     Mixer,
     ShortConvolution,
@@ -29,7 +30,7 @@ from bitnet.families.blocks import (
 from bitnet.models.attention import attention, latent_attention
 from bitnet.models.builder import Builder
 from bitnet.models.networks import experts, feed_forward, layer_input, layer_inputs, router
-from bitnet.models.recurrent import delta_net, mamba2, short_convolution
+from bitnet.models.recurrent import delta_net, mamba1, mamba2, short_convolution
 from bitnet.models.registers import allocate
 
 if TYPE_CHECKING:
@@ -240,6 +241,8 @@ class _Decoder:
                 return latent_attention(write, mixer, h, scale)
             case DeltaNet():
                 return delta_net(write, mixer, h, scale)
+            case Mamba1():
+                return mamba1(write, mixer, h, scale)
             case Mamba2():
                 return mamba2(write, mixer, h, scale)
             case ShortConvolution():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bitnet.families.blocks import DeltaNet, Mamba2, ShortConvolution
+    from bitnet.families.blocks import DeltaNet, Mamba1, Mamba2, ShortConvolution
     from bitnet.kernels.program import Register
     from bitnet.models.builder import Builder
 
@@ -15,8 +15,18 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
     keys = mixer.keys_width
     values = mixer.values_width
     heads = mixer.heads
+    parts = {"q": keys, "k": keys, "v": values} if mixer.apart else {}
     projections = ("attn_qkv", mixer.conv_columns), ("attn_gate", values)
-    if mixer.joined:
+    if mixer.apart:
+        *apart, z, alpha, beta = write.linears(
+            h,
+            *((f"attn_{part}", width) for part, width in parts.items()),
+            ("attn_gate", values),
+            ("ssm_alpha", heads),
+            ("ssm_beta", heads),
+        )
+        qkv = write.join(*apart)
+    elif mixer.joined:
         qkv, z, both = write.linears(h, *projections, ("ssm_ba", 2 * heads))
         beta, alpha = write.split(both, heads, heads, groups=mixer.key_heads)
     else:
@@ -29,7 +39,7 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
     write.mark("beta", beta)
 
     cache = write.next_cache()
-    mixed = write.convolve(qkv, "ssm_conv1d", mixer.kernel, cache=cache, silu=True)
+    mixed = write.convolve(qkv, "ssm_conv1d", mixer.kernel, cache=cache, silu=True, parts=parts)
     write.mark("conv_output_silu", mixed)  # (T, 2 KH DK + H DV)
     q, k, v = write.split(mixed, keys, keys, values)
     write.mark("q_conv", q)
@@ -45,10 +55,11 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
         cache=cache,
         key_heads=mixer.key_heads,
         grouped=mixer.grouped,
+        strength=mixer.strength,
     )
     write.mark("attn_output", read)
     write.select_outputs()
-    gated = write.gate(z, write.norm(read, "ssm_norm", mixer.value_dim), "silu")
+    gated = write.gate(z, write.norm(read, "ssm_norm", mixer.value_dim, eps=mixer.eps), "silu")
     write.mark("final_output", gated)
     if _needs_neighbours(write, mixer):
         gated = write.transpose(gated, heads // mixer.key_heads, mixer.key_heads)
@@ -77,6 +88,33 @@ def short_convolution(
     write.select_outputs()
     gated = write.gate(c, mixed, "identity")
     return write.linear(gated, "shortconv.out_proj", write.decoder.dim, scale=scale)
+
+
+def mamba1(write: Builder, mixer: Mamba1, h: Register, scale: float) -> Register:
+    """A state of N numbers for each of C channels, whose steps are made of R numbers."""
+    width = mixer.width
+    size = mixer.state_size
+    x, z = write.split(write.linear(h, "ssm_in", 2 * width), width, width)  # (T, C), twice
+    cache = write.next_cache()
+    x = write.convolve(x, "ssm_conv1d", mixer.kernel, cache=cache, silu=True)
+    write.mark("mamba_conv", x)
+    low = write.linear(x, "ssm_x", mixer.step_rank + 2 * size)
+    dt, b, c = write.split(low, mixer.step_rank, size, size)  # (T, R), twice (T, N)
+    if mixer.norms == "weighted":
+        dt = write.norm(dt, "ssm_dt_norm", eps=mixer.eps)
+        b = write.norm(b, "ssm_b_norm", eps=mixer.eps)
+        c = write.norm(c, "ssm_c_norm", eps=mixer.eps)
+    elif mixer.norms == "bare":
+        dt, b, c = (write.norm_without_weight(part, part.width, mixer.eps) for part in (dt, b, c))
+    dt = write.linear(dt, "ssm_dt", width, biased=True)  # (T, C)
+    write.mark("mamba_dt", dt)
+    read = write.selective_scan(x, b, c, dt, cache=cache, groups=1, decays=size)
+    write.mark("mamba_y_add_d", read)  # (T, C)
+    write.select_outputs()
+    gated = write.gate(z, read, "silu")
+    y = write.linear(gated, "ssm_out", write.decoder.dim, scale=scale)  # (T, dim)
+    write.mark("mamba_out", y)
+    return y
 
 
 def mamba2(write: Builder, mixer: Mamba2, h: Register, scale: float) -> Register:

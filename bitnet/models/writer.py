@@ -132,8 +132,8 @@ class ValueWriter:
             x = centered
         return self.norm_without_weight(x, width)
 
-    def norm_without_weight(self, x: Register, width: int) -> Register:
+    def norm_without_weight(self, x: Register, width: int, eps: float | None = None) -> Register:
         """RMS norm of *x* in groups of *width*."""
         normed = self.value(x.width)
-        self.append(Norm(normed, x, "", self.decoder.norm_eps, width=width))
+        self.append(Norm(normed, x, "", self.decoder.norm_eps if eps is None else eps, width=width))
         return normed

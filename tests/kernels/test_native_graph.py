@@ -415,17 +415,19 @@ def test_a_state_that_does_not_fit_is_refused(change, said):
     graph.set_state(32 + 4 * 16)
     head = np.ones(2, np.float32)
     heads = {"a": head, "dt": head, "key_heads": 2, "grouped": False, "start": 0, "stop": 96}
+    heads["strength"] = 1.0
     arguments = {"out": 6, "q": 1, "k": 2, "v": 3, "alpha": 4, "beta": 5} | heads
     graph.add("DeltaRule", **arguments)
     with pytest.raises(ValueError, match=said):
         graph.add("DeltaRule", **(arguments | change))
-    convolution = {"out": 1, "x": 2, "weight": np.ones(8 * 4, np.float32), "bias": None}
+    convolution = {"out": 1, "x": 2, "weights": [np.ones(8 * 4, np.float32)], "bias": None}
     convolution |= {"silu": True, "start": 0, "stop": 96}
     graph.add("Convolve", **convolution)
     for change, said in (
-        ({"weight": np.ones(30, np.float32)}, "another width"),
+        ({"weights": [np.ones(30, np.float32)]}, "another width"),
+        ({"weights": [np.ones(16, np.float32), np.ones(12, np.float32)]}, "another width"),
         ({"bias": np.ones(7, np.float32)}, "the bias has another width"),
-        ({"weight": np.ones(8 * 20, np.float32)}, "the state ends before"),
+        ({"weights": [np.ones(8 * 20, np.float32)]}, "the state ends before"),
     ):
         with pytest.raises(ValueError, match=said):
             graph.add("Convolve", **(convolution | change))

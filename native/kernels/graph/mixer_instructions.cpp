@@ -26,7 +26,14 @@ std::vector<Matrix> forms_of(const std::vector<std::vector<Matrix>>& matrices) {
 
 void Graph::convolve(const Operands& operands) {
     const int out = reg(operands, "out"), x = reg(operands, "x");
-    const FloatArray weight = operands.arrays("weight").at(0);
+    const std::vector<FloatArray> weights = operands.arrays("weights");
+    require(!weights.empty() && weights[0].data, "a convolution has weights");
+    FloatArray weight = weights[0];
+    if (weights.size() > 1) {  // of neighbouring columns
+        std::vector<float>& all = joined_.emplace_back();
+        for (const FloatArray& part : weights) all.insert(all.end(), part.data, part.data + part.size);
+        weight = {all.data(), int64_t(all.size())};
+    }
     ConvolveArgs same;
     same.channels = width(x);
     same.width = weight.size / same.channels;
@@ -76,12 +83,14 @@ void Graph::delta_rule(const Operands& operands) {
     const int alpha = reg(operands, "alpha"), beta = reg(operands, "beta");
     constexpr const char* kPerHead = "alpha, beta, a and dt must have one number per head";
     DeltaArgs same;
-    same.heads = width(alpha);
+    same.heads = width(beta);
+    same.decays = width(alpha) / same.heads;
+    same.strength = operands.real("strength");
     same.key_heads = operands.integer("key_heads");
     same.grouped = operands.integer("grouped") != 0;
     same.a = required(operands, "a", same.heads, kPerHead);
-    same.dt = required(operands, "dt", same.heads, kPerHead);
-    require(width(beta) == same.heads, kPerHead);
+    same.dt = required(operands, "dt", width(alpha), kPerHead);
+    require(width(alpha) == same.heads * same.decays, kPerHead);
     require(same.key_heads > 0 && same.heads % same.key_heads == 0 &&
                 width(k) % same.key_heads == 0 && width(q) == width(k),
             "queries and keys are those of other heads");
@@ -89,6 +98,7 @@ void Graph::delta_rule(const Operands& operands) {
         width(v) % same.heads == 0 && width(out) == width(v) && out != v && out != q && out != k,
         "values or results are those of other heads");
     same.key_dim = width(k) / same.key_heads;
+    require(same.decays == 1 || same.decays == same.key_dim, "a decay for each row of a state");
     same.value_dim = width(v) / same.heads;
     add_recurrence(Op::delta_rule, same, state_offset(operands, same.key_dim * width(v), false),
                    &Kernels::delta_rule, [=](Pass& pass, DeltaArgs& a, int64_t row) {
@@ -108,8 +118,11 @@ void Graph::selective_scan(const Operands& operands) {
     ScanArgs same;
     same.heads = width(dt);
     same.groups = operands.integer("groups");
-    same.a = required(operands, "a", same.heads, kPerHead);
-    same.bias = required(operands, "bias", same.heads, kPerHead);
+    const FloatArray a = operands.arrays("a").at(0);
+    same.a = a.data;
+    same.decays = a.size / same.heads;
+    require(a.data && a.size == same.heads * same.decays, kPerHead);
+    same.bias = floats(operands, "bias", same.heads, kPerHead);
     same.skip = required(operands, "skip", same.heads, kPerHead);
     require(same.groups > 0 && same.heads % same.groups == 0 && width(b) % same.groups == 0 &&
                 width(b) == width(c),
@@ -119,6 +132,7 @@ void Graph::selective_scan(const Operands& operands) {
         "x or results are those of other heads");
     same.head_dim = width(x) / same.heads;
     same.state_size = width(b) / same.groups;
+    require(same.decays == 1 || same.decays == same.state_size, kPerHead);
     add_recurrence(Op::selective_scan, same,
                    state_offset(operands, same.state_size * width(x), false),
                    &Kernels::selective_scan, [=](Pass& pass, ScanArgs& a, int64_t row) {

@@ -304,8 +304,12 @@ bool states_agree(const Kernels& k) {
         d.q = q.data();
         d.k = key.data();
         d.v = v.data();
-        d.alpha = d.beta = alpha.data();
-        d.a = d.dt = a.data();
+        d.alpha = v.data();  // a decay for each row of a state
+        d.decays = kKeys;
+        d.beta = alpha.data();
+        d.a = a.data();
+        d.dt = key.data();
+        d.strength = 2.0f;
         d.state = std::copy_n(start.data(), kState, out) - kState;
         d.out = out + kState;
         d.tokens = kTokens;
@@ -321,7 +325,9 @@ bool states_agree(const Kernels& k) {
         s.b = q.data();
         s.c = key.data();
         s.dt = alpha.data();
-        s.a = s.bias = s.skip = a.data();
+        s.a = q.data();
+        s.decays = kKeys;
+        s.bias = s.skip = a.data();
         s.state = std::copy_n(start.data(), kState, out) - kState;
         s.out = out + kState;
         s.tokens = kTokens;

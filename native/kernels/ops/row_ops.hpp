@@ -142,15 +142,16 @@ void each_columns(int64_t all, const F& f) {
 }
 
 // Columns j to j + N of the matrix of one head, which stay in the nearest cache between its two
-// uses.
+// uses. Row i decays by decay[i * each].
 template <int N>
 void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const float* k,
-                   const float* v, float decay, float rate, float* out) {
+                   const float* v, const float* decay, int64_t each, float rate, float* out) {
     float change[N] = {}, sum[N] = {};
     for (int64_t i = 0; i < dk; ++i) {
         float* __restrict row = state + i * dv;
+        const float by = decay[i * each];
         for (int j = 0; j < N; ++j) {
-            row[j] *= decay;
+            row[j] *= by;
             change[j] += row[j] * k[i];
         }
     }
@@ -168,35 +169,42 @@ void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const f
 [[maybe_unused]] void delta_rule(const DeltaArgs& args, int64_t head) {
     const int64_t dk = args.key_dim, dv = args.value_dim, repeats = args.heads / args.key_heads;
     const int64_t key_head = args.grouped ? head / repeats : head % args.key_heads;
-    float* q = reinterpret_cast<float*>(thread_scratch(size_t(2 * dk) * sizeof(float)));
+    const int64_t decays = args.decays, each = decays > 1 ? 1 : 0;
+    float* q = reinterpret_cast<float*>(thread_scratch(size_t(2 * dk + decays) * sizeof(float)));
     float* k = q + dk;
+    float* decay = k + dk;
     float* state = args.state + head * dk * dv;
     for (int64_t t = 0; t < args.tokens; ++t) {
         const int64_t key = (t * args.key_heads + key_head) * dk,
                       value = (t * args.heads + head) * dv;
         normalize(args.q + key, dk, 1.0 / std::sqrt(double(dk)), q);
         normalize(args.k + key, dk, 1.0, k);
-        const double step =
-            softplus(double(args.alpha[t * args.heads + head]) + double(args.dt[head]));
-        const float decay = float(std::exp(double(args.a[head]) * step));
-        const float rate = float(1.0 / (1.0 + std::exp(-double(args.beta[t * args.heads + head]))));
+        const float* alpha = args.alpha + (t * args.heads + head) * decays;
+        for (int64_t i = 0; i < decays; ++i) {
+            const double step = softplus(double(alpha[i]) + double(args.dt[head * decays + i]));
+            decay[i] = float(std::exp(double(args.a[head]) * step));
+        }
+        const double share = 1.0 / (1.0 + std::exp(-double(args.beta[t * args.heads + head])));
+        const float rate = float(args.strength * share);
         each_columns(dv, [&](auto count, int64_t j) {
-            delta_columns<count.value>(state + j, dk, dv, q, k, args.v + value + j, decay, rate,
-                                       args.out + value + j);
+            delta_columns<count.value>(state + j, dk, dv, q, k, args.v + value + j, decay, each,
+                                       rate, args.out + value + j);
         });
     }
 }
 
-// Columns j to j + N of the state of one head.
+// Columns j to j + N of the state of one head, whose row i decays by decay[i * each].
 template <int N>
 void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const float* b,
-                  const float* c, float decay, float step, float skip, float* out) {
+                  const float* c, const float* decay, int64_t each, float step, float skip,
+                  float* out) {
     float written[N], sum[N] = {};
     for (int j = 0; j < N; ++j) written[j] = step * x[j];
     for (int64_t i = 0; i < size; ++i) {
         float* __restrict row = state + i * dim;
+        const float by = decay[i * each];
         for (int j = 0; j < N; ++j) {
-            row[j] = row[j] * decay + b[i] * written[j];
+            row[j] = row[j] * by + b[i] * written[j];
             sum[j] += row[j] * c[i];
         }
     }
@@ -206,15 +214,18 @@ void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const
 [[maybe_unused]] void selective_scan(const ScanArgs& args, int64_t head) {
     const int64_t dim = args.head_dim, size = args.state_size,
                   group = head / (args.heads / args.groups);
+    const int64_t decays = args.decays, each = decays > 1 ? 1 : 0;
+    float* decay = reinterpret_cast<float*>(thread_scratch(size_t(decays) * sizeof(float)));
     float* state = args.state + head * size * dim;
     for (int64_t t = 0; t < args.tokens; ++t) {
         const int64_t value = (t * args.heads + head) * dim, key = (t * args.groups + group) * size;
         const double step =
-            softplus(double(args.dt[t * args.heads + head]) + double(args.bias[head]));
-        const float decay = float(std::exp(double(args.a[head]) * step));
+            softplus(double(args.dt[t * args.heads + head]) + double(args.bias ? args.bias[head] : 0));
+        for (int64_t i = 0; i < decays; ++i)
+            decay[i] = float(std::exp(double(args.a[head * decays + i]) * step));
         each_columns(dim, [&](auto count, int64_t j) {
             scan_columns<count.value>(state + j, size, dim, args.x + value + j, args.b + key,
-                                      args.c + key, decay, float(step), args.skip[head],
+                                      args.c + key, decay, each, float(step), args.skip[head],
                                       args.out + value + j);
         });
     }
