@@ -460,6 +460,8 @@ def _split_by_attention(config: Config) -> tuple[Config, dict[str, Any]]:
 def _in_one_word(parameters: Config) -> dict[str, Any]:
     """*parameters* with ``type``, the earlier name of ``rope_type``, under the later one."""
     kinds = {parameters[key] for key in ("rope_type", "type") if parameters.get(key) is not None}
+    if kinds == {"default", "mrope"}:  # as transformers wrote it for models that see
+        kinds = {"mrope"}
     if len(kinds) > 1:
         raise ValueError(f"rope_type and type are {' and '.join(sorted(map(repr, kinds)))}")
     rest = {key: value for key, value in parameters.items() if key not in ("rope_type", "type")}

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.blocks import Attention, Block, Branch, Experts, FeedForward, Mixer
+from bitnet.families.blocks import Attention, Block, Branch, Experts, FeedForward, Mixer, State
 from bitnet.families.blocks import ModelConfig as ModelConfig  # for the families
 from bitnet.families.keys import (
     COMPARE,
@@ -181,12 +181,13 @@ def model_of(
     """
     if "norm_eps" not in overrides:
         overrides["norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
+    overrides.setdefault("causal", bool(keys.value("attention.causal", True)))
     layers = max(model_sizes.layers - keys.integer("nextn_predict_layers", 0), 0)
     overrides["left_out"] = (
         *overrides.get("left_out", ()),
         *(f"blk.{layer}." for layer in range(layers, model_sizes.layers)),
     )
-    return ModelConfig(
+    model = ModelConfig(
         architecture=keys.architecture,
         dim=model_sizes.dim,
         vocab_size=model_sizes.vocab_size,
@@ -194,6 +195,10 @@ def model_of(
         blocks=tuple(blocks)[:layers],
         **overrides,
     )
+    if not model.causal and any(isinstance(cache, State) for cache in model.caches):
+        why = "states look back only"
+        raise value_refusal(keys, "attention.causal", False, why)
+    return model
 
 
 def rotate_windows(base: float | None = None) -> Callable[[int, Attention], Attention]:

@@ -5,7 +5,7 @@ A channel has a state of its own, each of whose numbers decays by another rate.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from bitnet.families.blocks import Branch, FeedForward, Mamba1, Mixer
 from bitnet.families.dense import ModelConfig, attention, model_of, per_layer, sizes, usual_block
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import LlamaCppSupport, Values, register, register_variant
-from bitnet.families.keys import Config, Keys, Rule, neutral, read, reads
+from bitnet.families.keys import Config, Keys, neutral, read, reads
 from bitnet.families.states import CONVOLUTION_KEYS
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ _CHANNELS = 16  # of the model for each number that steps are made of, where no 
 
 
 def _mamba1(keys: Keys) -> Mamba1:
-    names = keys.weights
-    norms = "weighted" if any(name.endswith("ssm_dt_norm.weight") for name in names) else ""
+    norms: Literal["", "weighted", "bare"] = "weighted" if keys.architecture == "jamba" else ""
     if keys.value("ssm.dt_b_c_rms", False):
         norms = "bare"
     eps = keys.number("attention.layer_norm_rms_epsilon")
@@ -95,7 +94,11 @@ _MAMBA = register(
         **reads("conv_kernel expand layer_norm_epsilon ssm_state_size"),
         "time_step_rank": read("numbers that steps are made of; auto: one for 16 of hidden_size"),
     },
-    gguf_keys={**_KEYS, "ssm.dt_b_c_rms": read("norms of steps, inputs and outputs of states")},
+    gguf_keys={
+        **_KEYS,
+        "ssm.dt_b_c_rms": read("norms of steps, inputs and outputs of states"),
+        "ssm.layer_norm_rms_epsilon": read("their epsilon, where it is not that of the others"),
+    },
     tensors={"norm": "attn_norm", **_tensors("mixer")},
     values=_values,
     biases={

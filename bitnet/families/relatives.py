@@ -1,8 +1,4 @@
-"""Relatives of other families: their blocks, with other keys, norms or experts.
-
-Of models that see, it is the text's part: all coordinates of a text's position are equal, so their
-rotation is the usual one.
-"""
+"""Relatives of other families: their blocks, with other keys, norms or experts."""
 
 from __future__ import annotations
 
@@ -52,45 +48,6 @@ from bitnet.families.llama import HUNYUAN_ROPE
 from bitnet.families.rope import rope_from
 
 _ROPE_FACTORS = tuple(f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short"))
-_SECTIONS = {
-    # Of coordinates, which are equal. Pairs in none of the first three are those of the first, as
-    # in transformers; llama.cpp does not rotate them, which are the slowest.
-    "rope.dimension_sections": HARMLESS,
-    "n_deepstack_layers": HARMLESS,  # that images are added to
-}
-
-
-def _qwen3_experts(keys: Keys) -> ModelConfig:
-    width = sizes(keys).ffn // max(keys.integer("expert_used_count"), 1)
-    return dense_as_stored(keys, qk_norm="head", mixture=experts(keys, width=width))
-
-
-register(
-    title="Qwen 2-VL and 2.5-VL, their text",
-    architecture="qwen2vl",
-    model_types=(),
-    gguf_keys=_SECTIONS,
-    llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "output.bias", *BIASES),
-        whole_width=True,
-        always="does not read the epsilon of the norms, and takes 0 for it, in",
-    ),
-    decoder=dense_as_stored,
-)
-register(
-    title="Qwen 3-VL, its text",
-    architecture="qwen3vl",
-    model_types=(),
-    gguf_keys=_SECTIONS,
-    decoder=partial(dense_as_stored, qk_norm="head"),
-)
-register(
-    title="Qwen 3-VL with experts, its text",
-    architecture="qwen3vlmoe",
-    model_types=(),
-    gguf_keys=_SECTIONS | EXPERT_KEYS,
-    decoder=_qwen3_experts,
-)
 register(
     title="openPangu Embedded",
     architecture="pangu-embedded",
@@ -289,21 +246,6 @@ register(
 )
 
 
-register(
-    title="Hunyuan-VL, its text",
-    architecture="hunyuan_vl",
-    model_types=(),
-    gguf_keys=_SECTIONS,
-    decoder=partial(dense_as_stored, qk_norm="rotated"),
-)
-register(
-    title="PaddleOCR-VL, its text",
-    architecture="paddleocr",
-    model_types=(),
-    gguf_keys=_SECTIONS,
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES)),
-    decoder=dense_as_stored,
-)
 register(
     title="Maincoder",
     architecture="maincoder",

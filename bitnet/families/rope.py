@@ -171,7 +171,7 @@ Tables: TypeAlias = "tuple[dict[str, Any], dict[str, NDArray[np.float32]]]"
 # original context is ignored: ``max_position_embeddings`` counts.
 _CONTEXT = "original_max_position_embeddings"
 #: Kinds of scaling that only families know which say so; transformers refuses them.
-OF_FAMILIES = ("ntk",)
+OF_FAMILIES = ("mrope", "ntk")
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -182,6 +182,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     ),
     "longrope": ("short_factor", "long_factor", _CONTEXT, "factor", "attention_factor"),
     "proportional": ("factor",),
+    "mrope": (),
     "ntk": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _CONTEXT),
 }
@@ -351,7 +352,9 @@ def _proportional(scaling: Scaling) -> Tables:
 
 #: Formula of each kind of scaling.
 FORMULAS: dict[str, Callable[[Scaling], Tables]] = {
-    "default": lambda _its: ({}, {}),
+    "default": lambda _scaling: ({}, {}),
+    # The coordinates of an image's position, which are equal in a text.
+    "mrope": lambda _scaling: ({}, {}),
     "linear": lambda scaling: (_scaling_keys("linear", scaling.require_factor()), {}),
     "dynamic": _dynamic,
     "yarn": _yarn,

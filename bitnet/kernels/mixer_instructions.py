@@ -28,8 +28,8 @@ class Convolve:
     """*out* is a causal convolution of each column of *x*, or silu of it.
 
     *weights* have ``(columns, width)``, the last of each for the position itself; those of several
-    tensors are of neighbouring columns. The inputs before those of a pass are the first numbers of state *cache*, ``(width - 1, columns)``.
-    An empty *bias* means that there is none.
+    tensors are of neighbouring columns. The inputs before those of a pass are the first numbers of
+    state *cache*, ``(width - 1, columns)``. An empty *bias* means that there is none.
     """
 
     out: Register

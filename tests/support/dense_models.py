@@ -245,6 +245,7 @@ DENSE = {
     "starcoder": ("GPTBigCode", GPT2),
     "starcoder-other-width": ("GPTBigCode", GPT2 | {"n_inner": 96}),
     "gptneox": ("GPTNeoX", {}),
+    "gptneox-both-ways": ("GPTNeoX", {"is_causal": False}),
     "gptneox-in-turn": ("GPTNeoX", {"use_parallel_residual": False}),
     "bloom": ("Bloom", {"n_layer": 3, "n_head": 4, "hidden_size": 64}),
     "bloom-6-heads": ("Bloom", {"n_layer": 2, "n_head": 6, "hidden_size": 96}),

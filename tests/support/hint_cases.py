@@ -153,7 +153,7 @@ CASES = (
     Case("search qwen3", "bitnet search", "shows", ends=(0, 19)),
     Case(
         "search qwen3",
-        "bitnet infer models/mamba.gguf --prompt a",
+        "bitnet infer models/rwkv.gguf --prompt a",
         "shows",
         recurrent,
         ends=(0, 19),

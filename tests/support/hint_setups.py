@@ -183,7 +183,7 @@ def other_rules(place):
 
 
 def recurrent(place):
-    tiny_gguf(place.work / "models/mamba.gguf", **{"general.architecture": "mamba"})
+    tiny_gguf(place.work / "models/rwkv.gguf", **{"general.architecture": "rwkv7"})
 
 
 def unusual(place):

@@ -25,6 +25,25 @@ FALCON_H1 = {
     "embedding_multiplier": 3.0,
     "lm_head_multiplier": 0.3,
 }
+JAMBA = {
+    "attn_layer_offset": 1,
+    "attn_layer_period": 3,
+    "expert_layer_offset": 1,
+    "expert_layer_period": 2,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 6,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 5,
+}
+OLMO_HYBRID = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+}
+NO_ROPE = {"rope_theta": None, "rope_type": "default"}
 GRANITE_HYBRID = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "mamba_n_heads": 8,
@@ -158,6 +177,19 @@ MIXED = {
     "granitemoe-swa": (
         "GraniteMoeSWA",
         {**SWA, "num_experts_per_tok": 2, "num_local_experts": 6, "shared_intermediate_size": 40},
+    ),
+    "mamba": ("Mamba", {"state_size": 8, "time_step_rank": 6}),
+    "mamba-biases": (
+        "Mamba",
+        {"conv_kernel": 3, "expand": 3, "time_step_rank": "auto", "use_bias": True},
+    ),
+    "falcon-mamba": ("FalconMamba", {"mixer_rms_eps": 1e-2, "state_size": 8}),
+    "jamba": ("Jamba", JAMBA),
+    "jamba-dense": ("Jamba", {**JAMBA, "num_experts": 1, "num_experts_per_tok": 1}),
+    "olmo-hybrid": ("OlmoHybrid", {**OLMO_HYBRID, "rope_parameters": NO_ROPE}),
+    "olmo-hybrid-rope": (
+        "OlmoHybrid",
+        {**OLMO_HYBRID, "attention_bias": True, "linear_allow_neg_eigval": False},
     ),
     "mamba2": (
         "Mamba2",

@@ -86,6 +86,7 @@ _QWEN3 = _text("qwen3", head_dim=16)
 _SIGLIP = _images("siglip_vision_model")
 _CLIP = _images("clip_vision_model")
 _PIXTRAL = _images("pixtral", head_dim=16)
+_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 _GEMMA_3 = (_text("gemma3_text", head_dim=16), _SIGLIP | {"mm_tokens_per_image": 4})
 _EXPERTS = {
     "num_experts": 4,
@@ -126,6 +127,14 @@ OUTER_MODELS = {
     "minicpmv4_6": (_text("qwen3_5_text", **HYBRID), _images()),
     "mistral3": (_MISTRAL, _PIXTRAL),
     "pp_chart2table": (_QWEN2, {"vision_config": SEGMENTS}),
+    "qwen2_5_vl": (
+        _text("qwen2_5_vl_text", rope_parameters=_MROPE),
+        {"vision_config": QWEN_IMAGES | {"out_hidden_size": 64}},
+    ),
+    "qwen2_vl": (
+        _text("qwen2_vl_text", rope_parameters=_MROPE),
+        {"vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64}},
+    ),
     "qwen2_audio": (_QWEN2, {"audio_config": FORMER_SOUNDS}),
     "qwen3_5": (_text("qwen3_5_text", **HYBRID), {"vision_config": QWEN_IMAGES}),
     "qwen3_5_moe": (
@@ -133,6 +142,14 @@ OUTER_MODELS = {
         {"vision_config": QWEN_IMAGES},
     ),
     "qwen3_asr": (_QWEN3, {"audio_config": FORMER_SOUNDS | {"output_dim": 64}}),
+    "qwen3_vl": (
+        _text("qwen3_vl_text", head_dim=16, rope_parameters=_MROPE),
+        {"vision_config": QWEN_IMAGES | {"deepstack_visual_indexes": [0]}},
+    ),
+    "qwen3_vl_moe": (
+        _text("qwen3_vl_moe_text", head_dim=16, rope_parameters=_MROPE, **_EXPERTS),
+        {"vision_config": QWEN_IMAGES | {"deepstack_visual_indexes": [0]}},
+    ),
     "shieldgemma2": _GEMMA_3,
     "smolvlm": (_LLAMA, _images("smolvlm_vision")),
     "video_llama_3": (_QWEN2, _images()),

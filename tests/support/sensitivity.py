@@ -84,6 +84,7 @@ REFUSED = {
     "gptj": "unsupported model architecture: 'gptj'",
     "bitnet-b1.58": "unknown model architecture: 'bitnet-b1.58'",
     "gte": "unknown model architecture: 'gte'",
+    "olmo_hybrid": "unknown model architecture: 'olmo_hybrid'",
     "mpnet": "unknown model architecture: 'mpnet'",
     "helium": "unknown model architecture: 'helium'",
     "opt": "unknown model architecture: 'opt'",

@@ -108,7 +108,7 @@ LAYERED = (
 #: Families with states of fixed size in some of their layers.
 HYBRIDS = (
     *("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "lfm3"),
-    *("mamba2", "nemotron_h", "nemotron_h_moe", "qwen35"),
+    *("jamba", "mamba", "mamba2", "nemotron_h", "nemotron_h_moe", "olmo_hybrid", "qwen35"),
 )
 #: Families whose feed-forward networks are experts.
 MIXTURES = {
@@ -237,6 +237,19 @@ MAMBA2 = {
     "ssm.state_size": 32,
     "ssm.time_step_rank": 8,
 }
+MAMBA1 = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 512,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 16,
+}
+OLMO_HYBRID = {
+    "ssm.conv_kernel": 4,
+    "ssm.group_count": 4,
+    "ssm.inner_size": 256,
+    "ssm.state_size": 32,
+    "ssm.time_step_rank": 4,
+}
 DELTA_NET = {
     "full_attention_interval": 2,
     "rope.dimension_count": 16,
@@ -283,7 +296,11 @@ def metadata(architecture, **more):
     if architecture == "nemotron_h_moe":
         keys |= EXPERTS | {"expert_shared_feed_forward_length": 256, "moe_latent_size": 256}
         keys |= {"expert_weights_norm": True, "expert_weights_scale": 2.5} | more
-    if architecture in ("granitehybrid", "lfm2", "lfm2moe", "lfm3"):
+    if architecture in ("jamba", "mamba"):
+        keys = MAMBA1 | keys
+    if architecture == "olmo_hybrid":
+        keys = OLMO_HYBRID | keys
+    if architecture in ("granitehybrid", "jamba", "lfm2", "lfm2moe", "lfm3", "olmo_hybrid"):
         kv_heads = [2 * (layer % 2) for layer in range(keys["block_count"])]
         keys["attention.head_count_kv"] = kv_heads
     if architecture == "nanbeige":
