@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from bitnet.base.findings import Finding
-from bitnet.families.blocks import DeltaNet, LatentAttention, Mamba2, State
+from bitnet.families.blocks import DeltaNet, LatentAttention, Mamba1, Mamba2, State
 from bitnet.families.family import WINDOWS, of_gguf
 from bitnet.families.heads import INNER
 from bitnet.quants.ternary import SHORTEST_ROW
@@ -168,9 +168,12 @@ def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Text
     elif isinstance(mixer, LatentAttention) and mixer.eps != eps:
         deviation = f"normalizes latents of {kind} models with the epsilon of other norms, "
         yield _EVERY, f"{deviation}{eps:g}, instead of {mixer.eps:g}"
-    elif isinstance(mixer, Mamba2):
-        if mixer.norm_groups and mixer.norm_first:
+    elif isinstance(mixer, Mamba1 | Mamba2):
+        if isinstance(mixer, Mamba2) and mixer.norm_groups and mixer.norm_first:
             yield _EVERY, f"gates the states of {kind} models before their norm"
+        if isinstance(mixer, Mamba1) and mixer.norms and mixer.eps != eps:
+            deviation = f"normalizes steps of {kind} models with the epsilon of other norms, "
+            yield _EVERY, f"{deviation}{eps:g}, instead of {mixer.eps:g}"
         if engine.wide_states and mixer.width != 2 * config.dim:
             deviation = (
                 f"does not load {kind} models whose states are not twice as wide as the model: "

@@ -33,6 +33,7 @@ Activation = Literal[
     "silu",
     "gelu",
     "gelu_quick",
+    "softplus",
     "gelu_tanh",
     "relu_squared",
     "relu",
@@ -162,8 +163,10 @@ class Attention:
     biased: bool = False  # query, key and value must have biases; otherwise they may
     # ``attn_q`` has a gate behind each head, whose sigmoid multiplies the result
     gated: bool = False
-    # the sigmoid of a product with a matrix of its own, ``attn_gate``, multiplies the result
-    own_gate: bool = False
+    # the sigmoid of a product with a matrix of its own, ``attn_gate``, multiplies the result: its
+    # numbers, or its heads
+    own_gate: Literal["", "numbers", "heads"] = ""
+    gate_activation: Activation = "sigmoid"  # instead of that sigmoid
     sub_norm: bool = False  # there is a norm before the output projection
     clamp: float = 0.0  # largest size of queries, keys and values behind their product; 0: any
     # largest power of the slopes by which scores fall with the distance (ALiBi); 0: they do not

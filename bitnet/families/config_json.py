@@ -412,7 +412,7 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     local: dict[str, Any] = {}
     if family.layered_rope:
-        parameters, local = _split_by_attention(config)
+        parameters, local = _split_by_attention(config, family)
     parameters = {
         key: value for key, value in _in_one_word(parameters).items() if value is not None
     }
@@ -432,7 +432,7 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
     return {"rope.freq_base": base, "rope.dimension_count": dims, **local, **scaled}, tensors
 
 
-def _split_by_attention(config: Config) -> tuple[Config, dict[str, Any]]:
+def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[str, Any]]:
     """Parameters of layers with full attention, and the RoPE base of the others."""
     nested = config.get("rope_parameters") or {}
     full = _in_one_word(nested.get("full_attention") or {})
@@ -446,7 +446,9 @@ def _split_by_attention(config: Config) -> tuple[Config, dict[str, Any]]:
     rest = {
         name: value
         for name, value in local.items()
-        if name not in _EVERYWHERE and value is not None
+        if name not in _EVERYWHERE
+        and value is not None
+        and not (name == "partial_rotary_factor" and family.partial_rotation)
     }
     check(rest, {}, below=f"{key}.")
     candidates = (

@@ -179,7 +179,8 @@ KINDS: dict[str, Kind] = {
         _FACTOR,
         "attention_in_multiplier attention_multiplier attention_out_multiplier "
         "embedding_multiplier key_multiplier lm_head_multiplier logit_scale residual_multiplier "
-        "route_scale router_scaling_factor routed_scaling_factor scale_depth scale_emb "
+        "moe_routed_scaling_factor route_scale router_scaling_factor routed_scaling_factor "
+        "scale_depth scale_emb "
         "ssm_in_multiplier ssm_out_multiplier",
     ),
     **_of(_POSITIVE, "logits_scaling query_pre_attn_scalar rope_ratio"),
@@ -204,7 +205,7 @@ KINDS: dict[str, Kind] = {
     ),
     **_of(_TEXTS, "architectures layer_types layers_block_type lora_adaptations mlp_layer_types"),
     **_of(_NUMBERS, "layer_rope_theta mlp_multipliers ssm_multipliers"),
-    **_of(_INTEGERS, "full_attn_idxs no_rope_layers"),
+    **_of(_INTEGERS, "full_attn_idxs no_rope_layers num_attention_heads_per_layer"),
     **_of(_TABLE, "attn_config rope_parameters rope_scaling"),
     **_of(
         Kind("a text", _is_text),

@@ -45,7 +45,7 @@ def _afmoe(keys: Keys) -> ModelConfig:
         period=_PERIOD,
         qk_norm="head",
         fused=is_fused(keys),
-        own_gate=True,
+        own_gate="numbers",
         each=rotate_but_last(_PERIOD),
         mixture=experts_by_groups(keys, corrected=True),
     )
@@ -101,6 +101,7 @@ _LFM3_KINDS = {"full_attention": False, "sliding_attention": True, "conv": False
 def _lfm3(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     is_gated = any(name.endswith(".attn_gate.weight") for name in keys.weights)
+    own_gate = "numbers" if is_gated else ""
     has_norms = "blk.0.post_attention_norm.weight" in keys.weights
     norms = AROUND if has_norms else (("attn_norm", ""), ("ffn_norm", ""))
     convolution = ShortConvolution(model_sizes.dim, keys.integer("shortconv.l_cache"))
@@ -115,7 +116,7 @@ def _lfm3(keys: Keys) -> ModelConfig:
         if not count:
             blocks.append(usual_block(convolution, network, norms=norms))
             continue
-        usual = attention(keys, model_sizes.dim, kv_heads=count, qk_norm="head", own_gate=is_gated)
+        usual = attention(keys, model_sizes.dim, kv_heads=count, qk_norm="head", own_gate=own_gate)
         mixer = rotate(layer, replace(usual, window=window))
         blocks.append(usual_block(mixer, network, norms=norms))
     return model_of(keys, model_sizes, blocks, final_norm="token_embd_norm")

@@ -27,7 +27,7 @@ _KINDS = {
     "minimax_01",
     "attention in chunks, which is not computed": "llama4 llama4_text",
     "a gate for each head or column of the attention with weights of its own, which is not "
-    "computed": "laguna muse_glimmer spark2_5 step35",
+    "computed": "muse_glimmer step35",
     "two stacks of blocks that run in turns on two streams (HRM), which are not put together "
     "here": "hrm_text",
     "blocks of several residual streams (AltUp), which are not computed": "gemma3n gemma3n_text",

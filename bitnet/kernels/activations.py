@@ -53,4 +53,5 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "identity": lambda x: x,
     "gelu": _gelu,
     "gelu_quick": lambda x: x * sigmoid(x * x.dtype.type(1.702)),
+    "softplus": lambda x: np.logaddexp(x.dtype.type(0), x),
 }

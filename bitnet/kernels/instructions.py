@@ -371,7 +371,8 @@ class Attend:
 class Gate:
     """``out = activation(gate) * up``; it is neither of the others, which may be one register.
 
-    Without *up* it is the activation alone.
+    Without *up* it is the activation alone. A narrower *gate* has a number for each group of
+    columns.
 
     Two forms clamp both. With ``g = min(gate, 7)`` and ``u = clamp(up, -7, 7)``::
 
@@ -387,6 +388,8 @@ class Gate:
     def run(self, on: Pass) -> None:
         gate = on.registers[self.gate]
         up = np.ones_like(gate) if self.up is None else on.registers[self.up]
+        if self.gate.width < self.out.width:
+            gate = np.repeat(gate, self.out.width // self.gate.width, axis=1)
         if self.activation in ("silu_clamped", "swiglu_oai"):
             gate = np.minimum(gate, _LIMIT)
             up = np.clip(up, -_LIMIT, _LIMIT)

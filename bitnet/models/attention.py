@@ -17,7 +17,8 @@ def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Re
     """Attention of heads to keys and values of their own or of an attention before."""
     q, k, v, gate = _projections(write, mixer, h)
     if mixer.own_gate:
-        gate = write.linear(h, "attn_gate", mixer.heads * mixer.head_dim)
+        width = mixer.head_dim if mixer.own_gate == "numbers" else 1
+        gate = write.linear(h, "attn_gate", mixer.heads * width)
     if mixer.clamp and k is not None and v is not None:
         q, k, v = (write.clamp(x, mixer.clamp) for x in (q, k, v))
     q, k, v = _prepare(write, mixer, q, k, v)
@@ -42,7 +43,7 @@ def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Re
     if mixer.shared_cache is None:
         write.select_outputs()
     if gate is not None:
-        mixed = write.gate(gate, mixed, "sigmoid")
+        mixed = write.gate(gate, mixed, mixer.gate_activation)
     if mixer.sub_norm:
         mixed = write.norm(mixed, "attn_sub_norm")
         write.mark("attn_sub_norm", mixed)

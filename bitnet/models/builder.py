@@ -216,8 +216,11 @@ class Builder(ValueWriter):
         return scaled
 
     def gate(self, gate: Register, up: Register | None, activation: Activation) -> Register:
-        """``activation(gate) * up``, or the activation alone."""
-        out = self.value(gate.width)
+        """``activation(gate) * up``, or the activation alone.
+
+        A narrower *gate* has a number for each group of columns.
+        """
+        out = self.value(gate.width if up is None else up.width)
         self.append(Gate(out, gate, up, activation))
         return out
 

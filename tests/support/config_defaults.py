@@ -52,7 +52,8 @@ def _of_instance(kind, declared):
     except Exception:  # noqa: BLE001 - classes that need arguments have what they declare
         return {name: declared[name] for name in _OF_AN_INSTANCE if name in declared}
     rope = getattr(made, "rope_parameters", None)
-    values = {"tie_word_embeddings": made.tie_word_embeddings}
+    tied = getattr(made, "tie_word_embeddings", None)  # parts of some models lack it
+    values = {} if tied is None else {"tie_word_embeddings": tied}
     for name in ("rope_theta", "partial_rotary_factor"):
         if isinstance(rope, dict) and name in rope:
             values[name] = rope[name]
@@ -86,7 +87,8 @@ def read_defaults(keys_by_type):
         values = declared | _of_instance(kind, declared)
         if outer is not kind:
             tied = _of_instance(outer, _declared(outer)).get("tie_word_embeddings")
-            values["tie_word_embeddings"] = values["tie_word_embeddings"] if tied is None else tied
+            if tied is not None:
+                values["tie_word_embeddings"] = tied
         wanted = sorted({*keys} - _NOT_OF_A_CLASS)
         defaults = {key: values[key] for key in wanted if key in values and _is_plain(values[key])}
         pairs = [pair for pair in kind.attribute_map.items() if {*pair} <= {*keys}]

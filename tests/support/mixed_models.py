@@ -25,6 +25,29 @@ FALCON_H1 = {
     "embedding_multiplier": 3.0,
     "lm_head_multiplier": 0.3,
 }
+LAGUNA = {
+    "head_dim": 16,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "moe_intermediate_size": 48,
+    "moe_routed_scaling_factor": 2.5,
+    "num_attention_heads_per_layer": [4, 8, 6],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "default",
+            "rope_theta": 5e5,
+            "partial_rotary_factor": 0.5,
+        },
+        "sliding_attention": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 1.0,
+        },
+    },
+    "shared_expert_intermediate_size": 40,
+    "sliding_window": 6,
+}
 JAMBA = {
     "attn_layer_offset": 1,
     "attn_layer_period": 3,
@@ -177,6 +200,11 @@ MIXED = {
     "granitemoe-swa": (
         "GraniteMoeSWA",
         {**SWA, "num_experts_per_tok": 2, "num_local_experts": 6, "shared_intermediate_size": 40},
+    ),
+    "laguna": ("Laguna", LAGUNA),
+    "laguna-gates-of-numbers": (
+        "Laguna",
+        {**LAGUNA, "gating": "per-element", "attention_bias": True},
     ),
     "mamba": ("Mamba", {"state_size": 8, "time_step_rank": 6}),
     "mamba-biases": (

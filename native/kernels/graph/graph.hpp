@@ -178,6 +178,7 @@ private:
     void add_whole(PassFunction function);
     void product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                  const std::vector<const float*>& biases);
+    void gate_groups(int out, int g, int up, Gate kind);
     void products(int x, int experts, const std::vector<int>& outs,
                   const std::vector<std::vector<Matrix>>& matrices,
                   const std::vector<const float*>& biases, bool apart);

@@ -336,14 +336,39 @@ void Graph::gate(const Operands& operands) {
     const std::vector<int> ups = regs(operands, "up");
     const Gate kind = gate_of(operands.text("activation"));
     const int up = ups.empty() ? g : ups[0];
-    require(width(out) == width(g) && width(out) == width(up) && out != g && out != up,
+    require(width(out) == width(up) && width(g) > 0 && width(out) % width(g) == 0 && out != g &&
+                out != up,
             "widths differ");
+    if (width(g) < width(out)) {
+        gate_groups(out, g, up, kind);
+        return;
+    }
     if (ups.empty()) ones_.emplace_back(size_t(width(out)), 1.0f);
     const float* ones = ups.empty() ? ones_.back().data() : nullptr;
     add_row(
         [=](Pass& pass, int64_t row) {
             active().gate(kind, at(pass, g, row), ones ? ones : at(pass, up, row), width(out),
                           at(pass, out, row));
+        },
+        [](Pass&) { count_call(Op::gate); });
+}
+
+// A number of *g* for each group of columns of *up*.
+void Graph::gate_groups(int out, int g, int up, Gate kind) {
+    const int64_t groups = width(g), columns = width(out) / groups;
+    ones_.emplace_back(size_t(columns), 1.0f);
+    const float* ones = ones_.back().data();
+    add_row(
+        [=](Pass& pass, int64_t row) {
+            const float* gates = at(pass, g, row);
+            const float* from = at(pass, up, row);
+            float* to = at(pass, out, row);
+            for (int64_t group = 0; group < groups; ++group) {
+                float factor = 0.0f;
+                active().gate(kind, gates + group, ones, 1, &factor);
+                for (int64_t i = group * columns; i < (group + 1) * columns; ++i)
+                    to[i] = factor * from[i];
+            }
         },
         [](Pass&) { count_call(Op::gate); });
 }

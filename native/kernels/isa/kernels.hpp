@@ -198,7 +198,8 @@ enum class Gate : int {
     swiglu_oai,
     identity,
     gelu,
-    gelu_quick
+    gelu_quick,
+    softplus
 };
 
 struct RopeArgs {

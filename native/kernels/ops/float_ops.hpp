@@ -124,6 +124,8 @@ inline void map_pairs(const float* __restrict a, const float* __restrict b, int6
     for (int64_t i = 0; i < n; ++i) out[i] = value(a[i], b[i]);
 }
 
+inline double softplus(double x) { return x > 40 ? x : std::log1p(std::exp(x)); }
+
 inline void gate(Gate kind, const float* gates, const float* ups, int64_t n, float* out) {
     const auto each = [&](auto value) { map_pairs(gates, ups, n, out, value); };
     const auto clamped = [&](float slope, float more) {
@@ -153,6 +155,8 @@ inline void gate(Gate kind, const float* gates, const float* ups, int64_t n, flo
             return each([](float g, float u) { return g * u; });
         case Gate::sigmoid:
             return each([](float g, float u) { return u / (1.0f + exp_fast(-g)); });
+        case Gate::softplus:
+            return each([](float g, float u) { return float(softplus(double(g))) * u; });
         case Gate::silu_clamped:
             return clamped(1.0f, 0.0f);
         case Gate::swiglu_oai:

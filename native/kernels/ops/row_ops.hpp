@@ -107,8 +107,6 @@ inline void normalize(const float* x, int64_t n, double scale, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] * by;
 }
 
-inline double softplus(double x) { return x > 40 ? x : std::log1p(std::exp(x)); }
-
 [[maybe_unused]] void convolve(const ConvolveArgs& a, int64_t c0, int64_t c1) {
     const int64_t before = a.width - 1;
     const auto input = [&](int64_t t) {

@@ -1,0 +1,160 @@
+"""Families with a gate for each head of the attention: Spark-X2.5 and Laguna.
+
+Layers with a window have a position embedding of their own, of other dimensions and not scaled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from bitnet.families.blocks import Attention, FeedForward
+from bitnet.families.dense import (
+    WINDOW_CONFIG,
+    ModelConfig,
+    dense,
+    is_fused,
+    model_of,
+    per_layer,
+    read_windows,
+    sizes,
+    usual_block,
+    window_pattern,
+)
+from bitnet.families.experts import (
+    EXPERT_CONFIG,
+    GROUPED_KEYS,
+    experts,
+    group_routing,
+    leading_dense_layers,
+)
+from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
+from bitnet.families.keys import Config, Keys, neutral, read, reads
+from bitnet.families.rope import rope_from, without_scaling
+
+if TYPE_CHECKING:
+    from bitnet.families.rope import Rope
+
+_PERIOD = 4  # layers, the first of which has no window, if no key says which have
+_OWN_ROPE = reads("rope.dimension_count_swa rope.freq_base_swa")
+
+
+def _local(keys: Keys, rope: Rope) -> Rope:
+    """Position embedding of layers with a window, where others have *rope*."""
+    return without_scaling(
+        rope,
+        theta=keys.number("rope.freq_base_swa", rope.theta),
+        dims=keys.integer("rope.dimension_count_swa", rope.dims),
+    )
+
+
+def _spark(keys: Keys) -> ModelConfig:
+    def rotate(_layer: int, usual: Attention) -> Attention:
+        if not usual.window or usual.rope is None:
+            return usual
+        return replace(usual, rope=_local(keys, usual.rope))
+
+    return dense(
+        keys,
+        fused=is_fused(keys),
+        own_gate="heads",
+        ffn={"activation": "gelu_tanh"},
+        each=rotate,
+    )
+
+
+register(
+    title="Spark-X2.5",
+    architecture="spark2_5",
+    model_types=(),
+    gguf_keys=_OWN_ROPE,
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), ignores=()),
+    decoder=_spark,
+)
+
+
+def _laguna(keys: Keys) -> ModelConfig:
+    model_sizes = sizes(keys)
+    layers = model_sizes.layers
+    heads = per_layer(keys, "attention.head_count", layers)
+    kv_heads = per_layer(keys, "attention.head_count_kv", layers)
+    head_dim = keys.integer("attention.key_length")
+    window = keys.integer("attention.sliding_window", 0)
+    windows = read_windows(keys, layers, period=_PERIOD, window=window, last=False)
+    rope = rope_from(keys, head_dim)
+    local = _local(keys, rope)
+    network = FeedForward(model_sizes.ffn)
+    mixture = experts(
+        keys,
+        routing=group_routing(keys) | {"corrected": True},
+        shared=keys.integer("expert_shared_feed_forward_length"),
+    )
+    first = keys.integer("leading_dense_block_count")
+    blocks = []
+    for layer in range(layers):
+        mixer = Attention(
+            heads[layer],
+            kv_heads[layer],
+            head_dim,
+            local if windows[layer] else rope,
+            max(head_dim, 1) ** -0.5,
+            window=windows[layer],
+            qk_norm="head",
+            own_gate=_gate_of(keys, layer, heads[layer]),
+            gate_activation="softplus",
+        )
+        blocks.append(usual_block(mixer, network if layer < first else mixture))
+    return model_of(keys, model_sizes, blocks)
+
+
+def _gate_of(keys: Keys, layer: int, heads: int) -> Literal["numbers", "heads"]:
+    """A gate of each number or of each head, by the rows of its matrix."""
+    matrix = keys.weights.get(f"blk.{layer}.attn_gate.weight")
+    is_of_heads = matrix is None or matrix.shape[0] == heads
+    return "heads" if is_of_heads else "numbers"
+
+
+def _laguna_keys(config: Config) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
+    window = config["sliding_window"] or 0
+    pattern = window_pattern(config, window) or [False] * layers
+    heads = config.get("num_attention_heads_per_layer")
+    table = config.get("rope_parameters") or {}
+    share = (table.get("sliding_attention") or {}).get("partial_rotary_factor", 1.0)
+    return {
+        "attention.head_count": heads or [config["num_attention_heads"]] * layers,
+        "attention.sliding_window": window if any(pattern) else 0,
+        "attention.sliding_window_pattern": pattern,
+        "expert_gating_func": 2,
+        "expert_weights_norm": True,
+        "expert_weights_scale": float(config["moe_routed_scaling_factor"]),
+        "leading_dense_block_count": leading_dense_layers(config, 1),
+        "rope.dimension_count_swa": int(config["head_dim"] * share),
+    }
+
+
+register(
+    title="Laguna",
+    architecture="laguna",
+    config_keys={
+        **EXPERT_CONFIG,
+        **WINDOW_CONFIG,
+        **reads("mlp_layer_types moe_intermediate_size num_attention_heads_per_layer"),
+        **reads("shared_expert_intermediate_size"),
+        "gating": neutral(None, True, "per-head", "per-element", note="the tensors say which"),
+        "moe_apply_router_weight_on_input": neutral(None, False),
+        "moe_routed_scaling_factor": read("factor on the weights of experts"),
+        "moe_router_logit_softcapping": neutral(None, 0),
+    },
+    gguf_keys={**GROUPED_KEYS, **_OWN_ROPE, **reads("expert_shared_feed_forward_length")},
+    tensors={
+        "self_attn.g_proj": "attn_gate",
+        "mlp.experts.e_score_correction_bias": "exp_probs_b.bias",
+    },
+    biases={"attention_bias": ATTENTION},
+    layered_rope=True,
+    partial_rotation=True,
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", "exp_probs_b.bias", *BIASES), ignores=()),
+    translate=_laguna_keys,
+    decoder=_laguna,
+)
