@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.state_mixers import DeltaNet as DeltaNet
+from bitnet.families.state_mixers import KimiDelta as KimiDelta
 from bitnet.families.state_mixers import Mamba1 as Mamba1
 from bitnet.families.state_mixers import Mamba2 as Mamba2
 from bitnet.families.state_mixers import ShortConvolution as ShortConvolution
@@ -228,6 +229,7 @@ class LatentAttention:
     scale: float  # factor on scores, at most 200
     query_rank: int  # width of the queries' latent; 0: they are a product of the input
     eps: float  # epsilon of the norms of latents
+    rotates: bool = True  # the dimensions of *rope* are rotated
     growth: float = 0.0  # of the query scale with the position, 0: none
     growth_length: int = 1  # positions between two steps of that growth
 
@@ -259,6 +261,7 @@ Mixer: TypeAlias = (
     | DeltaNet
     | Experts
     | FeedForward
+    | KimiDelta
     | LatentAttention
     | LayerInput
     | Mamba1
@@ -441,6 +444,10 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
                 mixer.heads % mixer.key_heads > 0,
                 f"key heads that do not divide the heads ({heads})",
             )
+        case KimiDelta():
+            sizes = mixer.heads, mixer.head_dim, kernel
+            yield min(sizes) < 1, f"linear attention without heads {sizes}"
+            yield max(sizes) > LARGEST_HEAD, f"linear attention of {max(sizes):,} dimensions"
         case Mamba1():
             sizes = mixer.width, mixer.state_size, mixer.step_rank, kernel
             yield min(sizes) < 1, f"a state-space model of nothing {sizes}"

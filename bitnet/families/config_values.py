@@ -142,6 +142,7 @@ KINDS: dict[str, Kind] = {
         "attention_head_dim block_multiple_of conv_L_cache conv_kernel hidden_size kv_lora_rank "
         "linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads "
         "linear_value_head_dim mamba_d_conv mamba_d_state mamba_expand mamba_head_dim "
+        "linear_head_dim linear_num_heads "
         "mamba_n_groups mamba_n_heads mamba_num_heads n_groups no_rope_layer_interval "
         "num_attention_heads qk_nope_head_dim qk_rope_head_dim ssm_state_size "
         "v_head_dim dim_model_base full_attention_interval block_ff_dim n_embd n_head dim "
@@ -206,7 +207,7 @@ KINDS: dict[str, Kind] = {
     **_of(_TEXTS, "architectures layer_types layers_block_type lora_adaptations mlp_layer_types"),
     **_of(_NUMBERS, "layer_rope_theta mlp_multipliers ssm_multipliers"),
     **_of(_INTEGERS, "full_attn_idxs no_rope_layers num_attention_heads_per_layer"),
-    **_of(_TABLE, "attn_config rope_parameters rope_scaling"),
+    **_of(_TABLE, "attn_config linear_attn_config rope_parameters rope_scaling"),
     **_of(
         Kind("a text", _is_text),
         "activation activation_function afn classifier_pooling hidden_activation "

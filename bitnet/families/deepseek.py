@@ -38,14 +38,15 @@ def _decoder(keys: Keys) -> ModelConfig:
         is_glm = model_sizes.vocab_size == _GLM_TOKENS and model_sizes.layers in _GLM_LAYERS
         default: Gating = "sigmoid" if is_glm else "softmax"
         network = experts_by_groups(keys, default=default)
-    mixer = _attention(keys, model_sizes.layers)
+    mixer = latent_attention(keys, model_sizes.layers)
     networks = (usual if layer < first else network for layer in range(model_sizes.layers))
     return model_of(
         keys, model_sizes, (usual_block(mixer, layer_network) for layer_network in networks)
     )
 
 
-def _attention(keys: Keys, layers: int) -> LatentAttention:
+def latent_attention(keys: Keys, layers: int) -> LatentAttention:
+    """Attention over latents, as all of these families read its keys, in a model of *layers*."""
     if keys.value("attention.key_length_mla", None) is None:
         raise Unsupported(
             f"{keys.path.name}: attn_kv_b is one matrix of keys and values, and there is no "
@@ -97,7 +98,8 @@ def _scaling_refusal(keys: Keys, scaling: str, why: str) -> Unsupported:
     return value_refusal(keys, "rope.scaling.type", scaling, why)
 
 
-def _translate(config: Config) -> dict[str, Any]:
+def latent_keys(config: Config) -> dict[str, Any]:
+    """Keys of attention over latents and of experts by groups."""
     if config.get("num_key_value_heads") not in (None, config["num_attention_heads"]):
         raise ValueError("num_key_value_heads is not num_attention_heads")
     latent = config["kv_lora_rank"]
@@ -118,7 +120,7 @@ def _translate(config: Config) -> dict[str, Any]:
 def _translate_glm(config: Config) -> dict[str, Any]:
     """The same with a list of layers without experts, all of which are at the beginning."""
     first = leading_dense_layers(config, 1)
-    return _translate(config) | {"leading_dense_block_count": first}
+    return latent_keys(config) | {"leading_dense_block_count": first}
 
 
 def _yarn(rope: Config, table: str) -> dict[str, Any]:
@@ -165,7 +167,7 @@ _LATENT = Family(
     rope_style="interleaved",
     gguf_rope_style="interleaved",
     llama_cpp=LlamaCppSupport(tensors=("output.weight", "exp_probs_b.bias")),
-    translate=_translate,
+    translate=latent_keys,
     decoder=_decoder,
 )
 register_variant(
@@ -198,7 +200,7 @@ def _translate_v2(config: Config) -> dict[str, Any]:
     if config["topk_method"] not in (None, "greedy") and (config["n_group"] or 1) > 1:
         why = "groups are chosen by the sum of their two best experts only"
         raise refusal("topk_method", config["topk_method"], why)
-    return _translate({**config, "n_group": 1, "topk_group": 1}) | {
+    return latent_keys({**config, "n_group": 1, "topk_group": 1}) | {
         "expert_gating_func": 1,
         "expert_weights_norm": False,
     }
@@ -227,14 +229,14 @@ register_variant(
 
 def _dense_latents(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
-    mixer = _attention(keys, 0)
+    mixer = latent_attention(keys, 0)
     return model_of(
         keys, model_sizes, [usual_block(mixer, FeedForward(model_sizes.ffn))] * model_sizes.layers
     )
 
 
 def _translate_dense(config: Config) -> dict[str, Any]:
-    keys = _translate({**config, "n_group": 1, "topk_group": 1})
+    keys = latent_keys({**config, "n_group": 1, "topk_group": 1})
     return {key: value for key, value in keys.items() if not key.startswith("expert_")}
 
 
@@ -259,7 +261,7 @@ _YOUTU = register(
 
 def _minicpm3(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
-    mixer = _attention(keys, 0)
+    mixer = latent_attention(keys, 0)
     residual = keys.number("residual_scale")
     block = usual_block(mixer, FeedForward(model_sizes.ffn), scale=residual)
     return model_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,11 +85,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _values(_config: Config) -> Values:
-    squeeze = partial(np.squeeze, axis=1)
-    return {
-        "ssm_a": lambda logarithms: -np.exp(logarithms),
-        **{f"ssm_conv1d_{part}.weight": squeeze for part in "qkv"},
-    }
+    return {"ssm_a": lambda logarithms: -np.exp(logarithms)}
 
 
 register(

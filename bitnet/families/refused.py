@@ -10,8 +10,9 @@ _KINDS = {
     "an encoder whose queries and keys have parts for positions of their own, which are not "
     "computed": "deberta deberta_v2",
     "a diffusion language model, which does not write token by token": "dream llada llada_moe rnd1",
-    "a recurrent model (RWKV), whose decays of each channel follow the token and are not "
-    "computed": "rwkv rwkv6 rwkv6qwen2 rwkv7 arwkv7",
+    "a recurrent model (RWKV), which mixes the input of a token with that of the one before, and "
+    "removes from its state along another key than it writes, which is not computed": "rwkv rwkv6 "
+    "rwkv6qwen2 rwkv7 arwkv7",
     "a recurrent model, whose state is not computed": "recurrent_gemma xlstm",
     "a mixture of the first Mamba and attention whose blocks are not put together here": "zamba "
     "plamo2",
@@ -21,8 +22,8 @@ _KINDS = {
     "deepseek_v32 axk2 deepseek4 deepseek_v4 glm_dsa glm_moe_dsa glm5_next minimax_m3 "
     "minimax_m3_vl_text dots3note dots3_note dots3_note_text hy_v4 qwen4exp qwen4_exp "
     "qwen4_exp_text",
-    "linear attention with a gate for each channel (KDA), which is not computed": "kimi_linear "
-    "kimi_k3 bailingmoe3 bailing_hybrid",
+    "linear attention with a decay for each channel (KDA) in blocks that are not put together "
+    "here": "kimi_k3 bailingmoe3 bailing_hybrid",
     "linear attention without a delta rule (Lightning), which is not computed": "minimax "
     "minimax_01",
     "attention in chunks, which is not computed": "llama4 llama4_text",

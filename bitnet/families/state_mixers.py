@@ -110,3 +110,22 @@ class Mamba1:
     def cache(self) -> State:
         """The last inputs of the convolution, and the states of all channels."""
         return State((self.kernel - 1 + self.state_size) * self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class KimiDelta:
+    """Linear attention whose decays are numbers of each row of a state (arXiv:2510.26692)."""
+
+    heads: int  # of queries, keys and values, each with a square matrix
+    head_dim: int  # width of a head, and of what decays and gates are made of
+    kernel: int  # positions of the convolutions of queries, keys and values
+
+    @property
+    def width(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def cache(self) -> State:
+        """The last inputs of the convolutions, and the matrices."""
+        return State((3 * (self.kernel - 1) + self.head_dim) * self.width)

@@ -167,8 +167,9 @@ def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale:
     latent, k_turned = write.split(latent_and_key, mixer.latent, turning)  # (T, L), (T, R)
     latent = write.norm(latent, "attn_kv_a_norm", eps=mixer.eps)
     write.mark("kv_cmpr", latent)
-    q_turned = write.rotate(q_turned, mixer.rope, turning)
-    k_turned = write.rotate(k_turned, mixer.rope, turning)
+    if mixer.rotates:
+        q_turned = write.rotate(q_turned, mixer.rope, turning)
+        k_turned = write.rotate(k_turned, mixer.rope, turning)
 
     every = write.enumerate(heads)
     q_latent = write.by_head(q_plain, every, "attn_k_b", heads * mixer.latent)  # (T, H L)

@@ -334,12 +334,10 @@ class Builder(ValueWriter):
 
         Its weights may be tensors of *parts* of the columns, whose names end so.
         """
-        widths = {name: x.width}
-        if parts:
-            widths = {f"{name}_{part}": width for part, width in parts.items()}
-        weights = tuple(
-            self.vector(f"{whole}.weight", (width, kernel)) for whole, width in widths.items()
-        )
+        shapes = {name: (x.width, kernel)}
+        if parts:  # whose tensors have an axis more
+            shapes = {f"{name}_{part}": (width, 1, kernel) for part, width in parts.items()}
+        weights = tuple(self.vector(f"{whole}.weight", shape) for whole, shape in shapes.items())
         bias = f"{self.block}{name}.bias"
         self.layout.optional[bias] = (x.width,)
         mixed = self.value(x.width)
@@ -360,7 +358,8 @@ class Builder(ValueWriter):
         strength: float = 1.0,
     ) -> Register:
         """Values that *q* reads from a matrix per head, into which *k* writes *v*."""
-        a = self.vector("ssm_a", (beta.width,))
+        heads = beta.width
+        a = self.vector("ssm_a", (heads,) if alpha.width == heads else (heads, 1))
         dt = self.vector("ssm_dt.bias", (alpha.width,))
         read = self.value(v.width)
         step = DeltaRule(read, q, k, v, alpha, beta, a, dt, cache, key_heads, grouped, strength)

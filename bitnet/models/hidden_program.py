@@ -19,6 +19,7 @@ from bitnet.families.blocks import (
     DeltaNet,
     Experts,
     FeedForward,
+    KimiDelta,
     LatentAttention,
     LayerInput,
     Mamba1,
@@ -30,7 +31,7 @@ from bitnet.families.blocks import (
 from bitnet.models.attention import attention, latent_attention
 from bitnet.models.builder import Builder
 from bitnet.models.networks import experts, feed_forward, layer_input, layer_inputs, router
-from bitnet.models.recurrent import delta_net, mamba1, mamba2, short_convolution
+from bitnet.models.recurrent import delta_net, kimi_delta, mamba1, mamba2, short_convolution
 from bitnet.models.registers import allocate
 
 if TYPE_CHECKING:
@@ -241,6 +242,8 @@ class _Decoder:
                 return latent_attention(write, mixer, h, scale)
             case DeltaNet():
                 return delta_net(write, mixer, h, scale)
+            case KimiDelta():
+                return kimi_delta(write, mixer, h, scale)
             case Mamba1():
                 return mamba1(write, mixer, h, scale)
             case Mamba2():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bitnet.families.blocks import DeltaNet, Mamba1, Mamba2, ShortConvolution
+    from bitnet.families.blocks import DeltaNet, KimiDelta, Mamba1, Mamba2, ShortConvolution
     from bitnet.kernels.program import Register
     from bitnet.models.builder import Builder
 
@@ -72,6 +72,41 @@ def _needs_neighbours(write: Builder, mixer: DeltaNet) -> bool:
     if basis is None or not basis.grouped or mixer.grouped:
         return False
     return write.is_in_basis(f"{write.block}ssm_out.weight")
+
+
+def kimi_delta(write: Builder, mixer: KimiDelta, h: Register, scale: float) -> Register:
+    """Linear attention of H heads of D dimensions, each of whose rows has a decay."""
+    width = mixer.width
+    low = mixer.head_dim
+    q, k, v, beta, decays, gates = write.linears(
+        h,
+        *((f"attn_{part}", width) for part in "qkv"),
+        ("ssm_beta", mixer.heads),
+        ("ssm_f_a", low),
+        ("ssm_g_a", low),
+    )
+    write.mark("beta", beta)
+    cache = write.next_cache()
+    mixed = write.convolve(
+        write.join(q, k, v),
+        "ssm_conv1d",
+        mixer.kernel,
+        cache=cache,
+        silu=True,
+        parts=dict.fromkeys("qkv", width),
+    )
+    q, k, v = write.split(mixed, width, width, width)
+    alpha = write.linear(decays, "ssm_f_b", width)  # (T, H D)
+    write.mark("alpha", alpha)
+    read = write.delta_rule(  # (T, H D)
+        q, k, v, alpha=alpha, beta=beta, cache=cache, key_heads=mixer.heads, grouped=True
+    )
+    write.mark("attn_output", read)
+    write.select_outputs()
+    gate = write.linear(gates, "ssm_g_b", width)
+    gated = write.gate(gate, write.norm(read, "ssm_norm", low), "sigmoid")
+    write.mark("kda_gated", gated)
+    return write.linear(gated, "attn_output", write.decoder.dim, scale=scale)  # (T, dim)
 
 
 def short_convolution(

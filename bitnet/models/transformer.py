@@ -380,6 +380,16 @@ def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
         if right_shape is None:
             if name not in _READ_ELSEWHERE and not name.startswith(expected.decoder.left_out):
                 yield f"{checkpoint.tensor_name(name, usual_name)} {weight.shape} is unexpected"
-        elif weight.shape != right_shape and (1, *weight.shape) != right_shape:
+        elif not _fits(weight.shape, right_shape, is_vector=name in expected.vectors):
             own = checkpoint.tensor_name(name, usual_name)
             yield f"{own} has shape {weight.shape}, expected {right_shape}"
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[int, ...], *, is_vector: bool) -> bool:
+    """True if a tensor of *shape* can be read as the *expected* one.
+
+    Axes of length 1 change nothing where it is used number by number.
+    """
+    if is_vector:
+        return [n for n in shape if n != 1] == [n for n in expected if n != 1]
+    return expected in (shape, (1, *shape))

@@ -25,6 +25,21 @@ FALCON_H1 = {
     "embedding_multiplier": 3.0,
     "lm_head_multiplier": 0.3,
 }
+KIMI_LINEAR = {
+    "kv_lora_rank": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 4,
+    "num_local_experts": 6,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
 LAGUNA = {
     "head_dim": 16,
     "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
@@ -201,6 +216,7 @@ MIXED = {
         "GraniteMoeSWA",
         {**SWA, "num_experts_per_tok": 2, "num_local_experts": 6, "shared_intermediate_size": 40},
     ),
+    "kimi-linear": ("KimiLinear", KIMI_LINEAR),
     "laguna": ("Laguna", LAGUNA),
     "laguna-gates-of-numbers": (
         "Laguna",

@@ -73,6 +73,7 @@ FAMILIES = (
     "refact",
     "seed_oss",
     "smollm3",
+    "spark2_5",
     "stablelm",
     "starcoder",
     "starcoder2",
@@ -103,12 +104,22 @@ UNGATED = (
 )
 #: Families whose layers differ in shape.
 LAYERED = (
-    *("axk1", "deepseek2", "gemma4", "granite_swa", "minicpm3", "mistral4", "openelm", "youtu"),
+    *("axk1", "deepseek2", "gemma4", "granite_swa", "laguna", "minicpm3", "mistral4", "openelm"),
+    "youtu",
 )
 #: Families with states of fixed size in some of their layers.
 HYBRIDS = (
     *("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "lfm3"),
-    *("jamba", "mamba", "mamba2", "nemotron_h", "nemotron_h_moe", "olmo_hybrid", "qwen35"),
+    *(
+        "jamba",
+        "kimi-linear",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "olmo_hybrid",
+        "qwen35",
+    ),
 )
 #: Families whose feed-forward networks are experts.
 MIXTURES = {
@@ -237,6 +248,33 @@ MAMBA2 = {
     "ssm.state_size": 32,
     "ssm.time_step_rank": 8,
 }
+LAGUNA = EXPERTS | {
+    "attention.head_count": [8, 4],
+    "attention.head_count_kv": [2, 2],
+    "attention.key_length": 64,
+    "attention.sliding_window": 4,
+    "attention.sliding_window_pattern": [False, True],
+    "attention.value_length": 64,
+    "expert_gating_func": 2,
+    "expert_shared_feed_forward_length": 256,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 2.5,
+    "leading_dense_block_count": 1,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 64,
+    "rope.freq_base_swa": 5000.0,
+}
+KIMI_LINEAR = {
+    "attention.head_count_kv": [0, 1],
+    "attention.q_lora_rank": 0,
+    "expert_gating_func": 2,
+    "expert_shared_count": 1,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 2.5,
+    "kda.head_dim": 32,
+    "leading_dense_block_count": 1,
+    "ssm.conv_kernel": 4,
+}
 MAMBA1 = {
     "ssm.conv_kernel": 4,
     "ssm.inner_size": 512,
@@ -318,6 +356,14 @@ def metadata(architecture, **more):
     if architecture in ("minicpm3", "youtu"):
         latent = {key: value for key, value in LATENT.items() if key.startswith(("att", "rope"))}
         keys = KEYS | latent | more
+    if architecture == "spark2_5":
+        keys |= {"attention.sliding_window": 4, "attention.sliding_window_pattern": [True, False]}
+        keys |= {"rope.dimension_count": 32, "rope.dimension_count_swa": 64} | more
+        keys = {"rope.freq_base_swa": 5000.0} | keys
+    if architecture == "kimi-linear":
+        keys |= EXPERTS | LATENT | KIMI_LINEAR | more
+    if architecture == "laguna":
+        keys |= LAGUNA | more
     if architecture == "vaultgemma":
         keys = {"attention.scale": 0.1} | keys
     if architecture == "mistral4":  # queries grow within the context
