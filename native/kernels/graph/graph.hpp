@@ -199,7 +199,7 @@ private:
     std::vector<Stage> stages_;
     std::vector<Rotation> rotations_;
     std::vector<std::vector<Frequencies>> contexts_;
-    std::map<int, int64_t> numbers_;        // of experts, by the register of the chosen ones
+    std::map<int, int64_t> numbers_;          // of experts, by the register of the chosen ones
     std::vector<std::vector<float>> ones_;    // weights of norms without any
     std::vector<std::vector<float>> joined_;  // kernels of convolutions that are several tensors
 

@@ -31,7 +31,8 @@ void Graph::convolve(const Operands& operands) {
     FloatArray weight = weights[0];
     if (weights.size() > 1) {  // of neighbouring columns
         std::vector<float>& all = joined_.emplace_back();
-        for (const FloatArray& part : weights) all.insert(all.end(), part.data, part.data + part.size);
+        for (const FloatArray& part : weights)
+            all.insert(all.end(), part.data, part.data + part.size);
         weight = {all.data(), int64_t(all.size())};
     }
     ConvolveArgs same;

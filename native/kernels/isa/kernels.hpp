@@ -227,28 +227,28 @@ constexpr int64_t kLineFloats =
     16;  // channels of a cache line, which threads should not take from each other
 
 struct DeltaArgs {
-    const float *q = nullptr, *k = nullptr;         // (tokens, key_heads, key_dim)
-    const float* v = nullptr;                       // (tokens, heads, value_dim)
-    const float* alpha = nullptr;                   // (tokens, heads, decays)
-    const float* beta = nullptr;                    // (tokens, heads)
-    const float* a = nullptr;                       // (heads)
-    const float* dt = nullptr;                      // (heads, decays)
-    float* state = nullptr;                         // (heads, key_dim, value_dim)
-    float* out = nullptr;                           // as v
+    const float *q = nullptr, *k = nullptr;  // (tokens, key_heads, key_dim)
+    const float* v = nullptr;                // (tokens, heads, value_dim)
+    const float* alpha = nullptr;            // (tokens, heads, decays)
+    const float* beta = nullptr;             // (tokens, heads)
+    const float* a = nullptr;                // (heads)
+    const float* dt = nullptr;               // (heads, decays)
+    float* state = nullptr;                  // (heads, key_dim, value_dim)
+    float* out = nullptr;                    // as v
     int64_t tokens = 0, heads = 0, key_heads = 0, key_dim = 0, value_dim = 0;
-    int64_t decays = 1;      // of a state: one for all of it, or for each of its key_dim rows
-    float strength = 1.0f;   // factor on the sigmoid of beta
+    int64_t decays = 1;     // of a state: one for all of it, or for each of its key_dim rows
+    float strength = 1.0f;  // factor on the sigmoid of beta
     bool grouped = false;  // neighbouring heads share a key head; otherwise every key_heads-th does
 };
 
 struct ScanArgs {
-    const float* x = nullptr;                                    // (tokens, heads, head_dim)
-    const float *b = nullptr, *c = nullptr;                      // (tokens, groups, state_size)
-    const float* dt = nullptr;                                   // (tokens, heads)
-    const float* a = nullptr;                                    // (heads, decays)
-    const float *bias = nullptr, *skip = nullptr;                // (heads)
-    float* state = nullptr;                                      // (heads, state_size, head_dim)
-    float* out = nullptr;                                        // as x
+    const float* x = nullptr;                      // (tokens, heads, head_dim)
+    const float *b = nullptr, *c = nullptr;        // (tokens, groups, state_size)
+    const float* dt = nullptr;                     // (tokens, heads)
+    const float* a = nullptr;                      // (heads, decays)
+    const float *bias = nullptr, *skip = nullptr;  // (heads)
+    float* state = nullptr;                        // (heads, state_size, head_dim)
+    float* out = nullptr;                          // as x
     int64_t tokens = 0, heads = 0, head_dim = 0, groups = 0,
             state_size = 0;  // neighbouring heads share a group
     int64_t decays = 1;      // of a state: one for all of it, or for each of its state_size rows

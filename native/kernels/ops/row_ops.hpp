@@ -217,8 +217,8 @@ void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const
     float* state = args.state + head * size * dim;
     for (int64_t t = 0; t < args.tokens; ++t) {
         const int64_t value = (t * args.heads + head) * dim, key = (t * args.groups + group) * size;
-        const double step =
-            softplus(double(args.dt[t * args.heads + head]) + double(args.bias ? args.bias[head] : 0));
+        const double step = softplus(double(args.dt[t * args.heads + head]) +
+                                     double(args.bias ? args.bias[head] : 0));
         for (int64_t i = 0; i < decays; ++i)
             decay[i] = float(std::exp(double(args.a[head * decays + i]) * step));
         each_columns(dim, [&](auto count, int64_t j) {
