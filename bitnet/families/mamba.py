@@ -139,7 +139,7 @@ def _jamba(keys: Keys) -> ModelConfig:
     state = _mamba1(keys)
     network = FeedForward(model_sizes.ffn)
 
-    def block(layer: int, heads: int) -> tuple[Branch, ...]:
+    def make_block(layer: int, heads: int) -> tuple[Branch, ...]:
         mixer: Mixer = state
         if heads:
             mixer = attention(keys, model_sizes.dim, kv_heads=heads, rope=None)
@@ -148,7 +148,7 @@ def _jamba(keys: Keys) -> ModelConfig:
         routing = {"renormalised": False}
         return usual_block(mixer, experts(keys, width=model_sizes.ffn, routing=routing))
 
-    return model_of(keys, model_sizes, [block(*each) for each in enumerate(kv_heads)])
+    return model_of(keys, model_sizes, [make_block(*each) for each in enumerate(kv_heads)])
 
 
 def _jamba_keys(config: Config) -> dict[str, Any]:
