@@ -173,7 +173,7 @@ def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Text
             yield _EVERY, f"gates the states of {kind} models before their norm"
         if isinstance(mixer, Mamba1) and mixer.norms and mixer.eps != eps:
             deviation = f"normalizes steps of {kind} models with the epsilon of other norms, "
-            yield _EVERY, f"{deviation}{eps:g}, instead of {mixer.eps:g}"
+            yield _LLAMA_CPP, f"{deviation}{eps:g}, instead of {mixer.eps:g}"
         if engine.wide_states and mixer.width != 2 * config.dim:
             deviation = (
                 f"does not load {kind} models whose states are not twice as wide as the model: "

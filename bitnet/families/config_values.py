@@ -166,7 +166,7 @@ KINDS: dict[str, Kind] = {
         "num_local_experts num_nextn_predict_layers q_lora_rank shared_intermediate_size "
         "top_k_experts n_inner word_embed_proj_dim ffn_hidden_size num_kv_heads "
         "num_ln_in_parallel_attn multi_query_group_num padded_vocab_size "
-        "moe_every_n_layers prefix_dense_intermediate_size",
+        "moe_every_n_layers num_expert_group num_experts_per_token prefix_dense_intermediate_size",
     ),
     **_of(_or_null(_SIZE), "n_group topk_group"),
     "moe_layer_end_index": _integer(-1, MAX_LAYERS),
@@ -201,7 +201,7 @@ KINDS: dict[str, Kind] = {
         "use_sliding_window use_parallel_residual use_qkv_bias qk_layernorm alibi bias "
         "multi_query new_decoder_architecture parallel_attn lm_head_bias "
         "add_bias_linear add_qkv_bias multi_query_attention mup_enabled qkv_bias scale_embedding "
-        "mlp_fc1_bias mlp_fc2_bias qkv_proj_bias "
+        "linear_allow_neg_eigval mlp_fc1_bias mlp_fc2_bias moe_renormalize qkv_proj_bias "
         "use_post_norm",
     ),
     **_of(_TEXTS, "architectures layer_types layers_block_type lora_adaptations mlp_layer_types"),

@@ -68,7 +68,8 @@ def _mamba_keys(config: Config) -> dict[str, Any]:
         "attention.head_count_kv": 0,
         "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
         "feed_forward_length": 0,
-        "ssm.inner_size": int(config["expand"] * config["hidden_size"]),
+        "ssm.inner_size": config.get("intermediate_size")
+        or int(config["expand"] * config["hidden_size"]),
         "ssm.time_step_rank": _step_rank(config, "time_step_rank"),
     }
 
