@@ -279,7 +279,7 @@ MAMBA1 = {
     "ssm.conv_kernel": 4,
     "ssm.inner_size": 512,
     "ssm.state_size": 16,
-    "ssm.time_step_rank": 16,
+    "ssm.time_step_rank": 256,
 }
 OLMO_HYBRID = {
     "ssm.conv_kernel": 4,
