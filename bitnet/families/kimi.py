@@ -128,6 +128,12 @@ register(
         "self_attn.dt_bias": "ssm_dt.bias",
         "self_attn.o_norm": "ssm_norm",
         "block_sparse_moe.gate.e_score_correction_bias": "exp_probs_b.bias",
+        # transformers writes networks without experts under this name, too
+        **{
+            f"{module}.{part}_proj": f"ffn_{part}"
+            for module in ("mlp", "block_sparse_moe")
+            for part in ("gate", "up", "down")
+        },
         **{
             f"block_sparse_moe.shared_experts.{part}_proj": f"ffn_{part}_shexp"
             for part in ("gate", "up", "down")

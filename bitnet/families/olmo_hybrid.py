@@ -111,7 +111,7 @@ register(
     tensors={
         "attention_layer_norm": "attn_norm",
         "feedforward_layer_norm": "ffn_norm",
-        **{f"linear_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+        **{f"linear_attn.{part}_proj": f"ssm_{part}" for part in "qkv"},
         **{f"linear_attn.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
         "linear_attn.a_proj": "ssm_alpha",
         "linear_attn.b_proj": "ssm_beta",

@@ -20,7 +20,7 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
     if mixer.apart:
         *apart, z, alpha, beta = write.linears(
             h,
-            *((f"attn_{part}", width) for part, width in parts.items()),
+            *((f"ssm_{part}", width) for part, width in parts.items()),
             ("attn_gate", values),
             ("ssm_alpha", heads),
             ("ssm_beta", heads),

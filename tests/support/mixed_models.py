@@ -77,7 +77,8 @@ JAMBA = {
 OLMO_HYBRID = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
+    # As wide as keys: transformers 5.24 saves a folder's convolutions in three equal parts.
+    "linear_value_head_dim": 16,
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 4,
 }
