@@ -7,19 +7,12 @@ images is left out of a folder, and is a file of its own beside a GGUF file.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from bitnet.families.dense import ModelConfig, dense_as_stored, sizes
-from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
+from bitnet.families.experts import EXPERT_KEYS, experts
 from bitnet.families.family import ATTENTION, BIASES, QKV, LlamaCppSupport, register
-from bitnet.families.keys import HARMLESS, Config, Keys, neutral, read, reads, refusal
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from bitnet.families.family import Values
+from bitnet.families.keys import HARMLESS, Config, Keys, neutral, read, refusal
 
 _SECTIONS = {
     # Of coordinates, which are equal. Pairs in none of the first three are those of the first, as
@@ -45,15 +38,6 @@ def _qwen_vl_keys(config: Config) -> dict[str, Any]:
         width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         sections = [width // 4, width // 4, 0]
     return {"rope.dimension_sections": [*map(int, sections), 0]}
-
-
-def _turn_experts(_config: Config) -> Values:
-    """Matrices of experts are stored transposed."""
-
-    def turn(matrices: NDArray[Any]) -> NDArray[Any]:
-        return np.ascontiguousarray(matrices.swapaxes(1, 2))
-
-    return {"ffn_gate_up_exps.weight": turn, "ffn_down_exps.weight": turn}
 
 
 def _qwen3_experts(keys: Keys) -> ModelConfig:
@@ -98,20 +82,7 @@ register(
 register(
     title="Qwen 3-VL with experts, its text",
     architecture="qwen3vlmoe",
-    model_types=("qwen3_vl_moe", "qwen3_vl_moe_text"),
-    config_keys={
-        **EXPERT_CONFIG,
-        **reads("moe_intermediate_size"),
-        "decoder_sparse_step": neutral(None, 1),
-        "layer_types": read("no layer may have a window"),
-        "mlp_only_layers": neutral(None),
-        "norm_topk_prob": neutral(None, True),
-    },
-    rope_parameters=_ROPE_OF_IMAGES,
-    rope_scalings=("mrope",),
-    biases={"attention_bias": ATTENTION},
-    orders=_turn_experts,
-    translate=_qwen_vl_keys,
+    model_types=(),
     gguf_keys=_SECTIONS | EXPERT_KEYS,
     decoder=_qwen3_experts,
 )
