@@ -55,8 +55,8 @@ SAME_TEXT: dict[str, Mapping[str, Any]] = {
 }
 #: Types that are known, and why their text is another one.
 _OTHER_TEXT = {
-    "qwen3_vl_moe": "the matrices of its experts are stored transposed, which is not read; its GGUF "
-    "files are",
+    "qwen3_vl_moe": "the matrices of its experts are stored transposed, which is not read; its "
+    "GGUF files are",
     "paligemma": "its prompt attends in both directions, which is not computed",
     "aya_vision": "versions of transformers differ: 4.51 scales its logits as its text model does, "
     "4.57 and later do not",
