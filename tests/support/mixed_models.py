@@ -38,6 +38,7 @@ KIMI_LINEAR = {
     "num_local_experts": 6,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
+    "rms_norm_eps": 1e-6,
     "v_head_dim": 16,
 }
 LAGUNA = {
