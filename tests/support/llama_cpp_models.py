@@ -166,7 +166,7 @@ OWN_HEADS = (
         "orion",
         "phi2",
     ),
-    *("jais", "plamo", "qwen", "stablelm", "xverse", *MIXTURES),
+    *("jais", "kimi-linear", "plamo", "qwen", "stablelm", "xverse", *MIXTURES),
 )
 
 
