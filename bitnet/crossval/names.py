@@ -143,7 +143,7 @@ def _sources_behind(
     elif isinstance(step, Norm) and step.weight and not step.weight.endswith(_ROUTER_NORM):
         yield step.out, WeightSource(step.bias or step.weight, scales.get(step.weight, 1.0))
     elif isinstance(step, Convolve):
-        yield step.out, WeightSource(step.bias or step.weight, then=_SILU if step.silu else "")
+        yield step.out, WeightSource(step.bias or step.weights[0], then=_SILU if step.silu else "")
     elif isinstance(step, Rotate) and step.x in sources:
         yield step.out, replace(sources[step.x], then=_ROTATION)
     elif isinstance(step, Split) and step.x in sources:

@@ -445,13 +445,13 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
                 f"key heads that do not divide the heads ({heads})",
             )
         case KimiDelta():
-            sizes = mixer.heads, mixer.head_dim, kernel
-            yield min(sizes) < 1, f"linear attention without heads {sizes}"
-            yield max(sizes) > LARGEST_HEAD, f"linear attention of {max(sizes):,} dimensions"
+            square = mixer.heads, mixer.head_dim, kernel
+            yield min(square) < 1, f"linear attention without heads {square}"
+            yield max(square) > LARGEST_HEAD, f"linear attention of {max(square):,} dimensions"
         case Mamba1():
-            sizes = mixer.width, mixer.state_size, mixer.step_rank, kernel
-            yield min(sizes) < 1, f"a state-space model of nothing {sizes}"
-            yield max(sizes[1:]) > LARGEST_HEAD, f"a state-space model of {max(sizes):,} dimensions"
+            widths = mixer.state_size, mixer.step_rank, kernel
+            yield min(mixer.width, *widths) < 1, f"a state-space model of nothing {widths}"
+            yield max(widths) > LARGEST_HEAD, f"a state-space model of {max(widths):,} dimensions"
         case Mamba2():
             sizes = mixer.heads, mixer.head_dim, mixer.groups, mixer.state_size, kernel
             heads = f"{mixer.heads} heads of {mixer.head_dim}, {mixer.groups} groups"

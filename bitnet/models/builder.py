@@ -334,7 +334,7 @@ class Builder(ValueWriter):
 
         Its weights may be tensors of *parts* of the columns, whose names end so.
         """
-        shapes = {name: (x.width, kernel)}
+        shapes: dict[str, tuple[int, ...]] = {name: (x.width, kernel)}
         if parts:  # whose tensors have an axis more
             shapes = {f"{name}_{part}": (width, 1, kernel) for part, width in parts.items()}
         weights = tuple(self.vector(f"{whole}.weight", shape) for whole, shape in shapes.items())

@@ -77,7 +77,7 @@ def layout(decoder: ModelConfig) -> Layout:
     return writer.write.layout
 
 
-def _names_of(mixer: Mixer, branch: Branch) -> tuple[str, str]:
+def _names_of(mixer: Mixer | Sum, branch: Branch) -> tuple[str, str]:
     """Names in a trace of the result and the input of *mixer*; empty for what has none there."""
     if isinstance(mixer, Sum):
         return "ffn_out", ""
@@ -232,7 +232,7 @@ class _Decoder:
         write.mark("ffn_moe_combined", total)
         return total
 
-    def _mix(self, mixer: Mixer, h: Register, x: Register, scale: float) -> Register:
+    def _mix(self, mixer: Mixer | Sum, h: Register, x: Register, scale: float) -> Register:
         """*mixer* of *h* times *scale*; *x* is the stream, which some routers read."""
         write = self.write
         match mixer:
