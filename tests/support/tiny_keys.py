@@ -265,7 +265,6 @@ LAGUNA = EXPERTS | {
     "rope.freq_base_swa": 5000.0,
 }
 KIMI_LINEAR = {
-    "attention.head_count_kv": [0, 1],
     "attention.q_lora_rank": 0,
     "expert_gating_func": 2,
     "expert_shared_count": 1,
@@ -362,6 +361,7 @@ def metadata(architecture, **more):
         keys = {"rope.freq_base_swa": 5000.0} | keys
     if architecture == "kimi-linear":
         keys |= EXPERTS | LATENT | KIMI_LINEAR | more
+        keys["attention.head_count_kv"] = [layer % 2 for layer in range(keys["block_count"])]
     if architecture == "laguna":
         keys |= LAGUNA | more
     if architecture == "vaultgemma":
