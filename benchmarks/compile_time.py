@@ -26,7 +26,7 @@ def compile_unit(command: list[str]) -> int:
     """Exit code of the compiler *command*, whose processor time is appended to the log."""
     code = subprocess.run(command, check=False).returncode
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    source = next((word for word in command if word.endswith((".cpp", ".c"))), "")
+    source = next((word for word in command if word.endswith((".cpp", ".cxx"))), "")
     entry = {"unit": Path(source).name, "cpu_s": usage.ru_utime + usage.ru_stime}
     with open(os.environ[LOG], "a", encoding="utf-8") as log:
         log.write(json.dumps(entry) + "\n")

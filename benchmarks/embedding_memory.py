@@ -25,7 +25,8 @@ def peak(model: Path, count: int, folder: Path) -> tuple[float, float]:
     output = folder / f"{count}.npy"
     command = [sys.executable, "-m", "bitnet", "embed", model, "--input", texts, "--output", output]
     started = time.perf_counter()
-    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
+    silent = subprocess.DEVNULL
+    process = subprocess.Popen(list(map(str, command)), stdout=silent, stderr=silent)
     _, status, usage = os.wait4(process.pid, 0)
     if status or len(np.load(output, mmap_mode="r")) != count:
         raise SystemExit(f"{command} failed")

@@ -19,6 +19,7 @@ import numpy as np
 import bitnet
 
 SHORTEST = 80  # characters of a section; shorter ones say little
+TOKENS = 512  # of a text, the most that BERT reads; the rest of a section is left out
 
 
 def sections():
@@ -60,6 +61,7 @@ def main():
     reference = None
     for path in options.models:
         with bitnet.load(path) as model:
+            model.text_limit = TOKENS
             both = model.embed([*queries, *documents])
         reference = both if reference is None else reference
         at = places(both[: len(queries)], both[len(queries) :])
