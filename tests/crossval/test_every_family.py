@@ -12,14 +12,17 @@ import pytest
 from asked_here import share_this_process
 from llama_cpp_models import IDS, written
 from sensitivity import (
+    ENCODINGS,
     LIMITS,
     OTHERWISE,
     OURS,
     READ_BY_IK,
     REFUSED,
+    TERNARY,
     THEIRS,
     assert_only_right_passes,
     faults,
+    names_of,
     of_llama_cpp,
     of_ours,
 )
@@ -37,6 +40,7 @@ from bitnet.crossval.operations import (
 )
 from bitnet.crossval.references import IkLlamaCpp, choose, references_for
 from bitnet.crossval.trace import Prompt, Question
+from bitnet.families.family import families
 from bitnet.kernels.program import Mark
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import config_from, load_model
@@ -180,3 +184,23 @@ def test_every_bound_has_its_margin_in_the_measured_table():
     table = json.loads(TABLE.read_text())
     assert table["bounds"] == {kind: bound._asdict() for kind, bound in LIMITS.items()}
     assert list(faults(table)) == []
+
+
+def test_the_table_has_every_family_of_ours_in_every_encoding():
+    """A family that is registered is measured; other engines have no model that is gone."""
+    measured = json.loads(TABLE.read_text())["measured"]
+    for title, row in measured.items():
+        engine, encoding = title.split()
+        assert len(row["models"]) == len(row["families"]) == len(set(row["models"])), title
+        if engine == "transformers":  # whose list needs torch
+            continue
+        expected = set(names_of(engine, encoding))
+        assert set(row["models"]) <= expected, title
+        if engine != "llama.cpp":
+            assert set(row["models"]) == expected, title
+    assert {*ENCODINGS, *TERNARY} == {
+        title.split()[1] for title in measured if title.startswith("bitnet ")
+    }
+    for family in families():
+        if family.in_gguf:
+            assert family.architecture in measured["bitnet F32"]["models"], family.title
