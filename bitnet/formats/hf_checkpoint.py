@@ -31,7 +31,7 @@ from bitnet.formats.expert_tensors import (
 )
 from bitnet.formats.mlx_folders import MLX_KEYS, mlx_bits, repack
 from bitnet.formats.other_folders import ADAPTER
-from bitnet.formats.quantized_folders import refuse_other_quantization, unpack_quantized
+from bitnet.formats.quantized_folders import find_quantization, unpack_quantized
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
@@ -76,7 +76,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     if bits_of_mlx is not None:
         stored = repack(stored, bits_of_mlx)
         config = {key: outer[key] for key in outer if key not in MLX_KEYS}
-    refuse_other_quantization(files, config, stored)
+    config = find_quantization(files, config, stored)
     stored, config = unpack_quantized(stored, config, folder.name)
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
     tensors, names = _rename(stored, description, folder)
@@ -244,8 +244,8 @@ def _same(first: Weight, second: Weight) -> bool:
     return same_form and np.array_equal(first.data, second.data)
 
 
-def _check_tensors(tensors: Mapping[str, Weight], description: Description, folder: Path) -> None:
-    """Check head, vocabulary and biases against ``config.json``."""
+def _check_tensors(tensors: dict[str, Weight], description: Description, folder: Path) -> None:
+    """Check head, vocabulary and biases against ``config.json``; needless biases are removed."""
     embedding = tensors.get("token_embd.weight")
     needs_head = not description.tied and not description.headless
     if needs_head and "output.weight" not in tensors and embedding is not None:
@@ -279,6 +279,9 @@ def _check_tensors(tensors: Mapping[str, Weight], description: Description, fold
     there = {f"{part}.bias" for part in matrices if f"{part}.bias" in tensors}
     there -= {name for name in there if _number_of_layer(name) >= layers}  # nothing has them
     for name in sorted(expected ^ there):
+        if name not in expected and not registry.dequantize(tensors[name]).any():
+            del tensors[name]  # auto-gptq gave every layer a bias, of zeros where it had none
+            continue
         matrix = name.removesuffix(".bias")
         own_name = f"{tensors[f'{matrix}.weight'].name.removesuffix('.weight')}.bias"
         key = keys_of.get(matrix.rpartition(".")[2], "")

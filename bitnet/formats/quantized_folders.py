@@ -11,6 +11,7 @@ first read.
 compressed-tensors  integers of 8 bits or packed ones of up to 8, and 8-bit floats, by vLLM's
                     ``compressed_tensors``
 bitsandbytes        4 bits (``nf4``, ``fp4``), an index into 16 numbers, by ``bitsandbytes``
+GPTQ, AWQ           integers less zero points, by ``gptqmodel``; see ``gptq_folders.py``
 ==================  =============================================================================
 """
 
@@ -26,32 +27,38 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.keys import COMPARE, HARMLESS, Rule, check, neutral, read
+from bitnet.formats.gptq_folders import unpack_awq, unpack_gptq
 from bitnet.formats.scale_grids import ScaleGrid
-from bitnet.quants import registry, types
-from bitnet.quants.weight import Deferred, Weight
+from bitnet.formats.stored_numbers import (
+    BELOW,
+    DTYPES,
+    HINT,
+    KEY,
+    defer,
+    read_floats,
+    read_integers,
+    unlike,
+    unpack_codes,
+)
+from bitnet.quants import types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import Inventory
-    from bitnet.quants.types import QuantType
+    from bitnet.quants.weight import Weight
 
 logger = logging.getLogger(__name__)
 
-KEY = "quantization_config"
-HINT = "fetch the model's folder of plain weights, or a GGUF file of it: bitnet search qwen3"
-_BELOW = f"{KEY}."
 #: Methods whose weights are not read, and their names for users.
 _NOT_READ = {
     "aqlm": "AQLM",
     "auto-round": "AutoRound",
-    "awq": "AWQ",
     "eetq": "EETQ",
     "fbgemm_fp8": "FBGEMM",
     "fp_quant": "FP-Quant",
-    "gptq": "GPTQ",
     "higgs": "HIGGS",
     "hqq": "HQQ",
     "modelopt": "NVIDIA's ModelOpt",
@@ -110,24 +117,12 @@ _BITSANDBYTES_RULES: dict[str, Rule] = {
         HARMLESS,
     ),
 }
-# Files of AutoGPTQ, AutoAWQ and NVIDIA's ModelOpt.
-_OTHER_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_INTEGERS = {"I8": "i1", "U8": "u1", "I32": "<i4", "I64": "<i8"}
-
-
-def _numbers_of_float8() -> NDArray[np.float32]:
-    """The numbers of the 256 codes of ``float8_e4m3fn``; its two NaN are the codes of all ones."""
-    codes = np.arange(256)
-    exponents = codes >> 3 & 15
-    mantissas = codes & 7
-    normal = (8 + mantissas) * np.exp2(exponents - 10.0)
-    numbers = np.where(exponents > 0, normal, mantissas * 2.0**-9)
-    numbers = np.where(codes & 127 == 127, np.nan, numbers)
-    return np.where(codes & 128, -numbers, numbers).astype(np.float32)
-
-
-_FLOAT8 = _numbers_of_float8()
+_AUTO_GPTQ = "quantize_config.json"
+_AUTO_AWQ = "quant_config.json"
+# Files of libraries that describe the weights, the last of NVIDIA's ModelOpt.
+_OTHER_FILES = (_AUTO_GPTQ, _AUTO_AWQ, "hf_quant_config.json")
+_DEFAULTS_OF_AUTO_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": True}
+_NAMES_OF_AUTO_AWQ = {"w_bit": "bits", "q_group_size": "group_size"}
 
 
 def unpack_quantized(
@@ -146,16 +141,20 @@ def unpack_quantized(
     if method in _NOT_READ:
         raise Unsupported(
             f"{model}: its weights are quantized by {_NOT_READ[method]} "
-            f"({_BELOW}quant_method = {method!r}), which is not read",
+            f"({BELOW}quant_method = {method!r}), which is not read",
             hint=HINT,
         )
     if method == "fp8":
-        check(quantization, _FP8_RULES, model=model, below=_BELOW)
+        check(quantization, _FP8_RULES, model=model, below=BELOW)
         unpacked = _unpack_fp8(tensors, quantization, config, model)
     elif method == "compressed-tensors":
         unpacked = _unpack_compressed(tensors, quantization, model)
+    elif method == "gptq":
+        unpacked = unpack_gptq(tensors, quantization, config, model)
+    elif method == "awq":
+        unpacked = unpack_awq(tensors, quantization, config, model)
     elif method == "bitsandbytes":
-        check(quantization, _BITSANDBYTES_RULES, model=model, below=_BELOW)
+        check(quantization, _BITSANDBYTES_RULES, model=model, below=BELOW)
         unpacked = _unpack_bitsandbytes(tensors, model)
     else:
         return tensors, config
@@ -163,21 +162,32 @@ def unpack_quantized(
     return unpacked, {key: value for key, value in config.items() if key != KEY}
 
 
-def refuse_other_quantization(
-    files: Inventory, config: Mapping[str, Any], tensors: Mapping[str, Weight]
-) -> None:
-    """Refuse quantized *tensors* that another file than ``config.json`` describes."""
-    if KEY in config:
-        return
-    for name, tensor in tensors.items():
-        is_coded = name.endswith((".qweight", ".qzeros")) or tensor.quant.name.startswith("F8_")
-        described = [file for file in _OTHER_FILES if file in files]
-        if is_coded and described:
-            raise Unsupported(
-                f"{files.root.name}: its weights are quantized as {described[0]} says, which is "
-                f"not read, and config.json has no {KEY}",
-                hint=HINT,
-            )
+def find_quantization(
+    files: Inventory, config: dict[str, Any], tensors: Mapping[str, Weight]
+) -> dict[str, Any]:
+    """*config* with the ``quantization_config`` that a file of auto-gptq or AutoAWQ has instead.
+
+    Quantized *tensors* that a file of another library describes are refused.
+    """
+    has_codes = any(name.endswith((".qweight", ".qzeros")) for name in tensors)
+    has_floats = any(tensor.quant.name.startswith("F8_") for tensor in tensors.values())
+    described = [file for file in _OTHER_FILES if file in files]
+    if KEY in config or not described or not (has_codes or has_floats):
+        return config
+    name = described[0]
+    if name == _AUTO_GPTQ and has_codes:
+        own = {**_DEFAULTS_OF_AUTO_GPTQ, **files.json(name, dict)}
+    elif name == _AUTO_AWQ and has_codes:
+        own = files.json(name, dict)
+        own = {_NAMES_OF_AUTO_AWQ.get(key, key): value for key, value in own.items()}
+        own["quant_method"] = "awq"
+    else:
+        raise Unsupported(
+            f"{files.root.name}: its weights are quantized as {name} says, which is not read, and "
+            f"config.json has no {KEY}",
+            hint=HINT,
+        )
+    return {**config, KEY: own}
 
 
 def _unpack_fp8(
@@ -198,36 +208,23 @@ def _unpack_fp8(
             unpacked[name] = tensor
             continue
         if tensor.quant.name != "F8_E4M3" or len(tensor.shape) != 2:
-            raise _unlike(tensor, "8-bit floats (E4M3) of a matrix", model)
-        grid = ScaleGrid.of(_read_floats(scale, model), tensor.shape, name, model, block)
+            raise unlike(tensor, "8-bit floats (E4M3) of a matrix", model)
+        grid = ScaleGrid.of(read_floats(scale, model), tensor.shape, name, model, block)
         numbers = partial(_multiply, tensor, grid, model)
-        unpacked[name] = _defer(name, tensor.shape, types.by_name(dtype), numbers)
+        unpacked[name] = defer(name, tensor.shape, types.by_name(dtype), numbers)
     return unpacked
 
 
 def _multiply(codes: Weight, scales: ScaleGrid, model: str) -> NDArray[np.float32]:
     """The numbers of 8-bit floats, the *codes*, times their *scales*."""
-    return _read_floats(codes, model) * scales.spread()
-
-
-def _defer(
-    name: str, shape: tuple[int, ...], quant: QuantType, numbers: Callable[[], NDArray[np.float32]]
-) -> Weight:
-    """A weight *name* of *shape* in *quant*, whose *numbers* are computed when they are read."""
-
-    def encode() -> NDArray[np.uint8]:
-        return registry.quantize(name, numbers(), quant).data
-
-    size = quant.size_bytes(shape)
-    assert size is not None  # a plain type
-    return Weight(name, shape, quant, Deferred(encode, size))
+    return read_floats(codes, model) * scales.spread()
 
 
 def _unpack_compressed(
     tensors: Mapping[str, Weight], quantization: Mapping[str, Any], model: str
 ) -> dict[str, Weight]:
     """*tensors* with codes less their zero points times their scales, in the type of the scales."""
-    check(quantization, _COMPRESSED_RULES, model=model, below=_BELOW)
+    check(quantization, _COMPRESSED_RULES, model=model, below=BELOW)
     scheme = _only_scheme(quantization, model)
     unpacked = {}
     for name, tensor in tensors.items():
@@ -245,7 +242,7 @@ def _only_scheme(quantization: Mapping[str, Any], model: str) -> Mapping[str, An
     """The numbers of every matrix, as ``config_groups`` states them."""
     groups = quantization.get("config_groups")
     if not isinstance(groups, dict) or not groups:
-        raise InvalidFormat(f"{model}: {_BELOW}config_groups has no group", hint=COMPARE)
+        raise InvalidFormat(f"{model}: {BELOW}config_groups has no group", hint=COMPARE)
     schemes = [
         group.get("weights") if isinstance(group, dict) else None for group in groups.values()
     ]
@@ -254,13 +251,13 @@ def _only_scheme(quantization: Mapping[str, Any], model: str) -> Mapping[str, An
     scheme = schemes[0]
     if len(forms) > 1 or form not in _FORMATS or not all(each == scheme for each in schemes):
         raise Unsupported(
-            f"{model}: {_BELOW}format is {form!r} with {len(groups)} groups; of compressed-tensors "
+            f"{model}: {BELOW}format is {form!r} with {len(groups)} groups; of compressed-tensors "
             f"one kind of matrices is read, in a format of {', '.join(_FORMATS)}",
             hint=HINT,
         )
     if not isinstance(scheme, dict):
         raise Unsupported(f"{model}: only activations are quantized", hint=HINT)
-    check(scheme, _SCHEME_RULES, model=model, below=f"{_BELOW}config_groups.weights.")
+    check(scheme, _SCHEME_RULES, model=model, below=f"{BELOW}config_groups.weights.")
     return scheme
 
 
@@ -280,7 +277,7 @@ def _decompress(
             "is not read",
             hint=HINT,
         )
-    scales = _read_floats(scale, model)
+    scales = read_floats(scale, model)
     block = scheme.get("block_structure")
     grid_of_scales = ScaleGrid.of(scales, shape, stem, model, block)
     grid_of_zeros: ScaleGrid | None = None
@@ -294,7 +291,7 @@ def _decompress(
             values = values - grid_of_zeros.spread()
         return values * grid_of_scales.spread()
 
-    return _defer(f"{stem}.weight", shape, scale.quant, numbers)
+    return defer(f"{stem}.weight", shape, scale.quant, numbers)
 
 
 def _shape_of(
@@ -303,17 +300,17 @@ def _shape_of(
     """Shape of the matrix of *codes*, which is *whole* if they are packed."""
     expected = {"int": ("I8", "I32"), "float": ("F8_E4M3",)}.get(str(scheme.get("type")), ())
     if codes.quant.name not in expected or len(codes.shape) != 2:
-        raise _unlike(codes, f"codes of the type {scheme.get('type')!r}", model)
+        raise unlike(codes, f"codes of the type {scheme.get('type')!r}", model)
     if codes.quant.name != "I32":
         return codes.shape
     if whole is None:
         raise InvalidFormat(f"{model}: {codes.name} has no weight_shape", hint=COMPARE)
-    shape = tuple(map(int, _read_integers(whole, model).reshape(-1)))
+    shape = tuple(map(int, read_integers(whole, model).reshape(-1)))
     if len(shape) != 2:
-        raise _unlike(whole, "rows and columns", model)
+        raise unlike(whole, "rows and columns", model)
     words = -(-shape[-1] * _bits_of(scheme, model) // 32)
     if codes.shape != (shape[0], words):
-        raise _unlike(codes, f"{' x '.join(map(str, shape))} numbers", model)
+        raise unlike(codes, f"{' x '.join(map(str, shape))} numbers", model)
     return shape
 
 
@@ -322,8 +319,8 @@ def _codes_of(
 ) -> NDArray[np.float32]:
     """The numbers of the *codes* of a matrix of *shape*."""
     if codes.quant.name != "I32":
-        return _read_floats(codes, model)
-    packed = _read_integers(codes, model)
+        return read_floats(codes, model)
+    packed = read_integers(codes, model)
     return _unpack_words(packed, _bits_of(scheme, model), shape[1])
 
 
@@ -332,11 +329,11 @@ def _zeros_of(
 ) -> NDArray[np.float32]:
     """Zero points of the *shape* of the scales; packed ones are packed along rows."""
     if zero.quant.name != "I32" or zero.shape == shape:
-        return _read_floats(zero, model)
-    packed = _read_integers(zero, model).T
+        return read_floats(zero, model)
+    packed = read_integers(zero, model).T
     values = _unpack_words(packed, _bits_of(scheme, model), shape[0]).T
     if values.shape != shape:
-        raise _unlike(zero, f"zero points for scales of {shape}", model)
+        raise unlike(zero, f"zero points for scales of {shape}", model)
     return np.ascontiguousarray(values)
 
 
@@ -344,7 +341,7 @@ def _bits_of(scheme: Mapping[str, Any], model: str) -> int:
     bits = scheme.get("num_bits")
     if type(bits) is not int or bits not in (2, 4, 8):
         raise Unsupported(
-            f"{model}: {_BELOW}config_groups.weights.num_bits is {bits!r}; packed integers of 2, "
+            f"{model}: {BELOW}config_groups.weights.num_bits is {bits!r}; packed integers of 2, "
             "4 and 8 bits are read",
             hint=HINT,
         )
@@ -353,10 +350,8 @@ def _bits_of(scheme: Mapping[str, Any], model: str) -> int:
 
 def _unpack_words(words: NDArray[np.integer[Any]], bits: int, columns: int) -> NDArray[np.float32]:
     """Signed numbers of rows of 32-bit *words*, the first in the lowest *bits* of a word."""
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    codes = words.astype(np.int32).view(np.uint32)[..., None] >> shifts & np.uint32((1 << bits) - 1)
-    flat = codes.reshape(len(words), -1)[:, :columns]
-    numbers: NDArray[np.float32] = flat.astype(np.float32) - np.float32(1 << (bits - 1))
+    codes = unpack_codes(words, bits, columns)
+    numbers: NDArray[np.float32] = codes.astype(np.float32) - np.float32(1 << (bits - 1))
     return numbers
 
 
@@ -387,12 +382,12 @@ def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], mod
         facts = json.loads(state.data.tobytes())
         shape = tuple(map(int, facts["shape"]))
         block = int(facts["blocksize"])
-        dtype = _DTYPES[facts["dtype"]]
-        scales = _read_floats(tensors[f"{name}.absmax"], model)
-        table = _read_floats(tensors[f"{name}.quant_map"], model)
+        dtype = DTYPES[facts["dtype"]]
+        scales = read_floats(tensors[f"{name}.absmax"], model)
+        table = read_floats(tensors[f"{name}.quant_map"], model)
         if "nested_blocksize" in facts:
-            nested = _read_floats(tensors[f"{name}.nested_absmax"], model)
-            numbers = _read_floats(tensors[f"{name}.nested_quant_map"], model)
+            nested = read_floats(tensors[f"{name}.nested_absmax"], model)
+            numbers = read_floats(tensors[f"{name}.nested_quant_map"], model)
             factors = np.repeat(nested, int(facts["nested_blocksize"]))[: scales.size]
             scales = numbers[scales.astype(np.intp)] * factors
             scales += np.float32(facts["nested_offset"])
@@ -403,35 +398,16 @@ def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], mod
     count = math.prod(shape)
     pairs = codes.data.reshape(-1)
     if codes.quant.name != "U8" or table.shape != (16,) or pairs.size != -(-count // 2):
-        raise _unlike(codes, f"4-bit codes of {count:,} numbers", model)
+        raise unlike(codes, f"4-bit codes of {count:,} numbers", model)
     if block < 1 or scales.size != -(-count // block):
-        raise _unlike(codes, f"a scale for each {block} numbers", model)
+        raise unlike(codes, f"a scale for each {block} numbers", model)
 
     def decode() -> NDArray[np.float32]:
         flat = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[:count]
         values = table[flat] * np.repeat(scales.reshape(-1), block)[:count]
         return values.reshape(shape)
 
-    return _defer(name, shape, types.by_name(dtype), decode)
-
-
-def _read_floats(tensor: Weight, model: str) -> NDArray[np.float32]:
-    """The numbers of *tensor*, whatever plain type they have."""
-    if tensor.quant.name == "F8_E4M3":
-        numbers: NDArray[np.float32] = _FLOAT8[tensor.data]
-        return numbers.reshape(tensor.shape)
-    if tensor.quant.name in _INTEGERS:
-        return _read_integers(tensor, model).astype(np.float32)
-    if tensor.quant.name not in _DTYPES.values():
-        raise _unlike(tensor, "numbers", model)
-    return registry.dequantize(tensor)
-
-
-def _read_integers(tensor: Weight, model: str) -> NDArray[np.integer[Any]]:
-    if tensor.quant.name not in _INTEGERS:
-        raise _unlike(tensor, "integers", model)
-    numbers: NDArray[np.integer[Any]] = tensor.data.view(_INTEGERS[tensor.quant.name])
-    return numbers.reshape(tensor.shape)
+    return defer(name, shape, types.by_name(dtype), decode)
 
 
 def _dtype_of(config: Mapping[str, Any], model: str) -> str:
@@ -440,14 +416,6 @@ def _dtype_of(config: Mapping[str, Any], model: str) -> str:
     tables = (config, inner) if isinstance(inner, dict) else (config,)
     names = [table[key] for table in tables for key in ("dtype", "torch_dtype") if table.get(key)]
     name = names[0] if names else "bfloat16"
-    if name not in _DTYPES:
+    if name not in DTYPES:
         raise Unsupported(f"{model}: config.json: dtype is {name!r:.80}", hint=HINT)
-    return _DTYPES[name]
-
-
-def _unlike(tensor: Weight, expected: str, model: str) -> InvalidFormat:
-    return InvalidFormat(
-        f"{model}: {tensor.name} is {tensor.quant.name} of shape {tensor.shape}, expected "
-        f"{expected}",
-        hint=COMPARE,
-    )
+    return DTYPES[name]

@@ -103,7 +103,7 @@ def test_a_folder_around_a_model_names_the_model(tmp_path):
     assert str(folder) in raised.value.hint
 
 
-@pytest.mark.parametrize("name", ["quantize_config.json", "hf_quant_config.json"])
+@pytest.mark.parametrize("name", ["hf_quant_config.json"])
 def test_codes_that_only_another_file_describes_are_refused_by_it(name, tmp_path):
     folder = tiny_folder(tmp_path / "model", "llama")
     codes = {"model.layers.0.self_attn.q_proj.qweight": np.zeros((4, 4), "f4")}

@@ -183,7 +183,7 @@ REFUSED = {
         {},
         {"quantization_config": ONLINE | {"group_size": 64}},
     ),
-    "other-quantization": ("Llama", {}, {"quantization_config": {"quant_method": "gptq"}}),
+    "other-quantization": ("Llama", {}, {"quantization_config": {"quant_method": "hqq"}}),
     "norms-before-projections": (
         "BitNet",
         {},
@@ -271,7 +271,7 @@ def test_a_head_that_is_missing_is_not_taken_for_a_tied_one(tmp_path):
 def test_biases_the_configuration_does_not_speak_of_are_refused(tmp_path):
     make("Llama", {"attention_bias": True}, tmp_path)
     say(tmp_path, attention_bias=False)
-    with pytest.raises(InvalidFormat, match=r"and config\.json has none"):
+    with pytest.raises(InvalidFormat, match=r"bias is there, and attention_bias in config\.json"):
         open_checkpoint(tmp_path)
 
 
