@@ -3,6 +3,7 @@
 Its fast tokenizers keep the normalizer, the pre-tokenizer and the decoder of ``tokenizer.json``,
 where those of transformers 5 build steps of their own: a folder of Llama 2 gets other ids for texts
 with two spaces first, and one of DeepSeek-V3 no BOS. The model was trained with the former ones.
+The classes of encoders keep what the file cleans and puts around a text.
 The rules are those of 4.46.3 and 4.57.1, ``models/*/tokenization_*_fast.py``. Where they differ, a
 version between them is refused by the key. Decoded texts are those of transformers 5, which does
 not follow ``clean_up_tokenization_spaces`` for these models.
@@ -20,6 +21,19 @@ _NEW = 57
 
 _END = "<|endoftext|>"
 _THREE = ("bos_token", "eos_token", "unk_token")
+_OF_BERT = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+#: Keys that set options of a normalizer: name of the option, and value if the key is absent.
+NORMALIZER_KEYS = {
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,9 @@ class FormerClass:
     # ``add_prefix_space`` sets that of a ByteLevel pre-tokenizer: in both versions, or in ``new``
     # ones; in Llama's class it is an order to convert ``tokenizer.model``
     prefix_space: Literal["both", "new", "converts"] = "new"
+    # ``do_lower_case``, ``strip_accents`` and ``tokenize_chinese_chars`` set those of the file's
+    # normalizer, if it has them
+    sets_normalizer: bool = False
     minor: int = 0  # of the version that wrote the folder, 57 of 4.57.1
 
     def row(self) -> dict[str, Any]:
@@ -72,6 +89,14 @@ FORMER_CLASSES = {
     "GPT2Tokenizer": FormerClass(_all(_END, *_THREE), prefix_space="both"),
     "CodeGenTokenizer": FormerClass(_all(_END, *_THREE), prefix_space="both"),
     "Qwen2Tokenizer": FormerClass(_all(_END, "eos_token", "unk_token", "pad_token")),
+    **dict.fromkeys(
+        (
+            *("BertTokenizer", "ConvBertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
+            *("LayoutLMTokenizer", "LxmertTokenizer", "MobileBertTokenizer"),
+            "SqueezeBertTokenizer",
+        ),
+        FormerClass(_OF_BERT, sets_normalizer=True),
+    ),
 }
 
 

@@ -25,7 +25,12 @@ from bitnet.tokenizer.added_vocabulary import (
     plain_token,
     read_flags,
 )
-from bitnet.tokenizer.former_classes import FormerClass, former_class, template_processor
+from bitnet.tokenizer.former_classes import (
+    NORMALIZER_KEYS,
+    FormerClass,
+    former_class,
+    template_processor,
+)
 from bitnet.tokenizer.limits import refusal
 from bitnet.tokenizer.side_files import ROLES, read_token_text
 
@@ -159,7 +164,22 @@ class _Reading:
                 text = str(token["content"]) if token is not None and is_added else ""
                 around.append((text, self._id_of(text, vocabulary)) if text else None)
             document["post_processor"] = template_processor(*around)
+        if former.sets_normalizer:
+            document["normalizer"] = self._set_normalizer(document.get("normalizer"))
         return document
+
+    def _set_normalizer(self, normalizer: Any) -> dict[str, Any]:
+        """The *normalizer* of the file with the options that its side files name."""
+        if not isinstance(normalizer, dict):
+            raise self._refuse("tokenizer_class", self._class, "needs a normalizer")
+        options = {}
+        for key, (option, default) in NORMALIZER_KEYS.items():
+            value = self._config.get(key, default)
+            if not isinstance(value, bool) and not (value is None and option == "strip_accents"):
+                raise self._refuse(key, value, "is not true or false")
+            options[option] = value
+        stated = {option: normalizer.get(option, value) for option, value in options.items()}
+        return normalizer if stated == options else {**normalizer, **options}
 
     def _missing(self, vocabulary: AddedVocabulary) -> Iterator[Token]:
         """Tokens that transformers adds to *vocabulary*, in its order.

@@ -184,6 +184,33 @@ def test_bos_of_a_byte_level_llama_class_follows_the_version(tmp_path):
     assert load_tokenizer(path).encode("a")[0] == size
 
 
+@pytest.mark.parametrize("name", ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizerFast"])
+@pytest.mark.parametrize(
+    ("version", "keys", "ids"),
+    [
+        # transformers 4 keeps the post-processor of the file, none; 5 builds one.
+        ("4.46.3", {}, [5]),
+        ("4.57.1", {}, [5]),
+        ("4.57.1", {"do_lower_case": True}, [3]),
+        ("5.24.0", {"do_lower_case": False}, [1, 5, 2]),
+    ],
+)
+def test_an_encoders_class_of_transformers_4_sets_the_files_own_steps(
+    name, version, keys, ids, tmp_path
+):
+    named = {"tokenizer_class": name, "do_lower_case": False, **keys}
+    path = write(tmp_path, BERT, tokenizer_config=named, config={"transformers_version": version})
+    assert load_tokenizer(path).encode("Cafe") == ids
+
+
+@pytest.mark.parametrize("key", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_an_option_of_another_kind_is_refused_for_an_encoder(key, tmp_path):
+    named = {"tokenizer_class": "BertTokenizer", key: "yes"}
+    path = write(tmp_path, BERT, tokenizer_config=named, config={"transformers_version": "4.46.3"})
+    with pytest.raises(Unsupported, match=key):
+        load_tokenizer(path)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("add_prefix_space", True), ("extra_special_tokens", {"x_token": "<x>"})],
