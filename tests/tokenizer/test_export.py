@@ -118,3 +118,11 @@ def test_spaces_that_converters_write_for_the_symbol_are_exported(tmp_path):
 
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+@pytest.mark.slow
+def test_gemma_3_is_not_exported_where_the_copy_would_give_other_ids(test_models, tmp_path):
+    spec = load_spec(test_models / "gemma-3-270m-q4_k_m.gguf")
+    with pytest.raises(Unsupported, match=r"cannot be said exactly as tokenizer\.json.*would be"):
+        export_tokenizer(spec, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
