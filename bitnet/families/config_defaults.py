@@ -54,13 +54,19 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
                 f"values: {listed}",
                 hint=f"write the {key} that the model was trained with into config.json",
             )
-    defaults = table["agreed"].get(model_type, {})
+    defaults = agreed_defaults(model_type)
     added = {
         key: value
         for key, value in defaults.items()
         if key not in stated | _OF_TENSORS and (value is not None or _may_be_null(key))
     }
     return {**added, **config}
+
+
+def agreed_defaults(model_type: str) -> Mapping[str, Any]:
+    """Defaults by key on which the versions of transformers agree."""
+    defaults: Mapping[str, Any] = read_table()["agreed"].get(model_type, {})
+    return defaults
 
 
 def _may_be_null(key: str) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.config_defaults import with_defaults
+from bitnet.families.config_defaults import agreed_defaults, with_defaults
 from bitnet.families.config_values import ReadConfig, check_values, list_sizes
 from bitnet.families.experts import expert_count
 from bitnet.families.family import (
@@ -36,7 +36,7 @@ from bitnet.families.keys import (
     read,
     reads,
     refusal,
-    without,
+    split_ignored,
 )
 from bitnet.families.outer_models import text_keys
 from bitnet.families.rope import (
@@ -261,16 +261,7 @@ def _without_ignored(
     """The text model's keys and its quantization without ignored keys, and the ignored keys."""
     merged = text_keys(outer)
     merged.pop("text_config", None)
-    ignored: dict[str, Any] = {}
-
-    def clean(table: Any, prefix: str) -> Any:
-        if not isinstance(table, dict):
-            return table
-        rest = without(table, ignore, prefix=prefix)
-        ignored.update({f"{prefix}{key}": table[key] for key in table.keys() - rest.keys()})
-        return {key: clean(value, f"{prefix}{key}.") for key, value in rest.items()}
-
-    config = clean(merged, "") if ignore else merged
+    config, ignored = split_ignored(merged, ignore)
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, dict):
         quantization = {"quant_method": quantization}
@@ -298,6 +289,7 @@ def _check(config: Config, family: Family) -> None:
         if not any(key in table for table in tables):
             raise KeyError(key)
     rules = CHANGES | dict(family.config_rules)
+    defaults = {**agreed_defaults(str(config.get("model_type"))), **family.defaults}
     for key in ("hidden_act", "hidden_activation"):
         allowed = rules.get(key) or neutral(None, family.activation)
         if not allowed.allows(config.get(key)):
@@ -312,7 +304,8 @@ def _check(config: Config, family: Family) -> None:
             if value is not None and not set(value) <= _PLAIN_LAYERS[key]:
                 raise refusal(key, value)
         elif rule is not None and not rule.allows(None if value in ([], {}, "") else value):
-            raise refusal(key, value, rule=rule)
+            is_ignorable = key not in defaults or rule.allows(defaults[key])
+            raise refusal(key, value, rule=rule, is_ignorable=is_ignorable)
 
 
 def _both_ways(config: Config, keys: Config) -> dict[str, Any]:
@@ -413,6 +406,8 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
     local: dict[str, Any] = {}
     if family.layered_rope:
         parameters, local = _split_by_attention(config, family)
+        if table == "rope_parameters" and not config.get("rope_scaling"):
+            table = "rope_parameters.full_attention"
     parameters = {
         key: value for key, value in _in_one_word(parameters).items() if value is not None
     }

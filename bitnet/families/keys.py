@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.base.invocation import shell_quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,6 +29,7 @@ Config: TypeAlias = Mapping[str, Any]  # a ``config.json``
 #: Hint of errors about a folder, whose files may be as they were published.
 COMPARE = "compare the folder's files with those that the model's author publishes"
 _CONFIG = "config.json"
+_IGNORING = "choose another model, or, to compute as if the key were not there: --ignore-key {}"
 _LARGEST = 2**32 - 1
 # Of these llama.cpp b11434 reads one number for all layers, or one for each (``get_key_or_arr``).
 _OF_LAYERS = {
@@ -195,16 +197,24 @@ def check(
 
 
 def refusal(
-    key: str, value: Any, why: str = "", *, rule: Rule | None = None, model: str = _CONFIG
+    key: str,
+    value: Any,
+    why: str = "",
+    *,
+    rule: Rule | None = None,
+    model: str = _CONFIG,
+    is_ignorable: bool = True,
 ) -> Unsupported:
-    """Error for a key of *model* that changes the result in an unsupported way."""
+    """Error for a key of *model* that changes the result in an unsupported way.
+
+    Its hint names the option that leaves the key out, if that *is_ignorable*.
+    """
     if rule is not None and rule.values is not None:
         why = f"only {' or '.join(_show(value) for value in rule.values)} is computed"
     return Unsupported(
         f"{model}: {key} = {_show(value)}: "
         f"{why or 'not a key that is known to leave the result alone'}",
-        hint=f"choose another model, or, to compute as if the key were not there: "
-        f"--ignore-key {key}",
+        hint=_IGNORING.format(shell_quote(key)) if is_ignorable else "choose another model",
     )
 
 
@@ -232,6 +242,23 @@ def without(keys: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = ""
         for key, value in keys.items()
         if not names & {key, f"{prefix}{key}", key.partition(".")[2] or key}
     }
+
+
+def split_ignored(
+    table: Any, ignored: Iterable[str], *, prefix: str = ""
+) -> tuple[Any, dict[str, Any]]:
+    """*table* without the *ignored* keys at every depth, and these with their values.
+
+    Keys are named as in :func:`without`, those left out with the tables that contain them.
+    """
+    if not isinstance(table, dict):
+        return table, {}
+    rest = without(table, ignored, prefix=prefix)
+    left_out = {f"{prefix}{key}": table[key] for key in table.keys() - rest.keys()}
+    for key, value in rest.items():
+        rest[key], below = split_ignored(value, ignored, prefix=f"{prefix}{key}.")
+        left_out |= below
+    return rest, left_out
 
 
 def _same(value: Any, expected: Any) -> bool:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.heads import INNER, SCORES
-from bitnet.families.keys import COMPARE, refusal
+from bitnet.families.keys import COMPARE, refusal, split_ignored, without
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from bitnet.families.family import Family
     from bitnet.families.heads import ScoreFunction
@@ -33,9 +33,17 @@ _OF_PROBLEM: dict[str, ScoreFunction] = {
 
 
 def classifier_keys(
-    files: Inventory, config: Config, family: Family, weights: Mapping[str, Weight]
+    files: Inventory,
+    config: Config,
+    family: Family,
+    weights: Mapping[str, Weight],
+    ignore: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Keys of the classifier in *files*, whose tensors are among *weights*."""
+    """Keys of the classifier in *files*, whose tensors are among *weights*.
+
+    Keys of *config* to *ignore* count as absent.
+    """
+    config, _ignored = split_ignored(config, ignore)
     model = files.root.name
     missing = [own for own, gguf, _ in family.classifier if f"{gguf}.weight" not in weights]
     if missing:
@@ -46,7 +54,7 @@ def classifier_keys(
     keys: dict[str, Any] = {
         "classifier.output_labels": _labels(config, count, model),
         "classifier.function": _function(config, count, model),
-        "classifier.relevance": _relevance(files, config, count),
+        "classifier.relevance": _relevance(files, config, count, ignore),
     }
     for _, gguf, activation in family.classifier:
         if gguf == INNER:
@@ -79,16 +87,24 @@ def _function(config: Config, count: int, model: str) -> ScoreFunction:
     return _OF_PROBLEM[problem]
 
 
-def _relevance(files: Inventory, config: Config, count: int) -> ScoreFunction:
+def _relevance(
+    files: Inventory, config: Config, count: int, ignore: Collection[str]
+) -> ScoreFunction:
     """Function that makes a relevance of a score."""
     settings = "config_sentence_transformers.json"
-    own = files.json(settings, dict) if settings in files else {}
+    own = without(files.json(settings, dict), ignore) if settings in files else {}
     inner = config.get("sentence_transformers")
-    path = inner.get("activation_fn") if isinstance(inner, dict) else None
-    path = path or config.get("sbert_ce_default_activation_function") or own.get("activation_fn")
+    inner = inner if isinstance(inner, dict) else {}
+    former = "sbert_ce_default_activation_function"
+    candidates = (
+        ("activation_fn", inner.get("activation_fn")),
+        (former, config.get(former)),
+        ("activation_fn", own.get("activation_fn")),
+    )
+    key, path = next(((key, path) for key, path in candidates if path), ("", None))
     if path is None:
         return "sigmoid" if count == 1 else "none"
     if path not in _FUNCTIONS:
         why = "only a sigmoid, or no function, of scores is computed"
-        raise refusal("activation_fn", path, why, model=files.root.name)
+        raise refusal(key, path, why, model=files.root.name)
     return _FUNCTIONS[path]

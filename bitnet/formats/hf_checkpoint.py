@@ -31,7 +31,11 @@ from bitnet.formats.expert_tensors import (
 )
 from bitnet.formats.mlx_folders import MLX_KEYS, mlx_bits, repack
 from bitnet.formats.other_folders import ADAPTER
-from bitnet.formats.quantized_folders import find_quantization, unpack_quantized
+from bitnet.formats.quantized_folders import (
+    find_quantization,
+    leave_out_keys,
+    unpack_quantized,
+)
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
@@ -77,6 +81,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         stored = repack(stored, bits_of_mlx)
         config = {key: outer[key] for key in outer if key not in MLX_KEYS}
     config = find_quantization(files, config, stored)
+    config, ignored = leave_out_keys(config, ignore_keys)
     stored, config = unpack_quantized(stored, config, folder.name)
     description = config_json.describe(config, model=folder.name, ignore=ignore_keys)
     tensors, names = _rename(stored, description, folder)
@@ -114,7 +119,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     pooling = modules.pooling
     heads: dict[str, Any] = {}
     if description.classifies:
-        heads = classifier_keys(files, outer, description.family, weights)
+        heads = classifier_keys(files, outer, description.family, weights, ignore_keys)
         pooling = RANKS
     if modules.answers is not None:
         weights[f"{SCORES}.weight"] = _rows_of_head(weights, modules.answers, folder.name)
@@ -135,7 +140,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         description.family.rope_style,
         config=outer,
         own_names={**description.own_names, **own_names},
-        ignored=description.ignored,
+        ignored={**ignored, **description.ignored},
         text_limit=sentence_transformers.text_limit(files, longest, is_encoder=is_encoder),
         prompts=sentence_transformers.prompts(files),
         rounds_inputs=bits is not None or description.family.rounds_inputs,

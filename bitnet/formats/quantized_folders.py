@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.keys import COMPARE, HARMLESS, Rule, check, neutral, read
+from bitnet.families.keys import COMPARE, HARMLESS, Rule, check, neutral, read, split_ignored
 from bitnet.formats.gptq_folders import unpack_awq, unpack_gptq
 from bitnet.formats.scale_grids import ScaleGrid
 from bitnet.formats.stored_numbers import (
@@ -43,7 +43,7 @@ from bitnet.formats.stored_numbers import (
 from bitnet.quants import types
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from numpy.typing import NDArray
 
@@ -117,6 +117,7 @@ _BITSANDBYTES_RULES: dict[str, Rule] = {
         HARMLESS,
     ),
 }
+_BELOW_GROUPS = f"{BELOW}config_groups."
 _AUTO_GPTQ = "quantize_config.json"
 _AUTO_AWQ = "quant_config.json"
 # Files of libraries that describe the weights, the last of NVIDIA's ModelOpt.
@@ -190,6 +191,26 @@ def find_quantization(
     return {**config, KEY: own}
 
 
+def leave_out_keys(
+    config: dict[str, Any], ignore: Collection[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """*config* without the keys to *ignore* below ``quantization_config``, and these with values.
+
+    Keys of the groups of compressed-tensors are named without the group, and left out of every one.
+    """
+    quantization = config.get(KEY)
+    if not isinstance(quantization, dict):
+        return config, {}
+    rest, ignored = split_ignored(quantization, ignore, prefix=BELOW)
+    groups = rest.get("config_groups")
+    if isinstance(groups, dict):
+        rest["config_groups"] = kept_groups = {}
+        for name, group in groups.items():
+            kept_groups[name], below = split_ignored(group, ignore, prefix=_BELOW_GROUPS)
+            ignored |= below
+    return {**config, KEY: rest}, ignored
+
+
 def _unpack_fp8(
     tensors: Mapping[str, Weight],
     quantization: Mapping[str, Any],
@@ -257,7 +278,7 @@ def _only_scheme(quantization: Mapping[str, Any], model: str) -> Mapping[str, An
         )
     if not isinstance(scheme, dict):
         raise Unsupported(f"{model}: only activations are quantized", hint=HINT)
-    check(scheme, _SCHEME_RULES, model=model, below=f"{BELOW}config_groups.weights.")
+    check(scheme, _SCHEME_RULES, model=model, below=f"{_BELOW_GROUPS}weights.")
     return scheme
 
 

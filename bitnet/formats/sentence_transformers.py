@@ -106,34 +106,35 @@ def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
         kind = module["type"].rpartition(".")[2]
         if kind not in _MODULES:
             why = f"only {', '.join(_MODULES)} are supported"
-            raise refusal(name, module["type"], model=model, why=why)
+            raise refusal(name, module["type"], why, model=model, is_ignorable=False)
         folder = str(module.get("path") or f"1_{kind}")
         if kind == "Pooling":
             pooling = _pooling(files, f"{folder}/config.json", ignore)
         elif kind == "Dense":
             if is_normalized or pooling is None:
                 why = "a projection of pooled vectors before they are normalized is supported"
-                raise refusal(name, module["type"], model=model, why=why)
+                raise refusal(name, module["type"], why, model=model, is_ignorable=False)
             number = len(weights.keys() & _PROJECTED)
             if number == MOST_PROJECTIONS:
                 why = f"at most {MOST_PROJECTIONS} projections are supported"
-                raise refusal(name, module["type"], model=model, why=why)
+                raise refusal(name, module["type"], why, model=model, is_ignorable=False)
             own_keys, own_weights = _projection(files, folder, projection_name(number), ignore)
             keys |= own_keys
             weights |= own_weights
         elif kind == "LogitScore":
             answers = _answers(files, f"{folder}/config.json", ignore)
-            _check_template_options(files)
+            _check_template_options(files, ignore)
         elif kind == "Normalize":
             is_normalized = True
     _check_transformer(files, ignore)
     return Modules(pooling, keys, weights, answers)
 
 
-def _check_template_options(files: Inventory) -> None:
+def _check_template_options(files: Inventory, ignore: Collection[str]) -> None:
     """Refuse options that the template of a query and a document gets."""
     name = "sentence_bert_config.json"
-    options = files.json(name, dict).get("processing_kwargs") if name in files else None
+    settings = files.json(name, dict) if name in files else {}
+    options = without(settings, ignore, prefix=f"{name}: ").get("processing_kwargs")
     if options:
         why = "a template without options is supported"
         raise refusal(f"{name}: processing_kwargs", options, why, model=files.root.name)
@@ -141,13 +142,14 @@ def _check_template_options(files: Inventory) -> None:
 
 def _answers(files: Inventory, name: str, ignore: Collection[str]) -> tuple[int, int]:
     """Ids of the tokens whose logits say that a document is relevant, and that it is not."""
-    settings = without(files.json(name, dict), ignore)
+    settings = without(files.json(name, dict), ignore, prefix=f"{name}: ")
     check(settings, _LOGIT_SCORE, model=files.root.name, below=f"{name}: ")
     ids = [settings.get("true_token_id"), settings.get("false_token_id")]
     answers = [token for token in ids if isinstance(token, int) and token >= 0]
     if len(answers) < len(ids):
         why = "two tokens, of relevant and of other documents, are supported"
-        raise refusal(f"{name}: false_token_id", ids[1], why, model=files.root.name)
+        key = f"{name}: false_token_id"
+        raise refusal(key, ids[1], why, model=files.root.name, is_ignorable=False)
     return answers[0], answers[1]
 
 
@@ -156,7 +158,7 @@ def _check_transformer(files: Inventory, ignore: Collection[str]) -> None:
     file = "sentence_bert_config.json"
     if file in files:
         rules = {"do_lower_case": neutral(None, False)}
-        settings = without(files.json(file, dict), ignore)
+        settings = without(files.json(file, dict), ignore, prefix=f"{file}: ")
         check(
             {key: settings[key] for key in rules if key in settings}, rules,
             model=files.root.name, below=f"{file}: ",
@@ -167,7 +169,7 @@ def _projection(
     files: Inventory, folder: str, name: str, ignore: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Weight]]:
     """Keys and tensors of the projection in *folder*, under the *name* of its tensors."""
-    settings = without(files.json(f"{folder}/config.json", dict), ignore)
+    settings = without(files.json(f"{folder}/config.json", dict), ignore, prefix=f"{folder}: ")
     check(settings, _DENSE, model=files.root.name, below=f"{folder}: ")
     path = settings.get("activation_function", _TANH)
     if path not in _ACTIVATIONS:
@@ -239,7 +241,7 @@ def prompts(files: Inventory) -> Prompts:
 def _pooling(files: Inventory, name: str, ignore: Collection[str]) -> int:
     inside = name.rpartition("/")[0]
     model = files.root.name
-    settings = without(files.json(name, dict), ignore)
+    settings = without(files.json(name, dict), ignore, prefix=f"{inside}: ")
     check(settings, _POOLING, model=model, below=f"{inside}: ")
     named = settings.get("pooling_mode")
     modes = [mode for key, mode in _MODES.items() if settings.get(key)]
@@ -249,5 +251,5 @@ def _pooling(files: Inventory, name: str, ignore: Collection[str]) -> int:
         stated = named if named is not None else modes
         why = "one of mean, cls and last is computed"
         key = f"{inside}: pooling_mode"
-        raise refusal(key, stated, model=model, why=why)
+        raise refusal(key, stated, why, model=model, is_ignorable=False)
     return POOLINGS.index(modes[0])

@@ -52,8 +52,8 @@ def changed(name, path, value):
     return config
 
 
-def open_model(name, config, folder, monkeypatch):
-    """The model *name*, its weights zero, with another *config*."""
+def open_model(name, config, folder, monkeypatch, ignore_keys=()):
+    """The model *name*, its weights zero, with another *config* less *ignore_keys*."""
     quant = types.by_id(0)
     weights = {
         tensor: Weight(tensor, tuple(shape), quant, np.zeros(4 * math.prod(shape), np.uint8))
@@ -61,4 +61,4 @@ def open_model(name, config, folder, monkeypatch):
     }
     monkeypatch.setattr(safetensors, "read_folder", lambda _files: weights)
     (folder / "config.json").write_text(json.dumps(config))
-    return load_model(hf_checkpoint.open_folder(folder))
+    return load_model(hf_checkpoint.open_folder(folder, ignore_keys))
