@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 Token = dict[str, Any]  # an added token without its id, as ``tokenizer.json`` writes it
 
@@ -75,6 +78,15 @@ def make_token(text: str, **flags: bool) -> Token:
     special = flags.get("special", False)
     usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
     return {"content": text, **usual, "special": special, **flags}
+
+
+def default_tokens(special: Mapping[str, Token], config: Mapping[str, Any]) -> Iterator[Token]:
+    """*special* tokens by role that *config* does not name, of each text its first role."""
+    texts = set()
+    for role, token in special.items():
+        if role not in config and token["content"] not in texts:
+            yield token
+        texts.add(token["content"])
 
 
 def read_flags(entry: dict[str, Any]) -> dict[str, bool]:

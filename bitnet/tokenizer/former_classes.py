@@ -28,11 +28,29 @@ _OF_BERT = {
     "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
-#: Keys that set options of a normalizer: name of the option, and value if the key is absent.
-NORMALIZER_KEYS = {
+# Keys that set options of a normalizer: name of the option, and value if the key is absent.
+_NORMALIZER_KEYS = {
     "do_lower_case": ("lowercase", True),
     "strip_accents": ("strip_accents", None),
     "tokenize_chinese_chars": ("handle_chinese_chars", True),
+}
+_OF_FUNNEL = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "sep_token": "<sep>",
+    "pad_token": "<pad>",
+    "cls_token": "<cls>",
+    "mask_token": "<mask>",
+}
+_OF_MPNET = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "[UNK]",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
 }
 
 
@@ -48,14 +66,39 @@ class FormerClass:
     # ``add_prefix_space`` sets that of a ByteLevel pre-tokenizer: in both versions, or in ``new``
     # ones; in Llama's class it is an order to convert ``tokenizer.model``
     prefix_space: Literal["both", "new", "converts"] = "new"
-    # ``do_lower_case``, ``strip_accents`` and ``tokenize_chinese_chars`` set those of the file's
-    # normalizer, if it has them
-    sets_normalizer: bool = False
+    # keys of ``_NORMALIZER_KEYS`` that set options of the file's normalizer, if it has them
+    normalizer_keys: tuple[str, ...] = ()
+    # roles whose tokens get flags of the class, unless a file declares the named token
+    flagged: tuple[str, ...] = ()
     minor: int = 0  # of the version that wrote the folder, 57 of 4.57.1
 
     def row(self) -> dict[str, Any]:
         """The class as a row of the table of transformers 5."""
-        return {"keeps": True, "special": self.special, "former": self}
+        flags = {role: _flags(role) for role in self.flagged}
+        special = {
+            role: {"content": text, **flags[role]} if role in flags else text
+            for role, text in self.special.items()
+        }
+        row = {"keeps": True, "special": special, "former": self}
+        return {**row, "named": flags, "adds_again": "defaults"} if flags else row
+
+    def wrong_option(self, config: dict[str, Any]) -> str | None:
+        """The key of an option in *config* that is not true or false, None if there is none."""
+        for key in self.normalizer_keys:
+            _, default = _NORMALIZER_KEYS[key]
+            value = config.get(key, default)
+            if not isinstance(value, bool) and not (value is None and default is None):
+                return key
+        return None
+
+    def set_options(self, normalizer: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+        """The *normalizer* of a file with the options that *config* names, if one differs."""
+        options = {}
+        for key in self.normalizer_keys:
+            option, default = _NORMALIZER_KEYS[key]
+            options[option] = config.get(key, default)
+        stated = {option: normalizer.get(option, value) for option, value in options.items()}
+        return normalizer if stated == options else {**normalizer, **options}
 
     @property
     def is_old(self) -> bool:
@@ -66,6 +109,13 @@ class FormerClass:
     def is_between(self) -> bool:
         """True for versions of which is not known whether they are as 4.46 or as 4.57."""
         return _OLD < self.minor < _NEW
+
+
+def _flags(role: str) -> dict[str, bool]:
+    """Flags of the token of a *role*: a mask takes the space before it."""
+    is_mask = role == "mask_token"
+    plain = {"single_word": False, "rstrip": False, "normalized": False}
+    return {**plain, "lstrip": is_mask, "special": True}
 
 
 def _all(text: str, *roles: str) -> dict[str, str]:
@@ -95,7 +145,13 @@ FORMER_CLASSES = {
             *("LayoutLMTokenizer", "LxmertTokenizer", "MobileBertTokenizer"),
             "SqueezeBertTokenizer",
         ),
-        FormerClass(_OF_BERT, sets_normalizer=True),
+        FormerClass(_OF_BERT, normalizer_keys=(*_NORMALIZER_KEYS,)),
+    ),
+    "FunnelTokenizer": FormerClass(_OF_FUNNEL, normalizer_keys=(*_NORMALIZER_KEYS,)),
+    "MPNetTokenizer": FormerClass(
+        _OF_MPNET,
+        normalizer_keys=("do_lower_case", "strip_accents"),
+        flagged=(*_OF_MPNET,),
     ),
 }
 

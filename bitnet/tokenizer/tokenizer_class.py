@@ -21,12 +21,12 @@ from bitnet.tokenizer.added_vocabulary import (
     TOKEN_KEYS,
     AddedVocabulary,
     Token,
+    default_tokens,
     make_token,
     plain_token,
     read_flags,
 )
 from bitnet.tokenizer.former_classes import (
-    NORMALIZER_KEYS,
     FormerClass,
     former_class,
     template_processor,
@@ -164,22 +164,18 @@ class _Reading:
                 text = str(token["content"]) if token is not None and is_added else ""
                 around.append((text, self._id_of(text, vocabulary)) if text else None)
             document["post_processor"] = template_processor(*around)
-        if former.sets_normalizer:
-            document["normalizer"] = self._set_normalizer(document.get("normalizer"))
+        if former.normalizer_keys:
+            document["normalizer"] = self._set_options(document.get("normalizer"), former)
         return document
 
-    def _set_normalizer(self, normalizer: Any) -> dict[str, Any]:
+    def _set_options(self, normalizer: Any, former: FormerClass) -> dict[str, Any]:
         """The *normalizer* of the file with the options that its side files name."""
         if not isinstance(normalizer, dict):
             raise self._refuse("tokenizer_class", self._class, "needs a normalizer")
-        options = {}
-        for key, (option, default) in NORMALIZER_KEYS.items():
-            value = self._config.get(key, default)
-            if not isinstance(value, bool) and not (value is None and option == "strip_accents"):
-                raise self._refuse(key, value, "is not true or false")
-            options[option] = value
-        stated = {option: normalizer.get(option, value) for option, value in options.items()}
-        return normalizer if stated == options else {**normalizer, **options}
+        wrong = former.wrong_option(self._config)
+        if wrong is not None:
+            raise self._refuse(wrong, self._config[wrong], "is not true or false")
+        return former.set_options(normalizer, self._config)
 
     def _missing(self, vocabulary: AddedVocabulary) -> Iterator[Token]:
         """Tokens that transformers adds to *vocabulary*, in its order.
@@ -197,6 +193,8 @@ class _Reading:
             yield from (make_token(token["content"], special=True) for token in special)
         elif again == "special":
             yield from ({**token, "special": True} for token in special)
+        elif again == "defaults":
+            yield from default_tokens(self._special, self._config)
 
     # The class.
 

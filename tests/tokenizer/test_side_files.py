@@ -12,6 +12,7 @@ from bitnet.base.errors import TokenizerNotFound, Unsupported
 from bitnet.tokenizer import Tokenizer, load_tokenizer, resolve_tokenizer
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.discover import model_facts, search
+from bitnet.tokenizer.from_files import spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -201,6 +202,32 @@ def test_an_encoders_class_of_transformers_4_sets_the_files_own_steps(
     named = {"tokenizer_class": name, "do_lower_case": False, **keys}
     path = write(tmp_path, BERT, tokenizer_config=named, config={"transformers_version": version})
     assert load_tokenizer(path).encode("Cafe") == ids
+
+
+@pytest.mark.parametrize(
+    ("name", "is_set"), [("FunnelTokenizer", True), ("MPNetTokenizerFast", False)]
+)
+@pytest.mark.parametrize("version", ["4.46.3", "4.57.1"])
+def test_an_encoders_class_sets_the_options_that_it_has_in_transformers_4(
+    name, is_set, version, tmp_path
+):
+    # MPNet's class leaves alone whether the file puts spaces around ideographs.
+    named = {"tokenizer_class": name, "tokenize_chinese_chars": False}
+    path = write(tmp_path, BERT, tokenizer_config=named, config={"transformers_version": version})
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.encode("cafe") == [3]
+    assert tokenizer.encode("cafe\u4f60") == ([0] if is_set else [3, 6])
+    names = ("<cls>", "<sep>") if is_set else ("<s>", "</s>", "<pad>", "<mask>")
+    assert set(names) <= {token.text for token in spec_from_folder(path).added}
+
+
+def test_the_mask_of_mpnet_takes_the_space_before_it(tmp_path):
+    named = {"tokenizer_class": "MPNetTokenizer"}
+    config = {"transformers_version": "4.57.1"}
+    spec = spec_from_folder(write(tmp_path, BERT, tokenizer_config=named, config=config))
+    (mask,) = (token for token in spec.added if token.text == "<mask>")
+    assert mask.lstrip
+    assert not mask.rstrip
 
 
 @pytest.mark.parametrize("key", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
