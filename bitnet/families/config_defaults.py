@@ -54,7 +54,7 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
                 f"values: {listed}",
                 hint=f"write the {key} that the model was trained with into config.json",
             )
-    defaults = agreed_defaults(model_type)
+    defaults = list_defaults(model_type)
     added = {
         key: value
         for key, value in defaults.items()
@@ -63,7 +63,7 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
     return {**added, **config}
 
 
-def agreed_defaults(model_type: str) -> Mapping[str, Any]:
+def list_defaults(model_type: str) -> Mapping[str, Any]:
     """Defaults by key on which the versions of transformers agree."""
     defaults: Mapping[str, Any] = read_table()["agreed"].get(model_type, {})
     return defaults

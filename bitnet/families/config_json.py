@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.config_defaults import agreed_defaults, with_defaults
+from bitnet.families.config_defaults import list_defaults, with_defaults
 from bitnet.families.config_values import ReadConfig, check_values, list_sizes
 from bitnet.families.experts import expert_count
 from bitnet.families.family import (
@@ -289,7 +289,7 @@ def _check(config: Config, family: Family) -> None:
         if not any(key in table for table in tables):
             raise KeyError(key)
     rules = CHANGES | dict(family.config_rules)
-    defaults = {**agreed_defaults(str(config.get("model_type"))), **family.defaults}
+    defaults = {**list_defaults(str(config.get("model_type"))), **family.defaults}
     for key in ("hidden_act", "hidden_activation"):
         allowed = rules.get(key) or neutral(None, family.activation)
         if not allowed.allows(config.get(key)):

@@ -80,7 +80,7 @@ def make_token(text: str, **flags: bool) -> Token:
     return {"content": text, **usual, "special": special, **flags}
 
 
-def default_tokens(special: Mapping[str, Token], config: Mapping[str, Any]) -> Iterator[Token]:
+def find_default_tokens(special: Mapping[str, Token], config: Mapping[str, Any]) -> Iterator[Token]:
     """*special* tokens by role that *config* does not name, of each text its first role."""
     texts = set()
     for role, token in special.items():

@@ -21,7 +21,7 @@ from bitnet.tokenizer.added_vocabulary import (
     TOKEN_KEYS,
     AddedVocabulary,
     Token,
-    default_tokens,
+    find_default_tokens,
     make_token,
     plain_token,
     read_flags,
@@ -194,7 +194,7 @@ class _Reading:
         elif again == "special":
             yield from ({**token, "special": True} for token in special)
         elif again == "defaults":
-            yield from default_tokens(self._special, self._config)
+            yield from find_default_tokens(self._special, self._config)
 
     # The class.
 
