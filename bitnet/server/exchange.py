@@ -21,7 +21,7 @@ from bitnet.runtime.request import DEFAULT_TOKENS, EVERYTHING
 from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.metrics import describe_span
 from bitnet.server.refusals import GONE, Refused, from_error, stopping, too_late
-from bitnet.wire import ollama, responses
+from bitnet.wire import responses
 from bitnet.wire.routes import dialect_of
 
 if TYPE_CHECKING:
@@ -94,18 +94,16 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
     A failure before anything has been sent is raised.
     """
     body = await body_of(request, form)
-    keep_alive = body.get("keep_alive")
-    idle_s = None if keep_alive is None else ollama.seconds_of(keep_alive)
-    order = ollama.load_order(idle_s) if form.loads and not body[form.loads] else ""
-    if order == "unload":
+    use = form.use(body)
+    if use.action == "unload":
         _unload(request.app.state.models, body["model"])
-        return JSONResponse(ollama.empty_reply(body, order))
+        return JSONResponse(form.empty_reply(body, use.action))
 
     slot = await open_slot(request, body["model"])
-    request.app.state.models.keep(slot, idle_s)
+    request.app.state.models.keep(slot, use.idle_s)
     headers = name_ignored(request, slot, form, body)
-    if order == "load":
-        return JSONResponse(ollama.empty_reply(body, order), headers=headers)
+    if use.action == "load":
+        return JSONResponse(form.empty_reply(body, use.action), headers=headers)
 
     head = _head_of(request, slot, form, body)
     if _wants_events(form, body):

@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import UsageError
 from bitnet.base.trust import encodable
@@ -82,6 +82,20 @@ def _refuse_to_answer(*_: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class ModelUse:
+    """Order of a body for its model: answer, or only load or unload it."""
+
+    action: Literal["answer", "load", "unload"] = "answer"
+    #: Seconds without a request after which the model may be unloaded; None: as the worker does.
+    idle_s: float | None = None
+
+
+def answer_only(_: Body) -> ModelUse:
+    """Use of the model by a body whose dialect has no fields for it."""
+    return ModelUse()
+
+
+@dataclass(frozen=True)
 class Form:
     """The JSON object that an address takes, and what it is answered."""
 
@@ -103,7 +117,8 @@ class Form:
     #: Places in a body of the messages of its request, where they are not ``messages.N``.
     places: Callable[[Body], list[str]] | None = None
     clamps: bool = False  # more tokens than there is room for are as many as there is room for
-    loads: str = ""  # field without which the model is only loaded, or unloaded
+    use: Callable[[Body], ModelUse] = answer_only  # of the model, by a body
+    empty_reply: Callable[[Body, str], Any] = _refuse_to_answer  # once it is loaded or unloaded
     head: tuple[str, ...] = ("id", "created", "model")  # fields with which a reply begins
     id_prefix: str = ""  # that the id of a reply begins with
     #: Other fields that set a field of a request, by the name of that one.

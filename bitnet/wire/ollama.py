@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import check_vectors
 from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
 from bitnet.wire.fields import DIALECTS, NAMES, TOP_LOGPROBS, schemas_by_name, with_defaults
-from bitnet.wire.forms import Form
+from bitnet.wire.forms import Form, ModelUse
 from bitnet.wire.gaps import gap_prompt
 from bitnet.wire.logprobs import chat_logprobs
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
@@ -214,9 +214,37 @@ def embedding_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> dict[
     return {"model": body["model"], "embeddings": rows, "prompt_eval_count": tokens}
 
 
-def load_order(idle_s: float | None) -> Literal["load", "unload"]:
-    """Effect on the model of a body without a prompt that keeps it for *idle_s*."""
-    return "unload" if idle_s == 0 else "load"
+def read_chat_use(body: Body) -> ModelUse:
+    """Use of the model by *body*, as :data:`CHAT` reads it."""
+    return _read_use(body, "messages")
+
+
+def read_generate_use(body: Body) -> ModelUse:
+    """Use of the model by *body*, as :data:`GENERATE` reads it."""
+    return _read_use(body, "prompt")
+
+
+def read_embedding_use(body: Body) -> ModelUse:
+    """Use of the model by *body*, as :data:`EMBED` or :data:`EMBED_ONE` reads it."""
+    return ModelUse(idle_s=_idle_seconds(body))
+
+
+def _read_use(body: Body, prompt: str) -> ModelUse:
+    """Use of the model by *body*: without its field *prompt*, the model is only loaded.
+
+    With a time of 0 it is unloaded instead.
+    """
+    idle_s = _idle_seconds(body)
+    if body[prompt]:
+        return ModelUse("answer", idle_s)
+    if idle_s == 0:
+        return ModelUse("unload", idle_s)
+    return ModelUse("load", idle_s)
+
+
+def _idle_seconds(body: Body) -> float | None:
+    keep_alive = body["keep_alive"]
+    return None if keep_alive is None else seconds_of(keep_alive)
 
 
 def empty_reply(body: Body, reason: str) -> dict[str, Any]:
@@ -296,7 +324,7 @@ CHAT = Form(
         **schemas_by_name("ollama", "tools"),
     },
     required=("model",), ignores=answer_ignores, dialect="ollama", tag="Ollama",
-    prefix="options.", loads="messages",
+    prefix="options.", use=read_chat_use, empty_reply=empty_reply,
     summary="The next message of a conversation, as Ollama has it",
     requests=chat_requests, reply=answer_reply, events=answer_lines, stream=STREAM,
 )  # fmt: skip
@@ -311,8 +339,8 @@ GENERATE = Form(
         | {"description": "text after the gap that is filled, by models that can fill one"},
         **mark_refused("template", "context", "images"),
     },
-    required=("model",), ignores=answer_ignores,
-    dialect="ollama", tag="Ollama", prefix="options.", loads="prompt",
+    required=("model",), ignores=answer_ignores, dialect="ollama", tag="Ollama",
+    prefix="options.", use=read_generate_use, empty_reply=empty_reply,
     summary="The answer to a prompt, as Ollama has it",
     requests=generate_requests, reply=answer_reply, events=answer_lines, stream=STREAM,
 )  # fmt: skip
@@ -327,13 +355,13 @@ EMBED = Form(
     },
     required=("model", "input"), ignores=find_ignored_options, dialect="ollama", tag="Ollama",
     summary="Vectors of texts, as Ollama has it",
-    requests=embedding_requests, reply=embedding_reply,
+    requests=embedding_requests, reply=embedding_reply, use=read_embedding_use,
 )  # fmt: skip
 #: The older ``/api/embeddings``, of one text.
 EMBED_ONE = Form(
     "OllamaEmbeddings", {**_KEPT, "prompt": TEXT}, required=("model", "prompt"),
     ignores=find_ignored_options, dialect="ollama", tag="Ollama",
     summary="The vector of a text, as Ollama had it",
-    requests=embedding_requests,
+    requests=embedding_requests, use=read_embedding_use,
     reply=lambda body, _, answers: {"embedding": vectors_of(body, answers)[0].tolist()},
 )  # fmt: skip

@@ -12,6 +12,10 @@ from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER
 
 from bitnet import load
+from bitnet.base.errors import UsageError
+from bitnet.wire.forms import ModelUse
+from bitnet.wire.ollama import CHAT, EMBED, EMBED_ONE, GENERATE
+from bitnet.wire.routes import COMPUTED, ROUTES
 
 ollama = pytest.importorskip("ollama")
 
@@ -24,6 +28,49 @@ def client(worker):
     client = ollama.Client(host=worker.address, verify=False)
     with client._client:  # older ones cannot be closed themselves
         yield client
+
+
+#: Forms with their field of a prompt, one prompt, and an empty one.
+PROMPTS = [
+    pytest.param(CHAT, "messages", ASK, [], id="chat"),
+    pytest.param(GENERATE, "prompt", "abc", "", id="generate"),
+    pytest.param(EMBED, "input", "abc", "", id="embed"),
+    pytest.param(EMBED_ONE, "prompt", "abc", "", id="embeddings"),
+]
+VECTORS = (EMBED.name, EMBED_ONE.name)  # an empty text has a vector
+
+
+@pytest.mark.parametrize(("form", "field", "prompt", "empty"), PROMPTS)
+@pytest.mark.parametrize(
+    ("keep_alive", "idle_s"),
+    [(None, None), (0, 0), ("0", 0), ("0s", 0), ("5m", 300), (-1, math.inf), ("-1s", math.inf)],
+)
+def test_a_body_without_a_prompt_loads_or_unloads(form, field, prompt, empty, keep_alive, idle_s):
+    body = {"model": "tiny", "keep_alive": keep_alive}
+    assert form.use(form.read(body | {field: prompt})) == ModelUse("answer", idle_s)
+    without = form.read(body | {field: empty})
+    if form.name in VECTORS:
+        assert form.use(without) == ModelUse("answer", idle_s)
+        return
+    action = "unload" if idle_s == 0 else "load"
+    assert form.use(without) == form.use(form.read(body)) == ModelUse(action, idle_s)
+    reply = form.empty_reply(without, action)
+    assert (reply["model"], reply["done"], reply["done_reason"]) == ("tiny", True, action)
+
+
+@pytest.mark.parametrize(("form", "field", "prompt", "empty"), PROMPTS)
+def test_a_time_that_is_none_is_refused(form, field, prompt, empty):
+    for text in (prompt, empty):
+        body = form.read({"model": "tiny", "keep_alive": "soon", field: text})
+        with pytest.raises(UsageError, match="keep_alive"):
+            form.use(body)
+
+
+def test_every_form_with_a_time_reads_what_to_do_with_the_model():
+    """A form that takes ``keep_alive`` and does not read it would drop it."""
+    names = {form.name for form in ROUTES.values() if "keep_alive" in form.fields}
+    assert names == {parameter.values[0].name for parameter in PROMPTS}
+    assert not [path for path, form in COMPUTED.items() if "keep_alive" in form.fields]
 
 
 def test_a_chat_is_what_the_model_writes(client, path):
