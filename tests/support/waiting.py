@@ -8,12 +8,12 @@ import time
 PATIENCE_S = 120
 
 
-def until(condition, process=None):
+def until(condition, process=None, patience_s=PATIENCE_S):
     """Value of *condition* once it holds; *process*, if any, must not have ended before.
 
     A file or folder that another process renames or removes under *condition* is looked for again.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while True:
         ended = process is not None and process.poll() is not None
         with contextlib.suppress(FileNotFoundError):
