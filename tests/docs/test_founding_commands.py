@@ -248,9 +248,9 @@ def test_a_file_without_tokenizer_names_the_key_that_is_missing(bitnet, hub):
 
 
 def test_an_unknown_family_is_named(bitnet, hub):
-    model = tiny_gguf(Path("model.gguf"), **{"general.architecture": "mamba"})
+    model = tiny_gguf(Path("model.gguf"), **{"general.architecture": "rwkv7"})
     done = bitnet("infer", "--model", model, "--prompt", "a", "--max-tokens", "1")
-    assert (done.code, "Unsupported quantized architecture: mamba" in done.err) == (20, True)
+    assert (done.code, "Unsupported quantized architecture: rwkv7" in done.err) == (20, True)
 
 
 def test_the_metadata_that_is_absent_says_so_and_where_the_size_comes_from(bitnet, hub):

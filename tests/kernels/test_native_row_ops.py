@@ -200,7 +200,7 @@ def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped,
     bias = x[0].copy() if grouped else ""
     delta = {"a": a, "dt": dt, "cache": 0, "key_heads": key_heads, "grouped": grouped}
     scan = {"a": a, "bias": dt, "skip": alpha[0], "cache": 0, "groups": key_heads}
-    convolution = {"weight": weight, "bias": bias, "cache": 0, "silu": grouped}
+    convolution = {"weights": (weight,), "bias": bias, "cache": 0, "silu": grouped}
 
     def run(ops, cuts):
         state = start.copy()

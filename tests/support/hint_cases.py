@@ -152,6 +152,20 @@ CASES = (
     ),
     Case("search qwen3", "bitnet search", "shows", ends=(0, 19)),
     Case(
+        "search bge-reranker",
+        "bitnet rank --query a --input texts.txt",
+        "shows",
+        text_file("texts.txt", "a\nb\n"),
+        ends=(0, 19),
+    ),
+    Case(
+        "search distilbert-sst-2",
+        "bitnet classify --input texts.txt",
+        "shows",
+        text_file("texts.txt", "a\nb\n"),
+        ends=(0, 19),
+    ),
+    Case(
         "search qwen3",
         "bitnet infer models/rwkv.gguf --prompt a",
         "shows",

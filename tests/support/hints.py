@@ -45,6 +45,8 @@ FILLED = {
     "serve {shlex.join(words)} 0": "serve models/model.gguf --port 0",
     "search {shell_quote(text)}": "search tiny",
     "search qwen3": "search tiny",
+    "search bge-reranker": "search tiny",
+    "search distilbert-sst-2": "search tiny",
     "{first}": "cache",
     "{word} COMMAND [--options]": "cache --help",
     "{command.command_words}": "verify",

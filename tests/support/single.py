@@ -12,13 +12,22 @@ from bitnet.kernels.program import Pass, Program, Register, Segment
 def compute(ops, kind, rows, widths, *, states=(), **fields):
     """Registers of these *widths*, by field, after the instruction *kind* over *rows*, by field.
 
-    Other *fields* are those of the instruction; arrays among them are its weights. *states* are
-    those of fixed size, one for each cache, and afterwards what they became.
+    Other *fields* are those of the instruction; arrays among them, or in a tuple, are its weights.
+    *states* are those of fixed size, one for each cache, and afterwards what they became.
     """
-    weights = {name: it for name, it in fields.items() if isinstance(it, np.ndarray)}
+    weights = {}
+    others = {}
+    for name, value in fields.items():
+        others[name] = value
+        if isinstance(value, np.ndarray):
+            weights[name] = value
+            others[name] = name
+        elif isinstance(value, tuple) and all(isinstance(part, np.ndarray) for part in value):
+            parts = {f"{name}[{at}]": part for at, part in enumerate(value)}
+            weights |= parts
+            others[name] = tuple(parts)
     sizes = {name: x.shape[1] for name, x in rows.items()} | widths
     registers = {name: Register(name, size) for name, size in sizes.items()}
-    others = {name: name if name in weights else it for name, it in fields.items()}
     instruction = kind(**registers, **others)
     count = len(next(iter(rows.values())))
     caches = tuple(State(state.size) for state in states)

@@ -124,15 +124,16 @@ def seeing(decoder, windows):
 def in_encoding(checkpoint, name, *, rounded=False):
     """*checkpoint* with the matrices of its blocks in the encoding *name*.
 
-    Q4_K are random codes, unless weights are *rounded*, for which the compiled module is needed.
+    Q4_K are random codes, unless weights are *rounded*, for which the compiled module is needed. A
+    matrix whose rows are not whole blocks stays as it is, as quantizers leave it.
     """
     expected = layout(config_from(checkpoint))
-    weights = {
-        key: _encoded(weight, name, rounded)
-        if key.startswith("blk.") and len(weight.shape) > 1 and key not in expected.vectors
-        else weight
-        for key, weight in checkpoint.weights.items()
-    }
+    block = types.by_name(name).block_size
+    weights = dict(checkpoint.weights)
+    for key, weight in checkpoint.weights.items():
+        is_matrix = key.startswith("blk.") and len(weight.shape) > 1 and key not in expected.vectors
+        if is_matrix and weight.shape[-1] % block == 0:
+            weights[key] = _encoded(weight, name, rounded)
     return replace(checkpoint, weights=weights)
 
 

@@ -28,10 +28,10 @@ Feature: A worker says what it does
     And "model_load_failed" says "Model load failed: "
 
   Scenario: An architecture nobody knows
-    Given a model of the architecture "mamba"
+    Given a model of the architecture "rwkv7"
     When the worker loads it
     Then loading fails with exit code 20
-    And "model_load_failed" says "mamba"
+    And "model_load_failed" says "rwkv7"
 
   Scenario: A damaged file
     Given a model whose last bytes are missing
