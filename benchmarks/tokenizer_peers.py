@@ -12,11 +12,21 @@ from pathlib import Path
 
 
 def ours(path):
-    """This project's."""
+    """This project's, with ids as a list."""
+    tokenizer = _load_ours(path)
+    return lambda text: tokenizer.encode(text, add_special=False)
+
+
+def ours_as_array(path):
+    """This project's, with ids as a NumPy array, to compare with packages that return one."""
+    tokenizer = _load_ours(path)
+    return lambda text: tokenizer.encode_array(text, add_special=False)
+
+
+def _load_ours(path):
     from bitnet.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(path, pre="gpt-4o" if "o200k" in Path(path).name else None)
-    return lambda text: tokenizer.encode(text, add_special=False)
+    return load_tokenizer(path, pre="gpt-4o" if "o200k" in Path(path).name else None)
 
 
 def _hugging_face(module, name="Tokenizer", loader="from_file", **options):
@@ -59,7 +69,7 @@ def _rs_bpe(name):
     return load
 
 
-def _tiktoken(name):
+def _tiktoken(name, *, as_array=False):
     def load(path):
         core = importlib.import_module("tiktoken").Encoding
         lines = (line.split() for line in Path(path).read_bytes().splitlines() if line)
@@ -70,14 +80,18 @@ def _tiktoken(name):
 
         step = PRE_TOKENIZERS["gpt-4o" if name == "o200k_base" else "llama3"].steps[0]
         pattern = step.options["pattern"]["Regex"]
-        return core(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+        encoding = core(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+        if as_array:
+            return lambda text: encoding.encode_to_numpy(text, disallowed_special=())
+        return encoding.encode_ordinary
 
     return load
 
 
 JSON = {
     "ours": ours,
-    "gigatoken": _gigatoken,
+    "ours (array)": ours_as_array,
+    "gigatoken": _gigatoken,  # returns an array
     "snaptokens": _hugging_face("snaptokens", add_special_tokens=False),
     "fastokens": _hugging_face("fastokens", add_special_tokens=False),
     "kitoken": _kitoken,
@@ -90,7 +104,9 @@ def of_openai(name):
     """Packages for one of OpenAI's vocabularies."""
     return {
         "ours": ours,
+        "ours (array)": ours_as_array,
         "tiktoken": _tiktoken(name),
+        "tiktoken (array)": _tiktoken(name, as_array=True),
         "quicktok": _by_name("quicktok", name),
         "rs-bpe": _rs_bpe(name),
         "bpe-openai": _by_name("bpe_openai", name, encode="encode"),

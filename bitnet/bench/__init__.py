@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.scheduler import Scheduler
+    from bitnet.runtime.text_ids import TokenIds
 
 READ_BYTES = 256 << 20  # more than any cache holds
 
@@ -297,8 +298,7 @@ def _rates(
 ) -> list[dict[str, Any]]:
     """Every test with every number of threads, in alternation; the first round is not counted."""
     longest = max(test.positions for test in plan.tests)
-    ids = model.tokenizer.encode(TEXT)
-    ids = (ids * math.ceil(longest / len(ids)))[:longest]
+    ids = np.resize(model.tokenizer.encode_array(TEXT), longest)  # repeated as often as needed
     samples: dict[tuple[Test, int], list[float]] = {
         (test, threads): [] for test in plan.tests for threads in plan.threads
     }
@@ -318,7 +318,7 @@ def _rates(
     ]
 
 
-def _prefill_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
+def _prefill_s(engine: Scheduler, ids: TokenIds, test: Test) -> float:
     engine.forget()
     started = 0.0
     # The engine has the first *depth* positions when the clock starts again.
@@ -328,7 +328,7 @@ def _prefill_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
     return time.perf_counter() - started
 
 
-def _decode_s(engine: Scheduler, ids: Sequence[int], test: Test) -> float:
+def _decode_s(engine: Scheduler, ids: TokenIds, test: Test) -> float:
     engine.forget()
     pieces = engine.generate(ids[: test.prompt], Request(max_tokens=test.tokens + 1, lookup=0))
     next(pieces)

@@ -35,7 +35,7 @@ from bitnet.runtime.request import AnswerOptions, Request, request_of, with_answ
 from bitnet.runtime.request_checks import read_schema
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
-from bitnet.runtime.text_ids import encode_input, prompt_text, text_ids
+from bitnet.runtime.text_ids import TokenIds, as_list, encode_input, prompt_text, text_ids
 from bitnet.runtime.tools import NO_TOOLS
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits, model_facts
@@ -139,7 +139,7 @@ class LanguageModel:
             prompt_cache=self._prompt_cache,
         )
 
-    def prepare(self, request: Request) -> tuple[list[int], Request]:
+    def prepare(self, request: Request) -> tuple[TokenIds, Request]:
         """Prompt ids of *request*, and the request with this model's stop ids and grammar.
 
         Raises:
@@ -171,7 +171,7 @@ class LanguageModel:
 
     def _prepare_chat(
         self, request: Request, messages: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[int], Request]:
+    ) -> tuple[TokenIds, Request]:
         """Prompt ids of *messages*, those of *request*, and rules for reading the answer."""
         tokenizer = self.tokenizer
         variables = effort_variables(tokenizer, request.reasoning_effort)
@@ -182,7 +182,7 @@ class LanguageModel:
             request = replace(request, template_variables=variables)
         text, tools, form = conversation_text(tokenizer, request)
         # The template writes BOS itself if the model needs it.
-        ids = tokenizer.encode(text, add_special=False)
+        ids = tokenizer.encode_array(text, add_special=False)
         if form is not None:
             calls = (tools or NO_TOOLS).rules(form, tokenizer, text)
             request = replace(request, calls=calls)
@@ -374,7 +374,7 @@ class LanguageModel:
         """
         prompt = prompt_text(self.prompts, prompt_name, self.path.name)
         room = self.text_limit, self.context
-        return text_ids(self.tokenizer, text, prompt, room=room, truncate=truncate)
+        return as_list(text_ids(self.tokenizer, text, prompt, room=room, truncate=truncate))
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits at every position of *ids*, ``(len(ids), vocab_size)``.

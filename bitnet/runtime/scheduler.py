@@ -50,6 +50,7 @@ from bitnet.runtime.sequence import (
     run_together,
     without_unread,
 )
+from bitnet.runtime.text_ids import TokenIds, as_list, span_of
 
 if TYPE_CHECKING:
     from collections import abc
@@ -298,13 +299,13 @@ class Scheduler:
         """True if :meth:`step` has something to do."""
         return bool(self.waiting or self.running)
 
-    def submit(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
+    def submit(self, ids: TokenIds, request: Request | None = None) -> Sequence:
         """Queue the continuation of *ids*."""
         sequence = self.prepare(ids, request)
         self.queue(sequence)
         return sequence
 
-    def prepare(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
+    def prepare(self, ids: TokenIds, request: Request | None = None) -> Sequence:
         """The sequence that continues *ids*, not queued yet; from any thread."""
         request = request or Request()
         self.check(ids, field="input" if request.embed else "prompt")
@@ -318,7 +319,7 @@ class Scheduler:
             )
         if request.lora not in {"", *self.model.adapters}:
             raise UsageError(f"there is no adapter {request.lora[:80]!r}", field="lora")
-        sequence = Sequence(list(ids), request, self.model.config)
+        sequence = Sequence(as_list(ids), request, self.model.config)
         if self.prompt_cache is not None and not request.embed:
             sequence.stored = self.prompt_cache.find(
                 sequence.ids, request.lora, self.new_cache, self.model.config.regime
@@ -347,9 +348,7 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def generate(
-        self, ids: abc.Sequence[int], request: Request | None = None
-    ) -> abc.Generator[Piece]:
+    def generate(self, ids: TokenIds, request: Request | None = None) -> abc.Generator[Piece]:
         """The continuation of *ids*, piece by piece, from any thread; see :meth:`run`."""
         return self.run(self.prepare(ids, request))
 
@@ -401,7 +400,7 @@ class Scheduler:
         with self._lock:
             self.caches.drop_idle()
 
-    def check(self, ids: abc.Sequence[int], *, field: str = "prompt") -> None:
+    def check(self, ids: TokenIds, *, field: str = "prompt") -> None:
         """Check a prompt, which clients call *field*."""
         size = self.model.config.vocab_size
         if not len(ids):
@@ -411,7 +410,8 @@ class Scheduler:
                 f"the {field} has {len(ids):,} tokens, the context holds {self.context:,}",
                 hint="shorten the prompt or raise the context size",
             )
-        if min(ids) < 0 or max(ids) >= size:
+        smallest, largest = span_of(ids)
+        if smallest < 0 or largest >= size:
             raise UsageError(
                 f"the {field} has token ids outside the model's vocabulary of {size:,}",
                 hint="use the model's own tokenizer, and no token that it adds without a row",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.options import check_ids
@@ -11,13 +13,18 @@ from bitnet.runtime.request_checks import check_prompt, check_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from bitnet.formats.checkpoint import Prompts
     from bitnet.tokenizer import Tokenizer
+
+#: Ids of a text: an array from a tokenizer, a list from a caller.
+TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
 
 
 def encode_input(
     tokenizer: Tokenizer, name: str, text: str | Sequence[int], at_most: int | None = None
-) -> list[int]:
+) -> TokenIds:
     """Ids of *text*, at most so many; ids are checked and used unchanged.
 
     Errors call the text *name*.
@@ -25,7 +32,19 @@ def encode_input(
     if not isinstance(text, str):
         return check_ids(name, text, "a text or token ids")
     check_prompt(text)
-    return tokenizer.encode(text, at_most=at_most)
+    return tokenizer.encode_array(text, at_most=at_most)
+
+
+def as_list(ids: TokenIds) -> list[int]:
+    """*ids* as a list of Python's numbers, a new one."""
+    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+
+
+def span_of(ids: TokenIds) -> tuple[int, int]:
+    """The smallest and the largest of *ids*, of which there is at least one."""
+    if isinstance(ids, np.ndarray):
+        return int(ids.min()), int(ids.max())
+    return min(ids), max(ids)
 
 
 def text_ids(
@@ -35,7 +54,7 @@ def text_ids(
     *,
     room: tuple[int | None, int],
     truncate: bool,
-) -> list[int]:
+) -> TokenIds:
     """Ids of *prompt* and *text* to embed: those that fit, or, if not to *truncate*, all.
 
     *room* is the limit of the model's settings, if they have one, and its context; a text that is
@@ -46,7 +65,7 @@ def text_ids(
     if not isinstance(text, str):
         return encode_input(tokenizer, "input", text)
     if not prompt + text:
-        return tokenizer.encode("")
+        return tokenizer.encode_array("")
     ids = encode_input(tokenizer, "input", prompt + text, limit if truncate else None)
     if own_limit is not None and len(ids) > limit:
         raise _too_long(len(ids), limit)
@@ -60,7 +79,7 @@ def pair_ids(
     *,
     room: tuple[int | None, int],
     truncate: bool,
-) -> tuple[list[int], int]:
+) -> tuple[TokenIds, int]:
     """Ids of a *pair* of a query and a document, and the position where the document begins.
 
     The texts stand in *template*, or between the tokenizer's own tokens. To *truncate*, the longer
@@ -72,7 +91,7 @@ def pair_ids(
     for name, text in zip(("query", "document"), pair, strict=True):
         check_text(name, text)
     if template is not None:
-        ids = tokenizer.encode(_fill(template, *pair), add_special=False)
+        ids = tokenizer.encode_array(_fill(template, *pair), add_special=False)
         if len(ids) > limit:
             raise _too_long(len(ids), limit)
         return ids, 0

@@ -14,7 +14,7 @@ from bitnet.base.options import check_type
 from bitnet.families.heads import YES_NO
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import check_vectors
-from bitnet.runtime.text_ids import pair_ids, prompt_text, text_ids
+from bitnet.runtime.text_ids import TokenIds, pair_ids, prompt_text, text_ids
 from bitnet.tokenizer.chat import chat_template
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def shares(sequence: Sequence) -> NDArray[np.float32]:
 
 def prepare(
     model: Runnable, request: Request, *, truncate: bool = True
-) -> tuple[list[int], Request]:
+) -> tuple[TokenIds, Request]:
     """Ids of *request* for a vector or scores, and it with the place of a second text."""
     _check_head(model, request)
     room = model.text_limit, model.context

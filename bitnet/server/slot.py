@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.request import Request
     from bitnet.runtime.scheduler import Scheduler
     from bitnet.runtime.sequence import Sequence
+    from bitnet.runtime.text_ids import TokenIds
     from bitnet.server.narration import Narrate
     from bitnet.wire.presets import Preset
 
@@ -196,7 +197,7 @@ class Slot:
             with self._changed:
                 self._open -= sum(reservation)
 
-    def prepare(self, ids: list[int], request: Request) -> Sequence:
+    def prepare(self, ids: TokenIds, request: Request) -> Sequence:
         """A sequence for *ids* that does not run yet; thread-safe."""
         return self._scheduler.prepare(ids, request)
 

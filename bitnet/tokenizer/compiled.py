@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from bitnet._native import TokenizerEngine
     from bitnet.tokenizer.spec import TokenizerSpec
 
@@ -272,6 +275,13 @@ class NativeEngine:
             return self.encode_batch([text], parse_special=parse_special)[0]
         with self._translate_errors():
             return self._engine.encode(text, parse_special)
+
+    def encode_array(self, text: str, *, parse_special: bool) -> NDArray[np.int32]:
+        """Ids of *text* without BOS or EOS, as an array."""
+        with self._translate_errors():
+            ids = self._engine.encode_array(text, parse_special, thread_count())
+        # No vocabulary has so many ids that one of them would become negative.
+        return ids.view("int32")
 
     def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
         """Ids of each of *texts*, found on as many threads as a forward pass uses."""

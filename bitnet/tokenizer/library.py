@@ -36,6 +36,8 @@ from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, merges_by_score
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
     from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
@@ -258,6 +260,12 @@ class LibraryEngine:
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         """Ids of *text* without BOS or EOS."""
         return [id for id, *_ in self.spans(text, parse_special=parse_special)]
+
+    def encode_array(self, text: str, *, parse_special: bool) -> NDArray[np.int32]:
+        """Ids of *text* without BOS or EOS, as an array."""
+        import numpy as np
+
+        return np.array(self.encode(text, parse_special=parse_special), dtype=np.int32)
 
     def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
         """Ids of each of *texts*."""

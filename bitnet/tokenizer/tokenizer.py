@@ -17,6 +17,9 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from bitnet.tokenizer.decoding import Chain
     from bitnet.tokenizer.spec import TokenizerSpec
 
@@ -147,6 +150,31 @@ class Tokenizer:
             ids = self._engine.encode(text, parse_special=parse_special)
         return self._within_affixes(ids, at_most) if add_special else ids[:at_most]
 
+    def encode_array(
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        at_most: int | None = None,
+    ) -> NDArray[np.int32]:
+        """Ids of *text* as an array, ``(ids,)``; arguments and errors are those of :meth:`encode`.
+
+        Faster than :meth:`encode`, which makes a Python list of the same ids.
+        """
+        import numpy as np
+
+        if not isinstance(text, str):
+            raise wrong_type("text", text, "a text")
+        with _utf8():
+            ids = self._engine.encode_array(text, parse_special=parse_special)
+        if not add_special:
+            return ids[:at_most]
+
+        prefix, count, suffix = self._affixes(ids, at_most)
+        parts = (np.array(prefix, np.int32), ids[:count], np.array(suffix, np.int32))
+        return np.concatenate(parts)
+
     def encode_batch(
         self, texts: Iterable[str], *, add_special: bool = True, parse_special: bool = True
     ) -> list[list[int]]:
@@ -199,16 +227,26 @@ class Tokenizer:
         end = len(text)
         return [*first, *spans, *(TokenSpan(id, end, end) for id in whole[before + len(ids) :])]
 
-    def _adds_prefix(self, ids: list[int]) -> bool:
-        return bool(self._prefix) and ids[: len(self._prefix)] != self._prefix
+    def _adds_prefix(self, ids: Sequence[int] | NDArray[np.int32]) -> bool:
+        return bool(self._prefix) and list(ids[: len(self._prefix)]) != self._prefix
 
-    def _within_affixes(self, ids: list[int], at_most: int | None = None) -> list[int]:
+    def _affixes(
+        self, ids: Sequence[int] | NDArray[np.int32], at_most: int | None
+    ) -> tuple[list[int], int, list[int]]:
+        """Ids to put before *ids*, the number of *ids* between, and ids to put behind them."""
         prefix = self._prefix if self._adds_prefix(ids) else []
         suffix = self._suffix
-        if suffix and ids[-len(suffix) :] == suffix:
-            del ids[-len(suffix) :]
+        count = len(ids)
+        if suffix and list(ids[-len(suffix) :]) == suffix:
+            count -= len(suffix)
         if at_most is not None:
-            del ids[max(0, at_most - len(prefix) - len(suffix)) :]
+            room = max(0, at_most - len(prefix) - len(suffix))
+            count = min(count, room)
+        return prefix, count, suffix
+
+    def _within_affixes(self, ids: list[int], at_most: int | None = None) -> list[int]:
+        prefix, count, suffix = self._affixes(ids, at_most)
+        del ids[count:]
         ids[:0] = prefix
         ids += suffix
         return ids

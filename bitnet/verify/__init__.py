@@ -450,7 +450,7 @@ class _Examination:
         if "Hello" not in text:
             hint = "give another one: --chat-template FILE"
             return self._report("failed", f"it leaves the message out: {text!r}", hint)
-        count = len(tokenizer.encode(text, add_special=False))
+        count = tokenizer.count(text, add_special=False)
         text = f"renders; one short message is {count} tokens"
         odd = [description for _, description in self._odd_templates(tokenizer)]
         if odd:

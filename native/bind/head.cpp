@@ -50,13 +50,6 @@ struct BoundHead {
     }
 };
 
-template <class T>
-auto to_array(std::vector<T>&& values) {
-    auto* kept = new std::vector<T>(std::move(values));
-    const nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner);
-}
-
 bool bind_build(const BoundHead& s, int64_t begin, int64_t end) {
     require(begin >= 0 && begin <= end && end <= head_tiles(s.m.rows), "tiles are out of range");
     const Computing computing;

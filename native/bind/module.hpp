@@ -6,6 +6,8 @@
 #include <nanobind/ndarray.h>
 
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "ops/ops.hpp"
 #include "system/thread_pool.hpp"
@@ -75,6 +77,14 @@ using Floats = Array<const float>;
 using OutFloats = Array<float>;
 using Bytes = Array<const uint8_t>;
 using OutBytes = Array<uint8_t>;
+
+// The numbers as NumPy's array, which keeps them: they are not copied.
+template <class T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> to_array(std::vector<T>&& values) {
+    auto* kept = new std::vector<T>(std::move(values));
+    const nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    return {kept->data(), {kept->size()}, owner};
+}
 
 inline Type known_type(int type) {
     require(type >= 0 && type < kTypes, "unknown weight type");

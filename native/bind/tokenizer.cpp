@@ -102,6 +102,32 @@ public:
         return list.take();
     }
 
+    // The ids that encode lists, without a number of Python's for each.
+    nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> encode_array(nb::str text, bool parse_special,
+                                                               size_t threads) {
+        const std::string_view input = utf8(text);
+        Ids ids;
+        ManyTexts many(engine_, parse_special, threads);
+        {
+            const Released released;
+            many.add(input);
+            many.end();
+        }
+        while (many.pending()) {
+            {
+                const Released released;
+                while (!many.is_ready()) many.help();
+            }
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            ManyTexts::Encoded part = many.take();
+            if (ids.empty())
+                ids = std::move(part.ids);
+            else
+                ids.insert(ids.end(), part.ids.begin(), part.ids.end());
+        }
+        return to_array(std::move(ids));
+    }
+
     // Lists of ids, one for each text.
     nb::list encode_many(nb::list texts, bool parse_special, size_t threads) {
         std::vector<nb::object> kept;  // whatever happens to the list meanwhile
@@ -287,6 +313,7 @@ void bind_tokenizer(nb::module_& m) {
     nb::class_<PyTokenizer>(m, "TokenizerEngine")
         .def(nb::init<nb::handle>(), "buffer"_a)
         .def("encode", &PyTokenizer::encode, "text"_a, "parse_special"_a)
+        .def("encode_array", &PyTokenizer::encode_array, "text"_a, "parse_special"_a, "threads"_a)
         .def("encode_many", &PyTokenizer::encode_many, "texts"_a, "parse_special"_a, "threads"_a)
         .def("spans", &PyTokenizer::spans, "text"_a, "parse_special"_a)
         .def("token_spelling", &PyTokenizer::token_spelling, "id"_a)

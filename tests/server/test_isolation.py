@@ -225,13 +225,16 @@ def test_a_worker_that_drains_says_so_on_new_connections(serving, slow):
 def test_texts_are_prepared_in_threads_of_their_own(worker, monkeypatch):
     names = []
     tokenizer = type(worker.slot.model.tokenizer)
-    encode = tokenizer.encode
 
-    def noted(self, *args, **more):
-        names.append(threading.current_thread().name)
-        return encode(self, *args, **more)
+    def noting(encode):
+        def noted(self, *args, **more):
+            names.append(threading.current_thread().name)
+            return encode(self, *args, **more)
 
-    monkeypatch.setattr(tokenizer, "encode", noted)
+        return noted
+
+    monkeypatch.setattr(tokenizer, "encode", noting(tokenizer.encode))
+    monkeypatch.setattr(tokenizer, "encode_array", noting(tokenizer.encode_array))
     worker.post("/v1/inference", LONG)
     worker.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 1})
     worker.post("/v1/chat/completions", CHAT)
