@@ -392,9 +392,13 @@ class ModelConfig:
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """Its different position embeddings."""
-        kinds = Attention | LatentAttention
-        ropes = (mixer.rope for mixer in self.mixers() if isinstance(mixer, kinds))
-        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+        ropes: dict[Rope, None] = {}
+        for mixer in self.mixers():
+            if isinstance(mixer, LatentAttention) and not mixer.rotates:
+                continue
+            if isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None:
+                ropes[mixer.rope] = None
+        return tuple(ropes)
 
     def regime(self, reach: int) -> tuple[int, ...]:
         """Key of the RoPE frequencies for a prompt; prompts with equal keys can share a cache."""

@@ -85,6 +85,9 @@ def kimi_delta(write: Builder, mixer: KimiDelta, h: Register, scale: float) -> R
         ("ssm_f_a", low),
         ("ssm_g_a", low),
     )
+    write.mark("kda_q", q)
+    write.mark("kda_k", k)
+    write.mark("kda_v", v)
     write.mark("beta", beta)
     cache = write.next_cache()
     mixed = write.convolve(
@@ -104,7 +107,9 @@ def kimi_delta(write: Builder, mixer: KimiDelta, h: Register, scale: float) -> R
     write.mark("attn_output", read)
     write.select_outputs()
     gate = write.linear(gates, "ssm_g_b", width)
-    gated = write.gate(gate, write.norm(read, "ssm_norm", low), "sigmoid")
+    normed = write.norm(read, "ssm_norm", low)
+    write.mark("kda_normed", normed)
+    gated = write.gate(gate, normed, "sigmoid")
     write.mark("kda_gated", gated)
     return write.linear(gated, "attn_output", write.decoder.dim, scale=scale)  # (T, dim)
 
@@ -129,16 +134,22 @@ def mamba1(write: Builder, mixer: Mamba1, h: Register, scale: float) -> Register
     """A state of N numbers for each of C channels, whose steps are made of R numbers."""
     width = mixer.width
     size = mixer.state_size
-    x, z = write.split(write.linear(h, "ssm_in", 2 * width), width, width)  # (T, C), twice
+    both = write.linear(h, "ssm_in", 2 * width)
+    write.mark("mamba_in", both)
+    x, z = write.split(both, width, width)  # (T, C), twice
     cache = write.next_cache()
     x = write.convolve(x, "ssm_conv1d", mixer.kernel, cache=cache, silu=True)
     write.mark("mamba_conv", x)
     low = write.linear(x, "ssm_x", mixer.step_rank + 2 * size)
+    write.mark("mamba_dt_b_c", low)
     dt, b, c = write.split(low, mixer.step_rank, size, size)  # (T, R), twice (T, N)
     if mixer.norms == "weighted":
         dt = write.norm(dt, "ssm_dt_norm", eps=mixer.eps)
         b = write.norm(b, "ssm_b_norm", eps=mixer.eps)
         c = write.norm(c, "ssm_c_norm", eps=mixer.eps)
+        write.mark("mamba_dt_normed", dt)
+        write.mark("mamba_b_normed", b)
+        write.mark("mamba_c_normed", c)
     elif mixer.norms == "bare":
         dt, b, c = (write.norm_without_weight(part, part.width, mixer.eps) for part in (dt, b, c))
     dt = write.linear(dt, "ssm_dt", width, biased=True)  # (T, C)
