@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 EMBEDDINGS = "embed"  # input of the first block
 BLOCK = "l_out-"  # output of a block, by its number
 LOGITS = "result_output"
+_BEFORE_GATE = "kda_normed"
 _LAST_NORM = "result_norm"
 #: Methods of ``quantization_config`` whose tensors are read as they are stored.
 _READ_AS_STORED = ("bitnet", "mxfp4")
@@ -60,6 +61,8 @@ def keys_of(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, tuple[str,
         is_whole = not source.is_part and not source.then
         if is_whole and _end(source.weight) not in changed:
             keys[name] = (f"{stem(source.weight)} out", source.scale)
+    # One module of transformers is this norm and the gate behind it.
+    keys = {name: key for name, key in keys.items() if not name.startswith(_BEFORE_GATE)}
     keys.setdefault(_LAST_NORM, ("output in", 1.0))
     named = [LOGITS, *(f"{BLOCK}{number}" for number in range(config.n_layers))]
     if not any(name in checkpoint.weights for name in _ON_EMBEDDINGS):

@@ -297,7 +297,9 @@ def _kinds(
         elif isinstance(step, instructions.Rotate):
             rounds.append("rotation")
         elif isinstance(step, (DeltaRule, SelectiveScan)):
-            rounds.append("state")
+            # llama.cpp divides by products of the decays of rows, chunk by chunk (KDA)
+            is_by_row = isinstance(step, DeltaRule) and step.alpha.width > step.beta.width
+            rounds.append("gate" if is_by_row and arithmetic != "float32" else "state")
         worst: Kind = max(rounds, key=get_args(Kind).index, default="sum")
         kinds |= dict.fromkeys(results(step), worst)
     return mark_kinds | {"result_output": product("output.weight")}
