@@ -392,13 +392,10 @@ class ModelConfig:
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """Its different position embeddings."""
-        ropes: dict[Rope, None] = {}
-        for mixer in self.mixers():
-            if isinstance(mixer, LatentAttention) and not mixer.rotates:
-                continue
-            if isinstance(mixer, Attention | LatentAttention) and mixer.rope is not None:
-                ropes[mixer.rope] = None
-        return tuple(ropes)
+        usual = [mixer.rope for mixer in self.mixers() if isinstance(mixer, Attention)]
+        latent = [mixer for mixer in self.mixers() if isinstance(mixer, LatentAttention)]
+        ropes = [*usual, *(mixer.rope for mixer in latent if mixer.rotates)]
+        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     def regime(self, reach: int) -> tuple[int, ...]:
         """Key of the RoPE frequencies for a prompt; prompts with equal keys can share a cache."""
