@@ -10,15 +10,9 @@ from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.base.invocation import shell_quote
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
-from bitnet.tokenizer import vocabularies
-from bitnet.tokenizer.limits import damage_error, refusal
+from bitnet.tokenizer.limits import damage_error
 from bitnet.tokenizer.sentencepiece_model import spec_from_sentencepiece
 from bitnet.tokenizer.side_files import TokenizerFile, read_json
-from bitnet.tokenizer.spec import (
-    END_OF_GENERATION,
-    AddedToken,
-    TokenizerSpec,
-)
 from bitnet.tokenizer.tiktoken_file import (
     RANK_LINE,
     is_tekken,
@@ -27,11 +21,13 @@ from bitnet.tokenizer.tiktoken_file import (
 )
 from bitnet.tokenizer.tokenizer_class import prefers_tekken
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
-from bitnet.tokenizer.vocabularies import LazySequence, bpe_spec, pair_merges
+from bitnet.tokenizer.vocabulary_files import spec_from_vocabulary
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection
+
+    from bitnet.tokenizer.spec import TokenizerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +35,6 @@ logger = logging.getLogger(__name__)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 # Files of two kinds of tokenizers: without tokenizer.json nothing says which one is the model's.
 _UNDECIDED = (("tokenizer.model", "tekken.json"), ("tokenizer.model", "vocab.json"))
-_USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
-_GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "RobertaTokenizerFast")
 
 
 def spec_from_file(
@@ -54,7 +48,7 @@ def spec_from_file(
     name = file.path.name
     data = file.data
     if name in ("vocab.json", "merges.txt"):
-        return _vocab_merges(file)
+        return spec_from_vocabulary(file)
     if name == "tokenizer.json" or data[:64].lstrip()[:1] == b"{":
         return (
             spec_from_tekken(file) if is_tekken(file.document) else spec_from_tokenizer_json(file)
@@ -129,59 +123,3 @@ def _other_kind(path: Path, head: bytes) -> InvalidFormat:
         what, hint = recognized
         return InvalidFormat(f"{neither} but {what}", hint=hint)
     return damage_error(f"{neither}: it begins with {head!r}")
-
-
-def _vocab_merges(file: TokenizerFile) -> TokenizerSpec:
-    """The byte-level BPE in ``vocab.json`` and ``merges.txt``."""
-    vocab, merges = (
-        TokenizerFile(file.path.with_name(name), file.pre, file.files)
-        for name in ("vocab.json", "merges.txt")
-    )
-    vocabulary = vocab.document
-    side = vocab.side
-    are_ids = isinstance(vocabulary, dict) and sorted(vocabulary.values()) == [
-        *range(len(vocabulary))
-    ]
-    if not are_ids:
-        raise damage_error(f"{vocab.path} is not a vocabulary: ids from 0 on by token are expected")
-    lines = [line.removesuffix("\r") for line in merges.data.decode("utf-8", "replace").split("\n")]
-    lines = [line for line in lines if line and not line.startswith("#version")]
-    name = _recognize_pre(lines, vocab)
-    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    usual = (text for text in _USUAL_SPECIAL if text in vocabulary)
-    special = {vocabulary[text]: AddedToken(vocabulary[text], text) for text in usual}
-    special.update((token.id, token) for token in side.added)
-    tokens += [""] * (max(special, default=-1) + 1 - len(tokens))
-    for token in special.values():
-        tokens[token.id] = token.text
-    by_text = {token.text: id for id, token in sorted(special.items())}
-    spec = bpe_spec(
-        name,
-        tokens=tokens,
-        merges=LazySequence(len(lines), lambda: pair_merges(lines, tokens), raw=lines),
-        added=tuple(special[id] for id in sorted(special)),
-        byte_level=True,
-        source=str(vocab.path),
-        **side.ends(by_text, bos=(None, False), eos=(None, False)),
-    )
-    return side.complete(spec, vocab.data, merges.data)
-
-
-def _recognize_pre(lines: list[str], vocab: TokenizerFile) -> str:
-    if any(line.endswith("</w>") for line in lines):
-        raise refusal(
-            f"{vocab.path} is a vocabulary like CLIP's, with the ends of words in its tokens: it"
-            " does not say how text is normalized and cut"
-        )
-    if vocab.pre:
-        return vocab.pre
-    vocabulary = vocabularies.identify_merges(len(lines), lambda: vocabularies.fingerprint(lines))
-    if vocabulary is not None:
-        return vocabulary.pre
-    if vocab.side.config.get("tokenizer_class") in _GPT2_CLASSES:
-        return "gpt-2"
-    raise TokenizerNotFound(
-        f"{vocab.path} and its {len(lines):,} merges are not a known vocabulary, and the files do"
-        " not say how text is cut into words",
-        hint="say which with --pre NAME, or name the model's own tokenizer.json",
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import struct
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from bitnet.tokenizer.limits import GROWTH, damage_error, reading, refusal
 from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, TokenizerSpec, TokenType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from bitnet.tokenizer.side_files import TokenizerFile
 
@@ -167,6 +167,26 @@ def charsmaps_of(spec: TokenizerSpec) -> list[bytes]:
         with reading(spec.source, "tokenizer with a character map"):
             charsmaps.append(base64.b64decode(text, validate=True))
     return charsmaps
+
+
+def find_charsmap(normalizer: Any) -> str | None:
+    """The first precompiled character map of a normalizer."""
+    for step in _steps((normalizer,)):
+        if step.get("type") == "Precompiled" and "precompiled_charsmap" in step:
+            return str(step["precompiled_charsmap"])
+    return None
+
+
+def _steps(sections: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    """The steps of *sections*, and those inside of sequences."""
+    for section in sections:
+        if not isinstance(section, dict):
+            continue
+        yield section
+        for key in ("normalizers", "pretokenizers", "decoders"):
+            inner = section.get(key)
+            if isinstance(inner, list):
+                yield from _steps(inner)
 
 
 def check_charsmap(blob: bytes) -> None:

@@ -32,10 +32,11 @@ from bitnet.tokenizer.former_classes import (
     template_processor,
 )
 from bitnet.tokenizer.limits import refusal
+from bitnet.tokenizer.sentencepiece_model import find_charsmap
 from bitnet.tokenizer.side_files import ROLES, read_token_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from bitnet.base.errors import Unsupported
     from bitnet.tokenizer.side_files import SideFiles
@@ -63,6 +64,26 @@ def prefers_tekken(model_config: dict[str, Any]) -> bool:
     """True if transformers reads ``tekken.json`` rather than ``tokenizer.json`` for this model."""
     registered = _table()["model_types"].get(model_config.get("model_type"))
     return bool(registered == "MistralCommonBackend")
+
+
+def builds_byte_level(name: Any) -> bool:
+    """True if the class *name* builds the steps of a byte-level BPE from a vocabulary."""
+    row = _row_named(name)
+    return row.get("model") == "BPE" and '"ByteLevel"' in json.dumps(row.get("sections"))
+
+
+def builds_ends(name: Any) -> bool:
+    """True if the class *name* puts tokens of its own choice around a text."""
+    sections = _row_named(name).get("sections", ())
+    own = [each["post_processor"] for each in sections if isinstance(each, dict)]
+    return any(processor != "that of the file" for processor in own)
+
+
+def _row_named(name: Any) -> dict[str, Any]:
+    classes = _table()["classes"]
+    row = classes.get(name.removesuffix("Fast"), {}) if isinstance(name, str) else {}
+    named: dict[str, Any] = classes.get(row.get("same_as"), row)
+    return named
 
 
 def apply_side_files(
@@ -405,7 +426,7 @@ class _Reading:
         if kind != self._row["model"]:
             text = f"builds a {self._row['model']} model, and tokenizer.json has a {kind} model"
             raise self._refuse("tokenizer_class", self._class, text)
-        charsmap = _charsmap(self._file.get("normalizer"))
+        charsmap = find_charsmap(self._file.get("normalizer"))
         sections = self._fill(self._variant(charsmap is not None), charsmap)
         made = {**sections["model"], "vocab": model["vocab"]}
         if kind == "BPE":
@@ -473,23 +494,3 @@ class _Reading:
         if id is None:
             raise self._refuse("tokenizer_class", self._class, f"needs the token {text!r:.40}")
         return id
-
-
-def _charsmap(normalizer: Any) -> str | None:
-    """The first precompiled character map of a normalizer."""
-    for step in _steps((normalizer,)):
-        if step.get("type") == "Precompiled" and "precompiled_charsmap" in step:
-            return str(step["precompiled_charsmap"])
-    return None
-
-
-def _steps(sections: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """The steps of *sections*, and those inside of sequences."""
-    for section in sections:
-        if not isinstance(section, dict):
-            continue
-        yield section
-        for key in ("normalizers", "pretokenizers", "decoders"):
-            inner = section.get(key)
-            if isinstance(inner, list):
-                yield from _steps(inner)

@@ -3,6 +3,7 @@ import json
 
 import pytest
 from rank_files import write_ranks
+from tokenizer_folders import _byte_vocabulary
 from tokenizers import AddedToken as LibraryToken
 from tokenizers import (
     Tokenizer,
@@ -15,6 +16,7 @@ from tokenizers import (
 )
 
 from bitnet.base.errors import InvalidFormat, NotFound, TokenizerNotFound, Unsupported
+from bitnet.tokenizer import load_tokenizer
 from bitnet.tokenizer.from_files import (
     spec_from_file,
     spec_from_folder,
@@ -281,3 +283,38 @@ def test_a_file_is_told_by_its_content(tmp_path):
     save(byte_level(), tmp_path / "renamed.bin")
     assert spec_from_file(tmp_path / "renamed.bin").model == "bpe"
     assert spec_from_file(write_ranks(tmp_path / "x.txt", 256), pre="gpt-2").byte_level
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "ids"),
+    [
+        # ids of transformers 5.24 for " the<s>the"
+        ("GPT2Tokenizer", {}, [268, 66, 121, 68, 263]),
+        ("GPT2Tokenizer", {"add_bos_token": True, "bos_token": "<s>"}, [0, 268, 0, 263]),
+        ("RobertaTokenizer", {}, [0, 268, 0, 263, 2]),
+        ("BartTokenizerFast", {}, [0, 268, 0, 263, 2]),
+        ("Qwen2Tokenizer", {"add_prefix_space": True}, [268, 38, 66, 121, 38, 68, 263]),
+    ],
+)
+def test_a_vocabulary_of_a_class_is_cut_and_ended_as_the_class_does(name, keys, ids, tmp_path):
+    vocabulary_of_a_class(tmp_path, name, keys)
+    assert load_tokenizer(tmp_path).encode(" the<s>the") == ids
+
+
+def test_a_vocabulary_whose_class_has_ends_of_its_own_names_the_key_for_others(tmp_path):
+    vocabulary_of_a_class(tmp_path, "RobertaTokenizer", {"add_bos_token": True})
+    with pytest.raises(Unsupported, match="add_bos_token"):
+        load_tokenizer(tmp_path)
+
+
+def vocabulary_of_a_class(folder, name, keys):
+    """``vocab.json`` and ``merges.txt`` of no known tokenizer, and *keys* of the class *name*."""
+    tokens, merges = _byte_vocabulary()
+    texts = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>", *tokens]
+    files = {
+        "vocab.json": json.dumps({text: id for id, text in enumerate(texts)}),
+        "merges.txt": "\n".join(" ".join(pair) for pair in merges),
+        "tokenizer_config.json": json.dumps({"tokenizer_class": name, **keys}),
+    }
+    for file, content in files.items():
+        (folder / file).write_text(content, encoding="utf-8")

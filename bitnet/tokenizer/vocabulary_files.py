@@ -1,0 +1,141 @@
+"""A byte-level BPE in ``vocab.json`` and ``merges.txt``.
+
+The files say neither how text is cut into words nor what is put around it. A class of transformers
+that builds both from a vocabulary says so, as for a ``tokenizer.json``; without one, the published
+vocabularies are known by their merges.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from bitnet.base.errors import TokenizerNotFound
+from bitnet.tokenizer import vocabularies
+from bitnet.tokenizer.former_classes import template_processor
+from bitnet.tokenizer.limits import damage_error, refusal
+from bitnet.tokenizer.side_files import TokenizerFile
+from bitnet.tokenizer.spec import END_OF_GENERATION, AddedToken, TokenizerSpec
+from bitnet.tokenizer.tokenizer_class import builds_byte_level, builds_ends
+from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
+from bitnet.tokenizer.vocabularies import LazySequence, bpe_spec, pair_merges
+
+_USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
+_ADDING = ("add_bos_token", "add_eos_token")
+
+
+def spec_from_vocabulary(file: TokenizerFile) -> TokenizerSpec:
+    """The tokenizer in ``vocab.json`` and ``merges.txt``, one of which is *file*."""
+    vocab, merges = (
+        TokenizerFile(file.path.with_name(name), file.pre, file.files)
+        for name in ("vocab.json", "merges.txt")
+    )
+    vocabulary = vocab.document
+    are_ids = isinstance(vocabulary, dict) and sorted(vocabulary.values()) == [
+        *range(len(vocabulary))
+    ]
+    if not are_ids:
+        raise damage_error(f"{vocab.path} is not a vocabulary: ids from 0 on by token are expected")
+    lines = [line.removesuffix("\r") for line in merges.data.decode("utf-8", "replace").split("\n")]
+    lines = [line for line in lines if line and not line.startswith("#version")]
+    if any(line.endswith("</w>") for line in lines):
+        raise refusal(
+            f"{vocab.path} is a vocabulary like CLIP's, with the ends of words in its tokens: it"
+            " does not say how text is normalized and cut"
+        )
+    side = vocab.side
+    name = side.config.get("tokenizer_class") or side.model_config.get("tokenizer_class")
+    if not vocab.pre and builds_byte_level(name):
+        return _as_class(vocab, vocabulary, lines, merges.data)
+    return _as_known(vocab, vocabulary, lines, merges.data)
+
+
+def _as_class(
+    vocab: TokenizerFile, vocabulary: dict[str, int], lines: list[str], merges: bytes
+) -> TokenizerSpec:
+    """The tokenizer that the class of the folder builds of its *vocabulary* and merges."""
+    document: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder")),
+        "model": {
+            "type": "BPE",
+            "vocab": vocabulary,
+            "merges": [line.split(" ") for line in lines],
+        },
+    }
+    spec = spec_from_tokenizer_json(_Built(vocab, document, merges))
+    config = vocab.side.config
+    stated = [key for key in _ADDING if key in config]
+    if not stated:
+        return spec
+
+    # Either key replaces what the class puts around a text.
+    is_former = str(vocab.side.model_config.get("transformers_version")).startswith("4.")
+    if is_former and config.get("add_eos_token"):
+        raise refusal(
+            f"{vocab.path}: tokenizer_config.json has add_eos_token: true, which versions of"
+            " transformers follow and do not follow"
+        )
+    if builds_ends(config.get("tokenizer_class")):
+        raise refusal(
+            f"{vocab.path}: tokenizer_config.json has {stated[0]}, and its class puts other tokens"
+            " around a text"
+        )
+    roles = dict(spec.template_tokens)
+    ids = {spec.tokens[id]: id for id in (token.id for token in spec.added)}
+    around = []
+    for role in ("bos", "eos"):
+        text = roles.get(f"{role}_token") if config.get(f"add_{role}_token") else None
+        around.append((text, ids[text]) if text in ids else None)
+    document["post_processor"] = template_processor(*around)
+    return spec_from_tokenizer_json(_Built(vocab, document, merges))
+
+
+class _Built(TokenizerFile):
+    """A ``tokenizer.json`` that is not on disk, of the vocabulary in *vocab*."""
+
+    def __init__(self, vocab: TokenizerFile, document: dict[str, Any], merges: bytes) -> None:
+        super().__init__(vocab.path, vocab.pre, vocab.files)
+        self.document = document
+        self.data = json.dumps(document).encode() + merges
+        config = {**vocab.side.model_config, "transformers_version": None}
+        self.side = replace(vocab.side, model_config=config)  # both versions build these steps
+
+
+def _as_known(
+    vocab: TokenizerFile, vocabulary: dict[str, int], lines: list[str], merges: bytes
+) -> TokenizerSpec:
+    """The tokenizer of a published *vocabulary*, or cut as the caller of *vocab* names."""
+    side = vocab.side
+    name = vocab.pre or _recognize_pre(lines, vocab)
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    usual = (text for text in _USUAL_SPECIAL if text in vocabulary)
+    special = {vocabulary[text]: AddedToken(vocabulary[text], text) for text in usual}
+    special.update((token.id, token) for token in side.added)
+    tokens += [""] * (max(special, default=-1) + 1 - len(tokens))
+    for token in special.values():
+        tokens[token.id] = token.text
+    by_text = {token.text: id for id, token in sorted(special.items())}
+    spec = bpe_spec(
+        name,
+        tokens=tokens,
+        merges=LazySequence(len(lines), lambda: pair_merges(lines, tokens), raw=lines),
+        added=tuple(special[id] for id in sorted(special)),
+        byte_level=True,
+        source=str(vocab.path),
+        **side.ends(by_text, bos=(None, False), eos=(None, False)),
+    )
+    return side.complete(spec, vocab.data, merges)
+
+
+def _recognize_pre(lines: list[str], vocab: TokenizerFile) -> str:
+    vocabulary = vocabularies.identify_merges(len(lines), lambda: vocabularies.fingerprint(lines))
+    if vocabulary is not None:
+        return vocabulary.pre
+    raise TokenizerNotFound(
+        f"{vocab.path} and its {len(lines):,} merges are not a known vocabulary, and the files do"
+        " not say how text is cut into words",
+        hint="say which with --pre NAME, or name the model's own tokenizer.json",
+    )
