@@ -94,16 +94,16 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
     A failure before anything has been sent is raised.
     """
     body = await body_of(request, form)
-    use = form.use(body)
-    if use.action == "unload":
+    action, idle_s = form.use(body)
+    if action == "unload":
         _unload(request.app.state.models, body["model"])
-        return JSONResponse(form.empty_reply(body, use.action))
+        return JSONResponse(form.empty_reply(body, action))
 
     slot = await open_slot(request, body["model"])
-    request.app.state.models.keep(slot, use.idle_s)
+    request.app.state.models.keep(slot, idle_s)
     headers = name_ignored(request, slot, form, body)
-    if use.action == "load":
-        return JSONResponse(form.empty_reply(body, use.action), headers=headers)
+    if action == "load":
+        return JSONResponse(form.empty_reply(body, action), headers=headers)
 
     head = _head_of(request, slot, form, body)
     if _wants_events(form, body):

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     Body = Mapping[str, Any]
     Default = Request | None  # what a body leaves out
     Served = LanguageModel | None  # the model that answers, where it is known
+    #: What a body has its model do, and the seconds without a request after which the model may be
+    #: unloaded; None: those of the worker.
+    ModelUse = tuple[Literal["answer", "load", "unload"], float | None]
 
 
 _MESSAGE = re.compile(r"messages\.(\d+)")
@@ -81,18 +84,9 @@ def _refuse_to_answer(*_: Any) -> Any:
     raise AssertionError
 
 
-@dataclass(frozen=True)
-class ModelUse:
-    """Order of a body for its model: answer, or only load or unload it."""
-
-    action: Literal["answer", "load", "unload"] = "answer"
-    #: Seconds without a request after which the model may be unloaded; None: as the worker does.
-    idle_s: float | None = None
-
-
 def answer_only(_: Body) -> ModelUse:
     """Use of the model by a body whose dialect has no fields for it."""
-    return ModelUse()
+    return "answer", None
 
 
 @dataclass(frozen=True)

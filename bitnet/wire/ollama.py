@@ -16,7 +16,7 @@ from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import check_vectors
 from bitnet.wire.embeddings import MAX_TEXTS, texts_of, to_embed, vectors_of
 from bitnet.wire.fields import DIALECTS, NAMES, TOP_LOGPROBS, schemas_by_name, with_defaults
-from bitnet.wire.forms import Form, ModelUse
+from bitnet.wire.forms import Form
 from bitnet.wire.gaps import gap_prompt
 from bitnet.wire.logprobs import chat_logprobs
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import TokenLogprob
-    from bitnet.wire.forms import Body, Default, Events, Pieces, Served
+    from bitnet.wire.forms import Body, Default, Events, ModelUse, Pieces, Served
 
 PREFIX = "/api/"  # of the addresses
 STREAM = "lines"
@@ -226,7 +226,7 @@ def read_generate_use(body: Body) -> ModelUse:
 
 def read_embedding_use(body: Body) -> ModelUse:
     """Use of the model by *body*, as :data:`EMBED` or :data:`EMBED_ONE` reads it."""
-    return ModelUse(idle_s=_idle_seconds(body))
+    return "answer", _idle_seconds(body)
 
 
 def _read_use(body: Body, prompt: str) -> ModelUse:
@@ -236,10 +236,10 @@ def _read_use(body: Body, prompt: str) -> ModelUse:
     """
     idle_s = _idle_seconds(body)
     if body[prompt]:
-        return ModelUse("answer", idle_s)
+        return "answer", idle_s
     if idle_s == 0:
-        return ModelUse("unload", idle_s)
-    return ModelUse("load", idle_s)
+        return "unload", idle_s
+    return "load", idle_s
 
 
 def _idle_seconds(body: Body) -> float | None:

@@ -13,7 +13,6 @@ from tool_models import CITIES, WEATHER
 
 from bitnet import load
 from bitnet.base.errors import UsageError
-from bitnet.wire.forms import ModelUse
 from bitnet.wire.ollama import CHAT, EMBED, EMBED_ONE, GENERATE
 from bitnet.wire.routes import COMPUTED, ROUTES
 
@@ -47,13 +46,13 @@ VECTORS = (EMBED.name, EMBED_ONE.name)  # an empty text has a vector
 )
 def test_a_body_without_a_prompt_loads_or_unloads(form, field, prompt, empty, keep_alive, idle_s):
     body = {"model": "tiny", "keep_alive": keep_alive}
-    assert form.use(form.read(body | {field: prompt})) == ModelUse("answer", idle_s)
+    assert form.use(form.read(body | {field: prompt})) == ("answer", idle_s)
     without = form.read(body | {field: empty})
     if form.name in VECTORS:
-        assert form.use(without) == ModelUse("answer", idle_s)
+        assert form.use(without) == ("answer", idle_s)
         return
     action = "unload" if idle_s == 0 else "load"
-    assert form.use(without) == form.use(form.read(body)) == ModelUse(action, idle_s)
+    assert form.use(without) == form.use(form.read(body)) == (action, idle_s)
     reply = form.empty_reply(without, action)
     assert (reply["model"], reply["done"], reply["done_reason"]) == ("tiny", True, action)
 
