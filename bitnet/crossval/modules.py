@@ -65,7 +65,8 @@ def keys_of(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, tuple[str,
     keys = {name: key for name, key in keys.items() if not name.startswith(_BEFORE_GATE)}
     keys.setdefault(_LAST_NORM, ("output in", 1.0))
     named = [LOGITS, *(f"{BLOCK}{number}" for number in range(config.n_layers))]
-    if not any(name in checkpoint.weights for name in _ON_EMBEDDINGS):
+    has_more = any(name in checkpoint.weights for name in _ON_EMBEDDINGS)
+    if not (has_more or config.embedding_norm):
         named.append(EMBEDDINGS)
     return keys | {name: (name, 1.0) for name in named}
 

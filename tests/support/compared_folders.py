@@ -12,6 +12,8 @@ from tiny_models import TOKENS
 WRITERS = {case: model for case, model in (DENSE | MIXED).items() if model[0] != "MiniCPM"}
 # The epsilon of its configuration, 1e-8, is too small for a mistake in it to be seen.
 WRITERS["helium"] = ("Helium", DENSE["helium"][1] | {"rms_norm_eps": 1e-6})
+# transformers 5.24 sets the row of a padding token to zero when it loads this model.
+WRITERS["youtu"] = ("Youtu", DENSE["youtu"][1] | {"pad_token_id": None})
 
 # Only these read the epsilon of their configuration; DistilBERT has 1e-12.
 _EPSILON = {"layer_norm_eps": 1e-5}
