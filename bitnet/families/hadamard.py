@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from bitnet.families.keys import Keys
 
-_PREFIX = "prism.hadamard."
+#: Beginning of the keys.
+PREFIX = "prism.hadamard."
 _KNOWN = {
     "version": 1,
     "transform": "normalized-sylvester-walsh-hadamard",
@@ -60,9 +61,9 @@ class HadamardBasis:
 def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
     """The basis that *checkpoint* names; ``None``: its weights are not rotated."""
     keys = {
-        key.removeprefix(_PREFIX): value
+        key.removeprefix(PREFIX): value
         for key, value in checkpoint.metadata.items()
-        if key.startswith(_PREFIX)
+        if key.startswith(PREFIX)
     }
     if not keys:
         return None
@@ -70,7 +71,7 @@ def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
         if not is_right:
             error = InvalidFormat if key in _READ else Unsupported
             raise error(
-                f"{checkpoint.path.name}: {_PREFIX}{key} is {keys.get(key)!r:.80}, expected "
+                f"{checkpoint.path.name}: {PREFIX}{key} is {keys.get(key)!r:.80}, expected "
                 f"{expected}: the weights are in a basis that is not known",
                 hint="update bitnet, fetch the file again, or choose another file of this model",
             )

@@ -13,7 +13,7 @@ from bitnet.families.blocks import Branch, FeedForward, Mamba1, Mixer
 from bitnet.families.dense import ModelConfig, attention, model_of, per_layer, sizes, usual_block
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import LlamaCppSupport, Values, register, register_variant
-from bitnet.families.keys import Config, Keys, neutral, read, reads
+from bitnet.families.keys import Config, Keys, contradiction, neutral, read, reads
 from bitnet.families.states import CONVOLUTION_KEYS
 
 if TYPE_CHECKING:
@@ -134,8 +134,27 @@ register_variant(
 )
 
 
+def _check_experts(keys: Keys, layers: int) -> None:
+    """Refuse a folder with experts in other layers than its ``config.json`` says."""
+    if keys.config is None:
+        return
+    period = keys.config.get("expert_layer_period", 2)
+    offset = keys.config.get("expert_layer_offset", 1)
+    has_several = keys.config.get("num_experts", 16) > 1
+    for layer in range(layers):
+        is_expected = has_several and layer % period == offset
+        if is_expected != (f"blk.{layer}.ffn_gate_inp.weight" in keys.weights):
+            experts_there = "no experts" if is_expected else "experts"
+            raise contradiction(
+                keys,
+                f"layer {layer} has {experts_there}, against expert_layer_period = {period} and "
+                f"expert_layer_offset = {offset}",
+            )
+
+
 def _jamba(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
+    _check_experts(keys, model_sizes.layers)
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
     state = _mamba1(keys)
     network = FeedForward(model_sizes.ffn)

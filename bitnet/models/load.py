@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
+from bitnet.families import hadamard
 from bitnet.families.config_values import list_sizes
 from bitnet.families.family import architecture_refusal, check_keys, families, find_zero, of_gguf
-from bitnet.families.hadamard import hadamard_basis
 from bitnet.families.heads import RANKS, classifier, projections
 from bitnet.families.keys import COMPARE, refusal, value_refusal
 from bitnet.formats.checkpoint import has_input_norms
@@ -47,12 +47,13 @@ def config_from(checkpoint: Checkpoint) -> ModelConfig:
         if scale and abs(scale - usual) > 1e-4 * usual:
             why = f"only {usual:g}, one over the root of the head's width, is computed"
             raise value_refusal(checkpoint, "attention.scale", scale, why)
+    is_rotated = any(key.startswith(hadamard.PREFIX) for key in checkpoint.metadata)
     of_checkpoint: dict[str, Any] = {
         "pooling": _pooling(checkpoint, config),
         "classifier": classifier(checkpoint),
         "projections": projections(checkpoint),
         "input_norms": has_input_norms(checkpoint.weights),
-        "basis": hadamard_basis(checkpoint),
+        "basis": hadamard.hadamard_basis(checkpoint) if is_rotated else None,
         "kv_type": checkpoint.kv_type,
         "adapted": {
             name: checkpoint.weights[f"{name}.lora_a"].shape[0] for name in checkpoint.adapted

@@ -35,7 +35,7 @@ from bitnet.runtime.request import AnswerOptions, Request, request_of, with_answ
 from bitnet.runtime.request_checks import read_schema
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
-from bitnet.runtime.text_ids import TokenIds, as_list, encode_input, prompt_text, text_ids
+from bitnet.runtime.text_ids import TokenIds, encode_input, prompt_text, text_ids
 from bitnet.runtime.tools import NO_TOOLS
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits, model_facts
@@ -374,7 +374,8 @@ class LanguageModel:
         """
         prompt = prompt_text(self.prompts, prompt_name, self.path.name)
         room = self.text_limit, self.context
-        return as_list(text_ids(self.tokenizer, text, prompt, room=room, truncate=truncate))
+        ids = text_ids(self.tokenizer, text, prompt, room=room, truncate=truncate)
+        return list(map(int, ids))
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits at every position of *ids*, ``(len(ids), vocab_size)``.

@@ -356,8 +356,10 @@ def metadata(architecture, **more):
         latent = {key: value for key, value in LATENT.items() if key.startswith(("att", "rope"))}
         keys = KEYS | latent | more
     if architecture == "spark2_5":
-        keys |= {"attention.sliding_window": 4, "attention.sliding_window_pattern": [True, False]}
+        keys |= {"attention.sliding_window": 4}
         keys |= {"rope.dimension_count": 32, "rope.dimension_count_swa": 64} | more
+        layers = range(keys["block_count"])
+        keys = {"attention.sliding_window_pattern": [layer % 2 == 0 for layer in layers]} | keys
         keys = {"rope.freq_base_swa": 5000.0} | keys
     if architecture == "kimi-linear":
         keys |= EXPERTS | LATENT | KIMI_LINEAR | more
