@@ -374,8 +374,7 @@ class LanguageModel:
         """
         prompt = prompt_text(self.prompts, prompt_name, self.path.name)
         room = self.text_limit, self.context
-        ids = text_ids(self.tokenizer, text, prompt, room=room, truncate=truncate)
-        return list(map(int, ids))
+        return [*map(int, text_ids(self.tokenizer, text, prompt, room=room, truncate=truncate))]
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits at every position of *ids*, ``(len(ids), vocab_size)``.
