@@ -186,18 +186,16 @@ def test_every_bound_has_its_margin_in_the_measured_table():
     assert list(faults(table)) == []
 
 
-def test_the_table_has_every_family_of_ours_in_every_encoding():
-    """A family that is registered is measured; other engines have no model that is gone."""
+def test_the_table_has_every_family_in_every_engine_and_encoding_that_reads_it():
+    """A family that is registered is measured, and no model of the table is gone."""
     measured = json.loads(TABLE.read_text())["measured"]
     for title, row in measured.items():
         engine, encoding = title.split()
         assert len(row["models"]) == len(row["families"]) == len(set(row["models"])), title
-        if engine == "transformers":  # whose list needs torch
-            continue
-        expected = set(names_of(engine, encoding))
-        assert set(row["models"]) <= expected, title
-        if engine != "llama.cpp":
-            assert set(row["models"]) == expected, title
+        if engine == "transformers" and not importlib.util.find_spec("transformers"):
+            continue  # its list needs torch
+        assert set(row["models"]) == set(names_of(engine, encoding)), title
+    assert any(title.startswith("transformers ") for title in measured)
     assert {*ENCODINGS, *TERNARY} == {
         title.split()[1] for title in measured if title.startswith("bitnet ")
     }
