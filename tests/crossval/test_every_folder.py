@@ -1,5 +1,8 @@
 """The whole verdict for every family of folders against transformers."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from asked_here import share_this_process
@@ -14,6 +17,13 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 
 pytestmark = [pytest.mark.slow, *QUIET]
+
+TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "sensitivity.json"
+
+
+def test_the_measured_table_has_every_folder():
+    row = json.loads(TABLE.read_text(encoding="utf-8"))["measured"]["transformers F32"]
+    assert set(row["models"]) == set(FOLDERS)
 
 
 @pytest.mark.parametrize("case", FOLDERS)
