@@ -116,6 +116,12 @@ class OutputFile:
             try:
                 yield draft
                 self.publish(draft)
+            except BitnetError as error:
+                # A user knows the name of the output, and the draft is deleted.
+                error.message = error.message.replace(draft.name, target.name)
+                error.hint = error.hint.replace(draft.name, target.name)
+                error.args = (error.message,)
+                raise
             except OSError as error:
                 raise from_os_error(error, self.path) from error
             finally:

@@ -159,6 +159,7 @@ def describe_model(path: Path, machine: Resources) -> ModelSheet:
         if checkpoint.gguf is None:
             others = compare_tokenizer_files(checkpoint, outcome.tokenizer)
         tokenizer = _describe_tokenizer(outcome.tokenizer, outcome.place, others)
+    generation = read_generation_settings(checkpoint)  # before its file is listed as read
     config = checkpoint.config or {}
     version = config.get("transformers_version")
     return ModelSheet(
@@ -166,7 +167,7 @@ def describe_model(path: Path, machine: Resources) -> ModelSheet:
         plan=plan_path(path, machine, licence=_licence(checkpoint)),
         files=list_files(checkpoint),
         tokenizer=tokenizer,
-        generation=read_generation_settings(checkpoint),
+        generation=generation,
         writer=version if isinstance(version, str) else "",
         findings=findings,
     )

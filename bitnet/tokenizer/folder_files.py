@@ -7,7 +7,7 @@ beside it count, follows the rules of :mod:`~bitnet.tokenizer.from_files` and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError
@@ -91,6 +91,7 @@ def list_files(checkpoint: Checkpoint) -> list[FileUse]:
     names = [*files.names, *files.unread]
     templates = _Templates(files)
     uses = [_describe(name, files, templates) for name in dict.fromkeys(names)]
+    uses = [replace(use, reason="") if use.is_read else use for use in uses]
     return sorted(uses, key=lambda use: (not use.is_read, use.name))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import TokenizerNotFound
 from bitnet.tokenizer import vocabularies
@@ -21,8 +21,15 @@ from bitnet.tokenizer.tokenizer_class import builds_byte_level, builds_ends
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 from bitnet.tokenizer.vocabularies import LazySequence, bpe_spec, pair_merges
 
+if TYPE_CHECKING:
+    from bitnet.tokenizer.side_files import SideFiles
+
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
 _ADDING = ("add_bos_token", "add_eos_token")
+# Classes that build the same steps in 4.46.3 and 4.57.1 as in transformers 5, and those of them
+# whose mask takes the space before it in transformers 4 alone.
+_SAME_IN_BOTH = ("GPT2Tokenizer", "CodeGenTokenizer", "Qwen2Tokenizer", "DebertaTokenizer")
+_WITH_MASK = ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer")
 
 
 def spec_from_vocabulary(file: TokenizerFile) -> TokenizerSpec:
@@ -45,8 +52,7 @@ def spec_from_vocabulary(file: TokenizerFile) -> TokenizerSpec:
             " does not say how text is normalized and cut"
         )
     side = vocab.side
-    name = side.config.get("tokenizer_class") or side.model_config.get("tokenizer_class")
-    if not vocab.pre and builds_byte_level(name):
+    if not vocab.pre and builds_byte_level(_class_name(side)):
         return _as_class(vocab, vocabulary, lines, merges.data)
     return _as_known(vocab, vocabulary, lines, merges.data)
 
@@ -65,6 +71,11 @@ def _as_class(
             "merges": [line.split(" ") for line in lines],
         },
     }
+    if _is_former(vocab.side) and _class_name(vocab.side) not in (*_SAME_IN_BOTH, *_WITH_MASK):
+        raise refusal(
+            f"{vocab.path}: {_class_name(vocab.side)} builds other steps in transformers 4, which"
+            " wrote this folder (transformers_version), than in 5"
+        )
     spec = spec_from_tokenizer_json(_Built(vocab, document, merges))
     config = vocab.side.config
     stated = [key for key in _ADDING if key in config]
@@ -72,13 +83,12 @@ def _as_class(
         return spec
 
     # Either key replaces what the class puts around a text.
-    is_former = str(vocab.side.model_config.get("transformers_version")).startswith("4.")
-    if is_former and config.get("add_eos_token"):
+    if _is_former(vocab.side) and config.get("add_eos_token"):
         raise refusal(
             f"{vocab.path}: tokenizer_config.json has add_eos_token: true, which versions of"
             " transformers follow and do not follow"
         )
-    if builds_ends(config.get("tokenizer_class")):
+    if builds_ends(_class_name(vocab.side)):
         raise refusal(
             f"{vocab.path}: tokenizer_config.json has {stated[0]}, and its class puts other tokens"
             " around a text"
@@ -100,8 +110,32 @@ class _Built(TokenizerFile):
         super().__init__(vocab.path, vocab.pre, vocab.files)
         self.document = document
         self.data = json.dumps(document).encode() + merges
-        config = {**vocab.side.model_config, "transformers_version": None}
-        self.side = replace(vocab.side, model_config=config)  # both versions build these steps
+        side = _with_former_mask(vocab.side) if _is_former(vocab.side) else vocab.side
+        config = {**side.model_config, "transformers_version": None}
+        self.side = replace(side, model_config=config)  # both versions build these steps
+
+
+def _class_name(side: SideFiles) -> str:
+    """The class that the folder names, without the suffix ``Fast``; empty if it names none."""
+    name = side.config.get("tokenizer_class") or side.model_config.get("tokenizer_class")
+    return name.removesuffix("Fast") if isinstance(name, str) else ""
+
+
+def _is_former(side: SideFiles) -> bool:
+    """True if transformers 4 wrote the folder."""
+    return str(side.model_config.get("transformers_version")).startswith("4.")
+
+
+def _with_former_mask(side: SideFiles) -> SideFiles:
+    """*side* with the flags that a class of transformers 4 gives a mask without flags."""
+    mask = side.config.get("mask_token", "<mask>")
+    if _class_name(side) not in _WITH_MASK or not isinstance(mask, str):
+        return side
+    flags = {"lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
+    token = {"content": mask, **flags, "special": True}
+    special_map = {key: value for key, value in side.special_map.items() if key != "mask_token"}
+    config = {**side.tokenizer_config, "mask_token": token}
+    return replace(side, tokenizer_config=config, special_map=special_map)
 
 
 def _as_known(

@@ -37,6 +37,14 @@ def test_a_folder_is_described_with_its_files_and_where_each_value_is_from(folde
     assert not uses["README.md"]
 
 
+def test_a_tokenizer_from_the_cache_changes_no_line_about_the_files(folder):
+    first = describe_model(folder, MACHINE)
+    again = describe_model(folder, MACHINE)
+    assert again.files == first.files
+    assert {use.name: use.is_read for use in again.files}["generation_config.json"]
+    assert not any(use.reason for use in again.files if use.is_read)
+
+
 def test_the_page_names_special_tokens_templates_and_origins(folder):
     text = "\n".join(describe_model(folder, MACHINE).lines())
     for part in (

@@ -307,6 +307,23 @@ def test_a_vocabulary_whose_class_has_ends_of_its_own_names_the_key_for_others(t
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize(("version", "ids"), [("4.46.3", [0, 4, 2]), ("5.24.0", [0, 38, 4, 2])])
+def test_the_mask_of_a_vocabulary_has_the_flags_of_the_version_that_wrote_it(
+    version, ids, tmp_path
+):
+    vocabulary_of_a_class(tmp_path, "RobertaTokenizer", {})
+    (tmp_path / "config.json").write_text(json.dumps({"transformers_version": version}))
+    assert load_tokenizer(tmp_path).encode(" <mask>") == ids
+
+
+def test_a_vocabulary_of_a_class_that_versions_build_differently_is_refused(tmp_path):
+    vocabulary_of_a_class(tmp_path, "BlenderbotTokenizer", {})
+    assert load_tokenizer(tmp_path).encode("the")
+    (tmp_path / "config.json").write_text(json.dumps({"transformers_version": "4.57.1"}))
+    with pytest.raises(Unsupported, match="transformers_version"):
+        load_tokenizer(tmp_path)
+
+
 def vocabulary_of_a_class(folder, name, keys):
     """``vocab.json`` and ``merges.txt`` of no known tokenizer, and *keys* of the class *name*."""
     tokens, merges = _byte_vocabulary()
