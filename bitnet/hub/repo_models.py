@@ -160,7 +160,7 @@ def choose(
         models: the models of it that match the pattern.
         files: for the message if there are none.
         named: the hint is a name of a model, and not an option.
-        pick: asks a user; None if there is no user to ask.
+        pick: asks the user which model is meant; returns None without one to ask.
     """
     repo = ref.repo
     pattern = ref.file

@@ -1,19 +1,18 @@
 """The compiled module with one instruction set, or with so many threads."""
 
 import pytest
+from kernel_levels import at_level, kernel_levels
 
 from bitnet.base import native
 
 NATIVE = native.module()
 
 
-@pytest.fixture(params=NATIVE.kernel_levels() if NATIVE else ["none"])
+@pytest.fixture(params=kernel_levels() or ["none"])
 def level(request):
     """Each instruction set this processor has, as the one that is used."""
-    before = NATIVE.kernel_level()
-    NATIVE.set_kernel_level(request.param)
-    yield request.param
-    NATIVE.set_kernel_level(before)
+    with at_level(request.param):
+        yield request.param
 
 
 @pytest.fixture

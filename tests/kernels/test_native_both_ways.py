@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from kernel_levels import each_level
 
 from bitnet.base import native
 from bitnet.families.blocks import Attention, Branch, KeysValues, ModelConfig
@@ -49,6 +50,11 @@ def attend(ops, dtype, tokens, *, window, causal, slopes, reach=0):
 _WIDTHS = (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS), ("out", HEADS))
 
 
+def attend_at_every_level(tokens, **how):
+    """Results of the kernels at each level of this machine, the slowest first."""
+    return [attend(NativeOps(threads=2), np.int16, tokens, **how) for _level in each_level()]
+
+
 @pytest.mark.parametrize("tokens", [1, 9, 70, 300])
 @pytest.mark.parametrize("window", [0, 5, 100])
 @pytest.mark.parametrize(("causal", "slopes"), [(False, False), (False, True), (True, True)])
@@ -57,12 +63,7 @@ def test_attention_is_the_references_and_has_the_same_bits_at_every_level(
 ):
     how = {"window": window, "causal": causal, "slopes": slopes}
     expected = attend(ReferenceOps(dtype=np.float64), np.float64, tokens, **how)
-    before = NATIVE.kernel_level()
-    results = []
-    for level in NATIVE.kernel_levels():
-        NATIVE.set_kernel_level(level)
-        results.append(attend(NativeOps(threads=2), np.int16, tokens, **how))
-    NATIVE.set_kernel_level(before)
+    results = attend_at_every_level(tokens, **how)
     assert np.sum((results[0] - expected) ** 2) / np.sum(expected**2) < NMSE
     assert len({result.tobytes() for result in results}) == 1
 
@@ -73,12 +74,7 @@ def test_attention_is_the_references_and_has_the_same_bits_at_every_level(
 def test_scores_change_with_the_distance_alike_at_every_level(tokens, causal, reach):
     how = {"window": 0, "causal": causal, "slopes": False, "reach": reach}
     exact = attend(ReferenceOps(dtype=np.float64), np.float64, tokens, **how)
-    before = NATIVE.kernel_level()
-    results = []
-    for level in NATIVE.kernel_levels():
-        NATIVE.set_kernel_level(level)
-        results.append(attend(NativeOps(threads=2), np.int16, tokens, **how))
-    NATIVE.set_kernel_level(before)
+    results = attend_at_every_level(tokens, **how)
     assert np.sum((results[0] - exact) ** 2) / np.sum(exact**2) < NMSE
     assert len({result.tobytes() for result in results}) == 1
 

@@ -1,9 +1,8 @@
 """Weights with a scale per group of columns: every level's kernels against the definition."""
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
+from kernel_levels import at_level, kernel_levels
 
 from bitnet.base import native
 from bitnet.base.errors import InvalidFormat
@@ -17,18 +16,6 @@ RUN = 32
 NATIVE = native.module()
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not built")
-
-
-def levels():
-    return NATIVE.kernel_levels() if NATIVE is not None else []
-
-
-@contextmanager
-def at_level(level):
-    before = NATIVE.kernel_level()
-    NATIVE.set_kernel_level(level)
-    yield
-    NATIVE.set_kernel_level(before)
 
 
 def random_weight(name, rows, columns, seed=0):
@@ -55,7 +42,7 @@ def by_definition(x, weight):
     return rounded @ w.T, reach @ np.abs(w).T
 
 
-@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("level", kernel_levels())
 @pytest.mark.parametrize("name", NAMES)
 def test_products_are_those_of_the_definition_at_every_level(name, level):
     blocks = SCALED_BLOCKS[name].weights

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from kernel_levels import each_level
 from single import compute
 
 from bitnet.base import native
@@ -150,13 +151,10 @@ def test_row_operations_are_the_same_bits_for_every_instruction_set():
     x = random(3, 333)
     w = random(333, seed=2)
     ops = NativeOps()
-    before = NATIVE.kernel_level()
     results = set()
-    for chosen in NATIVE.kernel_levels():
-        NATIVE.set_kernel_level(chosen)
+    for _level in each_level():
         both = norm(ops, x, w, 1e-6), gated(ops, x[:1], w[None], "gelu_tanh")
         results.add(both[0].tobytes() + both[1].tobytes())
-    NATIVE.set_kernel_level(before)
     assert len(results) == 1
 
 
@@ -223,15 +221,12 @@ def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped,
 
     ops = NativeOps(threads=2)
     results = {}
-    chosen = NATIVE.kernel_level()
-    for level in NATIVE.kernel_levels():
-        NATIVE.set_kernel_level(level)
+    for level in each_level():
         names = [f"{name}/{level}" for name in ("delta_rule", "selective_scan", "convolve")]
         counts = [ops.counters().get(name, 0) for name in names]
         results[level] = run(ops, [0, 5])
         np.testing.assert_array_equal(run(ops, [0, 1, 4, 5]), results[level])
         assert [ops.counters()[name] for name in names] == [count + 4 for count in counts]
         np.testing.assert_array_equal(results[level], results["scalar"], err_msg=level)
-    NATIVE.set_kernel_level(chosen)
     expected = run(ReferenceOps(), [0, 5])
     np.testing.assert_allclose(results["scalar"], expected, rtol=2e-4, atol=2e-5)

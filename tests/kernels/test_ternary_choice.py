@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kernel_levels import at_level, kernel_levels
 from tiny_models import in_encoding, tiny
 
 from bitnet.base import native
@@ -20,10 +21,8 @@ pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is n
 
 @pytest.fixture(autouse=True)
 def _best_level():
-    before = NATIVE.kernel_level()
-    NATIVE.set_kernel_level(NATIVE.kernel_levels()[-1])
-    yield
-    NATIVE.set_kernel_level(before)
+    with at_level(kernel_levels()[-1]):
+        yield
 
 
 needs_kernel = pytest.mark.skipif(

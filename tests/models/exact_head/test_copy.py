@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_levels import at_level, kernel_levels
 
 from bitnet.base import native
 from bitnet.base.errors import Unsupported
@@ -30,17 +31,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the module is not built")
 
-LEVELS = native.module().kernel_levels() if native.module() else []
 STEPS = 2000
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=kernel_levels())
 def ops(request: pytest.FixtureRequest) -> Iterator[NativeOps]:
     backend = NativeOps(threads=2)
-    before = backend.module.kernel_level()
-    assert backend.module.set_kernel_level(request.param)
-    yield backend
-    backend.module.set_kernel_level(before)
+    with at_level(request.param):
+        yield backend
 
 
 def stored(values: NDArray[Any], encoding: str = "F16") -> Weight:
@@ -322,17 +320,13 @@ def test_the_norms_of_the_copy_are_at_least_the_true_ones(ops: NativeOps, column
     assert np.linalg.norm(found[1]) < 0.65 * np.linalg.norm(found[0])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", kernel_levels())
 def test_codes_of_two_instruction_sets_differ_by_a_step_at_most(level: str) -> None:
     ops = NativeOps(threads=1)
-    before = ops.module.kernel_level()
     weight = matrix(ops, normal(100, 130))
     expected = HeadCopy.build(ops, weight).arrays
-    ops.module.set_kernel_level(level)
-    try:
+    with at_level(level):
         got = HeadCopy.build(ops, weight).arrays
-    finally:
-        ops.module.set_kernel_level(before)
     for sixth in (False, True):
         ours, theirs = (unpack_copy(each, 100, sixth=sixth)[0] for each in (got, expected))
         # At most by a step, since sums of squares differ in their last bit.

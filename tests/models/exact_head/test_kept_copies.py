@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kernel_levels import at_level, kernel_levels
 
 from bitnet.base import native
 from bitnet.cache.entries import entries
@@ -225,16 +226,12 @@ def test_a_kept_copy_without_a_premise_of_its_bounds_is_made_again(cache, caplog
         assert np.array_equal(array, again[each]), each
 
 
-@pytest.mark.parametrize("level", native.module().kernel_levels() if native.module() else [])
+@pytest.mark.parametrize("level", kernel_levels())
 @pytest.mark.parametrize("size", [0.0, 1e-40, 1e-6, 1.0, 2e4])
 def test_a_copy_that_was_just_made_breaks_no_premise(level, size):
     ops, matrix = head(1, size)
-    before = ops.module.kernel_level()
-    ops.module.set_kernel_level(level)
-    try:
+    with at_level(level):
         arrays = HeadCopy.build(ops, matrix).arrays
-    finally:
-        ops.module.set_kernel_level(before)
     tiles = range(len(arrays["norm"]) // TILE_ROWS)
     assert broken_premise(ops, matrix, arrays, tiles) == ""
 
