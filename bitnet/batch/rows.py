@@ -40,8 +40,12 @@ logger = logging.getLogger(__name__)
 #: A row of this package's own form: a request by the names of its fields.
 PLAIN = Form("BatchRow", {**ROW, "response_format": OBJECT})
 
-#: The forms of the addresses that a line may name.
+#: The forms of the addresses that a line may name. Completions may have as many texts as
+#: embeddings.
 URLS: dict[str, Form] = {path: form for path, form in ROUTES.items() if form.tag == "OpenAI"}
+URLS["/v1/completions"] = replace(
+    URLS["/v1/completions"], requests=partial(completion_requests, at_most=MAX_TEXTS)
+)
 
 
 @dataclass(frozen=True)
@@ -205,11 +209,6 @@ class BatchRow:
 def _logprob(token: TokenLogprob) -> dict[str, Any]:
     facts = {"id": token.id, **token_facts(token)}
     return facts | ({"top": [_logprob(candidate) for candidate in token.top]} if token.top else {})
-
-
-URLS["/v1/completions"] = replace(
-    URLS["/v1/completions"], requests=partial(completion_requests, at_most=MAX_TEXTS)
-)
 
 
 def answers(

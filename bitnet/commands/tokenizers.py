@@ -239,19 +239,16 @@ def verify_tokenizer(
 
     common = Context()
     specs = load_spec(common.model(model), pre=pre or None), load_spec(common.model(against))
-    # Bytes of a corpus that are not UTF-8 become U+FFFD; an empty file has no texts.
-    lines = read_text(corpus, whole=True, errors="replace").split("\n") if corpus else []
-    texts = lines[: len(lines) - (not lines[-1])] if lines else probe_texts()
-    agreement = compare(*specs, texts)
-    parts, written = (
-        [
-            f"{difference.part}: {difference.text}"
-            for difference in agreement.differences
-            if difference.certain is certain
-        ]
-        for certain in (True, False)
-    )
-    lines = [str(agreement), *parts, *(f"written differently: {part}" for part in written)]
+    agreement = compare(*specs, _corpus_texts(corpus) if corpus else probe_texts())
+    parts = []
+    lines = [str(agreement)]
+    for difference in agreement.differences:
+        text = f"{difference.part}: {difference.text}"
+        if difference.certain:
+            parts.append(text)
+        else:
+            lines.append(f"written differently: {text}")
+    lines[1:1] = parts
     failure = None
     if not agreement.complete:
         problem = _describe(agreement, specs, parts)
@@ -259,6 +256,17 @@ def verify_tokenizer(
         hint = see if problem else "give a corpus with a line in it"
         failure = VerificationFailed(problem or "no text was compared", hint=hint)
     output.finish(asdict(agreement) | {"passed": agreement.complete}, lines, failure)
+
+
+def _corpus_texts(corpus: str) -> list[str]:
+    """The lines of the file *corpus*; none of an empty file.
+
+    Bytes that are not UTF-8 become U+FFFD.
+    """
+    texts = read_text(corpus, whole=True, errors="replace").split("\n")
+    if not texts[-1]:  # behind the last line end
+        texts.pop()
+    return texts
 
 
 def _describe(agreement, specs, parts):

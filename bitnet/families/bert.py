@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
+_PADDING = 1  # row of MPNet's positions for padding, whatever ``pad_token_id`` is
+_BUCKETS = 32  # rows of MPNet's table of biases: of keys before a query, then of those behind
+_REACH = 128  # distance from which on all keys of a side have one bias
 #: Beginnings of the names of tensors of heads for other tasks.
 HEADS = ("cls.", "lm_head.", "pooler.", "qa_outputs.", "vocab_")
 #: Layers of classifiers behind the first hidden state of a text: of BERT, and of RoBERTa.
@@ -138,10 +141,6 @@ register_variant(
     classifier=DENSE_CLASSIFIER,
     translate=positions_behind_padding,
 )
-
-_PADDING = 1  # row of MPNet's positions for padding, whatever ``pad_token_id`` is
-_BUCKETS = 32  # rows of MPNet's table of biases: of keys before a query, then of those behind
-_REACH = 128  # distance from which on all keys of a side have one bias
 
 
 def _mpnet(keys: Keys) -> ModelConfig:

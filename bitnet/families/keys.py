@@ -174,11 +174,12 @@ def read(note: str) -> Rule:
 
 def reads(names: str) -> dict[str, Rule]:
     """Rules for the keys *names*, separated by blanks, which the computation follows."""
-    return {
-        name: Rule(f"`{gguf}`" if gguf else "", is_read=True, gguf=gguf)
-        for name in names.split()
-        for gguf in (BECOMES.get(name, ""),)
-    }
+    rules = {}
+    for name in names.split():
+        gguf = BECOMES.get(name, "")
+        note = f"`{gguf}`" if gguf else ""
+        rules[name] = Rule(note, is_read=True, gguf=gguf)
+    return rules
 
 
 def neutral(*values: Any, note: str = "") -> Rule:
@@ -268,9 +269,15 @@ def _same(value: Any, expected: Any) -> bool:
 
 
 def _show(value: Any) -> str:
-    is_word = value is None or isinstance(value, bool)  # 1 is not true
-    text = {True: "true", False: "false", None: "null"}[value] if is_word else repr(value)
-    text = f'"{value}"' if isinstance(value, str) else text
+    """*value* as JSON writes it, cut where it is long."""
+    if value is None:
+        text = "null"
+    elif isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, str):
+        text = f'"{value}"'
+    else:
+        text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

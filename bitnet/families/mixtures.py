@@ -48,6 +48,11 @@ from bitnet.families.family import (
 from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
 
 _PERIOD = 4  # one layer in this many has no window
+# Of Grok 1, whose files have no keys for them.
+_GROK_EMBEDDING = 78.38367176906169
+_GROK_OUTPUT = 0.5773502691896257
+_GROK_SCORES = 0.08838834764831845
+_GROK_CAP = 30.0
 
 
 def _with_shared(keys: Keys, network: Experts) -> Experts:
@@ -305,12 +310,6 @@ register(
     ),
     decoder=_deepseek_ocr,
 )
-
-# Of Grok 1, whose files have no keys for them.
-_GROK_EMBEDDING = 78.38367176906169
-_GROK_OUTPUT = 0.5773502691896257
-_GROK_SCORES = 0.08838834764831845
-_GROK_CAP = 30.0
 
 
 def _grok(keys: Keys) -> ModelConfig:

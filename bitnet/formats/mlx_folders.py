@@ -38,10 +38,9 @@ def mlx_bits(config: Mapping[str, Any], model: str) -> int | None:
         return None
     bits = packing.get("bits")
     expected = {"bits": bits, "group_size": _GROUP, "mode": "affine"}
-    again = config.get("quantization_config", packing)
-    if not isinstance(bits, int):
-        bits = 0  # of no type
-    if bits not in _MLX_TYPES or again != packing or {"mode": "affine"} | packing != expected:
+    is_same = {"mode": "affine", **packing} == expected
+    is_stated_once = config.get("quantization_config", packing) == packing
+    if not isinstance(bits, int) or bits not in _MLX_TYPES or not is_same or not is_stated_once:
         raise Unsupported(
             f"{model}: quantization in config.json is {packing!r}; of MLX, 1 and 2 bits in "
             f"groups of {_GROUP} are read, the same for every matrix",

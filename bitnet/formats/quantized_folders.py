@@ -249,13 +249,13 @@ def _unpack_compressed(
     scheme = _only_scheme(quantization, model)
     unpacked = {}
     for name, tensor in tensors.items():
-        stem, _, part = name.rpartition(".")
-        if part not in ("weight", "weight_packed") or f"{stem}.weight_scale" not in tensors:
-            if part not in _PARTS_OF_COMPRESSED or f"{stem}.weight_scale" not in tensors:
-                unpacked[name] = tensor
-            continue
-        parts = {part: tensors.get(f"{stem}.{part}") for part in _PARTS_OF_COMPRESSED}
-        unpacked[f"{stem}.weight"] = _decompress(stem, tensor, parts, scheme, model)
+        stem, _, kind = name.rpartition(".")
+        is_compressed = f"{stem}.weight_scale" in tensors
+        if is_compressed and kind in ("weight", "weight_packed"):
+            parts = {part: tensors.get(f"{stem}.{part}") for part in _PARTS_OF_COMPRESSED}
+            unpacked[f"{stem}.weight"] = _decompress(stem, tensor, parts, scheme, model)
+        elif not is_compressed or kind not in _PARTS_OF_COMPRESSED:
+            unpacked[name] = tensor
     return unpacked
 
 

@@ -154,10 +154,11 @@ def read_range(url: str, start: int, stop: int, session: HubSession) -> bytes:
             url, headers={"Range": f"bytes={start}-{stop - 1}"}, accept=(200, 206)
         ) as response:
             http.refuse_pages(response, redact_url(url))
-            begin = response.headers.get("Content-Range", "")
-            # A server without ranges sends the file from its beginning.
-            is_part = response.status_code == 206
-            if not (begin.startswith(f"bytes {start}-") if is_part else start == 0):
+            if response.status_code == 206:
+                is_asked = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+            else:  # a server without ranges sends the file from its beginning
+                is_asked = start == 0
+            if not is_asked:
                 raise NetworkError(f"{redact_url(url)}: the server cannot send a part of the file")
             try:
                 content: bytes = response.raw.read(stop - start, decode_content=False)

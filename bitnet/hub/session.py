@@ -312,7 +312,8 @@ class HubSession:
             try:
                 return attempt()
             except Transient as broken:  # noqa: PERF203
-                broken.attempts = min(filter(None, (attempts, broken.attempts)), default=None)
+                limits = [limit for limit in (attempts, broken.attempts) if limit]
+                broken.attempts = min(limits, default=None)
                 patience.report_failure(what, broken)
 
     def json(

@@ -213,7 +213,8 @@ class Answer:
 
     def _add(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
         """Fields of a piece: what is certain after the next part, *text*."""
-        if final := reason is not None:
+        final = reason is not None
+        if final:
             reads = page_reads()
             self.peak_memory_bytes = peak_memory()
             self.page_faults = reads.faults - self._reads.faults

@@ -15,7 +15,8 @@ from secrets import token_hex
 from bitnet.base.files import open_file
 
 _FICLONE = 0x40049409  # linux/fs.h
-_ROOM_BYTES = 180  # of a name that gets a suffix; a folder takes 255
+_LONGEST_BYTES = 200  # of a name that gets a suffix; a folder takes 255 bytes
+_SHORTENED_BYTES = 180  # of what is left of a longer one
 
 
 class Prepared:
@@ -112,7 +113,8 @@ def fresh_name(name: str) -> str:
 
 def short_name(name: str) -> str:
     """The beginning of the file name *name* that leaves room for a suffix."""
-    return os.fsdecode(os.fsencode(name)[:_ROOM_BYTES]) if len(os.fsencode(name)) > 200 else name
+    raw = os.fsencode(name)
+    return name if len(raw) <= _LONGEST_BYTES else os.fsdecode(raw[:_SHORTENED_BYTES])
 
 
 def replace_file(source: Path, target: Path, folder: int | None = None) -> None:

@@ -128,10 +128,11 @@ class _Templates:
 
 def _describe(name: str, files: Inventory, templates: _Templates) -> FileUse:
     readable = tokenizer_names(files)
-    if name in readable or (name == "merges.txt" and "vocab.json" in readable):
+    tokenizer = "vocab.json" if name == "merges.txt" else name  # the file that needs this one
+    if tokenizer in readable:
         purpose = "merges of the tokenizer" if name == "merges.txt" else "tokenizer"
         chosen = readable[0]
-        if name == chosen or (name == "merges.txt" and chosen == "vocab.json"):
+        if tokenizer == chosen:
             return FileUse(name, purpose, True)
         return FileUse(name, purpose, False, f"transformers reads {chosen}")
     if name.endswith(_WEIGHTS):

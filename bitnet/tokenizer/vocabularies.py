@@ -263,8 +263,11 @@ def merges_from_ranks(
 
 def merges_by_score(tokens: list[str], scores: Iterable[float]) -> list[list[str]]:
     """All ways to join two tokens into a third, best score first: SentencePiece's order."""
-    rows = enumerate(zip(tokens, map(float, scores), strict=True))
-    ranks = {text: (-score, id) for id, (text, score) in rows}
-    pairs = ((ranks[text][0], *pair) for text in ranks for pair in halves_of(text, ranks))
-    merges = sorted(pairs, key=lambda row: (row[0], ranks[row[1]][1], ranks[row[2]][1]))
-    return [[left, right] for _, left, right in merges]
+    ids = {text: id for id, text in enumerate(tokens)}
+    score_of = dict(zip(tokens, map(float, scores), strict=True))
+    ranked = []
+    for text in ids:
+        for left, right in halves_of(text, ids):
+            ranked.append((-score_of[text], ids[left], ids[right]))
+    ranked.sort()
+    return [[tokens[left], tokens[right]] for _, left, right in ranked]

@@ -60,10 +60,9 @@ def check_entries(value: Mapping[str, Any], schemas: Mapping[str, Schema], where
 
 
 def _refusal(problem: Problem) -> UsageError:
-    path, reason = problem
-    field = encodable(".".join(map(str, path))[:200])
-    colon = "" if reason.startswith("is ") else ":"
-    return UsageError(f"{field}{colon} {reason}", field=field)
+    field = encodable(".".join(map(str, problem.place))[:200])
+    colon = "" if problem.text.startswith("is ") else ":"
+    return UsageError(f"{field}{colon} {problem.text}", field=field)
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from bitnet.wire.schemas import (
     NULL,
     OBJECT,
     OBJECTS,
+    REFUSED,
     TEXT,
     WHOLE,
     Schema,
@@ -86,6 +87,10 @@ MESSAGE: Schema = {
 }
 MESSAGES: Schema = {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES}
 _OWN = frozenset(MESSAGE["properties"])
+#: Entries that cannot change the text, and those that are refused unless they are empty.
+_LEFT_OUT = frozenset(
+    name for name, schema in MESSAGE["properties"].items() if IGNORED in schema or REFUSED in schema
+)
 #: Entries that stand for nothing if the template does not read them.
 _NAMES = ("name", "tool_name")
 
@@ -101,11 +106,11 @@ def read_messages(
     turns = []
     for number, message in enumerate(messages):
         where = f"messages.{number}"
-        turn = {name: value for name, value in message.items() if value is not None}
-        for name in [name for name in turn if IGNORED in MESSAGE["properties"].get(name, {})]:
-            del turn[name]
-        for name in ("images", "audio", "function_call", "reasoning_details"):
-            turn.pop(name, None)  # one that is empty
+        turn = {
+            name: value
+            for name, value in message.items()
+            if value is not None and name not in _LEFT_OUT
+        }
         for name in set(turn) - _OWN:
             _check_read(model, name, f"{where}.{name[:80]}")
         if isinstance(turn.get("content"), list):

@@ -6,7 +6,7 @@ about that, the field is done.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet.base.options import range_text
 
@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 Place = tuple[str | int, ...]
-Problem = tuple[Place, str]
+
+
+class Problem(NamedTuple):
+    """A place where a value does not follow its schema, and why."""
+
+    place: Place
+    text: str  # for people
+    is_of_type: bool = True  # the value has the type of the schema, and is wrong in another way
+
 
 #: Key of a schema: the field cannot change an answer, and a reply names it.
 IGNORED = "x-bitnet-ignored"
@@ -102,11 +110,11 @@ def find_problem(schema: Schema, value: Any, path: Place) -> Problem | None:
     if (hint := schema.get(REFUSED)) is not None:
         if is_neutral(schema, value):
             return None
-        return path, f"is not served: {hint}" if hint else "is not served"
+        return Problem(path, f"is not served: {hint}" if hint else "is not served")
     if "anyOf" in schema:
         return _problem_of_all(schema["anyOf"], value, path)
     if not _has_type(schema, value):
-        return path, f"expected {_KINDS[schema['type']][1]}"
+        return Problem(path, f"expected {_KINDS[schema['type']][1]}", is_of_type=False)
     check = _CHECKS.get(schema["type"])
     return check(schema, value, path) if check else None
 
@@ -122,10 +130,10 @@ def _problem_of_all(schemas: Sequence[Schema], value: Any, path: Place) -> Probl
             problems.append(problem)
     if problems:
         # A number out of its bounds says more than a type that another schema expects there.
-        return max(problems, key=lambda problem: (len(problem[0]), problem[1][:3] == "is "))
+        return max(problems, key=lambda problem: (len(problem.place), problem.is_of_type))
     kinds = dict.fromkeys(schema["type"] for schema in schemas)
     words = [_KINDS[kind][1] for kind in kinds if kind != "null"]
-    return path, f"expected {' or '.join(words)}"
+    return Problem(path, f"expected {' or '.join(words)}", is_of_type=False)
 
 
 def _has_type(schema: Schema, value: Any) -> bool:
@@ -136,11 +144,11 @@ def _has_type(schema: Schema, value: Any) -> bool:
 
 def _text_problem(schema: Schema, value: str, path: Place) -> Problem | None:
     if "enum" in schema and value not in schema["enum"]:
-        return path, f"expected one of {', '.join(schema['enum'])}"
+        return Problem(path, f"expected one of {', '.join(schema['enum'])}")
     low = schema.get("minLength", 0)
     high = schema.get("maxLength")
     if len(value) < low or (high is not None and len(value) > high):
-        return path, f"expected {low:,} to {high:,} characters"
+        return Problem(path, f"expected {low:,} to {high:,} characters")
     return None
 
 
@@ -150,7 +158,7 @@ def _bounds_problem(schema: Schema, value: float, path: Place) -> Problem | None
     low = schema.get("minimum")
     high = schema.get("maximum")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
-        return path, f"is {str(value)[:40]}, expected {range_text(low or 0, high)}"
+        return Problem(path, f"is {str(value)[:40]}, expected {range_text(low or 0, high)}")
     return None
 
 
@@ -158,9 +166,9 @@ def _list_problem(schema: Schema, value: list[Any], path: Place) -> Problem | No
     low = schema.get("minItems", 0)
     high = schema.get("maxItems")
     if len(value) < low:
-        return path, f"expected at least {low:,}"
+        return Problem(path, f"expected at least {low:,}")
     if high is not None and len(value) > high:
-        return path, f"{len(value):,} entries, expected at most {high:,}"
+        return Problem(path, f"{len(value):,} entries, expected at most {high:,}")
     items = schema["items"]
     # Long lists of one kind are checked at once.
     kinds = set(map(type, value))
@@ -175,7 +183,7 @@ def _list_problem(schema: Schema, value: list[Any], path: Place) -> Problem | No
 def _object_problem(schema: Schema, value: dict[str, Any], path: Place) -> Problem | None:
     for name in schema.get("required", ()):
         if name not in value:
-            return (*path, name), "this field is required"
+            return Problem((*path, name), "this field is required")
     own = schema.get("properties", {})
     additional = schema.get("additionalProperties")
     for name, inner in value.items():
@@ -186,7 +194,7 @@ def _object_problem(schema: Schema, value: dict[str, Any], path: Place) -> Probl
             if problem := find_problem(own[name], inner, at):
                 return problem
         elif (additional is None and own) or additional is False:
-            return at, "this field is not known here"
+            return Problem(at, "this field is not known here")
         elif isinstance(additional, dict) and (problem := find_problem(additional, inner, at)):
             return problem
     return None

@@ -199,10 +199,10 @@ inline float fit_affine(const AffineSearch& search, const float* x, const float*
                              : uint8_t(clamp_code(nearest(v), 0, top));
         }
     };
-    const auto error_of = [&](float scale, float offset, const uint8_t* its) {
+    const auto error_of = [&](float scale, float offset, const uint8_t* codes) {
         float error = 0.0f;
         for (int i = 0; i < n; ++i) {
-            const float difference = scale * float(its[i]) + offset - x[i];
+            const float difference = scale * float(codes[i]) + offset - x[i];
             error += w[i] * (search.absolute ? std::fabs(difference) : difference * difference);
         }
         return error;

@@ -138,10 +138,11 @@ int Graph::add_rotation(int64_t pairs, bool half) {
     rotations_.push_back({checked(pairs), half});
     add_row([this, i, pairs](Pass& pass, int64_t row) {
         Turns& to = pass.turns[i];
-        const Row& it = pass.of_row[size_t(row)];
-        const Frequencies& f = contexts_[size_t(segment(pass, it).context)][i];
+        const Row& input = pass.of_row[size_t(row)];
+        const Frequencies& f = contexts_[size_t(segment(pass, input).context)][i];
         auto* angles = reinterpret_cast<double*>(thread_scratch(size_t(pairs) * sizeof(double)));
-        for (int64_t p = 0; p < pairs; ++p) angles[p] = double(it.position) * f.of_pair[size_t(p)];
+        for (int64_t p = 0; p < pairs; ++p)
+            angles[p] = double(input.position) * f.of_pair[size_t(p)];
         turns(angles, pairs, f.scale, &to.cos[size_t(row * pairs)], &to.sin[size_t(row * pairs)]);
     });
     return int(i);

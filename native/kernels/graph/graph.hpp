@@ -157,8 +157,8 @@ private:
                                      const std::vector<int64_t>& sizes) const;
     int64_t state_offset(const Operands& operands, int64_t size, bool first) const;
     float* at(const Pass& pass, int r, int64_t row) const {
-        const Register& it = registers_[size_t(r)];
-        return pass.memory.get() + offsets_[it.place] * pass.room + row * it.width;
+        const Register& own = registers_[size_t(r)];
+        return pass.memory.get() + offsets_[own.place] * pass.room + row * own.width;
     }
     static const Segment& segment(const Pass& pass, const Row& row) {
         return (*pass.segments)[size_t(row.segment)];

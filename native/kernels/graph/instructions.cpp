@@ -51,9 +51,9 @@ void Graph::lookup(const Operands& operands) {
     if (by_position) positions_ = std::min(positions_, table.rows);
     add_row(
         [=](Pass& pass, int64_t row) {
-            const Row& it = pass.of_row[size_t(row)];
-            const int64_t text = it.position >= segment(pass, it).second ? 1 : 0;
-            read_row(table, by_position ? it.position : std::min(text, table.rows - 1),
+            const Row& input = pass.of_row[size_t(row)];
+            const int64_t text = input.position >= segment(pass, input).second ? 1 : 0;
+            read_row(table, by_position ? input.position : std::min(text, table.rows - 1),
                      at(pass, out, row));
         },
         [=](Pass&) { count_call(Op::embed, table.type); });
@@ -65,9 +65,9 @@ void Graph::take(const Operands& operands) {
     require(!selected_, "rows are taken for all tokens");
     taken_ += width(out);
     add_row([=](Pass& pass, int64_t row) {
-        const Row& it = pass.of_row[size_t(row)];
-        const Segment& own = segment(pass, it);
-        std::copy_n(own.given.data + (it.position - own.start) * taken_ + offset, width(out),
+        const Row& input = pass.of_row[size_t(row)];
+        const Segment& own = segment(pass, input);
+        std::copy_n(own.given.data + (input.position - own.start) * taken_ + offset, width(out),
                     at(pass, out, row));
     });
 }
@@ -306,11 +306,11 @@ void Graph::attend(const Operands& operands) {
     check_scores(same.scale, same.softcap);
     if (!k.empty()) {
         add_row([=, k = k[0], v = v[0]](Pass& pass, int64_t row) {
-            const Row& it = pass.of_row[size_t(row)];
+            const Row& input = pass.of_row[size_t(row)];
             int16_t* page =
-                segment(pass, it).pages[size_t(number)][size_t(it.position / kKeyBlock)];
+                segment(pass, input).pages[size_t(number)][size_t(input.position / kKeyBlock)];
             active().store_position(at(pass, k, row), at(pass, v, row), table.type, table.kv_heads,
-                                    table.head_dim, it.position % kKeyBlock, page + offset);
+                                    table.head_dim, input.position % kKeyBlock, page + offset);
         });
         // Keys of neighbouring positions share cache lines, which threads should not take from each
         // other.

@@ -166,8 +166,8 @@ struct State {
 
 // Leaked on purpose: at exit the workers may still be asleep in it.
 State& state() {
-    static auto& it = *new PerProcess<State>;
-    return it.get();
+    static auto& of_process = *new PerProcess<State>;
+    return of_process.get();
 }
 
 // The pool of *s*, whose lock is held, with as many threads as are requested now.

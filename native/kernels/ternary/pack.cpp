@@ -90,19 +90,19 @@ bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t
     const Source source{kind, data, rows, inputs};
     const int64_t tiles = ternary_tiles(rows),
                   row_bytes = ternary_source_bytes(kind, rows, inputs) / rows;
-    const bool dense = type == Type::TernaryDense,
-               fields = kind == TernarySource::i2_s || kind == TernarySource::tq2_0;
+    const bool dense = type == Type::TernaryDense;
+    const bool has_two_bits = kind == TernarySource::i2_s || kind == TernarySource::tq2_0;
     // A dense tile is made of one with two bits per weight, which lies in a core's own cache.
     const int64_t wide = (cols + kTernaryStep - 1) / kTernaryStep * kTernaryStep;
     const Kernels& kernels = detail::active();
-    const std::vector<uint8_t> zeros(size_t(fields ? row_bytes : 0), kZeroWeights);
+    const std::vector<uint8_t> zeros(size_t(has_two_bits ? row_bytes : 0), kZeroWeights);
     std::atomic<bool> valid{true};
     Split(tiles, 1, rows * cols < kSerialWork).run([&](int64_t t0, int64_t t1) {
         for (int64_t tile = t0; tile < t1; ++tile) {
             uint8_t* at = out + tile * ternary_tile_bytes(type, cols);
             uint8_t* two_bits = dense ? thread_scratch(size_t(wide) * 4) : at;
             bool bad;
-            if (fields) {
+            if (has_two_bits) {
                 const uint8_t* tile_rows[kTernaryRows];
                 for (int64_t i = 0, r = tile * kTernaryRows; i < kTernaryRows; ++i, ++r)
                     tile_rows[i] = r < rows ? data + r * row_bytes : zeros.data();

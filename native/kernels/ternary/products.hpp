@@ -133,7 +133,7 @@ template <>
 struct Total<true> {
     Vec::Double sum[kVecs];
     Total() {
-        for (Vec::Double& its : sum) its = Vec::zero_double();
+        for (Vec::Double& part : sum) part = Vec::zero_double();
     }
     void add(const TileSums& products, const LinearArgs& a, const uint8_t* scales, int64_t t,
              int64_t c) {
