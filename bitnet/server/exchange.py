@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.piece import Piece
     from bitnet.runtime.sequence import Sequence
-    from bitnet.server.models import Models
+    from bitnet.server.models import Models, Pieces
     from bitnet.server.slot import Slot
     from bitnet.wire.forms import Form
 
@@ -84,7 +84,8 @@ async def compute(request: Request, form: Form) -> JSONResponse:
     slot = await open_slot(request, body["model"])
     models = request.app.state.models
     with slot.place(), name_as_sent(form, body):
-        facts = await models.run_in_thread(partial(form.compute, body, slot.model))
+        making = models.run_in_thread(partial(form.compute, body, slot.model))
+        facts = await unless_gone(request, making)
     return JSONResponse(facts, headers=name_ignored(request, slot, form, body))
 
 
@@ -238,7 +239,7 @@ async def _with_first(first: T, following: AsyncIterator[T]) -> AsyncIterator[T]
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Result of *work*, which is cancelled when the client closes the connection."""
+    """Result of *work*, which is cancelled when the client has gone, or the worker stops."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -246,15 +247,19 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(wait_for_disconnect())
+    stopped = asyncio.ensure_future(request.app.state.models.given_up.wait())
+    all_work = {working, watching, stopped}
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(all_work, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
+        if stopped.done():
+            raise stopping()
         raise Refused(GONE, "the client closed the connection")
     finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.wait({working, watching})
+        for each in all_work:
+            each.cancel()
+        await asyncio.wait(all_work)
 
 
 # --- the answers ---------------------------------------------------------------------------------
@@ -268,7 +273,7 @@ async def generate(
     Each comes with the number of its answer and with the answer itself, which may be further.
     """
     models: Models = request.app.state.models
-    pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+    pieces: Pieces = asyncio.Queue()
     asked = await _requests_of(request, slot, form, body)
     # Texts to embed take only the places that they use at a time: others can be answered as well.
     at_once = models.max_batch if asked[0].embed else len(asked)
@@ -277,6 +282,7 @@ async def generate(
     answers = await submit(parts[0], 0)
     count = len(asked) * (body.get("n") or 1)
     limit_s = (body.get("t_max_predict_ms") or 0) / 1000
+    models.queues.add(pieces)
     try:
         with _narrate_answers(request, slot, answers, count):
             for number, part in enumerate(parts):
@@ -285,7 +291,10 @@ async def generate(
                     answers += await submit(part, begun)
                 left = len(answers) - begun
                 while left:
-                    index, piece = await pieces.get()
+                    following = await pieces.get()
+                    if following is None:
+                        raise stopping()
+                    index, piece = following
                     _check(answers[index], piece, request)
                     left -= piece.finish_reason is not None
                     # A time limit waits for the end of a line, as editors expect.
@@ -293,6 +302,7 @@ async def generate(
                         slot.cancel(answers)
                     yield index, piece, answers[index]
     finally:
+        models.queues.discard(pieces)
         slot.cancel(answers)
         describe_span(answers, slot.adapter(body["model"]) or slot.name)
 
@@ -349,7 +359,7 @@ async def _submit(
     slot: Slot,
     form: Form,
     body: Body,
-    pieces: asyncio.Queue[tuple[int, Piece]],
+    pieces: Pieces,
     asked: list[ModelRequest],
     first: int,
 ) -> list[Answer]:

@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
     from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.piece import Piece
     from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrate
 
     #: Waits for a model that is being loaded, or raises the reason to stop waiting.
     Wait = Callable[[Awaitable[None]], Awaitable[None]]
+    #: Pieces of the answers to a request, by number; None: the worker stops, and no more come.
+    Pieces = asyncio.Queue[tuple[int, Piece] | None]
 
 T = TypeVar("T")
 
@@ -94,6 +97,8 @@ class Models:
         self._turn = asyncio.Lock()  # to load or to unload
         self._freed = asyncio.Event()  # a model may be idle, or a load not be needed any more
         self._tasks: set[asyncio.Task[None]] = set()
+        self.given_up = asyncio.Event()  # open requests end without what they wait for
+        self.queues: set[Pieces] = set()  # of requests whose answers are being generated
 
     @property
     def open_jobs(self) -> int:
@@ -140,6 +145,13 @@ class Models:
         self._freed.set()
         for slot in self._in_memory():
             slot.drain(within_s)
+
+    def give_up(self) -> None:
+        """End every request now, also if a pass of its model or a load takes longer."""
+        self.drain(0)
+        self.given_up.set()
+        for pieces in self.queues:
+            pieces.put_nowait(None)
 
     def close(self) -> None:
         """End every answer, every thread and every model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import signal
 import socket
 import threading
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 30
-SENDING_S = 5.0  # time for clients to read the end of their answers on shutdown
-LAST_WORDS_S = 1  # the same after a second SIGINT
+SENDING_S = 5  # time for clients to read the end of their answers on shutdown
+PASS_S = 3  # part of it that a pass of the model, or a load, may take until requests end without it
+LAST_WORDS_S = 1  # instead of SENDING_S after a second SIGINT
 _HOSTS = "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for every one"
 
 
@@ -57,7 +59,7 @@ def run(
     if not options.key() and not is_loopback(options.host):
         logger.warning("any client that reaches %s can use it: there is no key", options.host)
     app = create_app(models, metrics, narrate, options)
-    server = _Server(_configuration(app, options), models, narrate, ready)
+    server = _Server(_configuration(app, options), models, narrate, ready, drain_s=options.drain)
     with _filter_log(narrate), _explain_errors(address_of(bound)):
         server.run(sockets=[bound])
     narrate("server_stop")
@@ -103,7 +105,7 @@ def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
         backlog=MAX_CONNECTIONS,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=round(options.drain + SENDING_S),
+        timeout_graceful_shutdown=SENDING_S,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
 
@@ -112,14 +114,21 @@ class _Server(uvicorn.Server):
     """uvicorn's server; a signal drains the models and does not end the program by itself."""
 
     def __init__(
-        self, config: uvicorn.Config, models: Models, narrate: Narrate, ready: Callable[[str], None]
+        self,
+        config: uvicorn.Config,
+        models: Models,
+        narrate: Narrate,
+        ready: Callable[[str], None],
+        *,
+        drain_s: float,
     ) -> None:
         super().__init__(config)
         self.models = models
         self._narrate = narrate
         self._ready = ready
         self.interrupts = 0  # by SIGINT
-        self._drain_s = (config.timeout_graceful_shutdown or 0) - SENDING_S
+        self._drain_s = drain_s
+        self._pass_s: float = PASS_S
         self._draining_until: float | None = None  # ``time.monotonic``
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -163,8 +172,11 @@ class _Server(uvicorn.Server):
         """True if serving is to stop; until then new requests are refused with a reason."""
         if (until := self._draining_until) is not None:
             left_s = max(0, until - time.monotonic())
+            # Answers that are finished may be read until the time of those that are not is over.
+            self.config.timeout_graceful_shutdown = math.ceil(left_s + SENDING_S)
             if self.interrupts > 1:
                 left_s = 0
+                self._pass_s = min(PASS_S, LAST_WORDS_S / 2)
                 self.config.timeout_graceful_shutdown = LAST_WORDS_S
             if not self.models.draining:
                 self._narrate("draining", open=self.models.open_jobs)
@@ -175,13 +187,25 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close all connections, those that a second SIGINT cuts off, too."""
+        """Close all connections, after the last event of each stream."""
+        loop = asyncio.get_running_loop()
+        giving_up = loop.call_later(self._pass_s, self.models.give_up)
         await super().shutdown(sockets)
+        giving_up.cancel()
         if self.force_exit:  # uvicorn then leaves the rest to the end of the program
-            for task in (left := set(self.server_state.tasks)):
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await self._cut_off()
             await self.lifespan.shutdown()
+
+    async def _cut_off(self) -> None:
+        """End all requests; those that do not end by themselves are cancelled."""
+        self.models.give_up()
+        tasks = set(self.server_state.tasks)
+        if not tasks:
+            return
+        _, left = await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 # --- the address ---------------------------------------------------------------------------------

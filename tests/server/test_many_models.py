@@ -1,5 +1,6 @@
 """``bitnet serve --models`` as a process, through the official clients."""
 
+import contextlib
 import signal
 import threading
 from itertools import zip_longest
@@ -130,24 +131,20 @@ def test_streams_of_two_models_end_in_order_when_the_worker_has_to_stop(tmp_path
         tiny_gguf(tmp_path / f"{name}.gguf", **{"llama.context_length": 10**6})
     wanted = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
     options = ("--drain", "0.2", "--max-output-tokens", 10**6, "--models-idle", "never")
-    with serving("--models", tmp_path, "--port", 0, *options) as worker:
-        replies = []
-        asking = [
-            threading.Thread(target=lambda name=name: replies.append(ask(worker, wanted, name)))
-            for name in "ab"
-        ]
-        for one in asking:
-            one.start()
-            worker.until('action="inference_start"')
-        assert worker.end(signal.SIGTERM) == 0
-        for one in asking:
-            one.join()
-    assert [reply["finish_reason"] for reply in replies] == ["cancelled"] * 2
+    with contextlib.ExitStack() as stack:
+        worker = stack.enter_context(serving("--models", tmp_path, "--port", 0, *options))
+        streams = []
+        for name in "ab":
+            body = wanted | {"model": name, "stream": True}
+            # Entered once the first token is there; an answer without any would be refused.
+            streams.append(stack.enter_context(worker.stream(body)))
+        assert [reply.status_code for reply in streams] == [200, 200]
+        worker.process.send_signal(signal.SIGTERM)
+        texts = [reply.read().decode() for reply in streams]
+        assert worker.end() == 0
+    assert [text.count('"finish_reason":"cancelled","done":true') for text in texts] == [1, 1]
+    assert [text[-14:] for text in texts] == ["data: [DONE]\n\n"] * 2
     assert not any("Traceback" in line for line in worker.lines)
-
-
-def ask(worker, wanted, name):
-    return worker.post(wanted | {"model": name}).json()
 
 
 def test_a_single_model_has_the_name_it_was_given_and_never_goes(tmp_path):
@@ -209,7 +206,7 @@ def test_a_worker_that_loads_ends_in_order(folder):
     worker = Process("--models", folder, "--port", 0)
     try:
         worker.listen()
-        asking = threading.Thread(target=lambda: ask(worker, {"prompt": "ab"}, "a"))
+        asking = threading.Thread(target=lambda: worker.post({"prompt": "ab", "model": "a"}))
         asking.start()
         worker.until('action="gguf_metadata_loaded"')
         assert worker.end(signal.SIGTERM) == 0

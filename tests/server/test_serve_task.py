@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -117,24 +118,18 @@ def test_answers_end_with_what_there_is_once_there_is_no_more_time(
     options = ("--drain", drain, "--max-output-tokens", str(10**6))
     worker = started(*options, path=endless).listen()
     wanted = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
-    replies = []
-    asking = [
-        threading.Thread(target=lambda more=more: replies.append(worker.post(wanted | more)))
-        for more in ({}, {"stream": True})
-    ]
-    for one in asking:
-        one.start()
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(worker.post, wanted)
         worker.until('action="inference_start"')
-    worker.process.send_signal(first)
-    worker.until('action="draining"')
-    worker.process.send_signal(again)
-    assert worker.end() == code
-    for one in asking:
-        one.join()
-    assert [reply.status_code for reply in replies] == [200, 200]
-    plain, streamed = sorted((reply.text for reply in replies), key=lambda text: text[:1] != "{")
-    assert json.loads(plain)["finish_reason"] == "cancelled"
-    assert streamed.endswith('"finish_reason":"cancelled","done":true}\n\ndata: [DONE]\n\n')
+        # Its first token comes with one of the answer before it: both have begun.
+        with worker.stream(wanted | {"stream": True}) as streamed:
+            worker.process.send_signal(first)
+            worker.until('action="draining"')
+            worker.process.send_signal(again)
+            text = streamed.read().decode()
+        assert worker.end() == code
+        assert whole.result().json()["finish_reason"] == "cancelled"
+    assert text.endswith('"finish_reason":"cancelled","done":true}\n\ndata: [DONE]\n\n')
     assert not any("Traceback" in line for line in worker.lines)
 
 

@@ -41,6 +41,12 @@ class Process:
     def post(self, body, path="/v1/inference"):
         return httpx.post(self.address + path, json=body, timeout=PATIENCE_S, verify=False)
 
+    def stream(self, body, path="/v1/inference"):
+        """The reply as a context, which is entered with the first token of the answer."""
+        return httpx.stream(
+            "POST", self.address + path, json=body, timeout=PATIENCE_S, verify=False
+        )
+
     def end(self, number=None):
         """Its exit code; *number* is a signal to send first."""
         if number is not None:

@@ -17,6 +17,7 @@ from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
 from bitnet.server.models import Models
 from bitnet.server.narration import narrator
+from bitnet.server.run import _Server
 from bitnet.server.serve_options import ServeOptions
 from bitnet.server.slot import Slot
 
@@ -26,14 +27,22 @@ uvicorn.server.asyncio = SimpleNamespace(
 )
 
 
+class CommandServer(_Server):
+    """The server of the command, in a thread, which cannot handle signals."""
+
+    capture_signals = contextlib.nullcontext
+
+
 class Running:
     """A worker that listens; *lines* are what it narrated."""
 
     def __init__(self, models, server, lines):
         self.models = models
+        self.server = server
         self.slot = models.default
         self.lines = lines
         self.port = server.servers[0].sockets[0].getsockname()[1]
+        self.loop = server.servers[0].get_loop()
         self.address = f"http://127.0.0.1:{self.port}"
         # Plain HTTP: reading the certificates of this system takes as long as starting the worker.
         self.http = httpx.Client(base_url=self.address, timeout=PATIENCE_S, verify=False)
@@ -55,8 +64,11 @@ def slot_of(path, name="", **more):
 
 
 @contextlib.contextmanager
-def serving_all(slots, *, app_options=None, lines=None, loaded=True, **options):
-    """A worker with all models of *slots*, the first of them loaded or none."""
+def serving_all(slots, *, app_options=None, lines=None, loaded=True, drain_s=None, **options):
+    """A worker with all models of *slots*, the first of them loaded or none.
+
+    With *drain_s*, its server is that of the command, whose signals a test hands to it.
+    """
     lines = [] if lines is None else lines
     metrics = Metrics()
     narrate = narrator(lines.append, worker_id="w1")
@@ -66,16 +78,17 @@ def serving_all(slots, *, app_options=None, lines=None, loaded=True, **options):
             models.pin(models.default, slots[0].load(slots[0].open()))
         app_options = {"worker_id": "w1"} | (app_options or {})
         app = create_app(models, metrics, narrate, ServeOptions(**app_options))
-        server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                port=0,
-                http=PatientProtocol,
-                log_config=None,
-                timeout_graceful_shutdown=5,
-                timeout_keep_alive=PATIENCE_S,  # no connection ends just as a slow test uses it
-            )
+        config = uvicorn.Config(
+            app,
+            port=0,
+            http=PatientProtocol,
+            log_config=None,
+            timeout_graceful_shutdown=5,
+            timeout_keep_alive=PATIENCE_S,  # no connection ends just as a slow test uses it
         )
+        server = uvicorn.Server(config)
+        if drain_s is not None:
+            server = CommandServer(config, models, narrate, lambda _: None, drain_s=drain_s)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
