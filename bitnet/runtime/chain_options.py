@@ -7,14 +7,17 @@ Names, defaults and bounds are those of llama.cpp's server (its ``tools/server/R
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from bitnet.base.errors import UsageError
 from bitnet.base.options import check_bounds, option
 from bitnet.base.trust import encodable
 from bitnet.formats.samplers import SAMPLERS, find_sampler
+from bitnet.runtime.request_checks import list_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WHOLE_TEXT = -1  # of a number of last tokens: prompt and answer
 XTC_OFF = 0.5  # thresholds above it: no two tokens can be as likely
@@ -121,7 +124,7 @@ class ChainOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samplers", sampler_names(self.samplers))
-        breakers = _texts("dry_sequence_breakers", self.dry_sequence_breakers)
+        breakers = list_texts("dry_sequence_breakers", self.dry_sequence_breakers)
         object.__setattr__(self, "dry_sequence_breakers", breakers)
         if len(breakers) > MAX_BREAKERS or "" in breakers:
             raise UsageError(
@@ -183,7 +186,7 @@ def sampler_names(names: Any) -> list[str]:
     A text may have several, between semicolons, as on llama.cpp's command line.
     """
     listed: dict[str, None] = {}
-    for name in _texts("samplers", names):
+    for name in list_texts("samplers", names):
         for part in filter(None, name.split(";")):
             plain = part.strip().lower().replace("-", "_")
             sampler = find_sampler(plain.replace("_", "")) or _SYNONYMS.get(plain)
@@ -196,10 +199,3 @@ def sampler_names(names: Any) -> list[str]:
                 )
             listed[sampler] = None
     return [*listed]
-
-
-def _texts(name: str, entries: Any) -> list[str]:
-    listed = [entries] if isinstance(entries, str) else entries
-    if isinstance(listed, Sequence) and all(isinstance(entry, str) for entry in listed):
-        return [*listed]
-    raise UsageError(f"{name} is not a list of texts", field=name)

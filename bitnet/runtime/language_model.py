@@ -176,7 +176,7 @@ class LanguageModel:
         tokenizer = self.tokenizer
         variables = effort_variables(tokenizer, request.reasoning_effort)
         if request.thinking is not None:
-            variables |= thinking_variables(tokenizer, request.thinking)
+            variables = thinking_variables(tokenizer, request.thinking) | variables
         if variables:
             variables |= request.template_variables or {}
             request = replace(request, template_variables=variables)

@@ -17,8 +17,8 @@ from bitnet.runtime.request_checks import (
     check_schema,
     check_text,
     check_value,
+    list_texts,
     reasoning_of,
-    stops_of,
 )
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Request(SamplingOptions):
     budget: BudgetRules | None = field(default=None, metadata=_INNER)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", stops_of(self.stop))
+        object.__setattr__(self, "stop", list_texts("stop", self.stop))
         object.__setattr__(self, "logit_bias", biases_of(self.logit_bias))
         super().__post_init__()
         check_type("thinking_message", self.thinking_message, "a text", str)
@@ -237,7 +237,8 @@ class Request(SamplingOptions):
 
     def states(self, name: str) -> bool:
         """True if this request has a value of the field *name*, which a model's files may set."""
-        return _is_stated(getattr(self, name))
+        value = getattr(self, name)
+        return bool(value) if isinstance(value, list) else value is not None
 
     def list_constraints(self) -> list[str]:
         """Names of the fields that constrain the whole answer."""
@@ -293,7 +294,16 @@ class Request(SamplingOptions):
     @property
     def sampling(self) -> Sampling:
         """Values for the sampler: those of this request, else of its command or dialect."""
-        return _sampling(self, self.fallback)
+        return self._sampling_with(self.fallback)
+
+    def _sampling_with(self, fallback: Mapping[str, float]) -> Sampling:
+        """Values of this request for the sampler, else those of *fallback*."""
+        values: dict[str, Any] = {}
+        for name in RECOMMENDED:
+            value = getattr(self, name) if self.states(name) else fallback.get(name)
+            if value is not None:
+                values[name] = value
+        return Sampling(**values)
 
     @property
     def length_limit(self) -> int:
@@ -318,7 +328,7 @@ class Request(SamplingOptions):
             fallback["temperature"] = 0.0
         if is_reproducible or self.temperature == 0:
             recommended = {}
-        values: dict[str, Any] = _sampling(self, fallback)._asdict()
+        values: dict[str, Any] = self._sampling_with(fallback)._asdict()
         origins: dict[str, str] = {}
         for name in RECOMMENDED:
             if self.states(name):
@@ -382,23 +392,6 @@ class Request(SamplingOptions):
     def choice(self, number: int) -> Request:
         """This request for answer *number* of several, with a seed of its own."""
         return replace(self, seed=(self.actual_seed() + number) % 2**64)
-
-
-def _sampling(options: SamplingOptions, fallback: Mapping[str, float]) -> Sampling:
-    """Values of *options* for the sampler, else those of *fallback*."""
-    values: dict[str, Any] = {}
-    for name in RECOMMENDED:
-        value = getattr(options, name)
-        if not _is_stated(value):
-            value = fallback.get(name)
-        if value is not None:
-            values[name] = value
-    return Sampling(**values)
-
-
-def _is_stated(value: Any) -> bool:
-    """True if *value*, of a field that a model's files may set, is more than its default."""
-    return bool(value) if isinstance(value, list) else value is not None
 
 
 #: Fields of a request that the files of a model may recommend.

@@ -172,9 +172,9 @@ def biases_of(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
     return biases
 
 
-def stops_of(texts: Any) -> list[str]:
-    """Texts that end an answer, from a list of them or from one."""
-    stops = [texts] if isinstance(texts, str) else texts
-    if isinstance(stops, Sequence) and all(isinstance(stop, str) for stop in stops):
-        return list(stops)
-    raise UsageError("stop is neither a text nor a list of texts", field="stop")
+def list_texts(name: str, value: Any) -> list[str]:
+    """The texts in *value*, a list of them or one, of the field *name*."""
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts):
+        return list(texts)
+    raise UsageError(f"{name} is neither a text nor a list of texts", field=name)

@@ -89,18 +89,19 @@ class Turns:
         self._variables = variables
         facts = self._facts
         turns = [Turn(number, _tidy(number, message)) for number, message in enumerate(messages)]
-        turns = _link_results(turns, short=facts.short_ids)
         uses_tools = any(turn.calls or turn.role == "tool" for turn in turns)
-        is_readable = not explained or format_of_calls(template) is not None
-        if uses_tools and not (facts.calls and facts.results and is_readable):
-            turns = self._spell(turns, results=not (facts.results and is_readable))
+        if uses_tools:
+            turns = _link_results(turns, short=facts.short_ids)
+            is_readable = not explained or format_of_calls(template) is not None
+            if not (facts.calls and facts.results and is_readable):
+                turns = self._spell(turns, results=not (facts.results and is_readable))
         if explained:
             prompt = explain_tools(self.format, explained)
             turns = _add_instructions(turns, prompt)
         turns = self._place_instructions(turns)
-        if not facts.several_calls:
+        if uses_tools and not facts.several_calls:
             turns = list(_call_one_by_one(turns))
-        if not facts.text_beside_calls:
+        if uses_tools and not facts.text_beside_calls:
             turns = list(_part_from_calls(turns, {turn.number for turn in turns}))
         if not facts.repeated_user:
             turns = _join_users(turns)

@@ -15,7 +15,7 @@ from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import RANDOM, STOPS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
 from bitnet.wire.messages import ONLY_TEXT
-from bitnet.wire.reasoning import EFFORT, can_reason, effort_variables, takes_effort
+from bitnet.wire.reasoning import EFFORT, can_reason, takes_effort
 from bitnet.wire.schemas import (
     FLAG,
     OBJECT,
@@ -129,9 +129,7 @@ _FIELDS: dict[str, Schema] = {
 }  # fmt: skip
 
 
-def message_requests(
-    body: Body, default: Request | None = None, model: Served = None
-) -> list[Request]:
+def message_requests(body: Body, default: Request | None = None, _: Served = None) -> list[Request]:
     """The request of *body*, as :data:`MESSAGE` or :data:`COUNT` reads it.
 
     *default* has what it leaves out.
@@ -168,12 +166,12 @@ def message_requests(
         "json_schema": _schema(body),
         "stop": body.get("stop_sequences"),
         "thinking": {"disabled": False, "enabled": True}.get(str(mode)),
-        "thinking_budget": budget if mode == "enabled" and can_reason(model) else None,
+        "thinking_budget": budget if mode == "enabled" else None,
+        "reasoning_effort": (body["output_config"] or {}).get("effort"),
         **{name: body.get(name) for name in ("max_tokens", "temperature", "top_k", "top_p")},
     }
     request = Request.from_mapping(fields, with_defaults(default, **RANDOM))
-    variables = effort_variables((body["output_config"] or {}).get("effort"), model)
-    return [replace(request, separate_reasoning=True, template_variables=variables or None)]
+    return [replace(request, separate_reasoning=True)]
 
 
 def message_places(body: Body) -> list[str]:

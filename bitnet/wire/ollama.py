@@ -21,7 +21,7 @@ from bitnet.wire.gaps import gap_prompt
 from bitnet.wire.logprobs import chat_logprobs
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
 from bitnet.wire.openai import finish_of
-from bitnet.wire.reasoning import can_reason, effort_variables, takes_effort
+from bitnet.wire.reasoning import can_reason, takes_effort
 from bitnet.wire.schemas import FLAG, NUMBER, OBJECT, TEXT, TEXTS, WHOLE, mark_refused, optional
 
 if TYPE_CHECKING:
@@ -133,12 +133,12 @@ def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[
             **asked,
             "json_schema": _schema(body["format"]),
             "thinking": None if think is None else bool(think),
+            "reasoning_effort": think if isinstance(think, str) else None,
             "logprobs": (body["top_logprobs"] or 0) if body["logprobs"] else None,
         },
         with_defaults(default, **_DEFAULTS),
     )
-    variables = effort_variables(think, model) if isinstance(think, str) else None
-    return [replace(request, separate_reasoning=True, template_variables=variables or None)]
+    return [replace(request, separate_reasoning=True)]
 
 
 def answer_ignores(body: Body, model: Served) -> Iterator[str]:

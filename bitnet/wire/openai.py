@@ -24,7 +24,6 @@ from bitnet.wire.reasoning import (
     BUDGETS,
     EFFORT,
     can_reason,
-    effort_variables,
     find_budget,
     takes_effort,
 )
@@ -86,8 +85,8 @@ IDLE: dict[str, Schema] = mark_ignored(
     user=TEXT, metadata=OBJECT, store=FLAG, service_tier=TEXT, safety_identifier=TEXT,
     prompt_cache_key=TEXT, prompt_cache_retention=TEXT, cache_prompt=FLAG, client_metadata=OBJECT,
 )  # fmt: skip
-
-
+#: Fields about the most tokens of reasoning.
+_ABOUT_BUDGETS = (*BUDGETS, "reasoning_budget_message")
 #: What describes a schema. It is followed strictly in any case.
 _DESCRIBED = ("schema", "name", "description", "strict")
 
@@ -109,17 +108,19 @@ def chat_requests(
     variables = body["chat_template_kwargs"]
     if wrong := _OURS.intersection(variables or ()):
         raise UsageError(f"{', '.join(sorted(wrong))} cannot be set", field="chat_template_kwargs")
-    variables = effort_variables(body["reasoning_effort"], model) | (variables or {})
+    asked = continuation(body, with_defaults(default, **RANDOM))
+    budget = find_budget(body)[1]
     request = replace(
-        continuation(body, with_defaults(default, **RANDOM)),
+        asked,
         logprobs=(body["top_logprobs"] or 0) if body["logprobs"] else None,
         messages=read_messages(body["messages"], model),
         tools=None if body["tool_choice"] == "none" else body["tools"],
         tool_choice=body["tool_choice"],
         parallel_tool_calls=body["parallel_tool_calls"] is not False,
         template_variables=variables or None,
-        thinking_budget=find_budget(body)[1] if can_reason(model) else None,
-        thinking_message=body["reasoning_budget_message"] or "",
+        reasoning_effort=body["reasoning_effort"] or asked.reasoning_effort,
+        thinking_budget=asked.thinking_budget if budget is None else budget,
+        thinking_message=body["reasoning_budget_message"] or asked.thinking_message,
         separate_reasoning=True,
         continue_final_message=bool(body["continue_final_message"]),
     )
@@ -132,9 +133,9 @@ def chat_ignores(body: Body, model: Served) -> Iterator[str]:
     effort = body.get("reasoning_effort")
     if effort and not takes_effort(model, effort):
         yield "reasoning_effort"
-    if not can_reason(model):
-        names = (*BUDGETS, "reasoning_budget_message")
-        yield from (name for name in names if body.get(name) is not None)
+    budgets = [name for name in _ABOUT_BUDGETS if body.get(name) is not None]
+    if budgets and not can_reason(model):
+        yield from budgets
 
 
 def completion_requests(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.conversation import effort_variables as find_variables
-from bitnet.runtime.conversation import reasoning_rules
+from bitnet.runtime.conversation import effort_variables, reasoning_rules
 from bitnet.wire.schemas import DEFAULT, TEXT, Schema
 
 if TYPE_CHECKING:
@@ -54,9 +53,4 @@ def can_reason(model: Served) -> bool:
 
 def takes_effort(model: Served, effort: str | None) -> bool:
     """True if an *effort* changes what the template of *model* writes, or no model is known."""
-    return model is None or bool(effort_variables(effort, model))
-
-
-def effort_variables(effort: str | None, model: Served) -> dict[str, Any]:
-    """Variables of the template of *model* for an *effort*; none if that changes nothing."""
-    return {} if model is None else find_variables(model.tokenizer, effort)
+    return model is None or bool(effort_variables(model.tokenizer, effort))

@@ -19,7 +19,7 @@ from bitnet.wire.logprobs import chat_logprobs
 from bitnet.wire.messages import ONLY_TEXT
 from bitnet.wire.openai import IDLE, schema_of
 from bitnet.wire.openai import error_reply as error_reply
-from bitnet.wire.reasoning import EFFORT, effort_variables, takes_effort
+from bitnet.wire.reasoning import EFFORT, takes_effort
 from bitnet.wire.schemas import (
     FLAG,
     OBJECT,
@@ -82,7 +82,7 @@ _ITEMS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def response_requests(body: Body, default: Default = None, model: Served = None) -> list[Request]:
+def response_requests(body: Body, default: Default = None, _: Served = None) -> list[Request]:
     """The request of *body*, as :data:`RESPONSE` reads it; *default* for what it leaves out."""
     instructions = body["instructions"]
     system = [{"role": "system", "content": instructions}] if instructions else []
@@ -104,10 +104,10 @@ def response_requests(body: Body, default: Default = None, model: Served = None)
         "temperature": body["temperature"],
         "top_p": body["top_p"],
         "logprobs": (body["top_logprobs"] or 0) if wants_logprobs else None,
+        "reasoning_effort": (body["reasoning"] or {}).get("effort"),
     }
     request = Request.from_mapping(fields, with_defaults(default, **RANDOM))
-    variables = effort_variables((body["reasoning"] or {}).get("effort"), model)
-    return [replace(request, separate_reasoning=True, template_variables=variables or None)]
+    return [replace(request, separate_reasoning=True)]
 
 
 def response_places(body: Body) -> list[str]:

@@ -130,3 +130,28 @@ def test_open_webui_lists_the_model_and_chats_through_both_addresses(tmp_path, m
     for route in ADDRESSES.values():
         assert requests[route, "200"] == 2, requests
     assert {status for _, status in requests} == {"200"}, requests
+
+
+@pytest.mark.slow
+def test_open_webui_shows_what_a_real_small_model_writes(tmp_path, test_models):
+    """For form alone: a model of 135 million parameters, cut off after a few tokens."""
+    path = test_models / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    folder = tmp_path / "webui"
+    folder.mkdir()
+    texts = set()
+    with listening(path, name="tiny", max_output_tokens=16) as worker:
+        with open_webui(worker, folder) as client:
+            for model in ADDRESSES:
+                messages = [{"role": "user", "content": QUESTION}]
+                body = {"model": model, "messages": messages, "params": {"temperature": 0}}
+                whole = client.post("/api/chat/completions", json=body | {"stream": False})
+                assert whole.status_code == 200, whole.text
+                texts.add(whole.json()["choices"][0]["message"]["content"])
+                events = client.post("/api/chat/completions", json=body | {"stream": True})
+                assert events.status_code == 200, events.text
+                texts.add(text_of_stream(events))
+
+        requests = requests_of(worker)
+    (text,) = texts  # the same by both addresses, whole and streamed
+    assert len(text.split()) > 3
+    assert {status for _, status in requests} == {"200"}, requests

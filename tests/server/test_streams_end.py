@@ -84,7 +84,7 @@ def events_of(path, text):
 
 
 def ending_of(path, text):
-    """Whether the stream *text* of *path* ends as a ``whole`` answer or with an ``error``."""
+    """Ending of the stream *text* of *path*: ``whole``, that of an answer, or ``error``."""
     last = events_of(path, text)[-1]
     if STREAMED[path].stream == "named":
         if last["type"] == "error":

@@ -7,10 +7,10 @@ from conversations import CALLED, DIALECTS, TOLD, TOOL, USER
 from published_templates import FORMS, outcome, request_of, tokenizer_of
 
 from bitnet.base.errors import UsageError
-from bitnet.runtime.conversation import conversation_text
+from bitnet.runtime.conversation import conversation_text, effort_variables
 from bitnet.runtime.request import Request
 from bitnet.wire.anthropic import message_places
-from bitnet.wire.reasoning import effort_variables, takes_effort
+from bitnet.wire.reasoning import takes_effort
 
 #: A template that writes whatever it is given.
 TEMPLATE = (
@@ -146,7 +146,7 @@ STRENGTH = "{{ reasoning_strength | default('high') }}" + TEMPLATE
 )
 def test_an_effort_is_given_to_templates_whose_text_it_changes(template, effort, variables):
     model = SimpleNamespace(tokenizer=tokenizer_of(template))
-    assert effort_variables(effort, model) == variables
+    assert effort_variables(model.tokenizer, effort) == variables
     assert takes_effort(model, effort) == bool(variables)
 
 

@@ -6,11 +6,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tool_models import tool_gguf
 
+from bitnet import load
 from bitnet.base.errors import InvalidFormat, UsageError
 from bitnet.runtime.request import Request
 from bitnet.wire.modelfile import read_llama_cpp_presets, read_modelfile
-from bitnet.wire.presets import Preset, read_presets, with_preset
+from bitnet.wire.presets import OPTIONS, Preset, read_presets, with_preset
+from bitnet.wire.routes import ROUTES
 
 PIRATE = Preset(
     "pirate",
@@ -89,6 +92,52 @@ def test_a_request_has_precedence_over_a_preset():
     filled = PIRATE.fill(Request(temperature=1.5))
     assert (filled.temperature, filled.top_k, filled.stop) == (1.5, 7, ["\n", "\x7f"])
     assert filled.origins["top_k"] == "preset pirate"
+
+
+#: A value of each option of a preset, which is not its default.
+VALUES = {
+    "max_tokens": 7, "stop": ["x"], "lookup": 3, "reasoning_effort": "low", "thinking_budget": 9,
+    "temperature": 0.25, "top_k": 5, "top_p": 0.5, "min_p": 0.25, "repetition_penalty": 1.5,
+    "frequency_penalty": 0.5, "presence_penalty": 0.5, "seed": 11, "logit_bias": {3: 1.0},
+    "typical_p": 0.5, "top_n_sigma": 2.0, "xtc_probability": 0.5, "xtc_threshold": 0.25,
+    "dynatemp_range": 0.5, "dynatemp_exponent": 2.0, "mirostat": 2, "mirostat_tau": 3.0,
+    "mirostat_eta": 0.5, "dry_multiplier": 0.5, "dry_base": 2.0, "dry_allowed_length": 3,
+    "dry_penalty_last_n": 32, "dry_sequence_breakers": ["y"], "repeat_last_n": 16, "min_keep": 2,
+    "samplers": ["top_k"],
+}  # fmt: skip
+MESSAGES = {"messages": [{"role": "user", "content": "a"}]}
+BODIES = {
+    "/v1/chat/completions": MESSAGES,
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/inference": {"prompt": "a"},
+    "/v1/messages": MESSAGES | {"max_tokens": 7},
+    "/completion": {"prompt": "a"},
+    "/infill": {"input_prefix": "a", "input_suffix": "b"},
+    "/api/chat": MESSAGES | {"model": "pirate"},
+    "/api/generate": {"prompt": "a", "model": "pirate"},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model that fills gaps, too."""
+    control = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    with load(tool_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf", control=control)) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_that_does_not_set_an_option_keeps_that_of_the_preset(path, model):
+    assert set(VALUES) == set(OPTIONS)
+    default = Preset("pirate", "m", options=VALUES).fill(Request())
+    form = ROUTES[path]
+    (request,) = form.requests(form.read(BODIES[path]), default, model)
+    assert {name: getattr(request, name) for name in VALUES} == VALUES
+
+
+def test_every_address_that_writes_is_asked_with_a_preset():
+    assert set(BODIES) == {path for path, form in ROUTES.items() if form.events is not None}
 
 
 def test_a_conversation_begins_as_the_preset_says():
