@@ -87,7 +87,9 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     tensors, names = _rename(stored, description, folder)
     numbers = _take_numbers(tensors, description, folder)
     own_names = {name: tensor.name for name, tensor in tensors.items()}
-    _check_tensors(tensors, description, folder)
+    _check_head(tensors, description, folder)
+    _remove_zero_biases(tensors, description)
+    _check_biases(tensors, description, folder)
     has_norms = has_input_norms(tensors)
     if description.quantization.get("use_rms_norm") and not has_norms:
         raise InvalidFormat(
@@ -249,8 +251,8 @@ def _same(first: Weight, second: Weight) -> bool:
     return same_form and np.array_equal(first.data, second.data)
 
 
-def _check_tensors(tensors: dict[str, Weight], description: Description, folder: Path) -> None:
-    """Check head, vocabulary and biases against ``config.json``; needless biases are removed."""
+def _check_head(tensors: Mapping[str, Weight], description: Description, folder: Path) -> None:
+    """Check that head and vocabulary are those of ``config.json``."""
     embedding = tensors.get("token_embd.weight")
     needs_head = not description.tied and not description.headless
     if needs_head and "output.weight" not in tensors and embedding is not None:
@@ -267,13 +269,52 @@ def _check_tensors(tensors: dict[str, Weight], description: Description, folder:
             "rows",
             hint=COMPARE,
         )
-    layers = description.value("block_count")
-    family = description.family
-    keys_of = {part: key for key, parts in family.biases.items() if key for part in parts}
-    parts = [f"blk.{n}.{part}" for n in range(layers) for part in description.biases]
+
+
+def _remove_zero_biases(tensors: dict[str, Weight], description: Description) -> None:
+    """Remove biases of zeros that ``config.json`` does not announce.
+
+    auto-gptq gave every layer a bias, of zeros where it had none.
+    """
+    expected = _expected_biases(tensors, description)
+    for name in _biases_of_matrices(tensors, description) - expected:
+        if not registry.dequantize(tensors[name]).any():
+            del tensors[name]
+
+
+def _check_biases(tensors: Mapping[str, Weight], description: Description, folder: Path) -> None:
+    """Check that the biases are those that ``config.json`` announces."""
+    expected = _expected_biases(tensors, description)
+    different = expected ^ _biases_of_matrices(tensors, description)
+    if not different:
+        return
+    name = min(different)
+    matrix = name.removesuffix(".bias")
+    own_name = f"{tensors[f'{matrix}.weight'].name.removesuffix('.weight')}.bias"
+    biases = description.family.biases
+    keys_of = {part: key for key, parts in biases.items() if key for part in parts}
+    key = keys_of.get(matrix.rpartition(".")[2], "")
+    place = f"{key} in config.json" if key else "config.json"
+    problem = f"is there, and {place} says that it is not"
+    if name in expected:
+        problem = f"is missing, and {place} says that it is there"
+    raise InvalidFormat(f"{folder.name}: {own_name} {problem}", hint=COMPARE)
+
+
+def _expected_biases(tensors: Mapping[str, Weight], description: Description) -> set[str]:
+    """Names of the biases that ``config.json`` announces, of the matrices among *tensors*."""
+    layers = range(description.value("block_count"))
+    parts = [f"blk.{layer}.{part}" for layer in layers for part in description.biases]
     parts += [part for part in description.biases if part == "output"]
-    expected = {f"{part}.bias" for part in parts if f"{part}.weight" in tensors}
-    # The biases of norms are those of the family, and no key says otherwise.
+    return {f"{part}.bias" for part in parts if f"{part}.weight" in tensors}
+
+
+def _biases_of_matrices(tensors: Mapping[str, Weight], description: Description) -> set[str]:
+    """Names of the biases among *tensors* that belong to a matrix of one of the layers.
+
+    Those of norms follow from the family, and no key announces them.
+    """
+    layers = description.value("block_count")
     matrices = {
         name.removesuffix(".weight")
         for name in tensors
@@ -281,20 +322,8 @@ def _check_tensors(tensors: dict[str, Weight], description: Description, folder:
         and not name.endswith(("norm.weight", "norm_2.weight"))
         and not name.startswith("cls.")
     }
-    there = {f"{part}.bias" for part in matrices if f"{part}.bias" in tensors}
-    there -= {name for name in there if _number_of_layer(name) >= layers}  # nothing has them
-    for name in sorted(expected ^ there):
-        if name not in expected and not registry.dequantize(tensors[name]).any():
-            del tensors[name]  # auto-gptq gave every layer a bias, of zeros where it had none
-            continue
-        matrix = name.removesuffix(".bias")
-        own_name = f"{tensors[f'{matrix}.weight'].name.removesuffix('.weight')}.bias"
-        key = keys_of.get(matrix.rpartition(".")[2], "")
-        place = f"{key} in config.json" if key else "config.json"
-        problem = f"is missing, and {place} says that it is there"
-        if name not in expected:
-            problem = f"is there, and {place} says that it is not"
-        raise InvalidFormat(f"{folder.name}: {own_name} {problem}", hint=COMPARE)
+    biases = {f"{matrix}.bias" for matrix in matrices if f"{matrix}.bias" in tensors}
+    return {name for name in biases if _number_of_layer(name) < layers}
 
 
 def _weight(
