@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from bitnet.kernels.kv_codes import Array
 
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])  # complementary error function
+
 
 def softmax(x: Array) -> Array:
     """Softmax over the last axis."""
@@ -37,12 +39,11 @@ def _gelu_tanh(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    share = _BELOW(x.astype(np.float64) * -(0.5**0.5)) / 2
+    share = _erfc(x.astype(np.float64) * -(0.5**0.5)) / 2
     product: Array = x * share.astype(x.dtype)
     return product
 
 
-_BELOW = np.vectorize(math.erfc, otypes=[np.float64])
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": silu,
     "gelu_tanh": _gelu_tanh,
