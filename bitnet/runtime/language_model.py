@@ -34,6 +34,7 @@ from bitnet.runtime.repetitions import find_breakers
 from bitnet.runtime.request import AnswerOptions, Request, request_of, with_answer_options
 from bitnet.runtime.request_checks import read_schema
 from bitnet.runtime.scheduler import Scheduler
+from bitnet.runtime.sequence import as_list
 from bitnet.runtime.structured import Grammars
 from bitnet.runtime.text_ids import TokenIds, encode_input, prompt_text, text_ids
 from bitnet.runtime.tools import NO_TOOLS
@@ -374,7 +375,7 @@ class LanguageModel:
         """
         prompt = prompt_text(self.prompts, prompt_name, self.path.name)
         room = self.text_limit, self.context
-        return [*map(int, text_ids(self.tokenizer, text, prompt, room=room, truncate=truncate))]
+        return as_list(text_ids(self.tokenizer, text, prompt, room=room, truncate=truncate))
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits at every position of *ids*, ``(len(ids), vocab_size)``.
