@@ -32,6 +32,8 @@ from pathlib import Path
 import numpy as np
 from idle import MOST, Others
 
+from bitnet.crossval.llama_library import Batch, Params
+
 LENGTHS = {"16": 128, "128": 24, "512": 6}  # texts of so many tokens
 MIXED = 64  # texts of different lengths
 BATCH = 32  # texts at once, the default of sentence-transformers
@@ -139,26 +141,6 @@ class OnnxRuntime:
             sums = (states * mask[..., None]).sum(axis=1)
             rows[places] = sums / np.linalg.norm(sums, axis=1, keepdims=True)
         return rows
-
-
-class Params(ctypes.Structure):
-    """A parameter struct of unknown layout; the callee reads its own part of it."""
-
-    _fields_ = (("raw", ctypes.c_ubyte * 1024),)
-
-
-class Batch(ctypes.Structure):
-    """``llama_batch`` of b11434."""
-
-    _fields_ = (
-        ("n_tokens", ctypes.c_int32),
-        ("token", ctypes.POINTER(ctypes.c_int32)),
-        ("embd", ctypes.c_void_p),
-        ("pos", ctypes.POINTER(ctypes.c_int32)),
-        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
-        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
-        ("logits", ctypes.POINTER(ctypes.c_int8)),
-    )
 
 
 class Llama:

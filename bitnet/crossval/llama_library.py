@@ -54,11 +54,13 @@ _OLDER = {
 }
 
 
-class _Params(ctypes.Structure):
+class Params(ctypes.Structure):
+    """A parameter struct of unknown layout, of which the callee reads its own part."""
+
     _fields_ = (("raw", ctypes.c_ubyte * _PARAMS_BYTES),)
 
 
-class _Batch(ctypes.Structure):
+class Batch(ctypes.Structure):
     """``llama_batch``; fields appended by forks are in ``room``."""
 
     _fields_ = (
@@ -168,7 +170,7 @@ class Llama:
             self._c.llama_free(handle)
             del callback  # until here, because the context calls it
 
-    def _context_params(self, size: int, watch: Callable[..., None] | None) -> tuple[_Params, Any]:
+    def _context_params(self, size: int, watch: Callable[..., None] | None) -> tuple[Params, Any]:
         """Parameters of a context, and the callback in them, which must live as long as it."""
         params = self._c.llama_context_default_params()
         raw = bytes(params.raw)
@@ -280,7 +282,7 @@ class Llama:
         return out
 
 
-def _set_vocab_only(params: _Params) -> None:
+def _set_vocab_only(params: Params) -> None:
     """Change *params* so that only the vocabulary of a model is read.
 
     The switches, the first of which is this one, are bytes after the last pointer; it is off by
@@ -305,19 +307,19 @@ def _declare(c: Any) -> None:
     flag = ctypes.c_bool
     for name, result, arguments in (
         ("llama_backend_init", None, []),
-        ("llama_model_default_params", _Params, []),
-        ("llama_context_default_params", _Params, []),
-        ("llama_model_load_from_file", pointer, [text, _Params]),
-        ("llama_init_from_model", pointer, [pointer, _Params]),
+        ("llama_model_default_params", Params, []),
+        ("llama_context_default_params", Params, []),
+        ("llama_model_load_from_file", pointer, [text, Params]),
+        ("llama_init_from_model", pointer, [pointer, Params]),
         ("llama_free", None, [pointer]),
         ("llama_n_ctx", ctypes.c_uint32, [pointer]),
         ("llama_set_n_threads", None, [pointer, int32, int32]),
         ("llama_vocab_n_tokens", int32, [pointer]),
         ("llama_tokenize", int32, [pointer, text, int32, ints, int32, flag, flag]),
         ("llama_detokenize", int32, [pointer, ints, int32, text, int32, flag, flag]),
-        ("llama_batch_init", _Batch, [int32, int32, int32]),
-        ("llama_batch_free", None, [_Batch]),
-        ("llama_decode", int32, [pointer, _Batch]),
+        ("llama_batch_init", Batch, [int32, int32, int32]),
+        ("llama_batch_free", None, [Batch]),
+        ("llama_decode", int32, [pointer, Batch]),
         ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [pointer, int32]),
         ("llama_get_embeddings_ith", ctypes.POINTER(ctypes.c_float), [pointer, int32]),
         ("llama_set_embeddings", None, [pointer, flag]),

@@ -11,7 +11,7 @@ from crossval_evidence import verdict_on_float64
 from tiny_models import ternary_gguf, tiny_gguf
 
 from bitnet.base.errors import ReferenceUnavailable, UsageError
-from bitnet.crossval.llama_library import Llama, _Params
+from bitnet.crossval.llama_library import Llama, Params
 from bitnet.crossval.references import BitnetCpp, choose
 from bitnet.crossval.trace import EngineFailed, Prompt, Question
 from bitnet.formats.containers import open_checkpoint
@@ -99,7 +99,7 @@ class Old:
         self.raw = raw
 
     def llama_context_default_params(self):
-        params = _Params()
+        params = Params()
         params.raw[: len(self.raw)] = list(self.raw)
         return params
 
