@@ -99,8 +99,8 @@ struct Avx2 {
 
     static Double zero_double() { return {_mm256_setzero_pd(), _mm256_setzero_pd()}; }
     static Double add_scaled(Double sum, Int a, Lanes scale) {
-        const auto add = [](__m256d to, __m128 its, __m128i four) {
-            return _mm256_fmadd_pd(_mm256_cvtps_pd(its), _mm256_cvtepi32_pd(four), to);
+        const auto add = [](__m256d to, __m128 scales, __m128i four) {
+            return _mm256_fmadd_pd(_mm256_cvtps_pd(scales), _mm256_cvtepi32_pd(four), to);
         };
         return {add(sum.low, _mm256_castps256_ps128(scale.v), _mm256_castsi256_si128(a)),
                 add(sum.high, _mm256_extractf128_ps(scale.v, 1), _mm256_extracti128_si256(a, 1))};

@@ -203,10 +203,11 @@ struct Neon {
         return {{zero, zero, zero, zero}};
     }
     static Double add_scaled(Double sum, Int a, Lanes scale) {
-        const auto add = [](float64x2_t* to, int32x4_t four, float32x4_t its) {
-            to[0] = vfmaq_f64(to[0], vcvt_f64_f32(vget_low_f32(its)),
+        const auto add = [](float64x2_t* to, int32x4_t four, float32x4_t scales) {
+            to[0] = vfmaq_f64(to[0], vcvt_f64_f32(vget_low_f32(scales)),
                               vcvtq_f64_s64(vmovl_s32(vget_low_s32(four))));
-            to[1] = vfmaq_f64(to[1], vcvt_high_f64_f32(its), vcvtq_f64_s64(vmovl_high_s32(four)));
+            to[1] =
+                vfmaq_f64(to[1], vcvt_high_f64_f32(scales), vcvtq_f64_s64(vmovl_high_s32(four)));
         };
         add(sum.part, ints(a.low), scale.low);
         add(sum.part + 2, ints(a.high), scale.high);

@@ -30,9 +30,10 @@ struct Unit {
 // Factor on a sum of values whose weights have the sum *sum*, with one more key of the score *sink*
 // and the value 0.
 float with_sink(float sink, float top, float sum) {
-    const float its = sink * kLog2E, most = its > top ? its : top,
-                before = power_or_zero(top - most);
-    return before / (sum * before + power_or_zero(its - most));
+    const float sink_score = sink * kLog2E;
+    const float most = sink_score > top ? sink_score : top;
+    const float before = power_or_zero(top - most);
+    return before / (sum * before + power_or_zero(sink_score - most));
 }
 
 void write(const Unit& unit, const PartialAttention& part, float* spare) {

@@ -151,7 +151,10 @@ struct Block {
     void score(int64_t r, Page keys, const Code* soon, int first, int last,
                float (*score)[kKeyBlock]) const {
         int at = first / kStep * kStep;
-        if constexpr (kFetch) score_keys<N, kFetch>(r, keys, soon, at, score), at += kStep;
+        if constexpr (kFetch) {
+            score_keys<N, kFetch>(r, keys, soon, at, score);
+            at += kStep;
+        }
         if constexpr (!kFetch || kStep < kKeyBlock)
             for (; at < last; at += kStep)
                 for (int n = 0; n < M * N; n += N)
@@ -331,19 +334,20 @@ void attend_with(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1
                  int64_t last, float* partial, float* scratch) {
     Block block(a, kv_head, t0, t1, scratch);
     const int64_t rows = block.rows;
-    const PartialAttention seen(partial, rows, a.head_dim), more(block.rest, rows, a.head_dim);
+    const PartialAttention total(partial, rows, a.head_dim);
+    const PartialAttention of_split(block.rest, rows, a.head_dim);
     block.take_queries();
-    block.attend_split(first, seen);
+    block.attend_split(first, total);
     for (int64_t split = first + 1; split < last; ++split) {
-        block.attend_split(split, more);
-        merge(seen, more, rows, a.head_dim);
+        block.attend_split(split, of_split);
+        merge(total, of_split, rows, a.head_dim);
     }
 }
 
 template <class Form>
 void attend_by(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first,
                int64_t last, float* partial, float* scratch) {
-    // Up to as many rows the cache, in memory, is waited for.
+    // With so few rows a pass waits for the cache, which is in memory, and not for products.
     const bool few = (t1 - t0) * (a.heads / a.kv_heads) <= 2 * Form::kFewRows;
     (few ? attend_with<Block<Form, Form::kFewRows, Form::kFewVectors, true>>
          : attend_with<Block<Form, Form::kManyRows, Form::kManyVectors, false>>)(a, kv_head, t0, t1,

@@ -68,16 +68,16 @@ struct CachePage {
     }
 };
 
-// Calls body(n) for each of N rows that sees something of a page; *other* for those, up to whole
-// eights, that do not.
+// Calls with_keys(n) for each of N rows that sees something of a page, and without_keys(n) for
+// those that do not, and for the missing rows up to whole eights.
 template <int N, class F, class G>
-inline void each_row(const QueryRow* rows, F&& body, G&& other) {
+inline void each_row(const QueryRow* rows, F&& with_keys, G&& without_keys) {
     for (int n = 0; n < N; ++n)
         if (rows[n].sees())
-            body(n);
+            with_keys(n);
         else
-            other(n);
-    for (int n = N; n < whole_eights(N); ++n) other(n);
+            without_keys(n);
+    for (int n = N; n < whole_eights(N); ++n) without_keys(n);
 }
 
 // Codes of 16 bits. Of a tile: rows (queries of one head each) and registers of keys or elements
@@ -140,8 +140,9 @@ struct PairForm {
                 zero(parts[n]);
                 zero(most[n]);
             });
-        fold_rows<N, true>(weights, sums), fold_rows<N, true>(parts, of_parts),
-            fold_rows<N, false>(most, largest);
+        fold_rows<N, true>(weights, sums);
+        fold_rows<N, true>(parts, of_parts);
+        fold_rows<N, false>(most, largest);
         for (int n = 0; n < kWholeRows; ++n) {
             const float by_sum = of_parts[n] / kWeightSum, by_largest = largest[n] / kCodeRange;
             steps[n] = by_largest > by_sum ? by_largest : by_sum;
@@ -168,11 +169,12 @@ private:
         constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
         Parts weights, parts, most;
         for (int i = 0; i < kKeyBlock / kWidth; ++i) {
-            const Lanes its = Lanes::load(score + i * kWidth),
-                        weight = power(its - Lanes::set(top));
-            // Of what is hidden the step may be anything. One that is seen and NaN counts, however
-            // small its weight is.
-            const Lanes part = weight * Lanes::load(steps + i * kWidth).unless_below(its, -FLT_MAX);
+            const Lanes scores = Lanes::load(score + i * kWidth);
+            const Lanes weight = power(scores - Lanes::set(top));
+            // The step of a hidden value may be anything, and does not count. A NaN step of one
+            // that is seen counts, however small its weight is.
+            const Lanes used_steps = Lanes::load(steps + i * kWidth).unless_below(scores, -FLT_MAX);
+            const Lanes part = weight * used_steps;
             part.store(score + i * kWidth);
             const int lane = i % kParts;
             weights[lane] = i < kParts ? weight : weights[lane] + weight;
@@ -252,9 +254,9 @@ struct QuadForm {
                 const int first = rows[n].first, last = rows[n].last;
                 const bool whole = first == 0 && last == kKeyBlock;
                 if (!whole && (first != own_first || last != own_last)) {
-                    uint16_t seen[kKeyBlock] = {};
-                    std::copy(values.steps + first, values.steps + last, seen + first);
-                    own_unit = ratios_of(seen, own);
+                    uint16_t seen_steps[kKeyBlock] = {};
+                    std::copy(values.steps + first, values.steps + last, seen_steps + first);
+                    own_unit = ratios_of(seen_steps, own);
                     own_first = first;
                     own_last = last;
                 }
@@ -267,7 +269,8 @@ struct QuadForm {
                 zero(most[n]);
                 if (n < N) std::fill_n(parts[n], kKeyBlock, int16_t(0));
             });
-        fold_rows<N, true>(lanes, sums), fold_rows<N, false>(most, largest);
+        fold_rows<N, true>(lanes, sums);
+        fold_rows<N, false>(most, largest);
         for (int n = 0; n < kWholeRows; ++n) {
             sums[n] *= 1.0f / kWhole;
             const float top = largest[n] > 1.0f ? largest[n] : 1.0f;
@@ -291,17 +294,20 @@ private:
     // least weight and ratio stands for, times a value's code.
     static float ratios_of(const uint16_t* steps, int16_t* ratios) {
         constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
-        Lanes its[kKeyBlock / kWidth], most[kParts], sums[kParts];
+        Lanes wide_steps[kKeyBlock / kWidth], most[kParts], sums[kParts];
         for (int i = 0; i < kKeyBlock; i += kWidth) {
-            const Lanes of_step = its[i / kWidth] = Lanes::upper(steps + i);
-            Lanes &top = most[i / kWidth % kParts], &sum = sums[i / kWidth % kParts];
-            top = i < kLanes ? of_step : Lanes::larger(of_step, top);
-            sum = i < kLanes ? of_step : sum + of_step;
+            const Lanes wide = Lanes::upper(steps + i);
+            wide_steps[i / kWidth] = wide;
+            Lanes& top = most[i / kWidth % kParts];
+            Lanes& sum = sums[i / kWidth % kParts];
+            top = i < kLanes ? wide : Lanes::larger(wide, top);
+            sum = i < kLanes ? wide : sum + wide;
         }
         const float largest = Sixteen(most).largest(), nan_or_not = Sixteen(sums).sum() * 0.0f;
         const Lanes scale = Lanes::set(largest > 0.0f ? kWhole / largest : 0.0f);
         for (int i = 0; i < kKeyBlock / kWidth; i += 2)
-            Words::nearest(its[i] * scale, its[i + 1] * scale).store(ratios + i * kWidth);
+            Words::nearest(wide_steps[i] * scale, wide_steps[i + 1] * scale)
+                .store(ratios + i * kWidth);
         return largest * (32768.0f / kWhole / kWhole) + nan_or_not;
     }
 

@@ -197,10 +197,11 @@ struct Words {
         vst1q_s16(p + 8, high);
     }
     static Words nearest(Lanes a, Lanes b) {
-        const auto its = [](float32x4_t x) {
+        const auto rounded = [](float32x4_t x) {
             return vqmovn_s32(vcvtnq_s32_f32(vmaxnmq_f32(x, vdupq_n_f32(-32768.0f))));
         };
-        return {vcombine_s16(its(a.low), its(a.high)), vcombine_s16(its(b.low), its(b.high))};
+        return {vcombine_s16(rounded(a.low), rounded(a.high)),
+                vcombine_s16(rounded(b.low), rounded(b.high))};
     }
     friend Words operator-(Words a, Words b) {
         return {vsubq_s16(a.low, b.low), vsubq_s16(a.high, b.high)};
@@ -224,14 +225,15 @@ struct Words {
         return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(most))), vcvtq_f32_s32(vmovl_high_s16(most))};
     }
     Words scaled(int shift, int factor) const {
-        const auto its = [&](int16x8_t of) {
-            const uint16x8_t x = vshlq_u16(vreinterpretq_u16_s16(of), vdupq_n_s16(int16_t(shift)));
+        const auto product = [&](int16x8_t words) {
+            const uint16x8_t x =
+                vshlq_u16(vreinterpretq_u16_s16(words), vdupq_n_s16(int16_t(shift)));
             const uint16x8_t by = vdupq_n_u16(uint16_t(factor));
             const uint16x4_t first = vshrn_n_u32(vmull_u16(vget_low_u16(x), vget_low_u16(by)), 16);
             return vreinterpretq_s16_u16(
                 vcombine_u16(first, vshrn_n_u32(vmull_high_u16(x, by), 16)));
         };
-        return {its(low), its(high)};
+        return {product(low), product(high)};
     }
     static Words kept(int16_t n) { return set(n); }
 };
