@@ -104,16 +104,15 @@ class ValueWriter:
         weight = f"{self.block}{name}"
         if name not in self.decoder.bare_norms:
             weight += ".weight"
-        self.layout.required[weight] = (width or x.width,)
-        if parts:
-            self.layout.required[weight] = (parts, x.width // parts)
-            self.layout.vectors.add(weight)
         bias = ""
         if self.decoder.norm_biases and biased:
             bias = f"{self.block}{name}.bias"
-            self.layout.required[bias] = self.layout.required[weight]
+        for tensor in filter(None, (weight, bias)):
             if parts:
-                self.layout.vectors.add(bias)
+                self.layout.required[tensor] = (parts, x.width // parts)
+                self.layout.vectors.add(tensor)
+            else:
+                self.layout.required[tensor] = (width or x.width,)
         if self.decoder.centered_norms:
             centered = self.value(x.width)
             self.append(Center(centered, x, x.width // parts if parts else width))

@@ -231,7 +231,7 @@ class Request(SamplingOptions):
         return replace(base, origins=origins, **changes)
 
     def with_origin(self, origin: str) -> Request:
-        """This request, which says of each value that it has that it is from *origin*."""
+        """This request, with *origin* as the origin of each value that it states."""
         names = [name for name in ANSWERED if self.states(name)]
         return replace(self, origins=dict.fromkeys(names, origin))
 
@@ -251,7 +251,10 @@ class Request(SamplingOptions):
         return bool(self.list_constraints()) or self.tool_choice not in (None, "auto", "none")
 
     def check(self) -> None:
-        """Check texts, counts, sizes and depths; every door does before it tokenizes anything."""
+        """Check texts, counts, sizes and depths.
+
+        The command line, HTTP and Python each call it before they tokenize anything.
+        """
         if isinstance(self.prompt, str):
             check_text("prompt", self.prompt)
         if self.document is not None:
@@ -280,8 +283,10 @@ class Request(SamplingOptions):
 
     def _check_begun(self) -> None:
         last = self.messages[-1] if self.messages else {}
-        begun = last.get("content") or "", reasoning_of(last)
-        is_text = any(begun) and all(isinstance(text, str) for text in begun)
+        content = last.get("content") or ""
+        reasoning = reasoning_of(last)
+        has_begun = bool(content or reasoning)
+        is_text = has_begun and isinstance(content, str) and isinstance(reasoning, str)
         problem = ""
         if last.get("role") != "assistant" or not is_text or last.get("tool_calls"):
             problem = "expected a text of the assistant as the last message"

@@ -121,8 +121,9 @@ def heat(
 ) -> Candidates:
     """*tokens* at a temperature; 0 leaves the first of the likeliest.
 
-    With a *spread*, the temperature is between *temperature* less and more it, by the entropy as
-    a share of the largest possible one, raised to *exponent*.
+    With a *spread*, the temperature is between ``temperature - spread`` and
+    ``temperature + spread``: the entropy, as a share of the largest possible one and raised to
+    *exponent*, says where.
     """
     if spread > 0 and len(tokens) > 1:
         lowest = max(0.0, temperature - spread)

@@ -61,7 +61,7 @@ class Sampler:
         self._window: deque[int] | None = None  # the last tokens, if penalties look at those
         self._counts = self._count_prompt(prompt)
         self._seed = request.actual_seed()
-        self._penalises = bool(
+        self._penalizes = bool(
             self.sampling.repetition_penalty != 1
             or request.frequency_penalty
             or request.presence_penalty
@@ -74,7 +74,7 @@ class Sampler:
             self._chain = self._make_chain()
         self._adjusts = bool(
             request.logit_bias
-            or self._penalises
+            or self._penalizes
             or self._repetitions
             or request.suppressed
             or request.suppressed_first
@@ -116,10 +116,11 @@ class Sampler:
                 "the model's logits are not finite numbers",
                 hint="the weights are damaged: fetch the model again",
             )
+        values = logits
         if self._chain is not None:
-            values = self._add_biases(logits)
-        else:
-            values = self._adjust(logits) if self._adjusts else logits
+            values = self._add_biases(logits)  # penalties are samplers of the chain
+        elif self._adjusts:
+            values = self._adjust(logits)
         if allowed is not None:
             values = values[allowed]
         if not len(values) or values.max() == -math.inf:
@@ -173,11 +174,12 @@ class Sampler:
         ends = self._ends.get(tuple(ids[-SHORTEST:]), [])[-PLACES:]
         if not ends:
             return []
-        # The longest earlier match of the end; the latest of equal ones.
-        text = ids[max(reversed(ends), key=lambda end: _agreement(ids, end)) :]
-        for at in range(count - len(text)):
-            text.append(text[at])  # a text that repeats itself continues into its own draft
-        return text[:count]
+        # What follows the longest earlier match of the end; the latest of equal ones.
+        best_end = max(reversed(ends), key=lambda end: _agreement(ids, end))
+        drafted = ids[best_end:]
+        for at in range(count - len(drafted)):
+            drafted.append(drafted[at])  # a text that repeats itself continues into its own draft
+        return drafted[:count]
 
     def report(self, length: int, *, drafted: int, accepted: int, price: float = 0.0) -> None:
         """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens.
@@ -199,10 +201,13 @@ class Sampler:
 
         ``None`` if they do not decide it; then nothing was drawn or counted.
         """
-        values = self._adjust(candidates.logits, candidates) if self._adjusts else candidates.logits
+        values = candidates.logits
+        if self._adjusts:
+            values = self._adjust(values, candidates)
         if not len(values) or not math.isfinite(values.max()):
             return None
-        if (at := self._choose_among(values, candidates)) is None:
+        at = self._choose_among(values, candidates)
+        if at is None:
             return None
         token = int(candidates.ids[at])
         self._record(token)
@@ -226,12 +231,11 @@ class Sampler:
         order = likeliest(values, len(values))
         weights = np.exp(values[order].astype(np.float64) - best)
         # The sum of all weights is known within two bounds: both must keep as many tokens.
-        counts = {
-            self._count_kept(weights, total)
-            for total in _totals(_weights(values, best), best, candidates)
-        }
-        count = counts.pop()
-        if counts or count > len(order) or values[order[count - 1]] < bound:
+        lowest_total, highest_total = _totals(_weights(values, best), best, candidates)
+        count = self._count_kept(weights, lowest_total)
+        if count != self._count_kept(weights, highest_total):
+            return None
+        if count > len(order) or values[order[count - 1]] < bound:
             return None
         # If min-p may have cut the prefix, a token outside must not belong to it.
         following = float(weights[count]) if count < len(order) else 0.0
@@ -299,7 +303,7 @@ class Sampler:
     ) -> NDArray[np.floating[Any]]:
         """Copy of *logits* with bias and penalties; of all tokens, or of *candidates*."""
         out = self._add_biases(logits, candidates)
-        if self._penalises and self._counts:
+        if self._penalizes and self._counts:
             ids = np.fromiter(self._counts, dtype=np.intp)
             at = ids if candidates is None else np.searchsorted(candidates.ids, ids)
             counts = np.fromiter(self._counts.values(), dtype=np.float64)
@@ -340,7 +344,7 @@ class Sampler:
 
     def _penalize_candidates(self, tokens: Candidates) -> Candidates:
         """*tokens* with the penalties."""
-        if not (self._penalises and self._counts):
+        if not (self._penalizes and self._counts):
             return tokens
         at = np.flatnonzero(np.isin(tokens.ids, np.fromiter(self._counts, dtype=np.intp)))
         counts = np.array([self._counts[int(token)] for token in tokens.ids[at]], dtype=np.float64)
@@ -370,7 +374,7 @@ class Sampler:
         sampling = self.sampling
         if sampling.temperature == 0 or sampling.top_k == 1:
             return int(values.argmax())
-        if sampling.top_k in range(1, len(values)):
+        if 0 < sampling.top_k < len(values):
             order = likeliest(values, sampling.top_k)
             # top-p applies to what top-k has kept.
             return self._draw_filtered(values, [order], values[order])
@@ -404,8 +408,8 @@ class Sampler:
         descending = values[order].astype(np.float64)
         cumulative = np.cumsum(_weights(descending, best, self.sampling.temperature))
         drawn = self._random.random() * cumulative[-1]
-        last = len(cumulative) - 1
-        return int(order[min(np.searchsorted(cumulative, drawn, side="right"), last)])
+        at = int(np.searchsorted(cumulative, drawn, side="right"))
+        return int(order[min(at, len(order) - 1)])  # a product may round up to the whole sum
 
     def _draw_any(self, values: NDArray[np.floating[Any]]) -> int:
         """Draw from all *values*, in any order."""

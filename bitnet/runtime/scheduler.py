@@ -23,6 +23,7 @@ several threads may use it, and a forked child, where sequences of the parent en
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -173,12 +174,12 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_batch:
             sequence = self.waiting[0]
             try:
-                positions = min(self.context, sequence.positions)
-                reuse = not sequence.request.embed
-                adapter = sequence.request.lora
-                stored = sequence.stored
-                sequence.cache = cache = self.caches.acquire(
-                    sequence.ids, positions, reuse=reuse, adapter=adapter, stored=stored
+                cache = self.caches.acquire(
+                    sequence.ids,
+                    min(self.context, sequence.positions),
+                    reuse=not sequence.request.embed,
+                    adapter=sequence.request.lora,
+                    stored=sequence.stored,
                 )
             except MemoryError as error:
                 if self.caches.drop_idle():
@@ -186,12 +187,13 @@ class Scheduler:
                 self.waiting.popleft()
                 return [(sequence, sequence.fail(no_memory(sequence, error)))]
             if cache is None:
-                break
+                break  # until another sequence ends
             self.running.append(self.waiting.popleft())
+            sequence.cache = cache
             sequence.reused_tokens = cache.length
-            sequence.stored = None
-            if cache is stored and cache.backing is not None:
+            if cache is sequence.stored and cache.backing is not None:
                 cache.backing.begin()  # reads the file, and compares its checksums
+            sequence.stored = None
             if self._drafter and cache.drafter and not sequence.request.embed:
                 sequence.foresight = self._drafter.foresight(sequence.ids, cache.drafter)
             logger.debug("%d sequences run, %d wait", len(self.running), len(self.waiting))
@@ -219,11 +221,11 @@ class Scheduler:
         prompt never stands still behind short ones.
         """
         planned: list[Sequence] = []
-        reserve = -(-room // RESERVE_SHARE)
+        reserve = math.ceil(room / RESERVE_SHARE)  # tokens that only the oldest prompt may take
         for sequence in sorted(prompts, key=lambda sequence: sequence.remaining):
             cache = cache_of(sequence)
             if sequence is prompts[0]:
-                reserve = 0  # it takes it now
+                reserve = 0  # this is the oldest one
             if not (sequence.passes or sequence.request.embed):
                 # Even without room: with a window, pages that can be copied now are soon freed.
                 sequence.reused_tokens = self.caches.improve(cache)
@@ -232,11 +234,12 @@ class Scheduler:
             if room <= reserve:
                 continue
             start = cache.length
-            # With bidirectional attention a text is run as a whole.
-            whole = not self.model.config.causal
-            chunk = sequence.ids[start : None if whole else start + room - reserve]
+            end = len(sequence.ids)  # bidirectional attention needs the whole text in one pass
+            if self.model.config.causal:
+                end = start + room - reserve
             if cache.next_stop is not None:
-                chunk = chunk[: cache.next_stop - start]
+                end = min(end, cache.next_stop)
+            chunk = sequence.ids[start:end]
             room = max(reserve, room - len(chunk))
             sequence.plan(chunk)
             planned.append(sequence)
@@ -432,7 +435,7 @@ class Scheduler:
         sequences = list(self.running)
         has_prompts = {sequence: not sequence.tokens for sequence in sequences}
         passes = {sequence: sequence.passes for sequence in sequences}
-        tokens = sum(sequence.tokens for sequence in sequences)
+        tokens_before = sum(sequence.tokens for sequence in sequences)
         # The drafter reads the tokens of a sequence that it does not know yet only once.
         is_steady = not any(
             sequence.foresight and sequence.foresight.is_behind for sequence in sequences
@@ -443,8 +446,8 @@ class Scheduler:
 
         ran = [sequence for sequence in sequences if sequence.passes > passes[sequence]]
         if ran and not any(has_prompts[sequence] for sequence in ran):
-            tokens = sum(sequence.tokens for sequence in sequences) - tokens
-            self._pace.observe(tokens, passed_s, steady=is_steady)
+            tokens = sum(sequence.tokens for sequence in sequences)
+            self._pace.observe(tokens - tokens_before, passed_s, steady=is_steady)
         for sequence in ran:
             sequence.draft_gain = self._pace.gain
 
@@ -456,11 +459,12 @@ class Scheduler:
         return [(sequence, sequence.fail(no_memory(sequence, error)))]
 
     def _leave(self, sequence: Sequence) -> None:
+        """End the run of *sequence*; its cache serves later prompts, unless it failed."""
         self.running.remove(sequence)
         cache = cache_of(sequence)
-        keep = sequence.finish_reason != "error"
-        self.caches.release(cache, keep=keep)
-        keep = keep and cache in self.caches and not sequence.request.embed
-        if keep and self.prompt_cache is not None:
+        self.caches.release(cache, keep=sequence.finish_reason != "error")
+        is_kept = cache in self.caches and sequence.finish_reason != "error"
+        if is_kept and not sequence.request.embed and self.prompt_cache is not None:
             self.prompt_cache.offer(cache, self.new_cache)
-        sequence.cache = sequence.segment = None
+        sequence.cache = None
+        sequence.segment = None
