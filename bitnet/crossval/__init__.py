@@ -10,7 +10,7 @@ A plan says what is compared. Every engine is asked the same question; a foreign
 own process. Their answers become evidence: one record of numbers. The verdict follows from the
 evidence alone, and the report shows both.
 
-    options.py             what the command line asks for
+    crossval_options.py    what the command line asks for
     run.py                 from the plan to the evidence, step by step
     plan.py                the prompts, the texts to tokenize, and the facts known before
     trace.py               a question to an engine, and its answer
@@ -24,6 +24,7 @@ evidence alone, and the report shows both.
     float64.py             the pass in double precision that both are measured by
     compare.py             answers compared: whole, text by text, position by position
     operations.py          every operation, computed again from the engine's own inputs
+    bounds.py              how far an operation may be from float64
     prefix.py              the caches that an operation reads, from the engine's own values
     names.py               our names of llama.cpp's intermediates
     modules.py             our names of what modules of transformers read and give

@@ -65,11 +65,6 @@ BOUNDS: dict[Kind, Residual] = {
 }
 
 
-def is_within(residual: Residual, bound: Residual) -> bool:
-    """True if every measure of *residual* is within *bound*; NaN is not."""
-    return all(abs(value) <= most for value, most in zip(residual, bound, strict=True))
-
-
 def measure(theirs: NDArray[np.float64], ours: NDArray[Any]) -> Residual:
     """The residual of *theirs* beside *ours*, both ``(rows, width)``, ours in float64.
 

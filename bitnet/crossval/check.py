@@ -91,10 +91,12 @@ def compare_again(evidence: Evidence, again: Evidence) -> Finding:
     del values["created"], others["created"]
     different = list(_differences(values, others, ""))
     if evidence.model.sha256 != again.model.sha256:
-        both = (evidence.model.sha256[:16], again.model.sha256[:16])
-        text = f"the file has SHA-256 {both[1]}..., the report's {both[0]}..."
+        text = (
+            f"the file has SHA-256 {again.model.sha256[:16]}..., "
+            f"the report's {evidence.model.sha256[:16]}..."
+        )
         return Finding("failed", "replay", text, "name the model of the report, too")
-    makers = [one for one in different if one.startswith(_MAKERS)]
+    makers = [difference for difference in different if difference.startswith(_MAKERS)]
     if makers:
         text = f"not made: another engine or machine made the report: {'; '.join(makers[:_SHOWN])}"
         hint = "use the engines and the machine of the report"
@@ -118,10 +120,11 @@ def _differences(reported: Any, computed: Any, path: str) -> Iterator[str]:
     elif kind is float and math.isclose(reported, computed, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE):
         return
     elif kind is None or reported != computed:
-        both = (
-            f"{len(value)} entries"
-            if isinstance(value, (list, dict))
-            else str(value)[:60] or "empty"
-            for value in (computed, reported)
-        )
-        yield f"{path} is {', the report says '.join(both)}"
+        yield f"{path} is {_shorten(computed)}, the report says {_shorten(reported)}"
+
+
+def _shorten(value: Any) -> str:
+    """*value* in a message."""
+    if isinstance(value, (list, dict)):
+        return f"{len(value)} entries"
+    return str(value)[:60] or "empty"

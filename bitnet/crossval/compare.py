@@ -84,17 +84,28 @@ def compare(
     for number, (answer, reply) in enumerate(pairs):
         if (answer.ids, answer.first) != (reply.ids, reply.first):
             continue
-        right = exact.prompts[number : number + 1] if exact else ()
-        truths = (*(right[0].positions if right else ()), *[None] * len(answer.ids))
-        following: list[int | None] = [*answer.ids[answer.first + 1 :], None]
-        for at, (p, q) in enumerate(zip(answer.positions, reply.positions, strict=False)):
-            position = number, answer.first + at
-            rows.append(_compare_position(position, p, q, truths[at], following[at]))
-        steps = list(zip(answer.greedy, reply.greedy, strict=False))
-        if steps:
-            parted = (at for at, (best, other) in enumerate(steps) if best != other)
-            at = next(parted, len(steps) - 1)
-            continuations.append(Row(number, at, *steps[at], reply.top2_gaps[at]))
+        exact_positions: Sequence[Position] = ()
+        if exact is not None and number < len(exact.prompts):
+            exact_positions = exact.prompts[number].positions
+        pairs_of_positions = zip(answer.positions, reply.positions, strict=False)
+        for at, (position, their_position) in enumerate(pairs_of_positions):
+            index = answer.first + at
+            rows.append(
+                _compare_position(
+                    (number, index),
+                    position,
+                    their_position,
+                    exact=exact_positions[at] if at < len(exact_positions) else None,
+                    following=answer.ids[index + 1] if index + 1 < len(answer.ids) else None,
+                )
+            )
+        tokens = list(zip(answer.greedy, reply.greedy, strict=False))
+        if tokens:
+            differing = (
+                step for step, (token, their_token) in enumerate(tokens) if token != their_token
+            )
+            step = next(differing, len(tokens) - 1)
+            continuations.append(Row(number, step, *tokens[step], reply.top2_gaps[step]))
     return tuple(rows), tuple(continuations)
 
 
@@ -102,23 +113,21 @@ def _compare_position(
     position: tuple[int, int],
     ours: Position,
     theirs: Position,
+    *,
     exact: Position | None,
     following: int | None,
 ) -> Row:
-    best = [
-        candidate.ids[0] if candidate is not None and candidate.is_finite else None
-        for candidate in (ours, theirs, exact)
-    ]
     ours_kl, ours_scale = nearness(exact, ours)
     theirs_kl, theirs_scale = nearness(exact, theirs)
     return Row(
         *position,
-        *(best[0], best[1]),
-        gap=None if None in best[:2] else theirs.gap,
+        ours=_likeliest(ours),
+        theirs=_likeliest(theirs),
+        gap=theirs.gap if ours.is_finite and theirs.is_finite else None,
         kl=divergence(theirs, ours),
         nll=_nll(ours, following),
         theirs_nll=_nll(theirs, following),
-        exact=best[2],
+        exact=_likeliest(exact),
         ours_kl=ours_kl,
         ours_scale=ours_scale,
         theirs_kl=theirs_kl,
@@ -126,34 +135,43 @@ def _compare_position(
     )
 
 
+def _likeliest(position: Position | None) -> int | None:
+    """The likeliest token at *position*; None without finite logits."""
+    return position.ids[0] if position is not None and position.is_finite else None
+
+
 def divergence(p: Position | None, q: Position | None) -> float | None:
     """KL from *p* to *q*, at least 0; the module describes the sum. None without finite logits."""
     if p is None or q is None or not (p.is_finite and q.is_finite):
         return None
-    mine = p.log_probabilities()
-    other = q.log_probabilities()
-    floor = min(other.values())
-    common = {token: log_p for token, log_p in mine.items() if token in other}
-    return max(_sum(common, other, floor), _sum(mine, other, floor), 0.0)
+    log_ps = p.log_probabilities()
+    log_qs = q.log_probabilities()
+    common = {token: log_p for token, log_p in log_ps.items() if token in log_qs}
+    # Neither sum exceeds the divergence over the whole vocabulary: the larger one is nearer to it.
+    return max(_sum(common, log_qs), _sum(log_ps, log_qs), 0.0)
 
 
-def _sum(mine: Mapping[int, float], theirs: Mapping[int, float], floor: float) -> float:
-    """The divergence over the tokens of *mine*, with all others as one event.
+def _sum(log_ps: Mapping[int, float], log_qs: Mapping[int, float]) -> float:
+    """The divergence over the tokens of *log_ps*, with all others as one event.
 
-    A token that *theirs* lacks is there at most as likely as *floor*.
+    A token that *log_qs* lacks is there at most as likely as the last one that it has.
     """
+    floor = min(log_qs.values())
     total = 0.0
-    mass = 0.0
-    other_mass = 0.0
-    for token, log_p in mine.items():
-        log_q = theirs.get(token)
-        mass += math.exp(log_p)
-        other_mass += 0.0 if log_q is None else math.exp(log_q)
-        total += math.exp(log_p) * (log_p - (floor if log_q is None else log_q))
-    rest = max(1 - mass, 0.0)
-    rest_other = max(1 - other_mass, _TINY)
-    if rest > _ROUNDING:
-        total += rest * math.log(rest / rest_other)
+    p_mass = 0.0
+    q_mass = 0.0
+    for token, log_p in log_ps.items():
+        p_mass += math.exp(log_p)
+        log_q = log_qs.get(token)
+        if log_q is None:
+            total += math.exp(log_p) * (log_p - floor)
+        else:
+            q_mass += math.exp(log_q)
+            total += math.exp(log_p) * (log_p - log_q)
+    p_rest = max(1 - p_mass, 0.0)
+    q_rest = max(1 - q_mass, _TINY)
+    if p_rest > _ROUNDING:
+        total += p_rest * math.log(p_rest / q_rest)
     return total
 
 
@@ -196,25 +214,33 @@ def tokenizer_parity(
     decoded = theirs.decoded or (None,) * len(texts)
     if not len(theirs.tokenized) == len(decoded) == len(texts):
         return TokenizerParity(len(texts), 0)
-    different = []
-    same_text = []
-    for (text, special), reply, their_text in zip(texts, theirs.tokenized, decoded, strict=True):
+    different: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+    decoded_alike: list[tuple[int, ...]] = []
+    decoded_otherwise: list[tuple[int, ...]] = []
+    for (text, special), their_ids, their_text in zip(
+        texts, theirs.tokenized, decoded, strict=True
+    ):
         ids = tuple(tokenizer.encode(text, add_special=special))
-        if ids != reply:
-            different.append((text, ids, reply))
-        elif their_text is not None and tokenizer.model != "wordpiece":
-            own = tokenizer.decode(list(ids))
-            if not _CLEANED_UP.search(own):
-                same_text.append((ids, own == their_text))
-    wrong = [ids for ids, is_same in same_text if not is_same]
-    first = different[0] if different else (None, (), ())
+        if ids != their_ids:
+            different.append((text, ids, their_ids))
+            continue
+        if their_text is None or tokenizer.model == "wordpiece":
+            continue
+        own_text = tokenizer.decode(list(ids))
+        if _CLEANED_UP.search(own_text):
+            continue
+        if own_text == their_text:
+            decoded_alike.append(ids)
+        else:
+            decoded_otherwise.append(ids)
+    first_text, first_ids, their_first_ids = different[0] if different else (None, (), ())
     return TokenizerParity(
         total=len(texts),
         equal=len(texts) - len(different),
-        text=first[0],
-        ours=first[1],
-        theirs=first[2],
-        decoded=len(same_text),
-        decoded_equal=len(same_text) - len(wrong),
-        ids=wrong[0] if wrong else (),
+        text=first_text,
+        ours=first_ids,
+        theirs=their_first_ids,
+        decoded=len(decoded_alike) + len(decoded_otherwise),
+        decoded_equal=len(decoded_alike),
+        ids=decoded_otherwise[0] if decoded_otherwise else (),
     )

@@ -165,9 +165,8 @@ class Evidence:
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Mean of *values*; ``None`` if there are none, or one is missing."""
-    numbers = list(values)
-    return (
-        fmean(number for number in numbers if number is not None)
-        if numbers and None not in numbers
-        else None
-    )
+    entries = list(values)
+    numbers = [value for value in entries if value is not None]
+    if not numbers or len(numbers) < len(entries):
+        return None
+    return fmean(numbers)

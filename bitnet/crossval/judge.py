@@ -199,9 +199,9 @@ def _summarize(evidence: Evidence) -> dict[str, float | None]:
     the reference to ours, dp the difference of the probabilities of the actual next token.
     """
     rows = evidence.rows
-    tie = near_tie(evidence)
     if not rows:
         return {}
+    tie = near_tie(evidence)
     kinds = [kind_of(row, tie) for row in rows]
     ours = mean(row.ours_kl for row in rows)
     theirs = mean(row.theirs_kl for row in rows)
@@ -240,12 +240,13 @@ def rows_to_judge(evidence: Evidence) -> Sequence[Row]:
         return rows
 
     def distance(row: Row) -> float:
-        exact = (row.ours_kl, row.theirs_kl) if evidence.plan.float64 else ()
-        divergences = [kl for kl in (row.kl, *exact) if kl is not None]
-        if len(divergences) <= len(exact):
+        divergences = [row.kl]
+        if evidence.plan.float64:
+            divergences += [row.ours_kl, row.theirs_kl]
+        numbers = [kl for kl in divergences if kl is not None]
+        if len(numbers) < len(divergences):
             return -1.0  # a row that lacks a number comes first, so that it is judged
-        largest: float = max(divergences)
-        return largest
+        return max(numbers)
 
     return sorted(rows, key=distance)[: (len(rows) + 1) // 2]
 
@@ -281,9 +282,12 @@ def _answers(evidence: Evidence) -> Finding:
     """Check that every side answered all of the request and nothing else."""
     plan = evidence.plan
     rows = evidence.rows
-    sides = ["reference"]
-    if not plan.tokenizer_only:
-        sides = ["ours", "reference", *(["float64"] if plan.float64 else [])]
+    if plan.tokenizer_only:
+        sides = ["reference"]
+    elif plan.float64:
+        sides = ["ours", "reference", "float64"]
+    else:
+        sides = ["ours", "reference"]
     wrong = [
         f"{side}: {'; '.join(evidence.faults.get(side, ('no answer',)))}"
         for side in sides
@@ -347,10 +351,11 @@ def _distance(values: Sequence[float | None], most: float) -> tuple[bool, str]:
         return False, f"{count} of {len(values)} positions could not be compared"
     average = fmean(divergences)
     worst = max(divergences)
-    return average <= most and worst <= WORST * most, (
+    text = (
         f"mean KL {average:.1e} (at most {most:.1e}), worst position {worst:.1e} "
         f"(at most {WORST * most:.1e})"
     )
+    return average <= most and worst <= WORST * most, text
 
 
 def _nearness(evidence: Evidence, side: str, most: float, stretch: float) -> tuple[bool, str]:
@@ -360,10 +365,11 @@ def _nearness(evidence: Evidence, side: str, most: float, stretch: float) -> tup
     slopes = (getattr(row, f"{side}_scale") for row in rows)
     measured = [slope for slope in slopes if slope is not None]
     scale = fmean(measured) if measured else 1.0
-    return near and abs(scale - 1) <= stretch, (
+    text = (
         f"beside the float64 pass: {text}, log-probabilities stretched by {scale - 1:+.1%} "
         f"(at most {stretch:.1%})"
     )
+    return near and abs(scale - 1) <= stretch, text
 
 
 def _reference(evidence: Evidence) -> Finding:
@@ -439,6 +445,6 @@ def _operations(evidence: Evidence) -> Finding:
         describe(engine, steps, evidence.model.layers)
         for engine, steps in evidence.operations.items()
     ]
-    right = all(is_right for is_right, _ in results)
-    text = "; ".join(text for is_right, text in results if right or not is_right)
-    return Finding.from_check("operations", right, text)
+    wrong = [text for is_right, text in results if not is_right]
+    texts = wrong or [text for _, text in results]
+    return Finding.from_check("operations", not wrong, "; ".join(texts))

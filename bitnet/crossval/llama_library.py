@@ -194,8 +194,9 @@ class Llama:
         def on_tensor(tensor: int, asks: bool, _user: Any) -> bool:
             # ggml_tensor: type and buffer, then the four sizes, innermost first.
             kind = int(ctypes.cast(tensor, ctypes.POINTER(ctypes.c_int32))[0])
-            if watch is None or kind != 0 or asks:
-                return kind == 0
+            is_float32 = kind == _F32
+            if asks or watch is None or not is_float32:
+                return is_float32
             shape = ctypes.cast(tensor + 16, ctypes.POINTER(ctypes.c_int64))[0:4]
             if self._c.ggml_nbytes(tensor) == 4 * int(np.prod(shape)):
                 values = np.empty(shape[::-1], dtype=np.float32)

@@ -18,7 +18,7 @@ from bitnet.crossval.prefix import results
 from bitnet.families import config_json
 from bitnet.kernels.instructions import Linear
 from bitnet.kernels.program import Mark
-from bitnet.models.hidden_program import hidden_program, layout
+from bitnet.models.hidden_program import layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -47,13 +47,14 @@ def stem(weight: str) -> str:
     return weight.removesuffix(".weight").removesuffix(".bias").removesuffix(".scale")
 
 
-def keys_of(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, tuple[str, float]]:
+def keys_of(
+    config: ModelConfig, program: Program, checkpoint: Checkpoint
+) -> dict[str, tuple[str, float]]:
     """Key of the module's value that each value of the program is, by our name; and its factor.
 
     The factor is part of our tensor, and transformers applies it later. Tensors that a folder
     stores in another form have no keys: the output of their module is not the product with ours.
     """
-    program = hidden_program(config, checkpoint.weights)
     scales = layout(config).scales
     changed = find_changed(checkpoint)
     keys = {name: (key, 1.0) for name, key in _inputs(program, checkpoint.weights).items()}

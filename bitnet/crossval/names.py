@@ -79,6 +79,11 @@ class Node(NamedTuple):
     weight: str  # name of the weight that gave it, or what it rotates; empty: none
 
     @property
+    def operation_name(self) -> str:
+        """Its name without the number of the layer."""
+        return self.name.rpartition("-")[0] or self.name
+
+    @property
     def key(self) -> str:
         """The node as the name of an array in a file."""
         return _SEPARATOR.join(self)
@@ -172,41 +177,52 @@ class Names:
         """*arrays*, by the keys of their nodes, as our values, by our names."""
         nodes = {Node.from_key(key): values for key, values in arrays.items()}
         by_our_name = self._by_their_name(nodes)
+
+        # What a weight gives is the last node with that weight, whatever the node is called.
         for name, source in self.sources.items():
             if source.is_part and not source.then:
                 continue  # no node of a weight has these columns alone
             by_our_name.pop(name, None)
-            behind = [
+            candidates = [
                 node
                 for node in nodes
                 if node.weight == source.weight
                 and _follows(node.operation, source.then)
                 and not _is_of_another_layer(node, name)
             ]
-            if len(behind) > 1 and source.is_part:
-                behind = [node for node in behind if self._ours(node) == name]
-            if behind:
-                by_our_name[name] = scale_values(nodes[behind[-1]], source.scale)
+            if len(candidates) > 1 and source.is_part:
+                candidates = [node for node in candidates if self._ours(node) == name]
+            if candidates:
+                by_our_name[name] = scale_values(nodes[candidates[-1]], source.scale)
+
+        # Logits without a name are the product with the head.
         if self.head and _LOGITS not in by_our_name:
             products = [
-                node for node in nodes if node[1:] == (_PRODUCT, self.head) and "-" not in node.name
+                node
+                for node in nodes
+                if (node.operation, node.weight) == (_PRODUCT, self.head) and "-" not in node.name
             ]
             if products:
                 by_our_name[_LOGITS] = nodes[products[-1]]
         return by_our_name
 
     def _by_their_name(self, nodes: Mapping[Node, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Values by our names; a name that differs from ours is that of a later state."""
-        owners = {
+        """Values by our names, found by the names of their nodes alone.
+
+        A name that differs from ours is that of a later state, which replaces the earlier one; so
+        does one that is behind another in the table of names.
+        """
+        name_of_weight = {
             source.weight: name
             for name, source in self.sources.items()
             if not source.is_part and not source.then
         }
+        order = {operation: number for number, operation in enumerate(self.ours)}
         by_our_name: dict[str, NDArray[Any]] = {}
-        for node in sorted(nodes, key=self._place):
+        for node in sorted(nodes, key=lambda node: order.get(node.operation_name, -1)):
             ours = self._ours(node)
-            owner = owners.get(node.weight, ours)
-            if owner != ours and _follows(node.operation, ""):
+            is_of_a_weight = node.weight in name_of_weight and _follows(node.operation, "")
+            if is_of_a_weight and name_of_weight[node.weight] != ours:
                 continue  # llama.cpp calls the result of another weight so
             if ours:
                 scale = self.scales.get(ours.rpartition("-")[0], 1.0)
@@ -220,13 +236,6 @@ class Names:
             return self.ours.get(node.name, node.name)
         ours = self.ours.get(operation, operation)
         return f"{ours}-{layer}" if ours else ""
-
-    def _place(self, node: Node) -> tuple[bool, int]:
-        """Order in which nodes replace each other: later ones in the table are later values."""
-        operation = node.name.rpartition("-")[0] or node.name
-        places = list(self.ours)
-        is_renamed = operation in self.ours
-        return is_renamed, places.index(operation) if is_renamed else 0
 
 
 def scale_values(values: NDArray[Any], factor: float) -> NDArray[Any]:

@@ -24,7 +24,6 @@ from bitnet.crossval.bounds import (
     ROWS,
     Kind,
     Residual,
-    is_within,
     measure,
 )
 from bitnet.crossval.prefix import fill_caches, inputs, list_cached, results
@@ -67,8 +66,13 @@ class Operation:
 
     @property
     def is_near(self) -> bool:
-        """True if its residual is within the bound of its kind."""
-        return is_within(self.residual, BOUNDS[self.kind])
+        """True if every measure of its residual is within the bound of its kind; NaN is not."""
+        bound = BOUNDS[self.kind]
+        return (
+            abs(self.error) <= bound.error
+            and abs(self.gain) <= bound.gain
+            and abs(self.mean) <= bound.mean
+        )
 
 
 def list_planned(program: Program) -> tuple[tuple[str, ...], ...]:
@@ -77,29 +81,18 @@ def list_planned(program: Program) -> tuple[tuple[str, ...], ...]:
     A branch ends where its result is added to the residual stream, whose value behind a block is a
     group by itself.
     """
-    groups: list[tuple[str, ...]] = []
-    branch: list[str] = []
-
-    def end_branch() -> None:
-        if branch:
-            groups.append(tuple(branch))
-            branch.clear()
-
-    stream: set[Register] = set()  # registers that hold the residual stream
+    groups: list[list[str]] = [[]]  # the last one is of the branch that has not ended
+    stream: Register | None = None  # the register that holds the residual stream
     for step in program.instructions:
-        if isinstance(step, Mark):
-            is_stream = step.name.startswith(_STREAM)
-            if is_stream:
-                stream = {step.register}
-                end_branch()
-            branch.append(step.name)
-            if is_stream:
-                end_branch()
-        if isinstance(step, instructions.Add) and step.x in stream:
-            stream = {step.out}
-            end_branch()
-    end_branch()
-    return (*groups, ("result_output",))
+        if isinstance(step, Mark) and step.name.startswith(_STREAM):
+            stream = step.register
+            groups += [[step.name], []]
+        elif isinstance(step, Mark):
+            groups[-1].append(step.name)
+        elif isinstance(step, instructions.Add) and step.x == stream:
+            stream = step.out
+            groups.append([])
+    return (*(tuple(group) for group in groups if group), ("result_output",))
 
 
 def missing_operations(
@@ -173,11 +166,13 @@ def our_intermediates(model: Model, ids: Sequence[int]) -> dict[str, NDArray[Any
             for name, values in model.trace(ids[:stop], cache, head=False)
             if name in whole
         }
-    last = ((name, np.array(values)) for name, values in model.trace(ids[stop:], cache))
-    return {
-        name: np.concatenate([before[name], rows]) if name in before else rows
-        for name, rows in last
-    }
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, values in model.trace(ids[stop:], cache):
+        rows = np.array(values)
+        if name in before:
+            rows = np.concatenate([before[name], rows])
+        arrays[name] = rows
+    return arrays
 
 
 def check_operations(
@@ -212,14 +207,16 @@ def check_operations(
     trace = exact.trace(ids[stop:], cache)
     name, value = next(trace)
     while True:
-        rows = theirs.get(name, np.empty(0))[-len(value) :]
-        if rows.size == value.size:
-            rows = np.asarray(rows, dtype=np.float64).reshape(value.shape)
+        # The next operation reads the engine's value, or ours where the engine gave none.
+        rows: NDArray[np.float64] | None = None
+        engine_values = theirs.get(name, np.empty(0))[-len(value) :]
+        if engine_values.size == value.size:
+            rows = np.asarray(engine_values, dtype=np.float64).reshape(value.shape)
             steps.append(Operation(name, kinds[name], *measure(rows, value)))
             if name.startswith(_CACHED):
                 rows = _round_to_cache(rows, half_cache)
         try:
-            name, value = trace.send(rows if rows.size == value.size else None)
+            name, value = trace.send(rows)
         except StopIteration:
             return tuple(steps)
 
@@ -243,7 +240,7 @@ def reference_operations(
     checkpoint, (prompt,) = question.checkpoint, question.prompts
     for ids in (prompt.ids, prompt.ids[:ROWS]):
         asked = replace(question, prompts=(replace(prompt, ids=ids),))
-        theirs = reference.intermediates(asked)
+        theirs = reference.intermediates(asked, exact)
         if theirs is None:
             return None
         arithmetic = reference.arithmetic(checkpoint)

@@ -41,10 +41,12 @@ def our_trace(model: LanguageModel, question: Question) -> Trace:
 def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
     """Arithmetic of *model*: 8-bit activations on the native backend and for ternary weights."""
     weights = checkpoint.weights.values()
-    floats = all(one.quant.name in ("F32", "F16", "BF16") for one in weights)
-    is_ternary = any(map(registry.rounds_activations, weights))
-    is_float = not is_ternary and (floats or isinstance(model.ops, ReferenceOps))
-    return "float" if is_float else "int8"
+    if any(map(registry.rounds_activations, weights)):
+        return "int8"
+    has_floats_only = all(weight.quant.name in ("F32", "F16", "BF16") for weight in weights)
+    if has_floats_only or isinstance(model.ops, ReferenceOps):
+        return "float"
+    return "int8"
 
 
 def _our_prompt(

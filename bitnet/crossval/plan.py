@@ -72,9 +72,11 @@ def prompts_for(
     shares = spread([len(prompt.ids) - prompt.first for prompt in uncut], options.max_positions)
     prompts = []
     for prompt, share in zip(uncut, shares, strict=True):
-        if prompt.first and share:
+        if not prompt.ids:
+            prompts.append(prompt)  # its answer says why it has none
+        elif share and prompt.first:  # of a long prompt the last positions
             prompts.append(replace(prompt, first=len(prompt.ids) - share))
-        elif share or not prompt.ids:
+        elif share:
             prompts.append(replace(prompt, ids=prompt.ids[:share]))
     return tuple(prompts)
 
@@ -90,7 +92,7 @@ def spread(lengths: Sequence[int], limit: int) -> list[int]:
         filled = [filled[at * len(filled) // limit] for at in range(limit)]
     share = dict.fromkeys(filled, 0)
     left = limit
-    for done, at in enumerate(sorted(filled, key=lambda one: lengths[one])):
+    for done, at in enumerate(sorted(filled, key=lambda at: lengths[at])):
         share[at] = min(lengths[at], left // (len(filled) - done))
         left -= share[at]
     return [share.get(at, 0) for at in range(len(lengths))]
@@ -129,17 +131,25 @@ def texts_for(
     A recording brings its own texts; our own code is not asked.
     """
     if reference.recording is not None:
-        return tuple((one.prompt, True) for one in reference.recording.prompts)
+        return tuple((answer.prompt, True) for answer in reference.recording.prompts)
     if not reference.independent:
         return ()
-    probes = ((text, special) for special in (False, True) for text in probe_texts())
-    candidates = (*((text, True) for text in texts), *probes)
-    tokens = {tokenizer.token_bytes(id): id for id in reversed(range(len(tokenizer)))}
-    return tuple(text for text in candidates if _is_judged(tokenizer, tokens, *text))
+    probes = probe_texts()
+    candidates = [(text, True) for text in texts]
+    candidates += [(text, False) for text in probes]
+    candidates += [(text, True) for text in probes]
+    id_of = {tokenizer.token_bytes(id): id for id in reversed(range(len(tokenizer)))}
+    return tuple(
+        (text, special)
+        for text, special in candidates
+        if _is_judged(tokenizer, id_of, text, special)
+    )
 
 
-def _is_judged(tokenizer: Tokenizer, tokens: Mapping[bytes, int], text: str, special: bool) -> bool:
+def _is_judged(tokenizer: Tokenizer, id_of: Mapping[bytes, int], text: str, special: bool) -> bool:
     """False if correct engines read *text* differently, on purpose, or ours cannot read it.
+
+    *id_of* is the lowest id of each token, by its bytes.
 
     - U+2581 stands for a space inside SentencePiece vocabularies, and engines split a literal one
       differently;
@@ -150,15 +160,15 @@ def _is_judged(tokenizer: Tokenizer, tokens: Mapping[bytes, int], text: str, spe
     - a text that spells BOS itself may get another BOS, or not.
     """
 
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special=False)
+    def encode(part: str) -> list[int]:
+        return tokenizer.encode(part, add_special=False)
 
     composed = unicodedata.normalize("NFC", text)
     try:
         if SPACE_SYMBOL in text or (composed != text and encode(composed) == encode(text)):
             return False
         for name in _LOOKS_SPECIAL.findall(text):
-            id = tokens.get(name.encode())
+            id = id_of.get(name.encode())
             if id is not None and encode(name) != [id]:
                 return False
         return not (special and encode(text)[:1] == [tokenizer.bos_id])

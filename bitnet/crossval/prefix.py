@@ -52,7 +52,10 @@ _WITH_STATE = (Convolve, DeltaRule, SelectiveScan)
 
 def results(step: Instruction) -> tuple[Register, ...]:
     """Registers that *step* writes."""
-    return tuple(_registers(step, *_output_fields(step)))
+    outputs = _output_fields(step)
+    return tuple(
+        registers_in(step, besides=[field for field in vars(step) if field not in outputs])
+    )
 
 
 def inputs(step: Instruction) -> tuple[Register, ...]:
@@ -74,34 +77,27 @@ def _output_fields(step: Instruction) -> tuple[str, ...]:
     return ("out", "outs")
 
 
-def _registers(step: Instruction, *fields: str) -> list[Register]:
-    """Registers in *fields* of an instruction, of which each has one, several or none."""
-    others = [field for field in vars(step) if field not in fields]
-    return registers_in(step, besides=others)
-
-
 def list_cached(program: Program, *, last: bool) -> tuple[str, ...]:
     """Names of the intermediates that the caches of *program* are made of, in order.
 
     They are those between a product and a cache: all of them, or the *last* ones before a cache
     alone, which suffice.
     """
-    sources: dict[Register, frozenset[str]] = {}
-    names: dict[str, None] = {}
+    cached: dict[str, None] = {}
+    sources: dict[Register, set[str]] = {}  # names that a register was made of since a product
     for step in program.instructions:
         if isinstance(step, Mark):
-            before = frozenset() if last else sources.get(step.register, frozenset())
+            before = set() if last else sources.get(step.register, set())
             sources[step.register] = before | {step.name}
             continue
-        read = frozenset[str]().union(
-            *(sources.get(register, frozenset()) for register in _filling(step))
-        )
+        read: set[str] = set()
+        for register in _filling(step):
+            read |= sources.get(register, set())
         if isinstance(step, (Attend, *_WITH_STATE)):
-            names |= dict.fromkeys(sorted(read))
-        sources |= dict.fromkeys(
-            results(step), read if isinstance(step, _REPEATED) else frozenset()
-        )
-    return tuple(names)
+            cached |= dict.fromkeys(sorted(read))
+        for register in results(step):
+            sources[register] = read if isinstance(step, _REPEATED) else set()
+    return tuple(cached)
 
 
 def _filling(step: Instruction) -> tuple[Register, ...]:

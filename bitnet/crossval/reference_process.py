@@ -123,6 +123,7 @@ def _intermediates(
             seen.pop(key, None)  # what comes last is a later state
             seen[key] = values
 
+    # Batches up to *stop*, and all behind it as the last part.
     cuts = [*range(0, stop, engine.batch or len(ids) or 1), stop, len(ids)]
     with engine.context(max(len(ids), 1), watch=watch) as forward:
         for start, end in pairwise(cuts):
@@ -213,11 +214,12 @@ _ENGINES: dict[str, Callable[..., Any]] = {
 
 def _main(target: str) -> None:
     try:
-        found = answer(json.load(sys.stdin), Path(target).with_suffix(".safetensors"))
-    except (EngineFailed, OSError, ValueError) as error:
-        is_ours = isinstance(error, EngineFailed)
-        found = {"error": str(error) if is_ours else f"{type(error).__name__}: {error}"}
-    Path(target).write_text(json.dumps(found), encoding="utf-8")
+        reply = answer(json.load(sys.stdin), Path(target).with_suffix(".safetensors"))
+    except EngineFailed as error:
+        reply = {"error": str(error)}
+    except (OSError, ValueError) as error:
+        reply = {"error": f"{type(error).__name__}: {error}"}
+    Path(target).write_text(json.dumps(reply), encoding="utf-8")
 
 
 if __name__ == "__main__":

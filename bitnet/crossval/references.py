@@ -29,7 +29,6 @@ from bitnet.crossval.prefix import list_cached
 from bitnet.crossval.recording import Recorded
 from bitnet.crossval.trace import EngineFailed, Question, Reference, Trace, trace_from
 from bitnet.families.family import of_gguf
-from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from
 from bitnet.quants import registry
 from bitnet.quants.ternary import SHORTEST_ROW
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.trace import Arithmetic
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.models.transformer import Model
 
 logger = logging.getLogger(__name__)
 
@@ -170,8 +170,8 @@ class LlamaCpp(_InProcess):
     names: ClassVar[dict[str, str]] = {}
 
     def reads(self, checkpoint: Checkpoint) -> bool:
-        its_own = not checkpoint.architecture.startswith("bitnet")
-        return its_own and super().reads(checkpoint)
+        has_its_graph = not checkpoint.architecture.startswith("bitnet")
+        return has_its_graph and super().reads(checkpoint)
 
     def computes(self, checkpoint: Checkpoint) -> bool:
         family = of_gguf(checkpoint.architecture)
@@ -179,12 +179,10 @@ class LlamaCpp(_InProcess):
             return True
         return family.llama_cpp is not None and not family.llama_cpp.always
 
-    def intermediates(self, question: Question) -> Mapping[str, NDArray[Any]] | None:
-        config = config_from(question.checkpoint)
+    def intermediates(self, question: Question, exact: Model) -> Mapping[str, NDArray[Any]] | None:
         tensors = question.checkpoint.weights
-        program = hidden_program(config, tensors)
-        names = names_for(config, program, tensors, self.names)
-        whole = names.whole(list_cached(program, last=False))
+        names = names_for(exact.config, exact.program, tensors, self.names)
+        whole = names.whole(list_cached(exact.program, last=False))
         return names.translate(self._ask(question, whole=whole)[1])
 
 
@@ -279,16 +277,17 @@ class Transformers(_InProcess):
         return checkpoint.path.is_dir()
 
     def arithmetic(self, checkpoint: Checkpoint) -> Arithmetic:
-        ternary = any(map(registry.rounds_activations, checkpoint.weights.values()))
-        return "float" if ternary else "float32"  # an int8 that rounds the other way is much
+        # With ternary weights it rounds activations to 8 bits like the float64 pass. Where one of
+        # them rounds the other way, they differ by more than float32 alone does.
+        is_ternary = any(map(registry.rounds_activations, checkpoint.weights.values()))
+        return "float" if is_ternary else "float32"
 
-    def intermediates(self, question: Question) -> Mapping[str, NDArray[Any]] | None:
+    def intermediates(self, question: Question, exact: Model) -> Mapping[str, NDArray[Any]] | None:
         checkpoint = question.checkpoint
         if is_unpacked(checkpoint):  # it may compute with the numbers as they are stored
             return None
-        config = config_from(checkpoint)
-        keys = keys_of(config, checkpoint)
-        cached = list_cached(hidden_program(config, checkpoint.weights), last=False)
+        keys = keys_of(exact.config, exact.program, checkpoint)
+        cached = list_cached(exact.program, last=False)
         whole = sorted({keys[name][0] for name in cached if name in keys})
         arrays = self._ask(question, whole=whole, family=title_of(checkpoint))[1]
         return {
@@ -333,9 +332,11 @@ def choose(
         return Recorded(recording)
     if not name:
         chain: list[type[Reference]] = [*([BitnetCpp] if bitnet_cpp_library() else []), *CHAIN]
-        able = [engine for engine in (kind() for kind in chain) if supports(engine)]
-        first = able[0] if able else LlamaCpp()  # which says that it does not compute the model
-        return next((engine for engine in able if engine.is_installed()), first)
+        candidates = [engine for engine in (kind() for kind in chain) if supports(engine)]
+        if not candidates:
+            return LlamaCpp()  # whose answer says that it does not compute the model
+        installed = (engine for engine in candidates if engine.is_installed())
+        return next(installed, candidates[0])
     chosen = REFERENCES[name]()
     if not supports(chosen):
         raise UsageError(

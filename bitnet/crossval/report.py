@@ -31,7 +31,7 @@ _KLD = (
     "divergence over the whole vocabulary"
 )
 
-
+# Name and format of each metric of a verdict's summary.
 _METRICS = {
     "mean_kld": ("Mean KLD", ".1e"),
     "maximum_kld": ("Maximum KLD", ".1e"),
@@ -122,7 +122,9 @@ def as_markdown(evidence: Evidence, verdict: Verdict) -> str:
             lines.append(f"| {' | '.join(_cell(_plain(cell)) for cell in cells)} |")
     lines.append("")
     lines += [f"- {name}: {_plain(value)}" for name, value in _provenance(evidence)]
-    return "\n".join([*lines, *(["", verdict.not_checked] if verdict.not_checked else [])]) + "\n"
+    if verdict.not_checked:
+        lines += ["", verdict.not_checked]
+    return "\n".join(lines) + "\n"
 
 
 def as_html(evidence: Evidence, verdict: Verdict) -> str:
@@ -183,7 +185,7 @@ def _provenance(evidence: Evidence) -> list[tuple[str, str]]:
     """Names and values of what ran."""
     model = evidence.model
     machine = evidence.machine
-    processor = machine.get("processor", ""), machine.get("features", "")
+    processor = [machine.get("processor", ""), machine.get("features", "")]
     kernels = ", ".join(f"{name} x {count:,}" for name, count in evidence.kernels.items())
     facts = [
         ("model", f"{model.origin}, SHA-256 {model.sha256}"),
@@ -191,12 +193,14 @@ def _provenance(evidence: Evidence) -> list[tuple[str, str]]:
         ("tokenizer", f"{model.tokenizer}, SHA-256 {model.tokenizer_sha256}"),
         ("processor", ", ".join(filter(None, processor))),
         ("kernels that ran", kernels or "none"),
-        *(
-            (engine.library, engine.library_sha256 and f"SHA-256 {engine.library_sha256}")
-            for engine in (evidence.ours, evidence.reference)
-        ),
-        ("KLD", _KLD if evidence.rows else ""),
     ]
+    facts += [
+        (engine.library, f"SHA-256 {engine.library_sha256}")
+        for engine in (evidence.ours, evidence.reference)
+        if engine.library_sha256
+    ]
+    if evidence.rows:
+        facts.append(("KLD", _KLD))
     return [(name, value) for name, value in facts if value]
 
 

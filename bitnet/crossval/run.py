@@ -184,9 +184,11 @@ def _with_model(
         question.notify("comparing operations")
         longest = max(ours.prompts, key=lambda answer: len(answer.ids))
         if longest.ids and not longest.error:
-            operations, faults = _compare_operations(
-                longest, faults, graph, float64, reference, evidence, question
+            operations, problems = _compare_operations(
+                longest, graph, float64, reference, evidence, question
             )
+            for side, problem in problems.items():
+                faults[side] += (problem,)
 
     tokens = {id for prompt in question.prompts for id in prompt.ids}
     tokens |= {id for row in rows for id in (row.ours, row.theirs) if id is not None}
@@ -240,14 +242,13 @@ def _arbitrate(
 
 def _compare_operations(
     answer: PromptTrace,
-    faults: dict[str, tuple[str, ...]],
     graph: Model,
     float64: Float64,
     reference: Reference,
     evidence: Evidence,
     question: Question,
-) -> tuple[dict[str, tuple[Operation, ...]], dict[str, tuple[str, ...]]]:
-    """Operations by engine, of ours and of a reference with intermediates; and *faults* with more.
+) -> tuple[dict[str, tuple[Operation, ...]], dict[str, str]]:
+    """Operations by engine, of ours and of a reference with intermediates; and problems by side.
 
     They are those of a pass over the prompt of *answer*, which is ours.
     """
@@ -255,11 +256,11 @@ def _compare_operations(
     ids = answer.ids
     exact = float64.model(checkpoint)
     planned = list_planned(exact.program)
-    faults = dict(faults)
+    problems: dict[str, str] = {}
 
     traced = our_intermediates(graph, ids)
     if not _has_same_logits(graph, traced["result_output"], answer):
-        faults["ours"] += ("other logits with intermediates than without them",)
+        problems["ours"] = "other logits with intermediates than without them"
     arithmetic = evidence.ours.arithmetic
     steps = check_operations(
         exact, checkpoint, ids, traced, arithmetic=arithmetic, half_cache=False
@@ -271,12 +272,12 @@ def _compare_operations(
     try:
         theirs = reference_operations(reference, alone, exact)
     except EngineFailed as error:
-        faults["reference"] += (f"no intermediates: {error.message}",)
-        return operations, faults
+        problems["reference"] = f"no intermediates: {error.message}"
+        return operations, problems
     if theirs is not None:
         missing = missing_operations(theirs, planned, all_of_them=False)
         operations[reference.name] = (*theirs, *missing)
-    return operations, faults
+    return operations, problems
 
 
 def _has_same_logits(graph: Model, traced: NDArray[Any], answer: PromptTrace) -> bool:

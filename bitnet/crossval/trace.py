@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.models.transformer import Model
+
+logger = logging.getLogger(__name__)
 
 KEPT = 64  # best tokens stored per position
 _DIGITS = 10  # significant ones of a logit: float32 has no more
@@ -169,9 +172,14 @@ def prompt_trace(
         gaps.append(gap)
         if len(greedy) < prompt.steps:
             logits = forward([token], all_positions=True)
-    text = prompt.text
-    first = prompt.first
-    return PromptTrace(text, prompt.ids, tuple(positions), tuple(greedy), tuple(gaps), first=first)
+    return PromptTrace(
+        prompt.text,
+        prompt.ids,
+        tuple(positions),
+        tuple(greedy),
+        tuple(gaps),
+        first=prompt.first,
+    )
 
 
 def _best_two(row: NDArray[np.floating[Any]], left_out: frozenset[int]) -> tuple[int, float] | None:
@@ -196,12 +204,15 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
     """The trace in JSON *values*; *name* is their source, for messages."""
     try:
         engine = values["engine"]
-        prompts = values["prompts"]
-        engine = engine if isinstance(engine, dict) else {"name": engine}
-        whole = {**values, "engine": engine, "prompts": prompts}
-        trace = from_json(Trace, whole, name, partial=True)
-        for answer in (*trace.prompts, *(trace.exact.prompts if trace.exact else ())):
+        if not isinstance(engine, dict):
+            engine = {"name": engine}  # in the goldens of other programs
+        required = {"engine": engine, "prompts": values["prompts"]}
+        trace = from_json(Trace, {**values, **required}, name, partial=True)
+        for answer in trace.prompts:
             _check_answer(answer)
+        if trace.exact is not None:
+            for answer in trace.exact.prompts:
+                _check_answer(answer)
     except (KeyError, TypeError, ValueError, InvalidFormat) as error:
         text = f"{name} is not a recorded trace: {type(error).__name__}: {error}"
         raise InvalidFormat(text, hint=RECORD_HINT) from error
@@ -213,16 +224,15 @@ def _check_answer(answer: PromptTrace) -> None:
     gaps = len(answer.top2_gaps)
     if count > len(answer.ids) or gaps != len(answer.greedy):
         raise ValueError(f"{len(answer.ids)} ids, {count} positions, {gaps} gaps")
-    for at in answer.positions:
-        if len(at.ids) != len(at.logits) or len(set(at.ids)) != len(at.ids):
-            raise ValueError(f"{len(set(at.ids))} ids with {len(at.logits)} logits")
-        if list(at.logits) != sorted(at.logits, reverse=True):
+    for position in answer.positions:
+        ids = position.ids
+        logits = position.logits
+        if len(ids) != len(logits) or len(set(ids)) != len(ids):
+            raise ValueError(f"{len(set(ids))} ids with {len(logits)} logits")
+        if list(logits) != sorted(logits, reverse=True):
             raise ValueError("the logits of a position are not in order, best first")
-        if math.fsum(math.exp(min(logit - at.lse, 1.0)) for logit in at.logits) > _CERTAIN:
+        if math.fsum(math.exp(min(logit - position.lse, 1.0)) for logit in logits) > _CERTAIN:
             raise ValueError("the probabilities of a position add up to more than 1")
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -269,10 +279,13 @@ class Reference(ABC):
         """Arithmetic of its products with the weights of a model."""
         return "float"
 
-    def intermediates(self, _question: Question) -> Mapping[str, NDArray[Any]] | None:
+    def intermediates(
+        self, _question: Question, _exact: Model
+    ) -> Mapping[str, NDArray[Any]] | None:
         """Intermediates of a pass over the only prompt, by llama.cpp's names; None if it has none.
 
-        Keys and values (``Kcur-3``, ``Vcur-3``) have a row for each id, all others for the last
+        *_exact* is the float64 model, whose program names the values. Keys and values (``Kcur-3``,
+        ``Vcur-3``) have a row for each id, all others for the last
         :data:`bitnet.crossval.operations.ROWS`.
         """
         return None

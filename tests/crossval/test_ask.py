@@ -11,6 +11,7 @@ from tiny_models import tiny_gguf
 
 from bitnet.crossval import ask, reference_process
 from bitnet.crossval.crossval_options import CrossvalOptions
+from bitnet.crossval.float64 import Float64
 from bitnet.crossval.references import LlamaCpp
 from bitnet.crossval.trace import EngineFailed, Prompt, Question
 from bitnet.formats.containers import open_checkpoint
@@ -99,7 +100,8 @@ def intermediates(tmp_path, monkeypatch):
         file.write_bytes(content)
         command = [sys.executable, "-c", ANSWERS]
         monkeypatch.setattr(ask, "isolate", lambda _, target: [*command, target, str(file)])
-        return LlamaCpp().intermediates(Question(checkpoint, (Prompt("p", (1, 2)),)))
+        question = Question(checkpoint, (Prompt("p", (1, 2)),))
+        return LlamaCpp().intermediates(question, Float64().model(checkpoint))
 
     return give
 

@@ -11,6 +11,7 @@ from crossval_evidence import verdict_on_float64
 from tiny_models import ternary_gguf, tiny_gguf
 
 from bitnet.base.errors import ReferenceUnavailable, UsageError
+from bitnet.crossval.float64 import Float64
 from bitnet.crossval.llama_library import Llama, Params
 from bitnet.crossval.references import BitnetCpp, choose
 from bitnet.crossval.trace import EngineFailed, Prompt, Question
@@ -145,7 +146,7 @@ def test_a_build_agrees_with_the_float64_pass_and_gives_intermediates(ternary, m
         verdict = verdict_on_float64(checkpoint, IDS, trace)
         (checked,) = (one for one in verdict.findings if one.subject == "reference")
         assert not checked.failed
-        found = chosen.intermediates(asked)
+        found = chosen.intermediates(asked, Float64().model(checkpoint))
         assert {"attn_norm-0", "Qcur-1", "attn_sub_norm-1", "l_out-1"} <= set(found)
 
 

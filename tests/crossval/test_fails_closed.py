@@ -31,7 +31,7 @@ class Good(LlamaCpp):
             replace(found, engine=EngineFacts("peer", "1", "float"), tokenized=tokenized)
         )
 
-    def intermediates(self, question):
+    def intermediates(self, question, exact):
         return None
 
 
@@ -163,7 +163,7 @@ def test_a_missing_engine_is_excused_and_one_that_fails_is_not(bitnet, tmp_path,
 
 
 def test_an_engine_that_fails_at_its_intermediates_fails_with_a_report(run, monkeypatch):
-    def too_slow(self, question):
+    def too_slow(self, question, exact):
         raise EngineFailed("peer took more than 300 s")
 
     monkeypatch.setattr(Good, "intermediates", too_slow)

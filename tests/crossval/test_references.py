@@ -69,7 +69,8 @@ def test_llama_cpp_gives_logits_tokens_and_continuations(checkpoint):
 @needs("xllamacpp")
 def test_llama_cpp_gives_intermediates(checkpoint):
     ids = IDS * 2
-    found = LlamaCpp().intermediates(Question(checkpoint, (Prompt("p", ids),)))
+    question = Question(checkpoint, (Prompt("p", ids),))
+    found = LlamaCpp().intermediates(question, Float64().model(checkpoint))
     names = {"embed", "attn_norm-0", "Qcur-1", "kqv_out-1", "ffn_act-0", "l_out-1"}
     assert names | {"result_norm", "result_output"} <= set(found)
     assert found["result_output"].shape == (ROWS, VOCAB)

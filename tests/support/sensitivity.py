@@ -185,10 +185,10 @@ def asked_once(reference: Reference) -> Reference:
     answers: dict[tuple[int, ...], Any] = {}
     ask = reference.intermediates
 
-    def remembered(asked: Question) -> Any:
+    def remembered(asked: Question, exact: Model) -> Any:
         (prompt,) = asked.prompts
         if prompt.ids not in answers:
-            answers[prompt.ids] = ask(asked)
+            answers[prompt.ids] = ask(asked, exact)
         return answers[prompt.ids]
 
     reference.intermediates = remembered  # type: ignore[method-assign]

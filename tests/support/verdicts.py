@@ -42,10 +42,10 @@ def remembering(reference):
     for name in ("trace", "intermediates"):
         answers = {}
 
-        def ask(question, method=getattr(reference, name), answers=answers):
+        def ask(question, *exact, method=getattr(reference, name), answers=answers):
             key = question.prompts, question.texts
             if key not in answers:
-                answers[key] = method(question)
+                answers[key] = method(question, *exact)
             return answers[key]
 
         setattr(reference, name, ask)
