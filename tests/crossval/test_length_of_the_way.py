@@ -79,8 +79,8 @@ def test_a_comparison_meets_few_types_and_enters_each_step_once(walked):
     functions, types, entries = walked
     assert types <= TYPES
     assert len(TYPES) <= 19
-    assert len({file for file, _ in functions}) <= 19
-    assert len(functions) <= 240
+    assert len({file for file, _ in functions}) <= 17
+    assert len(functions) <= 185
     steps = {"run.py": "cross_validate", "judge.py": "judge", "report.py": "write"}
     assert {step: entries[step] for step in steps.items()} == dict.fromkeys(steps.items(), 1)
     assert {name for file, name in entries if file == "report.py"} <= {
@@ -113,5 +113,5 @@ def test_a_comparison_is_few_files_and_functions_besides_the_answers_of_its_engi
     assert {file for file, _ in compared.functions} >= {
         f"/crossval/{step}.py" for step in ("plan", "run", "evidence", "judge", "report")
     }
-    assert len(compared.files - answered.files) <= 30
-    assert len(compared.functions.keys() - answered.functions.keys()) <= 250
+    assert len(compared.files - answered.files) <= 28
+    assert len(compared.functions.keys() - answered.functions.keys()) <= 230
