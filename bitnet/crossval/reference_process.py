@@ -23,6 +23,7 @@ import os
 import re
 import struct
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.names import Node
 
+_LOGITS = "result_output"
+# Endings of names of later states of queries, keys and values.
+_LATER = re.compile(r"(?<=^[QKV]cur)_(?:normed|pos)-")
 # Package of the engine.
 _DISTRIBUTIONS = {
     "llama.cpp": "xllamacpp",
@@ -60,13 +64,17 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
     make = _ENGINES[name]
     if "library" in request:
         make = partial(make, library=request["library"])
-    engine = make(
-        request["model"], request["threads"], bool(request["prompts"]), headless=request["headless"]
-    )
+    needs_weights = bool(request["prompts"])
+    engine = make(request["model"], request["threads"], needs_weights, headless=request["headless"])
+
+    # What the engine is.
     digest = sha256_of(engine.library)
     version = f"build {digest[:12]}"  # of a user's own
     if distribution := _DISTRIBUTIONS.get(name):
         version = f"{distribution} {importlib.metadata.version(distribution)}"
+    facts = EngineFacts(name, version, request["arithmetic"], engine.library.name, digest)
+
+    # Its intermediates of the only prompt, which is then not run again.
     prompts = [Prompt(text, tuple(ids), *rest) for text, ids, *rest in request["prompts"]]
     if "whole" in request:
         ids = prompts.pop().ids
@@ -77,9 +85,12 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
         else:
             arrays = engine.intermediates(ids, family=request["family"], whole=whole, stop=stop)
         _write_tensors(tensors, arrays)
+
+    # Ids of the texts, and its texts of these ids.
     tokenized = [engine.tokenize(text, add_special=special) for text, special in request["texts"]]
     encoded = [tuple(ids) for ids in tokenized if ids is not None]
-    facts = EngineFacts(name, version, request["arithmetic"], engine.library.name, digest)
+
+    # Its logits of the prompts.
     suppressed, suppressed_first = map(frozenset, request.get("suppressed", ((), ())))
     generation = GenerationSettings(suppressed=suppressed, suppressed_first=suppressed_first)
     answers = []
@@ -87,19 +98,11 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
         with engine.context(len(prompt.ids) + prompt.steps + 1) as forward:
             reply = prompt_trace(forward, prompt, generation=generation, causal=request["causal"])
             answers.append(reply)
-    trace = Trace(
-        facts,
-        tuple(answers),
-        tuple(encoded) if encoded else None,
-        tuple(map(engine.detokenize, encoded)) if encoded else None,
-    )
+    trace = Trace(facts, tuple(answers))
+    if encoded:
+        decoded = tuple(map(engine.detokenize, encoded))
+        trace = replace(trace, tokenized=tuple(encoded), decoded=decoded)
     return trace.as_json()
-
-
-_LOGITS = "result_output"
-
-#: Endings of names of later states of queries, keys and values.
-_LATER = re.compile(r"(?<=^[QKV]cur)_(?:normed|pos)-")
 
 
 def _intermediates(

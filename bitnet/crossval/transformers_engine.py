@@ -142,7 +142,7 @@ class TransformersEngine:
         """Keys of what *module* reads and gives, each with true if it reads it."""
         weight = getattr(module, "weight", None)
         name = gguf_name(f"{path}.weight", family) if weight is not None else ""
-        is_known = name and not name.startswith(path)
+        is_known = name and not name.startswith(path)  # a name without a rule stays as it is
         if is_known and not isinstance(module, self._torch.nn.Embedding):
             yield f"{stem(name)} out", False
             if not any(module.children()):
