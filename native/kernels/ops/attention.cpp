@@ -11,10 +11,10 @@ using detail::active;
 
 namespace {
 
-constexpr int64_t kQueryRows =
-    128;  // of a unit, or those of kQueryBlock tokens: they share a page in the first caches
-constexpr int64_t kUnitsPerThread =
-    4;  // at least, before units grow: a slow core does not hold the rest
+// Rows of a unit, which share a page in the first caches; at least those of kQueryBlock tokens.
+constexpr int64_t kQueryRows = 128;
+// Units that each thread has, at least, before units grow: a slow core does not delay the others.
+constexpr int64_t kUnitsPerThread = 4;
 constexpr int64_t kSplitKeys = int64_t(kSplitPages) * kKeyBlock;
 
 // Queries [t0, t1) of one segment and key head over splits [first, last).
@@ -65,7 +65,8 @@ void attention(const std::vector<AttentionArgs>& batch) {
     int64_t blocks = 0;
     for (const AttentionArgs& a : batch)
         blocks += (a.tokens + kQueryBlock - 1) / kQueryBlock * a.kv_heads;
-    const int64_t spare = std::max<int64_t>(1, blocks / (kUnitsPerThread * threads()));
+    // Blocks of a unit that leave each thread enough units.
+    const int64_t most_for_threads = std::max<int64_t>(1, blocks / (kUnitsPerThread * threads()));
     struct Piece {
         size_t unit;
         int64_t split;  // -1: all of them
@@ -74,17 +75,17 @@ void attention(const std::vector<AttentionArgs>& batch) {
     int64_t shared = 0, work = 0;
     for (const AttentionArgs& a : batch) {
         count_call(Op::attention);
-        const bool few = a.tokens <= kQueryBlock;
-        const int64_t most =
+        const bool shares_splits = a.tokens <= kQueryBlock;  // too few queries for the threads
+        const int64_t most_for_rows =
             std::max<int64_t>(1, kQueryRows / (kQueryBlock * (a.heads / a.kv_heads)));
-        const int64_t size = kQueryBlock * std::min(spare, most);
+        const int64_t size = kQueryBlock * std::min(most_for_threads, most_for_rows);  // tokens
         // Last blocks first: with a causal mask they are the longest.
         for (int64_t block = (a.tokens - 1) / size; block >= 0; --block)
             for (int64_t head = 0; head < a.kv_heads; ++head) {
                 Unit unit{&a, head, block * size, std::min(a.tokens, (block + 1) * size), 0, 0, -1};
                 unit.first = a.first_key(unit.t0) / kSplitKeys;
                 unit.last = (a.end_key(unit.t1 - 1) - 1) / kSplitKeys + 1;
-                if (few && unit.last - unit.first > 1) {
+                if (shares_splits && unit.last - unit.first > 1) {
                     unit.partials = shared;
                     shared += (unit.last - unit.first) * unit.floats();
                     for (int64_t split = unit.first; split < unit.last; ++split)
