@@ -276,16 +276,16 @@ def _remove_zero_biases(tensors: dict[str, Weight], description: Description) ->
 
     auto-gptq gave every layer a bias, of zeros where it had none.
     """
-    expected = _expected_biases(tensors, description)
-    for name in _biases_of_matrices(tensors, description) - expected:
+    expected = _list_announced_biases(tensors, description)
+    for name in _find_biases(tensors, description) - expected:
         if not registry.dequantize(tensors[name]).any():
             del tensors[name]
 
 
 def _check_biases(tensors: Mapping[str, Weight], description: Description, folder: Path) -> None:
     """Check that the biases are those that ``config.json`` announces."""
-    expected = _expected_biases(tensors, description)
-    different = expected ^ _biases_of_matrices(tensors, description)
+    expected = _list_announced_biases(tensors, description)
+    different = expected ^ _find_biases(tensors, description)
     if not different:
         return
     name = min(different)
@@ -301,7 +301,7 @@ def _check_biases(tensors: Mapping[str, Weight], description: Description, folde
     raise InvalidFormat(f"{folder.name}: {own_name} {problem}", hint=COMPARE)
 
 
-def _expected_biases(tensors: Mapping[str, Weight], description: Description) -> set[str]:
+def _list_announced_biases(tensors: Mapping[str, Weight], description: Description) -> set[str]:
     """Names of the biases that ``config.json`` announces, of the matrices among *tensors*."""
     layers = range(description.value("block_count"))
     parts = [f"blk.{layer}.{part}" for layer in layers for part in description.biases]
@@ -309,7 +309,7 @@ def _expected_biases(tensors: Mapping[str, Weight], description: Description) ->
     return {f"{part}.bias" for part in parts if f"{part}.weight" in tensors}
 
 
-def _biases_of_matrices(tensors: Mapping[str, Weight], description: Description) -> set[str]:
+def _find_biases(tensors: Mapping[str, Weight], description: Description) -> set[str]:
     """Names of the biases among *tensors* that belong to a matrix of one of the layers.
 
     Those of norms follow from the family, and no key announces them.
