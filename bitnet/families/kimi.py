@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bitnet.families.blocks import Experts, FeedForward, KimiDelta
 from bitnet.families.deepseek import latent_attention, latent_keys
 from bitnet.families.dense import ModelConfig, layer_kinds, model_of, per_layer, sizes, usual_block
@@ -18,10 +16,9 @@ from bitnet.families.experts import (
 )
 from bitnet.families.family import OWN_HEAD, LlamaCppSupport, register
 from bitnet.families.keys import Config, Keys, Rule, neutral, read, reads, refusal
+from bitnet.families.linear import decay_rates
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bitnet.families.family import Values
 
 _PERIOD = 4  # layers, the first of which but that of the model has attention, if no key says which
@@ -82,11 +79,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _values(_config: Config) -> Values:
-    def negate(logarithms: NDArray[Any]) -> NDArray[Any]:
-        rates: NDArray[Any] = -np.exp(logarithms.reshape(-1, 1))
-        return rates
-
-    return {"ssm_a": negate}
+    return {"ssm_a": lambda logarithms: decay_rates(logarithms.reshape(-1, 1))}
 
 
 register(

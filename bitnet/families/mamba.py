@@ -5,19 +5,15 @@ A channel has a state of its own, each of whose numbers decays by another rate.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import Any, Literal
 
 from bitnet.families.blocks import Branch, FeedForward, Mamba1, Mixer
 from bitnet.families.dense import ModelConfig, attention, model_of, per_layer, sizes, usual_block
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import LlamaCppSupport, Values, register, register_variant
 from bitnet.families.keys import Config, Keys, contradiction, neutral, read, reads
+from bitnet.families.linear import decay_rates
 from bitnet.families.states import CONVOLUTION_KEYS
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _KEYS = {
     "attention.causal": CONVOLUTION_KEYS["attention.causal"],
@@ -55,11 +51,7 @@ def _step_rank(config: Config, key: str) -> int:
 
 
 def _values(_config: Config) -> Values:
-    def negate(logarithms: NDArray[Any]) -> NDArray[Any]:
-        rates: NDArray[Any] = -np.exp(logarithms)
-        return rates
-
-    return {"ssm_a": negate, "ssm_conv1d.weight": lambda weight: weight[:, 0]}
+    return {"ssm_a": decay_rates, "ssm_conv1d.weight": lambda weight: weight[:, 0]}
 
 
 def _mamba_keys(config: Config) -> dict[str, Any]:

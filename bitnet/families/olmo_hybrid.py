@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from bitnet.families.blocks import DeltaNet, FeedForward
+from bitnet.families.blocks import FeedForward
 from bitnet.families.dense import (
     ModelConfig,
     attention,
@@ -18,6 +16,7 @@ from bitnet.families.dense import (
 )
 from bitnet.families.family import ATTENTION, register
 from bitnet.families.keys import Config, Keys, neutral, read, reads
+from bitnet.families.linear import DELTA_CONFIG, DELTA_KEYS, decay_rates, delta_net
 
 if TYPE_CHECKING:
     from bitnet.families.family import Values
@@ -31,13 +30,8 @@ _PERIOD = 4  # layers, of which the last has attention, where a folder does not 
 def _olmo_hybrid(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
-    heads = keys.integer("ssm.time_step_rank")
-    linear = DeltaNet(
-        heads=heads,
-        key_heads=keys.integer("ssm.group_count"),
-        key_dim=keys.integer("ssm.state_size"),
-        value_dim=keys.integer("ssm.inner_size") // max(heads, 1),
-        kernel=keys.integer("ssm.conv_kernel"),
+    linear = delta_net(
+        keys,
         grouped=True,
         apart=True,
         strength=2.0 if keys.value("ssm.negative_eigenvalues", True) else 1.0,
@@ -85,7 +79,7 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _values(_config: Config) -> Values:
-    return {"ssm_a": lambda logarithms: -np.exp(logarithms)}
+    return {"ssm_a": decay_rates}
 
 
 register(
@@ -97,14 +91,13 @@ register(
         *("linear_value_head_dim", "num_key_value_heads", "rope_parameters"),
     ),
     config_keys={
-        **reads("layer_types linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads"),
-        **reads("linear_num_value_heads linear_value_head_dim"),
+        **DELTA_CONFIG,
+        **reads("layer_types"),
         "linear_allow_neg_eigval": read("strengths are doubled"),
         "sliding_window": neutral(None),
     },
     gguf_keys={
-        **reads("ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size"),
-        **reads("ssm.time_step_rank"),
+        **DELTA_KEYS,
         "attention.rotates": read("there is a position embedding"),
         "ssm.negative_eigenvalues": read("strengths are doubled"),
     },

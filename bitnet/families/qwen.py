@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.families.blocks import DeltaNet, Experts, FeedForward
+from bitnet.families.blocks import Experts, FeedForward
 from bitnet.families.dense import (
     RENAMED,
     WINDOW_CONFIG,
@@ -43,6 +43,7 @@ from bitnet.families.keys import (
     reads,
     value_refusal,
 )
+from bitnet.families.linear import DELTA_CONFIG, DELTA_KEYS, decay_rates, delta_net
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -148,16 +149,8 @@ def _qwen35(keys: Keys) -> ModelConfig:
     if not isinstance(sections, list) or sections != _sections(pairs):
         why = f"only {_sections(pairs)}, which cover all {pairs} pairs, is computed"
         raise value_refusal(keys, "rope.dimension_sections", sections, why)
-    heads = keys.integer("ssm.time_step_rank")
-    linear = DeltaNet(
-        heads=heads,
-        key_heads=keys.integer("ssm.group_count"),
-        key_dim=keys.integer("ssm.state_size"),
-        value_dim=keys.integer("ssm.inner_size") // max(heads, 1),
-        kernel=keys.integer("ssm.conv_kernel"),
-        grouped=keys.config is not None or is_next,
-        joined=is_next,
-    )
+    grouped = keys.config is not None or is_next
+    linear = delta_net(keys, grouped=grouped, joined=is_next)
     network = (
         FeedForward(model_sizes.ffn)
         if keys.architecture == "qwen35"
@@ -228,9 +221,8 @@ _QWEN35 = register(
     architecture="qwen35",
     model_types=("qwen3_5", "qwen3_5_text"),
     config_keys={
+        **DELTA_CONFIG,
         **reads("full_attention_interval layer_types partial_rotary_factor"),
-        **reads("linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads"),
-        **reads("linear_num_value_heads linear_value_head_dim"),
         "attn_output_gate": neutral(None, True),
         "mlp_only_layers": neutral(None, []),
     },
@@ -238,14 +230,14 @@ _QWEN35 = register(
         "mrope_section": "of positions in images; those of a text are equal",
         "mrope_interleaved": "as `mrope_section`",
     },
-    gguf_keys=reads(
-        "attention.recurrent_layers full_attention_interval nextn_predict_layers "
-        "rope.dimension_sections ssm.conv_kernel ssm.group_count ssm.inner_size "
-        "ssm.state_size ssm.time_step_rank"
-    ),
+    gguf_keys={
+        **DELTA_KEYS,
+        **reads("attention.recurrent_layers full_attention_interval nextn_predict_layers"),
+        **reads("rope.dimension_sections"),
+    },
     tensors={"post_attention_layernorm": "post_attention_norm"},
     values=lambda _config: {
-        "ssm_a": lambda logarithm: -np.exp(logarithm),
+        "ssm_a": decay_rates,
         "ssm_conv1d.weight": partial(np.squeeze, axis=1),
         "ssm_norm.weight": np.asarray,
     },

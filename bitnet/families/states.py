@@ -45,6 +45,7 @@ from bitnet.families.family import (
     register_variant,
 )
 from bitnet.families.keys import Config, Keys, Rule, contradiction, neutral, read, reads, refusal
+from bitnet.families.linear import decay_rates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,7 +80,7 @@ def mamba2(keys: Keys, **overrides: Any) -> Mamba2:
 def mamba2_values(groups: int) -> Values:
     """Functions from a folder's tensors to GGUF's."""
     return {
-        "ssm_a": lambda logarithms: -np.exp(logarithms)[:, None],
+        "ssm_a": lambda logarithms: decay_rates(logarithms)[:, None],
         "ssm_conv1d.weight": lambda weight: weight[:, 0],
         "ssm_d": lambda factors: factors[:, None],
         "ssm_norm.weight": lambda weight: weight.reshape(groups, -1),
