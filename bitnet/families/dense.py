@@ -204,9 +204,15 @@ def model_of(
 def rotate_windows(base: float | None = None) -> Callable[[int, Attention], Attention]:
     """Attention of layers whose RoPE is of another *base* and not scaled if they have windows."""
 
-    @cache
     def local(rope: Rope) -> Rope:
         return without_scaling(rope, theta=rope.theta if base is None else base)
+
+    return rotate_windows_by(local)
+
+
+def rotate_windows_by(local: Callable[[Rope], Rope]) -> Callable[[int, Attention], Attention]:
+    """Attention of layers whose RoPE is the *local* one of the others' if they have windows."""
+    local = cache(local)
 
     def each(_layer: int, usual: Attention) -> Attention:
         return replace(usual, rope=local(usual.rope)) if usual.window and usual.rope else usual

@@ -5,7 +5,7 @@ Layers with a window have a position embedding of their own, of other dimensions
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.families.blocks import Attention, FeedForward
@@ -17,6 +17,7 @@ from bitnet.families.dense import (
     model_of,
     per_layer,
     read_windows,
+    rotate_windows_by,
     sizes,
     usual_block,
     window_pattern,
@@ -49,17 +50,12 @@ def _local(keys: Keys, rope: Rope) -> Rope:
 
 
 def _spark(keys: Keys) -> ModelConfig:
-    def rotate(_layer: int, usual: Attention) -> Attention:
-        if not usual.window or usual.rope is None:
-            return usual
-        return replace(usual, rope=_local(keys, usual.rope))
-
     return dense(
         keys,
         fused=is_fused(keys),
         own_gate="heads",
         ffn={"activation": "gelu_tanh"},
-        each=rotate,
+        each=rotate_windows_by(partial(_local, keys)),
     )
 
 
