@@ -14,10 +14,10 @@ import numpy as np
 from bitnet.crossval.modules import BLOCK, EMBEDDINGS, LOGITS, stem
 from bitnet.crossval.trace import EngineFailed
 from bitnet.families.family import families
-from bitnet.families.tensor_names import gguf_name
+from bitnet.families.tensor_names import gguf_name, name_with_states
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -117,6 +117,7 @@ class TransformersEngine:
         """
         values: dict[str, NDArray[np.float32]] = {}
         (names,) = [entry for entry in families() if entry.title == family]
+        tensors = {gguf_name(path, names) for path, _ in self._model.named_parameters()}
 
         def keep(key: str, tensor: Any) -> None:
             rows = _rows_of(tensor, len(ids))
@@ -126,7 +127,7 @@ class TransformersEngine:
 
         handles = []
         for path, module in self._model.named_modules():
-            for key, is_input in self._keys_of(path, module, names):
+            for key, is_input in self._keys_of(path, module, names, tensors):
                 is_block = key.startswith(BLOCK)
                 handle = _hook(module, partial(keep, key), is_input=is_input, is_block=is_block)
                 handles.append(handle)
@@ -138,11 +139,17 @@ class TransformersEngine:
         values[LOGITS] = logits[stop:]
         return values
 
-    def _keys_of(self, path: str, module: Any, family: Family) -> Iterator[tuple[str, bool]]:
-        """Keys of what *module* reads and gives, each with true if it reads it."""
+    def _keys_of(
+        self, path: str, module: Any, family: Family, tensors: Container[str]
+    ) -> Iterator[tuple[str, bool]]:
+        """Keys of what *module* reads and gives, each with true if it reads it.
+
+        *tensors* are GGUF's names of all of the model.
+        """
         weight = getattr(module, "weight", None)
         name = gguf_name(f"{path}.weight", family) if weight is not None else ""
         is_known = name and not name.startswith(path)  # a name without a rule stays as it is
+        name = name_with_states(name, family, tensors)
         if is_known and not isinstance(module, self._torch.nn.Embedding):
             yield f"{stem(name)} out", False
             if not any(module.children()):

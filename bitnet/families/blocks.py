@@ -230,6 +230,8 @@ class LatentAttention:
     query_rank: int  # width of the queries' latent; 0: they are a product of the input
     eps: float  # epsilon of the norms of latents
     rotates: bool = True  # the dimensions of *rope* are rotated
+    # the sigmoid of a product with a matrix of its own, ``attn_gate``, multiplies each head
+    gated: bool = False
     growth: float = 0.0  # of the query scale with the position, 0: none
     growth_length: int = 1  # positions between two steps of that growth
 
@@ -449,6 +451,7 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
             square = mixer.heads, mixer.head_dim, kernel
             yield min(square) < 1, f"linear attention without heads {square}"
             yield max(square) > LARGEST_HEAD, f"linear attention of {max(square):,} dimensions"
+            yield mixer.floor > 0, f"decays whose logarithms are above {mixer.floor:g}"
         case Mamba1():
             widths = mixer.state_size, mixer.step_rank, kernel
             yield min(mixer.width, *widths) < 1, f"a state-space model of nothing {widths}"

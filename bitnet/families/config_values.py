@@ -149,7 +149,9 @@ KINDS: dict[str, Kind] = {
         "hidden_dim n_heads ffn_dim n_embed d_model rotary_dim "
         "kv_channels num_query_groups expand global_attn_every_n_layers moe_topk num_heads "
         "moe_top_k prefix_dense_sliding_window_pattern state_size window_size attn_layer_period "
-        "expert_layer_period",
+        "expert_layer_period layer_group_size short_conv_kernel_size "
+        "ffn_dim_divisor max_context_length model_dim n_shared_head "
+        "num_transformer_layers",
     ),
     **_of(
         _COUNT,
@@ -164,7 +166,7 @@ KINDS: dict[str, Kind] = {
         "moe_intermediate_size moe_latent_size moe_num_experts n_routed_experts num_experts "
         "num_experts_per_tok num_global_key_value_heads num_key_value_heads num_kv_shared_layers "
         "num_local_experts num_nextn_predict_layers q_lora_rank shared_intermediate_size "
-        "top_k_experts n_inner word_embed_proj_dim ffn_hidden_size num_kv_heads "
+        "top_k_experts n_inner word_embed_proj_dim ffn_hidden_size "
         "num_ln_in_parallel_attn multi_query_group_num padded_vocab_size "
         "moe_every_n_layers num_expert_group num_experts_per_token prefix_dense_intermediate_size",
     ),
@@ -181,7 +183,8 @@ KINDS: dict[str, Kind] = {
         "attention_in_multiplier attention_multiplier attention_out_multiplier "
         "embedding_multiplier key_multiplier lm_head_multiplier logit_scale residual_multiplier "
         "moe_routed_scaling_factor route_scale router_scaling_factor routed_scaling_factor "
-        "scale_depth scale_emb "
+        "kda_lower_bound scale_depth scale_emb "
+        "embeddings_scale mup_embeddings_scale mup_output_alpha mup_width_scale width_scale "
         "ssm_in_multiplier ssm_out_multiplier",
     ),
     **_of(_POSITIVE, "logits_scaling query_pre_attn_scalar rope_ratio"),
@@ -189,7 +192,8 @@ KINDS: dict[str, Kind] = {
     **_of(_or_null(_NOT_NEGATIVE), "attn_logit_softcapping final_logit_softcapping"),
     **_of(
         _or_null(_POSITIVE),
-        "global_rope_theta local_rope_theta rope_local_base_freq rope_theta rotary_emb_base",
+        "global_rope_theta local_rope_theta rope_freq_constant rope_local_base_freq rope_theta "
+        "rotary_emb_base",
     ),
     **_of(_or_null(_SHARE), "partial_rotary_factor rotary_pct"),
     **_of(
@@ -202,16 +206,16 @@ KINDS: dict[str, Kind] = {
         "multi_query new_decoder_architecture parallel_attn lm_head_bias "
         "add_bias_linear add_qkv_bias multi_query_attention mup_enabled qkv_bias scale_embedding "
         "linear_allow_neg_eigval mlp_fc1_bias mlp_fc2_bias moe_renormalize qkv_proj_bias "
-        "use_post_norm",
+        "use_post_norm mup_scale_qk_dot_by_d scale_qk_dot_by_d share_input_output_layers",
     ),
     **_of(_TEXTS, "architectures layer_types layers_block_type lora_adaptations mlp_layer_types"),
     **_of(_NUMBERS, "layer_rope_theta mlp_multipliers ssm_multipliers"),
-    **_of(_INTEGERS, "full_attn_idxs no_rope_layers num_attention_heads_per_layer"),
+    **_of(_INTEGERS, "full_attn_idxs no_rope_layers num_attention_heads_per_layer num_query_heads"),
     **_of(_TABLE, "attn_config linear_attn_config rope_parameters rope_scaling"),
     **_of(
         Kind("a text", _is_text),
-        "activation activation_function afn classifier_pooling hidden_activation "
-        "expert_selection_fn shared_expert_combination_strategy",
+        "activation activation_fn_name activation_function afn classifier_pooling "
+        "expert_selection_fn hidden_activation shared_expert_combination_strategy",
     ),
     "topk_method": Kind("a text", _is_text, may_be_null=True),
     "attention_types": Kind("lists of kinds and their number", _are_kinds, may_be_null=True),
@@ -229,6 +233,12 @@ KINDS: dict[str, Kind] = {
     "position_embedding_type": Kind("a text", _is_text, may_be_null=True),
     "quantization_config": Kind(
         "an object or a text", lambda value: isinstance(value, dict | str), may_be_null=True
+    ),
+    "ffn_multipliers": _list_of("numbers above 0", _POSITIVE.accepts),
+    "num_kv_heads": Kind(
+        "an integer of at least 0, one of each layer, or null",
+        lambda value: _COUNT.accepts(value) or (isinstance(value, list) and _INTEGERS.fits(value)),
+        may_be_null=True,
     ),
     "sliding_window_pattern": Kind(
         "an integer or a text", lambda value: _is_text(value) or _COUNT.accepts(value), True

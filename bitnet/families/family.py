@@ -104,6 +104,8 @@ class Family:
     gguf_keys: Mapping[str, Rule] = field(default_factory=dict)
     # names of tensors of a layer that differ from those in ``tensor_names.py``
     tensors: Mapping[str, str] = field(default_factory=dict)
+    # GGUF's names of a layer's tensors where it has a state, by those where it has none
+    names_with_states: Mapping[str, str] = field(default_factory=dict)
     # functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF stores
     # others; from its ``config.json``
     values: Callable[[Config], Values] = field(default=lambda _config: {})
@@ -141,6 +143,7 @@ class Family:
     # a folder's matrices of experts are stored transposed, with rows of gate and up in turns, or as
     # blocks of MXFP4
     transposed_experts: bool = False
+    turned_experts: bool = False  # the same may be stored transposed, as their shapes tell
     rope_style: RopeStyle = "half"  # pairing of rotary dimensions in a folder's weights
     # the same in a GGUF file, for which converters permute rows
     gguf_rope_style: RopeStyle = "half"

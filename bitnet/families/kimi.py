@@ -1,11 +1,13 @@
-"""Kimi Linear: linear attention with decays of its own (KDA), and attention over latents."""
+"""Kimi Linear and Ling 3: linear attention with decays of its own (KDA), and latent attention."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.blocks import Experts, FeedForward, KimiDelta
+import numpy as np
+
+from bitnet.families.blocks import Experts, FeedForward, KimiDelta, LatentAttention
 from bitnet.families.deepseek import latent_attention, latent_keys
 from bitnet.families.dense import ModelConfig, layer_kinds, model_of, per_layer, sizes, usual_block
 from bitnet.families.experts import (
@@ -15,29 +17,54 @@ from bitnet.families.experts import (
     leading_dense_layers,
 )
 from bitnet.families.family import OWN_HEAD, LlamaCppSupport, register
-from bitnet.families.keys import Config, Keys, Rule, neutral, read, reads, refusal
+from bitnet.families.keys import (
+    Config,
+    Keys,
+    Rule,
+    neutral,
+    read,
+    reads,
+    refusal,
+    value_refusal,
+)
 from bitnet.families.linear import decay_rates
+from bitnet.families.rope import rope_table
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from bitnet.families.family import Values
 
 _PERIOD = 4  # layers, the first of which but that of the model has attention, if no key says which
 
 
-def _kimi(keys: Keys) -> ModelConfig:
-    model_sizes = sizes(keys)
-    kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
-    first = keys.integer("leading_dense_block_count", 0)
-    linear = KimiDelta(
+def _linear(keys: Keys) -> KimiDelta:
+    return KimiDelta(
         heads=keys.integer("attention.head_count"),
         head_dim=keys.integer("kda.head_dim"),
         kernel=keys.integer("ssm.conv_kernel"),
     )
-    full = replace(latent_attention(keys, 0), rotates=False)
+
+
+def _kimi(keys: Keys) -> ModelConfig:
+    return _decoder(keys, _linear(keys), replace(latent_attention(keys, 0), rotates=False))
+
+
+def _decoder(
+    keys: Keys, linear: KimiDelta, full: LatentAttention, *, shared: int = 0
+) -> ModelConfig:
+    """Blocks with *linear* attention, or with *full* attention in layers that have key heads.
+
+    The networks beside the experts are *shared* wide, if that is not 0.
+    """
+    model_sizes = sizes(keys)
+    kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
+    first = keys.integer("leading_dense_block_count", 0)
     usual = FeedForward(model_sizes.ffn)
     mixture: FeedForward | Experts = usual
     if first < model_sizes.layers:
-        mixture = experts_by_groups(keys, corrected=True)
+        usual_mixture = experts_by_groups(keys, corrected=True)
+        mixture = replace(usual_mixture, shared=shared or usual_mixture.shared)
     blocks = (
         usual_block(full if count else linear, usual if layer < first else mixture)
         for layer, count in enumerate(kv_heads)
@@ -82,37 +109,44 @@ def _values(_config: Config) -> Values:
     return {"ssm_a": lambda logarithms: decay_rates(logarithms.reshape(-1, 1))}
 
 
+# Names of keys that both families have.
+_ALIASES = {
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
+_CONFIG = {
+    **GROUPED_CONFIG,
+    **reads("kv_lora_rank layer_types linear_conv_kernel_dim mlp_layer_types q_lora_rank"),
+    **reads("qk_nope_head_dim qk_rope_head_dim v_head_dim"),
+    "linear_head_dim": read("width of a head of linear attention"),
+    "linear_num_heads": read("must be those of attention"),
+    "qk_head_dim": Rule("the sum of both widths"),
+}
+_KEYS = {
+    **GROUPED_KEYS,
+    **reads("attention.key_length_mla attention.kv_lora_rank attention.q_lora_rank"),
+    **reads("attention.value_length_mla kda.head_dim ssm.conv_kernel"),
+    "attention.causal": neutral(True, note="states look back only"),
+    "attention.key_length": Rule("width of a latent with its dimensions behind"),
+    "attention.value_length": Rule("width of a latent"),
+}
+
 register(
     title="Kimi Linear",
     architecture="kimi-linear",
-    aliases={
-        "model_max_length": "max_position_embeddings",
-        "moe_renormalize": "norm_topk_prob",
-        "num_expert_group": "n_group",
-        "num_experts_per_token": "num_experts_per_tok",
-        "num_shared_experts": "n_shared_experts",
-    },
+    aliases=_ALIASES,
     config_keys={
-        **GROUPED_CONFIG,
-        **reads("kv_lora_rank layer_types linear_conv_kernel_dim mlp_layer_types q_lora_rank"),
-        **reads("qk_nope_head_dim qk_rope_head_dim v_head_dim"),
+        **_CONFIG,
         "linear_attn_config": read("heads, convolution and layers of linear attention"),
-        "linear_head_dim": read("width of a head of linear attention"),
-        "linear_num_heads": read("must be those of attention"),
         "mla_use_nope": neutral(None, True),
         "moe_layer_freq": neutral(None, 1),
         "moe_router_activation_func": neutral(None, "sigmoid"),
-        "qk_head_dim": Rule("the sum of both widths"),
         "use_grouped_topk": neutral(None, True),
     },
-    gguf_keys={
-        **GROUPED_KEYS,
-        **reads("attention.key_length_mla attention.kv_lora_rank attention.q_lora_rank"),
-        **reads("attention.value_length_mla kda.head_dim ssm.conv_kernel"),
-        "attention.causal": neutral(True, note="states look back only"),
-        "attention.key_length": Rule("width of a latent with its dimensions behind"),
-        "attention.value_length": Rule("width of a latent"),
-    },
+    gguf_keys=_KEYS,
     tensors={
         **{f"self_attn.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
         **{f"self_attn.{part}_proj": f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")},
@@ -133,7 +167,6 @@ register(
         },
     },
     values=_values,
-    biases={"attention_bias": ("attn_q_a", "attn_kv_a_mqa", "attn_output")},
     rotates=False,
     llama_cpp=LlamaCppSupport(
         tensors=("exp_probs_b.bias", "ssm_dt.bias"),
@@ -143,4 +176,123 @@ register(
     ),
     translate=_keys,
     decoder=_kimi,
+)
+
+
+_LIMITS = ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+
+
+def _ling3(keys: Keys) -> ModelConfig:
+    for key in _LIMITS:
+        limits = keys.value(key, 0.0)
+        if any(limits if isinstance(limits, list) else [limits]):
+            raise value_refusal(keys, key, limits, "experts are computed without limits only")
+    floor = keys.number("kda.gate_lower_bound")
+    if floor >= 0:
+        why = "the logarithm of a decay is below 0"
+        raise value_refusal(keys, "kda.gate_lower_bound", floor, why)
+    linear = replace(_linear(keys), low_rank=False, floor=floor)
+    full = replace(latent_attention(keys, 0), gated=True)
+    # The key, if there is one, has the width of all networks beside the experts.
+    return _decoder(keys, linear, full, shared=keys.integer("expert_shared_feed_forward_length", 0))
+
+
+def _ling3_keys(config: Config) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
+    period = config["layer_group_size"]
+    kinds = config.get("layer_types") or [
+        "linear_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)
+    ]
+    heads = config.get("linear_num_heads", config["num_attention_heads"])
+    if heads != config["num_attention_heads"]:
+        raise refusal("linear_num_heads", heads, "only as many heads as of attention are computed")
+    for key in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
+        if any(config.get(key) or ()):
+            raise refusal(key, config[key], "experts are computed without limits only")
+    floor = float(config["kda_lower_bound"])
+    if floor >= 0:
+        raise refusal("kda_lower_bound", floor, "the logarithm of a decay is below 0")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        raise refusal(rope_table(config), dict(rope), "only rotations without scaling are computed")
+    meanings = {"full_attention": 1, "linear_attention": 0}
+    return latent_keys(config) | {
+        "attention.head_count_kv": layer_kinds(config, kinds, meanings),
+        "kda.gate_lower_bound": floor,
+        "kda.head_dim": config.get("linear_head_dim", config["head_dim"]),
+        "leading_dense_block_count": leading_dense_layers(config, config["first_k_dense_replace"]),
+        "ssm.conv_kernel": config.get("linear_conv_kernel_dim", config["short_conv_kernel_size"]),
+    }
+
+
+def _ling3_values(_config: Config) -> Values:
+    def rates(logarithms: NDArray[Any]) -> NDArray[Any]:
+        factors: NDArray[Any] = np.exp(logarithms.reshape(-1, 1))
+        return factors
+
+    return {"ssm_a": rates}
+
+
+_NO_LIMITS = Rule("must be 0 or null for each layer")
+# Names within the attention of a layer; those of published folders, and of transformers' modules.
+_LING3_TENSORS = {
+    **{f"{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
+    **{f"{part}_proj": f"attn_{part}" for part in "qkv"},
+    "A_log": "ssm_a",
+    "b_proj": "ssm_beta",
+    "dense": "attn_output",
+    "dt_bias": "ssm_dt.bias",
+    "f_proj": "ssm_f_a",
+    "g_proj": "attn_gate",
+    "kv_a_layernorm": "attn_kv_a_norm",
+    "kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "kv_b_proj": "attn_kv_b",
+    "o_norm": "ssm_norm",
+    "o_proj": "attn_output",
+    "q_a_layernorm": "attn_q_a_norm",
+    "q_a_proj": "attn_q_a",
+    "q_b_proj": "attn_q_b",
+}
+register(
+    title="Ling and Ring 3",
+    architecture="bailingmoe3",
+    model_types=("bailing_hybrid",),
+    aliases=_ALIASES,
+    config_keys={
+        **_CONFIG,
+        **reads("kda_lower_bound layer_group_size short_conv_kernel_size"),
+        "expert_swiglu_limit_list": _NO_LIMITS,
+        "gated_attention_proj_granularity_type": neutral(None, "head_wise"),
+        "head_dim": read("width of a head of linear attention"),
+        "kda_safe_gate": neutral(None, True),
+        "moe_shared_expert_intermediate_size": Rule("the tensors are as wide as other experts"),
+        "no_kda_lora": neutral(None, True),
+        "rope_interleave": neutral(None, True),
+        "share_expert_swiglu_limit_list": _NO_LIMITS,
+    },
+    gguf_keys={
+        **_KEYS,
+        **reads("expert_shared_feed_forward_length kda.gate_lower_bound"),
+        **dict.fromkeys(_LIMITS, read("must be 0 for each layer")),
+        "kda.safe_gate": neutral(True),
+    },
+    tensors={
+        f"{module}.{own}": name
+        for module in ("attention", "self_attn", "self_attn.forget_gate")
+        for own, name in _LING3_TENSORS.items()
+    }
+    | {"mlp.gate.expert_bias": "exp_probs_b.bias"},
+    names_with_states={"attn_gate": "ssm_g_a"},
+    values=_ling3_values,
+    more_blocks=True,
+    rope_style="interleaved",
+    gguf_rope_style="interleaved",
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "exp_probs_b.bias", "ssm_dt.bias"),
+        required=("exp_probs_b.bias",),
+        ignores=(),
+        needs=frozenset({"attention", "state"}),
+    ),
+    translate=_ling3_keys,
+    decoder=_ling3,
 )

@@ -23,7 +23,7 @@ _KINDS = {
     "minimax_m3_vl_text dots3note dots3_note dots3_note_text hy_v4 qwen4exp qwen4_exp "
     "qwen4_exp_text",
     "linear attention with a decay for each channel (KDA) in blocks that are not put together "
-    "here": "kimi_k3 bailingmoe3 bailing_hybrid",
+    "here": "kimi_k3",
     "linear attention without a delta rule (Lightning), which is not computed": "minimax "
     "minimax_01",
     "attention in chunks, which is not computed": "llama4 llama4_text",
@@ -77,6 +77,8 @@ _BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names.split
 _FOLDERS = {
     "dbrx": "whose folders give two bases of the rotation, of which transformers and llama.cpp "
     "follow one each; its GGUF files are read",
+    "spark2_5": "whose folders are computed with the exact GELU, and whose GGUF files, which "
+    "llama.cpp computes by the hyperbolic tangent, are read",
 }
 
 

@@ -117,8 +117,12 @@ class KimiDelta:
     """Linear attention whose decays are numbers of each row of a state (arXiv:2510.26692)."""
 
     heads: int  # of queries, keys and values, each with a square matrix
-    head_dim: int  # width of a head, and of what decays and gates are made of
+    head_dim: int  # width of a head
     kernel: int  # positions of the convolutions of queries, keys and values
+    # decays and gates are products of two matrices, with as many numbers as a head between them;
+    # otherwise each is one product, with ``ssm_f_a`` and ``ssm_g_a``
+    low_rank: bool = True
+    floor: float = 0.0  # lowest logarithm of a decay, below 0; 0: there is none
 
     @property
     def width(self) -> int:

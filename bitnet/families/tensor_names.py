@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from bitnet.families.heads import HEAD_NORM
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from bitnet.families.family import Family
 
 _OUTER = {
@@ -41,6 +43,7 @@ _OUTER = {
     "final_layer_norm.weight": "output_norm.weight",
     "final_layer_norm.bias": "output_norm.bias",
     "tok_embeddings.weight": "token_embd.weight",
+    "token_embeddings.weight": "token_embd.weight",
     "output.weight": "output.weight",
     "output_layer.weight": "output.weight",
     "embedding.word_embeddings.weight": "token_embd.weight",
@@ -175,7 +178,7 @@ _INNER = {
 #: Ends of names of scales that are tensors of a model, and not of the encoding of another one.
 SCALES = tuple(name for name in _INNER.values() if name.endswith(".scale"))
 _LAYER = re.compile(
-    r"(?:layers|h|blocks|layer|encoder\.layer|transformer_encoder)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
+    r"(?:layers\.layers|layers|h|blocks|layer|encoder\.layer|transformer_encoder)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
 )
 _PREFIX = re.compile(
     r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
@@ -214,6 +217,14 @@ def usual_name(name: str) -> str:
             return own
         if name.startswith(f"{gguf}."):
             return own + name.removeprefix(gguf)
+    return name
+
+
+def name_with_states(name: str, family: Family, names: Container[str]) -> str:
+    """GGUF's *name* of a tensor among all *names*, as it is in a layer with a state."""
+    block, _, part = name.rpartition(".")[0].rpartition(".")
+    if part in family.names_with_states and f"{block}.ssm_a" in names:
+        return name.replace(part, family.names_with_states[part])
     return name
 
 

@@ -18,7 +18,12 @@ from bitnet.base.invocation import shell_quote
 from bitnet.families import config_json
 from bitnet.families.heads import RANKS, SCORES, YES_NO
 from bitnet.families.keys import COMPARE
-from bitnet.families.tensor_names import SCALES, classifier_name, gguf_name
+from bitnet.families.tensor_names import (
+    SCALES,
+    classifier_name,
+    gguf_name,
+    name_with_states,
+)
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
 from bitnet.formats.classifiers import classifier_keys
@@ -27,6 +32,7 @@ from bitnet.formats.expert_tensors import (
     split_heads,
     stack_experts,
     stack_norms,
+    turn_columns,
     turn_experts,
 )
 from bitnet.formats.mlx_folders import MLX_KEYS, mlx_bits, repack
@@ -171,6 +177,8 @@ def _rename(
     stored = stack_norms(stack_experts(stored, folder.name), folder.name)
     if description.family.transposed_experts:
         stored = turn_experts(stored, folder.name)
+    if description.family.turned_experts:
+        stored = turn_columns(stored, description.value("embedding_length"), folder.name)
     names: dict[str, str] = {}
     left_out = []
     more_blocks = description.family.more_blocks
@@ -190,6 +198,10 @@ def _rename(
                 hint=COMPARE,
             )
         names[name] = original
+    names = {
+        name_with_states(name, description.family, names): original
+        for name, original in names.items()
+    }
     if left_out:
         logger.info("left out, as text does not need them: %s", ", ".join(left_out))
     head, embedding = (names.get(name) for name in ("output.weight", "token_embd.weight"))

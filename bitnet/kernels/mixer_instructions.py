@@ -66,7 +66,8 @@ class DeltaRule:
         out = S.T @ q / sqrt(key_dim)
 
     *alpha* and *dt* have a number for each head, or for each row of its matrix (Kimi delta
-    attention, arXiv:2510.26692).
+    attention, arXiv:2510.26692). Where the logarithm of a decay has a *floor* below 0, it is
+    ``floor * sigmoid(a * (alpha + dt))`` instead.
 
     Heads that share a key head are neighbours (*grouped*); otherwise every key_heads-th does.
     """
@@ -83,6 +84,7 @@ class DeltaRule:
     key_heads: int
     grouped: bool
     strength: float = 1.0
+    floor: float = 0.0
 
     def run(self, on: Pass) -> None:
         heads = self.beta.width
@@ -99,9 +101,7 @@ class DeltaRule:
             )
         )
         q = q / v.dtype.type(np.sqrt(key_dim))
-        step = np.logaddexp(v.dtype.type(0), on.registers[self.alpha] + on.weights[self.dt])
-        step = step.reshape(len(step), heads, -1)
-        decay = np.exp(on.weights[self.a][:, None] * step)  # (T, H, 1), or (T, H, key_dim)
+        decay = self._decays(on, heads).astype(v.dtype)  # (T, H, 1), or (T, H, key_dim)
         rate = v.dtype.type(self.strength) * sigmoid(on.registers[self.beta])  # (T, H)
         out = np.empty_like(v)
         for rows, state in on.states_of(self.cache, (heads, key_dim, value_dim)):
@@ -113,6 +113,18 @@ class DeltaRule:
                 out[t] = np.einsum("hij,hi->hj", matrices, q[t])
             state[:] = matrices
         on.registers[self.out] = out.reshape(-1, self.out.width)
+
+    def _decays(self, on: Pass, heads: int) -> Array:
+        step = on.registers[self.alpha] + on.weights[self.dt]
+        step = step.reshape(len(step), heads, -1)
+        a = on.weights[self.a][:, None]
+        zero = step.dtype.type(0)
+        if self.floor < 0:
+            logarithms = step.dtype.type(self.floor) * sigmoid(a * step)
+        else:
+            logarithms = a * np.logaddexp(zero, step)
+        decays: Array = np.exp(logarithms)
+        return decays
 
 
 def _of_length_one(x: Array) -> Array:

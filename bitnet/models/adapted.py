@@ -21,7 +21,7 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.families.blocks import State
 from bitnet.families.family import of_gguf
-from bitnet.families.tensor_names import gguf_name
+from bitnet.families.tensor_names import gguf_name, name_with_states
 from bitnet.formats.adapters import Adapter, Pair, read_adapter
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
@@ -196,7 +196,9 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
     outer: set[str] = set() if adapter.is_gguf else {_EMBEDDING, _HEAD, _TEXTS}
     changes = _Changes({}, {}, {}, name)
     for key in dict.fromkeys((*adapter.pairs, *adapter.matrices)):
-        matrix = key if adapter.is_gguf or family is None else gguf_name(key, family)
+        matrix = key
+        if not adapter.is_gguf and family is not None:
+            matrix = name_with_states(gguf_name(key, family), family, checkpoint.weights)
         weight = checkpoint.weights.get(_find_stored_name(matrix, checkpoint))
         is_whole = key in adapter.matrices
         if matrix not in (outer if is_whole else products | outer) or weight is None:

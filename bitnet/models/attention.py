@@ -170,6 +170,8 @@ def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale:
     if mixer.rotates:
         q_turned = write.rotate(q_turned, mixer.rope, turning)
         k_turned = write.rotate(k_turned, mixer.rope, turning)
+        write.mark("q_pe", q_turned)
+        write.mark("k_pe", k_turned)
 
     every = write.enumerate(heads)
     q_latent = write.by_head(q_plain, every, "attn_k_b", heads * mixer.latent)  # (T, H L)
@@ -187,4 +189,8 @@ def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale:
     values, _ = write.split(mixed, heads * mixer.latent, heads * turning, groups=heads)
     result = write.by_head(values, every, "attn_v_b", heads * mixer.value_dim)  # (T, H V)
     write.mark("kqv_out", result)
+    if mixer.gated:
+        gate = write.linear(h, "attn_gate", heads)
+        write.mark("attn_gate", gate)
+        result = write.gate(gate, result, "sigmoid")
     return write.linear(result, "attn_output", write.decoder.dim, scale=scale)  # (T, dim)

@@ -356,13 +356,17 @@ class Builder(ValueWriter):
         key_heads: int,
         grouped: bool,
         strength: float = 1.0,
+        floor: float = 0.0,
     ) -> Register:
         """Values that *q* reads from a matrix per head, into which *k* writes *v*."""
         heads = beta.width
         a = self.vector("ssm_a", (heads,) if alpha.width == heads else (heads, 1))
         dt = self.vector("ssm_dt.bias", (alpha.width,))
         read = self.value(v.width)
-        step = DeltaRule(read, q, k, v, alpha, beta, a, dt, cache, key_heads, grouped, strength)
+        weights_and_cache = a, dt, cache
+        step = DeltaRule(
+            read, q, k, v, alpha, beta, *weights_and_cache, key_heads, grouped, strength, floor
+        )
         self.append(step)
         return read
 

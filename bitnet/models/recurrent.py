@@ -77,7 +77,7 @@ def _needs_neighbours(write: Builder, mixer: DeltaNet) -> bool:
 def kimi_delta(write: Builder, mixer: KimiDelta, h: Register, scale: float) -> Register:
     """Linear attention of H heads of D dimensions, each of whose rows has a decay."""
     width = mixer.width
-    low = mixer.head_dim
+    low = mixer.head_dim if mixer.low_rank else width
     q, k, v, beta, decays, gates = write.linears(
         h,
         *((f"attn_{part}", width) for part in "qkv"),
@@ -99,15 +99,23 @@ def kimi_delta(write: Builder, mixer: KimiDelta, h: Register, scale: float) -> R
         parts=dict.fromkeys("qkv", width),
     )
     q, k, v = write.split(mixed, width, width, width)
-    alpha = write.linear(decays, "ssm_f_b", width)  # (T, H D)
+    alpha = write.linear(decays, "ssm_f_b", width) if mixer.low_rank else decays  # (T, H D)
     write.mark("alpha", alpha)
     read = write.delta_rule(  # (T, H D)
-        q, k, v, alpha=alpha, beta=beta, cache=cache, key_heads=mixer.heads, grouped=True
+        q,
+        k,
+        v,
+        alpha=alpha,
+        beta=beta,
+        cache=cache,
+        key_heads=mixer.heads,
+        grouped=True,
+        floor=mixer.floor,
     )
     write.mark("attn_output", read)
     write.select_outputs()
-    gate = write.linear(gates, "ssm_g_b", width)
-    normed = write.norm(read, "ssm_norm", low)
+    gate = write.linear(gates, "ssm_g_b", width) if mixer.low_rank else gates
+    normed = write.norm(read, "ssm_norm", mixer.head_dim)
     write.mark("kda_normed", normed)
     gated = write.gate(gate, normed, "sigmoid")
     write.mark("kda_gated", gated)

@@ -415,7 +415,7 @@ def test_a_state_that_does_not_fit_is_refused(change, said):
     graph.set_state(32 + 4 * 16)
     head = np.ones(2, np.float32)
     heads = {"a": head, "dt": head, "key_heads": 2, "grouped": False, "start": 0, "stop": 96}
-    heads["strength"] = 1.0
+    heads |= {"strength": 1.0, "floor": 0.0}
     arguments = {"out": 6, "q": 1, "k": 2, "v": 3, "alpha": 4, "beta": 5} | heads
     graph.add("DeltaRule", **arguments)
     with pytest.raises(ValueError, match=said):

@@ -181,7 +181,8 @@ def test_turns_are_sines_and_cosines_to_the_last_bit_but_for_ties():
 
 @pytest.mark.parametrize("grouped", [True, False])
 @pytest.mark.parametrize("value_dim", [128, 37])
-def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped, value_dim):
+@pytest.mark.parametrize("floor", [0.0, -5.0])
+def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped, value_dim, floor):
     heads = 6
     key_heads = 2
     key_dim = 24
@@ -197,6 +198,7 @@ def test_states_have_the_same_bits_at_every_level_however_a_text_is_cut(grouped,
     weight = rng.random(41 * 4, np.float32)
     bias = x[0].copy() if grouped else ""
     delta = {"a": a, "dt": dt, "cache": 0, "key_heads": key_heads, "grouped": grouped}
+    delta["floor"] = floor
     scan = {"a": a, "bias": dt, "skip": alpha[0], "cache": 0, "groups": key_heads}
     convolution = {"weights": (weight,), "bias": bias, "cache": 0, "silu": grouped}
 

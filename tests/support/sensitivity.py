@@ -91,7 +91,10 @@ REFUSED = {
     "minicpm3": "tensor 'blk.0.attn_kv_b.weight' not found",
     **{
         name: f"unknown model architecture: '{name}'"
-        for name in ("axk1", "biogpt", "gpt_neo", "hyperclovax", "lfm3", "nanochat", "openai-gpt")
+        for name in (
+            *("axk1", "biogpt", "gpt_neo", "gpt_refact", "hyperclovax", "lfm3", "nanochat"),
+            "openai-gpt",
+        )
     },
     **{
         name: f"unknown model architecture: '{name}'"

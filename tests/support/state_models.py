@@ -38,6 +38,21 @@ KIMI_LINEAR = {
     "rms_norm_eps": 1e-6,
     "v_head_dim": 16,
 }
+LING3 = {
+    "first_k_dense_replace": 1,
+    "head_dim": 16,
+    "kv_lora_rank": 32,
+    "layer_group_size": 2,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 4,
+    "num_local_experts": 8,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "topk_group": 2,
+    "v_head_dim": 24,
+}
 JAMBA = {
     "attn_layer_offset": 1,
     "attn_layer_period": 3,
@@ -90,6 +105,21 @@ NEMOTRON_H_EXPERTS = {
 }
 STATES = {
     "kimi-linear": ("KimiLinear", KIMI_LINEAR),
+    "ling3": ("BailingHybrid", LING3),
+    "ling3-latent-queries": (
+        "BailingHybrid",
+        {
+            **LING3,
+            "kda_lower_bound": -2.0,
+            "layer_group_size": 3,
+            "n_group": 1,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "q_lora_rank": 24,
+            "short_conv_kernel_size": 3,
+            "topk_group": 1,
+        },
+    ),
     "mamba": ("Mamba", {"state_size": 8, "time_step_rank": 6}),
     "mamba-biases": (
         "Mamba",

@@ -35,6 +35,7 @@ FAMILIES = (
     "glm4",
     "gpt2",
     "gpt_neo",
+    "gpt_refact",
     "gptj",
     "gptneox",
     "granite",
@@ -84,7 +85,17 @@ FAMILIES = (
 #: Families whose norms subtract means.
 LAYER_NORMS = (
     *("bloom", "codeshell", "cohere2", "command-r", "falcon", "gpt2", "gptj", "gptneox", "mpt"),
-    *("biogpt", "cohere2moe", "dbrx", "gpt_neo", "jais", "jais2", "openai-gpt", "persimmon"),
+    *(
+        "biogpt",
+        "cohere2moe",
+        "dbrx",
+        "gpt_neo",
+        "gpt_refact",
+        "jais",
+        "jais2",
+        "openai-gpt",
+        "persimmon",
+    ),
     *("nemotron", "olmo", "opt", "orion", "phi2", "stablelm", "starcoder", "starcoder2"),
 )
 #: Families that make vectors of texts, and have no head that writes.
@@ -111,6 +122,7 @@ LAYERED = (
 HYBRIDS = (
     *("falcon-h1", "granitehybrid", "lfm2", "lfm2moe", "lfm3"),
     *(
+        "bailingmoe3",
         "jamba",
         "kimi-linear",
         "mamba",
@@ -363,6 +375,10 @@ def metadata(architecture, **more):
         keys = {"rope.freq_base_swa": 5000.0} | keys
     if architecture == "kimi-linear":
         keys |= EXPERTS | LATENT | KIMI_LINEAR | more
+        keys["attention.head_count_kv"] = [layer % 2 for layer in range(keys["block_count"])]
+    if architecture == "bailingmoe3":
+        keys |= EXPERTS | LATENT | {"kda.gate_lower_bound": -5.0, "kda.head_dim": 32}
+        keys |= {"ssm.conv_kernel": 4} | more
         keys["attention.head_count_kv"] = [layer % 2 for layer in range(keys["block_count"])]
     if architecture == "laguna":
         keys |= LAGUNA | more

@@ -57,6 +57,7 @@ def tiny(architecture, *, seed=0, **more):
     keys = metadata(architecture, **more)
     if architecture in (
         "bailingmoe2",
+        "bailingmoe3",
         "axk1",
         "deepseek2",
         "mistral4",
@@ -95,6 +96,8 @@ def tiny(architecture, *, seed=0, **more):
             values = values / np.sqrt(depth)
         if name.endswith("ssm_a"):
             values = -np.exp(values * 10)  # below zero: a state is forgotten
+            if architecture == "bailingmoe3":  # a factor inside a sigmoid
+                values = -values
         weights[name] = _f32(name, values + 1 if name.endswith(_NORMS) else values)
     return checkpoint
 

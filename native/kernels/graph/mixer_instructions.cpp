@@ -87,6 +87,7 @@ void Graph::delta_rule(const Operands& operands) {
     same.heads = width(beta);
     same.decays = width(alpha) / same.heads;
     same.strength = operands.real("strength");
+    same.floor = operands.real("floor");
     same.key_heads = operands.integer("key_heads");
     same.grouped = operands.integer("grouped") != 0;
     same.a = required(operands, "a", same.heads, kPerHead);

@@ -238,6 +238,7 @@ struct DeltaArgs {
     int64_t tokens = 0, heads = 0, key_heads = 0, key_dim = 0, value_dim = 0;
     int64_t decays = 1;     // of a state: one for all of it, or for each of its key_dim rows
     float strength = 1.0f;  // factor on the sigmoid of beta
+    float floor = 0.0f;     // of the logarithms of decays; 0: they have none
     bool grouped = false;  // neighbouring heads share a key head; otherwise every key_heads-th does
 };
 

@@ -299,25 +299,28 @@ bool states_agree(const Kernels& k) {
     const std::vector<float> alpha = random.units(kTokens * kHeads), a = random.units(kHeads),
                              start = random.units(kState);
     const std::vector<float> x = random.units(kMixed), weight = random.units(kChannels * kWidth);
-    const auto delta = [&](const Kernels& kernels, float* out) {
-        DeltaArgs d;
-        d.q = q.data();
-        d.k = key.data();
-        d.v = v.data();
-        d.alpha = v.data();  // a decay for each row of a state
-        d.decays = kKeys;
-        d.beta = alpha.data();
-        d.a = a.data();
-        d.dt = key.data();
-        d.strength = 2.0f;
-        d.state = std::copy_n(start.data(), kState, out) - kState;
-        d.out = out + kState;
-        d.tokens = kTokens;
-        d.heads = kHeads;
-        d.key_heads = 1;
-        d.key_dim = kKeys;
-        d.value_dim = kValues;
-        for (int64_t head = 0; head < kHeads; ++head) kernels.delta_rule(d, head);
+    const auto delta = [&](float floor) {
+        return [&, floor](const Kernels& kernels, float* out) {
+            DeltaArgs d;
+            d.floor = floor;
+            d.q = q.data();
+            d.k = key.data();
+            d.v = v.data();
+            d.alpha = v.data();  // a decay for each row of a state
+            d.decays = kKeys;
+            d.beta = alpha.data();
+            d.a = a.data();
+            d.dt = key.data();
+            d.strength = 2.0f;
+            d.state = std::copy_n(start.data(), kState, out) - kState;
+            d.out = out + kState;
+            d.tokens = kTokens;
+            d.heads = kHeads;
+            d.key_heads = 1;
+            d.key_dim = kKeys;
+            d.value_dim = kValues;
+            for (int64_t head = 0; head < kHeads; ++head) kernels.delta_rule(d, head);
+        };
     };
     const auto scan = [&](const Kernels& kernels, float* out) {
         ScanArgs s;
@@ -352,7 +355,8 @@ bool states_agree(const Kernels& k) {
             kernels.convolve(c, 0, kChannels);
         };
     };
-    return agrees<float>(k, kState + kOut, true, delta) &&
+    return agrees<float>(k, kState + kOut, true, delta(0.0f)) &&
+           agrees<float>(k, kState + kOut, true, delta(-5.0f)) &&
            agrees<float>(k, kState + kOut, true, scan) &&
            agrees<float>(k, kBefore + kMixed, true, convolve(true)) &&
            agrees<float>(k, kBefore + kMixed, true, convolve(false));

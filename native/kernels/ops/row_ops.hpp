@@ -179,8 +179,12 @@ void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const f
         normalize(args.k + key, dk, 1.0, k);
         const float* alpha = args.alpha + (t * args.heads + head) * decays;
         for (int64_t i = 0; i < decays; ++i) {
-            const double step = softplus(double(alpha[i]) + double(args.dt[head * decays + i]));
-            decay[i] = float(std::exp(double(args.a[head]) * step));
+            const double step = double(alpha[i]) + double(args.dt[head * decays + i]);
+            const double rate = double(args.a[head]);
+            const double logarithm = args.floor < 0.0f
+                                         ? double(args.floor) / (1.0 + std::exp(-rate * step))
+                                         : rate * softplus(step);
+            decay[i] = float(std::exp(logarithm));
         }
         const double share = 1.0 / (1.0 + std::exp(-double(args.beta[t * args.heads + head])));
         const float rate = float(args.strength * share);
