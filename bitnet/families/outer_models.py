@@ -46,6 +46,7 @@ SAME_TEXT: dict[str, Mapping[str, Any]] = {
     "qwen3_5_moe": _NOTHING,
     "qwen3_asr": _NOTHING,
     "qwen3_vl": _NOTHING,
+    "qwen3_vl_moe": _NOTHING,
     "shieldgemma2": _NOTHING,
     "smolvlm": _NOTHING,
     "video_llama_3": _NOTHING,
@@ -55,8 +56,6 @@ SAME_TEXT: dict[str, Mapping[str, Any]] = {
 }
 #: Types that are known, and why their text is another one.
 _OTHER_TEXT = {
-    "qwen3_vl_moe": "the matrices of its experts are stored transposed, which is not read; its "
-    "GGUF files are",
     "paligemma": "its prompt attends in both directions, which is not computed",
     "aya_vision": "versions of transformers differ: 4.51 scales its logits as its text model does, "
     "4.57 and later do not",

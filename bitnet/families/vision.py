@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from bitnet.families.dense import ModelConfig, dense_as_stored, sizes
-from bitnet.families.experts import EXPERT_KEYS, experts
+from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import ATTENTION, BIASES, QKV, LlamaCppSupport, register
-from bitnet.families.keys import HARMLESS, Config, Keys, neutral, read, refusal
+from bitnet.families.keys import HARMLESS, Config, Keys, neutral, read, reads, refusal
 
 _SECTIONS = {
     # Of coordinates, which are equal. Pairs in none of the first three are those of the first, as
@@ -82,7 +82,22 @@ register(
 register(
     title="Qwen 3-VL with experts, its text",
     architecture="qwen3vlmoe",
-    model_types=(),
+    model_types=("qwen3_vl_moe", "qwen3_vl_moe_text"),
+    stated="head_dim",
+    config_keys={
+        **EXPERT_CONFIG,
+        **reads("moe_intermediate_size"),
+        "decoder_sparse_step": neutral(None, 1),
+        "layer_types": read("no layer may have a window"),
+        "mlp_only_layers": neutral(None),
+        "norm_topk_prob": neutral(None, True),
+        "sliding_window": neutral(None),
+    },
+    rope_parameters=_ROPE_OF_IMAGES,
+    rope_scalings=("mrope",),
+    biases={"attention_bias": ATTENTION},
+    turned_experts=True,
+    translate=_qwen_vl_keys,
     gguf_keys=_SECTIONS | EXPERT_KEYS,
     decoder=_qwen3_experts,
 )

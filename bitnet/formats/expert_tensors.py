@@ -93,6 +93,37 @@ def stack_norms(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
     return stacked
 
 
+def turn_columns(tensors: Mapping[str, Weight], width: int, model: str) -> dict[str, Weight]:
+    """*tensors* with the rows of experts that read and give *width* numbers, in any of two forms.
+
+    transformers 4 stored these matrices transposed, version 5 stores them as others: their shapes
+    tell which.
+    """
+    turned = dict(tensors)
+    for name, tensor in tensors.items():
+        match = _TURNED.fullmatch(name)
+        if match is None or match["kind"]:
+            continue
+        axis = 2 if match["part"] == "gate_up" else 1
+        are_of_width = [size == width for size in tensor.shape[1:]]
+        if len(tensor.shape) != 3 or sum(are_of_width) != 1:
+            raise InvalidFormat(
+                f"{model}: {name} of shape {tensor.shape} does not tell which axis has the "
+                f"{width:,} numbers of the model",
+                hint=COMPARE,
+            )
+        if not are_of_width[axis - 1]:
+            try:
+                rows = np.ascontiguousarray(_rows_of(tensors, name, ""))
+            except (KeyError, ValueError) as error:
+                raise InvalidFormat(
+                    f"{model}: {name} is {tensor.quant.name}, which is not turned",
+                    hint="choose a folder with F32, F16 or BF16",
+                ) from error
+            turned[name] = replace(tensor, shape=rows.shape, data=rows.reshape(-1).view(np.uint8))
+    return turned
+
+
 def split_gates(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
     """*tensors* by GGUF name; ``ffn_gate_up_exps`` is ``ffn_gate_exps`` and ``ffn_up_exps``."""
     split: dict[str, Weight] = {}

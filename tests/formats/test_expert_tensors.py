@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.formats.expert_tensors import stack_experts, turn_experts
+from bitnet.formats.expert_tensors import stack_experts, turn_columns, turn_experts
 from bitnet.quants.types import QuantType
 from bitnet.quants.weight import Deferred, Weight
 
@@ -104,3 +104,26 @@ def test_experts_whose_numbers_are_computed_later_are_joined_later():
         assert (matrix.data == expert).all()
     assert read == [*range(E)]
     assert stacked.data is stacked.data
+
+
+def test_matrices_of_either_version_become_the_same():
+    """transformers 5 stores rows of gate and up, version 4 stored columns."""
+    rows = np.arange(E * 2 * F * DIM, dtype="<f4").reshape(E, 2 * F, DIM)
+    down = np.arange(E * DIM * F, dtype="<f4").reshape(E, DIM, F)
+    now = {"gate_up": rows, "down": down}
+    former = {part: values.swapaxes(1, 2) for part, values in now.items()}
+    for version in (now, former):
+        stored = {f"{NAME}.{part}_proj": tensor(values, "F32") for part, values in version.items()}
+        turned = turn_columns(stored | {"other": tensor(down, "F32")}, DIM, "m")
+        assert turned.keys() == {*stored, "other"}
+        for part, values in now.items():
+            matrix = turned[f"{NAME}.{part}_proj"]
+            assert matrix.shape == values.shape
+            np.testing.assert_array_equal(matrix.data.view("<f4").reshape(values.shape), values)
+
+
+@pytest.mark.parametrize("shape", [(E, DIM, DIM), (E, F, F), (DIM, F)])
+def test_a_shape_that_does_not_tell_which_axis_is_which_is_refused(shape):
+    stored = {f"{NAME}.down_proj": tensor(np.zeros(shape, "<f4"), "F32")}
+    with pytest.raises(InvalidFormat, match="does not tell which axis"):
+        turn_columns(stored, DIM, "m")

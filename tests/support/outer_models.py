@@ -146,6 +146,17 @@ OUTER_MODELS = {
         _text("qwen3_vl_text", head_dim=16, rope_parameters=_MROPE),
         {"vision_config": QWEN_IMAGES | {"deepstack_visual_indexes": [0]}},
     ),
+    "qwen3_vl_moe": (
+        _text(
+            "qwen3_vl_moe_text",
+            head_dim=16,
+            moe_intermediate_size=48,
+            num_experts=6,
+            num_experts_per_tok=2,
+            rope_parameters=_MROPE,
+        ),
+        {"vision_config": QWEN_IMAGES | {"deepstack_visual_indexes": [0]}},
+    ),
     "shieldgemma2": _GEMMA_3,
     "smolvlm": (_LLAMA, _images("smolvlm_vision")),
     "video_llama_3": (_QWEN2, _images()),
