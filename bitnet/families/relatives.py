@@ -6,23 +6,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bitnet.families.blocks import Attention, Branch, FeedForward
+from bitnet.families.blocks import FeedForward
 from bitnet.families.config_values import is_finite
 from bitnet.families.dense import (
     AROUND,
     WINDOW_CONFIG,
     ModelConfig,
     alternating,
-    attention,
     check_local_base,
     dense,
     dense_as_stored,
-    is_fused,
-    model_of,
-    per_layer,
     rotate_windows,
     sizes,
-    usual_block,
 )
 from bitnet.families.experts import (
     EXPERT_CONFIG,
@@ -45,7 +40,6 @@ from bitnet.families.gpt import (
 )
 from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
 from bitnet.families.llama import HUNYUAN_ROPE
-from bitnet.families.rope import rope_from
 
 _ROPE_FACTORS = tuple(f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short"))
 register(
@@ -56,25 +50,6 @@ register(
         tensors=("output.weight", "attn_output.bias", *BIASES), required=("attn_output.bias",)
     ),
     decoder=partial(dense_as_stored, model={"biases": ("attn_output",)}),
-)
-
-
-def _plamo(keys: Keys) -> ModelConfig:
-    model_sizes = sizes(keys)
-    mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
-    network = FeedForward(model_sizes.ffn)
-    return model_of(
-        keys, model_sizes, [(Branch("attn_norm", (mixer, network)),)] * model_sizes.layers
-    )
-
-
-# Attention and network are side by side, behind one RMS norm.
-register(
-    title="PLaMo 1",
-    architecture="plamo",
-    model_types=(),
-    llama_cpp=LlamaCppSupport(whole_width=True, required=("output.weight",), tied=False),
-    decoder=_plamo,
 )
 
 
@@ -105,31 +80,6 @@ register(
 )
 
 
-def _jais(keys: Keys) -> ModelConfig:
-    heads = keys.integer("attention.head_count")
-    width = sizes(keys).dim // max(heads, 1)
-    return layer_norms(
-        keys,
-        rope=None,
-        alibi=keys.number("attention.max_alibi_bias", 0.0),
-        fused=True,
-        scale=1 / max(width, 1),
-        model={"biases": ("attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")},
-    )
-
-
-# Scores are divided by the width of a head, and not by its root.
-register(
-    title="Jais 1",
-    architecture="jais",
-    model_types=(),
-    rotates=False,
-    gguf_keys=LAYER_NORM_EPS | reads("attention.max_alibi_bias"),
-    llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", ".bias"), required=("output.weight",), tied=False
-    ),
-    decoder=_jais,
-)
 _JAIS2_BIASES = (*ATTENTION, "ffn_up", "ffn_down")
 register(
     title="Jais 2",
@@ -148,23 +98,6 @@ register(
         ffn={"gated": False, "activation": "relu_squared"},
         model={"biases": _JAIS2_BIASES},
     ),
-)
-
-
-def _deepseek1(keys: Keys) -> ModelConfig:
-    return dense_as_stored(
-        keys, mixture=experts_by_groups(keys, default="softmax", renormalised=False)
-    )
-
-
-register(
-    title="DeepSeek 1 with experts",
-    architecture="deepseek",
-    model_types=(),
-    gguf_rope_style="interleaved",
-    gguf_keys=GROUPED_KEYS,
-    llama_cpp=LlamaCppSupport(required=("output.weight",), tied=False, whole_width=True),
-    decoder=_deepseek1,
 )
 
 
@@ -361,35 +294,6 @@ register(
         tensors=("output.weight",), required=("output.weight",), tied=False, whole_width=True
     ),
     decoder=_dbrx,
-)
-
-
-def _openelm(keys: Keys) -> ModelConfig:
-    layers = keys.integer("block_count")
-    widths = per_layer(keys, "feed_forward_length", layers)
-    model_sizes = sizes(keys, ffn=max(widths, default=0))
-    heads = per_layer(keys, "attention.head_count", layers)
-    kv_heads = per_layer(keys, "attention.head_count_kv", layers)
-    head_dim = keys.integer("attention.key_length")
-    rope = rope_from(keys, head_dim)
-    scale = max(head_dim, 1) ** -0.5
-    blocks = (
-        usual_block(
-            Attention(count, of_keys, head_dim, rope, scale, qk_norm="head", fused=True),
-            FeedForward(width),
-        )
-        for count, of_keys, width in zip(heads, kv_heads, widths, strict=True)
-    )
-    return model_of(keys, model_sizes, blocks)
-
-
-# Layers differ in their heads and in the width of their networks.
-register(
-    title="OpenELM",
-    architecture="openelm",
-    model_types=(),
-    llama_cpp=LlamaCppSupport(tensors=()),
-    decoder=_openelm,
 )
 
 

@@ -277,16 +277,6 @@ register(
     llama_cpp=LlamaCppSupport(tensors=("output.weight", "rope_freqs.weight", *BIASES)),
     decoder=dense_as_stored,
 )
-# Refact of a folder is not read: its code is not at hand, and files do not say which norm it has.
-register(
-    title="Refact",
-    architecture="refact",
-    model_types=(),
-    rotates=False,
-    gguf_keys=reads("attention.max_alibi_bias"),
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES)),
-    decoder=partial(dense_as_stored, rope=None, alibi=8.0),
-)
 
 
 def _chatglm_keys(config: Config) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""Families whose code is in their folders, against the equations of that code."""
+
+import numpy as np
+import pytest
+from conversions import convert
+from published_code import PUBLISHED, VOCAB, write_folder
+
+from bitnet.base.errors import BitnetError
+from bitnet.convert.convert_options import ConvertOptions
+from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+
+IDS = np.random.default_rng(3).integers(3, VOCAB, 24).tolist()
+# Weights are the same, and both compute in float64.
+MAX_RELATIVE_DIFFERENCE = 1e-5
+
+
+def ours(path):
+    model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=np.float64))
+    return model.forward(IDS, KVCache(model.config, 64, dtype=np.float64), all_positions=True)
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_folder_and_the_file_made_of_it_give_the_logits_of_its_code(kind, tmp_path):
+    expected = write_folder(kind, tmp_path / "folder")(IDS)
+    found = ours(tmp_path / "folder")
+    assert np.abs(found - expected).max() / np.ptp(expected) < MAX_RELATIVE_DIFFERENCE
+    file = tmp_path / "model.gguf"
+    convert(tmp_path / "folder", file, ConvertOptions("F32", no_tokenizer=True))
+    of_file = ours(file)
+    assert np.abs(of_file - expected).max() / np.ptp(expected) < MAX_RELATIVE_DIFFERENCE
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "named"),
+    [
+        ("deepseek", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("deepseek", {"scoring_func": "sigmoid"}, "scoring_func"),
+        ("deepseek", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("jais", {"position_embedding_type": "learned"}, "position_embedding_type"),
+        ("jais", {"mup_scale_qk_dot_by_d": False}, "mup_scale_qk_dot_by_d"),
+        ("jais", {"activation_function": "gelu"}, "hidden_act"),
+        ("jais", {"alibi_scaling": {"type": "linear", "factor": 2.0}}, "alibi_scaling"),
+        ("jais", {"width_scale": 3.0}, "width_scale"),
+        ("openelm", {"ffn_with_glu": False}, "ffn_with_glu"),
+        ("openelm", {"normalize_qk_projections": False}, "normalize_qk_projections"),
+        ("openelm", {"num_query_heads": None}, "num_query_heads"),
+        ("plamo", {"n_shared_head": 3}, "n_shared_head"),
+        ("gpt_refact", {"multi_query": False}, "multi_query"),
+    ],
+)
+def test_a_folder_that_its_code_computes_otherwise_is_refused_by_its_key(
+    kind, changes, named, tmp_path
+):
+    write_folder(kind, tmp_path / "folder", **changes)
+    with pytest.raises(BitnetError, match=named):
+        open_checkpoint(tmp_path / "folder")
