@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # As transformers prefers them, with the exception in ``tokenizer_names``.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json"),
+    "qwen.tiktoken",  # of the first Qwen, whose code is in its folder
+)
 # Files of two kinds of tokenizers: without tokenizer.json nothing says which one is the model's.
 _UNDECIDED = (("tokenizer.model", "tekken.json"), ("tokenizer.model", "vocab.json"))
 

@@ -85,8 +85,9 @@ def _parse(data: bytes, source: str) -> TokenizerSpec:
 
 def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a ``tokenizer.model`` of SentencePiece and its side files."""
-    spec = parse_model(file.data, source=str(file.path))
     side = file.side
+    side.check_class(str(file.path))
+    spec = parse_model(file.data, source=str(file.path))
     pieces = [*zip(spec.tokens, spec.token_types, strict=True)]
     declared = {token.id: token for token in side.added}
     behind = range(len(pieces), max(declared, default=-1) + 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.checkpoint import Inventory
 from bitnet.tokenizer.limits import damage_error, json_fault
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, parse_added_token, stop_ids
@@ -30,6 +30,9 @@ _USUAL = {
     "bos": "<|begin_of_text|> <|begin_of_sentence|> <｜begin▁of▁sentence｜> <bos> <s>",
     "eos": "<|end_of_text|> <｜end▁of▁sentence｜> <|endoftext|> <eos> </s> <|return|>",
 }
+# Classes in the folders of models that do not follow from their vocabulary file.
+_BEFORE_TEXTS = "puts [gMASK] and another token before texts, and has tokens that no file lists"
+_OTHERWISE = {"ChatGLMTokenizer": _BEFORE_TEXTS, "ChatGLM4Tokenizer": _BEFORE_TEXTS}
 
 
 class TokenizerFile:
@@ -99,6 +102,17 @@ class SideFiles:
         if default is not None or f"{role}_token" in self.config:
             return default  # null: there is none
         return next((special[text] for text in _USUAL[role].split() if text in special), None)
+
+    def check_class(self, source: str) -> None:
+        """Refuse the file *source* if code of its folder makes another tokenizer of it."""
+        name = str(self.config.get("tokenizer_class") or "")
+        reason = _OTHERWISE.get(name)
+        if reason is not None:
+            raise Unsupported(
+                f"{source}: tokenizer_config.json names {name}, code of the folder that {reason}",
+                hint="convert the folder with llama.cpp's convert_hf_to_gguf.py and use the GGUF "
+                "file, or name a tokenizer.json of this model with --tokenizer FILE",
+            )
 
     def adds(self, role: str) -> bool | None:
         """``add_bos_token`` or ``add_eos_token``, if the tokenizer's class follows it."""

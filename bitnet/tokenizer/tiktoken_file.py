@@ -66,6 +66,7 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a tiktoken rank file; a named pre-tokenizer overrides a known one's."""
     path = file.path
     side = file.side
+    side.check_class(str(path))
     ranks = _ranks(file.data, path)
     published = _read_published().get(_digest_of_ranks(ranks), {})
     name = file.pre or published.get("pre")

@@ -1,0 +1,93 @@
+"""Tokenizers of folders that come with code of their own: read as that code reads them."""
+
+import json
+import unicodedata
+
+import pytest
+import sentencepiece
+import tiktoken
+from rank_files import PUBLISHED, rank_line
+
+from bitnet.base.errors import Unsupported
+from bitnet.tokenizer import tiktoken_file
+from bitnet.tokenizer.from_files import spec_from_folder
+from bitnet.tokenizer.load import load_tokenizer
+
+TEXTS = (
+    "Hello world",
+    " two  spaces ",
+    "a\tb\nc\n\n d",
+    "1234.5 e\u0301t\u00e9",
+    "\u4f60\u597d\uff0c\u4e16\u754c",
+    "don't I'LL \U0001f600",
+    "",
+)
+
+
+def write_class(folder, name, **more):
+    config = {"auto_map": {"AutoTokenizer": ["tokenization.X", None]}, "tokenizer_class": name}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | more))
+
+
+@pytest.fixture
+def pieces(test_data, tmp_path):
+    """A folder with a SentencePiece BPE of byte fallback, as InternLM 2 and Baichuan have."""
+    data = (test_data / "tokenizers/llama2/tokenizer.model").read_bytes()
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["InternLM2Tokenizer", "BaichuanTokenizer"])
+@pytest.mark.parametrize(("more", "begins"), [({}, True), ({"add_bos_token": False}, False)])
+def test_a_model_of_sentencepiece_is_encoded_as_its_class_does(name, more, begins, pieces):
+    """The class calls the library, and puts BOS before a text unless its options say otherwise."""
+    write_class(pieces, name, **more)
+    tokenizer = load_tokenizer(pieces)
+    oracle = sentencepiece.SentencePieceProcessor(str(pieces / "tokenizer.model"))
+    for text in TEXTS:
+        expected = [oracle.bos_id()] * begins + oracle.encode(text)
+        assert tokenizer.encode(text) == expected
+        assert tokenizer.decode(oracle.encode(text)) == oracle.decode(oracle.encode(text))
+
+
+@pytest.mark.parametrize("name", ["ChatGLMTokenizer", "ChatGLM4Tokenizer"])
+def test_a_class_that_puts_tokens_of_its_own_before_texts_is_refused(name, pieces):
+    write_class(pieces, name)
+    with pytest.raises(Unsupported, match=f"{name}, code of the folder that puts") as refused:
+        spec_from_folder(pieces)
+    assert "--tokenizer FILE" in refused.value.hint
+
+
+def test_ranks_of_such_a_class_are_refused_even_with_a_pre_tokenizer(tmp_path):
+    ranks = b"".join(rank_line(bytes([rank]), rank) for rank in range(256))
+    (tmp_path / "tokenizer.model").write_bytes(ranks)
+    write_class(tmp_path, "ChatGLM4Tokenizer")
+    with pytest.raises(Unsupported, match="ChatGLM4Tokenizer"):
+        spec_from_folder(tmp_path, pre="chatglm-bpe")
+
+
+def test_the_first_qwen_is_read_from_its_ranks_with_the_special_tokens_of_its_code(
+    tmp_path, monkeypatch
+):
+    """Its file is known by a hash of its ranks; these few stand for it."""
+    texts = [bytes([byte]) for byte in range(256)]
+    texts += [b"he", b"ll", b"hell", b"hello", b" w", " é".encode()]
+    (tmp_path / "qwen.tiktoken").write_bytes(b"".join(map(rank_line, texts, range(len(texts)))))
+    write_class(tmp_path, "QWenTokenizer")
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    special += [f"<|extra_{number}|>" for number in range(205)]
+    ids = {text: len(texts) + at for at, text in enumerate(special)}
+    (published,) = [
+        row for row in tiktoken_file._read_published().values() if row["name"] == "Qwen"
+    ]
+    assert [*published["special"].values()] == special
+    row = published | {"special": {id: text for text, id in ids.items()}}
+    monkeypatch.setattr(tiktoken_file, "_digest_of_ranks", lambda _ranks: "these")
+    monkeypatch.setattr(tiktoken_file, "_read_published", lambda: {"these": row})
+    tokenizer = load_tokenizer(tmp_path)
+    pattern, _, _ = PUBLISHED["qwen"]
+    ranks = {text: rank for rank, text in enumerate(texts)}
+    oracle = tiktoken.Encoding("qwen", pat_str=pattern, mergeable_ranks=ranks, special_tokens=ids)
+    for text in (*TEXTS, "<|im_start|>user\nhello<|im_end|>\n", "hello<|extra_204|>hello"):
+        normal = unicodedata.normalize("NFC", text)
+        assert tokenizer.encode(text) == oracle.encode(normal, allowed_special="all")
