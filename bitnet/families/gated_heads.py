@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from bitnet.families.blocks import Attention, FeedForward
+from bitnet.families.blocks import Activation, Attention, FeedForward
 from bitnet.families.dense import (
     WINDOW_CONFIG,
     ModelConfig,
@@ -30,7 +30,7 @@ from bitnet.families.experts import (
     leading_dense_layers,
 )
 from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
-from bitnet.families.keys import Config, Keys, neutral, read, reads
+from bitnet.families.keys import Config, Keys, neutral, read, reads, value_refusal
 from bitnet.families.rope import rope_from, without_scaling
 
 if TYPE_CHECKING:
@@ -49,22 +49,61 @@ def _local(keys: Keys, rope: Rope) -> Rope:
     )
 
 
+_GELUS: tuple[Activation, ...] = ("gelu", "gelu_tanh")
+
+
 def _spark(keys: Keys) -> ModelConfig:
+    # Files of other programs do not have the key: llama.cpp computes them in one way.
+    name = keys.value("hidden_activation", "gelu_tanh")
+    if name not in _GELUS:
+        why = f"only {' and '.join(_GELUS)} are computed"
+        raise value_refusal(keys, "hidden_activation", name, why)
     return dense(
         keys,
         fused=is_fused(keys),
         own_gate="heads",
-        ffn={"activation": "gelu_tanh"},
+        ffn={"activation": name},
         each=rotate_windows_by(partial(_local, keys)),
     )
 
 
+def _spark_keys(config: Config) -> dict[str, Any]:
+    window = config["sliding_window"] or 0
+    pattern = window_pattern(config, window)
+    if pattern is None:
+        raise KeyError("layer_types")
+    return {
+        "attention.sliding_window": window,
+        "attention.sliding_window_pattern": pattern,
+        "hidden_activation": "gelu",
+        "rope.dimension_count_swa": _local_dimensions(config),
+    }
+
+
+def _local_dimensions(config: Config) -> int:
+    """Rotary dimensions of layers with a window."""
+    table = config.get("rope_parameters") or {}
+    share = (table.get("sliding_attention") or {}).get("partial_rotary_factor", 1.0)
+    return int(config["head_dim"] * share)
+
+
+# Folders are computed with the exact GELU, files of llama.cpp by the hyperbolic tangent.
 register(
     title="Spark-X2.5",
     architecture="spark2_5",
-    model_types=(),
-    gguf_keys=_OWN_ROPE,
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), ignores=()),
+    activation="gelu",
+    stated="head_dim layer_types num_key_value_heads rms_norm_eps rope_parameters sliding_window",
+    config_keys={
+        **WINDOW_CONFIG,
+        "gate_attn_act_mode": neutral("sigmoid"),
+        "headwise_attn_output_gate": neutral(True),
+    },
+    gguf_keys=_OWN_ROPE | {"hidden_activation": read("`gelu`, or `gelu_tanh` without the key")},
+    tensors={"self_attn.g_proj": "attn_gate", "self_attn.q_k_v_proj": "attn_qkv"},
+    layered_rope=True,
+    partial_rotation=True,
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), ignores=(), gelu_tanh=True),
+    translate=_spark_keys,
     decoder=_spark,
 )
 
@@ -115,8 +154,6 @@ def _laguna_keys(config: Config) -> dict[str, Any]:
     window = config["sliding_window"] or 0
     pattern = window_pattern(config, window) or [False] * layers
     heads = config.get("num_attention_heads_per_layer")
-    table = config.get("rope_parameters") or {}
-    share = (table.get("sliding_attention") or {}).get("partial_rotary_factor", 1.0)
     return {
         "attention.head_count": heads or [config["num_attention_heads"]] * layers,
         "attention.sliding_window": window if any(pattern) else 0,
@@ -125,7 +162,7 @@ def _laguna_keys(config: Config) -> dict[str, Any]:
         "expert_weights_norm": True,
         "expert_weights_scale": float(config["moe_routed_scaling_factor"]),
         "leading_dense_block_count": leading_dense_layers(config, 1),
-        "rope.dimension_count_swa": int(config["head_dim"] * share),
+        "rope.dimension_count_swa": _local_dimensions(config),
     }
 
 

@@ -77,8 +77,6 @@ _BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names.split
 _FOLDERS = {
     "dbrx": "whose folders give two bases of the rotation, of which transformers and llama.cpp "
     "follow one each; its GGUF files are read",
-    "spark2_5": "whose folders are computed with the exact GELU, and whose GGUF files, which "
-    "llama.cpp computes by the hyperbolic tangent, are read",
 }
 
 

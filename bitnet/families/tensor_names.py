@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
     "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "embedding.weight": "token_embd.weight",
     "embedding_norm.weight": "token_embd_norm.weight",
     "embeddings.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",

@@ -49,6 +49,10 @@ def test_a_folder_and_the_file_made_of_it_give_the_logits_of_its_code(kind, tmp_
         ("openelm", {"num_query_heads": None}, "num_query_heads"),
         ("plamo", {"n_shared_head": 3}, "n_shared_head"),
         ("gpt_refact", {"multi_query": False}, "multi_query"),
+        ("spark2_5", {"gate_attn_act_mode": "silu"}, "gate_attn_act_mode"),
+        ("spark2_5", {"hidden_act": "silu"}, "hidden_act"),
+        ("spark2_5", {"headwise_attn_output_gate": False}, "headwise_attn_output_gate"),
+        ("spark2_5", {"layer_types": None}, "layer_types"),
     ],
 )
 def test_a_folder_that_its_code_computes_otherwise_is_refused_by_its_key(

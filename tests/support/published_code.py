@@ -7,6 +7,7 @@ follows the published code, written once more: nothing of ours is in it.
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,13 +56,21 @@ def rotate(x: Floats, base: float) -> Floats:
     return x * np.cos(angles)[:, None] + turned * np.sin(angles)[:, None]
 
 
-def attend(q: Floats, k: Floats, v: Floats, scale: float, slopes: Floats | None = None) -> Floats:
+def attend(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    scale: float,
+    slopes: Floats | None = None,
+    window: int = 1 << 30,
+) -> Floats:
     """Results ``(T, H D)`` of heads with a key head each; scores fall by *slopes* with distance."""
     scores = np.einsum("ihd,jhd->hij", q, k) * scale
     distance = np.arange(len(q))[:, None] - np.arange(len(q))
     if slopes is not None:
         scores -= slopes[:, None, None] * distance
-    mixed = np.einsum("hij,jhd->ihd", softmax(np.where(distance < 0, -np.inf, scores)), v)
+    is_hidden = (distance < 0) | (distance >= window)
+    mixed = np.einsum("hij,jhd->ihd", softmax(np.where(is_hidden, -np.inf, scores)), v)
     return mixed.reshape(len(q), -1)
 
 
@@ -188,6 +197,38 @@ def refact(t: Tensors, c: Config, ids: list[int]) -> Floats:
     return layer_norm(x, t["transformer.ln_f.weight"], 0.0, eps) @ t["lm_head.weight"].T
 
 
+def spark(t: Tensors, c: Config, ids: list[int]) -> Floats:
+    heads = c["num_attention_heads"]
+    kv_heads = c["num_key_value_heads"]
+    width = c["head_dim"]
+    eps = c["rms_norm_eps"]
+    erf = np.vectorize(math.erf)
+    x = t["model.embedding.weight"][ids]
+    for layer, kind in enumerate(c["layer_types"]):
+        name = f"model.layers.{layer}"
+        rope = c["rope_parameters"][kind]
+        turning = int(width * rope["partial_rotary_factor"])
+        h = rms_norm(x, t[f"{name}.input_layernorm.weight"], eps)
+        every = heads_of(h @ t[f"{name}.self_attn.q_k_v_proj.weight"].T, heads + 2 * kv_heads)
+        q, k, v = np.split(every, [heads, heads + kv_heads], axis=1)
+        q, k = (
+            np.concatenate([rotate(y[..., :turning], rope["rope_theta"]), y[..., turning:]], -1)
+            for y in (q, k)
+        )
+        k, v = (np.repeat(y, heads // kv_heads, axis=1) for y in (k, v))
+        window = c["sliding_window"] if kind == "sliding_attention" else 1 << 30
+        mixed = heads_of(attend(q, k, v, width**-0.5, window=window), heads)
+        gate = 1 / (1 + np.exp(-h @ t[f"{name}.self_attn.g_proj.weight"].T))
+        mixed = (mixed * gate[:, :, None]).reshape(len(ids), -1)
+        x = x + mixed @ t[f"{name}.self_attn.out_proj.weight"].T
+        h = rms_norm(x, t[f"{name}.post_attention_layernorm.weight"], eps)
+        gate = h @ t[f"{name}.mlp.gate_proj.weight"].T
+        gate = gate * (1 + erf(gate / np.sqrt(2))) / 2
+        up = h @ t[f"{name}.mlp.up_proj.weight"].T
+        x = x + (gate * up) @ t[f"{name}.mlp.down_proj.weight"].T
+    return rms_norm(x, t["model.norm.weight"], eps) @ t["model.embedding.weight"].T
+
+
 def _mlp(width: int) -> dict[str, tuple[int, ...]]:
     both = {f"{part}_proj.weight": (width, DIM) for part in ("gate", "up")}
     return both | {"down_proj.weight": (DIM, width)}
@@ -280,6 +321,17 @@ def _refact_block(_layer: int) -> dict[str, tuple[int, ...]]:
         "mlp.gate_up_proj.weight": (2 * 256, DIM),
         "mlp.c_proj.weight": (DIM, 256),
     }
+
+
+def _spark_block(_layer: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (DIM,),
+        "post_attention_layernorm.weight": (DIM,),
+        "self_attn.g_proj.weight": (4, DIM),
+        "self_attn.out_proj.weight": (DIM, 4 * 32),
+        "self_attn.q_k_v_proj.weight": (8 * 32, DIM),
+    }
+    return shapes | _below("mlp", _mlp(128))
 
 
 #: Configuration, shapes of the tensors and equations of each folder, by its ``model_type``.
@@ -395,6 +447,39 @@ PUBLISHED: dict[str, tuple[Config, dict[str, tuple[int, ...]], Callable[..., Flo
         refact,
     ),
 }
+
+
+def _rope(base: float, share: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}
+
+
+PUBLISHED["spark2_5"] = (
+    {
+        "architectures": ["Spark2_5ForCausalLM"],
+        "gate_attn_act_mode": "sigmoid",
+        "head_dim": 32,
+        "headwise_attn_output_gate": True,
+        "hidden_act": "gelu",
+        "hidden_size": DIM,
+        "intermediate_size": 128,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "max_position_embeddings": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": LAYERS,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": _rope(5e6, 0.25),
+            "sliding_attention": _rope(1e4, 1.0),
+        },
+        "sliding_window": 6,
+        "tie_word_embeddings": True,
+        "vocab_size": VOCAB,
+    },
+    {"model.embedding.weight": (VOCAB, DIM), "model.norm.weight": (DIM,)}
+    | _of_blocks("model.layers", _spark_block),
+    spark,
+)
 
 
 def write_folder(kind: str, folder: Path, **changes: Any) -> Callable[[list[int]], Floats]:
