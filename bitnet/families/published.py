@@ -1,4 +1,4 @@
-"""Families that run by the code of their folders: DeepSeek 1, Jais 1, OpenELM, PLaMo 1, Refact.
+"""Families that run by the code in their folders: DeepSeek 1, Jais 1, OpenELM, PLaMo 1, Refact.
 
 transformers has no class for them. The equations are those of the published code and, but for
 Refact, of llama.cpp's graphs. ``tests/models/test_published_code.py`` has them once more.
@@ -188,13 +188,13 @@ def _openelm_keys(config: Config) -> dict[str, Any]:
     }
 
 
-def _gate_and_up(name: str) -> Parts:
-    """Functions of the tensor *name*, whose first rows are the gate and whose others are ``up``."""
+def _halves(name: str, first: str, second: str) -> Parts:
+    """Functions of the tensor *name*, whose first rows are the *first* matrix of GGUF."""
 
     def half(number: int) -> Any:
         return lambda rows: np.split(rows, 2)[number]
 
-    return {name: {"ffn_gate.weight": half(0), "ffn_up.weight": half(1)}}
+    return {f"{name}.weight": {f"{first}.weight": half(0), f"{second}.weight": half(1)}}
 
 
 # Layers differ in their heads and in the width of their networks.
@@ -230,7 +230,7 @@ register(
         "ffn.proj_1": "gate_and_up",
         "ffn.proj_2": "ffn_down",
     },
-    parts=lambda _config: _gate_and_up("gate_and_up.weight"),
+    parts=lambda _config: _halves("gate_and_up", "ffn_gate", "ffn_up"),
     llama_cpp=LlamaCppSupport(tensors=()),
     translate=_openelm_keys,
     decoder=_openelm,
@@ -312,11 +312,10 @@ def _refact_keys(config: Config) -> dict[str, Any]:
 
 
 def _refact_parts(_config: Config) -> Parts:
-    def half(number: int) -> Any:
-        return lambda rows: np.split(rows, 2)[number]
-
-    keys_and_values = {"attn_k.weight": half(0), "attn_v.weight": half(1)}
-    return _gate_and_up("gate_and_up.weight") | {"keys_and_values.weight": keys_and_values}
+    return {
+        **_halves("gate_and_up", "ffn_gate", "ffn_up"),
+        **_halves("keys_and_values", "attn_k", "attn_v"),
+    }
 
 
 # The norms of the published code subtract the mean, and llama.cpp's do not: its files have another
