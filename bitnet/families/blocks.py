@@ -16,6 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
+from bitnet.families.rope import rope_faults
 from bitnet.families.state_mixers import DeltaNet as DeltaNet
 from bitnet.families.state_mixers import KimiDelta as KimiDelta
 from bitnet.families.state_mixers import Mamba1 as Mamba1
@@ -475,13 +476,13 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
             )
             yield mixer.growth_length < 1, "queries that grow after no positions"
             yield _outside(mixer.softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"
-            yield from _rope_faults(mixer.rope, mixer.head_dim) if mixer.rope else ()
+            yield from rope_faults(mixer.rope, mixer.head_dim) if mixer.rope else ()
         case LatentAttention():
             latents = mixer.heads, mixer.latent, mixer.key_dim, mixer.value_dim
             yield min(latents) < 1 or mixer.query_rank < 0, f"attention without heads {latents}"
             yield mixer.growth_length < 1, "queries that grow after no positions"
             yield max(*latents, mixer.query_rank) > LARGEST_HEAD, f"latents of {max(latents):,}"
-            yield from _rope_faults(mixer.rope, mixer.rope.dims)
+            yield from rope_faults(mixer.rope, mixer.rope.dims)
 
 
 def _routing_faults(routing: Routing) -> Iterator[tuple[bool, str]]:
@@ -492,12 +493,3 @@ def _routing_faults(routing: Routing) -> Iterator[tuple[bool, str]]:
     yield routing.count % routing.groups > 0, f"groups that differ in size ({groups})"
     available = routing.count // routing.groups * routing.groups_used
     yield routing.used > available, f"more experts of a token than {groups} have ({routing.used})"
-
-
-def _rope_faults(rope: Rope, head_dim: int) -> Iterator[tuple[bool, str]]:
-    is_inside = 4 <= rope.dims <= head_dim
-    sizes = f"({rope.dims} of {head_dim})"
-    yield not is_inside, f"rotary dimensions outside of 4..head width {sizes}"
-    yield rope.dims % 2 > 0, "an odd number of rotary dimensions"
-    yield rope.theta <= 1, "a rope_theta of at most 1"
-    yield rope.original_context < 2, "an original context below 2"

@@ -206,7 +206,7 @@ KINDS: dict[str, Kind] = {
         "multi_query new_decoder_architecture parallel_attn lm_head_bias "
         "add_bias_linear add_qkv_bias multi_query_attention mup_enabled qkv_bias scale_embedding "
         "linear_allow_neg_eigval mlp_fc1_bias mlp_fc2_bias moe_renormalize qkv_proj_bias "
-        "use_post_norm mup_scale_qk_dot_by_d scale_qk_dot_by_d share_input_output_layers",
+        "use_post_norm scale_qk_dot_by_d share_input_output_layers",
     ),
     **_of(_TEXTS, "architectures layer_types layers_block_type lora_adaptations mlp_layer_types"),
     **_of(_NUMBERS, "layer_rope_theta mlp_multipliers ssm_multipliers"),

@@ -92,7 +92,8 @@ register(
     title="Spark-X2.5",
     architecture="spark2_5",
     activation="gelu",
-    stated="head_dim layer_types num_key_value_heads rms_norm_eps rope_parameters sliding_window",
+    stated="gate_attn_act_mode head_dim headwise_attn_output_gate hidden_act layer_types "
+    "num_key_value_heads rms_norm_eps rope_parameters sliding_window",
     config_keys={
         **WINDOW_CONFIG,
         "gate_attn_act_mode": neutral("sigmoid"),

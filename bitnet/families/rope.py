@@ -17,7 +17,7 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.keys import Config, Keys, RopeStyle, contradiction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -363,3 +363,13 @@ FORMULAS: dict[str, Callable[[Scaling], Tables]] = {
     "proportional": _proportional,
     "llama3": _llama3,
 }
+
+
+def rope_faults(rope: Rope, head_dim: int) -> Iterator[tuple[bool, str]]:
+    """Conditions of *rope* in heads *head_dim* wide, and what it means that one is true."""
+    is_inside = 4 <= rope.dims <= head_dim
+    sizes = f"({rope.dims} of {head_dim})"
+    yield not is_inside, f"rotary dimensions outside of 4..head width {sizes}"
+    yield rope.dims % 2 > 0, "an odd number of rotary dimensions"
+    yield rope.theta <= 1, "a rope_theta of at most 1"
+    yield rope.original_context < 2, "an original context below 2"

@@ -1,5 +1,7 @@
 """Families whose code is in their folders, against the equations of that code."""
 
+import json
+
 import numpy as np
 import pytest
 from conversions import convert
@@ -60,4 +62,29 @@ def test_a_folder_that_its_code_computes_otherwise_is_refused_by_its_key(
 ):
     write_folder(kind, tmp_path / "folder", **changes)
     with pytest.raises(BitnetError, match=named):
+        open_checkpoint(tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("deepseek", "norm_topk_prob"),
+        ("jais", "mup_scale_qk_dot_by_d"),
+        ("jais", "position_embedding_type"),
+        ("openelm", "normalize_qk_projections"),
+        ("plamo", "n_shared_head"),
+        ("gpt_refact", "layer_norm_epsilon"),
+        ("spark2_5", "hidden_act"),
+        ("spark2_5", "gate_attn_act_mode"),
+    ],
+)
+def test_a_folder_without_a_key_that_its_code_has_another_default_for_is_refused(
+    kind, key, tmp_path
+):
+    write_folder(kind, tmp_path / "folder")
+    path = tmp_path / "folder" / "config.json"
+    config = json.loads(path.read_text())
+    del config[key]
+    path.write_text(json.dumps(config))
+    with pytest.raises(BitnetError, match=key):
         open_checkpoint(tmp_path / "folder")

@@ -118,14 +118,15 @@ register(
         "scale_qk_dot_by_d": "mup_scale_qk_dot_by_d",
     },
     defaults={"tie_word_embeddings": True},
-    stated="hidden_act layer_norm_epsilon mup_embeddings_scale",
+    stated="hidden_act layer_norm_epsilon mup_embeddings_scale mup_scale_qk_dot_by_d "
+    "position_embedding_type",
     config_keys={
         **reads("layer_norm_epsilon n_inner"),
         **dict.fromkeys(("mup_output_alpha", "mup_width_scale"), read("factors on logits")),
         "alibi_scaling": neutral(None),
         "mup_embeddings_scale": read("factor on embeddings"),
-        "mup_scale_qk_dot_by_d": neutral(True, note="it must be there"),
-        "position_embedding_type": neutral("alibi", note="it must be there"),
+        "mup_scale_qk_dot_by_d": neutral(True),
+        "position_embedding_type": neutral("alibi"),
         "reorder_and_upcast_attn": neutral(None, False),
         "scale_attn_by_inverse_layer_idx": neutral(None, False),
         "scale_attn_weights": neutral(None, True),
@@ -211,7 +212,8 @@ register(
         "share_input_output_layers": "tie_word_embeddings",
     },
     defaults={"num_attention_heads": 1, "rms_norm_eps": 1e-6},
-    stated="ffn_dim_divisor ffn_multipliers head_dim num_kv_heads num_query_heads rope_theta",
+    stated="ffn_dim_divisor ffn_multipliers head_dim normalize_qk_projections num_kv_heads "
+    "num_query_heads rope_theta",
     config_keys={
         "ffn_dim_divisor": read("widths of networks are multiples of it"),
         "ffn_multipliers": read("widths of networks, by that of the model"),
