@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs the program open-webui in an environment of its own: BITNET_TEST_OPEN_WEBUI",
 )
 
-START_S = 360  # of the program, whose first start compiles some thousand modules
+START_S = 600  # of the program, whose first start compiles some thousand modules
 ANSWER = "The colour is blue."
 QUESTION = "Which colour?"
 ADDRESSES = {"tiny": "/v1/chat/completions", "ollama.tiny": "/api/chat"}  # by the model's id
