@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PROGRAMS = ("bitnet", "inv", "invoke")
-# A command: at the start, after a blank, bracket or backtick; not a path or `bitnet` alone.
-_COMMAND = re.compile(r"(?<![^\s(`'\"])bitnet(?= (?:[a-z]|--|COMMAND)[\w.-]*)")
+# A command: at the start, after a blank, bracket or backtick; not a path or `bitnet` alone, nor what
+# `program` gives: a text may pass through `as_started` twice.
+_COMMAND = re.compile(r"(?<![^\s(`'\"])(?<!-m )bitnet(?= (?:[a-z]|--|COMMAND)[\w.-]*)")
 
 # C0 and C1 except tab and line feed, and characters that change the text direction.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -78,7 +79,7 @@ def harmless(text: str) -> str:
 
 
 def as_started(text: str) -> str:
-    """*text* with its commands as the user would type them."""
+    """*text* with its commands as the user would type them; those that are typed so are kept."""
     return _COMMAND.sub(lambda _: program(), text)
 
 

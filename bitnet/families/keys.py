@@ -16,7 +16,7 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.base.invocation import shell_quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     import numpy as np
@@ -260,6 +260,21 @@ def split_ignored(
         rest[key], below = split_ignored(value, ignored, prefix=f"{prefix}{key}.")
         left_out |= below
     return rest, left_out
+
+
+@dataclass(frozen=True)
+class IgnoredKeys:
+    """Keys to leave out of the files of a folder, and those that were left out."""
+
+    names: Collection[str] = ()
+    left_out: dict[str, Any] = field(default_factory=dict)  # with the file, and their values
+
+    def without(self, table: dict[str, Any], *, prefix: str = "") -> dict[str, Any]:
+        """*table*, whose keys have the *prefix* in messages, without keys to ignore."""
+        rest, left_out = split_ignored(table, self.names, prefix=prefix)
+        self.left_out.update(left_out)
+        kept: dict[str, Any] = rest
+        return kept
 
 
 def _same(value: Any, expected: Any) -> bool:

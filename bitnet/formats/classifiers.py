@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.families.heads import INNER, SCORES
-from bitnet.families.keys import COMPARE, refusal, split_ignored, without
+from bitnet.families.keys import COMPARE, refusal, split_ignored
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from bitnet.families.family import Family
     from bitnet.families.heads import ScoreFunction
-    from bitnet.families.keys import Config
+    from bitnet.families.keys import Config, IgnoredKeys
     from bitnet.formats.checkpoint import Inventory
     from bitnet.quants.weight import Weight
 
@@ -37,13 +37,13 @@ def classifier_keys(
     config: Config,
     family: Family,
     weights: Mapping[str, Weight],
-    ignore: Collection[str] = (),
+    ignore: IgnoredKeys,
 ) -> dict[str, Any]:
     """Keys of the classifier in *files*, whose tensors are among *weights*.
 
     Keys of *config* to *ignore* count as absent.
     """
-    config, _ignored = split_ignored(config, ignore)
+    config, _listed_by_the_family = split_ignored(config, ignore.names)
     model = files.root.name
     missing = [own for own, gguf, _ in family.classifier if f"{gguf}.weight" not in weights]
     if missing:
@@ -88,11 +88,11 @@ def _function(config: Config, count: int, model: str) -> ScoreFunction:
 
 
 def _relevance(
-    files: Inventory, config: Config, count: int, ignore: Collection[str]
+    files: Inventory, config: Config, count: int, ignore: IgnoredKeys
 ) -> ScoreFunction:
     """Function that makes a relevance of a score."""
     settings = "config_sentence_transformers.json"
-    own = without(files.json(settings, dict), ignore) if settings in files else {}
+    own = ignore.without(files.json(settings, dict)) if settings in files else {}
     inner = config.get("sentence_transformers")
     inner = inner if isinstance(inner, dict) else {}
     former = "sbert_ce_default_activation_function"

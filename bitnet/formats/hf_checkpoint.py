@@ -17,7 +17,7 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.base.invocation import shell_quote
 from bitnet.families import config_json
 from bitnet.families.heads import RANKS, SCORES, YES_NO
-from bitnet.families.keys import COMPARE
+from bitnet.families.keys import COMPARE, IgnoredKeys
 from bitnet.families.tensor_names import (
     SCALES,
     classifier_name,
@@ -122,12 +122,13 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     _multiply(weights, description.factors)
     weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
     architecture = description.metadata["general.architecture"]
-    modules = sentence_transformers.read_modules(files, ignore_keys)
+    of_files = IgnoredKeys(ignore_keys)
+    modules = sentence_transformers.read_modules(files, of_files)
     weights |= modules.weights
     pooling = modules.pooling
     heads: dict[str, Any] = {}
     if description.classifies:
-        heads = classifier_keys(files, outer, description.family, weights, ignore_keys)
+        heads = classifier_keys(files, outer, description.family, weights, of_files)
         pooling = RANKS
     if modules.answers is not None:
         weights[f"{SCORES}.weight"] = _rows_of_head(weights, modules.answers, folder.name)
@@ -148,7 +149,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         description.family.rope_style,
         config=outer,
         own_names={**description.own_names, **own_names},
-        ignored={**ignored, **description.ignored},
+        ignored={**ignored, **description.ignored, **of_files.left_out},
         text_limit=sentence_transformers.text_limit(files, longest, is_encoder=is_encoder),
         prompts=sentence_transformers.prompts(files),
         rounds_inputs=bits is not None or description.family.rounds_inputs,

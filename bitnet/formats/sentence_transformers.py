@@ -19,12 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import NotFound
 from bitnet.families.heads import MOST_PROJECTIONS, projection_name
-from bitnet.families.keys import HARMLESS, Rule, check, neutral, read, reads, refusal, without
+from bitnet.families.keys import (
+    HARMLESS,
+    IgnoredKeys,
+    Rule,
+    check,
+    neutral,
+    read,
+    reads,
+    refusal,
+)
 from bitnet.formats.checkpoint import Prompts, damage_error
 from bitnet.formats.safetensors import SINGLE, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from bitnet.families.blocks import Pooling
     from bitnet.families.heads import HeadActivation
@@ -86,8 +95,9 @@ class Modules:
     answers: tuple[int, int] | None = None
 
 
-def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
-    """Modules behind the transformer, as *files* say."""
+def read_modules(files: Inventory, ignore: IgnoredKeys | None = None) -> Modules:
+    """Modules behind the transformer, as *files* say without the keys to *ignore*."""
+    ignore = ignore or IgnoredKeys()
     name = "modules.json"
     if name not in files:
         return Modules()
@@ -130,19 +140,19 @@ def read_modules(files: Inventory, ignore: Collection[str] = ()) -> Modules:
     return Modules(pooling, keys, weights, answers)
 
 
-def _check_template_options(files: Inventory, ignore: Collection[str]) -> None:
+def _check_template_options(files: Inventory, ignore: IgnoredKeys) -> None:
     """Refuse options that the template of a query and a document gets."""
     name = "sentence_bert_config.json"
     settings = files.json(name, dict) if name in files else {}
-    options = without(settings, ignore, prefix=f"{name}: ").get("processing_kwargs")
+    options = ignore.without(settings, prefix=f"{name}: ").get("processing_kwargs")
     if options:
         why = "a template without options is supported"
         raise refusal(f"{name}: processing_kwargs", options, why, model=files.root.name)
 
 
-def _answers(files: Inventory, name: str, ignore: Collection[str]) -> tuple[int, int]:
+def _answers(files: Inventory, name: str, ignore: IgnoredKeys) -> tuple[int, int]:
     """Ids of the tokens whose logits say that a document is relevant, and that it is not."""
-    settings = without(files.json(name, dict), ignore, prefix=f"{name}: ")
+    settings = ignore.without(files.json(name, dict), prefix=f"{name}: ")
     check(settings, _LOGIT_SCORE, model=files.root.name, below=f"{name}: ")
     ids = [settings.get("true_token_id"), settings.get("false_token_id")]
     answers = [token for token in ids if isinstance(token, int) and token >= 0]
@@ -153,12 +163,12 @@ def _answers(files: Inventory, name: str, ignore: Collection[str]) -> tuple[int,
     return answers[0], answers[1]
 
 
-def _check_transformer(files: Inventory, ignore: Collection[str]) -> None:
+def _check_transformer(files: Inventory, ignore: IgnoredKeys) -> None:
     """Refuse settings of the first module that change its tokens."""
     file = "sentence_bert_config.json"
     if file in files:
         rules = {"do_lower_case": neutral(None, False)}
-        settings = without(files.json(file, dict), ignore, prefix=f"{file}: ")
+        settings = ignore.without(files.json(file, dict), prefix=f"{file}: ")
         check(
             {key: settings[key] for key in rules if key in settings}, rules,
             model=files.root.name, below=f"{file}: ",
@@ -166,10 +176,10 @@ def _check_transformer(files: Inventory, ignore: Collection[str]) -> None:
 
 
 def _projection(
-    files: Inventory, folder: str, name: str, ignore: Collection[str]
+    files: Inventory, folder: str, name: str, ignore: IgnoredKeys
 ) -> tuple[dict[str, Any], dict[str, Weight]]:
     """Keys and tensors of the projection in *folder*, under the *name* of its tensors."""
-    settings = without(files.json(f"{folder}/config.json", dict), ignore, prefix=f"{folder}: ")
+    settings = ignore.without(files.json(f"{folder}/config.json", dict), prefix=f"{folder}: ")
     check(settings, _DENSE, model=files.root.name, below=f"{folder}: ")
     path = settings.get("activation_function", _TANH)
     if path not in _ACTIVATIONS:
@@ -238,10 +248,10 @@ def prompts(files: Inventory) -> Prompts:
     return Prompts(texts, default)
 
 
-def _pooling(files: Inventory, name: str, ignore: Collection[str]) -> int:
+def _pooling(files: Inventory, name: str, ignore: IgnoredKeys) -> int:
     inside = name.rpartition("/")[0]
     model = files.root.name
-    settings = without(files.json(name, dict), ignore, prefix=f"{inside}: ")
+    settings = ignore.without(files.json(name, dict), prefix=f"{inside}: ")
     check(settings, _POOLING, model=model, below=f"{inside}: ")
     named = settings.get("pooling_mode")
     modes = [mode for key, mode in _MODES.items() if settings.get(key)]

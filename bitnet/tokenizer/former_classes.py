@@ -7,6 +7,9 @@ The classes of encoders keep what the file cleans and puts around a text.
 The rules are those of 4.46.3 and 4.57.1, ``models/*/tokenization_*_fast.py``. Where they differ, a
 version between them is refused by the key. Decoded texts are those of transformers 5, which does
 not follow ``clean_up_tokenization_spaces`` for these models.
+
+Of a ``vocab.json``, both build all steps; ``SAME_FROM_VOCABULARY`` names the classes that build the
+same.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ class FormerClass:
 
     def row(self) -> dict[str, Any]:
         """The class as a row of the table of transformers 5."""
-        flags = {role: _flags(role) for role in self.flagged}
+        flags = {role: role_flags(role) for role in self.flagged}
         special = {
             role: {"content": text, **flags[role]} if role in flags else text
             for role, text in self.special.items()
@@ -111,7 +114,7 @@ class FormerClass:
         return _OLD < self.minor < _NEW
 
 
-def _flags(role: str) -> dict[str, bool]:
+def role_flags(role: str) -> dict[str, bool]:
     """Flags of the token of a *role*: a mask takes the space before it."""
     is_mask = role == "mask_token"
     plain = {"single_word": False, "rstrip": False, "normalized": False}
@@ -156,20 +159,38 @@ FORMER_CLASSES = {
 }
 
 
-def former_class(name: str | None, version: Any, config: dict[str, Any]) -> FormerClass | None:
+#: Classes that build the same steps of a ``vocab.json`` in 4.46.3 and 4.57.1 as in transformers 5,
+#: and roles whose tokens get flags of the class, in version 4 alone, if a file names them by text.
+SAME_FROM_VOCABULARY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer", "Qwen2Tokenizer", "DebertaTokenizer"), ()),
+    **dict.fromkeys(
+        ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer"), ("mask_token",)
+    ),
+}
+
+
+def former_version(model_config: dict[str, Any]) -> int | None:
+    """Minor version of the transformers 4 that wrote a folder, by its ``config.json``."""
+    version = model_config.get("transformers_version")
+    match = re.match(r"4\.(\d{1,3})(?:\.|$)", version) if isinstance(version, str) else None
+    return None if match is None else int(match[1])
+
+
+def former_class(
+    name: str | None, model_config: dict[str, Any], config: dict[str, Any]
+) -> FormerClass | None:
     """The class *name* of transformers 4, if that wrote a folder and its rules are known.
 
-    *version* is ``transformers_version`` of its ``config.json``, *config* its tokenizer's. A Llama
-    tokenizer with ``add_prefix_space`` is converted from ``tokenizer.model`` there, and so not one
-    of these.
+    *model_config* is the ``config.json`` of the folder, *config* its tokenizer's. A Llama tokenizer
+    with ``add_prefix_space`` is converted from ``tokenizer.model`` there, and so not one of these.
     """
-    match = re.match(r"4\.(\d{1,3})\.", version) if isinstance(version, str) else None
-    former = FORMER_CLASSES.get((name or "").removesuffix("Fast"))
-    if match is None or former is None:
+    minor = former_version(model_config)
+    former = FORMER_CLASSES.get(name or "")
+    if minor is None or former is None:
         return None
     if former.prefix_space == "converts" and config.get("add_prefix_space") is not None:
         return None
-    return replace(former, minor=int(match[1]))
+    return replace(former, minor=minor)
 
 
 def template_processor(

@@ -82,6 +82,16 @@ class SideFiles:
         return self.tokenizer_config | self.special_map
 
     @property
+    def named_class(self) -> Any:
+        """``tokenizer_class`` as a file writes it."""
+        return self.config.get("tokenizer_class") or self.model_config.get("tokenizer_class")
+
+    @property
+    def class_name(self) -> str:
+        """The class that the files name, without the suffix ``Fast``; empty if they name none."""
+        return self.named_class.removesuffix("Fast") if isinstance(self.named_class, str) else ""
+
+    @property
     def name_roles(self) -> bool:
         """True if there are files that would name a special token, had it a role."""
         return bool(self.tokenizer_config or self.special_map or self.templates)

@@ -66,22 +66,22 @@ def prefers_tekken(model_config: dict[str, Any]) -> bool:
     return bool(registered == "MistralCommonBackend")
 
 
-def builds_byte_level(name: Any) -> bool:
+def builds_byte_level(name: str) -> bool:
     """True if the class *name* builds the steps of a byte-level BPE from a vocabulary."""
     row = _row_named(name)
     return row.get("model") == "BPE" and '"ByteLevel"' in json.dumps(row.get("sections"))
 
 
-def builds_ends(name: Any) -> bool:
+def builds_ends(name: str) -> bool:
     """True if the class *name* puts tokens of its own choice around a text."""
     sections = _row_named(name).get("sections", ())
     own = [each["post_processor"] for each in sections if isinstance(each, dict)]
     return any(processor != "that of the file" for processor in own)
 
 
-def _row_named(name: Any) -> dict[str, Any]:
+def _row_named(name: str) -> dict[str, Any]:
     classes = _table()["classes"]
-    row = classes.get(name.removesuffix("Fast"), {}) if isinstance(name, str) else {}
+    row = classes.get(name, {})
     named: dict[str, Any] = classes.get(row.get("same_as"), row)
     return named
 
@@ -225,15 +225,14 @@ class _Reading:
         model = self._side.model_config
         model_type = model.get("model_type")
         registered = table["model_types"].get(model_type) if isinstance(model_type, str) else None
-        named = self._config.get("tokenizer_class") or model.get("tokenizer_class")
+        named = self._side.named_class
         if named is not None and not isinstance(named, str):
             raise self._refuse("tokenizer_class", named, "is not the name of a class")
-        self._check_auto_map(named, model_type)
-        written_by = model.get("transformers_version")
-        former = former_class(named or registered, written_by, self._config)
+        name = self._side.class_name or None
+        self._check_auto_map(name, model_type)
+        former = former_class(name or registered, model, self._config)
         if former is not None:
-            return f"transformers {written_by}", former.row()
-        name = named.removesuffix("Fast") if named else None
+            return f"transformers {model['transformers_version']}", former.row()
         wrong = model_type in table["wrong_in_files"]
         is_llama = name == "LlamaTokenizer" and registered != "MistralCommonBackend"
         if is_llama and not wrong and self._is_byte_level:
@@ -255,14 +254,13 @@ class _Reading:
             raise self._refuse("tokenizer_class", name, f"cannot be followed: {row['refused']}")
         return name, row
 
-    def _check_auto_map(self, named: str | None, model_type: Any) -> None:
+    def _check_auto_map(self, name: str | None, model_type: Any) -> None:
         mapped = self._config.get("auto_map")
         if isinstance(mapped, dict):
             mapped = mapped.get("AutoTokenizer")
         if not mapped or model_type in _table()["wrong_in_files"]:
             return
-        local = named is not None and named.removesuffix("Fast") in _table()["classes"]
-        if not local:
+        if name not in _table()["classes"]:
             raise self._refuse("auto_map", mapped, "names code of the folder's author")
 
     # Keys.

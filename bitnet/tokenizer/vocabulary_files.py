@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import TokenizerNotFound
 from bitnet.tokenizer import vocabularies
-from bitnet.tokenizer.former_classes import template_processor
+from bitnet.tokenizer.former_classes import (
+    SAME_FROM_VOCABULARY,
+    former_version,
+    role_flags,
+    template_processor,
+)
 from bitnet.tokenizer.limits import damage_error, refusal
 from bitnet.tokenizer.side_files import TokenizerFile
 from bitnet.tokenizer.spec import END_OF_GENERATION, AddedToken, TokenizerSpec
@@ -25,11 +30,8 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.side_files import SideFiles
 
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
+_USUAL_TEXTS = {"mask_token": "<mask>"}  # of a class whose folder does not name the token
 _ADDING = ("add_bos_token", "add_eos_token")
-# Classes that build the same steps in 4.46.3 and 4.57.1 as in transformers 5, and those of them
-# whose mask takes the space before it in transformers 4 alone.
-_SAME_IN_BOTH = ("GPT2Tokenizer", "CodeGenTokenizer", "Qwen2Tokenizer", "DebertaTokenizer")
-_WITH_MASK = ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer")
 
 
 def spec_from_vocabulary(file: TokenizerFile) -> TokenizerSpec:
@@ -51,8 +53,8 @@ def spec_from_vocabulary(file: TokenizerFile) -> TokenizerSpec:
             f"{vocab.path} is a vocabulary like CLIP's, with the ends of words in its tokens: it"
             " does not say how text is normalized and cut"
         )
-    side = vocab.side
-    if not vocab.pre and builds_byte_level(_class_name(side)):
+    if not vocab.pre and builds_byte_level(vocab.side.class_name):
+        _check_version(vocab)
         return _as_class(vocab, vocabulary, lines, merges.data)
     return _as_known(vocab, vocabulary, lines, merges.data)
 
@@ -71,11 +73,6 @@ def _as_class(
             "merges": [line.split(" ") for line in lines],
         },
     }
-    if _is_former(vocab.side) and _class_name(vocab.side) not in (*_SAME_IN_BOTH, *_WITH_MASK):
-        raise refusal(
-            f"{vocab.path}: {_class_name(vocab.side)} builds other steps in transformers 4, which"
-            " wrote this folder (transformers_version), than in 5"
-        )
     spec = spec_from_tokenizer_json(_Built(vocab, document, merges))
     config = vocab.side.config
     stated = [key for key in _ADDING if key in config]
@@ -83,12 +80,7 @@ def _as_class(
         return spec
 
     # Either key replaces what the class puts around a text.
-    if _is_former(vocab.side) and config.get("add_eos_token"):
-        raise refusal(
-            f"{vocab.path}: tokenizer_config.json has add_eos_token: true, which versions of"
-            " transformers follow and do not follow"
-        )
-    if builds_ends(_class_name(vocab.side)):
+    if builds_ends(vocab.side.class_name):
         raise refusal(
             f"{vocab.path}: tokenizer_config.json has {stated[0]}, and its class puts other tokens"
             " around a text"
@@ -110,31 +102,39 @@ class _Built(TokenizerFile):
         super().__init__(vocab.path, vocab.pre, vocab.files)
         self.document = document
         self.data = json.dumps(document).encode() + merges
-        side = _with_former_mask(vocab.side) if _is_former(vocab.side) else vocab.side
+        side = vocab.side
+        if former_version(side.model_config) is not None:
+            side = _with_former_flags(side)
         config = {**side.model_config, "transformers_version": None}
         self.side = replace(side, model_config=config)  # both versions build these steps
 
 
-def _class_name(side: SideFiles) -> str:
-    """The class that the folder names, without the suffix ``Fast``; empty if it names none."""
-    name = side.config.get("tokenizer_class") or side.model_config.get("tokenizer_class")
-    return name.removesuffix("Fast") if isinstance(name, str) else ""
+def _check_version(vocab: TokenizerFile) -> None:
+    """Refuse a folder of transformers 4 whose class means something else there than in 5."""
+    side = vocab.side
+    if former_version(side.model_config) is None:
+        return
+    if side.class_name not in SAME_FROM_VOCABULARY:
+        raise refusal(
+            f"{vocab.path}: {side.class_name} builds other steps in transformers 4, which"
+            " wrote this folder (transformers_version), than in 5"
+        )
+    if side.config.get("add_eos_token"):
+        raise refusal(
+            f"{vocab.path}: tokenizer_config.json has add_eos_token: true, which versions of"
+            " transformers follow and do not follow"
+        )
 
 
-def _is_former(side: SideFiles) -> bool:
-    """True if transformers 4 wrote the folder."""
-    return str(side.model_config.get("transformers_version")).startswith("4.")
-
-
-def _with_former_mask(side: SideFiles) -> SideFiles:
-    """*side* with the flags that a class of transformers 4 gives a mask without flags."""
-    mask = side.config.get("mask_token", "<mask>")
-    if _class_name(side) not in _WITH_MASK or not isinstance(mask, str):
-        return side
-    flags = {"lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
-    token = {"content": mask, **flags, "special": True}
-    special_map = {key: value for key, value in side.special_map.items() if key != "mask_token"}
-    config = {**side.tokenizer_config, "mask_token": token}
+def _with_former_flags(side: SideFiles) -> SideFiles:
+    """*side* with the flags that its class gives tokens without flags in transformers 4."""
+    tokens: dict[str, Any] = {}
+    for role in SAME_FROM_VOCABULARY[side.class_name]:
+        text = side.config.get(role, _USUAL_TEXTS[role])
+        if isinstance(text, str):
+            tokens[role] = {"content": text, **role_flags(role)}
+    special_map = {key: value for key, value in side.special_map.items() if key not in tokens}
+    config = {**side.tokenizer_config, **tokens}
     return replace(side, tokenizer_config=config, special_map=special_map)
 
 

@@ -4,11 +4,14 @@ import ast
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hints import DISTINCT
+from tiny_models import tiny_gguf
 from traps import lay_traps, trapped
 
 from bitnet.base import invocation
@@ -64,6 +67,47 @@ def test_another_program_of_the_same_name_on_the_path_is_not_meant(monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["/elsewhere/bitnet", "verify"])
     assert shutil.which("bitnet") == str(tmp_path / "bitnet")
     assert invocation.program() == "/elsewhere/bitnet"
+
+
+DOORS = {
+    "bitnet": (["/here/bin/bitnet"], "/here/bin/bitnet"),
+    "inv": (["/here/bin/inv"], "/here/bin/inv"),
+    "module": (["/site/bitnet/__main__.py"], "/here/python -m bitnet"),
+    "blanks": (["/my tools/bitnet"], "'/my tools/bitnet'"),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_command_that_is_named_twice_is_the_same(door, monkeypatch, tmp_path):
+    argv, program = DOORS[door]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(sys, "orig_argv", ["/here/python", "-m", "bitnet"])
+    assert len(DISTINCT) > 30
+    for words in DISTINCT:
+        text = f"look closer: bitnet {words}"
+        once = invocation.as_started(text)
+        assert once == f"look closer: {program} {words}"
+        assert invocation.as_started(once) == once
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the programs are scripts")
+@pytest.mark.parametrize("command", [["bitnet"], ["inv"], ["python", "-m", "bitnet"]], ids=" ".join)
+def test_a_hint_at_the_end_of_a_report_is_that_of_its_finding(command, tmp_path):
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    model.write_bytes(model.read_bytes()[:-4] + struct.pack("<f", float("nan")))
+    done = subprocess.run(
+        [BIN / command[0], *command[1:], "verify", model],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    program = " ".join(command)
+    expected = f"compare with another engine: {program} crossval {model}, or fetch it again"
+    assert f"\n  {expected}\n" in done.stdout
+    assert f"\nhint: {expected}\n" in done.stderr
 
 
 @pytest.mark.parametrize(

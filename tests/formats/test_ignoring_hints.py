@@ -9,7 +9,7 @@ import pytest
 from config_mutants import MODELS, changed, mutants_of, open_model
 from hf_folders import tiny_folder
 
-from bitnet.base.errors import BitnetError, Unsupported
+from bitnet.base.errors import BitnetError, NotFound, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gptq_folders import _AWQ_RULES, _GPTQ_RULES
 from bitnet.formats.quantized_folders import (
@@ -155,7 +155,27 @@ def test_a_setting_of_a_module_is_ignored_as_its_hint_says(tmp_path, name, key, 
     error = refuse(folder)
     (stated,) = keys_of(error)
     assert stated.endswith(key)
-    check_hint(error, refuse(folder, [stated]), stated)
+    again = refuse(folder, [stated])
+    check_hint(error, again, stated)
+    if name.startswith("2_Dense"):
+        assert isinstance(again, NotFound)  # the weights, which are read last
+    else:
+        opened = open_checkpoint(folder, ignore_keys=[stated])
+        assert opened.ignored == {stated: value}
+
+
+def test_verify_lists_an_ignored_setting_of_a_module(tmp_path, bitnet):
+    folder = tiny_folder(tmp_path / "m", "llama")
+    (folder / "modules.json").write_text('[{"type": "st.models.Pooling", "path": "1_Pooling"}]')
+    (folder / "1_Pooling").mkdir()
+    settings = {"pooling_mode_mean_tokens": True, "unknown": 1}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(settings))
+    key = "1_Pooling: unknown"
+    words = ("verify", "--model", folder, "--ignore-key", key, "--json", "--allow-mock")
+    report = json.loads(bitnet(*words).out)
+    assert report["ignored_keys"] == [key]
+    (metadata,) = (each for each in report["findings"] if each["subject"] == "metadata")
+    assert f"ignored: {key} = 1" in metadata["text"]
 
 
 def check_sample(seed, size, tmp_path, monkeypatch):
