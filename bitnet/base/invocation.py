@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PROGRAMS = ("bitnet", "inv", "invoke")
-# A command: at the start, after a blank, bracket or backtick; not a path or `bitnet` alone, nor what
-# `program` gives: a text may pass through `as_started` twice.
+# A command: at the start, after a blank, bracket or backtick; not a path or `bitnet` alone. What
+# `program` gives is not one: a text may pass through `as_started` twice.
 _COMMAND = re.compile(r"(?<![^\s(`'\"])(?<!-m )bitnet(?= (?:[a-z]|--|COMMAND)[\w.-]*)")
 
 # C0 and C1 except tab and line feed, and characters that change the text direction.

@@ -264,7 +264,7 @@ def _without_ignored(
     config, ignored = split_ignored(merged, ignore)
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, dict):
-        quantization = {"quant_method": quantization}
+        raise refusal("quantization_config", quantization, "a table is expected")
     return config, quantization, ignored
 
 

@@ -87,9 +87,7 @@ def _function(config: Config, count: int, model: str) -> ScoreFunction:
     return _OF_PROBLEM[problem]
 
 
-def _relevance(
-    files: Inventory, config: Config, count: int, ignore: IgnoredKeys
-) -> ScoreFunction:
+def _relevance(files: Inventory, config: Config, count: int, ignore: IgnoredKeys) -> ScoreFunction:
     """Function that makes a relevance of a score."""
     settings = "config_sentence_transformers.json"
     own = ignore.without(files.json(settings, dict)) if settings in files else {}

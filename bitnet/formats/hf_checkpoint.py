@@ -306,7 +306,7 @@ def _check_biases(tensors: Mapping[str, Weight], description: Description, folde
     own_name = f"{tensors[f'{matrix}.weight'].name.removesuffix('.weight')}.bias"
     biases = description.family.biases
     keys_of = {part: key for key, parts in biases.items() if key for part in parts}
-    key = keys_of.get(matrix.rpartition(".")[2], "")
+    key = keys_of.get(matrix.split(".", 2)[-1], "")  # without blk. and the layer
     place = f"{key} in config.json" if key else "config.json"
     problem = f"is there, and {place} says that it is not"
     if name in expected:

@@ -77,13 +77,8 @@ class FormerClass:
 
     def row(self) -> dict[str, Any]:
         """The class as a row of the table of transformers 5."""
-        flags = {role: role_flags(role) for role in self.flagged}
-        special = {
-            role: {"content": text, **flags[role]} if role in flags else text
-            for role, text in self.special.items()
-        }
-        row = {"keeps": True, "special": special, "former": self}
-        return {**row, "named": flags, "adds_again": "defaults"} if flags else row
+        row = {"keeps": True, "special": self.special, "former": self}
+        return {**row, **_add_flags(self.special, self.flagged)} if self.flagged else row
 
     def wrong_option(self, config: dict[str, Any]) -> str | None:
         """The key of an option in *config* that is not true or false, None if there is none."""
@@ -114,7 +109,17 @@ class FormerClass:
         return _OLD < self.minor < _NEW
 
 
-def role_flags(role: str) -> dict[str, bool]:
+def _add_flags(special: dict[str, str], roles: tuple[str, ...]) -> dict[str, Any]:
+    """Entries of a row whose class gives the tokens of *roles* flags, and adds its own again."""
+    flags = {role: _flags(role) for role in roles}
+    tokens = {
+        role: {"content": text, **flags[role]} if role in flags else text
+        for role, text in special.items()
+    }
+    return {"special": tokens, "named": flags, "adds_again": "defaults"}
+
+
+def _flags(role: str) -> dict[str, bool]:
     """Flags of the token of a *role*: a mask takes the space before it."""
     is_mask = role == "mask_token"
     plain = {"single_word": False, "rstrip": False, "normalized": False}
@@ -162,11 +167,18 @@ FORMER_CLASSES = {
 #: Classes that build the same steps of a ``vocab.json`` in 4.46.3 and 4.57.1 as in transformers 5,
 #: and roles whose tokens get flags of the class, in version 4 alone, if a file names them by text.
 SAME_FROM_VOCABULARY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer", "Qwen2Tokenizer", "DebertaTokenizer"), ()),
-    **dict.fromkeys(
-        ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer"), ("mask_token",)
-    ),
+    **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer", "Qwen2Tokenizer"), ()),
+    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer"), ("mask_token",)),
 }
+
+
+def vocabulary_row(name: str, minor: int, row: dict[str, Any]) -> dict[str, Any]:
+    """The *row* of a class in transformers 5 with the tokens that version 4 adds to its vocabulary.
+
+    *name* is one of ``SAME_FROM_VOCABULARY``, *minor* the version that wrote the folder.
+    """
+    former = FormerClass(prefix_space="converts", minor=minor)
+    return {**row, **_add_flags(row["special"], SAME_FROM_VOCABULARY[name]), "former": former}
 
 
 def former_version(model_config: dict[str, Any]) -> int | None:

@@ -10,6 +10,7 @@ from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.base.invocation import shell_quote
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
+from bitnet.tokenizer.class_table import prefers_tekken
 from bitnet.tokenizer.limits import damage_error
 from bitnet.tokenizer.sentencepiece_model import spec_from_sentencepiece
 from bitnet.tokenizer.side_files import TokenizerFile, read_json
@@ -19,7 +20,6 @@ from bitnet.tokenizer.tiktoken_file import (
     spec_from_ranks,
     spec_from_tekken,
 )
-from bitnet.tokenizer.tokenizer_class import prefers_tekken
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 from bitnet.tokenizer.vocabulary_files import spec_from_vocabulary
 

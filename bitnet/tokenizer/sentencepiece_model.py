@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from bitnet.tokenizer.class_table import check_class
 from bitnet.tokenizer.limits import GROWTH, damage_error, reading, refusal
 from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, TokenizerSpec, TokenType
 
@@ -86,7 +87,7 @@ def _parse(data: bytes, source: str) -> TokenizerSpec:
 def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a ``tokenizer.model`` of SentencePiece and its side files."""
     side = file.side
-    side.check_class(str(file.path))
+    check_class(file, of_ranks=False)
     spec = parse_model(file.data, source=str(file.path))
     pieces = [*zip(spec.tokens, spec.token_types, strict=True)]
     declared = {token.id: token for token in side.added}

@@ -71,6 +71,7 @@ class SideFiles:
     declared_ends: tuple[int, ...]  # of ``generation_config.json`` and ``config.json``
     templates: dict[str, str]  # chat templates by name; the usual one is called ``default``
     raw: bytes  # all content that was read, for fingerprints
+    from_vocabulary: bool = False  # of a tokenizer in ``vocab.json``, without ``tokenizer.json``
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -82,14 +83,18 @@ class SideFiles:
         return self.tokenizer_config | self.special_map
 
     @property
-    def named_class(self) -> Any:
+    def tokenizer_class(self) -> Any:
         """``tokenizer_class`` as a file writes it."""
         return self.config.get("tokenizer_class") or self.model_config.get("tokenizer_class")
 
     @property
     def class_name(self) -> str:
         """The class that the files name, without the suffix ``Fast``; empty if they name none."""
-        return self.named_class.removesuffix("Fast") if isinstance(self.named_class, str) else ""
+        return (
+            self.tokenizer_class.removesuffix("Fast")
+            if isinstance(self.tokenizer_class, str)
+            else ""
+        )
 
     @property
     def name_roles(self) -> bool:
@@ -113,7 +118,7 @@ class SideFiles:
             return default  # null: there is none
         return next((special[text] for text in _USUAL[role].split() if text in special), None)
 
-    def check_class(self, source: str) -> None:
+    def check_code(self, source: str) -> None:
         """Refuse the file *source* if code of its folder makes another tokenizer of it."""
         name = str(self.config.get("tokenizer_class") or "")
         reason = _OTHERWISE.get(name)

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.tokenizer.added_vocabulary import (
@@ -26,10 +24,13 @@ from bitnet.tokenizer.added_vocabulary import (
     plain_token,
     read_flags,
 )
+from bitnet.tokenizer.class_table import class_table
 from bitnet.tokenizer.former_classes import (
     FormerClass,
     former_class,
+    former_version,
     template_processor,
+    vocabulary_row,
 )
 from bitnet.tokenizer.limits import refusal
 from bitnet.tokenizer.sentencepiece_model import find_charsmap
@@ -49,41 +50,9 @@ _ARGUMENTS = (
 )
 # Registered classes in whose place AutoTokenizer takes TokenizersBackend.
 _GENERIC = (*("TokenizersBackend", "PythonBackend", "PreTrainedTokenizer", "MistralCommonBackend"),)
+_STRIP = ("CLIPTokenizer",)  # classes that remove white space around a decoded text
 _BETWEEN = "versions of transformers 4 follow and do not follow"
 _KEEPS: dict[str, Any] = {"keeps": True}  # the row of a class that keeps the steps of the file
-
-
-@cache
-def _table() -> dict[str, Any]:
-    text = Path(__file__).with_name("tokenizer_classes.json").read_text("utf-8")
-    table: dict[str, Any] = json.loads(text)
-    return table
-
-
-def prefers_tekken(model_config: dict[str, Any]) -> bool:
-    """True if transformers reads ``tekken.json`` rather than ``tokenizer.json`` for this model."""
-    registered = _table()["model_types"].get(model_config.get("model_type"))
-    return bool(registered == "MistralCommonBackend")
-
-
-def builds_byte_level(name: str) -> bool:
-    """True if the class *name* builds the steps of a byte-level BPE from a vocabulary."""
-    row = _row_named(name)
-    return row.get("model") == "BPE" and '"ByteLevel"' in json.dumps(row.get("sections"))
-
-
-def builds_ends(name: str) -> bool:
-    """True if the class *name* puts tokens of its own choice around a text."""
-    sections = _row_named(name).get("sections", ())
-    own = [each["post_processor"] for each in sections if isinstance(each, dict)]
-    return any(processor != "that of the file" for processor in own)
-
-
-def _row_named(name: str) -> dict[str, Any]:
-    classes = _table()["classes"]
-    row = classes.get(name, {})
-    named: dict[str, Any] = classes.get(row.get("same_as"), row)
-    return named
 
 
 def apply_side_files(
@@ -151,6 +120,7 @@ class _Reading:
             is_named = token["content"] in named
             vocabulary.add({**token, "special": token["special"] or is_named})
         added = vocabulary.entries()
+        self._check_added(added)
         former = self._row.get("former")
         if former is not None:
             built = self._as_former(built, former, vocabulary)
@@ -160,6 +130,15 @@ class _Reading:
         if not self.keeps_steps:
             changed["post_processor"] = self._post_processor(built["post_processor"], vocabulary)
         return FolderTokenizer(changed, self.roles, frozenset(vocabulary.once_normalized))
+
+    def _check_added(self, added: list[dict[str, Any]]) -> None:
+        """Refuse a token that a class would show in another way than its text."""
+        if self._class not in _STRIP:
+            return
+        for token in added:
+            if token["content"] != token["content"].strip():
+                why = f"has the token {token['content']!r}, and it removes spaces around a text"
+                raise self._refuse("tokenizer_class", self._class, why)
 
     def _as_former(
         self, document: dict[str, Any], former: FormerClass, vocabulary: AddedVocabulary
@@ -221,15 +200,19 @@ class _Reading:
 
     def _choose_class(self) -> tuple[str, dict[str, Any]]:
         """Name and row of the class that AutoTokenizer takes."""
-        table = _table()
+        table = class_table()
         model = self._side.model_config
         model_type = model.get("model_type")
         registered = table["model_types"].get(model_type) if isinstance(model_type, str) else None
-        named = self._side.named_class
+        named = self._side.tokenizer_class
         if named is not None and not isinstance(named, str):
             raise self._refuse("tokenizer_class", named, "is not the name of a class")
         name = self._side.class_name or None
         self._check_auto_map(name, model_type)
+        minor = former_version(model)
+        if self._side.from_vocabulary and name is not None and minor is not None:
+            own_name, row = self._row_of(name)
+            return own_name, vocabulary_row(name, minor, row)
         former = former_class(name or registered, model, self._config)
         if former is not None:
             return f"transformers {model['transformers_version']}", former.row()
@@ -246,7 +229,7 @@ class _Reading:
         return self._row_of(name or "TokenizersBackend")
 
     def _row_of(self, name: str) -> tuple[str, dict[str, Any]]:
-        classes = _table()["classes"]
+        classes = class_table()["classes"]
         row = classes.get(name, _KEEPS)
         name = row.get("same_as", name)
         row = classes.get(name, _KEEPS)
@@ -258,9 +241,9 @@ class _Reading:
         mapped = self._config.get("auto_map")
         if isinstance(mapped, dict):
             mapped = mapped.get("AutoTokenizer")
-        if not mapped or model_type in _table()["wrong_in_files"]:
+        if not mapped or model_type in class_table()["wrong_in_files"]:
             return
-        if name not in _table()["classes"]:
+        if name not in class_table()["classes"]:
             raise self._refuse("auto_map", mapped, "names code of the folder's author")
 
     # Keys.
@@ -400,6 +383,13 @@ class _Reading:
         listed = self._side.tokenizer_config.get("extra_special_tokens")
         if "former" in self._row and isinstance(listed, list) and listed:
             raise self._refuse("extra_special_tokens", listed, _BETWEEN)
+        own, mapped = (
+            table.get("additional_special_tokens")
+            for table in (self._side.tokenizer_config, self._side.special_map)
+        )
+        if "former" in self._row and own and mapped and own != mapped:
+            why = "special_tokens_map.json contradicts"
+            raise self._refuse("additional_special_tokens", own, why)
         if extra is None:
             return [plain_token(value) for value in self._row.get("extra", ())]
         if not isinstance(extra, list):
@@ -489,6 +479,10 @@ class _Reading:
 
     def _id_of(self, text: str, vocabulary: AddedVocabulary) -> int:
         id = vocabulary.id_of(text)
+        is_own = text in self._file["model"]["vocab"]
+        if self._side.from_vocabulary and "former" in self._row and not is_own:
+            why = f"puts {text!r:.40} around a text, which is not in the vocabulary"
+            raise self._refuse("tokenizer_class", self._class, why)
         if id is None:
             raise self._refuse("tokenizer_class", self._class, f"needs the token {text!r:.40}")
         return id

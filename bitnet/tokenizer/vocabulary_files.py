@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bitnet.base.errors import TokenizerNotFound
 from bitnet.tokenizer import vocabularies
+from bitnet.tokenizer.class_table import builds_byte_level, builds_ends
 from bitnet.tokenizer.former_classes import (
     SAME_FROM_VOCABULARY,
     former_version,
-    role_flags,
     template_processor,
 )
 from bitnet.tokenizer.limits import damage_error, refusal
 from bitnet.tokenizer.side_files import TokenizerFile
 from bitnet.tokenizer.spec import END_OF_GENERATION, AddedToken, TokenizerSpec
-from bitnet.tokenizer.tokenizer_class import builds_byte_level, builds_ends
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 from bitnet.tokenizer.vocabularies import LazySequence, bpe_spec, pair_merges
 
-if TYPE_CHECKING:
-    from bitnet.tokenizer.side_files import SideFiles
-
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
-_USUAL_TEXTS = {"mask_token": "<mask>"}  # of a class whose folder does not name the token
 _ADDING = ("add_bos_token", "add_eos_token")
 
 
@@ -87,9 +82,15 @@ def _as_class(
         )
     roles = dict(spec.template_tokens)
     ids = {spec.tokens[id]: id for id in (token.id for token in spec.added)}
+    is_former = former_version(vocab.side.model_config) is not None
     around = []
     for role in ("bos", "eos"):
         text = roles.get(f"{role}_token") if config.get(f"add_{role}_token") else None
+        if is_former and text is not None and text not in vocabulary:
+            raise refusal(
+                f"{vocab.path}: tokenizer_config.json has add_{role}_token: true, and {text!r:.40}"
+                " is not in the vocabulary"
+            )
         around.append((text, ids[text]) if text in ids else None)
     document["post_processor"] = template_processor(*around)
     return spec_from_tokenizer_json(_Built(vocab, document, merges))
@@ -102,11 +103,7 @@ class _Built(TokenizerFile):
         super().__init__(vocab.path, vocab.pre, vocab.files)
         self.document = document
         self.data = json.dumps(document).encode() + merges
-        side = vocab.side
-        if former_version(side.model_config) is not None:
-            side = _with_former_flags(side)
-        config = {**side.model_config, "transformers_version": None}
-        self.side = replace(side, model_config=config)  # both versions build these steps
+        self.side = replace(vocab.side, from_vocabulary=True)
 
 
 def _check_version(vocab: TokenizerFile) -> None:
@@ -124,18 +121,6 @@ def _check_version(vocab: TokenizerFile) -> None:
             f"{vocab.path}: tokenizer_config.json has add_eos_token: true, which versions of"
             " transformers follow and do not follow"
         )
-
-
-def _with_former_flags(side: SideFiles) -> SideFiles:
-    """*side* with the flags that its class gives tokens without flags in transformers 4."""
-    tokens: dict[str, Any] = {}
-    for role in SAME_FROM_VOCABULARY[side.class_name]:
-        text = side.config.get(role, _USUAL_TEXTS[role])
-        if isinstance(text, str):
-            tokens[role] = {"content": text, **role_flags(role)}
-    special_map = {key: value for key, value in side.special_map.items() if key not in tokens}
-    config = {**side.tokenizer_config, **tokens}
-    return replace(side, tokenizer_config=config, special_map=special_map)
 
 
 def _as_known(

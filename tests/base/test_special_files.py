@@ -89,7 +89,7 @@ OTHER_CALLS = {
     "tokenizer/chat_child.py": "files of the system",
     "tokenizer/probes.py": "files of this package",
     "tokenizer/tiktoken_file.py": "files of this package",
-    "tokenizer/tokenizer_class.py _table": "files of this package",
+    "tokenizer/class_table.py class_table": "files of this package",
     "tokenizer/vocabularies.py": "files of this package",
     "verify/attest.py attestations_by_name": "files of this package",
 }

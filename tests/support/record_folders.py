@@ -3,9 +3,11 @@
     python tests/support/record_folders.py 353 17@4.57.1
 
 records the folder drawn with the seed 353, and the one that transformers 4.57.1 saves of the folder
-drawn with 17. A case ``17@VERSION`` is recorded by the Python that has this version, the others by
-one with transformers 5. Cases that are there already keep their place. With ``--print`` first, the
-cases that this version reads are printed, and nothing is written.
+drawn with 17. ``vocabulary-17`` and ``vocabulary-17@4.57.1`` are drawn folders that have
+``vocab.json`` and no ``tokenizer.json``, the second of a model that this version saved. A case
+``17@VERSION`` is recorded by the Python that has this version, the others by one with transformers
+5. Cases that are there already keep their place. With ``--print`` first, the cases that this
+version reads are printed, and nothing is written.
 """
 
 import json
@@ -17,7 +19,7 @@ from pathlib import Path
 import transformers
 from against_transformers import expectation
 from folder_expectations import FOUND
-from tokenizer_folders import Folder
+from tokenizer_folders import Folder, VocabularyFolder
 
 TEXTS = 12  # of each folder, the first ones
 
@@ -25,10 +27,13 @@ TEXTS = 12  # of each folder, the first ones
 def record(case: str) -> dict[str, object]:
     """Files of the folder *case* and the results of the installed transformers."""
     seed, _, version = case.partition("@")
-    folder = Folder(int(seed))
+    kind, _, number = seed.rpartition("-")
+    folder = VocabularyFolder(int(number)) if kind == "vocabulary" else Folder(int(seed))
     with tempfile.TemporaryDirectory() as place:
         path = folder.write(Path(place) / "drawn")
-        if version:
+        if version and kind:
+            mark(path, folder.files, version)
+        elif version:
             path = save(path, Path(place) / "saved", folder.files, version)
         texts = folder.texts()
         chosen = [*texts[:6], *texts[-TEXTS + 6 :]]
@@ -36,7 +41,7 @@ def record(case: str) -> dict[str, object]:
         files = {
             file.relative_to(path).as_posix(): file.read_text("utf-8")
             for file in sorted(path.rglob("*"))
-            if file.is_file() and file.name not in ("vocab.json", "merges.txt")
+            if file.is_file() and (kind or file.name not in ("vocab.json", "merges.txt"))
         }
     if expected is None:
         raise ValueError(f"transformers does not read the folder {case}")
@@ -45,12 +50,17 @@ def record(case: str) -> dict[str, object]:
 
 def save(drawn: Path, path: Path, files: dict[str, object], version: str) -> Path:
     """The folder *drawn* as the installed transformers saves it, with its version."""
+    transformers.AutoTokenizer.from_pretrained(drawn).save_pretrained(path)
+    mark(path, files, version)
+    return path
+
+
+def mark(path: Path, files: dict[str, object], version: str) -> None:
+    """Let the ``config.json`` of the folder *path* name the *version* that wrote it."""
     if transformers.__version__ != version:
         raise ValueError(f"this is transformers {transformers.__version__}, not {version}")
-    transformers.AutoTokenizer.from_pretrained(drawn).save_pretrained(path)
     config = {**files.get("config.json", {}), "transformers_version": version}
     (path / "config.json").write_text(json.dumps(config))
-    return path
 
 
 def compact(name: str, text: str) -> object:

@@ -24,6 +24,13 @@ MODEL_TYPES = (
     *("llama", "mistral", "gemma2", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi3", "bert", "t5"),
     *("roberta", "xlm-roberta", "cohere", "falcon", "deepseek_v3", "bitnet", "nobody_knows"),
 )
+# Classes of which a folder may have ``vocab.json`` and ``merges.txt`` alone.
+VOCABULARY_CLASSES = (
+    *("GPT2Tokenizer", "GPT2TokenizerFast", "CodeGenTokenizer", "Qwen2Tokenizer"),
+    *("Qwen2TokenizerFast", "DebertaTokenizer", "RobertaTokenizer", "RobertaTokenizerFast"),
+    *("BartTokenizer", "LongformerTokenizer", "LEDTokenizer", "MvpTokenizer"),
+    *("BlenderbotTokenizer", "GPTNeoXTokenizer", "CohereTokenizer", "CLIPTokenizer"),
+)
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 USUAL = ("<s>", "</s>", "<unk>", "<pad>", "<mask>", "[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]")
 MORE = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<new>", "<tool>", "the", " x ", "Hello")
@@ -107,6 +114,7 @@ class Folder:
             if id is None:
                 id, following = following, following + 1
             entries.append({"id": id, **self._flags(text)})
+        self._added = entries
         known = {entry["content"]: entry["id"] for entry in entries}
         return {
             "version": "1.0",
@@ -266,7 +274,7 @@ class Folder:
     def _decoder(self) -> dict[str, object]:
         draw = self.draw
         entries: dict[str, object] = {}
-        for entry in self.files["tokenizer.json"]["added_tokens"]:
+        for entry in self._added:
             if draw.random() < 0.85:
                 token = {key: value for key, value in entry.items() if key != "id"}
                 if draw.random() < 0.15:
@@ -330,6 +338,31 @@ class Folder:
         parts = (*PIECES, *USUAL, *MORE)
         drawn = ["".join(draw.choices(parts, k=draw.randint(1, 6))) for _ in range(25)]
         return [*PIECES, *drawn]
+
+
+class VocabularyFolder(Folder):
+    """Files of one folder without ``tokenizer.json``, drawn with *seed*."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = draw = random.Random(seed)
+        tokens, merges = _byte_vocabulary()
+        special = [*draw.sample(USUAL, draw.randint(2, 9)), "<|endoftext|>"]
+        texts = [*special, *tokens] if draw.random() < 0.5 else [*tokens, *special]
+        ids = {text: id for id, text in enumerate(texts)}
+        self._added = [{"id": ids[text], **self._flags(text)} for text in special]
+        self.files = {
+            "vocab.json": ids,
+            "merges.txt": "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges),
+            "tokenizer_config.json": self._config(draw.choice(VOCABULARY_CLASSES)),
+        }
+        if draw.random() < 0.35:
+            self.files["special_tokens_map.json"] = self._map()
+        if draw.random() < 0.2:
+            added = {text: len(texts) + at for at, text in enumerate(draw.sample(MORE, 2))}
+            self.files["added_tokens.json"] = added
+        if draw.random() < 0.6:
+            self.files["config.json"] = {"model_type": draw.choice(MODEL_TYPES)}
+        self._templates()
 
 
 def _byte_vocabulary() -> tuple[list[str], list[list[str]]]:

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 from folder_expectations import outcome, write
 from quiet_libraries import QUIET
-from tokenizer_folders import CLASSES, Folder
+from tokenizer_folders import CLASSES, Folder, VocabularyFolder
 
-from bitnet.tokenizer import tokenizer_class
+from bitnet.tokenizer import class_table
 from bitnet.tokenizer.former_classes import FORMER_CLASSES
 
 pytestmark = [pytest.mark.slow, *QUIET]
 
 FOLDERS = 2_000
 PARTS = 20
+VOCABULARIES = 400  # drawn folders that have vocab.json alone
 SAVED = 800  # drawn folders that each earlier version saves
 
 
@@ -44,14 +45,25 @@ def test_drawn_folders_give_transformers_ids_texts_and_templates(part, transform
     assert counts["equal"] > FOLDERS // PARTS // 3
 
 
-@pytest.mark.parametrize("version", ["4.46.3", "4.57.1"])
-def test_drawn_folders_that_earlier_versions_save_get_their_ids(version, tmp_path):
+def test_drawn_vocabularies_give_transformers_ids_texts_and_templates(transformers, tmp_path):
+    expectation = import_module("against_transformers").expectation
+    counts = Counter()
+    for seed in range(VOCABULARIES):
+        folder = VocabularyFolder(seed)
+        path = folder.write(tmp_path / str(seed))
+        result = outcome(path, expectation(path, folder.texts()))
+        assert not result.startswith("difference"), (seed, result)
+        counts[result.split(":")[0]] += 1
+    assert counts["equal"] > VOCABULARIES // 2
+
+
+def record_with(version, cases):
+    """Results of the transformers *version* for those of *cases* that it reads."""
     folder = os.environ.get("BITNET_TEST_TRANSFORMERS_4")
     if not folder:
         pytest.skip("needs environments of transformers 4: BITNET_TEST_TRANSFORMERS_4")
     script = Path(__file__).parents[1] / "support" / "record_folders.py"
     python = Path(folder) / f"transformers-{version}" / "bin" / "python"
-    cases = [f"{seed}@{version}" for seed in range(SAVED)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [python, "-W", "ignore", script, "--print", *cases],
@@ -59,8 +71,25 @@ def test_drawn_folders_that_earlier_versions_save_get_their_ids(version, tmp_pat
         stdout=subprocess.PIPE,
         check=True,
     )
+    return map(json.loads, done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("version", ["4.46.3", "4.57.1"])
+def test_drawn_vocabularies_of_earlier_versions_get_their_ids(version, tmp_path):
+    cases = [f"vocabulary-{seed}@{version}" for seed in range(VOCABULARIES)]
     counts = Counter()
-    for case in map(json.loads, done.stdout.splitlines()):
+    for case in record_with(version, cases):
+        path = write(case, tmp_path / case["case"])
+        result = outcome(path, case, ids_only=True)
+        assert not result.startswith("difference"), (case["case"], result)
+        counts[result.split(":")[0]] += 1
+    assert counts["equal"] > VOCABULARIES // 8
+
+
+@pytest.mark.parametrize("version", ["4.46.3", "4.57.1"])
+def test_drawn_folders_that_earlier_versions_save_get_their_ids(version, tmp_path):
+    counts = Counter()
+    for case in record_with(version, [f"{seed}@{version}" for seed in range(SAVED)]):
         name = case["files"]["tokenizer_config.json"].get("tokenizer_class", "")
         if name.removesuffix("Fast") not in FORMER_CLASSES:
             continue  # read as transformers 5 reads it
@@ -81,7 +110,7 @@ def test_the_table_of_classes_is_that_of_the_installed_transformers(transformers
 
 def test_every_drawn_class_is_in_the_table_or_unknown_to_transformers():
     rows = json.loads(
-        Path(tokenizer_class.__file__).with_name("tokenizer_classes.json").read_text("utf-8")
+        Path(class_table.__file__).with_name("tokenizer_classes.json").read_text("utf-8")
     )["classes"]
     names = {name.removesuffix("Fast") for name in CLASSES}
     assert names - rows.keys() == {"PreTrainedTokenizer", "SomebodysTokenizer"}

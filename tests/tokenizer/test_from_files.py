@@ -1,5 +1,7 @@
 import gzip
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from rank_files import write_ranks
@@ -23,6 +25,7 @@ from bitnet.tokenizer.from_files import (
 )
 from bitnet.tokenizer.library import open_engine
 
+SPM = Path(__file__).parents[1] / "fixtures" / "spm" / "tiny.model"
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, 123 times!",
     "Der große Bär läuft über die Straße; naïve café.",
@@ -322,6 +325,48 @@ def test_a_vocabulary_of_a_class_that_versions_build_differently_is_refused(tmp_
     (tmp_path / "config.json").write_text(json.dumps({"transformers_version": "4.57.1"}))
     with pytest.raises(Unsupported, match="transformers_version"):
         load_tokenizer(tmp_path)
+
+
+def test_the_class_of_a_vocabulary_of_transformers_4_counts_whatever_the_model_is(tmp_path):
+    """In transformers 5 a generic class takes its place for these models."""
+    vocabulary_of_a_class(tmp_path, "GPT2TokenizerFast", {})
+    expected = load_tokenizer(tmp_path).encode("the man")
+    config = {"model_type": "phi3", "transformers_version": "4.57.1"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_tokenizer(tmp_path).encode("the man") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "reason"),
+    [
+        ("LlamaTokenizer", None, None),
+        ("LlamaTokenizerFast", "4.57.1", None),
+        ("InternLM2Tokenizer", "5.1.0", None),
+        ("PreTrainedTokenizerFast", None, None),
+        ("LlamaTokenizer", "5.1.0", "builds other steps"),
+        ("XLMRobertaTokenizer", "4.57.1", "not known"),
+        ("NllbTokenizer", None, "not known"),
+    ],
+)
+def test_a_sentencepiece_model_whose_class_reads_it_in_another_way_is_refused(
+    name, version, reason, tmp_path
+):
+    shutil.copy(SPM, tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    (tmp_path / "config.json").write_text(json.dumps({"transformers_version": version}))
+    if reason is None:
+        assert load_tokenizer(tmp_path).encode("the")
+        return
+    for path in (tmp_path, tmp_path / "tokenizer.model"):
+        with pytest.raises(Unsupported, match=f"{name}.*{reason}|tokenizer_class is {name}"):
+            load_tokenizer(path)
+
+
+def test_a_rank_file_of_a_class_that_reads_no_ranks_is_refused(tmp_path):
+    path = write_ranks(tmp_path / "tokenizer.model", 256)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    with pytest.raises(Unsupported, match="tokenizer_class is BertTokenizer"):
+        load_tokenizer(path, pre="gpt-2")
 
 
 def vocabulary_of_a_class(folder, name, keys):
