@@ -34,8 +34,9 @@ from bitnet.runtime.repetitions import find_breakers
 from bitnet.runtime.request import AnswerOptions, Request, request_of, with_answer_options
 from bitnet.runtime.request_checks import read_schema
 from bitnet.runtime.scheduler import Scheduler
+from bitnet.runtime.sequence import as_list
 from bitnet.runtime.structured import Grammars
-from bitnet.runtime.text_ids import TokenIds, as_list, encode_input, prompt_text, text_ids
+from bitnet.runtime.text_ids import TokenIds, encode_input, prompt_text, text_ids
 from bitnet.runtime.tools import NO_TOOLS
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits, model_facts

@@ -45,13 +45,14 @@ from bitnet.runtime.prefix_cache import PrefixCache
 from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import (
     Sequence,
+    as_list,
     cache_of,
     no_memory,
     plan_decoding,
     run_together,
+    span_of,
     without_unread,
 )
-from bitnet.runtime.text_ids import TokenIds, as_list, span_of
 
 if TYPE_CHECKING:
     from collections import abc
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from bitnet.models.transformer import Model
     from bitnet.runtime.piece import FinishReason
     from bitnet.runtime.prompt_cache import PromptCache
+    from bitnet.runtime.text_ids import TokenIds
 
     Pieces = list[tuple[Sequence, Piece]]
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bitnet.models.transformer import Model
     from bitnet.runtime.drafts import Drafter, Foresight
     from bitnet.runtime.request import Request
+    from bitnet.runtime.text_ids import TokenIds
 
 logger = logging.getLogger(__name__)
 
@@ -434,3 +435,15 @@ def round_vectors(vectors: NDArray[np.float32], precision: Precision) -> NDArray
     largest = np.abs(vectors).max(axis=-1, keepdims=True)
     whole = np.rint(vectors * (127 / np.where(largest > 0, largest, 1)))
     return (whole + 128).astype(np.uint8) if precision == "uint8" else whole.astype(np.int8)
+
+
+def as_list(ids: TokenIds) -> list[int]:
+    """*ids* as a list of Python's numbers, a new one."""
+    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+
+
+def span_of(ids: TokenIds) -> tuple[int, int]:
+    """The smallest and the largest of *ids*, of which there is at least one."""
+    if isinstance(ids, np.ndarray):
+        return int(ids.min()), int(ids.max())
+    return min(ids), max(ids)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.options import check_ids
 from bitnet.runtime.request_checks import check_prompt, check_text
@@ -13,6 +11,7 @@ from bitnet.runtime.request_checks import check_prompt, check_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import Prompts
@@ -20,18 +19,6 @@ if TYPE_CHECKING:
 
 #: Ids of a text: an array from a tokenizer, a list from a caller.
 TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
-
-
-def as_list(ids: TokenIds) -> list[int]:
-    """*ids* as a list of Python's numbers, a new one."""
-    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-
-
-def span_of(ids: TokenIds) -> tuple[int, int]:
-    """The smallest and the largest of *ids*, of which there is at least one."""
-    if isinstance(ids, np.ndarray):
-        return int(ids.min()), int(ids.max())
-    return min(ids), max(ids)
 
 
 def encode_input(
