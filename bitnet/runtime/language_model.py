@@ -34,9 +34,8 @@ from bitnet.runtime.repetitions import find_breakers
 from bitnet.runtime.request import AnswerOptions, Request, request_of, with_answer_options
 from bitnet.runtime.request_checks import read_schema
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.sequence import as_list
 from bitnet.runtime.structured import Grammars
-from bitnet.runtime.text_ids import TokenIds, encode_input, prompt_text, text_ids
+from bitnet.runtime.text_ids import TokenIds, encode_input
 from bitnet.runtime.tools import NO_TOOLS
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits, model_facts
@@ -373,9 +372,7 @@ class LanguageModel:
             UsageError: the prompt name is unknown, or *text* is not a text.
             InferenceError: a text that is not truncated is longer than the limit.
         """
-        prompt = prompt_text(self.prompts, prompt_name, self.path.name)
-        room = self.text_limit, self.context
-        return as_list(text_ids(self.tokenizer, text, prompt, room=room, truncate=truncate))
+        return vectors.embedding_ids(self, text, prompt_name, truncate=truncate)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits at every position of *ids*, ``(len(ids), vocab_size)``.

@@ -13,7 +13,7 @@ from bitnet.base.invocation import shell_quote
 from bitnet.base.options import check_type
 from bitnet.families.heads import YES_NO
 from bitnet.runtime.request import Request
-from bitnet.runtime.sequence import check_vectors
+from bitnet.runtime.sequence import as_list, check_vectors
 from bitnet.runtime.text_ids import TokenIds, pair_ids, prompt_text, text_ids
 from bitnet.tokenizer.chat import chat_template
 
@@ -121,6 +121,15 @@ def find_rank_template(model: Runnable) -> str | None:
                 hint="choose a file or folder with a template for a query and a document",
             )
     return template
+
+
+def embedding_ids(
+    model: Runnable, text: str | abc.Sequence[int], prompt_name: str | None, *, truncate: bool
+) -> list[int]:
+    """Ids of a *text* that *model* embeds; :meth:`LanguageModel.embedding_ids` has the terms."""
+    prompt = prompt_text(model.prompts, prompt_name, model.path.name)
+    room = model.text_limit, model.context
+    return as_list(text_ids(model.tokenizer, text, prompt, room=room, truncate=truncate))
 
 
 def relevance(sequence: Sequence) -> float:
