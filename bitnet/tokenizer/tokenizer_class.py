@@ -148,7 +148,9 @@ class _Reading:
         pre_tokenizer = document.get("pre_tokenizer")
         stated = pre_tokenizer.get("add_prefix_space") if isinstance(pre_tokenizer, dict) else None
         prefix = bool(self._config.get("add_prefix_space", False))
-        if stated is not None and stated != prefix and former.prefix_space != "converts":
+        is_null = self._config.get("add_prefix_space", False) is None  # keeps that of the file
+        follows = former.prefix_space != "converts" and not is_null
+        if stated is not None and stated != prefix and follows:
             if former.prefix_space == "new" and former.is_between:
                 raise self._refuse("add_prefix_space", prefix, _BETWEEN)
             if former.prefix_space == "both" or not former.is_old:
