@@ -10,7 +10,16 @@ import math
 from typing import TYPE_CHECKING
 
 from bitnet.base.findings import Finding
-from bitnet.families.blocks import DeltaNet, LatentAttention, Mamba1, Mamba2, State
+from bitnet.families.blocks import (
+    DeltaNet,
+    FeedForward,
+    LatentAttention,
+    LayerInput,
+    LowRank,
+    Mamba1,
+    Mamba2,
+    State,
+)
 from bitnet.families.family import WINDOWS, of_gguf
 from bitnet.families.heads import INNER
 from bitnet.quants.ternary import SHORTEST_ROW
@@ -22,10 +31,17 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import CacheKind, ModelConfig
     from bitnet.families.family import LlamaCppSupport
     from bitnet.families.heads import Classifier
+    from bitnet.families.streams import Streams
     from bitnet.formats.checkpoint import Checkpoint
 
     _Texts = Iterator[tuple[str, str]]  # an engine, and what it does
 
+# Constants of models of several streams in llama.cpp.
+_INPUT_WIDTH = 256
+_RANK = 64
+_OWN_CACHES = 20
+_SPARSE_LAYERS = 10
+_DEVIATIONS = 1.64485
 _CLASSIFIERS = ("bert", "modern-bert", "neo-bert")  # encoders whose classifiers llama.cpp loads
 _EVERY = "every engine"
 _LLAMA_CPP = "llama.cpp"
@@ -76,7 +92,47 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
     yield from _attentions(config, family.llama_cpp)
     for mixer in {type(mixer): mixer for mixer in config.mixers()}.values():
         yield from _mixer(mixer, config, family.llama_cpp)
+    if config.streams is not None:
+        yield from _streams(checkpoint, config, config.streams)
     yield from _tensors(checkpoint, config, family.llama_cpp)
+
+
+def _streams(checkpoint: Checkpoint, config: ModelConfig, streams: Streams) -> _Texts:
+    """What llama.cpp does with models of several streams, whose sizes it has as constants."""
+    kind = config.architecture
+    mixers = tuple(config.mixers())
+    sizes = {
+        (mixer.width, mixer.rows) if isinstance(mixer, LayerInput) else (mixer.rank, 0)
+        for mixer in mixers
+        if isinstance(mixer, LayerInput | LowRank)
+    }
+    is_usual = (streams.count, streams.active) == (4, 0)
+    if not is_usual or sizes != {(_INPUT_WIDTH, config.vocab_size), (_RANK, 0)}:
+        deviation = f"knows {kind} models of 4 streams, whose tokens all have {_INPUT_WIDTH} "
+        yield _LLAMA_CPP, f"{deviation}numbers for each layer, with residuals of rank {_RANK} only"
+    layers = range(config.n_layers)
+    if any(f"blk.{layer}.attn_k.weight" not in checkpoint.weights for layer in layers):
+        deviation = f"does not load {kind} models without keys in every layer, also in those that "
+        yield _LLAMA_CPP, f"{deviation}read the keys of others"
+    shared = sum(attention.shared_cache is not None for attention in config.attentions)
+    if shared != max(config.n_layers - _OWN_CACHES, 0):
+        deviation = f"has keys of their own for the first {_OWN_CACHES} layers of {kind} models, "
+        yield _LLAMA_CPP, f"{deviation}whatever the file says; here for {len(config.caches)}"
+    networks = [mixer for mixer in mixers if isinstance(mixer, FeedForward)]
+    for layer, network in enumerate(networks):
+        if not _is_cut_as_in_llama_cpp(layer, network):
+            deviation = f"lowers gates in the first {_SPARSE_LAYERS} layers of {kind} models by "
+            deviation += f"{_DEVIATIONS} standard deviations of all numbers but one, whatever the "
+            yield _LLAMA_CPP, f"{deviation}file says"
+            break
+
+
+def _is_cut_as_in_llama_cpp(layer: int, network: FeedForward) -> bool:
+    """True if llama.cpp lowers the gates of a *network* so, but for the fifth digit."""
+    if layer >= _SPARSE_LAYERS or network.cutoff is None:
+        return layer >= _SPARSE_LAYERS and network.cutoff is None
+    cutoff = _DEVIATIONS * math.sqrt(network.width / max(network.width - 1, 1))
+    return math.isclose(network.cutoff, cutoff, rel_tol=1e-4)
 
 
 def _classifier(config: ModelConfig, classifier: Classifier, *, encodes: bool) -> _Texts:

@@ -9,6 +9,7 @@ and ``in`` or ``out``.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from bitnet.kernels.program import Mark
 from bitnet.models.hidden_program import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Mapping
 
     from numpy.typing import NDArray
 
@@ -36,6 +37,7 @@ BLOCK = "l_out-"  # output of a block, by its number
 LOGITS = "result_output"
 _BEFORE_GATE = "kda_normed"
 _LAST_NORM = "result_norm"
+_MERGED = "unembd_merged"  # mean of several streams, which the last norm reads
 #: Methods of ``quantization_config`` whose tensors are read as they are stored.
 _READ_AS_STORED = ("bitnet", "mxfp4")
 #: Tensors by which the input of the first block differs from the embeddings of tokens.
@@ -45,6 +47,11 @@ _ON_EMBEDDINGS = ("position_embd.weight", "token_embd_norm.weight", "token_types
 def stem(weight: str) -> str:
     """Name of the tensor *weight* without its end; a matrix and its bias have the same."""
     return weight.removesuffix(".weight").removesuffix(".bias").removesuffix(".scale")
+
+
+def key_of_call(key: str, number: int) -> str:
+    """Key of what a module reads or gives when it runs for the time *number*, from 0, in a pass."""
+    return f"{key} {number}" if number else key
 
 
 def keys_of(
@@ -64,12 +71,29 @@ def keys_of(
             keys[name] = (f"{stem(source.weight)} out", source.scale)
     # One module of transformers is this norm and the gate behind it.
     keys = {name: key for name, key in keys.items() if not name.startswith(_BEFORE_GATE)}
+    keys = _in_order_of_calls(keys, program)
     keys.setdefault(_LAST_NORM, ("output in", 1.0))
+    if config.streams is not None:
+        keys[_MERGED] = "output_norm in", 1.0
     named = [LOGITS, *(f"{BLOCK}{number}" for number in range(config.n_layers))]
     has_more = any(name in checkpoint.weights for name in _ON_EMBEDDINGS)
     if not (has_more or config.embedding_norm):
         named.append(EMBEDDINGS)
     return keys | {name: (name, 1.0) for name in named}
+
+
+def _in_order_of_calls(
+    keys: Mapping[str, tuple[str, float]], program: Program
+) -> dict[str, tuple[str, float]]:
+    """*keys* by our names, with that of each run of a module that runs several times in a pass."""
+    calls: Counter[str] = Counter()
+    ordered: dict[str, tuple[str, float]] = {}
+    for step in program.instructions:
+        if isinstance(step, Mark) and step.name in keys:
+            key, factor = keys[step.name]
+            ordered[step.name] = key_of_call(key, calls[key]), factor
+            calls[key] += 1
+    return ordered
 
 
 def _inputs(program: Program, tensors: Container[str]) -> dict[str, str]:

@@ -192,7 +192,11 @@ class Names:
             ]
             if len(candidates) > 1 and source.is_part:
                 candidates = [node for node in candidates if self._ours(node) == name]
-            if candidates:
+            uses = self._uses(name, source)
+            if candidates and len(candidates) == len(uses):
+                chosen = candidates[uses.index(name)]
+                by_our_name[name] = scale_values(nodes[chosen], source.scale)
+            elif candidates:
                 by_our_name[name] = scale_values(nodes[candidates[-1]], source.scale)
 
         # Logits without a name are the product with the head.
@@ -205,6 +209,16 @@ class Names:
             if products:
                 by_our_name[_LOGITS] = nodes[products[-1]]
         return by_our_name
+
+    def _uses(self, name: str, source: WeightSource) -> list[str]:
+        """Our names of what the weight of *source* gives in the layer of *name*, in order."""
+        layer = name.rpartition("-")[2]
+        return [
+            known
+            for known, other in self.sources.items()
+            if (other.weight, other.then) == (source.weight, source.then)
+            and known.rpartition("-")[2] == layer
+        ]
 
     def _by_their_name(self, nodes: Mapping[Node, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Values by our names, found by the names of their nodes alone.

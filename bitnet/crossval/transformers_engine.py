@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from bitnet.crossval.modules import BLOCK, EMBEDDINGS, LOGITS, stem
+from bitnet.crossval.modules import BLOCK, EMBEDDINGS, LOGITS, key_of_call, stem
 from bitnet.crossval.trace import EngineFailed
 from bitnet.families.family import families
 from bitnet.families.tensor_names import gguf_name, name_with_states
@@ -116,14 +117,17 @@ class TransformersEngine:
             stop: number of ids whose operations are not compared.
         """
         values: dict[str, NDArray[np.float32]] = {}
+        calls: Counter[str] = Counter()
         (names,) = [entry for entry in families() if entry.title == family]
         tensors = {gguf_name(path, names) for path, _ in self._model.named_parameters()}
 
         def keep(key: str, tensor: Any) -> None:
+            own_key = key_of_call(key, calls[key])
+            calls[key] += 1
             rows = _rows_of(tensor, len(ids))
             if rows is not None:
-                first = 0 if key in whole else stop
-                values[key] = rows[first:].clone().numpy()
+                first = 0 if own_key in whole else stop
+                values[own_key] = rows[first:].clone().numpy()
 
         handles = []
         for path, module in self._model.named_modules():

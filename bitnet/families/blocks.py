@@ -13,9 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from bitnet.base.errors import InvalidFormat
+from bitnet.families.network_mixers import MOST_EXPERTS as MOST_EXPERTS
+from bitnet.families.network_mixers import Activation as Activation
+from bitnet.families.network_mixers import BlockInput as BlockInput
+from bitnet.families.network_mixers import Experts as Experts
+from bitnet.families.network_mixers import FeedForward as FeedForward
+from bitnet.families.network_mixers import Gating as Gating
+from bitnet.families.network_mixers import LayerInput as LayerInput
+from bitnet.families.network_mixers import LowRank as LowRank
+from bitnet.families.network_mixers import Routing as Routing
 from bitnet.families.rope import rope_faults
 from bitnet.families.state_mixers import DeltaNet as DeltaNet
 from bitnet.families.state_mixers import KimiDelta as KimiDelta
@@ -30,102 +39,11 @@ if TYPE_CHECKING:
     from bitnet.families.hadamard import HadamardBasis
     from bitnet.families.heads import Classifier, Projection
     from bitnet.families.rope import Rope
+    from bitnet.families.streams import Cycles, Streams
 
-Activation = Literal[
-    "silu",
-    "gelu",
-    "gelu_quick",
-    "softplus",
-    "gelu_tanh",
-    "relu_squared",
-    "relu",
-    "sigmoid",
-    "silu_clamped",
-    "swiglu_oai",
-    "identity",
-    "xielu",
-]
-Gating = Literal["softmax", "softmax_chosen", "sigmoid", "sparse"]
-
-MOST_EXPERTS = 1 << 16
 LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
 LARGEST_HEAD = 1 << 16
-
-
-class _Stateless:
-    """A mixer that needs no other position."""
-
-    cache: ClassVar[None] = None
-
-
-@dataclass(frozen=True, eq=False)
-class FeedForward(_Stateless):
-    """A feed-forward network."""
-
-    width: int  # of its inner layer
-    activation: Activation = "silu"  # on the gate
-    gated: bool = True  # it is a GLU; if not, the activation is on ``up`` itself
-    fused: bool = False  # gate and up are one matrix, ``ffn_up``
-    sub_norm: bool = False  # there is a norm before the output projection
-    # parameters of the activation xIELU, as models store them: the roots of the factors above and
-    # below zero behind a softplus, the slope and the epsilon
-    xielu: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class BlockInput(_Stateless):
-    """The stream before its block, which is added once more."""
-
-
-@dataclass(frozen=True)
-class Routing:
-    """The choice of a token's experts, from the logits of a router.
-
-    The experts with the best scores are chosen; of equal scores, that of the lower number.
-    """
-
-    count: int  # experts
-    used: int  # experts of a token
-    # scores of experts: a softmax over all, a sigmoid each, or the logits themselves, whose softmax
-    # over the chosen ones gives the weights, or, where it is sparse, over an expert and those near
-    # it that are not chosen yet
-    gating: Gating = "softmax"
-    # largest distance of such logits, as a share of the larger of both
-    nearness: float = 0.0
-    # a tensor is added to the scores for the choice, not for the weights
-    corrected: bool = False
-    correction: str = "exp_probs_b.bias"  # its name
-    # equal parts of the experts, of which only the best are chosen from; the score of a group is
-    # the sum of its two best
-    groups: int = 1
-    groups_used: int = 1  # groups that are chosen from
-    renormalised: bool = True  # weights are divided by their sum, at least 2**-14
-    scale: float = 1.0  # factor on the weights
-
-
-@dataclass(frozen=True, eq=False)
-class Experts(_Stateless):
-    """A mixture of experts: feed-forward networks; a router chooses some of them for each token."""
-
-    routing: Routing  # the choice
-    width: int  # inside an expert
-    activation: Activation = "silu"  # on the gate
-    gated: bool = True  # experts are GLUs
-    # gate and up of an expert are one matrix, ``ffn_gate_up_exps``, the gate first
-    fused: bool = False
-    biased: bool = False  # the router and the experts must have biases
-    sum_biased: bool = False  # a bias, ``ffn_moe_out``, is added to the weighted sum
-    early: bool = False  # the router reads the input of the block, before its first norm
-    # the router reads a norm of the stream, ``ffn_gate_inp.scale``, over the root of its width; the
-    # experts read the norm of their branch
-    normed: bool = False
-    # width of what experts read and give, ``ffn_latent_down`` and ``ffn_latent_up`` lead there and
-    # back; 0: they read and give what the mixture does
-    latent: int = 0
-    shared: int = 0  # width inside a network that every token goes through; 0: there is none
-    shared_fused: bool = False  # gate and up of that network are one matrix, ``ffn_up_shexp``
-    shared_gated: bool = False  # its result is scaled by a sigmoid, ``ffn_gate_inp_shexp``
-
+MOST_STREAMS = 64
 
 Pooling = Literal["none", "mean", "cls", "last"]
 KVType = Literal["f16", "q8"]  # form of keys and values: codes of 16 bits, or of 8
@@ -247,17 +165,6 @@ class LatentAttention:
         return self.reads
 
 
-@dataclass(frozen=True, eq=False)
-class LayerInput(_Stateless):
-    """``proj(activation(inp_gate(x)) * p)``, with the block's part *p* of what each token adds.
-
-    The parts of all blocks are a norm of a projection of the embeddings, plus a row of a table.
-    """
-
-    width: int  # of a part
-    activation: Activation  # on the gate
-
-
 Mixer: TypeAlias = (
     Attention
     | BlockInput
@@ -267,6 +174,7 @@ Mixer: TypeAlias = (
     | KimiDelta
     | LatentAttention
     | LayerInput
+    | LowRank
     | Mamba1
     | Mamba2
     | ShortConvolution
@@ -293,6 +201,9 @@ class Branch:
     # it reads the stream before the first branch of its block, not behind the branches before
     parallel: bool = False
     stream_norm: str = ""  # name of the norm of the stream, with its result; empty: none
+    stream_scale: float = 1.0  # factor on the stream, with its result
+    # it reads the active stream behind the correction of all, and is added to all but the first
+    beside: bool = False
 
     def every(self) -> Iterator[Mixer]:
         """Its mixers, and those of the branches of a sum."""
@@ -344,6 +255,8 @@ class ModelConfig:
     # there are as many blocks; 0: each block has tensors
     looped_blocks: int = 0
     loop_norm: str = ""  # name of the norm of the stream between two of these turns; empty: none
+    cycles: Cycles | None = None  # of two stacks of blocks that run in turns; ``None``: it has one
+    streams: Streams | None = None  # that stand beside the residual stream; ``None``: there is one
     # its input is the embedding of a token joined with a hidden state of another decoder, that of
     # the token before
     joined: bool = False
@@ -409,6 +322,7 @@ class ModelConfig:
             (min(self.dim, len(self.blocks)) < 1, "a size below 1"),
             (min(self.vocab_size, self.context_length) < 1, "no vocabulary or no context"),
             (self.norm_eps < 0, "norms of a negative epsilon"),
+            *self._stream_faults(),
             (_outside(self.final_softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"),
         )
         for fails, fault in chain(own, *map(_faults, self.mixers())):
@@ -418,6 +332,19 @@ class ModelConfig:
                     f"({len(self.blocks)} layers of width {self.dim})",
                     hint="the file is damaged; fetch it again",
                 )
+
+    def _stream_faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions of several streams, and what it means that one is true."""
+        if self.streams is not None:
+            count = self.streams.count
+            yield not 2 <= count <= MOST_STREAMS, f"{count:,} residual streams"
+            yield not 0 <= self.streams.active < count, f"a stream beyond {count:,} that is read"
+        if self.cycles is not None:
+            stacks = f"stacks of {self.cycles.layers:,} layers, of which the low one runs "
+            stacks += f"{self.cycles.low:,} times"
+            yield min(self.cycles.layers, self.cycles.low) < 1, stacks
+            turn = max(self.cycles.layers * self.cycles.runs, 1)
+            yield len(self.blocks) % turn > 0, f"parts of turns of {stacks}"
 
 
 def _outside(cap: float) -> bool:
@@ -432,6 +359,8 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
     yield kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
     yield abs(scale) > MAX_SCALE, f"scores times more than {MAX_SCALE:g}"
     match mixer:
+        case LowRank():
+            yield mixer.rank < 1, "a size below 1 (inside the learned residual)"
         case FeedForward() | LayerInput():
             yield mixer.width < 1, "a size below 1 (inside the feed-forward network)"
         case ShortConvolution():

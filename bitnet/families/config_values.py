@@ -110,6 +110,12 @@ def _are_kinds(value: Any) -> bool:
     )
 
 
+def _are_widths(value: Any) -> bool:
+    """True for a width of all layers, or a list of those of each."""
+    is_list = isinstance(value, list) and len(value) <= MAX_LAYERS
+    return all(map(_COUNT.accepts, value)) if is_list else _COUNT.accepts(value)
+
+
 _SIZE = _integer(1, MAX_WIDTH)
 _COUNT = _integer(0, MAX_WIDTH)
 _POSITIVE = _number(" above 0", least=0.0, above=True)
@@ -162,7 +168,7 @@ KINDS: dict[str, Kind] = {
     ),
     **_of(
         _or_null(_COUNT),
-        "global_head_dim head_dim hidden_size_per_layer_input intermediate_size mamba_d_ssm "
+        "global_head_dim head_dim hidden_size_per_layer_input mamba_d_ssm "
         "moe_intermediate_size moe_latent_size moe_num_experts n_routed_experts num_experts "
         "num_experts_per_tok num_global_key_value_heads num_key_value_heads num_kv_shared_layers "
         "num_local_experts num_nextn_predict_layers q_lora_rank shared_intermediate_size "
@@ -171,6 +177,11 @@ KINDS: dict[str, Kind] = {
         "moe_every_n_layers num_expert_group num_experts_per_token prefix_dense_intermediate_size",
     ),
     **_of(_or_null(_SIZE), "n_group topk_group"),
+    "intermediate_size": Kind(
+        f"{_COUNT.expected}, one for each layer, or null", _are_widths, may_be_null=True
+    ),
+    "altup_active_idx": _COUNT,
+    "altup_num_inputs": _SIZE,
     "moe_layer_end_index": _integer(-1, MAX_LAYERS),
     "sliding_window": _integer(1, MAX_POSITIONS, may_be_null=True),
     **_of(
@@ -209,7 +220,10 @@ KINDS: dict[str, Kind] = {
         "use_post_norm scale_qk_dot_by_d share_input_output_layers",
     ),
     **_of(_TEXTS, "architectures layer_types layers_block_type lora_adaptations mlp_layer_types"),
-    **_of(_NUMBERS, "layer_rope_theta mlp_multipliers ssm_multipliers"),
+    **_of(
+        _NUMBERS,
+        "activation_sparsity_pattern layer_rope_theta mlp_multipliers ssm_multipliers",
+    ),
     **_of(_INTEGERS, "full_attn_idxs no_rope_layers num_attention_heads_per_layer num_query_heads"),
     **_of(_TABLE, "attn_config linear_attn_config rope_parameters rope_scaling"),
     **_of(

@@ -34,6 +34,8 @@ from bitnet.families.keys import HARMLESS, Config, Keys, Rule, contradiction, ne
 from bitnet.families.rope import without_scaling
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from bitnet.families.blocks import Activation
 
 _ACTIVATION: Activation = "gelu_tanh"
@@ -297,15 +299,34 @@ def _attentions(keys: Keys, layers: int, dim: int) -> list[Attention]:
             theta=keys.number("rope.freq_base_swa", 10000.0),
         ),
     )
-    own = layers - keys.integer("attention.shared_kv_layers", 0)
+
+    def own(layer: int, window: int) -> Attention:
+        mixer = replace(local if window else full, window=window, kv_heads=kv_heads[layer])
+        as_values = not window and _has_no_values(keys, layer)
+        return replace(mixer, keys_as_values=as_values)
+
+    shared = keys.integer("attention.shared_kv_layers", 0)
+    return read_last_caches(keys, own, windows, own_caches=layers - shared)
+
+
+def read_last_caches(
+    keys: Keys,
+    own: Callable[[int, int], Attention],
+    windows: Sequence[int],
+    *,
+    own_caches: int,
+) -> list[Attention]:
+    """Attention of every layer, of which the first *own_caches* have a cache each.
+
+    The others read that of the last of their kind before. *own* gives the attention of a layer from
+    its number and its window, which is one of *windows*.
+    """
     made: list[Attention] = []
     for layer, window in enumerate(windows):
-        if layer < own:
-            mixer = replace(local if window else full, window=window, kv_heads=kv_heads[layer])
-            as_values = not window and _has_no_values(keys, layer)
-            made.append(replace(mixer, keys_as_values=as_values))
+        if layer < own_caches:
+            made.append(own(layer, window))
             continue
-        before = [at for at in range(own) if made[at].window == window]
+        before = [at for at in range(max(own_caches, 0)) if made[at].window == window]
         if not before:
             problem = "shares keys and values, and no layer before has any of its kind"
             raise contradiction(keys, f"layer {layer} {problem}")

@@ -23,6 +23,7 @@ SAME_TEXT: dict[str, Mapping[str, Any]] = {
     "cohere2_vision": {"logit_scale": 1.0},  # its logits are not scaled, unlike its text model's
     "deepseek_vl": _NOTHING,
     "gemma3": _NOTHING,
+    "gemma3n": _NOTHING,
     "gemma4": _NOTHING,
     "gemma4_unified": _NOTHING,
     "glmasr": _NOTHING,

@@ -31,7 +31,6 @@ _KINDS = {
     "computed": "muse_glimmer step35",
     "two stacks of blocks that run in turns on two streams (HRM), which are not put together "
     "here": "hrm_text",
-    "blocks of several residual streams (AltUp), which are not computed": "gemma3n gemma3n_text",
     "attention with keys and values of two widths, which is not computed": "mimo2 mimo_v2_flash",
     "attention over latents whose keys and values are one matrix, which is not taken apart": "plm",
     "differential attention, which is not computed": "diffllama",

@@ -26,6 +26,8 @@ _OUTER = {
     "lm_head.weight": "output.weight",
     "lm_head.weight_scale": "output.scale",
     "norm_f.weight": "output_norm.weight",
+    "altup_projections.weight": "altup_proj.weight",
+    "altup_unembed_projections.weight": "altup_unembd_proj.weight",
     "per_layer_model_projection.weight": "per_layer_model_proj.weight",
     "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     # Names of older decoders and of encoders, behind the usual ones.

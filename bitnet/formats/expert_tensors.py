@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bitnet.quants.weight import Weight
 
 _ONE = re.compile(r"(?P<all>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
+_OF_STREAM = re.compile(r"(?P<all>(?:.*\.)?altup_\w*projections)\.(?P<number>\d{1,5})\.weight")
 _NORM_OF_HEAD = re.compile(r"(?P<all>.*layernorm)\.norms\.(?P<number>\d{1,4})\.weight")
 _FUSED = re.compile(r"(?P<block>blk\.\d+\.ffn_)gate_up_(?P<kind>exps|shexp)\.weight")
 _SHARED = re.compile(r"(?P<block>blk\.\d+\.)(?P<part>ffn_\w+)_shexp\.weight")
@@ -38,20 +39,28 @@ _NOTHING = np.empty(0, dtype=np.uint8)
 
 
 def stack_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
-    """*tensors*, with ``experts.0.up_proj.weight`` and the like as one ``experts.up_proj``."""
+    """*tensors*, with ``experts.0.up_proj.weight`` and the like as one ``experts.up_proj``.
+
+    Products of the embeddings for several streams are one tensor, too.
+    """
     stacked: dict[str, Weight] = {}
     parts: dict[str, dict[int, Weight]] = {}
     for name, tensor in tensors.items():
-        match = _ONE.fullmatch(name)
-        if match is None:
-            stacked[name] = tensor
+        expert = _ONE.fullmatch(name)
+        of_stream = _OF_STREAM.fullmatch(name)
+        if expert is not None:
+            whole = f"{expert['all']}.{expert['part']}"
+            parts.setdefault(whole, {})[int(expert["number"])] = tensor
+        elif of_stream is not None:
+            whole = f"{of_stream['all']}.weight"
+            parts.setdefault(whole, {})[int(of_stream["number"])] = tensor
         else:
-            parts.setdefault(f"{match['all']}.{match['part']}", {})[int(match["number"])] = tensor
+            stacked[name] = tensor
     for name, experts in parts.items():
         kinds = {(tensor.quant, tensor.shape) for tensor in experts.values()}
         if sorted(experts) != list(range(len(experts))) or len(kinds) > 1 or name in stacked:
             raise InvalidFormat(
-                f"{model}: {name} is incomplete, or its {len(experts):,} experts differ in shape",
+                f"{model}: {name} is incomplete, or its {len(experts):,} matrices differ in shape",
                 hint=COMPARE,
             )
         shape = len(experts), *experts[0].shape

@@ -55,4 +55,5 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": _gelu,
     "gelu_quick": lambda x: x * sigmoid(x * x.dtype.type(1.702)),
     "softplus": lambda x: np.logaddexp(x.dtype.type(0), x),
+    "tanh": np.tanh,
 }

@@ -31,14 +31,20 @@ _LIMIT = 7  # of activations that clamp their inputs
 
 @dataclass(frozen=True)
 class Embed:
-    """``out = table[tokens] * scale``."""
+    """``out = table[tokens] * scale``.
+
+    Where the table has *rows* for the first tokens alone, those beyond have row 0; 0: all have one.
+    """
 
     out: Register
     table: str = field(metadata=NAMES_WEIGHT)
     scale: float
+    rows: int = 0
 
     def run(self, on: Pass) -> None:
         tokens = [token for segment in on.segments for token in segment.tokens]
+        if self.rows:
+            tokens = [token if token < self.rows else 0 for token in tokens]
         rows = on.ops.embed(on.weights[self.table], tokens)
         on.registers[self.out] = rows if self.scale == 1.0 else rows * rows.dtype.type(self.scale)
 

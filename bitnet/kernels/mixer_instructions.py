@@ -1,4 +1,4 @@
-"""Instructions of layers with a state of fixed size, and of mixtures of experts.
+"""Instructions of layers with a state of fixed size, of mixtures of experts, and of streams.
 
 The compiled module builds them in ``native/kernels/graph/mixer_instructions.cpp``.
 """
@@ -296,6 +296,65 @@ class Combine:
         if self.bias:
             total = total + on.weights[self.bias]
         on.registers[self.out] = total
+
+
+@dataclass(frozen=True)
+class Blend:
+    """``out = x_share * x + y_share * y``."""
+
+    out: Register
+    x: Register
+    y: Register
+    x_share: float
+    y_share: float
+
+    def run(self, on: Pass) -> None:
+        x = on.registers[self.x]
+        y = on.registers[self.y]
+        own = x.dtype.type
+        on.registers[self.out] = x * own(self.x_share) + y * own(self.y_share)
+
+
+@dataclass(frozen=True)
+class Resize:
+    """*out* is *x* with the length of *like*: times the root of the quotient of mean squares.
+
+    The mean square of *x* counts as at least *eps*. *out* is not the register of *like*.
+    """
+
+    out: Register
+    x: Register
+    like: Register
+    eps: float
+
+    def run(self, on: Pass) -> None:
+        x = on.registers[self.x]
+        wanted = _mean_square(on.registers[self.like])
+        own = np.maximum(_mean_square(x), self.eps)
+        on.registers[self.out] = x * (np.sqrt(wanted) / np.sqrt(own)).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Cutoff:
+    """*out* is what *x* exceeds its mean by, less so many standard *deviations*, or 0."""
+
+    out: Register
+    x: Register
+    deviations: float
+
+    def run(self, on: Pass) -> None:
+        x = on.registers[self.x]
+        mean = x.mean(axis=-1, keepdims=True, dtype=np.float64)
+        deviation = np.sqrt(_mean_square(x.astype(np.float64) - mean))
+        least = (mean + deviation * self.deviations).astype(x.dtype)
+        on.registers[self.out] = np.maximum(x - least, x.dtype.type(0))
+
+
+def _mean_square(x: Array) -> NDArray[np.float64]:
+    """Mean of the squares of each row of *x*, ``(T, 1)``."""
+    squares = np.square(x.astype(np.float64))
+    mean: NDArray[np.float64] = squares.mean(axis=-1, keepdims=True)
+    return mean
 
 
 #: Those of them that wait for all rows, as :data:`bitnet.kernels.instructions.WHOLE`.

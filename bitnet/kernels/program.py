@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 KERNELS = {
     "Attend": "attention",
     "Convolve": "convolve",
+    "Cutoff": "gate",
     "DeltaRule": "delta_rule",
     "Gate": "gate",
     "Norm": "rms_norm",
+    "Resize": "rms_norm",
     "Rotate": "rope",
     "Route": "route",
     "SelectiveScan": "selective_scan",

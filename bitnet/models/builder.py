@@ -28,11 +28,14 @@ from bitnet.kernels.instructions import (
     Xielu,
 )
 from bitnet.kernels.mixer_instructions import (
+    Blend,
     Combine,
     Convolve,
+    Cutoff,
     DeltaRule,
     Enumerate,
     ExpertLinear,
+    Resize,
     Route,
     SelectiveScan,
 )
@@ -208,10 +211,32 @@ class Builder(ValueWriter):
         self.append(Add(total, x, y))
         return total
 
-    def scale(self, x: Register, weight: str) -> Register:
-        """*x* times the number in the tensor *weight*."""
+    def blend(self, x: Register, y: Register, x_share: float, y_share: float) -> Register:
+        """``x_share * x + y_share * y``."""
+        mixed = self.value(x.width)
+        self.append(Blend(mixed, x, y, x_share, y_share))
+        return mixed
+
+    def multiply(self, x: Register, factor: float) -> Register:
+        """*x* times *factor*."""
+        return self.blend(x, x, factor / 2, factor / 2)
+
+    def resize(self, x: Register, like: Register, eps: float) -> Register:
+        """*x* with the length of *like*; a mean square of *x* below *eps* counts as that."""
+        resized = self.value(x.width)
+        self.append(Resize(resized, x, like, eps))
+        return resized
+
+    def cut_off(self, x: Register, deviations: float) -> Register:
+        """What *x* exceeds its mean by, less so many standard *deviations*, or 0."""
+        cut = self.value(x.width)
+        self.append(Cutoff(cut, x, deviations))
+        return cut
+
+    def scale(self, x: Register, weight: str, width: int = 1) -> Register:
+        """*x* times the number in the tensor *weight*, or its *width* numbers."""
         scaled = self.value(x.width)
-        self.layout.required[weight] = (1,)
+        self.layout.required[weight] = (width,)
         self.append(Scale(scaled, x, weight))
         return scaled
 

@@ -22,6 +22,7 @@ from bitnet.families.blocks import (
     KimiDelta,
     LatentAttention,
     LayerInput,
+    LowRank,
     Mamba1,
     Mamba2,
     Mixer,
@@ -30,14 +31,23 @@ from bitnet.families.blocks import (
 )
 from bitnet.models.attention import attention, latent_attention
 from bitnet.models.builder import Builder
-from bitnet.models.networks import experts, feed_forward, layer_input, layer_inputs, router
+from bitnet.models.networks import (
+    experts,
+    feed_forward,
+    layer_input,
+    layer_inputs,
+    low_rank,
+    router,
+)
 from bitnet.models.recurrent import delta_net, kimi_delta, mamba1, mamba2, short_convolution
 from bitnet.models.registers import allocate
+from bitnet.models.streams import correct, merge, predict, spread
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     from bitnet.families.blocks import Block, Branch, ModelConfig
+    from bitnet.families.streams import Cycles, Streams
     from bitnet.kernels.program import Program, Register
     from bitnet.models.layout import Layout
 
@@ -46,6 +56,7 @@ _NAMES = {
     Experts: ("ffn_out", "ffn_norm"),
     FeedForward: ("ffn_out", "ffn_norm"),
     LayerInput: ("per_layer_embd_out", "pe_in"),
+    LowRank: ("laurel_out", ""),
 }
 #: Norm of experts that a block has beside a network.
 _BESIDE_NETWORK = "ffn_norm_exps"
@@ -114,6 +125,10 @@ class _Decoder:
         first = next(inputs, None)  # of one kind in all blocks
         if first is not None:
             self._layer_inputs = layer_inputs(write, first, x)
+        if decoder.streams is not None:
+            return self._norm_result(self._run_streams(decoder.streams, x))
+        if decoder.cycles is not None:
+            return self._norm_result(self._run_cycles(decoder.cycles, x))
         for write.layer, block in enumerate(decoder.blocks, decoder.first_block):
             write.block = f"blk.{self._number()}."
             if decoder.loop_norm and write.layer and write.block == "blk.0.":
@@ -122,6 +137,60 @@ class _Decoder:
                 x = self._join(x)
             x = self._block(block, x)
         return self._norm_result(x)
+
+    def _run_streams(self, streams: Streams, x: Register) -> Register:
+        """The mean of the streams behind all blocks, of which *x* is the first before them."""
+        write = self.write
+        every = spread(write, streams, x)
+        for write.layer, block in enumerate(self._decoder.blocks):
+            write.block = f"blk.{write.layer}."
+            predicted = predict(write, streams, every)
+            x = predicted[streams.active]
+            inner = [branch for branch in block if not branch.beside]
+            for branch in inner:
+                x = self._branch(branch, x, predicted[streams.active] if branch.parallel else x)
+            every = correct(write, streams, predicted, x)
+            for branch in block:
+                if branch.beside:
+                    every = self._add_beside(branch, streams, every)
+        write.block = ""
+        return merge(write, streams, every)
+
+    def _add_beside(
+        self, branch: Branch, streams: Streams, every: tuple[Register, ...]
+    ) -> tuple[Register, ...]:
+        """The streams with the result of *branch*, which reads the active one, in all but it."""
+        write = self.write
+        active = every[streams.active]
+        h = write.scale(active, f"{write.block}altup_correct_scale.weight", active.width)
+        first, *others = every
+        (mixer,) = branch.mixers
+        y = self._mix(mixer, h, active, branch.scale)
+        write.mark("per_layer_embd_product", y)
+        y = write.norm(y, branch.post_norm)
+        write.mark("first_prediction_out", y)
+        return (first, *(write.add(stream, y) for stream in others))
+
+    def _run_cycles(self, cycles: Cycles, x: Register) -> Register:
+        """The high stream behind all turns of both stacks, which begins as *x*."""
+        write = self.write
+        high = x
+        low = write.lookup("hrm.z_l_init", "text", 1)
+        for run in range(self._decoder.n_layers // cycles.layers):
+            x = write.add(high, low)
+            first = run * cycles.layers
+            for write.layer in range(first, first + cycles.layers):
+                write.block = f"blk.{cycles.block(write.layer)}."
+                x = self._block(self._decoder.blocks[write.layer], x)
+            write.layer = first
+            write.block = ""
+            x = write.norm(x, "")
+            write.mark("stack_norm", x)
+            if run % cycles.runs == cycles.low:
+                high = x
+            else:
+                low = x
+        return high
 
     def _number(self) -> int:
         """Number of the tensors of the block that is written."""
@@ -212,6 +281,8 @@ class _Decoder:
             x = write.add(x, y)
         if branch.stream_norm:
             x = write.norm(x, branch.stream_norm)
+        if branch.stream_scale != 1:
+            x = write.multiply(x, branch.stream_scale)
         return x
 
     def _sum(self, sum_of: Sum, x: Register, scale: float) -> Register:
@@ -256,6 +327,8 @@ class _Decoder:
                 return self._sum(mixer, x, scale)
             case FeedForward():
                 return feed_forward(write, mixer, h, scale)
+            case LowRank():
+                return low_rank(write, mixer, h, scale)
             case LayerInput():
                 return layer_input(write, mixer, h, self._layer_inputs[write.layer], scale)
             case Experts():

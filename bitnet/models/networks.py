@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bitnet.families.blocks import FeedForward, Routing
 
 if TYPE_CHECKING:
-    from bitnet.families.blocks import Experts, LayerInput
+    from bitnet.families.blocks import Experts, LayerInput, LowRank
     from bitnet.kernels.program import Register
     from bitnet.models.builder import Builder
 
@@ -35,6 +35,8 @@ def feed_forward(
     if mixer.gated:
         write.mark("ffn_gate", gate)
     write.mark("ffn_up", up)
+    if mixer.gated and mixer.cutoff is not None:
+        gate = write.cut_off(gate, mixer.cutoff)
     if mixer.gated:
         act = write.gate(gate, up, mixer.activation)  # (T, F)
     elif mixer.xielu:
@@ -168,7 +170,8 @@ def layer_inputs(write: Builder, mixer: LayerInput, x: Register) -> tuple[Regist
     width = blocks * mixer.width
     table = "per_layer_token_embd.weight"
     projection = "per_layer_model_proj"
-    rows = write.embed(table, width, (mixer.width / 2) ** 0.5)  # (T, L P)
+    factor = (mixer.width / 2) ** 0.5
+    rows = write.embed(table, width, factor, rows=mixer.rows)  # (T, L P)
     write.layout.tables.add(table)
     projected = write.linear(x, projection, width)  # (T, L P)
     write.layout.scales[f"{projection}.weight"] = write.decoder.dim**-0.5
@@ -186,3 +189,12 @@ def layer_input(
     gate = write.linear(h, "inp_gate", mixer.width)  # (T, P)
     act = write.gate(gate, part, mixer.activation)
     return write.linear(act, "proj", write.decoder.dim, scale=scale)  # (T, dim)
+
+
+def low_rank(write: Builder, mixer: LowRank, h: Register, scale: float) -> Register:
+    """``h + norm(right(left(h)))``."""
+    low = write.linear(h, "laurel_l", mixer.rank)  # (T, rank)
+    write.mark("laurel_left", low)
+    high = write.linear(low, "laurel_r", write.decoder.dim, scale=scale)  # (T, dim)
+    write.mark("laurel_product", high)
+    return write.add(h, write.norm(high, "laurel_post_norm"))

@@ -163,10 +163,7 @@ class Model:
         weight = self._weights[f"{layer.name}.weight"]
         bias = self._weights.get(f"{layer.name}.bias")
         rows = self.ops.linear(x.astype(np.float32)[None], weight, bias)
-        if layer.activation == "tanh":  # no mixer has it
-            y = np.tanh(rows[0])
-        else:
-            y = ACTIVATIONS[layer.activation](rows[0])
+        y = ACTIVATIONS[layer.activation](rows[0])
         if layer.norm is None:
             return y
         centered = y - y.mean()

@@ -69,12 +69,16 @@ class ValueWriter:
         self.layout.vectors.add(whole)
         return whole
 
-    def embed(self, table: str, width: int, scale: float) -> Register:
-        """Rows of the tokens in *table*, times *scale*: ``(T, width)``."""
-        rows = self.value(width)
-        self.layout.required[table] = (self.decoder.vocab_size, width)
-        self.append(Embed(rows, table, scale))
-        return rows
+    def embed(self, table: str, width: int, scale: float, *, rows: int = 0) -> Register:
+        """Rows of the tokens in *table*, times *scale*: ``(T, width)``.
+
+        A table of fewer *rows* has the first one for the tokens beyond.
+        """
+        embedded = self.value(width)
+        size = self.decoder.vocab_size
+        self.layout.required[table] = (rows or size, width)
+        self.append(Embed(embedded, table, scale, rows if 0 < rows < size else 0))
+        return embedded
 
     def lookup(self, table: str, by: Literal["position", "text"], rows: int) -> Register:
         """A row of *table*, of so many *rows*, for the position or text of each token."""

@@ -10,7 +10,14 @@ from single import compute
 
 from bitnet.base import native
 from bitnet.kernels.instructions import Center, Clamp, Gate, Norm, Xielu
-from bitnet.kernels.mixer_instructions import Convolve, DeltaRule, SelectiveScan
+from bitnet.kernels.mixer_instructions import (
+    Blend,
+    Convolve,
+    Cutoff,
+    DeltaRule,
+    Resize,
+    SelectiveScan,
+)
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 
@@ -26,6 +33,7 @@ GATES = {
     "gelu_quick": lambda g: g / (1 + np.exp(-1.702 * g)),
     "relu_squared": lambda g: np.maximum(g, 0) ** 2,
     "relu": lambda g: np.maximum(g, 0),
+    "tanh": np.tanh,
 }
 
 
@@ -70,6 +78,42 @@ def test_a_layer_norm_subtracts_means_and_adds_its_bias(parts, level):
     deviation = groups - groups.mean(axis=2, keepdims=True)
     normed = deviation / np.sqrt(np.mean(deviation**2, axis=2, keepdims=True) + 1e-5)
     assert nmse(out, normed.reshape(5, 96) * w + b) < NMSE
+
+
+def test_a_blend_is_the_sum_of_shares(level):
+    x = random(3, 33)
+    y = random(3, 33, seed=2)
+    shares = {"x_share": 0.25, "y_share": -2.0}
+    (out,) = compute(NativeOps(), Blend, {"x": x, "y": y}, {"out": 33}, **shares)
+    np.testing.assert_array_equal(out, x * np.float32(0.25) - y * np.float32(2))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-4])
+def test_what_is_resized_has_the_length_of_the_other_unless_it_is_short(size, level):
+    x = random(3, 33) * np.float32(size)
+    like = random(3, 33, seed=2)
+    (out,) = compute(NativeOps(), Resize, {"x": x, "like": like}, {"out": 33}, eps=1e-5)
+    exact = x.astype(np.float64)
+    own = np.maximum(np.mean(exact**2, axis=1, keepdims=True), 1e-5)
+    wanted = np.mean(like.astype(np.float64) ** 2, axis=1, keepdims=True)
+    assert nmse(out, exact * np.sqrt(wanted / own)) < NMSE
+    has_its_length = np.allclose(np.linalg.norm(out, axis=1), np.linalg.norm(like, axis=1))
+    assert has_its_length == (size == 1.0)
+
+
+@pytest.mark.parametrize("deviations", [1.6448, 0.0, -0.5])
+def test_a_cutoff_leaves_what_is_so_many_standard_deviations_above_the_mean(deviations, level):
+    x = random(4, 700) * 2 + 1
+    how = {"deviations": deviations}
+    (out,) = compute(NativeOps(), Cutoff, {"x": x}, {"out": 700}, **how)
+    exact = x.astype(np.float64)
+    least = exact.mean(axis=1, keepdims=True) + exact.std(axis=1, keepdims=True) * deviations
+    assert nmse(out, np.maximum(exact - least, 0)) < NMSE
+    assert (out == 0).any()
+    x[0, 0] = np.nan
+    (lost,) = compute(NativeOps(), Cutoff, {"x": x}, {"out": 700}, **how)
+    assert np.isnan(lost[0]).all()
+    np.testing.assert_array_equal(lost[1:], out[1:])
 
 
 def test_what_is_clamped_is_within_the_limit(level):

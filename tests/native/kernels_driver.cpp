@@ -373,7 +373,7 @@ void run_graph(Results& results, int64_t tokens) {
                 .floats("bias", {{size == kDim ? weight.get() : nullptr, size == kDim ? size : 0}})
                 .real("eps", 1e-5));
     };
-    graph.add("Embed", fields({{"out", x}})
+    graph.add("Embed", fields({{"out", x}, {"rows", 0}})
                            .weights("table", {matrix(table, kVocabulary, kDim)})
                            .real("scale", 2.0));
     norm_of(h, x, norm, kDim, 2);
@@ -386,6 +386,10 @@ void run_graph(Results& results, int64_t tokens) {
                            .real("below", 0.7)
                            .real("beta", 0.5)
                            .real("eps", -1e-6));
+    graph.add("Blend",
+              fields({{"out", v}, {"x", v}, {"y", v}}).real("x_share", 0.75).real("y_share", 0.5));
+    graph.add("Resize", fields({{"out", v}, {"x", v}, {"like", q}}).real("eps", 1e-5));
+    graph.add("Cutoff", fields({{"out", v}, {"x", v}}).real("deviations", -1.0));
     graph.add("Transpose",
               fields({{"out", mixed}, {"x", v}, {"rows", 3}, {"columns", kQ / 3 / 4}}));
     graph.add("Transpose",

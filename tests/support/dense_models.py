@@ -32,6 +32,18 @@ GEMMA4 = {
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 96,
 }
+GEMMA3N = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "head_dim": 16,
+    "intermediate_size": [128, 128, 128, 160, 160, 160],
+    "sliding_window": 5,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+    "laurel_rank": 8,
+    "activation_sparsity_pattern": [0.95, 0.3, 0.0, 0.9, 0.0, 0.5],
+}
 GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 64}
 MPT = {"d_model": 64, "n_heads": 4, "n_layers": 3, "max_seq_len": 64}
 LATENT = {
@@ -107,6 +119,31 @@ DENSE = {
                 "full_attention": {"rope_type": "default", "rope_theta": 1e5},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
             },
+        },
+    ),
+    "gemma3n": ("Gemma3n", GEMMA3N),
+    "gemma3n-other-streams": (
+        "Gemma3n",
+        {
+            **GEMMA3N,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "num_kv_shared_layers": 0,
+            "vocab_size_per_layer_input": 50,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
+    "gemma3n-usual-keys": (
+        "Gemma3n",
+        {
+            **GEMMA3N,
+            "activation_sparsity_pattern": None,
+            "intermediate_size": 128,
+            "layer_types": None,
+            "num_hidden_layers": 12,
         },
     ),
     "llama": ("Llama", {}),

@@ -53,7 +53,7 @@ def random_model(kind, options, seed=0):
     if kind == "MiniCPM":
         return random_model("Granite", of_granite(options), seed)
     torch.manual_seed(seed)
-    text = "Text" if kind in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
+    text = "Text" if kind in ("Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{kind}{text}Config")(**options)
     # transformers 5.24 counts Falcon's ALiBi twice where it is eager.
     config._attn_implementation = "sdpa" if kind == "Falcon" else "eager"

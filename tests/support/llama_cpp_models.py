@@ -46,6 +46,8 @@ CASES = {
     "llama-embed": ("llama-embed", {}),
     "gemma2-attention-scale": ("gemma2", {"attention.scale": 0.4}),
     "gemma3-attention-scale": ("gemma3", {"attention.scale": 0.4}),
+    "gemma3n": ("gemma3n", {}),
+    "gemma3n-shared-caches": ("gemma3n", {"block_count": 22}),
     "gemma4": ("gemma4", {}),
     "gemma4-experts": ("gemma4", EXPERTS),
     "granite": (

@@ -1,5 +1,7 @@
 """Names and GGUF keys of the tiny models of every family."""
 
+import math
+
 VOCAB = 64
 DIM = 256
 LAYERS = 2
@@ -115,7 +117,17 @@ UNGATED = (
 )
 #: Families whose layers differ in shape.
 LAYERED = (
-    *("axk1", "deepseek2", "gemma4", "granite_swa", "laguna", "minicpm3", "mistral4", "openelm"),
+    *(
+        "axk1",
+        "deepseek2",
+        "gemma3n",
+        "gemma4",
+        "granite_swa",
+        "laguna",
+        "minicpm3",
+        "mistral4",
+        "openelm",
+    ),
     "youtu",
 )
 #: Families with states of fixed size in some of their layers.
@@ -331,6 +343,30 @@ def _gemma4(more):
     }
 
 
+def _gemma3n(more):
+    """Keys of layers of which some lower their gates by llama.cpp's standard deviation.
+
+    It divides the sum of squares by one less than the width, and has this factor in ten layers.
+    """
+    layers = more.get("block_count", 4)
+    width = 512
+    scale = 1.6448533535003662 * (width / (width - 1)) ** 0.5
+    return {
+        "activation_sparsity_scale": [scale] * min(layers, 10) + [-math.inf] * max(layers - 10, 0),
+        "altup.active_idx": 0,
+        "altup.num_inputs": 4,
+        "attention.key_length": 64,
+        "attention.shared_kv_layers": max(layers - 20, 0),
+        "attention.sliding_window": 4,
+        "attention.sliding_window_pattern": [layer % 5 != 4 for layer in range(layers)],
+        "attention.value_length": 64,
+        "block_count": layers,
+        "embedding_length_per_layer_input": 256,
+        "feed_forward_length": [width] * layers,
+        "rope.freq_base": 1e6,
+    }
+
+
 def metadata(architecture, **more):
     keys = KEYS | more
     if architecture in ("qwen35", "qwen35moe", "qwen3next"):
@@ -362,6 +398,8 @@ def metadata(architecture, **more):
         keys |= EXPERTS | {"feed_forward_length": 256} | MIXTURES[architecture] | more
     if architecture == "gemma4":
         keys = KEYS | _gemma4(more) | more
+    if architecture == "gemma3n":
+        keys = KEYS | _gemma3n({"block_count": 5} | more) | more
     if architecture in ("axk1", "deepseek2", "mistral4"):
         keys = KEYS | EXPERTS | LATENT | more
     if architecture in ("minicpm3", "youtu"):

@@ -42,6 +42,11 @@ def tiny(architecture, *, seed=0, **more):
                 weights[router] = _f32(router, _normal(seed, router, (6, width)) * 0.5)
                 name = f"blk.{layer}.ffn_down_exps.scale"
                 weights[name] = _f32(name, 1 + _normal(seed, name, 6) * 0.2)
+    if architecture == "gemma3n":  # llama.cpp wants keys of layers that read those of others, too
+        for layer in range(20, more.get("block_count", 5)):
+            for part, shape in (("k", (128, width)), ("v", (128, width)), ("k_norm", (64,))):
+                name = f"blk.{layer}.attn_{part}.weight"
+                weights[name] = _f32(name, 1 + _normal(seed, name, shape) * 0.08)
     if architecture == "neo-bert":  # queries, keys and values are one matrix if it has this one
         name = "blk.0.attn_qkv.weight"
         weights[name] = _f32(name, _normal(seed, name, (3 * width, width)) * 0.08)
@@ -94,6 +99,9 @@ def tiny(architecture, *, seed=0, **more):
         if (is_looped or depth >= DEEP) and name.endswith(_LAST_OF_BRANCHES):
             # Else random layers enlarge every rounding, most of all those that run three times.
             values = values / np.sqrt(depth)
+        if architecture == "gemma3n" and depth >= DEEP and name.endswith(_BEHIND_BRANCHES):
+            weights[name] = _f32(name, (values + 1) / np.sqrt(depth))
+            continue
         if name.endswith("ssm_a"):
             values = -np.exp(values * 10)  # below zero: a state is forgotten
             if architecture == "bailingmoe3":  # a factor inside a sigmoid
@@ -105,8 +113,9 @@ def tiny(architecture, *, seed=0, **more):
 #: Number of layers from which the branches are smaller, as where training begins.
 DEEP = 16
 _LAST_OF_BRANCHES = ("attn_output.weight", "ffn_down.weight")
+_BEHIND_BRANCHES = ("post_attention_norm.weight", "post_ffw_norm.weight", "post_norm.weight")
 _NORMS = (
-    *("norm.weight", "ffn_norm", "ffn_norm_exps.weight"),
+    *("altup_correct_scale.weight", "norm.weight", "ffn_norm", "ffn_norm_exps.weight"),
     *("post_attention_norm", "post_ffw_norm"),
 )
 
@@ -124,6 +133,9 @@ def seeing(decoder, windows):
     return replace(decoder, blocks=tuple(blocks))
 
 
+SHORTEST = 32  # row of a matrix that is encoded: those of streams have four numbers
+
+
 def in_encoding(checkpoint, name, *, rounded=False):
     """*checkpoint* with the matrices of its blocks in the encoding *name*.
 
@@ -135,7 +147,7 @@ def in_encoding(checkpoint, name, *, rounded=False):
     weights = dict(checkpoint.weights)
     for key, weight in checkpoint.weights.items():
         is_matrix = key.startswith("blk.") and len(weight.shape) > 1 and key not in expected.vectors
-        if is_matrix and weight.shape[-1] % block == 0:
+        if is_matrix and weight.shape[-1] % block == 0 and weight.shape[-1] >= SHORTEST:
             weights[key] = _encoded(weight, name, rounded)
     return replace(checkpoint, weights=weights)
 

@@ -145,7 +145,7 @@ private:
     using Builder = void(const Operands& operands);
     Builder embed, lookup, take, norm, center, linear, split, join, transpose, rotate, temper,
         attend, convolve, delta_rule, selective_scan, gate, route, enumerate, expert_linear,
-        combine, hadamard, add_to, scale, select, clamp, xielu;
+        combine, hadamard, add_to, scale, select, clamp, xielu, blend, resize, cutoff;
 
     int known(int64_t r) const;
     int reg(const Operands& operands, const char* field) const {

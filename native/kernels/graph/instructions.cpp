@@ -30,10 +30,13 @@ void Graph::embed(const Operands& operands) {
     const Matrix given = operands.matrices("table").at(0).at(0),
                  table = shaped(given, width(out), given.rows);
     const float scale = operands.real("scale");
-    vocabulary_ = vocabulary_ == 0 ? table.rows : std::min(vocabulary_, table.rows);
+    const int64_t rows = operands.integer("rows");
+    require(rows >= 0 && rows <= table.rows, "more rows than the table has");
+    if (rows == 0) vocabulary_ = vocabulary_ == 0 ? table.rows : std::min(vocabulary_, table.rows);
     add_row(
         [=](Pass& pass, int64_t row) {
-            const int64_t id = pass.of_row[size_t(row)].token;
+            const int64_t token = pass.of_row[size_t(row)].token;
+            const int64_t id = rows > 0 && token >= rows ? 0 : token;
             float* x = at(pass, out, row);
             read_row(table, id, x);
             if (scale != 1.0f)

@@ -242,4 +242,61 @@ void Graph::combine(const Operands& operands) {
     });
 }
 
+void Graph::blend(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x"), y = reg(operands, "y");
+    const float x_share = operands.real("x_share"), y_share = operands.real("y_share");
+    require(width(x) == width(y) && width(out) == width(x), "widths differ");
+    add_row([=](Pass& pass, int64_t row) {
+        const float *first = at(pass, x, row), *second = at(pass, y, row);
+        float* to = at(pass, out, row);
+        for (int64_t i = 0; i < width(x); ++i) to[i] = first[i] * x_share + second[i] * y_share;
+    });
+}
+
+void Graph::resize(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x"), like = reg(operands, "like");
+    const double eps = operands.number("eps");
+    require(width(x) == width(like) && width(out) == width(x) && out != like, "widths differ");
+    require(eps > 0.0, "a least square that is not above 0");
+    const auto mean_square = [](const float* from, int64_t n) {
+        double sum = 0.0;
+        for (int64_t i = 0; i < n; ++i) sum += double(from[i]) * double(from[i]);
+        return sum / double(n);
+    };
+    add_row(
+        [=](Pass& pass, int64_t row) {
+            const int64_t n = width(x);
+            const float* from = at(pass, x, row);
+            const double own = mean_square(from, n), wanted = mean_square(at(pass, like, row), n);
+            const float factor = float(std::sqrt(wanted) / std::sqrt(own < eps ? eps : own));
+            float* to = at(pass, out, row);
+            for (int64_t i = 0; i < n; ++i) to[i] = from[i] * factor;
+        },
+        [](Pass&) { count_call(Op::rms_norm); });
+}
+
+void Graph::cutoff(const Operands& operands) {
+    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const double deviations = operands.number("deviations");
+    require(width(out) == width(x), "widths differ");
+    add_row(
+        [=](Pass& pass, int64_t row) {
+            const int64_t n = width(x);
+            const float* from = at(pass, x, row);
+            const double mean = std::accumulate(from, from + n, 0.0) / double(n);
+            double squares = 0.0;
+            for (int64_t i = 0; i < n; ++i) {
+                const double distance = double(from[i]) - mean;
+                squares += distance * distance;
+            }
+            const float least = float(mean + std::sqrt(squares / double(n)) * deviations);
+            float* to = at(pass, out, row);
+            for (int64_t i = 0; i < n; ++i) {
+                const float above = from[i] - least;
+                to[i] = above < 0.0f ? 0.0f : above;
+            }
+        },
+        [](Pass&) { count_call(Op::gate); });
+}
+
 }  // namespace bitnet

@@ -199,7 +199,8 @@ enum class Gate : int {
     identity,
     gelu,
     gelu_quick,
-    softplus
+    softplus,
+    tanh
 };
 
 struct RopeArgs {

@@ -367,9 +367,9 @@ bool row_ops_agree(const Kernels& k) {
     Random random;
     const std::vector<float> x = random.units(kCols), w = random.units(kCols);
     const auto near = [&](auto run) { return agrees<float>(k, kCols, false, run); };
-    for (const Gate kind :
-         {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid, Gate::silu_clamped,
-          Gate::swiglu_oai, Gate::identity, Gate::gelu, Gate::gelu_quick, Gate::softplus})
+    for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2, Gate::relu, Gate::sigmoid,
+                            Gate::silu_clamped, Gate::swiglu_oai, Gate::identity, Gate::gelu,
+                            Gate::gelu_quick, Gate::softplus, Gate::tanh})
         if (!near([&](const Kernels& kernels, float* out) {
                 kernels.gate(kind, x.data(), w.data(), kCols - 3, out);
             }))

@@ -157,6 +157,8 @@ inline void gate(Gate kind, const float* gates, const float* ups, int64_t n, flo
             return each([](float g, float u) { return u / (1.0f + exp_fast(-g)); });
         case Gate::softplus:
             return each([](float g, float u) { return float(softplus(double(g))) * u; });
+        case Gate::tanh:
+            return each([](float g, float u) { return float(std::tanh(double(g))) * u; });
         case Gate::silu_clamped:
             return clamped(1.0f, 0.0f);
         case Gate::swiglu_oai:

@@ -42,7 +42,7 @@ void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float s
 Gate gate_of(std::string_view name) {
     constexpr std::string_view kNames[] = {"silu",    "gelu_tanh",    "relu_squared", "relu",
                                            "sigmoid", "silu_clamped", "swiglu_oai",   "identity",
-                                           "gelu",    "gelu_quick",   "softplus"};
+                                           "gelu",    "gelu_quick",   "softplus",     "tanh"};
     return Gate(place_of(kNames, name, "unknown gate"));
 }
 
