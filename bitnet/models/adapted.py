@@ -20,6 +20,7 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.families.blocks import State
+from bitnet.families.config_json import describe
 from bitnet.families.family import of_gguf
 from bitnet.families.tensor_names import gguf_name, name_with_states
 from bitnet.formats.adapters import Adapter, Pair, read_adapter
@@ -252,8 +253,9 @@ def _order_of(
     """Order of the rows of *matrix* in *checkpoint*, if it is not that of *adapter*."""
     family = of_gguf(checkpoint.architecture)
     is_file = checkpoint.gguf is not None
+    own = None if adapter.is_gguf else _family_order(matrix, adapter, checkpoint)
     if adapter.is_gguf == is_file or family is None:
-        return None
+        return own
     if any(isinstance(cache, State) for cache in config.caches):
         raise Unsupported(
             f"{adapter.path.name} is for a {'folder' if is_file else 'GGUF file'}, where rows of "
@@ -261,6 +263,41 @@ def _order_of(
             hint="run it with the model in the same form",
         )
     order = row_order(matrix, replace(checkpoint, rope_style=family.rope_style), config)
-    if order is None or is_file:
-        return order
-    return np.argsort(order)
+    if order is None:
+        return own
+    if not is_file:
+        return np.argsort(order)
+    return order if own is None else own[order]
+
+
+def _family_order(matrix: str, adapter: Adapter, checkpoint: Checkpoint) -> NDArray[np.intp] | None:
+    """Order of the rows of *matrix* here, if a folder of the family has them in another one.
+
+    Raises:
+        Unsupported: a GGUF file does not say by which numbers of a folder they are ordered.
+    """
+    family = of_gguf(checkpoint.architecture)
+    if checkpoint.config is not None:
+        described = describe(
+            checkpoint.config, model=checkpoint.path.name, ignore=checkpoint.ignored
+        )
+        orders = described.orders
+    elif family is None:
+        return None
+    else:
+        try:
+            orders = family.orders({})
+        except KeyError:
+            raise Unsupported(
+                f"{adapter.path.name} is for a folder, where rows of {family.title} models have "
+                "another order",
+                hint="run it with the model in the same form",
+            ) from None
+    end = matrix.split(".", 2)[2] if matrix.startswith("blk.") else matrix
+    reorder = orders.get(end)
+    if reorder is None:
+        return None
+    numbers = np.arange(checkpoint.weights[matrix].shape[0], dtype=np.intp)[:, None]
+    order = reorder(numbers)
+    # Adapters of matrices that a folder stores by columns have their rows as they are here.
+    return None if order.shape != numbers.shape else order[:, 0]

@@ -4,14 +4,14 @@ import importlib.util
 
 import pytest
 from llama_cpp_models import written
-from sensitivity import OF_64_BLOCKS, OTHERWISE, READ_BY_IK, REFUSED, THEIRS
+from sensitivity import OTHERWISE, READ_BY_IK, REFUSED, THEIRS, TOO_SLOW
 from verdicts import check_verdicts
 
 from bitnet.crossval.references import REFERENCES
 
 pytestmark = pytest.mark.slow
 
-LEFT_OUT = (*REFUSED, *OTHERWISE, *OF_64_BLOCKS)
+LEFT_OUT = (*REFUSED, *OTHERWISE, *TOO_SLOW)
 
 
 def needs(module):

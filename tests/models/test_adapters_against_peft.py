@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from dense_models import DENSE, GEMMA3N
 from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, relative_difference, torch
+from mixed_models import MIXED
 from quiet_libraries import QUIET
 
 from bitnet.formats.containers import open_checkpoint
@@ -17,6 +19,7 @@ peft = pytest.importorskip(
 
 pytestmark = [pytest.mark.slow, *QUIET]
 
+OF_ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CASES = {
     "llama": ("Llama", {}, {}),
@@ -33,6 +36,33 @@ CASES = {
         {},
         {"target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]},
     ),
+    "gemma3n": (
+        "Gemma3n",
+        GEMMA3N,
+        {"target_modules": [*ALL, "linear_left", "linear_right", "per_layer_projection"]},
+    ),
+    "nanochat": ("NanoChat", {}, {"target_modules": [*OF_ATTENTION, "fc1", "fc2"]}),
+    "olmo-hybrid": (
+        *MIXED["olmo-hybrid"],
+        {"target_modules": [*ALL, "a_proj", "b_proj", "g_proj"]},
+    ),
+    "jamba": (
+        *MIXED["jamba"],
+        {"target_modules": [*OF_ATTENTION, "in_proj", "x_proj", "out_proj"]},
+    ),
+    "mamba": (*MIXED["mamba"], {"target_modules": ["in_proj", "x_proj"]}),
+    "falcon-mamba": (
+        *MIXED["falcon-mamba"],
+        {"target_modules": ["in_proj", "x_proj"]},
+    ),
+    "laguna": (*MIXED["laguna"], {"target_modules": [*OF_ATTENTION, "g_proj"]}),
+    "kimi-linear": (*MIXED["kimi-linear"], {"target_modules": ["q_proj", "v_proj", "o_proj"]}),
+    "gptneox": (
+        *DENSE["gptneox"],
+        {"target_modules": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]},
+    ),
+    "bloom": (*DENSE["bloom"], {"target_modules": ["query_key_value", "dense_h_to_4h"]}),
+    "falcon": (*DENSE["falcon-40b"], {"target_modules": ["query_key_value", "dense"]}),
     "granite": ("Granite", {"residual_multiplier": 0.5}, {}),
 }
 

@@ -100,11 +100,15 @@ def test_experts_in_mxfp4_agree_with_transformers_and_stay_so_in_a_file(tmp_path
     np.testing.assert_array_equal(before.data, after.data)
 
 
-def test_the_text_of_a_model_of_images_and_sound_is_read_alone(tmp_path):
+@pytest.mark.parametrize(
+    ("case", "kind", "named"),
+    [("gemma4-e2b", "gemma4", "Gemma4"), ("gemma3n", "gemma3n", "Gemma3n")],
+)
+def test_the_text_of_a_model_of_images_and_sound_is_read_alone(case, kind, named, tmp_path):
     """Also with tensors of keys and values in layers that share those of others."""
     from safetensors.torch import load_file, save_file
 
-    model = make(*CASES["gemma4-e2b"], tmp_path)
+    model = make(*CASES[case], tmp_path)
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
     file = tmp_path / "model.safetensors"
@@ -122,8 +126,8 @@ def test_the_text_of_a_model_of_images_and_sound_is_read_alone(tmp_path):
     save_file(tensors | unread, file)
     path = tmp_path / "config.json"
     text = json.loads(path.read_text())
-    named = {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"]}
-    path.write_text(json.dumps(named | {"text_config": text, "vision_config": {"hidden_size": 8}}))
+    outer = {"model_type": kind, "architectures": [f"{named}ForConditionalGeneration"]}
+    path.write_text(json.dumps(outer | {"text_config": text, "vision_config": {"hidden_size": 8}}))
     assert relative_difference(ours(tmp_path), expected) < MAX_RELATIVE_DIFFERENCE
 
 

@@ -67,7 +67,8 @@ OURS = tuple(dict.fromkeys((*FAMILIES, *ENCODERS, *EMBEDDERS, *HYBRIDS, *LAYERED
 THEIRS = (
     {name: (name, {}) for name in (*FAMILIES, *ENCODERS, *LAYERED)} | CASES | OF_STATES | OF_EXPERTS
 )
-OF_64_BLOCKS = ("exaone4-windows", "exaone4-windows-without-a-key")  # too slow for the table
+# For the table, whose every mistake is a pass over many layers.
+TOO_SLOW = ("exaone4-windows", "exaone4-windows-without-a-key", "gemma3n-shared-caches")
 TERNARY = ("I2_S", "TQ1_0", "TQ2_0")  # of ternary families
 ENCODINGS = (*FLOATS, *BLOCKS)
 #: One for each type of activations that llama.cpp rounds to: floats, Q8_0, Q8_1 and Q8_K.
@@ -331,7 +332,7 @@ def names_of(engine: str, encoding: str) -> tuple[str, ...]:
         from compared_folders import FOLDERS  # needs torch
 
         return tuple(FOLDERS)
-    left_out = {*REFUSED, *OTHERWISE, *OF_64_BLOCKS}
+    left_out = {*REFUSED, *OTHERWISE, *TOO_SLOW}
     read = READ_BY_IK if engine == "ik_llama.cpp" else THEIRS
     return tuple(it for it in read if it not in left_out and fits(it, encoding))
 

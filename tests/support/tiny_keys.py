@@ -349,7 +349,7 @@ def _gemma3n(more):
     It divides the sum of squares by one less than the width, and has this factor in ten layers.
     """
     layers = more.get("block_count", 4)
-    width = 512
+    width = 1024
     scale = 1.6448533535003662 * (width / (width - 1)) ** 0.5
     return {
         "activation_sparsity_scale": [scale] * min(layers, 10) + [-math.inf] * max(layers - 10, 0),
