@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bitnet.families.hadamard import HadamardBasis
     from bitnet.families.heads import Classifier, Projection
     from bitnet.families.rope import Rope
-    from bitnet.families.streams import Cycles, Streams
+    from bitnet.families.streams import Streams
 
 LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
 LARGEST_HEAD = 1 << 16
@@ -255,7 +255,6 @@ class ModelConfig:
     # there are as many blocks; 0: each block has tensors
     looped_blocks: int = 0
     loop_norm: str = ""  # name of the norm of the stream between two of these turns; empty: none
-    cycles: Cycles | None = None  # of two stacks of blocks that run in turns; ``None``: it has one
     streams: Streams | None = None  # that stand beside the residual stream; ``None``: there is one
     # its input is the embedding of a token joined with a hidden state of another decoder, that of
     # the token before
@@ -339,12 +338,6 @@ class ModelConfig:
             count = self.streams.count
             yield not 2 <= count <= MOST_STREAMS, f"{count:,} residual streams"
             yield not 0 <= self.streams.active < count, f"a stream beyond {count:,} that is read"
-        if self.cycles is not None:
-            stacks = f"stacks of {self.cycles.layers:,} layers, of which the low one runs "
-            stacks += f"{self.cycles.low:,} times"
-            yield min(self.cycles.layers, self.cycles.low) < 1, stacks
-            turn = max(self.cycles.layers * self.cycles.runs, 1)
-            yield len(self.blocks) % turn > 0, f"parts of turns of {stacks}"
 
 
 def _outside(cap: float) -> bool:

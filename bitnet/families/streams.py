@@ -17,27 +17,3 @@ class Streams:
 
     count: int  # streams
     active: int  # number of the one that blocks read
-
-
-@dataclass(frozen=True, eq=False)
-class Cycles:
-    """Two stacks of blocks, a low and a high one, that work on two streams in turns (HRM).
-
-    The high stream begins as the embeddings, the low one as a vector of the model. The low stack
-    makes the low stream of the sum of both, several times, then the high stack the high one
-    (arXiv:2506.21734). Every run of a block has a cache of its own.
-    """
-
-    layers: int  # blocks of a stack; those of the low one come first
-    low: int  # runs of the low stack before each of the high one
-
-    @property
-    def runs(self) -> int:
-        """Runs of stacks until the high one has run once."""
-        return self.low + 1
-
-    def block(self, layer: int) -> int:
-        """Number of the block that runs as the *layer*."""
-        run, number = divmod(layer, self.layers)
-        is_high = run % self.runs == self.low
-        return number + self.layers * is_high

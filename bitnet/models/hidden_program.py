@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from bitnet.families.blocks import Block, Branch, ModelConfig
-    from bitnet.families.streams import Cycles, Streams
+    from bitnet.families.streams import Streams
     from bitnet.kernels.program import Program, Register
     from bitnet.models.layout import Layout
 
@@ -127,8 +127,6 @@ class _Decoder:
             self._layer_inputs = layer_inputs(write, first, x)
         if decoder.streams is not None:
             return self._norm_result(self._run_streams(decoder.streams, x))
-        if decoder.cycles is not None:
-            return self._norm_result(self._run_cycles(decoder.cycles, x))
         for write.layer, block in enumerate(decoder.blocks, decoder.first_block):
             write.block = f"blk.{self._number()}."
             if decoder.loop_norm and write.layer and write.block == "blk.0.":
@@ -170,27 +168,6 @@ class _Decoder:
         y = write.norm(y, branch.post_norm)
         write.mark("first_prediction_out", y)
         return (first, *(write.add(stream, y) for stream in others))
-
-    def _run_cycles(self, cycles: Cycles, x: Register) -> Register:
-        """The high stream behind all turns of both stacks, which begins as *x*."""
-        write = self.write
-        high = x
-        low = write.lookup("hrm.z_l_init", "text", 1)
-        for run in range(self._decoder.n_layers // cycles.layers):
-            x = write.add(high, low)
-            first = run * cycles.layers
-            for write.layer in range(first, first + cycles.layers):
-                write.block = f"blk.{cycles.block(write.layer)}."
-                x = self._block(self._decoder.blocks[write.layer], x)
-            write.layer = first
-            write.block = ""
-            x = write.norm(x, "")
-            write.mark("stack_norm", x)
-            if run % cycles.runs == cycles.low:
-                high = x
-            else:
-                low = x
-        return high
 
     def _number(self) -> int:
         """Number of the tensors of the block that is written."""
