@@ -126,7 +126,7 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
         kinds.append(
             st.builds(dict.__or__, longrope, optional(attention_factor=maybe, factor=factor))
         )
-    if kind in ("Gemma3", "Gemma4", "Olmo3"):
+    if kind in ("Gemma3", "Gemma3n", "Gemma4", "Olmo3"):
         full = st.one_of(kinds[:2])
         if kind == "Gemma4":
             part = st.sampled_from([0.25, 0.4, 0.5, 1.0])
@@ -197,6 +197,7 @@ _HEAD_DIM_NEEDED = (
         "Gemma",
         "Gemma2",
         "Gemma3",
+        "Gemma3n",
         "Gemma4",
         "Glm4",
         "Glm4Moe",
@@ -216,6 +217,7 @@ _LAYERS = {
     "Gemma3": st.sampled_from([2, 7]),
     "GraniteMoeHybrid": st.integers(2, 5),
     "NemotronH": st.integers(2, 6),
+    "Gemma3n": st.sampled_from([2, 3, 6]),
     "Gemma4": st.sampled_from([2, 4, 6, 7]),
     "Qwen3_5": st.integers(1, 6),
     "Qwen3_5Moe": st.integers(1, 6),

@@ -67,6 +67,35 @@ def _gemma4(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     )
 
 
+@st.composite
+def _gemma3n(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    streams = draw(st.integers(2, 5))
+    shares = st.sampled_from([0.0, 0.0, 0.3, 0.5, 0.95])
+    return draw(
+        st.fixed_dictionaries(
+            {
+                "activation_sparsity_pattern": st.lists(shares, min_size=layers, max_size=layers),
+                "altup_active_idx": st.integers(0, streams - 1),
+                "altup_num_inputs": st.just(streams),
+                "hidden_size_per_layer_input": st.sampled_from([8, 32]),
+                "laurel_rank": st.sampled_from([4, 16]),
+                # Kinds of layers by turns: those that share need one of their kind before.
+                "layer_types": st.just(
+                    [("sliding_attention", "full_attention")[layer % 2] for layer in range(layers)]
+                ),
+                "num_kv_shared_layers": st.integers(0, layers - 2),
+                "sliding_window": st.sampled_from([4, 11, 64]),
+                "vocab_size_per_layer_input": st.sampled_from([96, 96, 60]),
+            },
+            optional={
+                "altup_correct_scale": st.sampled_from([True, True, True, False]),
+                "attention_bias": st.sampled_from([False, False, True]),
+                "final_logit_softcapping": st.sampled_from([2.0, 30.0]),
+            },
+        )
+    )
+
+
 def _qwen(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
     return optional(
         use_sliding_window=st.booleans(),
@@ -173,6 +202,7 @@ DENSE = {
         final_logit_softcapping=CAPS,
         use_bidirectional_attention=st.sampled_from([False, False, False, True]),
     ),
+    "Gemma3n": _gemma3n,
     "Gemma4": _gemma4,
     "Glm4": lambda _layers: optional(attention_bias=BIAS),
     "GPTBigCode": lambda _layers: optional(
