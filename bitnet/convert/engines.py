@@ -98,7 +98,7 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
 
 
 def _streams(checkpoint: Checkpoint, config: ModelConfig, streams: Streams) -> _Texts:
-    """What llama.cpp does with models of several streams, whose sizes it has as constants."""
+    """Constants of llama.cpp for models of several streams, where the model has other values."""
     kind = config.architecture
     mixers = tuple(config.mixers())
     sizes = {

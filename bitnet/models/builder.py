@@ -228,7 +228,7 @@ class Builder(ValueWriter):
         return resized
 
     def cut_off(self, x: Register, deviations: float) -> Register:
-        """What *x* exceeds its mean by, less so many standard *deviations*, or 0."""
+        """Excess of *x* over its mean, less so many standard *deviations*, or 0."""
         cut = self.value(x.width)
         self.append(Cutoff(cut, x, deviations))
         return cut
