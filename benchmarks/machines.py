@@ -67,7 +67,7 @@ def page(machines):
             for row in group:
                 cells = [f"{row[test]:,.0f}" if row.get(test) else "" for test in tests]
                 cells.append(turns_of(row))
-                name = f"{row['engine']}{' (lossy)' * bool(row.get('lossy'))}"
+                name = f"{row['engine']} (lossy)" if row.get("lossy") else row["engine"]
                 lines += [f"| {row['model']} | {row['threads']} | {name} | {' | '.join(cells)} |"]
             if ratio:
                 cells = [f"{ratio[test]:.2f}" if test in ratio else "" for test in tests]
