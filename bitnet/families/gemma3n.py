@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,6 +111,8 @@ def _deviations(share: float) -> float:
 
     The share is rounded to float32, as in transformers.
     """
+    from statistics import NormalDist  # here, since it loads what only these models need
+
     rounded = float(np.float32(share))
     return NormalDist().inv_cdf(rounded) if rounded > 0 else -math.inf
 

@@ -246,7 +246,8 @@ def test_a_graph_writes_no_more_rows_than_there_is_room_for():
     page = np.zeros((1, 2, 1, page_words(8)), dtype=np.int16)
     tables = (np.array([page.ctypes.data], dtype=np.uint64),)
     weight = Weight("t", (5, 8), F32, np.ones(40, dtype="<f4").view(np.uint8))
-    graph.add("Embed", out=0, table=NativeOps().prepare(weight, looked_up=True), scale=1.0)
+    table = NativeOps().prepare(weight, looked_up=True)
+    graph.add("Embed", out=0, table=table, scale=1.0, rows=0)
     graph.add("Attend", out=3, q=0, k=1, v=2, table=0, **AT_REST)
     run = (
         np.zeros(3, np.int64),

@@ -57,7 +57,9 @@ GEMMA_4 = {
     "hidden_size_per_layer_input": 0,
     "num_kv_shared_layers": 0,
 }
+#: Keys of Gemma 3n's text.
 GEMMA_3N = {
+    **TINY,
     "head_dim": 16,
     "num_hidden_layers": 5,
     "num_kv_shared_layers": 0,
@@ -65,15 +67,6 @@ GEMMA_3N = {
     "vocab_size_per_layer_input": 90,
     "laurel_rank": 8,
     "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0],
-}
-GEMMA_SOUNDS = {
-    "hidden_size": 32,
-    "input_feat_size": 16,
-    "conf_num_attention_heads": 2,
-    "conf_num_hidden_layers": 1,
-    "sscp_conv_channel_size": [4, 4],
-    "vocab_size": 4,
-    "vocab_offset": 300,
 }
 GEMMA_IMAGES = {
     name: size for name, size in IMAGES.items() if name not in ("image_size", "patch_size")
@@ -120,10 +113,6 @@ OUTER_MODELS = {
     "cohere2_vision": (_text("cohere2", sliding_window=6), _SIGLIP),
     "deepseek_vl": (_LLAMA, _SIGLIP),
     "gemma3": _GEMMA_3,
-    "gemma3n": (
-        _text("gemma3n_text", **GEMMA_3N),
-        {"vision_config": {"vocab_offset": 200}, "audio_config": GEMMA_SOUNDS},
-    ),
     "gemma4": (
         _text("gemma4_text", **GEMMA_4),
         {"audio_config": None, "vision_config": GEMMA_IMAGES},

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from hf_folders import save_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -495,6 +495,6 @@ def write_folder(kind: str, folder: Path, **changes: Any) -> Callable[[list[int]
         tensors[name] = values.astype(np.float32)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
+    save_tensors(folder / "model.safetensors", tensors)
     exact = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     return lambda ids: logits(exact, config, ids)
