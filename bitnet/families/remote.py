@@ -324,7 +324,7 @@ register(
         "add_bias_linear": ("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
         "add_qkv_bias": ("attn_qkv",),
     },
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES)),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True),
     translate=_chatglm_keys,
     decoder=partial(dense_as_stored, ffn={"fused": True}),
 )
@@ -338,5 +338,6 @@ register(
     config_keys=reads("partial_rotary_factor"),
     biases={"attention_bias": QKV},
     partial_rotation=True,
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), whole_width=True),
     decoder=partial(dense_as_stored, ffn={"fused": True}),
 )
