@@ -85,14 +85,23 @@ def keys_of(
 def _in_order_of_calls(
     keys: Mapping[str, tuple[str, float]], program: Program
 ) -> dict[str, tuple[str, float]]:
-    """*keys* by our names, with that of each run of a module that runs several times in a pass."""
+    """*keys* by our names, with that of each run of a module that runs several times in a pass.
+
+    Two names of one value, as of the last norm of an encoder, are of one run.
+    """
     calls: Counter[str] = Counter()
+    latest: dict[str, Register] = {}  # registers that hold what the last run of a module gave
     ordered: dict[str, tuple[str, float]] = {}
     for step in program.instructions:
-        if isinstance(step, Mark) and step.name in keys:
+        if not isinstance(step, Mark):
+            written = results(step)
+            latest = {key: held for key, held in latest.items() if held not in written}
+        elif step.name in keys:
             key, factor = keys[step.name]
-            ordered[step.name] = key_of_call(key, calls[key]), factor
-            calls[key] += 1
+            if latest.get(key) != step.register:
+                calls[key] += 1
+                latest[key] = step.register
+            ordered[step.name] = key_of_call(key, calls[key] - 1), factor
     return ordered
 
 
