@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.blocks import ModelConfig
+    from bitnet.families.family import Values
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.weight import Weight
 
@@ -196,6 +197,7 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
     family = of_gguf(checkpoint.architecture)
     outer: set[str] = set() if adapter.is_gguf else {_EMBEDDING, _HEAD, _TEXTS}
     changes = _Changes({}, {}, {}, name)
+    orders: Values | None = None  # of the folder's rows, read from its config.json once
     for key in dict.fromkeys((*adapter.pairs, *adapter.matrices)):
         matrix = key
         if not adapter.is_gguf and family is not None:
@@ -225,7 +227,9 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
                     f"{weight.shape}",
                     hint="use the model that the adapter was trained on",
                 )
-        order = _order_of(matrix, adapter, checkpoint, config)
+        if orders is None:
+            orders = {} if adapter.is_gguf else _folder_orders(adapter, checkpoint)
+        order = _order_of(matrix, adapter, checkpoint, config, orders)
         if is_whole:
             changes.matrices[matrix] = adapter.matrices[key]
         if key in adapter.pairs:
@@ -248,12 +252,15 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
 
 
 def _order_of(
-    matrix: str, adapter: Adapter, checkpoint: Checkpoint, config: ModelConfig
+    matrix: str, adapter: Adapter, checkpoint: Checkpoint, config: ModelConfig, orders: Values
 ) -> NDArray[np.intp] | None:
-    """Order of the rows of *matrix* in *checkpoint*, if it is not that of *adapter*."""
+    """Order of the rows of *matrix* in *checkpoint*, if it is not that of *adapter*.
+
+    *orders* are those of :func:`_folder_orders`.
+    """
     family = of_gguf(checkpoint.architecture)
     is_file = checkpoint.gguf is not None
-    own = None if adapter.is_gguf else _family_order(matrix, adapter, checkpoint)
+    own = _order_by(orders, matrix, checkpoint)
     if adapter.is_gguf == is_file or family is None:
         return own
     if any(isinstance(cache, State) for cache in config.caches):
@@ -270,29 +277,30 @@ def _order_of(
     return order if own is None else own[order]
 
 
-def _family_order(matrix: str, adapter: Adapter, checkpoint: Checkpoint) -> NDArray[np.intp] | None:
-    """Order of the rows of *matrix* here, if a folder of the family has them in another one.
+def _folder_orders(adapter: Adapter, checkpoint: Checkpoint) -> Values:
+    """Functions that put the rows of a folder's matrices in the order that they have here.
 
     Raises:
         Unsupported: a GGUF file does not say by which numbers of a folder they are ordered.
     """
     family = of_gguf(checkpoint.architecture)
     if checkpoint.config is not None:
-        described = describe(
-            checkpoint.config, model=checkpoint.path.name, ignore=checkpoint.ignored
-        )
-        orders = described.orders
-    elif family is None:
-        return None
-    else:
-        try:
-            orders = family.orders({})
-        except KeyError:
-            raise Unsupported(
-                f"{adapter.path.name} is for a folder, where rows of {family.title} models have "
-                "another order",
-                hint="run it with the model in the same form",
-            ) from None
+        model = checkpoint.path.name
+        return describe(checkpoint.config, model=model, ignore=checkpoint.ignored).orders
+    if family is None:
+        return {}
+    try:
+        return family.orders({})
+    except KeyError:
+        raise Unsupported(
+            f"{adapter.path.name} is for a folder, where rows of {family.title} models have "
+            "another order",
+            hint="run it with the model in the same form",
+        ) from None
+
+
+def _order_by(orders: Values, matrix: str, checkpoint: Checkpoint) -> NDArray[np.intp] | None:
+    """Order of the rows of *matrix* by the one of *orders* that is for it, if there is one."""
     end = matrix.split(".", 2)[2] if matrix.startswith("blk.") else matrix
     reorder = orders.get(end)
     if reorder is None:
