@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bitnet.families.rope import Rope
 
 _PERIOD = 4  # layers, the first of which has no window, if no key says which have
+_GELUS: tuple[Activation, ...] = ("gelu", "gelu_tanh")  # of Spark-X2.5
 _OWN_ROPE = reads("rope.dimension_count_swa rope.freq_base_swa")
 
 
@@ -47,9 +48,6 @@ def _local(keys: Keys, rope: Rope) -> Rope:
         theta=keys.number("rope.freq_base_swa", rope.theta),
         dims=keys.integer("rope.dimension_count_swa", rope.dims),
     )
-
-
-_GELUS: tuple[Activation, ...] = ("gelu", "gelu_tanh")
 
 
 def _spark(keys: Keys) -> ModelConfig:
