@@ -82,7 +82,8 @@ class Center:
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
-        groups = x.reshape(len(x), -1, self.width or x.shape[1])
+        width = self.width or x.shape[1]
+        groups = x.reshape(len(x), x.shape[1] // width, width)  # of no rows, too
         mean = groups.mean(axis=-1, keepdims=True, dtype=np.float64)
         on.registers[self.out] = (groups - mean.astype(x.dtype)).reshape(x.shape)
 
@@ -192,8 +193,8 @@ class Join:
 
     def run(self, on: Pass) -> None:
         parts = [on.registers[part] for part in self.parts]
-        grouped = [part.reshape(len(part), self.groups, -1) for part in parts]
-        on.registers[self.out] = np.concatenate(grouped, axis=2).reshape(len(parts[0]), -1)
+        grouped = [part.reshape(len(part), self.groups, part.shape[1] // self.groups) for part in parts]
+        on.registers[self.out] = np.concatenate(grouped, axis=2).reshape(len(parts[0]), self.out.width)
 
 
 @dataclass(frozen=True)
@@ -207,10 +208,10 @@ class Split:
     def run(self, on: Pass) -> None:
         at = 0
         x = on.registers[self.x]
-        parts = x.reshape(len(x), self.groups, -1)
+        parts = x.reshape(len(x), self.groups, x.shape[1] // self.groups)
         for out in self.outs:
             width = out.width // self.groups
-            on.registers[out] = parts[..., at : at + width].reshape(len(x), -1)
+            on.registers[out] = parts[..., at : at + width].reshape(len(x), out.width)
             at += width
 
 
@@ -252,7 +253,7 @@ class Rotate:
         rotated = x.copy()
         rotated[..., first] = x[..., first] * cos - x[..., second] * sin
         rotated[..., second] = x[..., second] * cos + x[..., first] * sin
-        on.registers[self.out] = rotated.reshape(len(x), -1)
+        on.registers[self.out] = rotated.reshape(on.registers[self.x].shape)
 
 
 @dataclass(frozen=True)

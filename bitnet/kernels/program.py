@@ -231,7 +231,7 @@ class Pass:
     def heads(self, register: Register, head_dim: int) -> Array:
         """Value of *register* head by head, ``(T, heads, head_dim)``."""
         x = self.registers[register]
-        return x.reshape(len(x), -1, head_dim)
+        return x.reshape(len(x), x.shape[1] // head_dim, head_dim)
 
     def rows(self) -> Iterator[tuple[slice, KVCache]]:
         """Rows of each segment, and its cache."""

@@ -12,6 +12,7 @@ from tiny_models import in_encoding, tiny
 from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported, UsageError
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.program import Segment
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import ARCHITECTURES, config_from, load_model
 from bitnet.quants import types
@@ -68,6 +69,19 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(architecture):
     np.testing.assert_allclose(
         logits(checkpoint, chunk=3, dtype=np.float64), logits(checkpoint, dtype=np.float64), 1e-9
     )
+
+
+@pytest.mark.parametrize("architecture", sorted({*FAMILIES, *HYBRIDS, *LAYERED, *MIXTURES}))
+def test_a_part_of_a_prompt_that_returns_no_states_leaves_the_same_cache(architecture):
+    model = load_model(tiny(architecture), ops=ReferenceOps())
+    first, last = TOKENS[:5], TOKENS[5:]
+    results = []
+    for outputs in ("none", "all"):
+        cache = KVCache(model.config, 32)
+        states = model.hidden([Segment(first, cache, outputs)])[0]
+        assert len(states) == (0 if outputs == "none" else len(first))
+        results.append(model.forward(last, cache))
+    np.testing.assert_array_equal(*results)
 
 
 def test_interleaved_rope_is_half_rope_with_permuted_rows():

@@ -20,7 +20,7 @@ from configurations import KINDS, Case, cases
 from conversions import convert
 from engine_logits import distance, llama_cpp
 from hf_folders import tokenizer_folder
-from hf_models import random_model, save
+from hf_models import attention_of, random_model, save
 from tiny_models import TOKENS
 
 from bitnet.base.errors import InvalidFormat, Unsupported
@@ -107,7 +107,7 @@ def reopened(case: Case, folder: Path) -> Any:
     model, told = transformers.AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
-        attn_implementation="eager",
+        attn_implementation=attention_of(case.kind),
         output_loading_info=True,
         local_files_only=True,
     )

@@ -55,8 +55,7 @@ def random_model(kind, options, seed=0):
     torch.manual_seed(seed)
     text = "Text" if kind in ("Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
     config = getattr(transformers, f"{kind}{text}Config")(**options)
-    # transformers 5.24 counts Falcon's ALiBi twice where it is eager.
-    config._attn_implementation = "sdpa" if kind == "Falcon" else "eager"
+    config._attn_implementation = attention_of(kind)
     named = _CLASSES.get(kind, f"{kind}ForCausalLM")
     model = getattr(transformers, named)(config).float().eval()
     with torch.no_grad():
@@ -70,6 +69,12 @@ def random_model(kind, options, seed=0):
             if name.endswith("layer_scalar"):
                 buffer.fill_(0.4 + torch.rand(()))
     return model
+
+
+def attention_of(kind):
+    """Transformers' code of attention that is the oracle for *kind*."""
+    # transformers 5.24 counts Falcon's ALiBi twice where it is eager.
+    return "sdpa" if kind == "Falcon" else "eager"
 
 
 def of_granite(options):
