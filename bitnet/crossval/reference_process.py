@@ -72,6 +72,8 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
     version = f"build {digest[:12]}"  # of a user's own
     if distribution := _DISTRIBUTIONS.get(name):
         version = f"{distribution} {importlib.metadata.version(distribution)}"
+    if isinstance(engine, TransformersEngine) and engine.changes:
+        version = f"{version}, {engine.changes}"
     facts = EngineFacts(name, version, request["arithmetic"], engine.library.name, digest)
 
     # Its intermediates of the only prompt, which is then not run again.

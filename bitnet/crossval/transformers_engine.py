@@ -39,8 +39,33 @@ def import_module(name: str) -> ModuleType:
         raise EngineFailed(f"the Python package {name} does not load: {error}") from error
 
 
+def _keep_alibi_in_float32(torch: Any, falcon: Any) -> None:
+    """Let the biases by distance of the module *falcon* have the precision of the pass.
+
+    ``build_alibi_tensor`` of transformers 5.24 multiplies slopes by positions in bfloat16, whatever
+    the type of the model: from position 256 on, neighbours get one bias. This process runs the
+    reference alone, so nothing else meets the changed module.
+    """
+    build = falcon.build_alibi_tensor
+    to_bfloat16 = torch.Tensor.bfloat16
+
+    def build_in_float32(*arguments: Any, **named: Any) -> Any:
+        torch.Tensor.bfloat16 = torch.Tensor.float
+        try:
+            return build(*arguments, **named)
+        finally:
+            torch.Tensor.bfloat16 = to_bfloat16
+
+    falcon.build_alibi_tensor = build_in_float32
+
+
 class TransformersEngine:
-    """A model and a tokenizer of transformers."""
+    """A model and a tokenizer of transformers.
+
+    Attributes:
+        library: file of the library that computes.
+        changes: what of its code does not run as it is published, for the report; else empty.
+    """
 
     def __init__(self, path: str, threads: int, weights: bool, *, headless: bool) -> None:
         """Load the folder *path*, without *weights* its tokenizer alone.
@@ -52,6 +77,7 @@ class TransformersEngine:
         self._torch = torch
         self._model = cast("Any", None)
         self._headless = headless
+        self.changes = ""
         built = Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"
         self.library = built if built.exists() else Path(torch._C.__file__ or "")
         if weights:
@@ -67,6 +93,9 @@ class TransformersEngine:
             )
             if missing:  # it would fill them with random numbers
                 raise EngineFailed(f"the folder has no {missing[0]} ({len(missing)} are missing)")
+            if self._model.config.model_type == "falcon" and self._model.config.alibi:
+                _keep_alibi_in_float32(torch, import_module(type(self._model).__module__))
+                self.changes = "with ALiBi in float32 instead of bfloat16"
         try:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                 path, local_files_only=True

@@ -193,8 +193,12 @@ class Join:
 
     def run(self, on: Pass) -> None:
         parts = [on.registers[part] for part in self.parts]
-        grouped = [part.reshape(len(part), self.groups, part.shape[1] // self.groups) for part in parts]
-        on.registers[self.out] = np.concatenate(grouped, axis=2).reshape(len(parts[0]), self.out.width)
+        grouped = [
+            part.reshape(len(part), self.groups, part.shape[1] // self.groups) for part in parts
+        ]
+        on.registers[self.out] = np.concatenate(grouped, axis=2).reshape(
+            len(parts[0]), self.out.width
+        )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from hf_folders import save_tensors, tiny_folder, tokenizer_folder
+from hf_models import make
 from tiny_models import TOKENS
 
 from bitnet.crossval.references import Transformers
@@ -51,6 +52,18 @@ def test_a_folder_agrees_and_its_recording_notices_damage(bitnet, folder, tmp_pa
     findings = json.loads(done.out)["verdict"]["findings"]
     failed = {one["subject"] for one in findings if one["severity"] == "failed"}
     assert {"model", "logits"} <= failed
+
+
+def test_biases_by_distance_that_transformers_rounds_are_compared_in_float32(bitnet, tmp_path):
+    # 12 heads have slopes, and positions from 257 on have products, that bfloat16 does not hold.
+    options = {"num_attention_heads": 12, "hidden_size": 96, "alibi": True, "bias": True}
+    options |= {"multi_query": False, "parallel_attn": False, "vocab_size": len(TOKENS)}
+    make("Falcon", options, tmp_path / "model")
+    folder = tokenizer_folder(tmp_path / "model", TOKENS)
+    done = bitnet("crossval", "--model", folder, "--greedy", 3, "--json")
+    assert done.code == 0, done.err
+    version = json.loads(done.out)["reference"]["version"]
+    assert version.endswith("with ALiBi in float32 instead of bfloat16")
 
 
 def test_tokenizers_alone_need_no_weights(bitnet, folder):
