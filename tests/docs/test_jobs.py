@@ -127,6 +127,15 @@ def test_a_job_requires_the_programs_that_a_test_needs(module):
         ), f"no job of .ci/run that runs tests/{module} needs {program}"
 
 
+def test_a_test_names_extras_of_this_package_to_install():
+    wanted = re.compile(r"pip install '([\w-]+)\[([\w,-]+)\]'")
+    named = {match for path in TESTS.rglob("*.py") for match in wanted.findall(read(path))}
+    assert len(named) > 3
+    for package, extras in named:
+        assert package == PROJECT["name"]
+        assert {*extras.split(",")} <= {*PROJECT["optional-dependencies"]}
+
+
 def test_no_test_looks_for_a_program_by_itself():
     """A test that is skipped without a program has the marker, which the jobs are held to."""
     for path in TESTS.rglob("test_*.py"):

@@ -58,7 +58,7 @@ def test_the_table_has_what_a_version_of_transformers_assumes(python):
         command, input=json.dumps(keys), capture_output=True, text=True, check=False
     )
     if "No module named 'transformers'" in done.stderr and python == sys.executable:
-        pytest.skip("pip install 'bitnet[parity]'")
+        pytest.skip("pip install 'bitnet-xtask[parity]'")
     assert done.returncode == 0, done.stderr[-2000:]
     reply = json.loads(done.stdout.splitlines()[-1])
     table = read_table()

@@ -41,7 +41,7 @@ def test_a_file_that_does_not_say_what_positions_see_is_refused(tmp_path):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_vectors_are_those_of_llama_cpp(causal, tmp_path):
-    pytest.importorskip("xllamacpp", reason="not installed: an extra of crossval")
+    pytest.importorskip("xllamacpp", reason="pip install 'bitnet-xtask[crossval]'")
     file = written(tmp_path / "model.gguf", causal)
     with load(file) as model:
         ours = model.embed(TEXTS)

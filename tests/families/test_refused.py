@@ -37,7 +37,9 @@ def test_every_architecture_of_llama_cpp_is_read_or_refused_with_a_reason():
 
 
 def test_every_decoder_of_transformers_is_read_or_refused_with_a_reason():
-    auto = pytest.importorskip("transformers.models.auto.modeling_auto", reason="parity extra")
+    auto = pytest.importorskip(
+        "transformers.models.auto.modeling_auto", reason="pip install 'bitnet-xtask[parity]'"
+    )
     names = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     decided = {
         name for name in names if of_model_type(name) is not None or kind_of(name, is_folder=True)

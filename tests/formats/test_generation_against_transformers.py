@@ -27,7 +27,7 @@ VALUES = {
 
 @pytest.fixture(scope="module")
 def transformers():
-    return pytest.importorskip("transformers", reason="pip install 'bitnet[parity]'")
+    return pytest.importorskip("transformers", reason="pip install 'bitnet-xtask[parity]'")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ def settings(folder, **config):
 
 
 def test_every_attribute_of_transformers_is_decided_once():
-    transformers = pytest.importorskip("transformers", reason="pip install 'bitnet[parity]'")
+    transformers = pytest.importorskip("transformers", reason="pip install 'bitnet-xtask[parity]'")
     attributes = transformers.GenerationConfig().to_dict()
     assert len(attributes) > 50
     assert generation_keys.find_unknown(attributes) == []

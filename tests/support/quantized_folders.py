@@ -14,7 +14,7 @@ from bitnet.formats.stored_numbers import KEY
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
-PARITY = "pip install 'bitnet[parity]'"
+PARITY = "pip install 'bitnet-xtask[parity]'"
 #: The layer whose matrix is stored in codes.
 NAME = "model.layers.0.mlp.up_proj"
 

@@ -25,7 +25,7 @@ SAVED = 800  # drawn folders that each earlier version saves
 
 @pytest.fixture(scope="module")
 def transformers(tmp_path_factory):
-    found = pytest.importorskip("transformers", reason="pip install 'bitnet[parity]'")
+    found = pytest.importorskip("transformers", reason="pip install 'bitnet-xtask[parity]'")
     if not found.__version__.startswith("5."):
         pytest.skip("the rules are those of transformers 5")
     found.logging.set_verbosity_error()
