@@ -29,11 +29,7 @@ from bitnet.families.dense import (
 from bitnet.families.experts import EXPERT_CONFIG, GROUPED_KEYS, experts_by_groups
 from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, Values, register
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads, refusal
-from bitnet.families.states import (
-    CONVOLUTION_BIASES,
-    CONVOLUTION_KEYS,
-    squeeze_convolution,
-)
+from bitnet.families.lfm2 import CONVOLUTION_BIASES, CONVOLUTION_KEYS, squeeze_convolution
 
 _PERIOD = 4
 

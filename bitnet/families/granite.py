@@ -43,7 +43,7 @@ from bitnet.families.keys import (
     refusal,
     value_refusal,
 )
-from bitnet.families.states import MAMBA2_CONFIG, MAMBA2_KEYS, mamba2, mamba2_values
+from bitnet.families.mamba2 import MAMBA2_CONFIG, MAMBA2_KEYS, mamba2, mamba2_values
 
 _SUPPORT = LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight"))
 _SCALES = ("embedding_scale", "residual_scale", "logit_scale")

@@ -13,8 +13,8 @@ from bitnet.families.dense import ModelConfig, attention, model_of, per_layer, s
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import LlamaCppSupport, Values, register, register_variant
 from bitnet.families.keys import Config, Keys, contradiction, neutral, read, reads
+from bitnet.families.lfm2 import CONVOLUTION_KEYS
 from bitnet.families.linear import decay_rates
-from bitnet.families.states import CONVOLUTION_KEYS
 
 _KEYS = {
     "attention.causal": CONVOLUTION_KEYS["attention.causal"],
