@@ -11,6 +11,7 @@ import ctypes
 import os
 import struct
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,12 @@ _UNSET = struct.pack("<i", -1)
 # Numbers of the types in ggml.
 _F32 = 0
 _F16 = 1
+_KV_TYPES = struct.pack("<2i", _F16, _F16)  # type_k, type_v
+_INT_BYTES = 4
+_POINTER_BYTES = 8
+_NO_FLASH_ATTENTION = 0  # LLAMA_FLASH_ATTN_TYPE_DISABLED
+_NO_POOLING = 0  # LLAMA_POOLING_TYPE_NONE
+_UNKNOWN_LAYOUT = "the engine's parameters are laid out in an unknown way"
 
 _SOURCES = 10  # pointers in a tensor to those that it was computed from: GGML_MAX_SRC
 # Operations whose result is named by the weight that they read, in ggml's words.
@@ -44,7 +51,6 @@ _OF_WEIGHTS = ("MUL_MAT", "ADD", "MUL", "FUSED_RMS_NORM", "SSM_CONV")
 
 _Address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
-
 
 # Names of 2024, when functions took the model for its vocabulary.
 _OLDER = {
@@ -58,6 +64,43 @@ class Params(ctypes.Structure):
     """A parameter struct of unknown layout, of which the callee reads its own part."""
 
     _fields_ = (("raw", ctypes.c_ubyte * _PARAMS_BYTES),)
+
+
+@dataclass(frozen=True)
+class _ContextFields:
+    """Offsets in bytes of the fields of ``llama_context_params`` that are changed here."""
+
+    n_ctx: int  # n_batch and n_ubatch follow
+    pooling_type: int | None  # None in forks without all four types
+    flash_attn_type: int | None  # None in forks without it
+    cb_eval: int
+    type_k: int  # type_v follows
+
+    @classmethod
+    def find(cls, raw: bytes) -> _ContextFields:
+        """The offsets in the bytes *raw* of the default parameters.
+
+        Raises:
+            EngineFailed: the defaults are not those of any known version.
+        """
+        n_ctx = raw.find(_SIZES)
+        rope_freq_base = max(map(raw.find, _ROPES))
+        end = rope_freq_base + len(_ROPES[0])
+        cb_eval = -(-end // _POINTER_BYTES) * _POINTER_BYTES  # a pointer is aligned
+        type_k = cb_eval + 2 * _POINTER_BYTES  # behind cb_eval and cb_eval_user_data
+        kv_types = raw[type_k : type_k + len(_KV_TYPES)]
+        is_recognized = 0 <= n_ctx < rope_freq_base and kv_types == _KV_TYPES
+        if not is_recognized or _THREADS not in raw[n_ctx:rope_freq_base]:
+            raise EngineFailed(_UNKNOWN_LAYOUT)
+        rope_scaling_type = rope_freq_base - 4 * _INT_BYTES
+        has_four_types = raw[rope_scaling_type:rope_freq_base] == 4 * _UNSET
+        return cls(
+            n_ctx=n_ctx,
+            pooling_type=rope_scaling_type + _INT_BYTES if has_four_types else None,
+            flash_attn_type=rope_freq_base - _INT_BYTES if has_four_types else None,
+            cb_eval=cb_eval,
+            type_k=type_k,
+        )
 
 
 class Batch(ctypes.Structure):
@@ -161,7 +204,7 @@ class Llama:
             raise EngineFailed(f"the engine makes no context of {size} positions")
         try:
             if self._c.llama_n_ctx(handle) < size:
-                raise EngineFailed("the engine's parameters are laid out in an unknown way")
+                raise EngineFailed(_UNKNOWN_LAYOUT)
             self._c.llama_set_n_threads(handle, self._threads, self._threads)
             if self.head is not None:
                 self._c.llama_set_embeddings(handle, True)
@@ -173,23 +216,17 @@ class Llama:
     def _context_params(self, size: int, watch: Callable[..., None] | None) -> tuple[Params, Any]:
         """Parameters of a context, and the callback in them, which must live as long as it."""
         params = self._c.llama_context_default_params()
-        raw = bytes(params.raw)
-        sizes = raw.find(_SIZES)
-        rope = max(map(raw.find, _ROPES))
-        after = -(-(rope + len(_ROPES[0])) // 8) * 8  # cb_eval is a pointer
-        kv_types = struct.pack("<2i", _F16, _F16)
-        is_recognized = 0 <= sizes < rope and raw[after + 16 : after + 24] == kv_types
-        if not is_recognized or _THREADS not in raw[sizes:rope]:
-            raise EngineFailed("the engine's parameters are laid out in an unknown way")
+        fields = _ContextFields.find(bytes(params.raw))
         batch = min(size, self.batch or size)
-        struct.pack_into("<3I", params.raw, sizes, size, size, batch)
-        if raw[rope - 16 : rope] == 4 * _UNSET:
-            # No flash attention: its sums are rounded to f16.
-            struct.pack_into("<i", params.raw, rope - 4, 0)
-            if self.head is not None:  # a vector for each position, and none for the whole text
-                struct.pack_into("<i", params.raw, rope - 12, 0)
+        struct.pack_into("<3I", params.raw, fields.n_ctx, size, size, batch)
+        if fields.flash_attn_type is not None:
+            # The sums of flash attention are rounded to f16.
+            struct.pack_into("<i", params.raw, fields.flash_attn_type, _NO_FLASH_ATTENTION)
+        if fields.pooling_type is not None and self.head is not None:
+            # A vector for each position, and none for the whole text.
+            struct.pack_into("<i", params.raw, fields.pooling_type, _NO_POOLING)
         if not self._half_cache:
-            struct.pack_into("<2i", params.raw, after + 16, _F32, _F32)
+            struct.pack_into("<2i", params.raw, fields.type_k, _F32, _F32)
 
         def on_tensor(tensor: int, asks: bool, _user: Any) -> bool:
             # ggml_tensor: type and buffer, then the four sizes, innermost first.
@@ -208,7 +245,7 @@ class Llama:
         callback = _Callback(on_tensor)
         if watch is not None:
             address = ctypes.cast(callback, ctypes.c_void_p).value
-            struct.pack_into("<Q", params.raw, after, address)
+            struct.pack_into("<Q", params.raw, fields.cb_eval, address)
         return params, callback
 
     def _node(self, tensor: int) -> Node:
@@ -295,7 +332,7 @@ def _set_vocab_only(params: Params) -> None:
         if not any(raw[at - 8 : at]) and set(switches) == {0, 1} and not switches[0]:
             params.raw[at] = 1
             return
-    raise EngineFailed("the engine's parameters are laid out in an unknown way")
+    raise EngineFailed(_UNKNOWN_LAYOUT)
 
 
 def _declare(c: Any) -> None:
