@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["auto", "bar", "lines", "json", "none"]
 
-_INTERVALS_S = {"lines": 5.0, "json": 0.5, "bar": 0.1}
+_INTERVALS_S = {"lines": 5.0, "json": 0.5, "bar": 0.1}  # least time between two displays
 RATE_WINDOW_S = 10.0
 SLOW_S = 0.5  # after which people at a terminal are told what they wait for
 
@@ -47,7 +47,7 @@ class Progress:
         self.label = label
         self.total = total
         self.done = 0
-        self._before = 0  # bytes that were there
+        self._before = 0  # bytes that were on disk before this run
         self._stream = stream if stream is not None else sys.stderr
         if mode == "auto":
             has_escapes = self._stream.isatty() and not settings.dumb_terminal()
@@ -83,23 +83,21 @@ class Progress:
         while len(self._window) > 2 and now - self._window[0][0] > RATE_WINDOW_S:
             self._window.pop(0)
         is_complete = self.done == self.total
-        if now - self._last_shown < _INTERVALS_S.get(self._mode, 0.0) and not (
-            is_complete and self._mode == "bar"
-        ):
-            return
-        self._last_shown = now
-        if self._mode == "bar":
+        is_due = now - self._last_shown >= _INTERVALS_S.get(self._mode, 0.0)
+        if self._mode == "bar" and (is_due or is_complete):
+            self._last_shown = now
             BARS.refresh()
-        else:
-            self._tell("progress", self._line)
+        elif self._mode != "bar" and is_due:
+            self._last_shown = now
+            self._print("progress", self._line)
 
     def close(self, *, failed: bool = False) -> None:
         """End the display; in JSON mode with a last event, in a log with a last line."""
         if self._mode == "bar":
-            BARS.refresh()  # the end is seen, and then goes
+            BARS.refresh()  # so that the last state is shown before the bar disappears
             BARS.remove(self)
         elif self._mode == "json" or (self.done and not failed):
-            self._tell("failed" if failed else "done", self._last_line)
+            self._print("failed" if failed else "done", self._last_line)
 
     @property
     def rate(self) -> float:
@@ -144,17 +142,21 @@ class Progress:
         before = f" ({human_size(self._before)} were there)" if self._before else ""
         return f"{self.label}: {human_size(self.done - self._before)} in {took}{before}"
 
-    def _tell(self, event: str, line: Callable[[], str]) -> None:
-        """Print *event* as JSON, or in a log the *line*."""
-        text = line() if self._mode == "lines" else ""
+    def _print(self, event: str, line: Callable[[], str]) -> None:
+        """Print *event* as JSON in that mode, the *line* in a log, and nothing in other modes."""
         if self._mode == "json":
-            rate = round(self.rate)
-            eta = self.eta_s
-            facts = {"event": event, "label": self.label, "done": self.done, "total": self.total}
-            eta = None if eta is None else round(eta, 1)
-            text = json.dumps(facts | {"rate": rate, "eta_s": eta})
-        if text:
-            print(text, file=self._stream, flush=True)
+            eta_s = self.eta_s
+            values = {
+                "event": event,
+                "label": self.label,
+                "done": self.done,
+                "total": self.total,
+                "rate": round(self.rate),
+                "eta_s": None if eta_s is None else round(eta_s, 1),
+            }
+            print(json.dumps(values), file=self._stream, flush=True)
+        elif self._mode == "lines":
+            print(line(), file=self._stream, flush=True)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from bitnet.base.outputs import OutputFile, OutputKind
 DEFAULT = ("parity-smoke", "tokenizer-cache", "verify-models", "crossval", "cache-warm")
 EVERY = (*DEFAULT, "wheels", "release", "gitlab", "pre-commit", "docker")
 
-_ALONE = ("wheels", "release", "pre-commit")  # they use neither the action nor the scripts
+_WITHOUT_ACTION = ("wheels", "release", "pre-commit")  # need neither the action nor the scripts
 _NEEDS = {"release": ("wheels",)}
 _ELSEWHERE = {  # template: its path here, and in the project
     "gitlab": ("gitlab/bitnet-ci.yml", ".gitlab/bitnet-ci.yml"),
@@ -108,12 +108,16 @@ def plan_files(
     chosen = [name for name in EVERY if name in asked]
     files = [_paths_of(name) for name in chosen]
     records = []
-    if any(name not in _ALONE for name in chosen):
+    if any(name not in _WITHOUT_ACTION for name in chosen):
         files += _common_files()
+        # The file that records the source: one that exists stays unless *source* replaces it.
         path = project / _SOURCE
-        own = read_bytes(path).decode() if path.exists() and not source else ""
-        source = _find_source(project, source or own.strip().rpartition("\n")[2])
-        text = own or f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
+        present = ""
+        if path.exists() and not source:
+            present = read_bytes(path).decode()
+        last_line = present.strip().rpartition("\n")[2]
+        source = _find_source(project, source or last_line)
+        text = present or f"# Where CI installs bitnet from; written by ci-init.\n{source}\n"
         records = [Planned(Path(_SOURCE), text, _state(path, text))]
     planned = []
     for template, target in files:
@@ -131,9 +135,9 @@ def write_files(project: Path, planned: list[Planned], *, force: bool = False) -
     """Write new files, and with *force* those with other content; all of them or none."""
     changed = [str(file.path) for file in planned if file.state == "changed"]
     if changed and not force:
-        there = f"{len(changed)} files are there with other content: {', '.join(changed)}"
+        reason = f"{len(changed)} files are there with other content: {', '.join(changed)}"
         hint = "look at the differences, then: bitnet ci-init --force"
-        raise UsageError(f"nothing was written: {there}", hint=hint)
+        raise UsageError(f"nothing was written: {reason}", hint=hint)
     missing = [file for file in planned if file.state != "unchanged"]
     outputs = [OutputFile(project / file.path, _TEMPLATE, force=force) for file in missing]
     for output in outputs:
@@ -155,14 +159,14 @@ def _paths_of(name: str) -> tuple[str, str]:
 def _common_files() -> list[tuple[str, str]]:
     """The action, the scripts and the lock files: paths here, and in the project."""
     folder = template_folder()
-    places = {
+    targets = {
         "github/bitnet-setup/*": ".github/actions/bitnet-setup",
         "scripts/*.sh": "scripts",
         "lock/*.txt": ".github/bitnet",
     }
     return [
-        (str(path.relative_to(folder)), f"{place}/{path.name}")
-        for pattern, place in places.items()
+        (str(path.relative_to(folder)), f"{target}/{path.name}")
+        for pattern, target in targets.items()
         for path in sorted(folder.glob(pattern))
     ]
 
@@ -192,12 +196,17 @@ def _state(path: Path, text: str) -> State:
 
 
 def _with_image(path: Path, text: str, image: str) -> str:
-    """*text* with *image*, else that of the project's file *path*; a tag changes."""
+    """*text*, the template of *path*, with *image*, else with the image that *path* names now.
+
+    A text that names no image is unchanged. The image must be named by its digest: what a tag
+    names can change.
+    """
     tag = _IMAGE.search(text)
     if tag is None:
         return text
-    own = _IMAGE.search(read_bytes(path).decode()) if path.is_file() else None
-    image = image or (own[2] if own else "")
+    present = _IMAGE.search(read_bytes(path).decode()) if path.is_file() else None
+    if not image and present is not None:
+        image = present[2]
     if not _BY_DIGEST.fullmatch(image):
         raise UsageError(
             f"{path.name} runs in a container, and {image or tag[2]} names no digest of it",

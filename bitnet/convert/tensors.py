@@ -33,8 +33,8 @@ _CHUNK = 1 << 22  # weights at a time
 _COPY_BYTES = 8 << 20
 _ALLOW = "to accept that: --allow-lossy"
 
-
-_UNNUMBERED = (registry.I2_S_ARM, registry.PACKED_U8)
+_UNNUMBERED = (registry.I2_S_ARM, registry.PACKED_U8)  # layouts without a number in GGUF
+#: The type in a new file, where it is not that of the source.
 _RENAMED = {
     registry.I2_S_ARM: types.by_name("I2_S"),
     types.Q2_0_G128: types.by_name("PQ2_0"),
@@ -46,8 +46,10 @@ _PACKERS = {
 }
 # F32, as in llama.cpp's files: routers, and tables whose rows are added to embeddings.
 _EXACT = (
-    *(".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"),
-    *("position_embd.weight", "token_types.weight"),
+    ".ffn_gate_inp.weight",
+    ".ffn_gate_inp_shexp.weight",
+    "position_embd.weight",
+    "token_types.weight",
 )
 _PROBE_ROWS = 16  # of a matrix outside of the blocks, which may be ternary as well
 
@@ -58,7 +60,7 @@ class Encoded:
 
     data: bytes | memoryview
     exact: bool = True  # it decodes to the same numbers
-    error: float = 0.0  # largest difference, as a share of its largest weight
+    error: float = 0.0  # largest difference, as a share of the largest weight of the part
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Job:
     # new row i is old row ``order[i]``; ``None``: rows are unchanged
     order: NDArray[np.intp] | None
     allow_lossy: bool  # allow a loss beyond the rounding of floats
-    rounds: bool = False  # a layer of it rounds its input to int8 per token
+    rounds: bool = False  # products with the new tensor round their input to int8 per token
     columns: NDArray[np.intp] | None = None  # as *order*, of columns
     # weights of the inputs' squared errors, ``(columns,)`` or ``(experts, columns)``
     importance: NDArray[np.float32] | None = None
@@ -80,10 +82,11 @@ class Job:
         """A job for each matrix of experts; none for other tensors."""
         if len(self.weight.shape) != 3:
             return ()
-        own = self.importance
+        if self.importance is None:
+            return tuple(replace(self, weight=matrix) for matrix in self.weight.matrices())
         return tuple(
-            replace(self, weight=matrix, importance=None if own is None else own[at])
-            for at, matrix in enumerate(self.weight.matrices())
+            replace(self, weight=matrix, importance=importance)
+            for matrix, importance in zip(self.weight.matrices(), self.importance, strict=True)
         )
 
     @property
@@ -112,9 +115,13 @@ class Job:
                 yield self._encode(values)
 
     def _encode(self, values: NDArray[np.float32]) -> Encoded:
-        """*values* in the new type, decoded again; a loss beyond the rounding of floats is refused.
+        """*values* in the new type, with the error that decoding them again shows.
 
         A ternary type has all values of the tensor at once.
+
+        Raises:
+            Unsupported: the type cannot hold the values, or the loss is more than the rounding of
+                floats and not allowed.
         """
         name = self.weight.name
         target = self.target
@@ -129,11 +136,11 @@ class Job:
                 encoded = Weight(name, values.shape, target, packed.reshape(-1).view(np.uint8))
             else:
                 encoded = registry.quantize(name, values, target, self.importance)
-            again = registry.dequantize(encoded)
-            error = float(np.abs(values - again).max(initial=0))
-        exact = np.array_equal(values, again)
+            decoded = registry.dequantize(encoded)
+            difference = float(np.abs(values - decoded).max(initial=0))
+        exact = np.array_equal(values, decoded)
         largest = float(np.abs(values).max(initial=0))
-        error /= largest or 1.0
+        error = difference / (largest or 1.0)
         if not math.isfinite(error):
             raise Unsupported(
                 f"{name}: {target.name} cannot hold its largest weights", hint="choose BF16 or F32"
@@ -209,7 +216,12 @@ class Job:
         return Ternary(ternary.codes[self.order], scales)
 
     def _fit_scales(self) -> Ternary:
-        """:meth:`ternary` with scales that the target can store."""
+        """:meth:`ternary` with scales that the target can store.
+
+        Raises:
+            Unsupported: rows are not whole blocks, a part that stores one scale has several, or
+                a scale is too large for float16, or not exact in it and no loss is allowed.
+        """
         if self.weight.shape[1] % self.target.block_size:
             raise Unsupported(
                 f"{self.weight.name} has rows of {self.weight.shape[1]:,} weights, and "
@@ -223,13 +235,14 @@ class Job:
             return Ternary(ternary.codes, scales)
         if self.target.name == "IQ2_BN":
             return Ternary(ternary.codes, self._one_each(ternary.scales, used, "row"))
+        # The other types store a float16 scale for each block.
         blocks = ternary.codes.shape[1] // self.target.block_size
         rows, groups = ternary.scales.shape
-        if groups > blocks:  # at most as many scales in a row as the target's blocks hold
+        if groups > blocks:  # several scales of the source fall into one block
             shape = (rows * blocks, groups // blocks)
             scales = self._one_each(ternary.scales.reshape(shape), used.reshape(shape), "block")
             ternary = Ternary(ternary.codes, scales.reshape(rows, blocks))
-        used = _count_nonzero(ternary)
+            used = _count_nonzero(ternary)
         if reason := SCALED_BLOCKS[self.target.name].refusal(ternary):
             raise Unsupported(f"{self.weight.name} has {reason}", hint="choose PQ2_0 or Q2_0")
         with np.errstate(over="ignore"):
@@ -240,7 +253,7 @@ class Job:
                 f"the float16 of {self.target.name}",
                 hint="choose I2_S",
             )
-        differs = (halves != ternary.scales) & (used > 0)
+        differs = (halves != ternary.scales) & (used > 0)  # a scale of zeros alone does not count
         if differs.any() and not self.allow_lossy:
             at = np.unravel_index(int(differs.argmax()), differs.shape)
             raise Unsupported(
@@ -267,19 +280,18 @@ class Job:
                 f"scales, {self.target.name} holds one per {whole}",
                 hint="choose TQ2_0 or F16",
             )
-        found: NDArray[np.float32] = np.where(np.isinf(low), 1, low).astype(np.float32)
-        return found
+        only: NDArray[np.float32] = np.where(np.isinf(low), 1, low).astype(np.float32)
+        return only
 
 
 def _count_nonzero(ternary: Ternary) -> NDArray[np.int64]:
     """Number of nonzero weights of each scale, in the shape of the scales."""
     rows = ternary.codes.shape[0]
     groups = ternary.scales.shape[1]
-    counts = np.count_nonzero(ternary.codes.reshape(rows, groups, -1), axis=2)
-    used: NDArray[np.int64] = (
-        counts if len(ternary.scales) == rows else counts.sum(axis=0, keepdims=True)
-    )
-    return used
+    counts: NDArray[np.int64] = np.count_nonzero(ternary.codes.reshape(rows, groups, -1), axis=2)
+    if len(ternary.scales) != rows:  # one scale for all rows
+        counts = counts.sum(axis=0, keepdims=True)
+    return counts
 
 
 def job(
@@ -293,8 +305,11 @@ def job(
 ) -> Job:
     """Job for one *weight* of *checkpoint*, a model of *config*, according to *request*.
 
-    Matrices called as one of *vectors* take part in no product, and keep their numbers. Those of a
-    quantized file have the types of *mixture*, and are rounded by *importance*.
+    Matrices whose name is one of *vectors* take part in no product, and keep their numbers. Those
+    named in *mixture* have the type that it gives them. *importance* weighs the errors of rounding.
+
+    Raises:
+        Unsupported: experts cannot be stored as I2_S, which has one scale for a tensor.
     """
     keeps = checkpoint.path.is_file()
     is_other = len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_EXACT)
@@ -314,8 +329,9 @@ def job(
     )
     rows = row_order(weight.name, checkpoint, config)
     columns = column_order(weight.name, config)
-    weighs = importance is not None and target.name in BLOCKS and target != weight.quant
-    inputs = importance_of(importance, weight) if importance is not None and weighs else None
+    inputs = None
+    if importance is not None and target.name in BLOCKS and target != weight.quant:
+        inputs = importance_of(importance, weight)
     return Job(weight, target, rows, request.allow_lossy, rounds, columns, inputs)
 
 
@@ -341,8 +357,8 @@ def _seems_ternary(weight: Weight, target: QuantType) -> bool:
         return True
     rows = min(weight.shape[0], _PROBE_ROWS)
     size = weight.quant.size_bytes((rows, weight.shape[1]))
-    some = replace(weight, shape=(rows, weight.shape[1]), data=weight.data[:size])
-    return _as_ternary(registry.dequantize(some), target) is not None
+    probe = replace(weight, shape=(rows, weight.shape[1]), data=weight.data[:size])
+    return _as_ternary(registry.dequantize(probe), target) is not None
 
 
 def _as_ternary(values: NDArray[np.float32], target: QuantType) -> Ternary | None:

@@ -47,8 +47,8 @@ _LIMIT_PER_GIGABYTE_S = 300.0
 # The engines use OpenMP, whose threads spin while they wait for each other, after every operation.
 # On a busy machine, two such threads took 151 s for the work of 13 s in one thread.
 _WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
-_LAST_WORDS = 300  # characters of a dead engine's stderr
-_MOST_STDERR_BYTES = 1 << 20  # that are read of it
+_STDERR_CHARACTERS = 300  # of a failed engine's stderr that a message quotes
+_MOST_STDERR_BYTES = 1 << 20  # of a failed engine's stderr that are read
 
 
 def time_limit(checkpoint: Checkpoint, requested: float | None = None) -> float:
@@ -65,8 +65,11 @@ def ask(
     """The answer of *engine* to *request*, and the intermediates that it wrote, by name.
 
     :mod:`bitnet.crossval.reference_process` runs it, and writes into *folder*. *model* is the name
-    of the model in messages. An engine that crashed, took too long, refused the request or wrote
-    something else has failed.
+    of the model in messages. Intermediates are ``(rows, width)``.
+
+    Raises:
+        EngineFailed: the engine crashed, took more than *limit_s* seconds, refused the request, or
+            wrote something that is not an answer.
     """
     target = folder / ANSWER
     command = isolate("bitnet.crossval.reference_process", str(target))
@@ -104,8 +107,10 @@ def run(
 ) -> subprocess.CompletedProcess[bytes]:
     """Exit status and stderr of *command*, whose program messages call *name*.
 
-    It has failed if it does not start, or has not ended after *limit_s* seconds. It is then killed
-    with all processes that it started.
+    A process that has not ended after *limit_s* seconds is killed with all that it started.
+
+    Raises:
+        EngineFailed: the command does not start, or took too long.
     """
     # Files instead of pipes: a process that outlives the engine may hold a pipe open.
     with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:
@@ -146,10 +151,11 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def describe_ending(ended: subprocess.CompletedProcess[bytes]) -> str:
-    """Exit status of a process and the last lines of its stderr."""
+    """Exit status of a process, and the lines of its stderr that name an error, or the last."""
     code = ended.returncode
     status = f"signal {-code}" if code < 0 else f"exit code {code}"
     lines = ended.stderr.decode("utf-8", "replace").splitlines()
+    # Lines that name a fault: ggml's GGML_ASSERT, and "error" or "Error" of all engines.
     errors = [line for line in lines if "ASSERT" in line or "rror" in line] or lines[-3:]
-    text = " ".join(" ".join(errors).split())[:_LAST_WORDS]
+    text = " ".join(" ".join(errors).split())[:_STDERR_CHARACTERS]
     return f"{status}; {text}" if text else status

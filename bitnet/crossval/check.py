@@ -1,7 +1,7 @@
 """A report checked: its verdict derived again, and its evidence compared with new evidence.
 
-What cannot be computed again, because an engine is missing or another, is not made and never
-passes.
+Where an engine of the report is missing, or is another one on this machine, nothing can be computed
+again: that check is skipped, and never passes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Of numbers in six digits, by the same engines on the same processor.
+# Tolerances for numbers that reports store with six digits, computed again by the same engines on
+# the same processor.
 _RELATIVE = 1e-3
 _ABSOLUTE = 1e-13
-_SHOWN = 5
+_SHOWN = 5  # differences in a message
 
-# What made the report. Where it is another here, its numbers cannot be computed again.
+# Fields about what made the report. If one of them differs here, its numbers cannot be computed
+# again.
 _MAKERS = (
-    *("machine", "ours.version", "ours.library", "backend", "no_answer"),
-    *("reference.version", "reference.library"),
+    "machine",
+    "ours.version",
+    "ours.library",
+    "backend",
+    "no_answer",
+    "reference.version",
+    "reference.library",
 )
 
 
 def read_report(path: Path) -> tuple[Evidence, dict[str, Any]]:
-    """The evidence in the report *path*, and the derived values stored in it."""
+    """The evidence in the report *path*, and the derived values stored in it.
+
+    Raises:
+        InvalidFormat: the file is not a report.
+    """
     values = read_json(path, hint="name a report.json")
     if not set(DERIVED) <= set(values):
         raise InvalidFormat(f"{path.name} is not a report", hint="name a report.json")
@@ -51,7 +62,7 @@ def check_report(evidence: Evidence, claimed: dict[str, Any]) -> list[Finding]:
     """
     version = evidence.schema_version
     derived = as_json(evidence, judge(evidence))
-    text = f"version {version} of the form, expected {SCHEMA_VERSION}"
+    text = f"version {version} of the report's format, expected {SCHEMA_VERSION}"
     findings = [Finding.from_check("form", version == SCHEMA_VERSION, text)]
     for name, value in claimed.items():
         same = value == derived[name]
