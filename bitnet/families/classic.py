@@ -28,6 +28,7 @@ from bitnet.families.gpt import (
     equal_heads,
     layer_norm_fields,
     layer_norms,
+    refuse_bidirectional_alibi,
 )
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, reads
 
@@ -108,6 +109,7 @@ def _bloom(keys: Keys) -> ModelConfig:
 
 
 def _bloom_keys(config: Config) -> dict[str, Any]:
+    refuse_bidirectional_alibi(config)
     return equal_heads(config) | {
         "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
         "feed_forward_length": 4 * config["hidden_size"],

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from bitnet.families.keys import Config
 
 _OF_ROPE = {"rope_theta", "partial_rotary_factor"}
+# Types whose configuration class assumes scaled positions where config.json has no table of them:
+# transformers 5.24 by its own table whatever `rope_theta` says, 4.57 none for a null.
+SCALED_BY_DEFAULT = frozenset({"apertus", "apertus1p5_text", "cwm", "gpt_oss", "ministral3"})
 # Keys that the tensors of a folder decide, if config.json leaves them out.
 _OF_TENSORS = {"vocab_size"}
 _TABLE = Path(__file__).with_suffix(".json")
@@ -42,7 +45,8 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
     """*config* with transformers' defaults for the keys that it leaves out.
 
     Raises:
-        Unsupported: it leaves out a key for which versions of transformers have other defaults.
+        Unsupported: it leaves out a key for which versions of transformers have other defaults,
+            or the table of positions that a class scales.
     """
     table = read_table()
     stated = _list_stated(config, table["names"].get(model_type, ()))
@@ -54,6 +58,13 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
                 f"values: {listed}",
                 hint=f"write the {key} that the model was trained with into config.json",
             )
+    tables = (config.get("rope_parameters"), config.get("rope_scaling"))
+    if model_type in SCALED_BY_DEFAULT and not any(tables):
+        raise Unsupported(
+            "config.json has no rope_parameters, for which versions of transformers assume "
+            f"different values: a scaling of its {model_type} class, or none",
+            hint="write the rope_parameters that the model was trained with into config.json",
+        )
     defaults = list_defaults(model_type)
     added = {
         key: value

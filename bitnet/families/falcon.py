@@ -19,6 +19,7 @@ from bitnet.families.gpt import (
     equal_heads,
     layer_norm_fields,
     layer_norms,
+    refuse_bidirectional_alibi,
 )
 from bitnet.families.keys import Config, Keys, check, neutral, read, reads
 
@@ -72,6 +73,8 @@ def _falcon_keys(config: Config) -> dict[str, Any]:
         raise ValueError(f"{norms} norms before the branches of a block (num_ln_in_parallel_attn)")
     if is_new and not config.get("parallel_attn", True):
         raise ValueError("new_decoder_architecture beside parallel_attn = false")
+    if config.get("alibi"):
+        refuse_bidirectional_alibi(config)
     width = config["hidden_size"]
     return {
         "attention.head_count_kv": _falcon_kv_heads(config),
@@ -154,6 +157,7 @@ def _mpt(keys: Keys) -> ModelConfig:
 
 
 def _mpt_keys(config: Config) -> dict[str, Any]:
+    refuse_bidirectional_alibi(config)
     settings = config["attn_config"] or {}
     own = {key: value for key, value in settings.items() if key in _MPT_ATTENTION}
     check(own, _MPT_ATTENTION, below="attn_config.")

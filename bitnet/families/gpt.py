@@ -87,6 +87,15 @@ def _gpt2(keys: Keys) -> ModelConfig:
     return layer_norms(keys, rope=None, fused=True, ffn=network, model=places)
 
 
+def refuse_bidirectional_alibi(config: Config) -> None:
+    """Raise for attention in both directions, for which transformers 5.24 leaves out ALiBi.
+
+    It does so for Falcon, fails for MPT, and computes BLOOM's in eager code only.
+    """
+    if config.get("is_causal") is False:
+        raise refusal("is_causal", False, "ALiBi is computed for attention to earlier tokens only")
+
+
 def equal_heads(config: Config) -> dict[str, Any]:
     """Keys of attention with a key head for each head, which share the width of the model."""
     heads = config["num_attention_heads"]

@@ -251,6 +251,7 @@ _WINDOWED = register_variant(
         tensors=(*_SUPPORT.tensors, "attn_sinks.weight"),
         lacks=("ffn_gate_shexp.weight",),
         ignores=(),
+        needs=frozenset({"window"}),
         nonzero=("logit_scale", "attention.sliding_window"),
     ),
     translate=_window_keys,

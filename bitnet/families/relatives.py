@@ -142,6 +142,7 @@ register(
         tensors=("output.weight", "exp_probs_b.bias", *BIASES),
         required=("output.weight",),
         tied=False,
+        whole_keys=True,
     ),
     decoder=_dots1,
 )

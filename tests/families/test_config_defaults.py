@@ -10,9 +10,9 @@ import config_defaults
 import pytest
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.config_defaults import read_table
+from bitnet.families.config_defaults import SCALED_BY_DEFAULT, read_table, with_defaults
 from bitnet.families.config_json import describe
-from bitnet.families.family import families
+from bitnet.families.family import families, of_model_type
 
 TINY = json.loads((Path(__file__).parents[1] / "data" / "tiny_configs.json").read_text())
 # Llama 1 as it was converted before transformers wrote `max_position_embeddings`.
@@ -136,3 +136,41 @@ def test_nemotron_h_may_say_the_width_of_a_head_by_its_own_name():
     config["attention_head_dim"] = config.pop("head_dim")
     whole = describe(TINY["nemotron-h"]["config"], model="m")
     assert describe(config, model="m").metadata == whole.metadata
+
+
+@pytest.mark.parametrize("model_type", sorted(SCALED_BY_DEFAULT))
+def test_positions_that_a_class_scales_must_be_in_the_file(model_type):
+    config = {"model_type": model_type, "rope_theta": 1e6, "rope_scaling": None}
+    with pytest.raises(Unsupported, match=f"no rope_parameters.*its {model_type} class"):
+        with_defaults(config, model_type)
+    table = {"rope_type": "default", "rope_theta": 1e6}
+    assert with_defaults({"rope_parameters": table}, model_type)["rope_parameters"] == table
+
+
+def test_the_classes_that_scale_positions_are_those_of_transformers():
+    auto = pytest.importorskip(
+        "transformers.models.auto.configuration_auto", reason="pip install 'bitnet-xtask[parity]'"
+    )
+    if not hasattr(auto.CONFIG_MAPPING["llama"](), "rope_parameters"):
+        pytest.skip("this version of transformers has no rope_parameters")
+    found = set()
+    for model_type in auto.CONFIG_MAPPING_NAMES:
+        if of_model_type(model_type) is None:
+            continue
+        table = getattr(auto.CONFIG_MAPPING[model_type](), "rope_parameters", None) or {}
+        if table.get("rope_type", "default") != "default":
+            found.add(model_type)
+    assert found == SCALED_BY_DEFAULT
+
+
+BLOOM = {"model_type": "bloom", "hidden_size": 64, "n_head": 4, "n_layer": 2, "vocab_size": 96}
+FALCON = {"model_type": "falcon", "hidden_size": 64, "alibi": True, "vocab_size": 96}
+MPT = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": {}}
+
+
+@pytest.mark.parametrize("config", [BLOOM, FALCON, MPT], ids=lambda config: config["model_type"])
+def test_bidirectional_attention_with_alibi_is_refused(config):
+    described = describe(config | {"is_causal": True}, model="m")
+    assert described.metadata[f"{config['model_type']}.block_count"]
+    with pytest.raises(Unsupported, match="is_causal = false: ALiBi"):
+        describe(config | {"is_causal": False}, model="m")

@@ -8,6 +8,7 @@ from typing import Any
 from dense_options import CAPS, DENSE, WINDOW, optional
 from hypothesis import strategies as st
 from mixed_options import EXPERTS, STATES
+from other_mixtures import OTHER_MIXTURES
 
 __all__ = ["KINDS", "Case", "cases"]
 
@@ -191,9 +192,11 @@ def _spelling(draw: st.DrawFn, options: dict[str, Any]) -> tuple[dict[str, Any],
 
 
 _TERNARY = ("BitNet", "Llama")  # of which published models have ternary weights
-_LATENT = ("DeepseekV3", "Glm4MoeLite")  # whose heads have widths of their own
+_LATENT = ("DeepseekV2", "DeepseekV3", "Glm4MoeLite")  # whose heads have widths of their own
 _HEAD_DIM_NEEDED = (
     *(
+        "Afmoe",
+        "Cwm",
         "Gemma",
         "Gemma2",
         "Gemma3",
@@ -204,13 +207,17 @@ _HEAD_DIM_NEEDED = (
         "GptOss",
         "Helium",
         "HunYuanDenseV1",
+        "MiniMaxM2",
         "Ministral3",
         "NemotronH",
         "Qwen3",
         "Qwen3Moe",
+        "Qwen3Next",
         "Qwen3_5",
         "Qwen3_5Moe",
         "SeedOss",
+        "SolarOpen",
+        "VaultGemma",
     ),
 )
 _LAYERS = {
@@ -242,7 +249,7 @@ _QUANTIZATION = st.fixed_dictionaries(
         "rms_norm_eps": st.just(1e-6),
     },
 )
-_OWN = DENSE | EXPERTS | STATES
+_OWN = DENSE | EXPERTS | STATES | OTHER_MIXTURES
 KINDS = tuple(sorted(_OWN))
 
 # Keys whose absence says something, too.

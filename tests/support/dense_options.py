@@ -124,7 +124,41 @@ def _falcon(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
     ) | {"new_decoder_architecture": is_new, **({"num_kv_heads": 2} if is_new else {})}
 
 
+@st.composite
+def _gpt_neo(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    kinds = draw(st.lists(st.sampled_from(["global", "local"]), min_size=layers, max_size=layers))
+    return {"attention_types": [[kinds, 1]]} | draw(
+        optional(
+            activation_function=st.sampled_from(["gelu_new", "gelu_new", "gelu", "relu"]),
+            intermediate_size=st.sampled_from([None, 48, 96]),
+            layer_norm_epsilon=EPSILON,
+            window_size=st.sampled_from([4, 11, 256]),
+        )
+    )
+
+
+def _granite(_layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return optional(
+        attention_bias=BIAS,
+        mlp_bias=BIAS,
+        attention_multiplier=FACTOR,
+        embedding_multiplier=FACTOR,
+        residual_multiplier=FACTOR,
+        logits_scaling=FACTOR,
+        **more,
+    )
+
+
+def _windows(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(
+        dict.__or__,
+        st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
+        optional(layer_types=layer_types(layers), **more),
+    )
+
+
 DENSE = {
+    "Apertus": lambda _layers: optional(attention_bias=BIAS),
     "Arcee": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS),
     "BitNet": lambda _layers: optional(attention_bias=BIAS),
     "Cohere2": lambda layers: st.builds(
@@ -142,6 +176,21 @@ DENSE = {
             sliding_window_pattern=st.integers(2, 4),
         ),
     ),
+    "BioGpt": lambda _layers: optional(
+        hidden_act=st.sampled_from(["gelu", "gelu", "relu", "gelu_new"]),
+        layer_norm_eps=EPSILON,
+        scale_embedding=BIAS,
+    ),
+    "CodeGen": lambda _layers: st.builds(
+        dict.__or__,
+        st.fixed_dictionaries({"rotary_dim": st.sampled_from([8, 12, 16])}),
+        optional(
+            activation_function=st.sampled_from(["gelu_new", "gelu_new", "gelu"]),
+            layer_norm_epsilon=EPSILON,
+            n_inner=st.sampled_from([None, 48, 96]),
+        ),
+    ),
+    "Cwm": _windows,
     "Bloom": lambda _layers: optional(layer_norm_epsilon=EPSILON),
     "Cohere": lambda _layers: optional(
         attention_bias=BIAS, layer_norm_eps=EPSILON, logit_scale=FACTOR, use_qk_norm=BIAS
@@ -219,13 +268,12 @@ DENSE = {
         scale_attn_by_inverse_layer_idx=RARELY,
         scale_attn_weights=st.sampled_from([True, True, True, False]),
     ),
-    "Granite": lambda _layers: optional(
-        attention_bias=BIAS,
-        mlp_bias=BIAS,
-        attention_multiplier=FACTOR,
-        embedding_multiplier=FACTOR,
-        residual_multiplier=FACTOR,
-        logits_scaling=FACTOR,
+    "GPTNeo": _gpt_neo,
+    "Granite": _granite,
+    "GraniteSWA": lambda layers: st.builds(dict.__or__, _granite(layers), _windows(layers)),
+    "HyperCLOVAX": lambda layers: _granite(layers, use_post_norm=BIAS),
+    "Jais2": lambda _layers: optional(
+        attention_bias=BIAS, layer_norm_eps=EPSILON, mlp_bias=st.sampled_from([True, True, False])
     ),
     "Helium": lambda _layers: optional(attention_bias=BIAS, mlp_bias=BIAS),
     "HunYuanDenseV1": lambda _layers: optional(attention_bias=BIAS),
@@ -236,6 +284,24 @@ DENSE = {
             "scale_depth": st.sampled_from([1.4, 1]),
             "dim_model_base": st.sampled_from([8, 16]),
         }
+    ),
+    "Ministral": _windows,
+    "NanoChat": lambda _layers: optional(attention_bias=RARELY, final_logit_softcapping=CAPS),
+    "OpenAIGPT": lambda _layers: optional(
+        afn=st.sampled_from(["gelu", "gelu", "relu", "silu"]), layer_norm_epsilon=EPSILON
+    ),
+    "OPT": lambda _layers: optional(
+        activation_function=st.sampled_from(["relu", "relu", "gelu"]),
+        do_layer_norm_before=st.sampled_from([True, True, False]),
+        enable_bias=st.sampled_from([True, True, False]),
+        ffn_dim=st.sampled_from([48, 96]),
+        layer_norm_elementwise_affine=st.sampled_from([True, True, False]),
+        word_embed_proj_dim=st.sampled_from([None, None, 32]),
+        _remove_final_layer_norm=RARELY,
+    ),
+    "Persimmon": lambda _layers: optional(layer_norm_eps=EPSILON, qk_layernorm=BIAS),
+    "VaultGemma": lambda layers: _gemma(
+        layers, attn_logit_softcapping=CAPS, final_logit_softcapping=CAPS
     ),
     "Ministral3": lambda _layers: optional(sliding_window=WINDOW),
     "Mistral": lambda _layers: st.fixed_dictionaries({"sliding_window": WINDOW}),

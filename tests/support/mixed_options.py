@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 
 @st.composite
-def _experts(draw: st.DrawFn, count: str = "num_experts", **more: Any) -> dict[str, Any]:
+def experts(draw: st.DrawFn, count: str = "num_experts", **more: Any) -> dict[str, Any]:
     experts = draw(st.integers(1, 9))
     used = draw(st.integers(1, experts))
     own = {count: experts, "num_experts_per_tok": used}
@@ -17,7 +17,7 @@ def _experts(draw: st.DrawFn, count: str = "num_experts", **more: Any) -> dict[s
 
 
 @st.composite
-def _groups(draw: st.DrawFn) -> dict[str, Any]:
+def groups(draw: st.DrawFn) -> dict[str, Any]:
     groups = draw(st.integers(1, 4))
     size = draw(st.integers(2, 4))
     used = draw(st.integers(1, groups))
@@ -30,7 +30,7 @@ def _groups(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def _delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+def delta_net(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention"])
     key_heads = draw(st.integers(1, 3))
     width = draw(st.sampled_from([8, 16, 24]))
@@ -130,7 +130,7 @@ def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     groups = draw(st.integers(1, 3))
     network = draw(st.sampled_from(["mlp", "moe"]))
     kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention", network])
-    experts = draw(_groups()) | {
+    experts = draw(groups()) | {
         "moe_intermediate_size": draw(st.sampled_from([32, 48])),
         "moe_shared_expert_intermediate_size": draw(st.sampled_from([32, 40])),
     }
@@ -158,11 +158,11 @@ def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     )
 
 
-def _latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+def latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Latent attention, with experts by groups."""
     return st.builds(
         lambda groups, own, more: groups | own | more,
-        _groups(),
+        groups(),
         st.fixed_dictionaries(
             {
                 "kv_lora_rank": st.sampled_from([16, 32, 40]),
@@ -185,10 +185,10 @@ def _latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 
 EXPERTS = {
-    "DeepseekV3": lambda layers: _latent(
+    "DeepseekV3": lambda layers: latent(
         layers, first_k_dense_replace=st.integers(0, layers), num_mtp_layers=st.integers(0, 1)
     ),
-    "Glm4MoeLite": lambda layers: _latent(
+    "Glm4MoeLite": lambda layers: latent(
         layers,
         mlp_layer_types=st.integers(0, layers).map(
             lambda first: ["dense"] * first + ["sparse"] * (layers - first)
@@ -212,7 +212,7 @@ EXPERTS = {
     ),
     "Glm4Moe": lambda layers: st.builds(
         dict.__or__,
-        _groups(),
+        groups(),
         optional(
             attention_bias=BIAS,
             first_k_dense_replace=st.integers(0, layers),
@@ -223,14 +223,14 @@ EXPERTS = {
             use_qk_norm=BIAS,
         ),
     ),
-    "GptOss": lambda layers: _experts(
+    "GptOss": lambda layers: experts(
         "num_local_experts",
         attention_bias=BIAS,
         sliding_window=st.sampled_from([4, 11, 64]),
         layer_types=layer_types(layers),
         swiglu_limit=st.sampled_from([7.0, 7.0, 7.0, 5.0]),
     ),
-    "GraniteMoe": lambda _layers: _experts(
+    "GraniteMoe": lambda _layers: experts(
         "num_local_experts",
         attention_bias=BIAS,
         attention_multiplier=FACTOR,
@@ -238,18 +238,18 @@ EXPERTS = {
         residual_multiplier=FACTOR,
         logits_scaling=FACTOR,
     ),
-    "GraniteMoeShared": lambda _layers: _experts(
+    "GraniteMoeShared": lambda _layers: experts(
         "num_local_experts",
         residual_multiplier=FACTOR,
         shared_intermediate_size=st.sampled_from([0, 32, 48]),
     ),
-    "Mixtral": lambda _layers: _experts("num_local_experts", sliding_window=WINDOW),
-    "Olmoe": lambda _layers: _experts(
+    "Mixtral": lambda _layers: experts("num_local_experts", sliding_window=WINDOW),
+    "Olmoe": lambda _layers: experts(
         attention_bias=BIAS, norm_topk_prob=RARELY, clip_qkv=st.sampled_from([None, None, 0.5])
     ),
     "Qwen3Moe": lambda _layers: st.builds(
         lambda own, norm: own | {"norm_topk_prob": not norm},
-        _experts(
+        experts(
             attention_bias=BIAS,
             moe_intermediate_size=st.sampled_from([32, 64]),
             decoder_sparse_step=st.sampled_from([1, 1, 2]),
@@ -259,8 +259,8 @@ EXPERTS = {
     ),
     "Qwen3_5Moe": lambda layers: st.builds(
         dict.__or__,
-        _delta_net(layers),
-        _experts(
+        delta_net(layers),
+        experts(
             moe_intermediate_size=st.sampled_from([32, 64]),
             shared_expert_intermediate_size=st.sampled_from([32, 48]),
         ),
@@ -269,7 +269,7 @@ EXPERTS = {
 STATES = {
     "Lfm2Moe": lambda layers: st.builds(
         dict.__or__,
-        _experts(
+        experts(
             conv_L_cache=st.integers(2, 5),
             conv_bias=BIAS,
             moe_intermediate_size=st.sampled_from([32, 48]),
@@ -291,5 +291,5 @@ STATES = {
     "GraniteMoeHybrid": _granite_hybrid,
     "Lfm2": _short_convolutions,
     "NemotronH": _nemotron_h,
-    "Qwen3_5": _delta_net,
+    "Qwen3_5": delta_net,
 }
