@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,18 @@ from bitnet.tokenizer.limits import refusal
 if TYPE_CHECKING:
     from bitnet.tokenizer.side_files import TokenizerFile
 
-# Classes that read a ``tokenizer.model``; the first ones build steps of their own since version 5.
-_BUILT_IN_5 = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
-_OF_SENTENCEPIECE = (*_BUILT_IN_5, "T5Tokenizer")
+# Classes that read the ranks of a ``tokenizer.model``.
 _OF_RANKS = ("LlamaTokenizer", "Qwen2Tokenizer", "WhisperTokenizer")
+
+
+@dataclass(frozen=True)
+class FolderClass:
+    """A class of transformers and the special tokens that it has in a folder."""
+
+    name: str
+    row: dict[str, Any]  # in ``tokenizer_classes.json``
+    roles: dict[str, str]  # texts of its special tokens by their role
+    extra: tuple[str, ...]  # texts of those without a role
 
 
 @cache
@@ -48,33 +57,24 @@ def builds_ends(name: str) -> bool:
     return any(processor != "that of the file" for processor in own)
 
 
-def check_class(file: TokenizerFile, *, of_ranks: bool) -> None:
-    """Refuse a *file* of which the class of its folder makes another tokenizer than it holds.
+def check_rank_class(file: TokenizerFile) -> None:
+    """Refuse a *file* of ranks of which the class of its folder makes another tokenizer.
 
-    It is a SentencePiece model, or has ranks of tiktoken. Beside a ``tokenizer.json`` it is not the
-    one that the class reads. Classes that transformers does not
-    know, and those that keep what a file says, do not change it. ``LlamaTokenizer`` and its kind
-    read a SentencePiece model as that library does up to transformers 4, and build other steps of
-    it in 5.
+    Beside a ``tokenizer.json`` it is not the one that the class reads. Classes that transformers
+    does not know, and those that keep what a file says, do not change it.
     """
-    path = file.path
-    file.side.check_code(str(path))
+    file.side.check_code(str(file.path))
     name = file.side.class_name
-    if "tokenizer.json" in file.files:
-        return
-    if name not in class_table()["classes"] or "keeps" in _row_named(name):
-        return
-    if name not in (_OF_RANKS if of_ranks else _OF_SENTENCEPIECE):
+    if "tokenizer.json" not in file.files and not leaves_file(name) and name not in _OF_RANKS:
         raise refusal(
-            f"{path.parent}: tokenizer_class is {name}, and what that class makes of {path.name} is"
-            " not known"
+            f"{file.path.parent}: tokenizer_class is {name}, and what that class makes of"
+            f" {file.path.name} is not known"
         )
-    version = str(file.side.model_config.get("transformers_version"))
-    if name in _BUILT_IN_5 and not of_ranks and version.startswith("5."):
-        raise refusal(
-            f"{path.parent}: {name} builds other steps of {path.name} in transformers {version},"
-            " which wrote this folder, than the file says"
-        )
+
+
+def leaves_file(name: str) -> bool:
+    """True if the class *name* keeps what a file says, or transformers does not know it."""
+    return name not in class_table()["classes"] or "keeps" in _row_named(name)
 
 
 def _row_named(name: str) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
     prefix, suffix = spec.affixes
     special = {id for id, kind in enumerate(spec.token_types) if kind == CONTROL}
     special |= {token.id for token in spec.added if token.special}
-    if spec.is_sentencepiece and spec.unknown_id is not None:
+    if spec.shows_unknown_text:
         special.discard(spec.unknown_id)  # it stands for a part of the text
     if spec.decoder:  # the library tells special tokens by the texts that it shows
         texts = {spec.tokens[id] for id in special}

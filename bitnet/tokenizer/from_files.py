@@ -12,7 +12,7 @@ from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
 from bitnet.tokenizer.class_table import prefers_tekken
 from bitnet.tokenizer.limits import damage_error
-from bitnet.tokenizer.sentencepiece_model import spec_from_sentencepiece
+from bitnet.tokenizer.sentencepiece_file import spec_from_sentencepiece
 from bitnet.tokenizer.side_files import TokenizerFile, read_json
 from bitnet.tokenizer.tiktoken_file import (
     RANK_LINE,

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import base64
 import struct
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from bitnet.tokenizer.class_table import check_class
 from bitnet.tokenizer.limits import GROWTH, damage_error, reading, refusal
-from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, TokenizerSpec, TokenType
+from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenizerSpec, TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from bitnet.tokenizer.side_files import TokenizerFile
 
 T = TypeVar("T", int, bytes)
 
@@ -82,40 +78,6 @@ def _parse(data: bytes, source: str) -> TokenizerSpec:
         eos_id=eos,
         source=source,
     )
-
-
-def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
-    """The tokenizer in a ``tokenizer.model`` of SentencePiece and its side files."""
-    side = file.side
-    check_class(file, of_ranks=False)
-    spec = parse_model(file.data, source=str(file.path))
-    pieces = [*zip(spec.tokens, spec.token_types, strict=True)]
-    declared = {token.id: token for token in side.added}
-    behind = range(len(pieces), max(declared, default=-1) + 1)
-    tokens = [*spec.tokens, *(declared[id].text if id in declared else "" for id in behind)]
-    bpe = spec.model == "spm"
-    # A Unigram model prefers its user-defined pieces but does not split at them.
-    user = TokenType.USER_DEFINED
-    cut = {TokenType.UNKNOWN, TokenType.CONTROL}
-    if bpe:
-        cut.add(user)
-    added = {
-        id: AddedToken(id, piece, special=kind != user, normalized=kind == user)
-        for id, (piece, kind) in enumerate(pieces)
-        if kind in cut
-    }
-    added.update((id, token) for id, token in declared.items() if token.text == tokens[id])
-    is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
-    by_text = {tokens[id]: id for id in added}
-    spec = replace(
-        spec,
-        tokens=tokens,
-        scores=[*spec.scores, *[0.0] * len(behind)],
-        token_types=[*spec.token_types, *[TokenType.CONTROL] * len(behind)],
-        added=tuple(added[id] for id in sorted(added)),
-        **side.ends(by_text, bos=(spec.bos_id, bpe), eos=(spec.eos_id, is_t5)),
-    )
-    return side.complete(spec, file.data)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -166,6 +166,15 @@ class TokenizerSpec:
         return self.model in ("spm", "unigram") and not steps
 
     @property
+    def shows_unknown_text(self) -> bool:
+        """True if *unknown_id* stands for a part of the text: SentencePiece shows another text.
+
+        In transformers 5 it is an added token, whose text is that of its piece.
+        """
+        id = self.unknown_id
+        return self.is_sentencepiece and id is not None and self.tokens[id] != self.unknown_text
+
+    @property
     def has_steps(self) -> bool:
         """True for a Unigram model of a ``tokenizer.json``."""
         return self.model == "unigram" and not self.is_sentencepiece

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import TokenizerNotFound, Unsupported
-from bitnet.tokenizer.class_table import check_class
+from bitnet.tokenizer.class_table import check_rank_class
 from bitnet.tokenizer.limits import TOKENS, damage_error, reading, refusal
 from bitnet.tokenizer.spec import AddedToken, Step, byte_spelling
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, LazySequence, bpe_spec, merges_from_ranks
@@ -67,7 +67,7 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
     """The tokenizer in a tiktoken rank file; a named pre-tokenizer overrides a known one's."""
     path = file.path
     side = file.side
-    check_class(file, of_ranks=True)
+    check_rank_class(file)
     ranks = _ranks(file.data, path)
     published = _read_published().get(_digest_of_ranks(ranks), {})
     name = file.pre or published.get("pre")

@@ -24,7 +24,7 @@ from bitnet.tokenizer.added_vocabulary import (
     plain_token,
     read_flags,
 )
-from bitnet.tokenizer.class_table import class_table
+from bitnet.tokenizer.class_table import FolderClass, class_table
 from bitnet.tokenizer.former_classes import (
     FormerClass,
     former_class,
@@ -67,6 +67,16 @@ def apply_side_files(
     return _Reading(document, side, source, is_byte_level=is_byte_level).result()
 
 
+def read_class(side: SideFiles, source: str) -> FolderClass:
+    """The class that transformers takes for a folder without ``tokenizer.json``, with its tokens.
+
+    *side* are the files beside *source*. Keys are refused as :func:`apply_side_files` does.
+    """
+    reading = _Reading({}, side, source, is_byte_level=False)
+    extra = tuple(str(token["content"]) for token in reading.extra)
+    return FolderClass(reading.name, reading.row, reading.roles, extra)
+
+
 @dataclass(frozen=True)
 class FolderTokenizer:
     """A ``tokenizer.json`` with what the files beside it change."""
@@ -93,11 +103,11 @@ class _Reading:
         self._declared_special: list[Any] = []  # special tokens without a role, for added_tokens
         self._declared_texts: dict[str, Token] = {}  # declared tokens by text, last ones of equals
         self._move_additional_tokens()
-        self._class, self._row = self._choose_class()
+        self.name, self.row = self._choose_class()
         self._check_keys()
         self._declared = self._read_declared()
         self._special = self._special_tokens()
-        self._extra = self._extra_tokens()
+        self.extra = self._extra_tokens()
 
     @property
     def roles(self) -> dict[str, str]:
@@ -107,21 +117,20 @@ class _Reading:
     @property
     def keeps_steps(self) -> bool:
         """True if the class takes the steps of the file."""
-        return "keeps" in self._row
+        return "keeps" in self.row
 
     def result(self) -> FolderTokenizer:
         """The changed document, and what is not in it."""
         built = self._file if self.keeps_steps else self._rebuild()
         vocabulary = AddedVocabulary.of(built, self._file if self.keeps_steps else None)
-        named = {token["content"] for token in self._special.values()}
-        if "former" in self._row:
-            named |= {token["content"] for token in self._extra}
+        extra = self.extra if "former" in self.row else ()
+        named = {token["content"] for token in (*self._special.values(), *extra)}
         for token in [*self._missing(vocabulary)]:
             is_named = token["content"] in named
             vocabulary.add({**token, "special": token["special"] or is_named})
         added = vocabulary.entries()
         self._check_added(added)
-        former = self._row.get("former")
+        former = self.row.get("former")
         if former is not None:
             built = self._as_former(built, former, vocabulary)
         elif self.keeps_steps and added == (self._file.get("added_tokens") or []):
@@ -133,12 +142,12 @@ class _Reading:
 
     def _check_added(self, added: list[dict[str, Any]]) -> None:
         """Refuse a token that a class would show in another way than its text."""
-        if self._class not in _STRIP:
+        if self.name not in _STRIP:
             return
         for token in added:
             if token["content"] != token["content"].strip():
                 why = f"has the token {token['content']!r}, and it removes spaces around a text"
-                raise self._refuse("tokenizer_class", self._class, why)
+                raise self._refuse("tokenizer_class", self.name, why)
 
     def _as_former(
         self, document: dict[str, Any], former: FormerClass, vocabulary: AddedVocabulary
@@ -173,7 +182,7 @@ class _Reading:
     def _set_options(self, normalizer: Any, former: FormerClass) -> dict[str, Any]:
         """The *normalizer* of the file with the options that its side files name."""
         if not isinstance(normalizer, dict):
-            raise self._refuse("tokenizer_class", self._class, "needs a normalizer")
+            raise self._refuse("tokenizer_class", self.name, "needs a normalizer")
         wrong = former.wrong_option(self._config)
         if wrong is not None:
             raise self._refuse(wrong, self._config[wrong], "is not true or false")
@@ -188,9 +197,9 @@ class _Reading:
         tokens = [*vocabulary.tokens.values(), *declared]
         texts = {token["content"] for token in tokens}
         yield from declared
-        special = [*self._special.values(), *self._extra]
+        special = [*self._special.values(), *self.extra]
         yield from (token for token in special if token["content"] not in texts)
-        again = self._row.get("adds_again")
+        again = self.row.get("adds_again")
         if again == "plain":
             yield from (make_token(token["content"], special=True) for token in special)
         elif again == "special":
@@ -287,9 +296,9 @@ class _Reading:
         if config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"):
             key = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
             raise self._refuse(key, True, "would change decoded texts")
-        for key in self._row.get("unclear", ()):
+        for key in self.row.get("unclear", ()):
             if config.get(key) is not None:
-                text = f"is an option of {self._class} whose effect is not known"
+                text = f"is an option of {self.name} whose effect is not known"
                 raise self._refuse(key, config[key], text)
 
     def _refuse(self, key: str, value: Any, why: str) -> Unsupported:
@@ -344,11 +353,11 @@ class _Reading:
         """Special tokens by role, those of the class where the files name none."""
         by_text = self._declared_texts
         tokens: dict[str, Token] = {}
-        for role, value in self._row.get("special", {}).items():
+        for role, value in self.row.get("special", {}).items():
             if role not in self._config:
                 tokens[role] = plain_token(value)
         names = [key for key in self._config if key.endswith("_token") and key not in ROLES]
-        former = self._row.get("former")
+        former = self.row.get("former")
         if former is not None:  # it knows names of ``extra_special_tokens`` alone
             names = []
         for role in [*ROLES, *names]:
@@ -359,7 +368,7 @@ class _Reading:
             if role in ROLES:
                 token = by_text.get(token["content"], token)
             if isinstance(value, str) and token["content"] not in by_text:
-                flags = self._row.get("named", {}).get(role)
+                flags = self.row.get("named", {}).get(role)
                 token = {**flags, "content": value} if flags else token
             tokens[role] = token
         extra = self._config.get("extra_special_tokens")
@@ -383,17 +392,17 @@ class _Reading:
         if isinstance(extra, dict):
             return []
         listed = self._side.tokenizer_config.get("extra_special_tokens")
-        if "former" in self._row and isinstance(listed, list) and listed:
+        if "former" in self.row and isinstance(listed, list) and listed:
             raise self._refuse("extra_special_tokens", listed, _BETWEEN)
         own, mapped = (
             table.get("additional_special_tokens")
             for table in (self._side.tokenizer_config, self._side.special_map)
         )
-        if "former" in self._row and own and mapped and own != mapped:
+        if "former" in self.row and own and mapped and own != mapped:
             why = "special_tokens_map.json contradicts"
             raise self._refuse("additional_special_tokens", own, why)
         if extra is None:
-            return [plain_token(value) for value in self._row.get("extra", ())]
+            return [plain_token(value) for value in self.row.get("extra", ())]
         if not isinstance(extra, list):
             raise self._refuse("extra_special_tokens", extra, "is not a list")
         return [self._parse_token("extra_special_tokens", value) for value in extra]
@@ -413,9 +422,9 @@ class _Reading:
         """The document with the steps of the class and the vocabulary of the file."""
         model = self._file["model"]
         kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
-        if kind != self._row["model"]:
-            text = f"builds a {self._row['model']} model, and tokenizer.json has a {kind} model"
-            raise self._refuse("tokenizer_class", self._class, text)
+        if kind != self.row["model"]:
+            text = f"builds a {self.row['model']} model, and tokenizer.json has a {kind} model"
+            raise self._refuse("tokenizer_class", self.name, text)
         charsmap = find_charsmap(self._file.get("normalizer"))
         sections = self._fill(self._variant(charsmap is not None), charsmap)
         made = {**sections["model"], "vocab": model["vocab"]}
@@ -432,19 +441,19 @@ class _Reading:
 
     def _variant(self, charsmap: bool) -> dict[str, Any]:
         values = []
-        for key in self._row["options"]:
+        for key in self.row["options"]:
             value = self._config.get(key, "absent")
             if value != "absent" and value is not None and not isinstance(value, bool):
                 raise self._refuse(key, value, "is not true, false or null")
             values.append("absent" if value == "absent" else json.dumps(value))
-        variants = self._row["variants"]
+        variants = self.row["variants"]
         at = variants.get(" ".join(values))
         if charsmap:
             at = variants.get(" ".join([*values, "charsmap"]), at)
-        sections = self._row["sections"][at]
+        sections = self.row["sections"][at]
         if isinstance(sections, str):
-            keys = ", ".join(self._row["options"])
-            raise self._refuse(keys, values, f"{self._class} does not accept ({sections})")
+            keys = ", ".join(self.row["options"])
+            raise self._refuse(keys, values, f"{self.name} does not accept ({sections})")
         return dict(sections)
 
     def _fill(self, sections: Any, charsmap: str | None) -> Any:
@@ -458,7 +467,7 @@ class _Reading:
         if isinstance(sections, str) and sections[:1] == "{" and sections[1:-1] in ROLES:
             role = sections[1:-1]
             if role not in self._special:
-                raise self._refuse(role, None, f"is needed by {self._class}")
+                raise self._refuse(role, None, f"is needed by {self.name}")
             return self._special[role]["content"]
         return sections
 
@@ -482,9 +491,9 @@ class _Reading:
     def _id_of(self, text: str, vocabulary: AddedVocabulary) -> int:
         id = vocabulary.id_of(text)
         is_own = text in self._file["model"]["vocab"]
-        if self._side.from_vocabulary and "former" in self._row and not is_own:
+        if self._side.from_vocabulary and "former" in self.row and not is_own:
             why = f"puts {text!r:.40} around a text, which is not in the vocabulary"
-            raise self._refuse("tokenizer_class", self._class, why)
+            raise self._refuse("tokenizer_class", self.name, why)
         if id is None:
-            raise self._refuse("tokenizer_class", self._class, f"needs the token {text!r:.40}")
+            raise self._refuse("tokenizer_class", self.name, f"needs the token {text!r:.40}")
         return id

@@ -68,32 +68,40 @@ def _as_class(
             "merges": [line.split(" ") for line in lines],
         },
     }
-    spec = spec_from_tokenizer_json(_Built(vocab, document, merges))
-    config = vocab.side.config
+    return spec_of_built(vocab, document, merges)
+
+
+def spec_of_built(file: TokenizerFile, document: dict[str, Any], content: bytes) -> TokenizerSpec:
+    """The tokenizer that the class of a folder builds of *document*, a vocabulary without steps.
+
+    *file* is that of the vocabulary, *content* what its fingerprint counts beside *document*.
+    """
+    spec = spec_from_tokenizer_json(_Built(file, document, content))
+    config = file.side.config
     stated = [key for key in _ADDING if key in config]
     if not stated:
         return spec
 
     # Either key replaces what the class puts around a text.
-    if builds_ends(vocab.side.class_name):
+    if builds_ends(file.side.class_name):
         raise refusal(
-            f"{vocab.path}: tokenizer_config.json has {stated[0]}, and its class puts other tokens"
+            f"{file.path}: tokenizer_config.json has {stated[0]}, and its class puts other tokens"
             " around a text"
         )
     roles = dict(spec.template_tokens)
     ids = {spec.tokens[id]: id for id in (token.id for token in spec.added)}
-    is_former = former_version(vocab.side.model_config) is not None
+    is_former = former_version(file.side.model_config) is not None
     around = []
     for role in ("bos", "eos"):
         text = roles.get(f"{role}_token") if config.get(f"add_{role}_token") else None
-        if is_former and text is not None and text not in vocabulary:
+        if is_former and text is not None and text not in document["model"]["vocab"]:
             raise refusal(
-                f"{vocab.path}: tokenizer_config.json has add_{role}_token: true, and {text!r:.40}"
+                f"{file.path}: tokenizer_config.json has add_{role}_token: true, and {text!r:.40}"
                 " is not in the vocabulary"
             )
         around.append((text, ids[text]) if text in ids else None)
     document["post_processor"] = template_processor(*around)
-    return spec_from_tokenizer_json(_Built(vocab, document, merges))
+    return spec_from_tokenizer_json(_Built(file, document, content))
 
 
 class _Built(TokenizerFile):

@@ -13,14 +13,17 @@ version reads are printed, and nothing is written.
 import json
 import sys
 import tempfile
+from base64 import b64encode
 from contextlib import suppress
 from pathlib import Path
 
 import transformers
 from against_transformers import expectation
 from folder_expectations import FOUND
+from model_folders import ModelFolder
 from tokenizer_folders import Folder, VocabularyFolder
 
+_FOLDERS = {"": Folder, "vocabulary": VocabularyFolder, "model": ModelFolder}
 TEXTS = 12  # of each folder, the first ones
 
 
@@ -28,7 +31,7 @@ def record(case: str) -> dict[str, object]:
     """Files of the folder *case* and the results of the installed transformers."""
     seed, _, version = case.partition("@")
     kind, _, number = seed.rpartition("-")
-    folder = VocabularyFolder(int(number)) if kind == "vocabulary" else Folder(int(seed))
+    folder = _FOLDERS[kind](int(number))
     with tempfile.TemporaryDirectory() as place:
         path = folder.write(Path(place) / "drawn")
         if version and kind:
@@ -39,13 +42,20 @@ def record(case: str) -> dict[str, object]:
         chosen = [*texts[:6], *texts[-TEXTS + 6 :]]
         expected = expectation(path, chosen)
         files = {
-            file.relative_to(path).as_posix(): file.read_text("utf-8")
+            file.relative_to(path).as_posix(): read(file)
             for file in sorted(path.rglob("*"))
             if file.is_file() and (kind or file.name not in ("vocab.json", "merges.txt"))
         }
     if expected is None:
         raise ValueError(f"transformers does not read the folder {case}")
     return {"case": case, **expected, "files": {n: compact(n, t) for n, t in files.items()}}
+
+
+def read(file: Path) -> str:
+    """The content of *file*, that of a ``tokenizer.model`` in base64."""
+    if file.suffix == ".model":
+        return b64encode(file.read_bytes()).decode()
+    return file.read_text("utf-8")
 
 
 def save(drawn: Path, path: Path, files: dict[str, object], version: str) -> Path:

@@ -2,17 +2,22 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
+import sys
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from folder_expectations import outcome, write
+from model_folders import TINY, ModelFolder
 from quiet_libraries import QUIET
 from tokenizer_folders import CLASSES, Folder, VocabularyFolder
 
-from bitnet.tokenizer import class_table
+from bitnet.base.errors import Unsupported
+from bitnet.tokenizer import class_table, load_tokenizer
 from bitnet.tokenizer.former_classes import FORMER_CLASSES
 
 pytestmark = [pytest.mark.slow, *QUIET]
@@ -20,6 +25,7 @@ pytestmark = [pytest.mark.slow, *QUIET]
 FOLDERS = 2_000
 PARTS = 20
 VOCABULARIES = 400  # drawn folders that have vocab.json alone
+MODELS = 400  # drawn folders that have tokenizer.model alone
 SAVED = 800  # drawn folders that each earlier version saves
 
 
@@ -55,6 +61,51 @@ def test_drawn_vocabularies_give_transformers_ids_texts_and_templates(transforme
         assert not result.startswith("difference"), (seed, result)
         counts[result.split(":")[0]] += 1
     assert counts["equal"] > VOCABULARIES // 2
+
+
+def test_drawn_models_give_transformers_ids_texts_and_templates(transformers, tmp_path):
+    expectation = import_module("against_transformers").expectation
+    counts = Counter()
+    for seed in range(MODELS):
+        folder = ModelFolder(seed)
+        path = folder.write(tmp_path / str(seed))
+        result = outcome(path, expectation(path, folder.texts()))
+        assert not result.startswith("difference"), (seed, result)
+        counts[result.split(":")[0]] += 1
+    assert counts["equal"] > MODELS // 4
+
+
+def model_folder(path, name):
+    """A folder of the tiny SentencePiece model and the class *name*."""
+    path.mkdir()
+    shutil.copy(TINY, path / "tokenizer.model")
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    return path
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer"])
+def test_a_class_builds_the_pieces_as_transformers_for_200_texts(name, transformers, tmp_path):
+    expectation = import_module("against_transformers").expectation
+    path = model_folder(tmp_path / "model", name)
+    texts = [text for seed in range(7) for text in Folder(seed).texts()][:200]
+    assert outcome(path, expectation(path, texts)) == "equal"
+
+
+@pytest.mark.parametrize("name", ["XLMRobertaTokenizer", "T5Tokenizer", "DebertaV2Tokenizer"])
+def test_the_command_of_a_refusal_writes_the_tokenizer_of_transformers(
+    name, transformers, tmp_path
+):
+    expectation = import_module("against_transformers").expectation
+    path = model_folder(tmp_path / "a model", name)
+    with pytest.raises(Unsupported) as refused:
+        load_tokenizer(path)
+    command, _, rebuilt = refused.value.hint.partition("json: ")[2].partition(" and name it: ")
+    _python, *words = shlex.split(command)
+    subprocess.run([sys.executable, "-W", "ignore", *words], check=True)
+    option, file = shlex.split(rebuilt)
+    assert option == "--tokenizer"
+    expected = expectation(path, Folder(1).texts())
+    assert outcome(Path(file), expected) == "equal"
 
 
 def record_with(version, cases):

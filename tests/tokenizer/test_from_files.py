@@ -343,9 +343,10 @@ def test_the_class_of_a_vocabulary_of_transformers_4_counts_whatever_the_model_i
         ("LlamaTokenizerFast", "4.57.1", None),
         ("InternLM2Tokenizer", "5.1.0", None),
         ("PreTrainedTokenizerFast", None, None),
-        ("LlamaTokenizer", "5.1.0", "builds other steps"),
+        ("LlamaTokenizer", "5.1.0", None),
         ("XLMRobertaTokenizer", "4.57.1", "not known"),
-        ("NllbTokenizer", None, "not known"),
+        ("NllbTokenizer", None, "a template of its own"),
+        ("DebertaV2Tokenizer", None, "not known"),
     ],
 )
 def test_a_sentencepiece_model_whose_class_reads_it_in_another_way_is_refused(
@@ -358,8 +359,71 @@ def test_a_sentencepiece_model_whose_class_reads_it_in_another_way_is_refused(
         assert load_tokenizer(tmp_path).encode("the")
         return
     for path in (tmp_path, tmp_path / "tokenizer.model"):
-        with pytest.raises(Unsupported, match=f"{name}.*{reason}|tokenizer_class is {name}"):
+        with pytest.raises(Unsupported, match=f"{name}.*{reason}") as refused:
             load_tokenizer(path)
+        assert "AutoTokenizer.from_pretrained" in refused.value.hint
+
+
+def model_with(folder, **files):
+    """A folder with the tiny SentencePiece model, and *files* by name without ``.json``."""
+    shutil.copy(SPM, folder / "tokenizer.model")
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+HELLO = [849, 921, 850, 437, 853, 301, 262, 543]  # "Hello world"
+
+
+@pytest.mark.parametrize(
+    ("config", "ids"),
+    [
+        ({"add_eos_token": True}, [*HELLO, 2]),
+        ({"add_bos_token": True}, [1, *HELLO]),
+        ({"add_bos_token": True, "add_eos_token": True}, [1, *HELLO, 2]),
+        ({}, HELLO),
+    ],
+)
+def test_without_a_class_the_keys_alone_put_tokens_around_a_text(config, ids, tmp_path):
+    """These are the ids of transformers 5.24; the file alone says BOS, as for llama.cpp."""
+    assert (
+        load_tokenizer(model_with(tmp_path, tokenizer_config=config)).encode("Hello world") == ids
+    )
+    for path in tmp_path.glob("*.json"):
+        path.unlink()
+    assert load_tokenizer(tmp_path).encode("Hello world") == [1, *HELLO]
+
+
+@pytest.mark.parametrize(
+    ("files", "key"),
+    [
+        ({"tokenizer_config": {"legacy": False}}, "legacy is False"),
+        ({"tokenizer_config": {"pad_token": "[PAD]"}}, r"pad_token is '\[PAD\]'"),
+        ({"tokenizer_config": {"eos_token": None}}, "eos_token is None"),
+        ({"tokenizer_config": {"extra_special_tokens": ["<x>"]}}, "extra_special_tokens is '<x>'"),
+        ({"added_tokens": {"<x>": 2000}}, "added_tokens.json is '<x>'"),
+        ({"config": {"model_type": "t5"}}, "T5Tokenizer"),
+        ({"config": {"model_type": "xlm-roberta"}}, "XLMRobertaTokenizer"),
+        (
+            {"config": {"model_type": "xlm-roberta", "transformers_version": "4.57.1"}},
+            "XLMRobertaTokenizer",
+        ),
+    ],
+)
+def test_what_changes_the_pieces_of_a_model_is_refused_by_its_key(files, key, tmp_path):
+    with pytest.raises(Unsupported, match=key):
+        load_tokenizer(model_with(tmp_path, **files))
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.24.0"])
+def test_an_added_token_that_is_not_special_is_shown(version, tmp_path):
+    entry = {"content": "<call>", "lstrip": False, "rstrip": False, "normalized": False}
+    config = {"added_tokens_decoder": {"1000": entry | {"special": False}}}
+    files = {"tokenizer_config": config, "config": {"transformers_version": version}}
+    tokenizer = load_tokenizer(model_with(tmp_path, **files))
+    ids = tokenizer.encode("Hello<call>", add_special=False)
+    assert ids[-1] == 1000
+    assert tokenizer.decode(ids, skip_special=True) == "Hello<call>"
 
 
 def test_a_rank_file_of_a_class_that_reads_no_ranks_is_refused(tmp_path):

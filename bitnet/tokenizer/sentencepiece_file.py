@@ -1,0 +1,241 @@
+"""A ``tokenizer.model`` of SentencePiece with the files beside it.
+
+transformers 4 and the authors of models call SentencePiece; transformers 5 builds steps of another
+library of the model's pieces. ``docs/adr/0051-two-readings-of-a-model-file.md`` says which of the
+two is read. The rules for version 5 are those of 5.24, ``TokenizersBackend``'s
+``_convert_from_sentencepiece``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.base.errors import Unsupported
+from bitnet.base.invocation import shell_quote
+from bitnet.tokenizer.class_table import class_table, leaves_file
+from bitnet.tokenizer.former_classes import former_version
+from bitnet.tokenizer.sentencepiece_model import parse_model
+from bitnet.tokenizer.side_files import TokenizerFile
+from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, TokenType
+from bitnet.tokenizer.tokenizer_class import read_class
+from bitnet.tokenizer.vocabulary_files import spec_of_built
+
+if TYPE_CHECKING:
+    from bitnet.tokenizer.class_table import FolderClass
+    from bitnet.tokenizer.side_files import SideFiles
+
+# Classes of transformers 4 that read a model as SentencePiece does.
+_OF_SENTENCEPIECE = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "T5Tokenizer")
+# Classes of transformers 5 whose steps are built here of the pieces.
+_REBUILT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
+# Files that state a class; without one, a folder has SentencePiece's own file alone.
+_STATING = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    "config.json",
+)
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
+_SAVE = (
+    "import sys, transformers as t; a = t.AutoTokenizer.from_pretrained(sys.argv[1]);"
+    " t.PreTrainedTokenizerFast(tokenizer_object=a.backend_tokenizer,"
+    " **a.special_tokens_map).save_pretrained(sys.argv[2])"
+)
+
+
+def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
+    """The tokenizer in a ``tokenizer.model`` of SentencePiece and its side files."""
+    side = file.side
+    side.check_code(str(file.path))
+    spec = parse_model(file.data, source=str(file.path))
+    states_class = any(name in file.files for name in _STATING)
+    if "tokenizer.json" in file.files or not states_class or side.config.get("auto_map"):
+        return _as_library(file, spec)
+    if former_version(side.model_config) is not None:
+        _check_former(file)
+        return _as_library(file, spec)
+    try:
+        chosen = read_class(side, str(file.path))
+    except Unsupported as error:
+        raise Unsupported(error.message, hint=_hint(file)) from None
+    if "keeps" not in chosen.row:
+        return _as_class(file, spec, chosen)
+    _check_kept(file, spec, chosen)
+    if "added_tokens_decoder" not in side.config:
+        named = {*chosen.roles.values(), *chosen.extra}
+        added = tuple(replace(token, special=token.text in named) for token in side.added)
+        file = TokenizerFile(file.path, file.pre, file.files)
+        file.side = replace(side, added=added)
+    adds = {f"add_{role}": side.config.get(f"add_{role}_token") is True for role in ("bos", "eos")}
+    unknown = spec.tokens[spec.unknown_id or 0]  # an added token there
+    roles = {"unk_token": unknown}
+    for role, id in (("bos_token", spec.bos_id), ("eos_token", spec.eos_id)):
+        roles.update({role: spec.tokens[id]} if id is not None else {})
+    tokens = tuple({**roles, **chosen.roles}.items())
+    spec = replace(spec, unknown_text=unknown, template_tokens=tokens)
+    return _as_library(file, spec, adds)
+
+
+def _as_library(
+    file: TokenizerFile, spec: TokenizerSpec, adds: dict[str, bool] | None = None
+) -> TokenizerSpec:
+    """*spec* as SentencePiece reads its file, with the tokens of the side files.
+
+    *adds* says whether BOS and EOS are put around a text, if their class does not.
+    """
+    side = file.side
+    pieces = [*zip(spec.tokens, spec.token_types, strict=True)]
+    declared = {token.id: token for token in side.added}
+    behind = range(len(pieces), max(declared, default=-1) + 1)
+    tokens = [*spec.tokens, *(declared[id].text if id in declared else "" for id in behind)]
+    bpe = spec.model == "spm"
+    # A Unigram model prefers its user-defined pieces but does not split at them.
+    user = TokenType.USER_DEFINED
+    cut = {TokenType.UNKNOWN, TokenType.CONTROL}
+    if bpe:
+        cut.add(user)
+    added = {
+        id: AddedToken(id, piece, special=kind != user, normalized=kind == user)
+        for id, (piece, kind) in enumerate(pieces)
+        if kind in cut
+    }
+    added.update((id, token) for id, token in declared.items() if token.text == tokens[id])
+    is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
+    by_text = {tokens[id]: id for id in added}
+    ends = side.ends(by_text, bos=(spec.bos_id, bpe), eos=(spec.eos_id, is_t5))
+    for name, is_added in (adds or {}).items():
+        ends[name] = is_added and ends[f"{name.removeprefix('add_')}_id"] is not None
+    spec = replace(
+        spec,
+        tokens=tokens,
+        scores=[*spec.scores, *[0.0] * len(behind)],
+        token_types=[*spec.token_types, *(_kind_behind(declared.get(id)) for id in behind)],
+        added=tuple(added[id] for id in sorted(added)),
+        **ends,
+    )
+    return side.complete(spec, file.data)
+
+
+def _kind_behind(token: AddedToken | None) -> TokenType:
+    """Kind of an id behind the pieces: only special tokens are left out of a text."""
+    return TokenType.CONTROL if token is None or token.special else TokenType.UNUSED
+
+
+def _check_former(file: TokenizerFile) -> None:
+    """Refuse a folder of transformers 4 whose class makes another tokenizer of the *file*."""
+    model_type = file.side.model_config.get("model_type")
+    registered = class_table()["model_types"].get(str(model_type), "")
+    name = file.side.class_name or registered
+    if name not in _OF_SENTENCEPIECE and not leaves_file(name):
+        raise _refuse_class(file, name)
+
+
+def _check_kept(file: TokenizerFile, spec: TokenizerSpec, chosen: FolderClass) -> None:
+    """Refuse keys by which transformers 5 changes the pieces of a model that it keeps."""
+    side = file.side
+    special_texts = {
+        text
+        for text, kind in zip(spec.tokens, spec.token_types, strict=True)
+        if kind != TokenType.NORMAL
+    }
+    size = len(spec.tokens)
+    for token in side.added:
+        if token.id > size or (token.id < size and spec.tokens[token.id] != token.text):
+            raise _refuse_key(file, "added_tokens_decoder or added_tokens.json", token.text)
+        size = max(size, token.id + 1)
+        special_texts.add(token.text)
+    named = [*chosen.roles.items(), *((_EXTRA[0], text) for text in chosen.extra)]
+    for key, text in named:
+        if text not in special_texts:
+            raise _refuse_key(file, key, text)
+    for role in ("bos_token", "eos_token", "unk_token"):
+        if role in side.config and role not in chosen.roles:
+            raise _refuse_key(file, role, side.config[role])
+    for token in side.added:
+        if token.id == spec.unknown_id and (token.lstrip or token.rstrip or token.single_word):
+            raise _refuse_key(file, "added_tokens_decoder", token.text)
+    if spec.remove_extra_whitespaces:
+        text = f"{file.path.name} removes spaces (remove_extra_whitespaces) and transformers 5"
+        raise _refuse(file, f"{text} cuts and decodes some texts otherwise")
+    if TokenType.UNUSED in spec.token_types:
+        raise _refuse(file, f"{file.path.name} has unused pieces, which transformers 5 uses")
+    if spec.add_space_prefix and not side.config.get("legacy", True):
+        raise _refuse_key(file, "legacy", side.config["legacy"])
+
+
+def _as_class(file: TokenizerFile, spec: TokenizerSpec, chosen: FolderClass) -> TokenizerSpec:
+    """The tokenizer that the class of transformers 5 builds of the pieces of *spec*."""
+    if chosen.name not in _REBUILT:
+        raise _refuse_class(file, chosen.name)
+    vocabulary = {text: id for id, text in enumerate(spec.tokens)}
+    document: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder")),
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(vocabulary)},
+    }
+    changed = TokenizerFile(file.path, file.pre, file.files)
+    changed.side = _with_pieces(file.side, spec)
+    return spec_of_built(changed, document, file.data)
+
+
+def _merges(vocabulary: dict[str, int]) -> list[list[str]]:
+    """Merges of which every result and both parts are in *vocabulary*, by the result's id."""
+    ranked = []
+    for text, rank in vocabulary.items():
+        for at in range(1, len(text)):
+            left, right = text[:at], text[at:]
+            if left in vocabulary and right in vocabulary:
+                key = (rank, len(left), len(right), vocabulary[left], vocabulary[right])
+                ranked.append((key, [left, right]))
+    return [parts for _, parts in sorted(ranked)]
+
+
+def _with_pieces(side: SideFiles, spec: TokenizerSpec) -> SideFiles:
+    """*side* with the control and user-defined pieces, if no file lists tokens without a role.
+
+    They take the place of ``additional_special_tokens``, which transformers renames before in one
+    of the two files.
+    """
+    name, former = _EXTRA
+    own = side.tokenizer_config
+    listed = own[former] if former in own and not own.get(name) else own.get(name, {})
+    if not isinstance(listed, dict) or not isinstance(side.special_map.get(name, {}), dict):
+        return side
+    mapped = {key: value for key, value in side.special_map.items() if key != former}
+    config = {**own, former: _special_pieces(spec), **({name: listed} if listed else {})}
+    return replace(side, tokenizer_config=config, special_map=mapped)
+
+
+def _special_pieces(spec: TokenizerSpec) -> list[dict[str, Any]]:
+    """Control and user-defined pieces of *spec*, as added tokens."""
+    control, user = TokenType.CONTROL, TokenType.USER_DEFINED
+    return [
+        {"content": text, "normalized": False, "special": kind == control}
+        for text, kind in zip(spec.tokens, spec.token_types, strict=True)
+        if kind in (control, user)
+    ]
+
+
+def _refuse_class(file: TokenizerFile, name: str) -> Unsupported:
+    text = f"tokenizer_class is {name}, and what that class makes of {file.path.name} is not known"
+    return _refuse(file, text)
+
+
+def _refuse_key(file: TokenizerFile, key: str, value: object) -> Unsupported:
+    text = f"{key} is {value!r:.60}, which changes the tokenizer that transformers 5 builds of"
+    return _refuse(file, f"{text} {file.path.name}")
+
+
+def _refuse(file: TokenizerFile, text: str) -> Unsupported:
+    return Unsupported(f"{file.path.parent}: {text}", hint=_hint(file))
+
+
+def _hint(file: TokenizerFile) -> str:
+    """Command by which transformers writes a ``tokenizer.json`` of the folder, and its option."""
+    folder = file.path.parent
+    rebuilt = folder / "rebuilt"
+    named = shell_quote(rebuilt / "tokenizer.json")
+    return (
+        f'let transformers write a tokenizer.json: python3 -c "{_SAVE}" {shell_quote(folder)}'
+        f" {shell_quote(rebuilt)} and name it: --tokenizer {named}"
+    )
