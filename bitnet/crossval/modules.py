@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 #: Values that are not those of a module with a weight.
 EMBEDDINGS = "embed"  # input of the first block
 BLOCK = "l_out-"  # output of a block, by its number
+STACK = "stack_norm-"  # output of a stack of blocks, by its number
 LOGITS = "result_output"
 _BEFORE_GATE = "kda_normed"
 _LAST_NORM = "result_norm"
@@ -75,11 +76,29 @@ def keys_of(
     keys.setdefault(_LAST_NORM, ("output in", 1.0))
     if config.streams is not None:
         keys[_MERGED] = "output_norm in", 1.0
-    named = [LOGITS, *(f"{BLOCK}{number}" for number in range(config.n_layers))]
+    named = {LOGITS: LOGITS, **_of_blocks(config)}
     has_more = any(name in checkpoint.weights for name in _ON_EMBEDDINGS)
-    if not (has_more or config.embedding_norm):
-        named.append(EMBEDDINGS)
-    return keys | {name: (name, 1.0) for name in named}
+    if not (has_more or config.embedding_norm or config.cycles):
+        named[EMBEDDINGS] = EMBEDDINGS
+    return keys | {name: (key, 1.0) for name, key in named.items()}
+
+
+def _of_blocks(config: ModelConfig) -> dict[str, str]:
+    """Key of the output of each block and stack, by our name: that of the run of its module."""
+    calls: Counter[str] = Counter()
+    modules = {
+        f"{BLOCK}{layer}": f"{BLOCK}{number}"
+        for layer, number in enumerate(config.block_numbers or range(config.n_layers))
+    }
+    if config.cycles is not None:
+        layers = config.cycles.layers
+        for first in range(0, config.n_layers - layers, layers):
+            modules[f"{STACK}{first}"] = f"{STACK}{int(config.cycles.is_high(first))}"
+    keys = {}
+    for name, module in modules.items():
+        keys[name] = key_of_call(module, calls[module])
+        calls[module] += 1
+    return keys
 
 
 def _in_order_of_calls(

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from bitnet.crossval.modules import BLOCK, EMBEDDINGS, LOGITS, key_of_call, stem
+from bitnet.crossval.modules import BLOCK, EMBEDDINGS, LOGITS, STACK, key_of_call, stem
 from bitnet.crossval.trace import EngineFailed
 from bitnet.families.family import families
-from bitnet.families.tensor_names import gguf_name, name_with_states
+from bitnet.families.tensor_names import gguf_name, layers_of_stack, name_with_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
@@ -148,7 +148,9 @@ class TransformersEngine:
         values: dict[str, NDArray[np.float32]] = {}
         calls: Counter[str] = Counter()
         (names,) = [entry for entry in families() if entry.title == family]
-        tensors = {gguf_name(path, names) for path, _ in self._model.named_parameters()}
+        paths = [path for path, _ in self._model.named_parameters()]
+        stack = layers_of_stack(paths, names)
+        tensors = {gguf_name(path, names, stack) for path in paths}
 
         def keep(key: str, tensor: Any) -> None:
             own_key = key_of_call(key, calls[key])
@@ -160,7 +162,7 @@ class TransformersEngine:
 
         handles = []
         for path, module in self._model.named_modules():
-            for key, is_input in self._keys_of(path, module, names, tensors):
+            for key, is_input in self._keys_of(path, module, names, tensors, stack):
                 is_block = key.startswith(BLOCK)
                 handle = _hook(module, partial(keep, key), is_input=is_input, is_block=is_block)
                 handles.append(handle)
@@ -173,14 +175,14 @@ class TransformersEngine:
         return values
 
     def _keys_of(
-        self, path: str, module: Any, family: Family, tensors: Container[str]
+        self, path: str, module: Any, family: Family, tensors: Container[str], stack: int
     ) -> Iterator[tuple[str, bool]]:
         """Keys of what *module* reads and gives, each with true if it reads it.
 
-        *tensors* are GGUF's names of all of the model.
+        *tensors* are GGUF's names of all of the model, *stack* the layers of each stack of it.
         """
         weight = getattr(module, "weight", None)
-        name = gguf_name(f"{path}.weight", family) if weight is not None else ""
+        name = gguf_name(f"{path}.weight", family, stack) if weight is not None else ""
         is_known = name and not name.startswith(path)  # a name without a rule stays as it is
         name = name_with_states(name, family, tensors)
         if is_known and not isinstance(module, self._torch.nn.Embedding):
@@ -189,9 +191,14 @@ class TransformersEngine:
                 yield f"{stem(name)} in", True
         block = _BLOCK.fullmatch(path)
         if block and gguf_name(f"{path}.weight", family):  # else of images or of sound
-            yield f"{BLOCK}{block[1]}", False
-            if block[1] == "0":
+            before = sum(at for at, name in enumerate(family.stacks) if f"{name}." in path)
+            number = int(block[1]) + stack * before
+            yield f"{BLOCK}{number}", False
+            if number == 0:
                 yield EMBEDDINGS, True
+        for number, of_stack in enumerate(family.stacks):
+            if path.rpartition(".")[2] == of_stack:
+                yield f"{STACK}{number}", False
 
 
 def _hook(module: Any, keep: Callable[[Any], None], *, is_input: bool, is_block: bool) -> Any:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bitnet.families.hadamard import HadamardBasis
     from bitnet.families.heads import Classifier, Projection
     from bitnet.families.rope import Rope
-    from bitnet.families.streams import Streams
+    from bitnet.families.streams import Cycles, Streams
 
 LONGEST_KERNEL = 64  # positions of a convolution; a damaged file asks for billions
 LARGEST_HEAD = 1 << 16
@@ -251,11 +251,12 @@ class ModelConfig:
     # beginnings of the names of tensors that generating text does not need
     left_out: tuple[str, ...] = ()
     first_block: int = 0  # number of the first block in the names of tensors
-    # blocks with tensors of their own, which all run again, with caches of their own, as often as
-    # there are as many blocks; 0: each block has tensors
-    looped_blocks: int = 0
-    loop_norm: str = ""  # name of the norm of the stream between two of these turns; empty: none
+    # numbers of the blocks' tensors where several blocks, with caches of their own, have the same;
+    # empty: they are those of the blocks
+    block_numbers: tuple[int, ...] = ()
+    loop_norm: str = ""  # name of the norm of the stream before block 0 runs again; empty: none
     streams: Streams | None = None  # that stand beside the residual stream; ``None``: there is one
+    cycles: Cycles | None = None  # in which its blocks run, on two streams; ``None``: there is one
     # its input is the embedding of a token joined with a hidden state of another decoder, that of
     # the token before
     joined: bool = False

@@ -135,7 +135,10 @@ def _of(kind: Kind, names: str) -> dict[str, Kind]:
 
 #: Kinds of the keys that a family reads.
 KINDS: dict[str, Kind] = {
-    **_of(_integer(1, MAX_LAYERS), "num_hidden_layers num_layers n_layer n_layers"),
+    **_of(
+        _integer(1, MAX_LAYERS),
+        "num_hidden_layers num_layers n_layer n_layers H_cycles L_cycles num_layers_per_stack",
+    ),
     **_of(
         _integer(1, MAX_POSITIONS),
         "max_position_embeddings max_seq_len max_sequence_length model_max_length n_positions "
@@ -194,11 +197,11 @@ KINDS: dict[str, Kind] = {
         "attention_in_multiplier attention_multiplier attention_out_multiplier "
         "embedding_multiplier key_multiplier lm_head_multiplier logit_scale residual_multiplier "
         "moe_routed_scaling_factor route_scale router_scaling_factor routed_scaling_factor "
-        "kda_lower_bound scale_depth scale_emb "
+        "embedding_scale kda_lower_bound scale_depth scale_emb "
         "embeddings_scale mup_embeddings_scale mup_output_alpha mup_width_scale width_scale "
         "ssm_in_multiplier ssm_out_multiplier",
     ),
-    **_of(_POSITIVE, "logits_scaling query_pre_attn_scalar rope_ratio"),
+    **_of(_POSITIVE, "initializer_range logits_scaling query_pre_attn_scalar rope_ratio"),
     "block_ffn_dim_multiplier": _or_null(_POSITIVE),
     **_of(_or_null(_NOT_NEGATIVE), "attn_logit_softcapping final_logit_softcapping"),
     **_of(

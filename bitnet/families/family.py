@@ -104,6 +104,9 @@ class Family:
     gguf_keys: Mapping[str, Rule] = field(default_factory=dict)
     # names of tensors of a layer that differ from those in ``tensor_names.py``
     tensors: Mapping[str, str] = field(default_factory=dict)
+    # modules of the stacks of blocks in a folder, where there are several; in GGUF, the blocks of
+    # one are numbered behind those of the one before
+    stacks: tuple[str, ...] = ()
     # GGUF's names of a layer's tensors where it has a state, by those where it has none
     names_with_states: Mapping[str, str] = field(default_factory=dict)
     # functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF stores

@@ -349,7 +349,7 @@ def _nanbeige(keys: Keys) -> ModelConfig:
     return replace(
         model,
         blocks=model.blocks * turns,
-        looped_blocks=model.n_layers,
+        block_numbers=tuple(range(model.n_layers)) * turns,
         loop_norm="output_norm" if has_norms else "",
     )
 

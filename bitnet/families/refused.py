@@ -29,8 +29,6 @@ _KINDS = {
     "attention in chunks, which is not computed": "llama4 llama4_text",
     "a gate for each head or column of the attention with weights of its own, which is not "
     "computed": "muse_glimmer step35",
-    "two stacks of blocks that run in turns on two streams (HRM), which are not put together "
-    "here": "hrm_text",
     "attention with keys and values of two widths, which is not computed": "mimo2 mimo_v2_flash",
     "attention over latents whose keys and values are one matrix, which is not taken apart": "plm",
     "differential attention, which is not computed": "diffllama",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bitnet.families.heads import HEAD_NORM
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
 
     from bitnet.families.family import Family
 
@@ -30,6 +30,7 @@ _OUTER = {
     "altup_unembed_projections.weight": "altup_unembd_proj.weight",
     "per_layer_model_projection.weight": "per_layer_model_proj.weight",
     "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+    "z_L_init": "hrm.z_l_init",
     # Names of older decoders and of encoders, behind the usual ones.
     "wte.weight": "token_embd.weight",
     "wpe.weight": "position_embd.weight",
@@ -231,10 +232,25 @@ def name_with_states(name: str, family: Family, names: Container[str]) -> str:
     return name
 
 
-def gguf_name(name: str, family: Family) -> str:
+def layers_of_stack(names: Iterable[str], family: Family) -> int:
+    """Blocks of each stack, by the *names* of a folder's tensors; 0 if there are no stacks."""
+    blocks = (_block_of_stack(_PREFIX.sub("", name), family) for name in names)
+    return max((int(match["number"]) + 1 for _, match in filter(None, blocks)), default=0)
+
+
+def _block_of_stack(short: str, family: Family) -> tuple[int, re.Match[str]] | None:
+    """Number of the stack that the tensor *short* is in, and its name there; ``None``: in none."""
+    for number, stack in enumerate(family.stacks):
+        match = _LAYER.fullmatch(short.removeprefix(f"{stack}."))
+        if short.startswith(f"{stack}.") and match is not None:
+            return number, match
+    return None
+
+
+def gguf_name(name: str, family: Family, stack: int = 0) -> str:
     """GGUF's name of the tensor *name*; unchanged if unknown, empty to leave it out.
 
-    A ``weight_scale`` becomes ``<linear>.scale``.
+    A ``weight_scale`` becomes ``<linear>.scale``. *stack* is :func:`layers_of_stack` of the folder.
     """
     if _NOT_TEXT.search(name) or (family.has_tasks and _OF_TASKS.search(name)):
         return ""
@@ -248,13 +264,13 @@ def gguf_name(name: str, family: Family) -> str:
             short = short.removesuffix(former) + now
     if short in _OUTER:
         return _OUTER[short]
-    match = _LAYER.fullmatch(short)
+    stack_number, match = _block_of_stack(short, family) or (0, _LAYER.fullmatch(short))
     if match is None:
         return name
     inner = match["part"]
     kind = (match["kind"] or "").removeprefix("weight_")
     parts = {**_INNER, **family.tensors}
-    block = f"blk.{match['number']}."
+    block = f"blk.{stack_number * stack + int(match['number'])}."
     if f"{inner}.{kind}" in parts:
         return f"{block}{parts[f'{inner}.{kind}']}"
     if inner in parts:

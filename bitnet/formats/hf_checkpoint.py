@@ -22,6 +22,7 @@ from bitnet.families.tensor_names import (
     SCALES,
     classifier_name,
     gguf_name,
+    layers_of_stack,
     name_with_states,
 )
 from bitnet.formats import safetensors, sentence_transformers
@@ -184,11 +185,12 @@ def _rename(
     left_out = []
     more_blocks = description.family.more_blocks
     layers = description.value("block_count")
+    stack = layers_of_stack(stored, description.family)
     for original in stored:
         name = ""
         if description.classifies:
             name = classifier_name(original, description.family)
-        name = name or gguf_name(original, description.family)
+        name = name or gguf_name(original, description.family, stack)
         match = re.search(r"\blayers\.(\d+)\.", original) if more_blocks else None
         if not name or (match and int(match[1]) >= layers):
             left_out.append(original)

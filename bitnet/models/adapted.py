@@ -195,13 +195,16 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
         )
     products = layout(config).products
     family = of_gguf(checkpoint.architecture)
+    blocks = {name.split(".")[1] for name in checkpoint.weights if name.startswith("blk.")}
+    stack = len(blocks) // len(family.stacks) if family is not None and family.stacks else 0
     outer: set[str] = set() if adapter.is_gguf else {_EMBEDDING, _HEAD, _TEXTS}
     changes = _Changes({}, {}, {}, name)
     orders: Values | None = None  # of the folder's rows, read from its config.json once
     for key in dict.fromkeys((*adapter.pairs, *adapter.matrices)):
         matrix = key
         if not adapter.is_gguf and family is not None:
-            matrix = name_with_states(gguf_name(key, family), family, checkpoint.weights)
+            named = gguf_name(key, family, stack)
+            matrix = name_with_states(named, family, checkpoint.weights)
         weight = checkpoint.weights.get(_find_stored_name(matrix, checkpoint))
         is_whole = key in adapter.matrices
         if matrix not in (outer if is_whole else products | outer) or weight is None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from bitnet.families.blocks import Block, Branch, ModelConfig
-    from bitnet.families.streams import Streams
+    from bitnet.families.streams import Cycles, Streams
     from bitnet.kernels.program import Program, Register
     from bitnet.models.layout import Layout
 
@@ -127,6 +127,8 @@ class _Decoder:
             self._layer_inputs = layer_inputs(write, first, x)
         if decoder.streams is not None:
             return self._norm_result(self._run_streams(decoder.streams, x))
+        if decoder.cycles is not None:
+            return self._norm_result(self._run_cycles(decoder.cycles, x))
         for write.layer, block in enumerate(decoder.blocks, decoder.first_block):
             write.block = f"blk.{self._number()}."
             if decoder.loop_norm and write.layer and write.block == "blk.0.":
@@ -154,6 +156,28 @@ class _Decoder:
         write.block = ""
         return merge(write, streams, every)
 
+    def _run_cycles(self, cycles: Cycles, x: Register) -> Register:
+        """The high stream behind all blocks, which *x* is before them."""
+        write = self.write
+        blocks = self._decoder.blocks
+        high = x
+        low = write.lookup("hrm.z_l_init", "text", 1)  # one row, for all tokens
+        for first in range(0, len(blocks), cycles.layers):
+            x = write.add(high, low)
+            for write.layer in range(first, first + cycles.layers):
+                write.block = f"blk.{self._number()}."
+                x = self._block(blocks[write.layer], x)
+            x = write.norm_without_weight(x, x.width)
+            write.layer = first
+            if first + cycles.layers < len(blocks):  # the last one is the result
+                write.mark("stack_norm", x)
+            if cycles.is_high(first):
+                high = x
+            else:
+                low = x
+        write.block = ""
+        return high
+
     def _add_beside(
         self, branch: Branch, streams: Streams, every: tuple[Register, ...]
     ) -> tuple[Register, ...]:
@@ -171,8 +195,8 @@ class _Decoder:
 
     def _number(self) -> int:
         """Number of the tensors of the block that is written."""
-        looped = self._decoder.looped_blocks
-        return self.write.layer % looped if looped else self.write.layer
+        numbers = self._decoder.block_numbers
+        return numbers[self.write.layer] if numbers else self.write.layer
 
     def _norm_between(self, x: Register) -> Register:
         """The stream between two turns of the same blocks."""

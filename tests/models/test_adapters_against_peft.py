@@ -57,6 +57,7 @@ CASES = {
     ),
     "laguna": (*MIXED["laguna"], {"target_modules": [*OF_ATTENTION, "g_proj"]}),
     "kimi-linear": (*MIXED["kimi-linear"], {"target_modules": ["q_proj", "v_proj", "o_proj"]}),
+    "hrm-text": (*DENSE["hrm-text"], {"target_modules": ALL}),
     "gptneox": (
         *DENSE["gptneox"],
         {"target_modules": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]},

@@ -136,6 +136,22 @@ DENSE = {
             },
         },
     ),
+    "hrm-text": ("HrmText", {"head_dim": 16, "num_hidden_layers": 2, "prefix_lm": False}),
+    "hrm-text-other-turns": (
+        "HrmText",
+        {
+            "H_cycles": 3,
+            "L_cycles": 2,
+            "attention_bias": True,
+            "embedding_scale": 3.0,
+            "head_dim": 24,
+            "mlp_bias": True,
+            "num_hidden_layers": 1,
+            "prefix_lm": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+            "tie_word_embeddings": True,
+        },
+    ),
     "gemma3n-usual-keys": (
         "Gemma3n",
         {

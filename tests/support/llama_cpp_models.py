@@ -71,6 +71,16 @@ CASES = {
         },
     ),
     "mistral4": ("mistral4", {}),
+    "hrm-text-longer-stacks": (
+        "hrm_text",
+        {
+            "block_count": 12,
+            "embedding_scale": 5.0,
+            "hrm.l_cycles": 2,
+            "hrm.layers_per_stack": 2,
+            "rope.freq_base": 500.0,
+        },
+    ),
     "nanbeige": ("nanbeige", {"num_loops": 3}),
     "plamo3": ("plamo3", {"attention.sliding_window": 6, "block_count": 9, "rope.freq_base": 1e6}),
     "gpt-oss": ("gpt-oss", {"block_count": 3, "attention.sliding_window": 6}),

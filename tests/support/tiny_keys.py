@@ -42,6 +42,7 @@ FAMILIES = (
     "gptneox",
     "granite",
     "helium",
+    "hrm_text",
     "hunyuan-dense",
     "hunyuan_vl",
     "hyperclovax",
@@ -298,6 +299,14 @@ KIMI_LINEAR = {
     "leading_dense_block_count": 1,
     "ssm.conv_kernel": 4,
 }
+HRM = {
+    "attention.head_count_kv": 4,
+    "block_count": 4,
+    "embedding_scale": 2.0,
+    "hrm.h_cycles": 2,
+    "hrm.l_cycles": 1,
+    "hrm.layers_per_stack": 1,
+}
 MAMBA1 = {
     "ssm.conv_kernel": 4,
     "ssm.inner_size": 512,
@@ -390,6 +399,8 @@ def metadata(architecture, **more):
         keys["attention.head_count_kv"] = kv_heads
     if architecture == "nanbeige":
         keys = {"num_loops": 2} | keys
+    if architecture == "hrm_text":
+        keys = HRM | keys | {"block_count": more.get("block_count", HRM["block_count"])}
     if architecture in ("lfm2", "lfm2moe", "lfm3"):
         keys["shortconv.l_cache"] = 3
     if architecture == "lfm2moe":

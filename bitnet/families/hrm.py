@@ -1,0 +1,111 @@
+"""HRM-Text: a low and a high stack of blocks, which run in turns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.families.blocks import FeedForward
+from bitnet.families.dense import ModelConfig, attention, model_of, sizes, usual_block
+from bitnet.families.family import ATTENTION, BIASES, MLP, LlamaCppSupport, register
+from bitnet.families.keys import Config, Keys, contradiction, neutral, read
+from bitnet.families.streams import Cycles
+
+if TYPE_CHECKING:
+    from bitnet.families.family import Parts
+
+
+def _hrm(keys: Keys) -> ModelConfig:
+    model_sizes = sizes(keys)
+    cycles = Cycles(keys.integer("hrm.layers_per_stack"), keys.integer("hrm.l_cycles"))
+    high_turns = keys.integer("hrm.h_cycles")
+    if min(cycles.layers, cycles.low_turns, high_turns) < 1:
+        raise contradiction(keys, "a stack of no layers, or one that never runs")
+    layers = model_sizes.layers
+    if layers != high_turns * cycles.layers_of_cycle:
+        turns = f"{high_turns:,} cycles of {cycles.low_turns:,} + 1 turns of {cycles.layers:,}"
+        raise contradiction(keys, f"{layers:,} layers, expected those of {turns}")
+    mixer = attention(keys, model_sizes.dim, own_gate="numbers")
+    block = usual_block(mixer, FeedForward(model_sizes.ffn))
+    return model_of(
+        keys,
+        model_sizes,
+        [block] * layers,
+        embedding_scale=keys.number("embedding_scale", 1.0),
+        norm_weights=False,
+        final_norm="",
+        block_numbers=cycles.numbers(high_turns),
+        cycles=cycles,
+    )
+
+
+def _keys(config: Config) -> dict[str, Any]:
+    scale = config.get("embedding_scale")
+    if scale is None:
+        scale = 1 / config["initializer_range"]
+    # Only of files without the size of a stack, the number of layers is that size.
+    stack = config.get("num_layers_per_stack") or config["num_hidden_layers"]
+    turns = config["H_cycles"] * (config["L_cycles"] + 1)
+    if config.get("num_layers_per_stack") and config["num_hidden_layers"] != stack * turns:
+        raise ValueError(
+            f"num_hidden_layers is {config['num_hidden_layers']}, and {turns} turns of the "
+            f"{stack} layers of a stack are {stack * turns}"
+        )
+    return {
+        "attention.head_count_kv": config["num_attention_heads"],
+        "block_count": stack * turns,
+        "embedding_scale": float(scale),
+        "hrm.h_cycles": config["H_cycles"],
+        "hrm.l_cycles": config["L_cycles"],
+        "hrm.layers_per_stack": stack,
+    }
+
+
+def _part(number: int, count: int) -> Any:
+    return lambda rows: np.split(rows, count)[number]
+
+
+def _parts(_config: Config) -> Parts:
+    """Matrices that published folders store as one, where transformers computes several."""
+    gate_first = ("attn_gate", "attn_q", "attn_k", "attn_v")
+    return {
+        "attn_gqkv.weight": {f"{name}.weight": _part(at, 4) for at, name in enumerate(gate_first)},
+        "ffn_gate_up.weight": {"ffn_gate.weight": _part(0, 2), "ffn_up.weight": _part(1, 2)},
+    }
+
+
+_BOTH_WAYS = "the positions of a prompt see each other in both directions"
+
+register(
+    title="HRM-Text",
+    architecture="hrm_text",
+    nullable=("embedding_scale", "num_key_value_heads", "num_layers_per_stack", "rope_parameters"),
+    config_keys={
+        "H_cycles": read("turns of the high stack"),
+        "L_cycles": read("turns of the low stack before each of them"),
+        "embedding_scale": read("factor on embeddings"),
+        "initializer_range": read("one over the `embedding_scale` of files without that"),
+        "num_layers_per_stack": read("blocks of each stack"),
+        "prefix_lm": neutral(False, note=_BOTH_WAYS),
+    },
+    gguf_keys={
+        "embedding_scale": read("factor on embeddings"),
+        "hrm.h_cycles": read("turns of the high stack"),
+        "hrm.l_cycles": read("turns of the low stack before each of them"),
+        "hrm.layers_per_stack": read("blocks of each stack"),
+        "hrm.prefix_lm": neutral(False, note=_BOTH_WAYS),
+    },
+    stacks=("L_module", "H_module"),
+    tensors={
+        "self_attn.gate_proj": "attn_gate",
+        "attn.gqkv_proj": "attn_gqkv",
+        "attn.o_proj": "attn_output",
+        "mlp.gate_up_proj": "ffn_gate_up",
+    },
+    parts=_parts,
+    biases={"attention_bias": (*ATTENTION, "attn_gate"), "mlp_bias": MLP},
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), ignores=()),
+    translate=_keys,
+    decoder=_hrm,
+)
