@@ -1,10 +1,9 @@
-"""Our names of what the modules of transformers read and give.
+"""Inputs and outputs of the modules of transformers, matched with the values of our programs.
 
-A module that has a weight gives the product with it, or the norm by it, and reads what these are
-computed from. Weights are called as in our description of the model, on both sides: the output of
-``model.layers.0.self_attn.q_proj`` is ``Qcur_product-0`` in the program of a LLaMA, and the input
-of its ``o_proj`` is ``kqv_out-0``. The key of a value is the name of the weight, without its end,
-and ``in`` or ``out``.
+Only modules with a weight are matched: linear layers and norms. A key names an input or output: the
+GGUF name of the module's weight, without its suffix, and ``in`` or ``out``. In a LLaMA the output
+of ``model.layers.0.self_attn.q_proj`` has the key ``blk.0.attn_q out`` and is ``Qcur_product-0`` in
+our program; the input of ``o_proj`` is ``kqv_out-0``.
 """
 
 from __future__ import annotations
@@ -46,22 +45,23 @@ _ON_EMBEDDINGS = ("position_embd.weight", "token_embd_norm.weight", "token_types
 
 
 def stem(weight: str) -> str:
-    """Name of the tensor *weight* without its end; a matrix and its bias have the same."""
+    """Name of the tensor *weight* without its suffix; a matrix and its bias have the same."""
     return weight.removesuffix(".weight").removesuffix(".bias").removesuffix(".scale")
 
 
 def key_of_call(key: str, number: int) -> str:
-    """Key of what a module reads or gives when it runs for the time *number*, from 0, in a pass."""
+    """Key of an input or output in the run *number*, from 0, of its module within one pass."""
     return f"{key} {number}" if number else key
 
 
 def keys_of(
     config: ModelConfig, program: Program, checkpoint: Checkpoint
 ) -> dict[str, tuple[str, float]]:
-    """Key of the module's value that each value of the program is, by our name; and its factor.
+    """Key and factor of each value of *program* that a module reads or gives, by our name.
 
-    The factor is part of our tensor, and transformers applies it later. Tensors that a folder
-    stores in another form have no keys: the output of their module is not the product with ours.
+    Our value is that of the module times the factor, which is part of our tensor and which
+    transformers applies later. Tensors that a folder stores in another form have no keys: the
+    output of their module is not the product with our tensor.
     """
     scales = layout(config).scales
     changed = find_changed(checkpoint)
@@ -104,17 +104,17 @@ def _of_blocks(config: ModelConfig) -> dict[str, str]:
 def _in_order_of_calls(
     keys: Mapping[str, tuple[str, float]], program: Program
 ) -> dict[str, tuple[str, float]]:
-    """*keys* by our names, with that of each run of a module that runs several times in a pass.
+    """*keys* with a number for each further run of a module that runs several times in a pass.
 
-    Two names of one value, as of the last norm of an encoder, are of one run.
+    Two names of one value, such as those of the last norm of an encoder, belong to one run.
     """
     calls: Counter[str] = Counter()
-    latest: dict[str, Register] = {}  # registers that hold what the last run of a module gave
+    latest: dict[str, Register] = {}  # by key, the register with the output of its last run
     ordered: dict[str, tuple[str, float]] = {}
     for step in program.instructions:
         if not isinstance(step, Mark):
             written = results(step)
-            latest = {key: held for key, held in latest.items() if held not in written}
+            latest = {key: register for key, register in latest.items() if register not in written}
         elif step.name in keys:
             key, factor = keys[step.name]
             if latest.get(key) != step.register:
@@ -143,10 +143,10 @@ def _inputs(program: Program, tensors: Container[str]) -> dict[str, str]:
 
 
 def find_changed(checkpoint: Checkpoint) -> frozenset[str]:
-    """Ends of the names of tensors that are other ones in the folder of *checkpoint*.
+    """Names, without ``blk.N.``, of tensors that the folder of *checkpoint* stores differently.
 
-    Their rows are in another order, they are parts of a tensor there, or they have other values.
-    A matrix that is stored by columns is none of them: its product is the same.
+    Their rows are in another order there, they are parts of a larger tensor, or their values
+    differ. A matrix that is only transposed does not count: the product with it is the same.
     """
     description = _describe(checkpoint)
     parts = [part for names in description.parts.values() for part in names]
@@ -171,7 +171,7 @@ def _only_transposes(order: Callable[[NDArray[Any]], NDArray[Any]], shape: tuple
     numbers = np.arange(shape[0] * shape[1], dtype=np.uint32).reshape(shape[::-1])
     try:
         return np.array_equal(order(numbers), numbers.T)
-    except (ValueError, IndexError):  # it is for matrices of that shape as they are
+    except (ValueError, IndexError):  # *order* expects the shape that is not transposed
         return False
 
 
@@ -181,7 +181,7 @@ def _end(name: str) -> str:
 
 
 def is_unpacked(checkpoint: Checkpoint) -> bool:
-    """True if the weights of *checkpoint* are numbers that a quantized folder stands for."""
+    """True if *checkpoint* is a quantized folder whose weights were decoded to plain numbers."""
     quantization: dict[str, Any] = (checkpoint.config or {}).get("quantization_config") or {}
     return bool(quantization) and quantization.get("quant_method") not in _READ_AS_STORED
 

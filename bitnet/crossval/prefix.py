@@ -42,12 +42,9 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Instruction, Program
     from bitnet.models.transformer import Model
 
-# Cheap instructions between a product and a cache.
-_REPEATED = (
-    *(Center, Clamp, Convolve, DeltaRule, Gate, Join, Norm),
-    *(Rotate, SelectiveScan, Split, Temper),
-)
 _WITH_STATE = (Convolve, DeltaRule, SelectiveScan)
+# Cheap instructions between a product and a cache: they are computed again.
+_REPEATED = (*_WITH_STATE, Center, Clamp, Gate, Join, Norm, Rotate, Split, Temper)
 
 
 def results(step: Instruction) -> tuple[Register, ...]:
@@ -80,18 +77,18 @@ def _output_fields(step: Instruction) -> tuple[str, ...]:
 def list_cached(program: Program, *, last: bool) -> tuple[str, ...]:
     """Names of the intermediates that the caches of *program* are made of, in order.
 
-    They are those between a product and a cache: all of them, or the *last* ones before a cache
-    alone, which suffice.
+    They are between a product and a cache: all of them, or with *last* only those directly before a
+    cache, which suffice to fill it.
     """
     cached: dict[str, None] = {}
-    sources: dict[Register, set[str]] = {}  # names that a register was made of since a product
+    sources: dict[Register, set[str]] = {}  # names since the last product, by register
     for step in program.instructions:
         if isinstance(step, Mark):
             before = set() if last else sources.get(step.register, set())
             sources[step.register] = before | {step.name}
             continue
         read: set[str] = set()
-        for register in _filling(step):
+        for register in _cache_inputs(step):
             read |= sources.get(register, set())
         if isinstance(step, (Attend, *_WITH_STATE)):
             cached |= dict.fromkeys(sorted(read))
@@ -100,8 +97,8 @@ def list_cached(program: Program, *, last: bool) -> tuple[str, ...]:
     return tuple(cached)
 
 
-def _filling(step: Instruction) -> tuple[Register, ...]:
-    """Registers that *step* puts into a cache; for one without a cache, those that it reads."""
+def _cache_inputs(step: Instruction) -> tuple[Register, ...]:
+    """Registers that *step* writes to a cache; without a cache, all that it reads."""
     if isinstance(step, Attend):
         return tuple(register for register in (step.k, step.v) if register is not None)
     return inputs(step)
@@ -127,6 +124,7 @@ def fill_caches(
     segment = Segment(ids, cache, "all")
     on = Pass(exact.program, exact.weights, exact.ops, [segment])
     count = len(ids)
+    # A register holds a value only while every row of it follows from the engine's rows.
     for step in exact.program.instructions:
         if isinstance(step, Mark):
             rows = theirs.get(step.name)
@@ -137,16 +135,15 @@ def fill_caches(
             if step.k is not None and step.v is not None:
                 if not {step.k, step.v} <= on.registers.keys():
                     return False
-                keys, values = (
-                    on.heads(register, step.kind.head_dim) for register in (step.k, step.v)
-                )
+                keys = on.heads(step.k, step.kind.head_dim)
+                values = on.heads(step.v, step.kind.head_dim)
                 cache.append(step.cache, stored(keys), stored(values))
             on.registers.pop(step.out, None)
         elif isinstance(step, _REPEATED) and on.registers.keys() >= set(inputs(step)):
             exact.ops.run(step, on)
-        elif isinstance(step, _WITH_STATE):
+        elif isinstance(step, _WITH_STATE):  # an input is missing, so its state is unknown
             return False
-        else:
+        else:  # a product, or an instruction of which an input is missing
             for register in results(step):
                 on.registers.pop(register, None)
     cache.advance(count)

@@ -30,13 +30,14 @@ class Recorded(Reference):
         self.recording = trace_from(read_json(path, hint=RECORD_HINT), name=path.name)
 
     def trace(self, question: Question) -> Trace:
-        """The recorded answers, to the prompts that it brings if any are asked."""
+        """The recorded trace; with its own prompts if *question* has any, else without prompts."""
         tokenized = self.recording.tokenized
         prompts = self.recording.prompts
         if tokenized is None:
-            tokenized = tuple(one.ids for one in prompts)
-        asked = prompts if question.prompts else ()
-        return replace(self.recording, prompts=asked, tokenized=tokenized)
+            tokenized = tuple(prompt.ids for prompt in prompts)
+        if not question.prompts:
+            prompts = ()
+        return replace(self.recording, prompts=prompts, tokenized=tokenized)
 
 
 def _is_trace(path: Path) -> bool:
@@ -48,9 +49,10 @@ TRACE = OutputKind("a recorded trace", _is_trace)
 
 
 def recordable(trace: Trace, tokenizer: Tokenizer) -> Trace:
-    """*trace* with the ids of each whole text, of which it ran the first, and their texts.
+    """*trace* as it is stored: with all ids of each prompt's text, and without failed prompts.
 
-    Texts are included if the reference decoded the ids of every prompt.
+    A run may have been limited to the first ids of a text. The decoded texts are included only if
+    the reference decoded the ids of every prompt.
     """
     prompts = tuple(prompt for prompt in trace.prompts if not prompt.error)
     whole = tuple(tuple(tokenizer.encode(prompt.prompt)) for prompt in prompts)

@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 
 KEPT = 64  # best tokens stored per position
 _DIGITS = 10  # significant ones of a logit: float32 has no more
-_CERTAIN = 1.001  # tolerance for the sum of rounded probabilities
+_LARGEST_SUM = 1.001  # of the probabilities of a position, whose logits are rounded
 _NOTHING_SUPPRESSED = GenerationSettings()
 RECORD_HINT = "record one: bitnet crossval MODEL --record FILE --force"
 
-
-# int8: activations are rounded to 8 bit. float: keys and values to 16. float32: nothing is.
+# What is rounded. int8: activations, to 8 bits; float: keys and values, to 16 bits; float32:
+# nothing.
 Arithmetic = Literal["int8", "float", "float32"]
 
 
@@ -111,7 +111,8 @@ class Trace:
     # ids of the texts to tokenize; ``None`` if it has no tokenizer. In a recording, of the whole
     # text of each prompt.
     tokenized: tuple[tuple[int, ...], ...] | None = None
-    # its text of each of these lists of ids, with special tokens by name; ``None`` if not requested
+    # text that the engine gives for each list of *tokenized*, with special tokens by name; ``None``
+    # if it was not requested
     decoded: tuple[str, ...] | None = None
     model_sha256: str = ""  # in a recording, of the file it ran
     exact: Trace | None = None  # in a recording, the float64 pass over the same prompts
@@ -147,10 +148,10 @@ def prompt_trace(
 ) -> PromptTrace:
     """Positions of *prompt*, and its greedy continuation.
 
-    *forward* gives logits of more ids of one sequence, ``(T, vocabulary)``; with
-    ``all_positions=False`` only those of the last are needed. A model that is not *causal* is
-    given all ids at once. A continuation has no ids that *generation* suppresses, like
-    an answer, and ends early where a logit is not finite.
+    *forward* appends ids to the sequence and returns their logits, ``(T, vocabulary)``; with
+    ``all_positions=False`` only those of the last id are needed. A model that is not *causal* is
+    given all ids at once. As in an answer, a continuation has no ids that *generation* suppresses;
+    it ends early where a logit is not finite.
     """
     if not prompt.ids:
         return PromptTrace(prompt.text, ())
@@ -183,9 +184,9 @@ def prompt_trace(
 
 
 def _best_two(row: NDArray[np.floating[Any]], left_out: frozenset[int]) -> tuple[int, float] | None:
-    """The likeliest id of *row* that is not *left_out*, and its logit's gap to the second one.
+    """The likeliest id of *row* that is not *left_out*, and the gap of its logit to the second.
 
-    None where a logit is not finite, or no id is left.
+    None if a logit is not finite, or no id is left.
     """
     (position,) = positions_from(row[None], count=2 + len(left_out))
     allowed = [
@@ -201,7 +202,11 @@ def _best_two(row: NDArray[np.floating[Any]], left_out: frozenset[int]) -> tuple
 
 
 def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
-    """The trace in JSON *values*; *name* is their source, for messages."""
+    """The trace in JSON *values*; *name* is their source, for messages.
+
+    Raises:
+        InvalidFormat: the values are not a trace, or contradict each other.
+    """
     try:
         engine = values["engine"]
         if not isinstance(engine, dict):
@@ -220,6 +225,7 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
 
 
 def _check_answer(answer: PromptTrace) -> None:
+    """Raise a ``ValueError`` if the parts of *answer* contradict each other."""
     count = len(answer.positions)
     gaps = len(answer.top2_gaps)
     if count > len(answer.ids) or gaps != len(answer.greedy):
@@ -231,7 +237,7 @@ def _check_answer(answer: PromptTrace) -> None:
             raise ValueError(f"{len(set(ids))} ids with {len(logits)} logits")
         if list(logits) != sorted(logits, reverse=True):
             raise ValueError("the logits of a position are not in order, best first")
-        if math.fsum(math.exp(min(logit - position.lse, 1.0)) for logit in logits) > _CERTAIN:
+        if math.fsum(math.exp(min(logit - position.lse, 1.0)) for logit in logits) > _LARGEST_SUM:
             raise ValueError("the probabilities of a position add up to more than 1")
 
 
@@ -241,7 +247,7 @@ class Question:
 
     checkpoint: Checkpoint  # the model
     prompts: tuple[Prompt, ...] = ()  # to run; without any, the weights are not needed
-    texts: tuple[tuple[str, bool], ...] = ()  # to tokenize, each with true if BOS and EOS are added
+    texts: tuple[tuple[str, bool], ...] = ()  # to tokenize; True: with BOS and EOS
     threads: int = 1  # compute threads
     limit_s: float = 300.0  # in which the engine must give each of its answers
     notify: Callable[[str], None] = logger.debug  # called with the progress
@@ -260,23 +266,27 @@ class Reference(ABC):
     recording: Trace | None = None  # where its answers were recorded; else it runs the file now
 
     def reads(self, checkpoint: Checkpoint) -> bool:
-        """True if it supports such a file, or the tokenizer in it."""
+        """True if the engine supports the file of *checkpoint*, or the tokenizer in it."""
         return checkpoint.path.is_file()
 
     def computes(self, _checkpoint: Checkpoint) -> bool:
-        """True if it computes such a model as its authors do."""
+        """True if the engine computes the model as the model's authors do."""
         return True
 
     def is_installed(self) -> bool:
-        """True if it is installed."""
+        """True if the engine is installed."""
         return True
 
     @abstractmethod
     def trace(self, question: Question) -> Trace:
-        """Its answers."""
+        """The engine's answers to *question*.
+
+        Raises:
+            EngineFailed: the engine did not answer.
+        """
 
     def arithmetic(self, _checkpoint: Checkpoint) -> Arithmetic:
-        """Arithmetic of its products with the weights of a model."""
+        """Arithmetic of the engine's products with the weights of the model."""
         return "float"
 
     def intermediates(

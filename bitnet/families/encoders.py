@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from bitnet.families.family import Parts
 
 _CLASSIFIES = "ForSequenceClassification"
-_PERIOD = 3  # layers of ModernBERT, of which the first sees the whole text
+_PERIOD = 3  # layers of ModernBERT, of which the first attends to the whole text
+_NEOBERT_MULTIPLE = 8  # NeoBERT's network is as wide as the next multiple of it
 #: ``pooling_type`` of GGUF, by ``classifier_pooling`` of ``config.json``.
 _POOLINGS = {"mean": 1, "cls": 2, "bos": 2}
+_GLUS = Rule("`hidden_activation`", ("gelu", "silu"), is_read=True, gguf="hidden_activation")
 
 
 def _modern_bert(keys: Keys) -> ModelConfig:
@@ -49,7 +51,8 @@ def _modern_bert(keys: Keys) -> ModelConfig:
     for layer, own_window in enumerate(windows):
         # The first block reads the norm of the embeddings.
         is_normed = layer > 0 or "blk.0.attn_norm.weight" in keys.weights
-        norms = (("attn_norm" if is_normed else "", ""), BEFORE[1])
+        attention_norms = ("attn_norm" if is_normed else "", "")
+        norms = (attention_norms, BEFORE[1])
         mixer = local(layer, replace(usual, window=own_window))
         blocks.append(usual_block(mixer, network, norms=norms))
     return replace(
@@ -60,7 +63,10 @@ def _modern_bert(keys: Keys) -> ModelConfig:
 
 
 def _classifier_pooling(config: Config, computed: str) -> dict[str, Any]:
-    """The key of the pooling before a classifier, if *config* has one that is *computed*."""
+    """The GGUF key of the pooling before a classifier; empty if *config* has no classifier.
+
+    *computed* are the poolings that the family has, separated by spaces.
+    """
     named = config.get("architectures") or [""]
     if not str(named[0]).endswith(_CLASSIFIES):
         return {}
@@ -86,7 +92,6 @@ def _modern_bert_keys(config: Config) -> dict[str, Any]:
     }
 
 
-_GLUS = Rule("`hidden_activation`", ("gelu", "silu"), is_read=True, gguf="hidden_activation")
 register(
     title="ModernBERT",
     architecture="modern-bert",
@@ -162,17 +167,18 @@ def _neobert(keys: Keys) -> ModelConfig:
 
 
 def _neobert_keys(config: Config) -> dict[str, Any]:
-    whole = int(2 * config["intermediate_size"] / 3)
+    # SwiGLU has three matrices where a plain network has two: 2/3 of the width, rounded up.
+    width = int(2 * config["intermediate_size"] / 3)
     return {
         **both_ways(config),
         "attention.layer_norm_rms_epsilon": config["norm_eps"],
         "context_length": config["max_length"],
-        "feed_forward_length": -(-whole // 8) * 8,
+        "feed_forward_length": -(-width // _NEOBERT_MULTIPLE) * _NEOBERT_MULTIPLE,
     }
 
 
 def _queries_first(config: Config) -> Values:
-    """Rows of a folder are query, key and value of a head; GGUF has all queries first."""
+    """Functions for rows that are query, key and value of each head: GGUF has all queries first."""
     heads = config["num_attention_heads"]
 
     def queries_first(rows: NDArray[Any]) -> NDArray[Any]:
@@ -183,7 +189,7 @@ def _queries_first(config: Config) -> Values:
 
 
 def _encoder_norm(_config: Config) -> Parts:
-    """The last norm has the name that encoders have for it."""
+    """The last norm under the name that encoders have for it in GGUF."""
     return {"output_norm.weight": {"enc.output_norm.weight": lambda weight: weight}}
 
 

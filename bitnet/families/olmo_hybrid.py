@@ -38,11 +38,11 @@ def _olmo_hybrid(keys: Keys) -> ModelConfig:
         eps=_EPS,
     )
     network = FeedForward(model_sizes.ffn)
-    turning = {} if keys.value("attention.rotates", False) else {"rope": None}
+    without_rope = {} if keys.value("attention.rotates", False) else {"rope": None}
     blocks = []
     for count in kv_heads:
         if count:
-            full = attention(keys, model_sizes.dim, kv_heads=count, qk_norm="whole", **turning)
+            full = attention(keys, model_sizes.dim, kv_heads=count, qk_norm="whole", **without_rope)
             blocks.append(usual_block(full, network, norms=_BEHIND))
         else:
             blocks.append(usual_block(linear, network))
@@ -87,8 +87,12 @@ register(
     architecture="olmo_hybrid",
     defaults={"linear_allow_neg_eigval": True, "linear_conv_kernel_dim": 4},
     nullable=(
-        *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
-        *("linear_value_head_dim", "num_key_value_heads", "rope_parameters"),
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "num_key_value_heads",
+        "rope_parameters",
     ),
     config_keys={
         **DELTA_CONFIG,

@@ -51,16 +51,16 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Program, Register
     from bitnet.models.layout import Layout
 
-#: Names of the result and the input of mixers that are not attention.
+#: Names in a trace of the result and the input of mixers that are not attention.
 _NAMES = {
     Experts: ("ffn_out", "ffn_norm"),
     FeedForward: ("ffn_out", "ffn_norm"),
     LayerInput: ("per_layer_embd_out", "pe_in"),
     LowRank: ("laurel_out", ""),
 }
-#: Norm of experts that a block has beside a network.
+#: Norm before the experts of a block that also has a feed-forward network beside them.
 _BESIDE_NETWORK = "ffn_norm_exps"
-#: The same within a sum.
+#: Those names for the mixers within a :class:`Sum`.
 _NAMES_IN_SUM = {Experts: ("ffn_moe", "ffn_norm_2"), FeedForward: ("ffn_mlp", "ffn_norm_1")}
 
 
@@ -121,15 +121,16 @@ class _Decoder:
         write = self.write
         decoder = self._decoder
         x = self._embed()
-        inputs = (mixer for mixer in decoder.mixers() if isinstance(mixer, LayerInput))
-        first = next(inputs, None)  # of one kind in all blocks
-        if first is not None:
-            self._layer_inputs = layer_inputs(write, first, x)
+        for mixer in decoder.mixers():
+            if isinstance(mixer, LayerInput):  # all blocks have the same one
+                self._layer_inputs = layer_inputs(write, mixer, x)
+                break
         if decoder.streams is not None:
             return self._norm_result(self._run_streams(decoder.streams, x))
         if decoder.cycles is not None:
             return self._norm_result(self._run_cycles(decoder.cycles, x))
-        for write.layer, block in enumerate(decoder.blocks, decoder.first_block):
+        for layer, block in enumerate(decoder.blocks, decoder.first_block):
+            write.layer = layer
             write.block = f"blk.{self._number()}."
             if decoder.loop_norm and write.layer and write.block == "blk.0.":
                 x = self._norm_between(x)
@@ -139,15 +140,17 @@ class _Decoder:
         return self._norm_result(x)
 
     def _run_streams(self, streams: Streams, x: Register) -> Register:
-        """The mean of the streams behind all blocks, of which *x* is the first before them."""
+        """The mean of the streams behind the last block; *x* is the first stream before block 0."""
         write = self.write
         every = spread(write, streams, x)
-        for write.layer, block in enumerate(self._decoder.blocks):
-            write.block = f"blk.{write.layer}."
+        for layer, block in enumerate(self._decoder.blocks):
+            write.layer = layer
+            write.block = f"blk.{layer}."
             predicted = predict(write, streams, every)
             x = predicted[streams.active]
-            inner = [branch for branch in block if not branch.beside]
-            for branch in inner:
+            for branch in block:
+                if branch.beside:
+                    continue
                 x = self._branch(branch, x, predicted[streams.active] if branch.parallel else x)
             every = correct(write, streams, predicted, x)
             for branch in block:
@@ -164,9 +167,10 @@ class _Decoder:
         low = write.lookup("hrm.z_l_init", "text", 1)  # one row, for all tokens
         for first in range(0, len(blocks), cycles.layers):
             x = write.add(high, low)
-            for write.layer in range(first, first + cycles.layers):
+            for layer in range(first, first + cycles.layers):
+                write.layer = layer
                 write.block = f"blk.{self._number()}."
-                x = self._block(blocks[write.layer], x)
+                x = self._block(blocks[layer], x)
             x = write.norm_without_weight(x, x.width)
             write.layer = first
             if first + cycles.layers < len(blocks):  # the last one is the result
@@ -181,7 +185,10 @@ class _Decoder:
     def _add_beside(
         self, branch: Branch, streams: Streams, every: tuple[Register, ...]
     ) -> tuple[Register, ...]:
-        """The streams with the result of *branch*, which reads the active one, in all but it."""
+        """The streams, with the result of *branch* added to all but the first.
+
+        The branch reads the active stream.
+        """
         write = self.write
         active = every[streams.active]
         h = write.scale(active, f"{write.block}altup_correct_scale.weight", active.width)
@@ -219,9 +226,9 @@ class _Decoder:
         if decoder.basis and "token_embd.weight" in decoder.basis.embeddings:
             x = write.from_basis(x)
         write.mark("embed", x, in_layer=False)
-        return self._add_places(x)
+        return self._add_positions(x)
 
-    def _add_places(self, x: Register) -> Register:
+    def _add_positions(self, x: Register) -> Register:
         """*x* with the embeddings of texts and positions, and their norm."""
         write = self.write
         decoder = self._decoder
@@ -339,7 +346,7 @@ class _Decoder:
                 return experts(write, mixer, h, logits, scale)
 
     def _norm_result(self, x: Register) -> Register:
-        """The result: a norm of the stream, in the basis of the head if that has one."""
+        """The normalized stream, in the basis of the head if that has one."""
         write = self.write
         decoder = self._decoder
         own_norm = f"{write.block}nextn.shared_head_norm.weight"

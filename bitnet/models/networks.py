@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Register
     from bitnet.models.builder import Builder
 
-
 _LINEAR = 20.0  # above which a softplus is its argument, as in torch and llama.cpp
 
 
@@ -63,7 +62,11 @@ def _softplus(x: float) -> float:
 
 
 def router(write: Builder, mixer: Experts, h: Register) -> Register:
-    """Logits of the experts, from what they read or, where it is *normed*, from the stream *h*."""
+    """Logits of the experts, ``(T, experts)``.
+
+    *h* is what the experts read; a router that is *normed* reads the residual stream instead, and
+    has a norm of its own.
+    """
     dim = write.decoder.dim
     if mixer.normed:
         h = write.norm(h, "ffn_gate_inp.scale")
@@ -129,19 +132,19 @@ def _inside_experts(write: Builder, mixer: Experts, x: Register, chosen: Registe
     used = mixer.routing.used
     width = mixer.width
 
-    def products(*names: str, width: int = width) -> tuple[Register, ...]:
+    def products(outputs: int, *names: str) -> tuple[Register, ...]:
         return write.expert_linears(
-            x, chosen, names, width, count=mixer.routing.count, biased=mixer.biased
+            x, chosen, names, outputs, count=mixer.routing.count, biased=mixer.biased
         )
 
-    if mixer.fused:
-        (both,) = products("ffn_gate_up_exps", width=2 * width)  # (T, K 2 F)
-        gate, up = write.split(both, used * width, used * width, groups=used)
-    elif mixer.gated:
-        gate, up = products("ffn_gate_exps", "ffn_up_exps")
-    else:
-        (up,) = products("ffn_up_exps")
+    if not (mixer.fused or mixer.gated):
+        (up,) = products(width, "ffn_up_exps")  # (T, K F)
         return write.gate(up, None, mixer.activation)
+    if mixer.fused:
+        (both,) = products(2 * width, "ffn_gate_up_exps")  # (T, K 2 F)
+        gate, up = write.split(both, used * width, used * width, groups=used)
+    else:
+        gate, up = products(width, "ffn_gate_exps", "ffn_up_exps")  # (T, K F), twice
     return write.gate(gate, up, mixer.activation)
 
 
@@ -162,9 +165,10 @@ def _run_shared_expert(write: Builder, mixer: Experts, h: Register, scale: float
 
 
 def layer_inputs(write: Builder, mixer: LayerInput, x: Register) -> tuple[Register, ...]:
-    """Every block's part of ``norm(per_layer_model_proj x) + table[token]``.
+    """Every block's part of ``norm(per_layer_model_proj x) + table[token]``, ``(T, P)`` each.
 
-    Either is divided by the root of 2, the product by that of the width of *x*.
+    Both summands are divided by the square root of 2, and the product before its norm by that of
+    the width of *x*. In the shapes L is blocks and P is the width of a part.
     """
     blocks = len(write.decoder.blocks)
     width = blocks * mixer.width
