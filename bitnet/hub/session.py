@@ -158,7 +158,10 @@ class HubSession:
                 hint="correct it: export HF_ENDPOINT=https://USER:PASSWORD@HOST; write other "
                 "characters than letters and digits as %XX",
             )
-        elsewhere = address if secret is not None and not with_token else ""
+        # The host that refused, if it is not the hub and so did not get the token.
+        elsewhere = ""
+        if secret is not None and not with_token:
+            elsewhere = address
         raise self._refusal(response, url, with_token or self._token_refused, elsewhere)
 
     def _is_the_hub(self, url: str) -> bool:
@@ -284,7 +287,10 @@ class HubSession:
     def _refusal(
         self, response: requests.Response, url: str, with_token: bool, elsewhere: str
     ) -> BitnetError | Transient:
-        """The error for *response*, from the address *elsewhere* if that is not the hub's."""
+        """The error for *response* to *url*; a temporary one is :class:`Transient`.
+
+        *elsewhere* is the address of the reply if that host did not get the token, else empty.
+        """
         endpoint = redact_url(self.options.endpoint)
         error = http.error_of(response, redact_url(url), endpoint, with_token=with_token)
         if elsewhere and isinstance(error, AuthError):
@@ -319,20 +325,25 @@ class HubSession:
     def json(
         self, url: str, what: str, *, longest: int = LONGEST_DOCUMENT
     ) -> tuple[Any, Mapping[str, str], int]:
-        """The JSON document *what* at *url*, of at most *longest* bytes; its headers and size."""
+        """The JSON document *what* at *url*, the headers of the reply, and the bytes of its body.
+
+        Raises:
+            NetworkError: there is no reply in time, it has more than *longest* bytes, or is not
+                JSON.
+        """
 
         def attempt() -> tuple[Any, Mapping[str, str], int]:
             body = bytearray()
             printable_url = redact_url(url)
             with self.open(url) as response:
-                begun = self.clock()
+                started = self.clock()
                 try:
                     for chunk in response.iter_content(1 << 16):
                         body += chunk
                         if len(body) > longest:
                             text = f"more than {longest:,} bytes where a short text belongs"
                             raise NetworkError(f"{printable_url}: {text}", hint=TROUBLESHOOTING)
-                        if self.clock() - begun > self.options.deadline_s:
+                        if self.clock() - started > self.options.deadline_s:
                             raise Transient(request_error(url, "timeout"))
                     return json.loads(body), response.headers, len(body)
                 except (ValueError, RecursionError):  # not UTF-8; thousands of digits; too deep
@@ -344,7 +355,7 @@ class HubSession:
 
 
 class Patience:
-    """Time and attempts left for one operation; its threads share one."""
+    """Time and attempts left for one operation; all threads of the operation share one object."""
 
     def __init__(self, session: HubSession) -> None:
         self._session = session
@@ -361,14 +372,23 @@ class Patience:
             self._waited_s = 0.0
             self._gained += count
             if self._gained >= FRESH_START_BYTES:
-                self._failures = self._gained = 0
+                self._failures = 0
+                self._gained = 0
 
     def report_failure(
         self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
     ) -> None:
-        """Report a failure of *what* and wait before the next attempt, or until *stopped*."""
+        """Report a failure of *what* and wait before the next attempt, or until *stopped*.
+
+        Raises:
+            NetworkError: no attempt is left, the server asks to wait too long, or there was no
+                progress for as long as the options allow.
+            RateLimited: the same, after the server refused because of too many requests.
+        """
         session = self._session
         options = self._session.options
+
+        # Count the failure, and choose the wait before the next attempt.
         with self._lock:
             self._failures += 1
             self._gained = 0
@@ -378,7 +398,10 @@ class Patience:
         wait *= 1 + JITTER * session.jitter()
         if broken.retry_after_s is not None:
             wait = max(wait, broken.retry_after_s)
-        most = min(filter(None, (session.attempts, broken.attempts)), default=None)
+
+        # Give up?
+        limits = [limit for limit in (session.attempts, broken.attempts) if limit]
+        most = min(limits, default=None)
         ending = ""
         if most is not None and failures >= most:
             ending = "1 attempt" if failures == 1 else f"{failures} attempts"
@@ -392,7 +415,9 @@ class Patience:
             kind = RateLimited if isinstance(broken.error, RateLimited) else NetworkError
             hint = broken.error.hint or TROUBLESHOOTING
             raise kind(f"{broken.error.message} ({ending})", hint=hint)
-        if broken.retry_after_s is None:  # a wait requested by the server is not silence
+
+        # Wait. A wait requested by the server is not silence.
+        if broken.retry_after_s is None:
             with self._lock:
                 self._waited_s += wait
         number = f"{failures} of {most}" if most is not None else f"{failures}"
@@ -431,7 +456,11 @@ def _storage_refusal(status: int, url: str, address: str) -> AuthError | Transie
 
 
 def _target(here: str, redirect: requests.Response) -> str:
-    """The address that *redirect*, the reply from *here*, leads to."""
+    """The address that *redirect*, the reply from *here*, leads to.
+
+    Raises:
+        NetworkError: it is not an address, or an unencrypted one after an encrypted one.
+    """
     text = redirect.headers["Location"]
     try:
         target = trust.address(text, here)

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from bitnet.models.transformer import Model
     from bitnet.tokenizer import Tokenizer
 
-MOST_OF_BLOCK = 4
-MOST_OF_MODEL = 8  # tokens of a draft
+MOST_OF_BLOCK = 4  # tokens of a draft by the model's own block
+MOST_OF_MODEL = 8  # tokens of a draft by a smaller model
 MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
-TRIAL = 4  # passes of the slower way, to see whether it still is
-FIRST_STAY = 64
-LONGEST_STAY = 1024  # passes between two trials
+TRIAL = 4  # passes of a trial of the slower way
+FIRST_STAY = 64  # passes between the first two trials
+LONGEST_STAY = 1024  # passes between two trials, however often the same way was faster
 MOST_LOST = 0.02  # share of the time that drafts, or trials of them, may lose
 
 
@@ -55,12 +55,12 @@ class Foresight:
         return len(self.ids) - self.cache.length > self.most + 1
 
     def unread(self, room: int) -> Segment | None:
-        """At most *room* ids that it has not read yet; ``None``: there are none."""
+        """At most *room* ids that it has not read yet; None without any."""
         ids = self.ids[self.cache.length :][:room]
         return Segment(ids, self.cache, "last") if ids else None
 
     def add(self, end: int, hidden: Array) -> None:
-        """Take *hidden*, ``(T, dim)``, of the positions before *end*, if it reads them."""
+        """Take *hidden*, ``(T, dim)``, of positions before *end*; a smaller model needs none."""
 
     def report(self, *, drafted: int, accepted: int) -> None:
         """Record that *accepted* of *drafted* tokens were accepted."""
@@ -100,11 +100,11 @@ class BlockForesight(Foresight):
 
     @property
     def is_behind(self) -> bool:
-        """False: it starts with what it sees, wherever that is."""
+        """False: it needs no earlier positions, so there is never much to read."""
         return False
 
     def unread(self, room: int) -> Segment | None:  # noqa: ARG002 - it has read most of them
-        """Tokens and states that it has not read yet; ``None``: there are none."""
+        """Tokens and states that it has not read yet; None without any."""
         if not self._waiting:
             return None
         tokens = [token for tokens_read, _ in self._waiting for token in tokens_read]
@@ -138,8 +138,8 @@ class Drafter:
     def draft(self, wanted: dict[Foresight, int]) -> dict[Foresight, list[int]]:
         """Drafts of at most the *wanted* lengths; every pass adds one token to each of them.
 
-        Each view is :attr:`Foresight.is_ready`; those that have more to read than fits a pass have
-        no draft yet.
+        Each view must be :attr:`Foresight.is_ready`. A view with more to read than fits into one
+        pass gets no draft yet, and is not in the result.
         """
         # Read what the sequences got since their last drafts.
         room = self._chunk
@@ -187,7 +187,12 @@ class Drafter:
 def check_draft_model(
     model: ModelConfig, tokenizer: Tokenizer, draft: ModelConfig, drafts_in: Tokenizer
 ) -> None:
-    """Check that *draft*, with the tokenizer *drafts_in*, can draft for *model*."""
+    """Check that *draft*, with the tokenizer *drafts_in*, can draft for *model*.
+
+    Raises:
+        Unsupported: one of the models does not generate text.
+        VocabMismatch: the vocabularies differ.
+    """
     if not (model.writes and draft.writes):
         raise Unsupported("a draft model needs two models that generate text", hint="leave it out")
     size = min(model.vocab_size, draft.vocab_size)
@@ -221,7 +226,8 @@ class Pace:
         self._is_trial = True
         self._left = TRIAL
         self._stay = FIRST_STAY
-        self._rates: dict[bool, float] = {}  # seconds a token took, by way
+        # seconds a token took, with drafts (True) and without (False)
+        self._rates: dict[bool, float] = {}
         self._tokens = 0
         self._seconds = 0.0
         self._extra_s = 0.0  # of this trial, which are not part of a steady rate
@@ -233,9 +239,10 @@ class Pace:
         return self._rates[False] / self._rates[True] if len(self._rates) == 2 else None
 
     def observe(self, tokens: int, passed_s: float, *, steady: bool = True) -> None:
-        """Record a pass that gave *tokens*, the time of its drafts included.
+        """Record a pass that gave *tokens* in *passed_s* seconds, drafting included.
 
-        It is *steady* if the drafter did not have to read a sequence first.
+        It is *steady* if the drafter did not have to read a sequence first. At the end of a trial,
+        or of a stay with the faster way, the way of the next passes is chosen.
         """
         if not steady:
             self._extra_s += passed_s
@@ -245,23 +252,36 @@ class Pace:
         self._left -= 1
         if not self._is_trial:
             self._owed_s -= MOST_LOST * passed_s
+        # A stay ends only when the faster way has earned what trials lost.
         if self._left > 0 or (not self._is_trial and self._owed_s > 0):
             return
+
+        # The rate of this way, over the passes since it was chosen.
         tokens = max(1, self._tokens)
         seconds = self._seconds
         self._rates[self.drafting] = seconds / tokens
         self._tokens = 0
         self._seconds = 0.0
+
+        # After a stay, and until both ways were tried: a trial of the other way.
         if not self._is_trial or len(self._rates) < 2:
             self.drafting = not self.drafting
             self._is_trial = True
             self._left = TRIAL
             return
+
+        # After a trial: stay with the faster way, longer if it was the faster one before.
         faster = self._rates[True] < self._rates[False]
-        lost = seconds - tokens * self._rates[faster] if self.drafting != faster else 0.0
-        self._owed_s = max(0.0, self._owed_s) + max(0.0, lost) + self._extra_s
+        lost_s = 0.0
+        if self.drafting != faster:
+            lost_s = seconds - tokens * self._rates[faster]
+        self._owed_s = max(0.0, self._owed_s) + max(0.0, lost_s) + self._extra_s
         self._extra_s = 0.0
-        self._stay = min(LONGEST_STAY, 2 * self._stay) if faster == self._faster else FIRST_STAY
-        self.drafting = self._faster = faster
+        if faster == self._faster:
+            self._stay = min(LONGEST_STAY, 2 * self._stay)
+        else:
+            self._stay = FIRST_STAY
+        self._faster = faster
+        self.drafting = faster
         self._is_trial = False
         self._left = self._stay

@@ -73,7 +73,7 @@ def embed(
 def rank(
     model: Runnable, query: str, documents: abc.Sequence[str], *, truncate: bool
 ) -> NDArray[np.float32]:
-    """Score of each of *documents*; see :meth:`LanguageModel.rank`."""
+    """Score of each of *documents*, ``(len(documents),)``; see :meth:`LanguageModel.rank`."""
     check_type("query", query, "a text", str)
     check_type("documents", documents, "a list of texts", list, tuple)
     requests = [to_rank(query, document) for document in documents]
@@ -84,7 +84,7 @@ def rank(
 def classify(
     model: Runnable, texts: str | abc.Sequence[str], *, truncate: bool
 ) -> NDArray[np.float32]:
-    """Share of each label in *texts*; see :meth:`LanguageModel.classify`."""
+    """Share of each label in *texts*, ``(texts, labels)``; see :meth:`LanguageModel.classify`."""
     check_type("texts", texts, "a text or a list of them", str, list, tuple)
     inputs = [texts] if isinstance(texts, str) else texts
     requests = [Request(prompt=text, embed=True, scored=True, max_tokens=1) for text in inputs]
@@ -105,8 +105,10 @@ def find_rank_template(model: Runnable) -> str | None:
     """Text around a query and a document for a *model* that ranks; None without one.
 
     It is the template ``rerank``. A model that answers yes or no and has only a template of
-    conversations gets the query and the document as messages of these roles; a template without
-    a place for both is refused.
+    conversations gets the query and the document as messages of these roles.
+
+    Raises:
+        Unsupported: the template of conversations has no place for a query and a document.
     """
     named = model.tokenizer.named_templates.get("rerank")
     classifier = model.config.classifier
@@ -149,13 +151,22 @@ def shares(sequence: Sequence) -> NDArray[np.float32]:
 def prepare(
     model: Runnable, request: Request, *, truncate: bool = True
 ) -> tuple[TokenIds, Request]:
-    """Ids of *request* for a vector or scores, and it with the place of a second text."""
+    """Ids of *request* for a vector or scores, and the request completed for running.
+
+    Of a pair of texts, the completed request says where the second begins, if the model has
+    embeddings of token types.
+
+    Raises:
+        Unsupported: the head of the model is for something else.
+        UsageError: a pair is not of two texts, or the ids do not fit and *truncate* is off.
+    """
     _check_head(model, request)
     room = model.text_limit, model.context
     truncate = truncate and model.text_limit is not None
     if request.document is None:
-        name = None if request.scored else request.prompt_name
-        prompt = "" if request.scored else prompt_text(model.prompts, name, model.path.name)
+        prompt = ""
+        if not request.scored:
+            prompt = prompt_text(model.prompts, request.prompt_name, model.path.name)
         ids = text_ids(model.tokenizer, request.prompt, prompt, room=room, truncate=truncate)
         return ids, request
     if not isinstance(request.prompt, str):

@@ -18,19 +18,25 @@ if TYPE_CHECKING:
 
 # Files beside a tokenizer's that may be read, and the folder of templates with names.
 SIDE_FILES = (
-    *("special_tokens_map.json", "tokenizer_config.json", "added_tokens.json"),
-    *("generation_config.json", "config.json", "chat_template.jinja", "chat_template.json"),
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "config.json",
+    "chat_template.jinja",
+    "chat_template.json",
 )
 TEMPLATE_FOLDER = "additional_chat_templates"
 # Special tokens that a file can name.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-# Roles in Hugging Face's files; usual names in vocabularies if no file names them.
+# Usual texts of BOS and EOS in vocabularies, most specific first, for folders whose files do not
+# name them.
 _USUAL = {
     "bos": "<|begin_of_text|> <|begin_of_sentence|> <｜begin▁of▁sentence｜> <bos> <s>",
     "eos": "<|end_of_text|> <｜end▁of▁sentence｜> <|endoftext|> <eos> </s> <|return|>",
 }
-# Classes in the folders of models that do not follow from their vocabulary file.
+# Classes of which a folder's own code makes another tokenizer than its vocabulary file describes.
 _BEFORE_TEXTS = "puts [gMASK] and another token before texts, and has tokens that no file lists"
 _OTHERWISE = {"ChatGLMTokenizer": _BEFORE_TEXTS, "ChatGLM4Tokenizer": _BEFORE_TEXTS}
 
@@ -61,7 +67,7 @@ class TokenizerFile:
 
 @dataclass(frozen=True)
 class SideFiles:
-    """Facts from ``tokenizer_config.json`` and its siblings; empty if they do not exist."""
+    """Values of ``tokenizer_config.json`` and the files beside it; empty if they do not exist."""
 
     tokenizer_config: dict[str, Any]  # ``tokenizer_config.json``
     special_map: dict[str, Any]  # ``special_tokens_map.json``, if transformers would read it
@@ -90,15 +96,13 @@ class SideFiles:
     @property
     def class_name(self) -> str:
         """The class that the files name, without the suffix ``Fast``; empty if they name none."""
-        return (
-            self.tokenizer_class.removesuffix("Fast")
-            if isinstance(self.tokenizer_class, str)
-            else ""
-        )
+        if not isinstance(self.tokenizer_class, str):
+            return ""
+        return self.tokenizer_class.removesuffix("Fast")
 
     @property
     def name_roles(self) -> bool:
-        """True if there are files that would name a special token, had it a role."""
+        """True if files that name special tokens exist: a role they omit has no token."""
         return bool(self.tokenizer_config or self.special_map or self.templates)
 
     @property
@@ -115,11 +119,15 @@ class SideFiles:
         if named is not None:
             return special.get(named, default)
         if default is not None or f"{role}_token" in self.config:
-            return default  # null: there is none
+            return default  # the configuration says null: there is no such token
         return next((special[text] for text in _USUAL[role].split() if text in special), None)
 
     def check_code(self, source: str) -> None:
-        """Refuse the file *source* if code of its folder makes another tokenizer of it."""
+        """Check that no code of the folder of *source* makes another tokenizer of it.
+
+        Raises:
+            Unsupported: it does.
+        """
         name = str(self.config.get("tokenizer_class") or "")
         reason = _OTHERWISE.get(name)
         if reason is not None:
@@ -138,7 +146,11 @@ class SideFiles:
     def ends(
         self, special: dict[str, int], *, bos: tuple[int | None, bool], eos: tuple[int | None, bool]
     ) -> dict[str, Any]:
-        """Fields of *bos* and *eos*: ids of the tokenizer's own file, true if texts get them."""
+        """Fields ``bos_id``, ``add_bos``, ``eos_id`` and ``add_eos`` of a specification.
+
+        *bos* and *eos* are what the tokenizer's own file says: the id, and True if it is put around
+        texts. Side files override both.
+        """
         fields: dict[str, Any] = {}
         for role, (default, is_added) in (("bos", bos), ("eos", eos)):
             id = self.special_id(role, special, default)

@@ -29,7 +29,12 @@ _REFETCH = "fetch it again: bitnet tokenizer --source mirror --output models --f
 
 
 def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
-    """The tokenizer in a ``tokenizer.json`` and its side files."""
+    """The tokenizer in a ``tokenizer.json`` and its side files.
+
+    Raises:
+        InvalidFormat: the file is damaged.
+        Unsupported: it has parts that would not be computed exactly.
+    """
     source = str(file.path)
     with reading(source, "tokenizer.json"):
         _check_model(file.document, source)
@@ -39,11 +44,11 @@ def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
         document = read.document
         roles = read.roles
         if document is not file.document:
-            _check_shown(document, read.once_normalized, source)
+            _check_normalized_twice(document, read.once_normalized, source)
         spec = _spec(document, file.side, source, roles)
         spec = _clean_up(spec, file.side)
     data = file.data if document is file.document else json.dumps(document).encode()
-    if file.side.name_roles:  # a role that it does not name has no text
+    if file.side.name_roles:  # a role that the side files do not name has no text
         roles = {"bos_token": "", "eos_token": ""} | roles
     spec = replace(spec, source=source, document=data, template_tokens=tuple(roles.items()))
     return file.side.complete(spec, file.data)
@@ -56,8 +61,14 @@ def _check_model(data: dict[str, Any], source: str) -> None:
         raise refusal(f"{source} holds a {kind!r} model; supported: {', '.join(_MODELS)}")
 
 
-def _check_shown(document: dict[str, Any], once_normalized: frozenset[str], source: str) -> None:
-    """Refuse tokens that the library shows in their normalized form after it added them again."""
+def _check_normalized_twice(
+    document: dict[str, Any], once_normalized: frozenset[str], source: str
+) -> None:
+    """Refuse added tokens that the library decodes to another text.
+
+    *once_normalized* are texts that were added to be found in normalized text, and then added
+    again: the library decodes them to their normalized form, whatever the second entry says.
+    """
     normalizer = document.get("normalizer")
     if not normalizer or not once_normalized:
         return
@@ -95,7 +106,7 @@ def _spec(
     vocabulary = _ids(model["vocab"], source)
     tokens = _by_id(model["vocab"], added, source)
     normalizer = tuple(read_steps(data.get("normalizer"), "normalizers"))
-    for step in normalizer:  # what breaks the library's offsets
+    for step in normalizer:  # an empty text breaks the library's offsets
         texts = [step.options.get(name) for name in ("prepend", "pattern")]
         if any(text in ("", {"String": ""}) for text in texts):
             raise refusal(f"{source} has the normalizer {step.type} with an empty text")
@@ -150,9 +161,10 @@ def _outside(
     outside: dict[str, int] = {}
     for token in added:
         own = vocabulary.get(token.text, outside.get(token.text))
-        if own is None:
+        if own is None:  # the library gives it the next id
             last += 1
-            own = outside[token.text] = last
+            own = last
+            outside[token.text] = last
         if own != token.id or (token.text in outside and own in own_ids):
             raise refusal(
                 f"{source} has the added token {token.text!r:.60} as {token.id:,}, and its model"
@@ -264,10 +276,15 @@ def _normalize_added(
 def _with_special(
     spec: TokenizerSpec, processor: dict[str, Any] | None, side: SideFiles, roles: dict[str, str]
 ) -> TokenizerSpec:
-    """BOS, EOS, prefix and suffix ids. *roles* are the texts of the special tokens by role."""
+    """*spec* with BOS, EOS, prefix and suffix ids.
+
+    *roles* are the texts of the special tokens by role. The post-processor decides what is around a
+    text; without one, a vocabulary that is known by its fingerprint does.
+    """
     special = {spec.tokens[token.id]: token.id for token in spec.added}
     around = _template(processor, special)
-    bos, eos = (_role_id(role, special, side, roles) for role in ("bos", "eos"))
+    bos = _role_id("bos", special, side, roles)
+    eos = _role_id("eos", special, side, roles)
     pre = ""
     if spec.byte_level and spec.model == "bpe":
         vocabulary = vocabularies.identify(vocabularies.fingerprint(spec.tokens), len(spec.merges))
@@ -277,9 +294,10 @@ def _with_special(
     last: tuple[int, ...] = ()
     if around is not None:
         first, last = around
-    if len(first) == 1 and (spec.model == "wordpiece" or not side.name_roles):
+    has_roles_of_template = spec.model == "wordpiece" or not side.name_roles
+    if len(first) == 1 and has_roles_of_template:
         bos = first[0]
-    if len(last) == 1 and (spec.model == "wordpiece" or not side.name_roles):
+    if len(last) == 1 and has_roles_of_template:
         eos = last[0]
     middle, second_type = _pair(processor, special)
     inputs = side.config.get("model_input_names")
@@ -334,18 +352,23 @@ def _template(
     items = processor["single"]
     if sum("Sequence" in item for item in items) != 1:
         raise _odd_template("does not have the text once")
-    around: tuple[list[int], list[int]] = [], []
-    side = around[0]
+    before: list[int] = []
+    after: list[int] = []
+    affix = before
     for item in items:
         if "Sequence" in item:
-            side = around[1]
+            affix = after
             continue
-        name = item["SpecialToken"]["id"]
-        ids = processor["special_tokens"].get(name, {}).get("ids")
-        side.extend(ids if ids is not None else [special[name]])
-        if sum(map(len, around)) > AFFIX_IDS:
+        affix += _ids_of_special(item["SpecialToken"]["id"], processor, special)
+        if len(before) + len(after) > AFFIX_IDS:
             raise _odd_template(f"has more than {AFFIX_IDS:,} of them")
-    return tuple(around[0]), tuple(around[1])
+    return tuple(before), tuple(after)
+
+
+def _ids_of_special(name: str, processor: dict[str, Any], special: dict[str, int]) -> list[int]:
+    """Ids of the special token *name* of a template: those listed in it, else that of its text."""
+    ids: list[int] | None = processor["special_tokens"].get(name, {}).get("ids")
+    return ids if ids is not None else [special[name]]
 
 
 def _pair(
@@ -370,15 +393,15 @@ def _pair(
         return None, 0
     first, second = places
     single = processor["single"]
-    index = next(at for at, item in enumerate(single) if "Sequence" in item)
-    around = [_names(items[:first]), _names(items[second + 1 :])]
+    only = next(at for at, item in enumerate(single) if "Sequence" in item)
+    around_pair = [_names(items[:first]), _names(items[second + 1 :])]
+    around_single = [_names(single[:only]), _names(single[only + 1 :])]
     between = _names(items[first + 1 : second])
-    if around != [_names(single[:index]), _names(single[index + 1 :])] or len(between) > AFFIX_IDS:
+    if around_pair != around_single or len(between) > AFFIX_IDS:
         return None, 0  # a second text would change what is around the first
     middle: list[int] = []
     for name in between:
-        ids = processor["special_tokens"].get(name, {}).get("ids")
-        middle.extend(ids if ids is not None else [special[name]])
+        middle += _ids_of_special(name, processor, special)
     return tuple(middle), int(items[second]["Sequence"].get("type_id", 0))
 
 
@@ -392,7 +415,12 @@ def _odd_template(what: str) -> Unsupported:
 
 
 def check_vocabulary(path: Path, vocab_size: int) -> None:
-    """Check that *path* is a ``tokenizer.json`` whose ids are exactly 0 to ``vocab_size - 1``."""
+    """Check that *path* is a ``tokenizer.json`` whose ids are exactly 0 to ``vocab_size - 1``.
+
+    Raises:
+        InvalidFormat: it is not a tokenizer, or damaged.
+        VocabMismatch: the ids are others.
+    """
     try:
         raw = read_bytes(path)
         document = json.loads(raw) if raw.strip() else None

@@ -1,7 +1,7 @@
 """The files that a signed statement names, compared with those of a model, in both directions.
 
-The package model-signing names files in two ways: each file with its digest, or each part of it, a
-shard, with that of its bytes. Its digests are SHA-256, BLAKE2b or BLAKE3.
+The package model-signing lists files in two ways: each file with its digest, or each part of a
+file, a shard, with the digest of that part. Digests are SHA-256, BLAKE2b or BLAKE3.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class FileManifest:
     def parse(cls, predicate: Mapping[str, Any], source: str) -> FileManifest:
         """The manifest in the *predicate* of a statement of model-signing.
 
-        A ``ValueError`` says what is wrong; so do ``TypeError`` and ``KeyError``.
+        Raises:
+            ValueError: a value is wrong; so for ``TypeError`` and ``KeyError``.
+            Unsupported: the digests are of a kind that this version does not compute.
         """
         serialization = predicate["serialization"]
         method = serialization["method"]
@@ -90,6 +92,7 @@ class FileManifest:
         exist; of a model that is a file, others may be named. The bytes of *rewritten* files, whose
         content was compared in another way, may differ.
         """
+        # Names of the files on disk, by their names in the statement.
         names = {name: name for name in files.names}
         if not model.is_dir() and len(names) == 1 and set(self.files) == {ALONE}:
             names = {ALONE: model.name}
@@ -143,11 +146,12 @@ def _parse_resource(resource: Mapping[str, Any], *, is_shard: bool) -> tuple[str
     stop = None
     if is_shard:
         algorithm = algorithm.partition("-sharded-")[0]  # the size of the shards follows
-        name, first, last = ["", "", *name.rsplit(":", 2)][-3:]
-        if not (first.isdecimal() and last.isdecimal()):
+        shard = name.rsplit(":", 2)  # FILE:START:STOP
+        if len(shard) != 3 or not (shard[1].isdecimal() and shard[2].isdecimal()):
             raise ValueError(f"{resource['name']!r} is not a part of a file")
-        start = int(first)
-        stop = int(last)
+        name = shard[0]
+        start = int(shard[1])
+        stop = int(shard[2])
     if name != ALONE and (problem := name_problem(name)):
         raise ValueError(f"it names a file {name!r}: {problem}")
     if algorithm not in _TITLES:

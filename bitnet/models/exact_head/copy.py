@@ -49,16 +49,16 @@ SAMPLED_ROWS = 2048  # rows that tell how large the weights of a column are
 SLICE_BYTES = 32 << 20  # of the head that are in memory beside the copy
 SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
 
-
-TILE_ROWS = 16
-BLOCK = 64  # columns
+# The layout of the codes.
+TILE_ROWS = 16  # rows of a tile
+BLOCK = 64  # columns of a block
 _BLOCK_BYTES = TILE_ROWS * BLOCK * 5 // 8
 _MIDDLE = 15.5  # of the codes 0 .. 31
 _FINER = 32  # how much finer the second codes of block 0 are
-_GROUP = 4  # blocks whose sixth bits lie together
+_GROUP = 4  # blocks whose sixth bits are next to each other
 
 FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
-_TILES = 4  # that are compared with the head
+_SAMPLED_TILES = 4  # tiles of a copy from the cache that are compared with the head
 _SMALLEST_NORM = 1e-17
 _LARGEST_NORM = 1e15  # norm_up and kHeadLimit of the compiled module
 
@@ -98,12 +98,18 @@ class HeadCopy:
         importance: Array | None = None,
         model: str = "the model",
     ) -> HeadCopy:
-        """The copy of *weight*, from the cache where it is there; reads the weight once.
+        """The copy of *weight*, from the cache if it is there; reads the weight once.
 
-        *weight* is the head, as *ops* has prepared it with ``looked_up``; errors call it
-        that of *model*. *importance*, ``(dim,)``, is how large the hidden states usually
-        are in each column, up to a factor, such as the weight of the norm before the head;
-        it never changes a result, only how many rows are computed.
+        Args:
+            ops: the compiled backend.
+            weight: the head, as *ops* has prepared it with ``looked_up``.
+            importance: ``(dim,)``, how large the hidden states usually are in each column, up to a
+                factor, such as the weight of the norm before the head. It never changes a result,
+                only how many rows are computed.
+            model: name of the model in messages.
+
+        Raises:
+            Unsupported: the backend or the encoding has no exact head, or a weight is not finite.
         """
         matrix: Matrix = weight
         if not isinstance(ops, NativeOps):
@@ -127,10 +133,13 @@ class HeadCopy:
                 if not problem:
                     return cls(ops.module, matrix, arrays)
                 logger.warning("%s cannot be used, made again: %s", path, problem)
-        arrays["order"][:], arrays["factors"][:] = _columns(ops, matrix, importance)
+        order, factors = _columns(ops, matrix, importance)
+        arrays["order"][:] = order
+        arrays["factors"][:] = factors
         copy = cls(ops.module, matrix, arrays)
-        if not all(copy._native.build(*ends) for *ends, _ in _slices(ops.module, matrix)):
-            raise refusal(model, "it has weights that are not finite, or huge")
+        for begin, end, _ in _slices(ops.module, matrix):
+            if not copy._native.build(begin, end):
+                raise refusal(model, "it has weights that are not finite, or huge")
         if path is not None:
             write_copy(path, memory)
         return copy
@@ -249,19 +258,19 @@ def unpack_copy(
     head = -(-blocks * TILE_ROWS // 64) * 64
     tiles = arrays["tiles"].reshape(-1, head + blocks * _BLOCK_BYTES)
     counts = tiles[:, : blocks * TILE_ROWS].reshape(-1, blocks, TILE_ROWS)
-    packed = tiles[:, head:].reshape(
-        -1, blocks, 2, 5, TILE_ROWS, 4
-    )  # two halves: bits, four nibbles
+    # A half of a block is eight groups of four columns. For each row it has four bytes with the
+    # highest bits of all groups, then four times four bytes with the lower bits of two groups each.
+    packed = tiles[:, head:].reshape(-1, blocks, 2, 5, TILE_ROWS, 4)
     group = np.arange(8)
     high = packed[:, :, :, 0, None] >> group[:, None, None] & 1  # (tiles, blocks, 2, 8, 16, 4)
     low = packed[:, :, :, 1 + group // 2] >> (4 * (group % 2))[:, None, None] & 15
-    codes = (
-        (low + 16 * high).transpose(0, 4, 1, 2, 3, 5).reshape(len(tiles) * TILE_ROWS, blocks, BLOCK)
-    )
+    codes = (low + 16 * high).transpose(0, 4, 1, 2, 3, 5)  # (tiles, 16, blocks, 2, 8, 4)
+    codes = codes.reshape(len(tiles) * TILE_ROWS, blocks, BLOCK)
     step = arrays["step"].astype(np.float64)[:, None, None]
     values = step * (codes - _MIDDLE)
-    values[:, 0] += values[:, -1] / _FINER
+    values[:, 0] += values[:, -1] / _FINER  # the last block holds the second codes of block 0
     if sixth:
+        # A sixth bit moves a value by a quarter of its step, up or down.
         bits, norms = _sixth_bits(arrays["sixth"], blocks - 1, len(step))
         quarters = np.full(blocks - 1, 0.25)
         quarters[0] /= _FINER
@@ -291,7 +300,7 @@ def _sixth_bits(
 def sample_tiles(rows: int) -> list[int]:
     """Numbers of some tiles of a head with *rows* rows, others each time."""
     tiles = -(-rows // TILE_ROWS)
-    return random.sample(range(tiles), min(_TILES, tiles))
+    return random.sample(range(tiles), min(_SAMPLED_TILES, tiles))
 
 
 def broken_premise(
@@ -301,12 +310,18 @@ def broken_premise(
 
     Rows of *tiles* are compared with those of the head.
     """
-    return _of_numbers(arrays) or next(
-        filter(None, (_of_rows(ops, matrix, arrays, tile) for tile in tiles)), ""
-    )
+    problem = _problem_of_numbers(arrays)
+    if problem:
+        return problem
+    for tile in tiles:
+        problem = _problem_of_tile(ops, matrix, arrays, tile)
+        if problem:
+            return problem
+    return ""
 
 
-def _of_numbers(arrays: Mapping[str, NDArray[Any]]) -> str:
+def _problem_of_numbers(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """The premise that the numbers of *arrays* break without a look at the head, or empty."""
     order = arrays["order"]
     factors = arrays["factors"]
     norm = arrays["norm"]
@@ -328,7 +343,10 @@ def _of_numbers(arrays: Mapping[str, NDArray[Any]]) -> str:
     return ""
 
 
-def _of_rows(ops: NativeOps, matrix: Matrix, arrays: Mapping[str, NDArray[Any]], tile: int) -> str:
+def _problem_of_tile(
+    ops: NativeOps, matrix: Matrix, arrays: Mapping[str, NDArray[Any]], tile: int
+) -> str:
+    """The premise that the rows of *tile* break, compared with those of the head, or empty."""
     begin = tile * TILE_ROWS
     end = min((tile + 1) * TILE_ROWS, matrix.rows)
     part = dict(arrays)
@@ -347,13 +365,11 @@ def _of_rows(ops: NativeOps, matrix: Matrix, arrays: Mapping[str, NDArray[Any]],
     return ""
 
 
-# --- copies in the cache -------------------------------------------------------------------------
-
-
 def content_digest(content: NDArray[np.uint8], out: NDArray[np.uint8] | None = None) -> bytes:
-    """SHA-256 of the SHA-256 digests of pieces of *content*, which become *out* before.
+    """SHA-256 of the length of *content* and of the SHA-256 digests of its pieces.
 
-    Several threads compute it.
+    Several threads compute the digests. With *out* each piece is copied there first, and the copy
+    is read: what was verified is what is used.
     """
 
     def digest(begin: int) -> bytes:
