@@ -22,13 +22,18 @@ PRONOUNS = {"found", "one", "said", "told", "given", "known", "shown", "kept", "
 # Those that are never the name of a variable, however short its life.
 NEVER = {"it", "its"}
 SHORT = 5  # lines in which a reader still sees where a name comes from
+# Participles that do not end in "ed".
 IRREGULAR = {
-    *("told", "made", "given", "known", "shown", "kept", "found", "said", "held"),
-    *("written", "taken", "sent", "left", "met", "drawn", "begun", "built", "bound"),
-    *("brought", "done", "gone", "got", "had", "heard", "laid", "led", "lost"),
-    *("meant", "paid", "seen", "spent", "understood", "chosen"),
-}
+    "told", "made", "given", "known", "shown", "kept", "found", "said", "held", "written", "taken",
+    "sent", "left", "met", "drawn", "begun", "built", "bound", "brought", "done", "gone", "got",
+    "had", "heard", "laid", "led", "lost", "meant", "paid", "seen", "spent", "understood", "chosen",
+}  # fmt: skip
 VERBS_IN_ED = {"embed", "feed", "need", "proceed", "seed", "shed", "speed"}
+
+MENTION = re.compile(r"\bbitnet((?:\.\w+)+)")
+ENDINGS = {"cpp", "fish", "json", "lock", "py", "toml"}  # of files, not of modules
+SOURCE = re.compile(r"[\w./*-]*\w\.(?:hpp|cpp)\b")
+ENGINE = re.compile(r"(?:^|[/_])(?:bitnet|llama)\.cpp$")  # a program, not a file
 
 
 def _functions():
@@ -121,14 +126,11 @@ def test_functions_are_named_by_verbs():
     assert not places
 
 
-MENTION = re.compile(r"\bbitnet((?:\.\w+)+)")
-ENDINGS = {"cpp", "fish", "json", "lock", "py", "toml"}  # of files, not of modules
-
-
 def missing_names(text):
     """Dotted names of the package in *text* that lead nowhere."""
     for mention in MENTION.findall(text):
-        place, *rest = ROOT, *mention.strip(".").split(".")
+        place = ROOT
+        rest = mention.strip(".").split(".")
         if rest[0] in ENDINGS:
             continue
         while rest and (place / rest[0]).is_dir():
@@ -150,10 +152,6 @@ def test_docstrings_name_what_is_there():
         for name in missing_names(ast.get_docstring(node) or "")
     ]
     assert missing == []
-
-
-SOURCE = re.compile(r"[\w./*-]*\w\.(?:hpp|cpp)\b")
-ENGINE = re.compile(r"(?:^|[/_])(?:bitnet|llama)\.cpp$")
 
 
 def missing_sources(text):

@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = (".", "cache", "training", "bitnet/shipped", "benchmarks/results")
 PAGES = [
     *(ROOT / "docs").rglob("*.md"),
-    *(page for at in FOLDERS for page in (ROOT / at).glob("*.md")),
+    *(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md")),
 ]
-DEVELOPER = {"check", "test", "native"}
+DEVELOPER = {"check", "test", "native"}  # tasks of `inv` alone, whose options are not checked
 
 
 def page_id(path):
@@ -49,10 +49,8 @@ def test_a_how_to_begins_with_its_result_and_ends_with_what_to_do_on_failure(pag
     paragraphs = [part for part in text.split("\n\n") if part.strip()]
     assert paragraphs[0].startswith("# ")
     assert paragraphs[1].startswith("You get ")
-    assert (
-        re.findall(r"^## (.*)", text, re.MULTILINE)[-1] == "If it fails"
-        or page.stem == "troubleshooting"
-    )
+    if page.stem != "troubleshooting":  # the whole page is about failures
+        assert re.findall(r"^## (.*)", text, re.MULTILINE)[-1] == "If it fails"
 
 
 def test_the_index_names_every_page():
@@ -68,18 +66,19 @@ def test_commands_and_their_options_exist(page):
     named = commands.task_names
     names = {word: name for name, others in named.items() for word in (name, *others)}
     for line in shell_lines(page):
-        found = re.search(r"(?:^|[/\s])(?:inv|bitnet) ([a-z][\w.-]*)(.*)", line)
-        if found is None or found[1] in DEVELOPER:
+        match = re.search(r"(?:^|[/\s])(?:inv|bitnet) ([a-z][\w.-]*)(.*)", line)
+        if match is None or match[1] in DEVELOPER:
             continue
-        words = shlex.split(found[2])
-        dotted = ".".join([found[1], *words[:1]])  # `cache list` is `cache.list`
-        known = {
+        command = match[1]
+        words = shlex.split(match[2])
+        dotted = ".".join([command, *words[:1]])  # `cache list` is `cache.list`
+        declared = {
             name if name.startswith("-") else f"--{name}"
-            for argument in commands[names.get(dotted, found[1])].options
+            for argument in commands[names.get(dotted, command)].options
             for name in argument.names
         }
-        given = {word.partition("=")[0] for word in words if word.startswith("--")}
-        assert given <= known, line
+        used = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert used <= declared, line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -25,17 +25,20 @@ def texts_of_the_code():
     """Strings in the code of the families, but for the names in calls of ``reads``."""
     for path in Path(package.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        calls = [it for it in ast.walk(tree) if isinstance(it, ast.Call)]
-        names = [it for it in calls if isinstance(it.func, ast.Name) and it.func.id == "reads"]
-        named = {part for call in names for part in ast.walk(call)}
-        for part in ast.walk(tree):
-            if isinstance(part, ast.Constant) and isinstance(part.value, str) and part not in named:
-                yield part.value
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        calls_of_reads = [
+            call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "reads"
+        ]
+        skipped = {node for call in calls_of_reads for node in ast.walk(call)}
+        for node in ast.walk(tree):
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if is_text and node not in skipped:
+                yield node.value
 
 
 def test_every_key_that_a_family_reads_is_read_by_its_code():
     known = {*texts_of_the_code(), *BECOMES, *BECOMES.values(), *COMMON}
-    tables = (table for it in families() for table in (it.config_keys, it.gguf_keys))
+    tables = [table for each in families() for table in (each.config_keys, each.gguf_keys)]
     read = {name for table in tables for name, rule in table.items() if rule.is_read}
     assert len(read) > 100
     assert read <= known
@@ -51,7 +54,7 @@ def test_every_key_that_a_family_reads_is_read_by_its_code():
 )
 def test_a_folder_without_a_key_has_the_value_that_transformers_assumes(key, name, value):
     assert describe(MISTRAL, model="m").value("attention.sliding_window") == 32
-    without = {one: its for one, its in MISTRAL.items() if one != key}
+    without = {name: entry for name, entry in MISTRAL.items() if name != key}
     assert describe(without, model="m").value(name) == value
 
 

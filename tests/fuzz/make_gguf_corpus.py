@@ -12,6 +12,13 @@ from builders import Tensor, Typed, f32, gguf_bytes, i2_s, llama_metadata, vocab
 
 FOLDER = Path(__file__).parent / "corpus" / "gguf"
 HEAD = b"GGUF" + struct.pack("<I", 3)
+# Numbers of GGUF's value types, without 8 (text) and 9 (array).
+PLAIN_TYPES = (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12)
+# Numbers of ggml's types, those of ik_llama.cpp from 135 on.
+TQ1_0 = 34
+TQ2_0 = 35
+IQ2_BN = 135
+IQ2_BN_R4 = 335
 
 
 def u64(value):
@@ -35,14 +42,14 @@ def seeds():
         [
             f32("token_embd.weight", (5, 4)),
             i2_s("blk.0.attn_q.weight", (1, 128)),
-            Tensor("tq1", (1, 256), 34, bytes(54)),
-            Tensor("tq2", (1, 256), 35, bytes(66)),
-            Tensor("bn", (1, 64), 135, bytes(20)),
-            Tensor("r4", (4, 64), 335, bytes(80)),
+            Tensor("tq1", (1, 256), TQ1_0, bytes(54)),
+            Tensor("tq2", (1, 256), TQ2_0, bytes(66)),
+            Tensor("bn", (1, 64), IQ2_BN, bytes(20)),
+            Tensor("r4", (4, 64), IQ2_BN_R4, bytes(80)),
         ],
     )
-    every_type = {f"t{kind}": Typed(kind, 1) for kind in (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12)}
-    every_array = {f"a{kind}": Typed(kind, [1, 0]) for kind in (0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12)}
+    every_type = {f"t{kind}": Typed(kind, 1) for kind in PLAIN_TYPES}
+    every_array = {f"a{kind}": Typed(kind, [1, 0]) for kind in PLAIN_TYPES}
     yield "model", model
     yield "model-cut", model[:-100]
     yield "model-header-cut", model[:300]

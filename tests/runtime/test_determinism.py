@@ -1,7 +1,7 @@
 """The same bits, however the work is cut: threads, batches, chunks, processes.
 
-What sums in another order differs in the last bits of some token here; nothing is rounded before it
-is compared.
+The models and prompts are large enough that a sum in another order changes the last bits of some
+logit. Logits are compared unrounded.
 """
 
 import hashlib
@@ -29,6 +29,13 @@ pytestmark = pytest.mark.skipif(
 IDS = [5, 9, 3, 44, 12, 13, 60, 30, 20, 21, 7, 8, 63, 2, 17, 33, 41, 29, 11, 50, 6, 38, 24]
 ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "I2_S", "TQ2_0")
 MOST_THREADS = 5  # more than the cores of a small machine, and odd
+# Prints the digest of the logits in a process of its own.
+_PROGRAM = """
+import sys
+sys.path[:0] = {paths!r}
+from test_determinism_here import digest, logits, model_of
+print(digest(logits(model_of({encoding!r}, threads={threads}), chunk={chunk})))
+"""
 
 
 def model_of(encoding, *, architecture="llama", threads=1):
@@ -68,7 +75,7 @@ def test_different_tokens_give_different_logits(encoding):
 
 @pytest.mark.parametrize("threads", range(2, MOST_THREADS + 1))
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_any_number_of_threads(encoding, threads):
+def test_any_number_of_threads_gives_the_same_bits(encoding, threads):
     model = model_of(encoding, threads=threads)
     assert same_bits(logits(model), expected(encoding))
     assert same_bits(logits(model, chunk=1), expected(encoding))
@@ -76,16 +83,16 @@ def test_any_number_of_threads(encoding, threads):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 7, 8, 16, 22])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_prompt_in_chunks_of_any_size(encoding, chunk):
+def test_a_prompt_in_chunks_of_any_size_gives_the_same_bits(encoding, chunk):
     assert same_bits(logits(model_of(encoding), chunk=chunk), expected(encoding))
 
 
 @pytest.mark.parametrize("size", range(1, 9))
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_any_number_of_sequences_in_a_batch(encoding, size):
+def test_any_number_of_sequences_in_a_batch_gives_the_same_bits(encoding, size):
     model = model_of(encoding)
     caches = [KVCache(model.config, 64) for _ in range(size)]
-    # Every sequence is at another place: some read a prompt while others write.
+    # Every sequence is at another position: some read a prompt while others generate.
     starts = [(5 * row) % 16 for row in range(size)]
     for start, store in zip(starts, caches, strict=True):
         if start:
@@ -109,16 +116,8 @@ def test_every_family_gives_the_same_bits_in_any_batch(architecture):
     assert same_bits(logits(model, chunk=4), wanted)
 
 
-_PROGRAM = """
-import sys
-sys.path[:0] = {paths!r}
-from test_determinism_here import digest, logits, model_of
-print(digest(logits(model_of({encoding!r}, threads={threads}), chunk={chunk})))
-"""
-
-
 @pytest.mark.parametrize("encoding", ["Q4_K", "I2_S"])
-def test_a_fresh_process_gives_the_same_bits(encoding, tmp_path):
+def test_another_process_gives_the_same_bits(encoding, tmp_path):
     (tmp_path / "test_determinism_here.py").write_text(Path(__file__).read_text())
     paths = [str(tmp_path), str(Path(__file__).parents[1] / "support")]
     for threads, chunk in ((2, len(IDS)), (1, 6)):
@@ -129,7 +128,7 @@ def test_a_fresh_process_gives_the_same_bits(encoding, tmp_path):
         assert done.stdout.strip() == digest(expected(encoding))
 
 
-def test_a_prompt_that_shares_its_beginning_with_the_one_before():
+def test_a_prompt_on_the_truncated_cache_of_another_gives_the_same_bits():
     model = model_of("Q4_0")
     store = KVCache(model.config, 64)
     model.forward([*IDS[:11], 1, 2, 3], store)

@@ -59,8 +59,11 @@ DENSE = {
     "cwm": ("Cwm", {"head_dim": 16, "num_hidden_layers": 5, "sliding_window": 7}),
     "ministral": (
         "Ministral",
-        {"head_dim": 32, "layer_types": ["full_attention", *["sliding_attention"] * 2]}
-        | {"sliding_window": 7},
+        {
+            "head_dim": 32,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "sliding_window": 7,
+        },
     ),
     "internlm3": ("InternLM3", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
     "iquestcoder": ("IQuestCoder", {"head_dim": 16, "mlp_bias": True}),
@@ -80,8 +83,12 @@ DENSE = {
     "gpt1": ("OpenAIGPT", {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 64}),
     "gpt-neo": (
         "GPTNeo",
-        {"attention_types": [[["global", "local", "local"], 1]], "num_layers": 3, "num_heads": 4}
-        | {"window_size": 6},
+        {
+            "attention_types": [[["global", "local", "local"], 1]],
+            "num_layers": 3,
+            "num_heads": 4,
+            "window_size": 6,
+        },
     ),
     "biogpt": ("BioGpt", {}),
     "codegen": (

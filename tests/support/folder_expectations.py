@@ -21,9 +21,10 @@ TOOLS = [
 
 
 def outcome(folder: Path, expected: dict[str, object] | None, *, ids_only: bool = False) -> str:
-    """``equal``, ``refused``, the first difference, or ``neither`` if *expected* is ``None``.
+    """Result of loading *folder* and comparing it with what transformers gave.
 
-    With *ids_only* decoded texts and templates are left out.
+    ``equal``; ``refused: REASON``; ``difference: FIRST ONE``; or ``neither`` if *expected* is None:
+    there is nothing to compare with. With *ids_only* decoded texts and templates are not compared.
     """
     if expected is None:
         return "neither"
@@ -32,8 +33,10 @@ def outcome(folder: Path, expected: dict[str, object] | None, *, ids_only: bool 
     except BitnetError as error:
         return f"refused: {error.message}"
     for text, results in expected["texts"].items():
-        shown = () if ids_only or results is None else results[2:]
-        difference = "" if results is None else _difference(tokenizer, text, *results[:2], *shown)
+        if results is None:  # nothing is recorded for this text
+            continue
+        plain, ids, *decoded = results
+        difference = _difference(tokenizer, text, plain, ids, [] if ids_only else decoded)
         if difference:
             return f"difference: {difference}"
     if ids_only:
@@ -48,15 +51,21 @@ def outcome(folder: Path, expected: dict[str, object] | None, *, ids_only: bool 
     return "equal"
 
 
-def _difference(tokenizer, text: str, plain: list[int], ids: list[int], *shown: str) -> str:
-    """The first difference for *text*, or nothing."""
+def _difference(
+    tokenizer, text: str, plain: list[int], ids: list[int], expected_texts: list[str]
+) -> str:
+    """The first difference for *text*; empty if there is none.
+
+    *plain* are the ids without special tokens, *ids* those with them. *expected_texts* are *ids*
+    decoded with special tokens, and without.
+    """
     ours = tokenizer.encode(text, add_special=False)
     if ours != plain:
         return f"{text!r} is {ours}, expected {plain}"
     whole = tokenizer.encode(text)
     if whole not in _without_doubles(ids, plain):
         return f"{text!r} with special tokens is {whole}, expected {ids}"
-    for skip, expected in zip((False, True), shown, strict=False):
+    for skip, expected in zip((False, True), expected_texts, strict=False):
         decoded = tokenizer.decode(ids, skip_special=skip)
         if decoded != expected:
             return f"{ids} is the text {decoded!r}, expected {expected!r}"
@@ -88,6 +97,7 @@ def write(case: dict[str, object], path: Path) -> Path:
         if name.endswith(".model"):
             file.write_bytes(b64decode(content))
             continue
+        # The recording has vocabularies as lists, which are shorter.
         if name == "tokenizer.json" and content["model"]["type"] != "Unigram":
             vocabulary = content["model"]["vocab"]
             if isinstance(vocabulary, list):

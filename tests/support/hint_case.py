@@ -14,8 +14,12 @@ class Case:
         then: "works" if the failed command must work once the hint was followed, "itself" if the
             hint is that command, corrected, "shows" if it shows a cause for a person to remove.
         ends: exit codes that the hint may end with; 0 unless it reports that something is wrong.
+        setup: makes the files and state in which the command fails.
         fill: words in capitals that only the reader knows.
         between: what a person does before or after, such as leaving an editor.
+        env: environment variables.
+        stdin: standard input of the command that fails.
+        terminal: run on a terminal instead of pipes.
     """
 
     hint: str
@@ -28,11 +32,11 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
     stdin: str = ""
     answer: str = "ab"  # on standard input of the hint
-    into: str = ""  # a redirection that follows it
+    into: str = ""  # a redirection that follows the hint
     terminal: bool = False
     succeeds: bool = False  # the hint belongs to a result
     network: bool = False  # needs the package index, for a real model
-    is_before_tasks: bool = False  # `inv` reports it itself, before it has read our tasks
+    is_before_tasks: bool = False  # `inv` reports the failure before it has read our tasks
 
     @property
     def name(self):

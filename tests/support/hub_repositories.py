@@ -32,7 +32,7 @@ class Blob:
         self.oid = self._oid()
 
     def _oid(self):
-        """The name git gives to the content; of a large file, to some pointer."""
+        """SHA-1 of the git blob, which for a large file is a pointer; its text here is made up."""
         content = self.sha256.encode() if self.large else self.read(0, self.size)
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 

@@ -44,6 +44,7 @@ class Proxy:
 
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
     def _is_refused(self):
+        """True if the request was answered here: without the right login, or as forbidden."""
         proxy = self.server.owner
         status = 0
         if proxy.login and self.headers.get("Proxy-Authorization") != proxy.login:
@@ -83,8 +84,10 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             return
         self.server.owner.carried.append(self.path)
         parts = urlsplit(self.path)
-        place = parts.path + (f"?{parts.query}" if parts.query else "")
-        lines = [f"{self.command} {place} HTTP/1.1"]
+        target = parts.path
+        if parts.query:
+            target += f"?{parts.query}"
+        lines = [f"{self.command} {target} HTTP/1.1"]
         for name, value in self.headers.items():
             if name.lower() not in ("proxy-authorization", "proxy-connection", "connection"):
                 lines.append(f"{name}: {value}")
@@ -98,8 +101,8 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
 
 
 def _connect(host, port):
-    place = "127.0.0.1" if host.endswith(".invalid") else host
-    return socket.create_connection((place, port))
+    address = "127.0.0.1" if host.endswith(".invalid") else host
+    return socket.create_connection((address, port))
 
 
 def _pump(client, upstream, proxy):

@@ -73,7 +73,7 @@ def facts_of(tokenizer):
 
 
 def request_of(conversation, dialect="openai"):
-    """The request of *conversation* in *dialect*; None if that cannot say it."""
+    """The request of *conversation* in *dialect*; None if the dialect has no form for it."""
     body_of, without = DIALECTS[dialect]
     if conversation in without:
         return None
@@ -105,7 +105,10 @@ def entry_of(source):
 
 
 def answer_with_calls(tokenizer, conversation):
-    """Prompt, text, and rules for an answer with the calls of CALLS, as the template writes it."""
+    """Prompt, text and rules of each answer to *conversation* with the calls in CALLS.
+
+    The text is what the template writes for the answer, the rules are those that read calls.
+    """
     template = chat_template(tokenizer, tools=True)
     functions = [FORECAST, CLOCK]
     listed = functions if template.facts.tools else None
@@ -122,7 +125,7 @@ def answer_with_calls(tokenizer, conversation):
 
 
 def read_answer(tokenizer, prompt, text, rules, size):
-    """The rest and the calls of *text* that comes in parts of *size* characters."""
+    """Text without calls, and the calls, of *text* that is read *size* characters at a time."""
     reader = call_reader(rules)
     reasoning = reasoning_rules(tokenizer, prompt)
     # The model ends reasoning that the prompt has begun, where templates leave it out.
@@ -135,14 +138,14 @@ def read_answer(tokenizer, prompt, text, rules, size):
         part = "" if final else text[begin : begin + size]
         if thoughts:
             _, part = thoughts.read(part, final=final)
-        more, deltas = reader.read(part, final=final)
-        left += more
+        outside, deltas = reader.read(part, final=final)
+        left += outside
         calls += [(delta.name, json.loads(delta.arguments)) for delta in deltas]
     return left, calls
 
 
 def calls_of(tokenizer):
-    """The format of the calls of a template, and what of its text of one is not a call."""
+    """The format of the template's calls, and what is left of the text of one without the call."""
     try:
         form = format_of(chat_template(tokenizer, tools=True))
         ((prompt, text, rules),) = answer_with_calls(tokenizer, "one call")

@@ -12,6 +12,7 @@ from bitnet.runtime.request import Request
 from bitnet.runtime.scheduler import Scheduler
 
 LONG = 400  # positions of the tiny models here: several pages, and more than a window
+# What a stored prompt depends on.
 FACTS = {"weights": "ab" * 32, "version": "1", "adapters": "", "kv_type": "f16"}
 
 
@@ -38,7 +39,7 @@ def reused_of(model, ids, stored, **options):
 
 
 def store(model, ids, path, facts=FACTS, **limits):
-    """Answer *ids*, and have what was computed written; the files below *path*."""
+    """Answer *ids*, and write the computed prompt to *path*; returns the files there."""
     stored = cache_at(path, facts, **limits)
     reused_of(model, ids, stored)
     stored.close()

@@ -16,8 +16,11 @@ UNKNOWN_PENALTY = 10.0
 LETTERS = "ab\u2581"
 
 
-def plainly(text, spec):
-    """The way with the best sum, each step rounded to float32; the longest first step of equals."""
+def best_path(text, spec):
+    """The pieces of *text* with the largest sum of scores, by the definition.
+
+    Each sum is rounded to float32. Of equal sums the one whose last piece begins first is taken.
+    """
     scores = {}
     for token, score, kind in zip(spec.tokens, spec.scores, spec.token_types, strict=True):
         if kind in (NORMAL, USER_DEFINED):
@@ -26,7 +29,7 @@ def plainly(text, spec):
     kinds = zip(spec.scores, spec.token_types, strict=True)
     worst = min((score for score, kind in kinds if kind == NORMAL), default=0.0)
     unknown = float(np.float32(worst - UNKNOWN_PENALTY))
-    ways = [(0.0, ())]
+    ways = [(0.0, ())]  # the best sum and its pieces, for each length of the text
     for end in range(1, len(text) + 1):
         best = -math.inf
         way = ()
@@ -44,18 +47,21 @@ def plainly(text, spec):
 def test_the_best_way_wins_and_of_equal_ones_the_first(seed):
     rng = random.Random(seed)
     for _ in range(60):
-        found = dict.fromkeys(LETTERS)
-        for _ in range(rng.randint(1, 15)):
-            found["".join(rng.choices(LETTERS, k=rng.randint(2, 8)))] = None
-        scores = [rng.choice([-1.0, -2.0, float(np.float32(-9 * rng.random()))]) for _ in found]
-        types = rng.choices([NORMAL, USER_DEFINED, UNUSED], [6, 1, 1], k=len(found))
+        drawn = [
+            "".join(rng.choices(LETTERS, k=rng.randint(2, 8))) for _ in range(rng.randint(1, 15))
+        ]
+        vocabulary = [*dict.fromkeys([*LETTERS, *drawn])]  # each piece once
+        scores = [
+            rng.choice([-1.0, -2.0, float(np.float32(-9 * rng.random()))]) for _ in vocabulary
+        ]
+        types = rng.choices([NORMAL, USER_DEFINED, UNUSED], [6, 1, 1], k=len(vocabulary))
         types[: len(LETTERS)] = [NORMAL] * len(LETTERS)
-        spec = pieces(tokens=["<unk>", *found], scores=[0.0, *scores], token_types=[2, *types])
+        spec = pieces(tokens=["<unk>", *vocabulary], scores=[0.0, *scores], token_types=[2, *types])
         engine = open_engine(spec)[0]
         for _ in range(4):
             text = "".join(rng.choices(LETTERS, k=rng.randint(0, 40)))
             ids = engine.encode(text)
-            assert [spec.tokens[id] for id in ids] == plainly(text, spec)
+            assert [spec.tokens[id] for id in ids] == best_path(text, spec)
 
 
 def test_long_runs_of_one_letter_take_the_longest_pieces():

@@ -38,15 +38,15 @@ def pieces(test_data, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["InternLM2Tokenizer", "BaichuanTokenizer"])
-@pytest.mark.parametrize(("more", "begins"), [({}, True), ({"add_bos_token": False}, False)])
-def test_a_model_of_sentencepiece_is_encoded_as_its_class_does(name, more, begins, pieces):
+@pytest.mark.parametrize(("more", "adds_bos"), [({}, True), ({"add_bos_token": False}, False)])
+def test_a_model_of_sentencepiece_is_encoded_as_its_class_does(name, more, adds_bos, pieces):
     """The class calls the library, and puts BOS before a text unless its options say otherwise."""
     write_class(pieces, name, **more)
     tokenizer = load_tokenizer(pieces)
     oracle = sentencepiece.SentencePieceProcessor(str(pieces / "tokenizer.model"))
+    bos = [oracle.bos_id()] if adds_bos else []
     for text in TEXTS:
-        expected = [oracle.bos_id()] * begins + oracle.encode(text)
-        assert tokenizer.encode(text) == expected
+        assert tokenizer.encode(text) == bos + oracle.encode(text)
         assert tokenizer.decode(oracle.encode(text)) == oracle.decode(oracle.encode(text))
 
 
@@ -58,7 +58,9 @@ def test_a_class_that_puts_tokens_of_its_own_before_texts_is_refused(name, piece
     assert "--tokenizer FILE" in refused.value.hint
 
 
-def test_ranks_of_such_a_class_are_refused_even_with_a_pre_tokenizer(tmp_path):
+def test_ranks_of_a_class_that_puts_tokens_before_texts_are_refused_even_with_a_pre_tokenizer(
+    tmp_path,
+):
     ranks = b"".join(rank_line(bytes([rank]), rank) for rank in range(256))
     (tmp_path / "tokenizer.model").write_bytes(ranks)
     write_class(tmp_path, "ChatGLM4Tokenizer")
@@ -69,7 +71,7 @@ def test_ranks_of_such_a_class_are_refused_even_with_a_pre_tokenizer(tmp_path):
 def test_the_first_qwen_is_read_from_its_ranks_with_the_special_tokens_of_its_code(
     tmp_path, monkeypatch
 ):
-    """Its file is known by a hash of its ranks; these few stand for it."""
+    """The published file is recognised by a hash of its ranks; a few ranks take its place here."""
     texts = [bytes([byte]) for byte in range(256)]
     texts += [b"he", b"ll", b"hell", b"hello", b" w", " é".encode()]
     (tmp_path / "qwen.tiktoken").write_bytes(b"".join(map(rank_line, texts, range(len(texts)))))

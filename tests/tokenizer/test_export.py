@@ -13,8 +13,11 @@ from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.load import load_spec, load_tokenizer
 from bitnet.tokenizer.probes import probe_texts
 
-MORE = ["deepseek-llm", "llama-bpe", "qwen2"]
+MORE = ["deepseek-llm", "llama-bpe", "qwen2"]  # for the slow tests
 VOCABULARIES = ["bert-bge", "gpt-2", "llama-spm", "phi-3", "starcoder"]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+# Exports that are refused, by form and file, with part of the reason; all others are equal.
+REFUSED = {("files", "vocab/ggml-vocab-deepseek-llm.gguf"): "would be"}
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +50,10 @@ def real_tokenizers():
     return [*names, *(f"tokenizers/{name}" for name in ("gpt2", "llama2", "llama3", "phi3"))]
 
 
-# What a form lacks for a tokenizer; every other copy is equal.
-REFUSED = {("files", "vocab/ggml-vocab-deepseek-llm.gguf"): "would be"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["files", "gguf"])
 @pytest.mark.parametrize("name", real_tokenizers())
-def test_each_real_tokenizer_is_copied_equal_or_refused_by_what_is_not(
+def test_each_real_tokenizer_has_an_equal_copy_or_is_refused_with_the_difference(
     name, form, test_data, tmp_path
 ):
     spec = load_spec(test_data / name)
@@ -115,9 +114,6 @@ def test_spaces_that_converters_write_for_the_symbol_are_exported(tmp_path):
     export_tokenizer(spec, tmp_path)
     exported = load_spec(tmp_path)
     assert compare(spec, exported, ["a  b", "   a", " ab\u2581\u2581"]).complete
-
-
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 @pytest.mark.slow

@@ -1,3 +1,5 @@
+"""Tokenizers in files and folders of every kind, against recorded ids and the libraries."""
+
 import gzip
 import json
 import shutil
@@ -275,14 +277,14 @@ def test_a_missing_file_is_not_a_traceback(tmp_path):
         spec_from_file(tmp_path / "tokenizer.json")
 
 
-def test_a_file_that_is_neither_is_refused_by_its_first_bytes(tmp_path):
+def test_a_file_of_no_known_kind_is_refused_by_its_first_bytes(tmp_path):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(InvalidFormat, match="a Git LFS pointer"):
         spec_from_file(path)
 
 
-def test_a_file_is_told_by_its_content(tmp_path):
+def test_the_kind_of_a_file_follows_from_its_content_and_not_its_name(tmp_path):
     save(byte_level(), tmp_path / "renamed.bin")
     assert spec_from_file(tmp_path / "renamed.bin").model == "bpe"
     assert spec_from_file(write_ranks(tmp_path / "x.txt", 256), pre="gpt-2").byte_level

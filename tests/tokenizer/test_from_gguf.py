@@ -1,3 +1,5 @@
+"""Tokenizers in GGUF files, against ids that llama.cpp and the original libraries gave."""
+
 import gzip
 import json
 import logging
@@ -31,7 +33,8 @@ VOCABULARIES = [
     "refact",
 ]
 
-# Recorded ids by an oracle of their own, and whether it parsed special tokens.
+# Ids recorded with the original library, by vocabulary: name of the recording, and True if special
+# tokens were parsed.
 ORACLES = {
     "bert-bge": ("bert", True),
     "gpt-2": ("gpt2", True),
@@ -62,9 +65,9 @@ def vocabulary(request, test_data):
 
 def test_ids_are_those_recorded_with_llama_cpp(vocabulary):
     _, path, engine = vocabulary
-    texts = path.with_name(path.name + ".inp").read_bytes().decode()
+    inputs = path.with_name(path.name + ".inp").read_bytes().decode()
+    texts = inputs.split("\n__ggml_vocab_test__\n")
     lines = path.with_name(path.name + ".out").read_text().split("\n")
-    texts = texts.split("\n__ggml_vocab_test__\n")
     assert len(texts) > 40
     wrong = [
         text
@@ -284,7 +287,10 @@ def test_the_fingerprint_changes_with_anything_that_changes_ids(tmp_path):
         tiny_spm(token_type=[2, 3, 3, 1, 1, 1, 1, 4]),
         tiny_spm(tokens=["<unk>", "<s>", "</s>", "\u2581", "a", "b", "\u2581a", "ba"]),
     ]
-    files = [write_gguf(tmp_path / f"{n}.gguf", it) for n, it in enumerate(variants)]
+    files = [
+        write_gguf(tmp_path / f"{number}.gguf", metadata)
+        for number, metadata in enumerate(variants)
+    ]
     assert len({load_spec(file).fingerprint for file in files}) == 5
 
 

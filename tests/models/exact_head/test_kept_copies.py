@@ -104,14 +104,14 @@ def test_a_folder_that_cannot_be_made_fails_nothing(cache):
 @pytest.mark.parametrize("size", [0, 1, 2 * PIECE, 2 * PIECE + 1])
 def test_digests_tell_every_byte_the_order_and_the_length_apart(size):
     data = np.resize(CONTENT, size)
-    seen = {content_digest(data), content_digest(np.append(data, np.uint8(0)))}
-    places = {0, size // 2, size - 1} if size else set()
-    for at in places:
+    digests = [content_digest(data), content_digest(np.append(data, np.uint8(0)))]
+    changed = {0, size // 2, size - 1} if size else set()
+    for at in changed:
         data[at] ^= 0x80
-        seen.add(content_digest(data))
+        digests.append(content_digest(data))
     if size >= 2 * PIECE:
-        seen.add(content_digest(np.roll(data, PIECE)))
-    assert len(seen) == 2 + len(places) + (size >= 2 * PIECE)
+        digests.append(content_digest(np.roll(data, PIECE)))
+    assert len(set(digests)) == len(digests)
 
 
 def test_a_digest_is_that_of_the_digests_of_pieces():
@@ -146,9 +146,10 @@ def test_a_copy_from_the_cache_is_the_one_that_was_built(cache, monkeypatch):
     for name, array in built.arrays.items():
         assert np.array_equal(array, found.arrays[name]), name
     x = np.ones((1, COLUMNS), dtype=np.float32)
-    (one,), (other,) = (each.find(x, [Needed()]) for each in (built, found))
-    assert one.ids.tolist() == other.ids.tolist()
-    assert one.logits.tolist() == other.logits.tolist()
+    (expected,) = built.find(x, [Needed()])
+    (logits,) = found.find(x, [Needed()])
+    assert logits.ids.tolist() == expected.ids.tolist()
+    assert logits.logits.tolist() == expected.logits.tolist()
 
 
 @pytest.mark.usefixtures("small_heads_too")
@@ -177,8 +178,8 @@ def test_small_heads_are_not_kept(cache):
     assert not list(cache.rglob("*.copy"))
 
 
-def spoiled(arrays, name):
-    """Arrays of a copy that are as before but for a premise of its bounds."""
+def break_premise(arrays, name):
+    """Change *arrays* of a copy so that the premise *name* of its bounds no longer holds."""
     units = arrays["sixth"].reshape(len(arrays["step"]), -1)[:, :4]
     if name == "order":
         arrays["order"][1] = arrays["order"][0]
@@ -217,7 +218,7 @@ def test_a_kept_copy_without_a_premise_of_its_bounds_is_made_again(cache, caplog
     (path,) = cache.rglob("*.copy")
     memory, arrays = head_copy._memory(ops.module, matrix)
     assert read_copy(path, memory)
-    spoiled(arrays, name)
+    break_premise(arrays, name)
     write_copy(path, memory)  # with the digest of what it now has
     assert not problem_of(path)
     again = HeadCopy.build(ops, matrix).arrays

@@ -10,10 +10,12 @@ FOLDER = os.environ.get("BITNET_TEST_SCREENSHOTS")
 IMAGES = Path(__file__).parents[3] / "docs" / "images"
 SIZES = {"desktop": {"width": 1000, "height": 640}, "phone": {"width": 390, "height": 720}}
 LIMIT = 150_000  # bytes of a picture
+# Questions, and the most tokens of each answer, as typed into the form. The pictures show the last,
+# whose answer is right and ends within the limit.
 TALKS = {
     "Why is the sky blue?": "60",
     "What are the three primary colors?": "60",
-    "List the first three planets of the solar system.": "60",  # right, and whole
+    "List the first three planets of the solar system.": "60",
 }
 
 
