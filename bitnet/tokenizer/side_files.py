@@ -187,14 +187,20 @@ def _read_side_files(files: Inventory) -> SideFiles:
     has_decoder = "added_tokens_decoder" in config
     ends: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        value = load(name).get("eos_token_id")
-        ends += [id for id in (value if isinstance(value, list) else [value]) if type(id) is int]
-    sources = {
-        name.rsplit("/", 1)[-1].removesuffix(".jinja"): raw[name].decode("utf-8", "replace")
-        for name in named
-    }
+        outer = load(name)
+        for table in (outer, outer.get("text_config")):  # of a model for pictures or sound
+            if isinstance(table, dict):
+                ends += _end_ids(table.get("eos_token_id"), files, name)
+
+    def template(name: str) -> str:
+        try:
+            return raw[name].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise damage_error(f"{files.path(name)} is not UTF-8: {error}") from None
+
+    sources = {name.rsplit("/", 1)[-1].removesuffix(".jinja"): template(name) for name in named}
     if "chat_template.jinja" in raw:
-        sources["default"] = raw["chat_template.jinja"].decode("utf-8", "replace")
+        sources["default"] = template("chat_template.jinja")
     return SideFiles(
         tokenizer_config=config,
         special_map={} if has_decoder else load("special_tokens_map.json"),
@@ -204,6 +210,17 @@ def _read_side_files(files: Inventory) -> SideFiles:
         declared_ends=tuple(dict.fromkeys(ends)),
         templates=sources or templates_in(config, load("chat_template.json")),
         raw=b"".join(name.encode() + content for name, content in raw.items()),
+    )
+
+
+def _end_ids(value: Any, files: Inventory, name: str) -> list[int]:
+    """Ids in *value*, the ``eos_token_id`` of the file *name*: one, several, or null."""
+    ids = value if isinstance(value, list) else [value]
+    if all(id is None or type(id) is int for id in ids):
+        return [id for id in ids if id is not None]
+    raise InvalidFormat(
+        f"{files.path(name)}: eos_token_id is {value!r:.60}, expected a token id or a list of them",
+        hint="compare the file with the one that the model's author publishes",
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from tekken_files import write as write_tekken
 from tokenizer_folders import Folder
 
-from bitnet.base.errors import TokenizerNotFound, Unsupported
+from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.tokenizer import Tokenizer, load_tokenizer, resolve_tokenizer
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.discover import model_facts, search
@@ -383,3 +383,28 @@ def test_gguf_has_templates_with_names_and_the_texts_of_padding_and_unknown():
     tokenizer = Tokenizer.from_spec(spec_from_metadata(metadata))
     assert chat_template(tokenizer).render([]) == "<pad><unk><s>"
     assert chat_template(tokenizer, tools=True).render([], tools=[{}]) == "for tools"
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("value", ["2", 2.0, True, [2, "3"], [[2]], {}])
+def test_an_end_that_is_not_an_id_is_refused_by_its_key(name, value, tmp_path):
+    path = write(tmp_path, byte_level(), **{name.removesuffix(".json"): {"eos_token_id": value}})
+    with pytest.raises(InvalidFormat, match=rf"{name}: eos_token_id is .*, expected a token id"):
+        load_tokenizer(path)
+
+
+def test_ends_are_those_of_both_configurations_and_of_an_inner_one(tmp_path):
+    """transformers 5.24 takes ``text_config`` if there is no ``generation_config.json``."""
+    inner = {"text_config": {"eos_token_id": [5, None]}, "eos_token_id": None}
+    files = {"config": inner, "generation_config": {"eos_token_id": 7}}
+    assert {5, 7} <= load_tokenizer(write(tmp_path, byte_level(), **files)).stop_ids
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/rag.jinja"])
+def test_a_template_that_is_not_utf_8_is_refused(name, tmp_path):
+    """transformers 5.24 does not read such a folder either."""
+    path = write(tmp_path, byte_level())
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes("é{{ messages }}".encode("latin-1"))
+    with pytest.raises(InvalidFormat, match=rf"{name} is not UTF-8"):
+        load_tokenizer(path)
