@@ -79,7 +79,7 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
         return
     if family.llama_cpp.always:
         yield _LLAMA_CPP, f"{family.llama_cpp.always} {checkpoint.architecture} models"
-    if not (config.causal or family.encodes or family.llama_cpp.both_ways):
+    if not (config.looks_back or family.encodes or family.llama_cpp.both_ways):
         yield _LLAMA_CPP, "lets no position see those behind it, unless it is told to"
     is_erf = any(getattr(mixer, "activation", "") == "gelu" for mixer in config.mixers())
     if family.llama_cpp.gelu_tanh and is_erf:

@@ -67,7 +67,7 @@ class Float64(Reference):
                 prompt,
                 generation=question.generation,
                 count=KEPT,
-                causal=model.config.causal,
+                causal=model.config.looks_back,
             )
             answers.append(answer)
         return Trace(EngineFacts("float64", f"NumPy {np.__version__}", "float"), tuple(answers))

@@ -226,7 +226,7 @@ def _count_cached(model: Model, ids: Sequence[int]) -> int:
 
     None, where a position attends to later ones: such a text cannot be run in parts.
     """
-    return max(len(ids) - ROWS, 0) if model.config.causal else 0
+    return max(len(ids) - ROWS, 0) if model.config.looks_back else 0
 
 
 def reference_operations(

@@ -63,7 +63,7 @@ def _our_prompt(
         cache = KVCache(model.config, len(ids))
         forward = partial(model.engine.model.forward, cache=cache)
         alone = replace(prompt, steps=0)
-        answer = prompt_trace(forward, alone, causal=model.config.causal)
+        answer = prompt_trace(forward, alone, causal=model.config.looks_back)
         if not prompt.steps:
             return answer
         request = Request(

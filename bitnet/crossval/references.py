@@ -120,7 +120,7 @@ class _InProcess(Reference):
             folder = Path(name)
             checkpoint = question.checkpoint
             # A file of a vocabulary alone has no configuration, and is asked no prompts.
-            causal = not question.prompts or config_from(checkpoint).causal
+            causal = not question.prompts or config_from(checkpoint).looks_back
             request = {
                 "engine": self.name,
                 "model": str(self._file(question, folder).absolute()),
@@ -177,7 +177,8 @@ class LlamaCpp(_InProcess):
         family = of_gguf(checkpoint.architecture)
         if family is None:
             return True
-        return family.llama_cpp is not None and not family.llama_cpp.always
+        in_one_direction = not checkpoint.value("hrm.prefix_lm", False)
+        return in_one_direction and family.llama_cpp is not None and not family.llama_cpp.always
 
     def intermediates(self, question: Question, exact: Model) -> Mapping[str, NDArray[Any]] | None:
         tensors = question.checkpoint.weights

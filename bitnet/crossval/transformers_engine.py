@@ -77,6 +77,7 @@ class TransformersEngine:
         self._torch = torch
         self._model = cast("Any", None)
         self._headless = headless
+        self._prompt_length = 0
         self.changes = ""
         built = Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"
         self.library = built if built.exists() else Path(torch._C.__file__ or "")
@@ -121,11 +122,13 @@ class TransformersEngine:
     def _append(
         self, sequence: list[int], ids: Sequence[int], *, all_positions: bool = True
     ) -> NDArray[np.float32]:
+        if not sequence:
+            self._prompt_length = len(ids)
         sequence += ids
         if not all_positions:  # nothing is cached: the next pass is over all of them
             return np.empty((0, 0), dtype=np.float32)
         with self._torch.no_grad():
-            answer = self._model(self._torch.tensor([sequence]))
+            answer = self._model(self._torch.tensor([sequence]), **self._directions(sequence))
             if self._headless:
                 embeddings = self._model.get_input_embeddings().weight
                 logits = answer.last_hidden_state[0] @ embeddings.T
@@ -133,6 +136,15 @@ class TransformersEngine:
                 logits = answer.logits[0]
         rows: NDArray[np.float32] = logits[-len(ids) :].float().numpy()
         return rows
+
+    def _directions(self, sequence: Sequence[int]) -> dict[str, Any]:
+        """Where the positions of a prompt see each other, which of *sequence* are its own."""
+        if not getattr(self._model.config, "prefix_lm", False):
+            return {}
+        prompt = self._prompt_length
+        return {
+            "token_type_ids": self._torch.tensor([[1] * prompt + [0] * (len(sequence) - prompt)])
+        }
 
     def intermediates(
         self, ids: Sequence[int], *, family: str, whole: Sequence[str], stop: int

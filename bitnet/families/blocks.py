@@ -232,6 +232,8 @@ class ModelConfig:
     logit_scale: float = 1.0  # factor on logits
     final_softcap: float = 0.0  # soft cap on logits, 0.001 to 1,000; 0: none
     causal: bool = True  # positions attend only to those before them
+    # the positions of a prompt see each other, though those of an answer see what is before them
+    prompt_both_ways: bool = False
     # how hidden states are pooled to an embedding; ``none``: it generates text
     pooling: Pooling = "none"
     classifier: Classifier | None = None  # of a pooled hidden state; ``None``: it has none
@@ -284,6 +286,11 @@ class ModelConfig:
     def writes(self) -> bool:
         """True if the model generates text; otherwise it computes embeddings."""
         return self.causal and self.pooling == "none"
+
+    @property
+    def looks_back(self) -> bool:
+        """True if no position sees those behind it: a prompt can be run in parts."""
+        return self.causal and not self.prompt_both_ways
 
     def mixers(self) -> Iterator[Mixer]:
         """Those of every block, in the order in which they run."""

@@ -9,7 +9,7 @@ import numpy as np
 from bitnet.families.blocks import FeedForward
 from bitnet.families.dense import ModelConfig, attention, model_of, sizes, usual_block
 from bitnet.families.family import ATTENTION, BIASES, MLP, LlamaCppSupport, register
-from bitnet.families.keys import Config, Keys, contradiction, neutral, read
+from bitnet.families.keys import Config, Keys, contradiction, read, value_refusal
 from bitnet.families.streams import Cycles
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ def _hrm(keys: Keys) -> ModelConfig:
         turns = f"{high_turns:,} cycles of {cycles.low_turns:,} + 1 turns of {cycles.layers:,}"
         raise contradiction(keys, f"{layers:,} layers, expected those of {turns}")
     mixer = attention(keys, model_sizes.dim, own_gate="numbers")
+    both_ways = bool(keys.value("hrm.prefix_lm", False))
+    if both_ways and mixer.rope is not None and mixer.rope.long_freq_factors is not None:
+        why = "an answer would be run again as a prompt, whose positions see each other"
+        raise value_refusal(keys, "rope.scaling.type", "longrope", why)
     block = usual_block(mixer, FeedForward(model_sizes.ffn))
     return model_of(
         keys,
@@ -37,6 +41,7 @@ def _hrm(keys: Keys) -> ModelConfig:
         final_norm="",
         block_numbers=cycles.numbers(high_turns),
         cycles=cycles,
+        prompt_both_ways=both_ways,
     )
 
 
@@ -59,6 +64,7 @@ def _keys(config: Config) -> dict[str, Any]:
         "hrm.h_cycles": config["H_cycles"],
         "hrm.l_cycles": config["L_cycles"],
         "hrm.layers_per_stack": stack,
+        "hrm.prefix_lm": bool(config["prefix_lm"]),
     }
 
 
@@ -87,14 +93,14 @@ register(
         "embedding_scale": read("factor on embeddings"),
         "initializer_range": read("one over the `embedding_scale` of files without that"),
         "num_layers_per_stack": read("blocks of each stack"),
-        "prefix_lm": neutral(False, note=_BOTH_WAYS),
+        "prefix_lm": read(_BOTH_WAYS),
     },
     gguf_keys={
         "embedding_scale": read("factor on embeddings"),
         "hrm.h_cycles": read("turns of the high stack"),
         "hrm.l_cycles": read("turns of the low stack before each of them"),
         "hrm.layers_per_stack": read("blocks of each stack"),
-        "hrm.prefix_lm": neutral(False, note=_BOTH_WAYS),
+        "hrm.prefix_lm": read(_BOTH_WAYS),
     },
     stacks=("L_module", "H_module"),
     tensors={

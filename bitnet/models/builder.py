@@ -338,7 +338,7 @@ class Builder(ValueWriter):
     ) -> Register:
         """Values that the queries *q* read from *cache*, to which *k* and *v* are added first."""
         mixed = self.value(q.width)
-        causal = self.decoder.causal
+        causal = self.decoder.looks_back
         falling = np.array(slopes, dtype=np.float32) if slopes else None
         self.append(
             Attend(mixed, q, k, v, cache, kind, scale, softcap, causal, sinks, falling, distances)

@@ -247,7 +247,8 @@ class Model:
                     f"token id {outside} is outside the model's vocabulary of {size:,}",
                     hint="use the model's own tokenizer, and no token that it adds without a row",
                 )
-            if segment.cache.length and not self.config.causal:
+            is_answer = self.config.prompt_both_ways and len(segment.tokens) == 1
+            if segment.cache.length and not (self.config.looks_back or is_answer):
                 raise InferenceError(
                     "attention in this model is bidirectional: a text cannot be run in parts",
                     hint="pass the whole text",

@@ -195,6 +195,11 @@ def check_draft_model(
     """
     if not (model.writes and draft.writes):
         raise Unsupported("a draft model needs two models that generate text", hint="leave it out")
+    if not (model.looks_back and draft.looks_back):
+        raise Unsupported(
+            "a draft model needs two models that read a prompt in one direction",
+            hint="leave it out",
+        )
     size = min(model.vocab_size, draft.vocab_size)
     count = min(len(tokenizer), len(drafts_in))
     wrong = [id for id in range(count) if tokenizer.spelling(id) != drafts_in.spelling(id)]

@@ -38,7 +38,7 @@ def open_prompt_cache(
     is the digest of its tokenizer's source.
     """
     model, _ = models[""]
-    if not (isinstance(model.ops, NativeOps) and model.config.causal and model.config.writes):
+    if not (isinstance(model.ops, NativeOps) and model.config.looks_back and model.config.writes):
         return None
     facts = {
         name: PromptFacts(model, checkpoint, tokenizer)

@@ -177,7 +177,7 @@ class Scheduler:
                 cache = self.caches.acquire(
                     sequence.ids,
                     min(self.context, sequence.positions),
-                    reuse=not sequence.request.embed,
+                    reuse=self.model.config.looks_back and not sequence.request.embed,
                     adapter=sequence.request.lora,
                     stored=sequence.stored,
                 )
@@ -206,9 +206,9 @@ class Scheduler:
         ready = without_unread(self.running)
         decoding = [sequence for sequence in ready if sequence.decodes]
         drafter = self._drafter if self._pace.drafting else None
-        plan_decoding(
-            decoding, drafter, self.context, looking_up=self._times.know_plain(len(decoding))
-        )
+        # A pass over drafts would let each see those behind it.
+        looking_up = self._times.know_plain(len(decoding)) and self.model.config.looks_back
+        plan_decoding(decoding, drafter, self.context, looking_up=looking_up)
         prompts = [sequence for sequence in ready if not sequence.decodes]
         room = self._times.prompt_tokens(self.prefill_chunk) if decoding else self.prefill_chunk
         return decoding + self._prefill(prompts, room)
@@ -226,7 +226,8 @@ class Scheduler:
             cache = cache_of(sequence)
             if sequence is prompts[0]:
                 reserve = 0  # this is the oldest one
-            if not (sequence.passes or sequence.request.embed):
+            looks_back = self.model.config.looks_back
+            if looks_back and not (sequence.passes or sequence.request.embed):
                 # Even without room: with a window, pages that can be copied now are soon freed.
                 sequence.reused_tokens = self.caches.improve(cache)
                 if sequence.should_wait(planned):
@@ -234,8 +235,10 @@ class Scheduler:
             if room <= reserve:
                 continue
             start = cache.length
-            end = len(sequence.ids)  # bidirectional attention needs the whole text in one pass
-            if self.model.config.causal:
+            # Attention in both directions needs the whole prompt in one pass, and an answer that is
+            # run again a pass for each token.
+            end = sequence.prompt_tokens if start < sequence.prompt_tokens else start + 1
+            if looks_back:
                 end = start + room - reserve
             if cache.next_stop is not None:
                 end = min(end, cache.next_stop)
@@ -392,7 +395,7 @@ class Scheduler:
         self.check(ids)
         cache = self.new_cache()
         cache.reach = len(ids)
-        chunk = self.prefill_chunk if self.model.config.causal else len(ids)
+        chunk = self.prefill_chunk if self.model.config.looks_back else len(ids)
         with self._lock:
             parts = [
                 self.model.forward(ids[at : at + chunk], cache, all_positions=True)

@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 from tiny_models import tiny
 
-from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported
+from bitnet.crossval.references import LlamaCpp
 from bitnet.families.config_json import describe
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from, load_model
+from bitnet.runtime.drafts import check_draft_model
+from bitnet.runtime.request import Request
+from bitnet.runtime.scheduler import Scheduler
 
 IDS = [5, 9, 3, 44, 12]
 # As the class of transformers 5.24 has them, but for the direction of a prompt's attention.
@@ -75,10 +79,58 @@ def test_the_scale_of_embeddings_is_one_over_their_deviation_unless_it_is_given(
     assert key_of(CONFIG | {"embedding_scale": 3}, "embedding_scale") == 3.0
 
 
-def test_a_prompt_that_is_read_in_both_directions_is_refused_by_the_key():
-    with pytest.raises(Unsupported, match="prefix_lm = true"):
-        describe(CONFIG | {"prefix_lm": True}, model="m")
-    with pytest.raises(Unsupported, match="prefix_lm = true"):
-        describe({key: CONFIG[key] for key in CONFIG if key != "prefix_lm"}, model="m")
-    with pytest.raises(Unsupported, match=r"hrm_text\.hrm\.prefix_lm = true"):
-        config_from(tiny("hrm_text", **{"hrm.prefix_lm": True}))
+def both_ways(**keys):
+    """A tiny model whose prompts are read in both directions, on the reference backend."""
+    return load_model(tiny("hrm_text", **{"hrm.prefix_lm": True} | keys), ops=ReferenceOps())
+
+
+def test_prompts_are_read_in_both_directions_unless_a_folder_says_otherwise():
+    assert key_of(CONFIG, "hrm.prefix_lm") is False
+    left_out = {key: CONFIG[key] for key in CONFIG if key != "prefix_lm"}
+    assert key_of(left_out, "hrm.prefix_lm") is True  # transformers 5.24
+
+
+def test_a_prompt_in_both_directions_runs_whole_and_an_answer_token_by_token():
+    model = both_ways()
+    cache = KVCache(model.config, 16)
+    whole = model.forward(IDS, cache, all_positions=True)
+    assert np.abs(whole[0] - logits(tiny("hrm_text"))[0]).max() > 0.01 * np.ptp(whole)
+    with pytest.raises(InferenceError, match="a text cannot be run in parts"):
+        model.forward([7, 8], cache)
+    assert model.forward([7], cache).shape == (1, model.config.vocab_size)
+
+
+def test_answers_are_the_same_alone_together_and_run_again():
+    model = both_ways()
+    prompts = [IDS * 3, IDS * 3 + [8], IDS * 2]
+    request = Request(max_tokens=6, temperature=0.0, lookup=4)
+    alone = []
+    for ids in prompts:
+        cache = KVCache(model.config, 64)
+        row = model.forward(ids, cache)[0]
+        answer = []
+        while len(answer) < 6:
+            answer.append(int(row.argmax()))
+            row = model.forward(answer[-1:], cache)[0]
+        alone.append(answer)
+    scheduler = Scheduler(model, max_batch=3, prefill_chunk=4)
+    running = [scheduler.submit(ids, request) for ids in prompts]
+    again = False
+    while scheduler.busy:
+        scheduler.step()
+        if running[0].tokens >= 3 and not again:
+            running[0].start_over()
+            again = True
+    assert [sequence.ids[sequence.prompt_tokens :] for sequence in running] == alone
+    assert again
+    assert not any(sequence.reused_tokens or sequence.drafted for sequence in running)
+
+
+def test_what_would_read_a_prompt_in_parts_or_in_one_direction_is_refused():
+    usual = load_model(tiny("hrm_text"), ops=ReferenceOps()).config
+    tokens = ["a", "b"]
+    for model, draft in ((both_ways().config, usual), (usual, both_ways().config)):
+        with pytest.raises(Unsupported, match="two models that read a prompt in one direction"):
+            check_draft_model(model, tokens, draft, tokens)
+    assert LlamaCpp().computes(tiny("hrm_text"))
+    assert not LlamaCpp().computes(tiny("hrm_text", **{"hrm.prefix_lm": True}))
