@@ -22,16 +22,18 @@ from against_transformers import expectation
 from folder_expectations import FOUND
 from model_folders import ModelFolder
 from tokenizer_folders import Folder, VocabularyFolder
+from usual_folders import UsualFolder
 
 _FOLDERS = {"": Folder, "vocabulary": VocabularyFolder, "model": ModelFolder}
+_FOLDERS["usual"] = UsualFolder
 TEXTS = 12  # of each folder, the first ones
 
 
 def record(case: str) -> dict[str, object]:
     """Files of the folder *case* and the results of the installed transformers."""
     seed, _, version = case.partition("@")
-    kind, _, number = seed.rpartition("-")
-    folder = _FOLDERS[kind](int(number))
+    kind, _, number = seed.partition("-") if "-" in seed else ("", "", seed)
+    folder = _FOLDERS[kind](int(number) if number.isdigit() else number)
     with tempfile.TemporaryDirectory() as place:
         path = folder.write(Path(place) / "drawn")
         if version and kind:
@@ -55,7 +57,7 @@ def read(file: Path) -> str:
     """The content of *file*, that of a ``tokenizer.model`` in base64."""
     if file.suffix == ".model":
         return b64encode(file.read_bytes()).decode()
-    return file.read_text("utf-8")
+    return file.read_bytes().decode()  # with its line ends
 
 
 def save(drawn: Path, path: Path, files: dict[str, object], version: str) -> Path:

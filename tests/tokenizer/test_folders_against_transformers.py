@@ -15,6 +15,8 @@ from folder_expectations import outcome, write
 from model_folders import TINY, ModelFolder
 from quiet_libraries import QUIET
 from tokenizer_folders import CLASSES, Folder, VocabularyFolder
+from usual_folders import FOLDERS as USUAL
+from usual_folders import UsualFolder
 
 from bitnet.base.errors import Unsupported
 from bitnet.tokenizer import class_table, load_tokenizer
@@ -73,6 +75,21 @@ def test_drawn_models_give_transformers_ids_texts_and_templates(transformers, tm
         assert not result.startswith("difference"), (seed, result)
         counts[result.split(":")[0]] += 1
     assert counts["equal"] > MODELS // 4
+
+
+@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_folder_as_users_have_it_gives_transformers_results(name, linked, transformers, tmp_path):
+    """With links its files are in another folder, as in the cache of a hub."""
+    folder = UsualFolder(name)
+    path = folder.write(tmp_path / "folder")
+    if linked:
+        for file in [file for file in path.iterdir() if file.is_file()]:
+            blob = tmp_path / f"blob of {file.name}"
+            file.rename(blob)
+            file.symlink_to(f"../{blob.name}")
+    expectation = import_module("against_transformers").expectation
+    assert outcome(path, expectation(path, folder.texts())) == "equal"
 
 
 def model_folder(path, name):
