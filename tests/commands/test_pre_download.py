@@ -1,3 +1,5 @@
+"""Fetching the tokenizers that the models of a folder lack, from a hub on loopback."""
+
 import json
 
 import pytest
@@ -16,8 +18,8 @@ def models(tmp_path, monkeypatch):
     folder.mkdir()
     pieces = vocabulary(["<unk>", "a"], model="llama", scores=[0.0, 0.0], token_types=[2, 1])
     write_gguf(folder / "complete.gguf", {**llama_metadata(), **pieces})
-    lacking = [f32("token_embd.weight", (GPT2.vocab_size, 1))]
-    write_gguf(folder / "lacking.gguf", llama_metadata("gpt2"), lacking)
+    tensors = [f32("token_embd.weight", (GPT2.vocab_size, 1))]
+    write_gguf(folder / "lacking.gguf", llama_metadata("gpt2"), tensors)
     return folder
 
 

@@ -1,3 +1,5 @@
+"""Numbers in the headers of a reply, whatever a server writes there."""
+
 import pytest
 
 from bitnet.hub.http import as_count, content_range

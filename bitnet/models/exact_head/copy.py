@@ -15,25 +15,19 @@ import hashlib
 import logging
 import os
 import random
-import struct
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base import settings
 from bitnet.base.errors import Unsupported
-from bitnet.base.files import open_file
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import give_back_pages, open_again
 from bitnet.models.exact_head import Found, Needed
-from bitnet.store import tree
-from bitnet.store.root import keep_in_cache
+from bitnet.models.exact_head.kept_copies import content_digest, copy_path, read_copy, write_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -46,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 ENCODINGS = ("F16", "BF16", "F32")  # their kernels take the activations as they are
 SAMPLED_ROWS = 2048  # rows that tell how large the weights of a column are
-SLICE_BYTES = 32 << 20  # of the head that are in memory beside the copy
+SLICE_BYTES = 32 << 20  # of the head that are in memory at once while a copy is built
 SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
 
 # The layout of the codes.
@@ -59,16 +53,9 @@ _GROUP = 4  # blocks whose sixth bits are next to each other
 
 FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
 _SAMPLED_TILES = 4  # tiles of a copy from the cache that are compared with the head
+# Range of the norms that the compiled module bounds: its norm_up and kHeadLimit.
 _SMALLEST_NORM = 1e-17
-_LARGEST_NORM = 1e15  # norm_up and kHeadLimit of the compiled module
-
-# <cache>/exact-heads/<fingerprint>.copy: eight letters, a version and a digest of the rest. The
-# fingerprint is a digest of every byte of the head, so a changed model never uses another's copy.
-_MAGIC = b"BNXHEAD\0"
-_VERSION = 3
-_HEADER = struct.Struct("<8sQ32s16x")
-_PIECE_BYTES = 8 << 20  # read or hashed at once by one thread
-_THREADS = min(4, os.cpu_count() or 1)
+_LARGEST_NORM = 1e15
 
 
 class HeadCopy:
@@ -363,63 +350,3 @@ def _problem_of_tile(
         if not ((left <= norms).all() and (sizes <= norm).all()):
             return f"rows {begin:,} to {end - 1:,} are further from the head than their norms say"
     return ""
-
-
-def content_digest(content: NDArray[np.uint8], out: NDArray[np.uint8] | None = None) -> bytes:
-    """SHA-256 of the length of *content* and of the SHA-256 digests of its pieces.
-
-    Several threads compute the digests. With *out* each piece is copied there first, and the copy
-    is read: what was verified is what is used.
-    """
-
-    def digest(begin: int) -> bytes:
-        piece = content[begin : begin + _PIECE_BYTES]
-        if out is not None:
-            out[begin : begin + _PIECE_BYTES] = piece
-            piece = out[begin : begin + _PIECE_BYTES]
-        return hashlib.sha256(piece.data).digest()
-
-    whole = hashlib.sha256(len(content).to_bytes(8, "little"))
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for part in pool.map(digest, range(0, len(content), _PIECE_BYTES)):
-            whole.update(part)
-    return whole.digest()
-
-
-def copy_path(fingerprint: str) -> Path:
-    """Path of the copy of a head with this fingerprint."""
-    return tree.exact_head_path(settings.cache_dir(), fingerprint)
-
-
-def read_copy(path: Path, out: NDArray[np.uint8]) -> bool:
-    """Fill *out*, bytes, with the copy at *path*; false if it is missing or invalid."""
-    try:
-        problem = problem_of(path, out)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        problem = str(error)
-    if problem:
-        logger.debug("%s cannot be used, made again: %s", path, problem)
-    return not problem
-
-
-def write_copy(path: Path, content: NDArray[np.uint8]) -> None:
-    """Write *content*, bytes, to *path* atomically; without space or permission do nothing."""
-    header = _HEADER.pack(_MAGIC, _VERSION, content_digest(content))
-    if problem := keep_in_cache(path, header, content.data):
-        logger.debug("copy of the output head not kept: %s", problem)
-
-
-def problem_of(path: Path, out: NDArray[np.uint8] | None = None) -> str:
-    """The problem of the file at *path*; empty if it is valid, and now in *out*."""
-    with open_file(path) as file:
-        header = file.read(_HEADER.size)
-    size = path.stat().st_size - _HEADER.size
-    if size <= 0 or (out is not None and size != out.nbytes):
-        return f"{size:,} bytes follow its header"
-    magic, version, digest = _HEADER.unpack(header)
-    if (magic, version) != (_MAGIC, _VERSION):
-        return f"it does not begin as version {_VERSION} of a copy does"
-    content = np.memmap(path, np.uint8, "r", offset=_HEADER.size)
-    return "" if content_digest(content, out) == digest else "the digest does not fit"

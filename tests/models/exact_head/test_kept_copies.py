@@ -16,18 +16,13 @@ from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.models.exact_head import Needed
 from bitnet.models.exact_head import copy as head_copy
-from bitnet.models.exact_head.copy import (
-    _PIECE_BYTES as PIECE,
-)
-from bitnet.models.exact_head.copy import (
-    TILE_ROWS,
-    HeadCopy,
-    broken_premise,
+from bitnet.models.exact_head.copy import TILE_ROWS, HeadCopy, broken_premise, sample_tiles
+from bitnet.models.exact_head.kept_copies import (
+    PIECE_BYTES,
     content_digest,
     copy_path,
     problem_of,
     read_copy,
-    sample_tiles,
     write_copy,
 )
 from bitnet.quants import types
@@ -101,7 +96,7 @@ def test_a_folder_that_cannot_be_made_fails_nothing(cache):
     assert cache.read_bytes() == b"a file"
 
 
-@pytest.mark.parametrize("size", [0, 1, 2 * PIECE, 2 * PIECE + 1])
+@pytest.mark.parametrize("size", [0, 1, 2 * PIECE_BYTES, 2 * PIECE_BYTES + 1])
 def test_digests_tell_every_byte_the_order_and_the_length_apart(size):
     data = np.resize(CONTENT, size)
     digests = [content_digest(data), content_digest(np.append(data, np.uint8(0)))]
@@ -109,14 +104,16 @@ def test_digests_tell_every_byte_the_order_and_the_length_apart(size):
     for at in changed:
         data[at] ^= 0x80
         digests.append(content_digest(data))
-    if size >= 2 * PIECE:
-        digests.append(content_digest(np.roll(data, PIECE)))
+    if size >= 2 * PIECE_BYTES:
+        digests.append(content_digest(np.roll(data, PIECE_BYTES)))
     assert len(set(digests)) == len(digests)
 
 
 def test_a_digest_is_that_of_the_digests_of_pieces():
-    data = np.resize(CONTENT, PIECE + 5)
-    parts = b"".join(hashlib.sha256(data[at : at + PIECE]).digest() for at in (0, PIECE))
+    data = np.resize(CONTENT, PIECE_BYTES + 5)
+    parts = b"".join(
+        hashlib.sha256(data[at : at + PIECE_BYTES]).digest() for at in (0, PIECE_BYTES)
+    )
     expected = hashlib.sha256(len(data).to_bytes(8, "little") + parts).digest()
     assert content_digest(data) == expected
 
