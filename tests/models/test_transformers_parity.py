@@ -20,11 +20,13 @@ from hf_models import (
 from mixed_models import MIXED
 from quiet_libraries import QUIET
 
+from bitnet.base import native
 from bitnet.convert.convert_options import ConvertOptions
 from bitnet.families.family import of_gguf
 from bitnet.families.tensor_names import gguf_name
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants.registry import dequantize
@@ -129,6 +131,24 @@ def test_the_text_of_a_model_of_images_and_sound_is_read_alone(case, kind, named
     outer = {"model_type": kind, "architectures": [f"{named}ForConditionalGeneration"]}
     path.write_text(json.dumps(outer | {"text_config": text, "vision_config": {"hidden_size": 8}}))
     assert relative_difference(ours(tmp_path), expected) < MAX_RELATIVE_DIFFERENCE
+
+
+@pytest.mark.parametrize("case", ["hrm-text", "hrm-text-other-turns"])
+def test_a_prompt_in_both_directions_and_its_answer_agree_with_transformers(case, tmp_path):
+    """Which reads a prompt so where its positions are marked."""
+    kind, options = CASES[case]
+    model = make(kind, options | {"prefix_lm": True}, tmp_path)
+    prompt = TOKENS[:17]
+    answer = [[token] for token in TOKENS[17:]]
+    marks = torch.tensor([[1] * len(prompt) + [0] * len(answer)])
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS]), token_type_ids=marks, use_cache=False).logits
+    checkpoint = open_checkpoint(tmp_path)
+    for ops in (ReferenceOps(), *([NativeOps()] if native.module() else [])):
+        own = load_model(checkpoint, ops=ops)
+        cache = KVCache(own.config, 64, dtype=np.float32)
+        found = [own.forward(part, cache, all_positions=True) for part in (prompt, *answer)]
+        assert relative_difference(np.concatenate(found), logits[0].numpy()) < 1e-4
 
 
 def test_phi3_uses_short_factors_within_the_original_context(tmp_path):
