@@ -174,6 +174,11 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
     elif windows and WINDOWS[0] in engine.ignores:
         deviation = f"ignores the sliding window of {kind} models: beyond "
         yield _EVERY, f"{deviation}{min(windows):,} positions it attends to too many keys"
+    if engine.rotates_as_first and attentions[0].rope is not None:
+        turned = {each.rope.dims for each in attentions if not each.window and each.rope}
+        if not turned <= {attentions[0].rope.dims}:
+            deviation = f"rotates as many numbers of every head of {kind} models as their first "
+            yield _LLAMA_CPP, f"{deviation}layer, {attentions[0].rope.dims}, but for windows"
     for rope in config.ropes:
         original = rope.original_context
         if rope.long_freq_factors is not None and original < config.context_length:

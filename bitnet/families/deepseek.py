@@ -16,7 +16,15 @@ from bitnet.families.experts import (
     group_keys,
     leading_dense_layers,
 )
-from bitnet.families.family import BIASES, QKV, Family, LlamaCppSupport, register, register_variant
+from bitnet.families.family import (
+    BIASES,
+    QKV,
+    Family,
+    LlamaCppSupport,
+    of_gguf,
+    register,
+    register_variant,
+)
 from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal, value_refusal
 from bitnet.families.rope import magnitude, rope_from, rope_table
 
@@ -76,12 +84,21 @@ def latent_attention(keys: Keys, layers: int) -> LatentAttention:
         rope=rope,
         scale=scale,
         query_rank=0 if layers in _LITE_LAYERS else keys.integer("attention.q_lora_rank", 0),
-        eps=keys.number("attention.layer_norm_rms_epsilon")
-        if keys.config is None
-        else _LATENT_EPSILON,
+        eps=_latent_epsilon(keys),
         growth=growth,
         growth_length=_growth_length(keys) if growth else 1,
     )
+
+
+def _latent_epsilon(keys: Keys) -> float:
+    """Epsilon of the norms of latents: in a file that llama.cpp loads that of all norms, as there.
+
+    No key of a file says it, so that one for bitnet alone means what a folder means.
+    """
+    family = of_gguf(keys.architecture)
+    if keys.config is None and family is not None and family.llama_cpp is not None:
+        return keys.number("attention.layer_norm_rms_epsilon")
+    return _LATENT_EPSILON
 
 
 def _growth_length(keys: Keys) -> int:

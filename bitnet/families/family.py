@@ -50,6 +50,8 @@ class LlamaCppSupport:
     wide_scale_layers: int = 0  # models with this many layers scale attention by another width
     # only models with this many layers have windows, whatever their keys say
     window_layers: int = 0
+    # layers without a window rotate as many numbers of a head as the first layer of the model
+    rotates_as_first: bool = False
     # it loads only models whose state-space models are twice as wide as the model
     wide_states: bool = False
     gelu_tanh: bool = False  # it computes GELU by the hyperbolic tangent

@@ -186,7 +186,9 @@ register(
     biases={"attention_bias": ATTENTION},
     layered_rope=True,
     partial_rotation=True,
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", "exp_probs_b.bias", *BIASES), ignores=()),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", "exp_probs_b.bias", *BIASES), ignores=(), rotates_as_first=True
+    ),
     translate=_laguna_keys,
     decoder=_laguna,
 )

@@ -235,6 +235,9 @@ def _cohere2_keys(config: Config) -> dict[str, Any]:
     chosen = config["expert_selection_fn"]
     if chosen not in ("sigmoid", "softmax"):
         raise ValueError(f"expert_selection_fn is {chosen!r}")
+    if config.get("rope_scaling"):
+        why = "transformers 5.24 ignores it in this class; `rope_parameters` it reads"
+        raise refusal("rope_scaling", config["rope_scaling"], why)
     is_sigmoid = chosen == "sigmoid"
     kinds = config.get("layer_types")
     if kinds is None:

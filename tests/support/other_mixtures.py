@@ -103,23 +103,146 @@ def _mamba2(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
 
 @st.composite
 def _olmo_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention"])
+    # Transformers needs both kinds, and 5.24 saves convolutions in three equal parts.
+    others = st.sampled_from(["linear_attention", "full_attention"])
+    both = ["linear_attention", "full_attention"]
+    kinds = [*both, *draw(st.lists(others, min_size=layers - 2, max_size=layers - 2))]
     heads = draw(st.integers(1, 3))
+    width = draw(st.sampled_from([8, 16]))
     return {
-        "layer_types": draw(st.lists(kinds, min_size=layers, max_size=layers)),
+        "layer_types": draw(st.permutations(kinds)),
         "linear_conv_kernel_dim": draw(st.integers(2, 5)),
-        "linear_key_head_dim": draw(st.sampled_from([8, 16])),
+        "linear_key_head_dim": width,
         "linear_num_key_heads": heads,
-        "linear_num_value_heads": heads * draw(st.integers(1, 2)),
-        "linear_value_head_dim": draw(st.sampled_from([8, 16, 32])),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": width,
     } | draw(optional(attention_bias=BIAS, linear_allow_neg_eigval=BIAS))
 
 
+def _mlp_types(layers: int) -> st.SearchStrategy[list[str]]:
+    return st.lists(st.sampled_from(["dense", "sparse"]), min_size=layers, max_size=layers)
+
+
+def _windows(layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {"layer_types": layer_types(layers), "sliding_window": st.sampled_from([4, 11, 64])}
+    )
+
+
 OTHER_MIXTURES = {
+    "AriaText": lambda _layers: _top_of(
+        "moe_num_experts", "moe_topk", moe_num_shared_experts=st.integers(1, 2)
+    ),
+    "AXK1": lambda layers: _together(
+        latent(layers), optional(mlp_layer_types=_mlp_types(layers), topk_group=st.integers(1, 2))
+    ),
+    "Cohere2Moe": lambda layers: _together(
+        experts(
+            attention_bias=BIAS,
+            expert_selection_fn=st.sampled_from(["softmax", "sigmoid"]),
+            layer_norm_eps=st.sampled_from([1e-6, 1e-5, 1e-3]),
+            logit_scale=st.sampled_from([0.0625, 0.25, 2.0]),
+            mlp_layer_types=_mlp_types(layers),
+            norm_topk_prob=BIAS,
+            num_shared_experts=st.integers(0, 2),
+            prefix_dense_intermediate_size=st.sampled_from([48, 80]),
+            shared_expert_combination_strategy=st.sampled_from(["average", "sum"]),
+        ),
+        _windows(layers),
+    ),
+    "Flint": lambda layers: _together(
+        experts(
+            attention_bias=BIAS,
+            decoder_sparse_step=st.sampled_from([1, 1, 2]),
+            moe_intermediate_size=EXPERT_WIDTH,
+            norm_topk_prob=BIAS,
+            shared_expert_intermediate_size=st.sampled_from([32, 40]),
+        ),
+        _windows(layers),
+    ),
+    "GraniteMoeSWA": lambda layers: _together(
+        _top_of(
+            "num_local_experts",
+            "num_experts_per_tok",
+            attention_bias=BIAS,
+            attention_multiplier=st.sampled_from([0.2, 1.0]),
+            embedding_multiplier=st.sampled_from([1.0, 3.0]),
+            logits_scaling=st.sampled_from([1.0, 3.0]),
+            residual_multiplier=st.sampled_from([0.2, 1.0]),
+            shared_intermediate_size=st.sampled_from([0, 40]),
+        ),
+        _windows(layers),
+    ),
+    "HYV3": lambda layers: experts(
+        attention_bias=BIAS,
+        mlp_layer_types=_mlp_types(layers),
+        moe_intermediate_size=EXPERT_WIDTH,
+        num_shared_experts=st.integers(1, 2),
+        router_scaling_factor=SCALE,
+    ),
+    "Laguna": lambda layers: _together(
+        experts(
+            attention_bias=BIAS,
+            gating=st.sampled_from([True, "per-head", "per-element"]),
+            mlp_layer_types=_mlp_types(layers),
+            moe_intermediate_size=EXPERT_WIDTH,
+            moe_routed_scaling_factor=SCALE,
+            shared_expert_intermediate_size=st.sampled_from([32, 40]),
+        ),
+        _windows(layers),
+    ),
+    "Lfm3": lambda layers: _together(
+        optional(
+            attention_bias=BIAS,
+            conv_L_cache=st.integers(2, 7),
+            conv_bias=BIAS,
+            norm_eps=st.sampled_from([1e-6, 1e-5, 1e-3]),
+            use_attention_gate=BIAS,
+            use_sandwich_norm=BIAS,
+        ),
+        st.fixed_dictionaries(
+            {
+                "layer_types": st.lists(
+                    st.sampled_from(["conv", "sliding_attention", "full_attention"]),
+                    min_size=layers,
+                    max_size=layers,
+                ),
+                "sliding_window": st.sampled_from([4, 11, 64]),
+            }
+        ),
+    ),
+    "Mellum": lambda layers: _together(
+        experts(
+            attention_bias=BIAS,
+            mlp_layer_types=_mlp_types(layers),
+            moe_intermediate_size=EXPERT_WIDTH,
+            norm_topk_prob=BIAS,
+        ),
+        _windows(layers),
+    ),
+    "SarvamMLA": lambda layers: latent(layers, first_k_dense_replace=st.integers(0, layers)),
+    "SarvamMoE": lambda layers: _grouped(
+        layers,
+        attention_bias=BIAS,
+        first_k_dense_replace=st.integers(0, layers),
+        use_qk_norm=st.sampled_from([True, True, False]),
+    ),
+    "Youtu": lambda _layers: _together(
+        st.fixed_dictionaries(
+            {
+                "kv_lora_rank": st.sampled_from([16, 32, 40]),
+                "q_lora_rank": st.sampled_from([None, 24, 32]),
+                "qk_nope_head_dim": st.sampled_from([8, 16, 20]),
+                "qk_rope_head_dim": st.sampled_from([4, 8, 16]),
+                "v_head_dim": st.sampled_from([8, 12, 32]),
+            }
+        ),
+        optional(attention_bias=RARELY, rope_interleave=st.sampled_from([True, True, False])),
+    ),
     "Afmoe": lambda layers: _together(
         experts(
             moe_intermediate_size=EXPERT_WIDTH,
-            mup_enabled=BIAS,
+            mup_enabled=st.sampled_from([True, True, True, False]),
             num_shared_experts=st.integers(1, 2),
             route_scale=SCALE,
         ),
