@@ -137,7 +137,8 @@ def _of(kind: Kind, names: str) -> dict[str, Kind]:
 KINDS: dict[str, Kind] = {
     **_of(
         _integer(1, MAX_LAYERS),
-        "num_hidden_layers num_layers n_layer n_layers H_cycles L_cycles num_layers_per_stack",
+        "num_hidden_layers num_layers n_layer n_layers H_cycles L_cycles num_layers_per_stack "
+        "num_loops",
     ),
     **_of(
         _integer(1, MAX_POSITIONS),
@@ -215,7 +216,8 @@ KINDS: dict[str, Kind] = {
         "attention_bias attention_k_eq_v attention_out_bias block_auto_adjust_ff_dim conv_bias "
         "enable_moe_block is_causal mamba_conv_bias mamba_norm_before_gate mamba_proj_bias "
         "mlp_bias norm_topk_prob prefix_lm projectors_bias tie_embedding tie_word_embeddings "
-        "use_bias use_bidirectional_attention use_conv_bias use_double_wide_mlp use_qk_norm "
+        "skip_loop_final_norm use_bias use_bidirectional_attention use_conv_bias "
+        "use_double_wide_mlp use_qk_norm "
         "use_sliding_window use_parallel_residual use_qkv_bias qk_layernorm alibi bias "
         "multi_query new_decoder_architecture parallel_attn lm_head_bias "
         "add_bias_linear add_qkv_bias multi_query_attention mup_enabled qkv_bias scale_embedding "

@@ -345,6 +345,10 @@ def _nanbeige(keys: Keys) -> ModelConfig:
     turns = keys.integer("num_loops", 1)
     if not 1 <= turns * model.n_layers <= MAX_LAYERS:
         raise contradiction(keys, f"{turns:,} turns of {model.n_layers:,} layers")
+    (head_dim,) = {attention.head_dim for attention in model.attentions}
+    if keys.integer("attention.head_dim", head_dim) != head_dim:
+        stated = keys.integer("attention.head_dim")
+        raise contradiction(keys, f"heads of {head_dim} and, elsewhere, of {stated}")
     has_norms = not keys.value("skip_loop_final_norm", False)
     return replace(
         model,
@@ -354,13 +358,47 @@ def _nanbeige(keys: Keys) -> ModelConfig:
     )
 
 
-# All blocks run several times, each time with caches of their own.
+def _nanbeige_keys(config: Config) -> dict[str, Any]:
+    if config.get("rope_scaling"):
+        raise refusal("rope_scaling", config["rope_scaling"], "only RoPE as it is is computed")
+    if config.get("kv_channels", config["head_dim"]) != config["head_dim"]:
+        raise ValueError(
+            f"head_dim is {config['head_dim']}, and kv_channels {config['kv_channels']}"
+        )
+    return {
+        "num_loops": config["num_loops"],
+        "skip_loop_final_norm": bool(config["skip_loop_final_norm"]),
+    }
+
+
+# All blocks run several times, each time with caches of their own. The published code has more
+# (layers that run another number of times, several streams, attention to layers before, embeddings
+# of several tokens), which published models leave off.
 register(
     title="Nanbeige 4.2",
     architecture="nanbeige",
-    model_types=(),
     gguf_rope_style="interleaved",
-    gguf_keys=reads("num_loops skip_loop_final_norm"),
+    stated="head_dim hidden_act num_hidden_layers num_key_value_heads num_loops rms_norm_eps "
+    "rope_theta skip_loop_final_norm tie_word_embeddings",
+    config_keys={
+        **reads("kv_channels"),
+        "num_loops": read("runs of all blocks"),
+        "skip_loop_final_norm": read("there is no norm between two runs"),
+        **dict.fromkeys(
+            (
+                *("emb_neighbor_num", "enable_depth_attention", "enable_double_loop_split"),
+                *("enable_h_res_identity", "enable_hyper_connection", "enable_mhc"),
+                *("insert_ngram_layer_idx", "loop_loss_weights", "loop_middle_layers"),
+                *("loop_share_kv", "ngram_insert_all_layers"),
+            ),
+            neutral(None, False, note="not computed"),
+        ),
+    },
+    gguf_keys={
+        **reads("num_loops skip_loop_final_norm"),
+        "attention.head_dim": read("must be the width of a head"),
+    },
+    translate=_nanbeige_keys,
     llama_cpp=LlamaCppSupport(tensors=("output.weight", "rope_freqs.weight", *BIASES)),
     decoder=_nanbeige,
 )

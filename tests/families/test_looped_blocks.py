@@ -1,9 +1,11 @@
 """Models whose blocks run several times, each time with caches of their own (Nanbeige 4.2)."""
 
 import numpy as np
+import pytest
 from tiny_keys import LAYERS
 from tiny_models import tiny
 
+from bitnet.base.errors import InvalidFormat
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.hidden_program import layout
@@ -31,3 +33,9 @@ def test_turns_and_the_norm_between_them_change_the_logits():
     without_norm = logits(num_loops=2, skip_loop_final_norm=True)
     assert np.abs(once - twice).max() > 0.01 * np.ptp(once)
     assert np.abs(without_norm - twice).max() > 0.01 * np.ptp(twice)
+
+
+def test_the_width_of_a_head_is_the_one_that_llama_cpps_converter_repeats():
+    config_from(tiny("nanbeige", **{"attention.head_dim": 64}))
+    with pytest.raises(InvalidFormat, match="heads of 64 and, elsewhere, of 32"):
+        config_from(tiny("nanbeige", **{"attention.head_dim": 32}))

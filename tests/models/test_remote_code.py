@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from conversions import convert
-from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, relative_difference, torch
+from hf_models import MAX_RELATIVE_DIFFERENCE, TOKENS, make, relative_difference, say, torch
 from remote_models import REMOTE, write
 
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.convert.convert_options import ConvertOptions
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
@@ -29,3 +30,46 @@ def test_a_folder_and_the_file_made_of_it_give_the_logits_of_these_equations(cas
     file = tmp_path / "model.gguf"
     convert(tmp_path / "folder", file, ConvertOptions("F32", no_tokenizer=True))
     assert relative_difference(ours(file), expected) < MAX_RELATIVE_DIFFERENCE
+
+
+@pytest.mark.parametrize(("loops", "skips_norm"), [(1, False), (2, False), (3, False), (3, True)])
+def test_nanbeige_is_llama_whose_blocks_run_several_times(loops, skips_norm, tmp_path):
+    """With the norm behind them, or that behind the last of them alone.
+
+    So the code of Nanbeige/Nanbeige4.2-3B and mlx-lm's, which follows it.
+    """
+    folder = tmp_path / "folder"
+    model = make("Llama", {"head_dim": 24}, folder)
+    own = {"num_loops": loops, "skip_loop_final_norm": skips_norm, "loop_loss_weights": []}
+    own |= {"kv_channels": 24, "rope_theta": 1e4, "rope_parameters": None}
+    say(folder, model_type="nanbeige", architectures=["NanbeigeForCausalLM"], **own)
+    norm = model.model.norm
+    with torch.no_grad():
+        x = model.model.embed_tokens(torch.tensor([TOKENS]))
+        for loop in range(loops):
+            is_last = loop == loops - 1
+            model.model.norm = torch.nn.Identity() if skips_norm and not is_last else norm
+            x = model.model(inputs_embeds=x, use_cache=False).last_hidden_state
+        expected = model.lm_head(x)[0].numpy()
+    assert relative_difference(ours(folder), expected) < 1e-4
+    file = tmp_path / "model.gguf"
+    convert(folder, file, ConvertOptions("F32", no_tokenizer=True))
+    assert relative_difference(ours(file), expected) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *({"enable_double_loop_split": True}, {"loop_loss_weights": [0.5]}, {"enable_mhc": True}),
+        *({"num_loops": None}, {"kv_channels": 32}, {"rope_scaling": {"rope_type": "linear"}}),
+    ],
+)
+def test_what_nanbeige_has_besides_is_refused_by_its_key(key, tmp_path):
+    make("Llama", {"head_dim": 24}, tmp_path)
+    own = {"num_loops": 2, "skip_loop_final_norm": False, "rope_theta": 1e4}
+    own |= {"model_type": "nanbeige", "rope_parameters": None}
+    say(tmp_path, **own)
+    load_model(open_checkpoint(tmp_path))
+    say(tmp_path, **key)
+    with pytest.raises((InvalidFormat, Unsupported), match=next(iter(key))):
+        open_checkpoint(tmp_path)
