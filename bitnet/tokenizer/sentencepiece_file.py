@@ -236,6 +236,7 @@ def _hint(file: TokenizerFile) -> str:
     rebuilt = folder / "rebuilt"
     named = shell_quote(rebuilt / "tokenizer.json")
     return (
-        f'let transformers write a tokenizer.json: python3 -c "{_SAVE}" {shell_quote(folder)}'
-        f" {shell_quote(rebuilt)} and name it: --tokenizer {named}"
+        "let transformers write a tokenizer.json (pip install transformers sentencepiece protobuf):"
+        f' python3 -c "{_SAVE}" {shell_quote(folder)} {shell_quote(rebuilt)}'
+        f" and name it: --tokenizer {named}"
     )

@@ -116,7 +116,7 @@ def test_the_command_of_a_refusal_writes_the_tokenizer_of_transformers(
     path = model_folder(tmp_path / "a model", name)
     with pytest.raises(Unsupported) as refused:
         load_tokenizer(path)
-    command, _, rebuilt = refused.value.hint.partition("json: ")[2].partition(" and name it: ")
+    command, _, rebuilt = refused.value.hint.partition("): ")[2].partition(" and name it: ")
     _python, *words = shlex.split(command)
     subprocess.run([sys.executable, "-W", "ignore", *words], check=True)
     option, file = shlex.split(rebuilt)
