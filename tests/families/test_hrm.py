@@ -1,5 +1,7 @@
 """HRM-Text: two stacks of blocks in turns on two streams, and what of it is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny_models import tiny
@@ -14,6 +16,7 @@ from bitnet.models.load import config_from, load_model
 from bitnet.runtime.drafts import check_draft_model
 from bitnet.runtime.request import Request
 from bitnet.runtime.scheduler import Scheduler
+from bitnet.verify.weights import weight_anomalies
 
 IDS = [5, 9, 3, 44, 12]
 # As the class of transformers 5.24 has them, but for the direction of a prompt's attention.
@@ -134,3 +137,9 @@ def test_what_would_read_a_prompt_in_parts_or_in_one_direction_is_refused():
             check_draft_model(model, tokens, draft, tokens)
     assert LlamaCpp().computes(tiny("hrm_text"))
     assert not LlamaCpp().computes(tiny("hrm_text", **{"hrm.prefix_lm": True}))
+
+
+def test_a_first_low_stream_of_zeros_is_nothing_odd():
+    zeros = replace(tiny("hrm_text").weights["hrm.z_l_init"], data=np.zeros(1024, dtype=np.uint8))
+    assert weight_anomalies(zeros) == []
+    assert weight_anomalies(replace(zeros, name="blk.0.attn_q.weight"))

@@ -400,7 +400,8 @@ def metadata(architecture, **more):
     if architecture == "nanbeige":
         keys = {"num_loops": 2} | keys
     if architecture == "hrm_text":
-        keys = HRM | keys | {"block_count": more.get("block_count", HRM["block_count"])}
+        layers = more.get("block_count", HRM["block_count"])
+        keys = HRM | {"hrm.h_cycles": layers // 2} | keys | {"block_count": layers}
     if architecture in ("lfm2", "lfm2moe", "lfm3"):
         keys["shortconv.l_cache"] = 3
     if architecture == "lfm2moe":
