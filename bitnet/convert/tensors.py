@@ -118,10 +118,6 @@ class Job:
         """*values* in the new type, with the error that decoding them again shows.
 
         A ternary type has all values of the tensor at once.
-
-        Raises:
-            Unsupported: the type cannot hold the values, or the loss is more than the rounding of
-                floats and not allowed.
         """
         name = self.weight.name
         target = self.target
@@ -216,12 +212,7 @@ class Job:
         return Ternary(ternary.codes[self.order], scales)
 
     def _fit_scales(self) -> Ternary:
-        """:meth:`ternary` with scales that the target can store.
-
-        Raises:
-            Unsupported: rows are not whole blocks, a part that stores one scale has several, or
-                a scale is too large for float16, or not exact in it and no loss is allowed.
-        """
+        """:meth:`ternary` with scales that the target can store."""
         if self.weight.shape[1] % self.target.block_size:
             raise Unsupported(
                 f"{self.weight.name} has rows of {self.weight.shape[1]:,} weights, and "
@@ -307,9 +298,6 @@ def job(
 
     Matrices whose name is one of *vectors* take part in no product, and keep their numbers. Those
     named in *mixture* have the type that it gives them. *importance* weighs the errors of rounding.
-
-    Raises:
-        Unsupported: experts cannot be stored as I2_S, which has one scale for a tensor.
     """
     keeps = checkpoint.path.is_file()
     is_other = len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_EXACT)

@@ -66,10 +66,6 @@ def ask(
 
     :mod:`bitnet.crossval.reference_process` runs it, and writes into *folder*. *model* is the name
     of the model in messages. Intermediates are ``(rows, width)``.
-
-    Raises:
-        EngineFailed: the engine crashed, took more than *limit_s* seconds, refused the request, or
-            wrote something that is not an answer.
     """
     target = folder / ANSWER
     command = isolate("bitnet.crossval.reference_process", str(target))
@@ -108,9 +104,6 @@ def run(
     """Exit status and stderr of *command*, whose program messages call *name*.
 
     A process that has not ended after *limit_s* seconds is killed with all that it started.
-
-    Raises:
-        EngineFailed: the command does not start, or took too long.
     """
     # Files instead of pipes: a process that outlives the engine may hold a pipe open.
     with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:

@@ -43,11 +43,7 @@ _MAKERS = (
 
 
 def read_report(path: Path) -> tuple[Evidence, dict[str, Any]]:
-    """The evidence in the report *path*, and the derived values stored in it.
-
-    Raises:
-        InvalidFormat: the file is not a report.
-    """
+    """The evidence in the report *path*, and the derived values stored in it."""
     values = read_json(path, hint="name a report.json")
     if not set(DERIVED) <= set(values):
         raise InvalidFormat(f"{path.name} is not a report", hint="name a report.json")

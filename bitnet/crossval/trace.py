@@ -202,11 +202,7 @@ def _best_two(row: NDArray[np.floating[Any]], left_out: frozenset[int]) -> tuple
 
 
 def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
-    """The trace in JSON *values*; *name* is their source, for messages.
-
-    Raises:
-        InvalidFormat: the values are not a trace, or contradict each other.
-    """
+    """The trace in JSON *values*; *name* is their source, for messages."""
     try:
         engine = values["engine"]
         if not isinstance(engine, dict):
@@ -279,11 +275,7 @@ class Reference(ABC):
 
     @abstractmethod
     def trace(self, question: Question) -> Trace:
-        """The engine's answers to *question*.
-
-        Raises:
-            EngineFailed: the engine did not answer.
-        """
+        """The engine's answers to *question*."""
 
     def arithmetic(self, _checkpoint: Checkpoint) -> Arithmetic:
         """Arithmetic of the engine's products with the weights of the model."""

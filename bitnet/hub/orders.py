@@ -196,12 +196,7 @@ def _pin_at(entries: list[Pin], path: Path, project: Project) -> Pin | None:
 
 
 def model_order(source: Source, target: Path | None, project: Project) -> FileOrder:
-    """The order for a model file, at *target* or below ``models``, as :func:`order_of`.
-
-    Raises:
-        UsageError: the digest contradicts the lock file, the path belongs to another file in it,
-            or a name cannot be that of a file on the hub.
-    """
+    """The order for a model file, at *target* or below ``models``, as :func:`order_of`."""
     file_url(source.repo, source.revision, source.file, project.options)  # refuses bad names
     default = model_path(project, source)
     path = target or default
@@ -305,11 +300,7 @@ def _is_usable(entry: Path, project: Project, check: Callable[[Path], None]) -> 
 
 
 def order_from_lock(entry: Pin, project: Project, *, check: VocabularyCheck) -> FileOrder:
-    """The order for the file that a lock file's *entry* names.
-
-    Raises:
-        Unsupported: this version does not know the package or the tokenizer.
-    """
+    """The order for the file that a lock file's *entry* names."""
     target = project.folder / path_of(entry.place) if entry.place is not None else None
     if entry.kind == "model":
         source = sources.model_source(entry.repo) or Source(entry.repo, entry.repo)

@@ -325,12 +325,7 @@ class HubSession:
     def json(
         self, url: str, what: str, *, longest: int = LONGEST_DOCUMENT
     ) -> tuple[Any, Mapping[str, str], int]:
-        """The JSON document *what* at *url*, the headers of the reply, and the bytes of its body.
-
-        Raises:
-            NetworkError: there is no reply in time, it has more than *longest* bytes, or is not
-                JSON.
-        """
+        """The JSON document *what* at *url*, headers of the reply, and the bytes of its body."""
 
         def attempt() -> tuple[Any, Mapping[str, str], int]:
             body = bytearray()
@@ -378,13 +373,7 @@ class Patience:
     def report_failure(
         self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
     ) -> None:
-        """Report a failure of *what* and wait before the next attempt, or until *stopped*.
-
-        Raises:
-            NetworkError: no attempt is left, the server asks to wait too long, or there was no
-                progress for as long as the options allow.
-            RateLimited: the same, after the server refused because of too many requests.
-        """
+        """Report a failure of *what* and wait before the next attempt, or until *stopped*."""
         session = self._session
         options = self._session.options
 
@@ -456,11 +445,7 @@ def _storage_refusal(status: int, url: str, address: str) -> AuthError | Transie
 
 
 def _target(here: str, redirect: requests.Response) -> str:
-    """The address that *redirect*, the reply from *here*, leads to.
-
-    Raises:
-        NetworkError: it is not an address, or an unencrypted one after an encrypted one.
-    """
+    """The address that *redirect*, the reply from *here*, leads to."""
     text = redirect.headers["Location"]
     try:
         target = trust.address(text, here)

@@ -187,12 +187,7 @@ class Drafter:
 def check_draft_model(
     model: ModelConfig, tokenizer: Tokenizer, draft: ModelConfig, drafts_in: Tokenizer
 ) -> None:
-    """Check that *draft*, with the tokenizer *drafts_in*, can draft for *model*.
-
-    Raises:
-        Unsupported: one of the models does not generate text.
-        VocabMismatch: the vocabularies differ.
-    """
+    """Check that *draft*, with the tokenizer *drafts_in*, can draft for *model*."""
     if not (model.writes and draft.writes):
         raise Unsupported("a draft model needs two models that generate text", hint="leave it out")
     if not (model.looks_back and draft.looks_back):

@@ -106,9 +106,6 @@ def find_rank_template(model: Runnable) -> str | None:
 
     It is the template ``rerank``. A model that answers yes or no and has only a template of
     conversations gets the query and the document as messages of these roles.
-
-    Raises:
-        Unsupported: the template of conversations has no place for a query and a document.
     """
     named = model.tokenizer.named_templates.get("rerank")
     classifier = model.config.classifier
@@ -155,10 +152,6 @@ def prepare(
 
     Of a pair of texts, the completed request says where the second begins, if the model has
     embeddings of token types.
-
-    Raises:
-        Unsupported: the head of the model is for something else.
-        UsageError: a pair is not of two texts, or the ids do not fit and *truncate* is off.
     """
     _check_head(model, request)
     room = model.text_limit, model.context

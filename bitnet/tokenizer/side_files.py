@@ -123,11 +123,7 @@ class SideFiles:
         return next((special[text] for text in _USUAL[role].split() if text in special), None)
 
     def check_code(self, source: str) -> None:
-        """Check that no code of the folder of *source* makes another tokenizer of it.
-
-        Raises:
-            Unsupported: it does.
-        """
+        """Check that no code of the folder of *source* makes another tokenizer of it."""
         name = str(self.config.get("tokenizer_class") or "")
         reason = _OTHERWISE.get(name)
         if reason is not None:

@@ -29,12 +29,7 @@ _REFETCH = "fetch it again: bitnet tokenizer --source mirror --output models --f
 
 
 def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
-    """The tokenizer in a ``tokenizer.json`` and its side files.
-
-    Raises:
-        InvalidFormat: the file is damaged.
-        Unsupported: it has parts that would not be computed exactly.
-    """
+    """The tokenizer in a ``tokenizer.json`` and its side files."""
     source = str(file.path)
     with reading(source, "tokenizer.json"):
         _check_model(file.document, source)
@@ -415,12 +410,7 @@ def _odd_template(what: str) -> Unsupported:
 
 
 def check_vocabulary(path: Path, vocab_size: int) -> None:
-    """Check that *path* is a ``tokenizer.json`` whose ids are exactly 0 to ``vocab_size - 1``.
-
-    Raises:
-        InvalidFormat: it is not a tokenizer, or damaged.
-        VocabMismatch: the ids are others.
-    """
+    """Check that *path* is a ``tokenizer.json`` whose ids are exactly 0 to ``vocab_size - 1``."""
     try:
         raw = read_bytes(path)
         document = json.loads(raw) if raw.strip() else None

@@ -48,12 +48,7 @@ class FileManifest:
 
     @classmethod
     def parse(cls, predicate: Mapping[str, Any], source: str) -> FileManifest:
-        """The manifest in the *predicate* of a statement of model-signing.
-
-        Raises:
-            ValueError: a value is wrong; so for ``TypeError`` and ``KeyError``.
-            Unsupported: the digests are of a kind that this version does not compute.
-        """
+        """The manifest in the *predicate* of a statement of model-signing."""
         serialization = predicate["serialization"]
         method = serialization["method"]
         if method not in ("files", "shards"):
