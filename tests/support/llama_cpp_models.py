@@ -76,6 +76,7 @@ CASES = {
         {
             "block_count": 12,
             "embedding_scale": 5.0,
+            "hrm.h_cycles": 2,
             "hrm.l_cycles": 2,
             "hrm.layers_per_stack": 2,
             "rope.freq_base": 500.0,

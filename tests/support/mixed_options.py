@@ -127,18 +127,18 @@ def _granite_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 
 @st.composite
 def _nemotron_h(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    groups = draw(st.integers(1, 3))
+    head_groups = draw(st.integers(1, 3))
     network = draw(st.sampled_from(["mlp", "moe"]))
     kinds = st.sampled_from(["linear_attention", "linear_attention", "full_attention", network])
-    experts = draw(groups()) | {
+    mixture = draw(groups()) | {
         "moe_intermediate_size": draw(st.sampled_from([32, 48])),
         "moe_shared_expert_intermediate_size": draw(st.sampled_from([32, 40])),
     }
-    own = (experts if network == "moe" else {}) | {
+    own = (mixture if network == "moe" else {}) | {
         "layers_block_type": draw(st.lists(kinds, min_size=layers, max_size=layers)),
-        "mamba_num_heads": groups * draw(st.integers(1, 2)),
+        "mamba_num_heads": head_groups * draw(st.integers(1, 2)),
         "mamba_head_dim": draw(st.sampled_from([4, 8, 20])),
-        "n_groups": groups,
+        "n_groups": head_groups,
         "ssm_state_size": draw(st.sampled_from([8, 12, 32])),
         "conv_kernel": draw(st.integers(2, 5)),
         "time_step_min": 1e-30,

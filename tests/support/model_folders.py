@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from sentencepiece_configurations import random_model
 from tokenizer_folders import MODEL_TYPES, Folder
 
 from bitnet.base.errors import BitnetError
@@ -64,6 +63,9 @@ class ModelFolder(Folder):
 
 def _readable(seed: int) -> bytes:
     """The content of a drawn model that is supported."""
+    # Environments of earlier transformers, which draw other folders, have no sentencepiece.
+    from sentencepiece_configurations import random_model
+
     while True:
         content = random_model(seed)
         try:
