@@ -138,7 +138,7 @@ class TransformersEngine:
         return rows
 
     def _directions(self, sequence: Sequence[int]) -> dict[str, Any]:
-        """Where the positions of a prompt see each other, which of *sequence* are its own."""
+        """Argument that marks the prompt in *sequence*, whose positions see each other."""
         if not getattr(self._model.config, "prefix_lm", False):
             return {}
         prompt = self._prompt_length

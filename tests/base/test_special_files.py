@@ -81,7 +81,7 @@ OTHER_CALLS = {
     "hub/transfer.py": "a partial file that this process writes",
     "hub/wheels.py": "files that pip wrote for this process",
     "kernels/packing.py": "files of the system",
-    "models/exact_head/copy.py problem_of": "read again, after `open_file`",
+    "models/exact_head/kept_copies.py problem_of": "read again, after `open_file`",
     "server/serve_options.py check_tls": "read by the library of certificates, after `read_bytes`",
     "server/pages.py": "files of this package",
     "store/links.py": "writes a new file",

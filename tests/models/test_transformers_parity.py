@@ -135,7 +135,7 @@ def test_the_text_of_a_model_of_images_and_sound_is_read_alone(case, kind, named
 
 @pytest.mark.parametrize("case", ["hrm-text", "hrm-text-other-turns"])
 def test_a_prompt_in_both_directions_and_its_answer_agree_with_transformers(case, tmp_path):
-    """Which reads a prompt so where its positions are marked."""
+    """Transformers reads a prompt in both directions where its positions are marked."""
     kind, options = CASES[case]
     model = make(kind, options | {"prefix_lm": True}, tmp_path)
     prompt = TOKENS[:17]
