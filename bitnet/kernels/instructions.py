@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from bitnet.kernels.activations import ACTIVATIONS, sigmoid, softmax
-from bitnet.kernels.program import NAMES_WEIGHT
+from bitnet.kernels.program import NAMES_WEIGHT, equal_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,8 +82,7 @@ class Center:
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
-        width = self.width or x.shape[1]
-        groups = x.reshape(len(x), x.shape[1] // width, width)  # of no rows, too
+        groups = equal_parts(x, x.shape[1] // (self.width or x.shape[1]))
         mean = groups.mean(axis=-1, keepdims=True, dtype=np.float64)
         on.registers[self.out] = (groups - mean.astype(x.dtype)).reshape(x.shape)
 
@@ -193,12 +192,8 @@ class Join:
 
     def run(self, on: Pass) -> None:
         parts = [on.registers[part] for part in self.parts]
-        grouped = [
-            part.reshape(len(part), self.groups, part.shape[1] // self.groups) for part in parts
-        ]
-        on.registers[self.out] = np.concatenate(grouped, axis=2).reshape(
-            len(parts[0]), self.out.width
-        )
+        joined = np.concatenate([equal_parts(part, self.groups) for part in parts], axis=2)
+        on.registers[self.out] = joined.reshape(len(joined), self.out.width)
 
 
 @dataclass(frozen=True)
@@ -212,7 +207,7 @@ class Split:
     def run(self, on: Pass) -> None:
         at = 0
         x = on.registers[self.x]
-        parts = x.reshape(len(x), self.groups, x.shape[1] // self.groups)
+        parts = equal_parts(x, self.groups)
         for out in self.outs:
             width = out.width // self.groups
             on.registers[out] = parts[..., at : at + width].reshape(len(x), out.width)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.kernels.activations import sigmoid, silu, softmax
-from bitnet.kernels.program import NAMES_WEIGHT
+from bitnet.kernels.program import NAMES_WEIGHT, equal_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,7 +116,7 @@ class DeltaRule:
 
     def _decays(self, on: Pass, heads: int) -> Array:
         step = on.registers[self.alpha] + on.weights[self.dt]
-        step = step.reshape(len(step), heads, step.shape[1] // heads)
+        step = equal_parts(step, heads)
         a = on.weights[self.a][:, None]
         zero = step.dtype.type(0)
         if self.floor < 0:
@@ -210,7 +210,7 @@ class Route:
         scores = _GATINGS[rule.gating](logits)
         choice = scores if bias is None else scores + bias
         if rule.groups > 1:
-            groups = choice.reshape(len(choice), rule.groups, choice.shape[1] // rule.groups)
+            groups = equal_parts(choice, rule.groups)
             of_group = np.sort(groups, axis=2)[..., -2:].sum(axis=2)  # (T, groups)
             best = np.argsort(-of_group, axis=1, kind="stable")[:, : rule.groups_used, None]
             masked = np.full_like(groups, -np.inf)

@@ -85,6 +85,14 @@ class Register(NamedTuple):
     width: int  # numbers in a row
 
 
+def equal_parts(x: Array, count: int) -> Array:
+    """*x*, ``(T, width)``, as *count* equal parts of each row, ``(T, count, width / count)``.
+
+    T may be 0, for which NumPy cannot find a size of -1.
+    """
+    return x.reshape(len(x), count, x.shape[1] // count)
+
+
 @functools.cache
 def weight_fields(instruction: type) -> frozenset[str]:
     """Fields of the class *instruction* that name weights."""
@@ -231,7 +239,7 @@ class Pass:
     def heads(self, register: Register, head_dim: int) -> Array:
         """Value of *register* head by head, ``(T, heads, head_dim)``."""
         x = self.registers[register]
-        return x.reshape(len(x), x.shape[1] // head_dim, head_dim)
+        return equal_parts(x, x.shape[1] // head_dim)
 
     def rows(self) -> Iterator[tuple[slice, KVCache]]:
         """Rows of each segment, and its cache."""
