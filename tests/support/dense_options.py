@@ -124,6 +124,18 @@ def _falcon(draw: st.DrawFn, _layers: int) -> dict[str, Any]:
     ) | {"new_decoder_architecture": is_new, **({"num_kv_heads": 2} if is_new else {})}
 
 
+def _gptj(_layers: int) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(
+        dict.__or__,
+        st.fixed_dictionaries({"rotary_dim": st.sampled_from([8, 12, 16])}),
+        optional(
+            activation_function=st.sampled_from(["gelu_new", "gelu_new", "gelu"]),
+            layer_norm_epsilon=EPSILON,
+            n_inner=st.sampled_from([None, 48, 96]),
+        ),
+    )
+
+
 @st.composite
 def _gpt_neo(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     kinds = draw(st.lists(st.sampled_from(["global", "local"]), min_size=layers, max_size=layers))
@@ -181,15 +193,7 @@ DENSE = {
         layer_norm_eps=EPSILON,
         scale_embedding=BIAS,
     ),
-    "CodeGen": lambda _layers: st.builds(
-        dict.__or__,
-        st.fixed_dictionaries({"rotary_dim": st.sampled_from([8, 12, 16])}),
-        optional(
-            activation_function=st.sampled_from(["gelu_new", "gelu_new", "gelu"]),
-            layer_norm_epsilon=EPSILON,
-            n_inner=st.sampled_from([None, 48, 96]),
-        ),
-    ),
+    "CodeGen": _gptj,
     "Cwm": _windows,
     "Bloom": lambda _layers: optional(layer_norm_epsilon=EPSILON),
     "Cohere": lambda _layers: optional(
@@ -197,15 +201,7 @@ DENSE = {
     ),
     "Falcon": _falcon,
     "Glm": lambda _layers: optional(attention_bias=BIAS),
-    "GPTJ": lambda _layers: st.builds(
-        dict.__or__,
-        st.fixed_dictionaries({"rotary_dim": st.sampled_from([8, 12, 16])}),
-        optional(
-            activation_function=st.sampled_from(["gelu_new", "gelu_new", "gelu"]),
-            layer_norm_epsilon=EPSILON,
-            n_inner=st.sampled_from([None, 48, 96]),
-        ),
-    ),
+    "GPTJ": _gptj,
     "GPTNeoX": lambda _layers: optional(
         attention_bias=st.sampled_from([True, True, False]),
         layer_norm_eps=EPSILON,

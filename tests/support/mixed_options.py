@@ -7,24 +7,39 @@ from typing import Any
 from dense_options import BIAS, FACTOR, RARELY, WINDOW, layer_types, optional
 from hypothesis import strategies as st
 
+#: Sizes of latent attention.
+LATENT_WIDTHS = {
+    "kv_lora_rank": st.sampled_from([16, 32, 40]),
+    "q_lora_rank": st.sampled_from([None, 24, 32]),
+    "qk_nope_head_dim": st.sampled_from([8, 16, 20]),
+    "qk_rope_head_dim": st.sampled_from([4, 8, 16]),
+    "v_head_dim": st.sampled_from([8, 12, 32]),
+}
+
 
 @st.composite
-def experts(draw: st.DrawFn, count: str = "num_experts", **more: Any) -> dict[str, Any]:
-    experts = draw(st.integers(1, 9))
-    used = draw(st.integers(1, experts))
-    own = {count: experts, "num_experts_per_tok": used}
-    return own | draw(optional(**more))
+def experts(
+    draw: st.DrawFn,
+    count: str = "num_experts",
+    used: str = "num_experts_per_tok",
+    *,
+    least: int = 1,
+    **more: Any,
+) -> dict[str, Any]:
+    """At *least* that many experts and those used for a token, under these keys, and *more*."""
+    total = draw(st.integers(least, 9))
+    return {count: total, used: draw(st.integers(1, total))} | draw(optional(**more))
 
 
 @st.composite
 def groups(draw: st.DrawFn) -> dict[str, Any]:
-    groups = draw(st.integers(1, 4))
+    number = draw(st.integers(1, 4))
     size = draw(st.integers(2, 4))
-    used = draw(st.integers(1, groups))
+    used = draw(st.integers(1, number))
     return {
-        "n_group": groups,
+        "n_group": number,
         "topk_group": used,
-        "n_routed_experts": groups * size,
+        "n_routed_experts": number * size,
         "num_experts_per_tok": draw(st.integers(1, used * size)),
     }
 
@@ -164,14 +179,7 @@ def latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
         lambda groups, own, more: groups | own | more,
         groups(),
         st.fixed_dictionaries(
-            {
-                "kv_lora_rank": st.sampled_from([16, 32, 40]),
-                "moe_intermediate_size": st.sampled_from([32, 48]),
-                "q_lora_rank": st.sampled_from([None, 24, 32]),
-                "qk_nope_head_dim": st.sampled_from([8, 16, 20]),
-                "qk_rope_head_dim": st.sampled_from([4, 8, 16]),
-                "v_head_dim": st.sampled_from([8, 12, 32]),
-            }
+            {**LATENT_WIDTHS, "moe_intermediate_size": st.sampled_from([32, 48])}
         ),
         optional(
             attention_bias=RARELY,

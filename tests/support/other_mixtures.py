@@ -6,7 +6,7 @@ from typing import Any
 
 from dense_options import BIAS, RARELY, layer_types, optional
 from hypothesis import strategies as st
-from mixed_options import delta_net, experts, groups, latent
+from mixed_options import LATENT_WIDTHS, delta_net, experts, groups, latent
 
 EXPERT_WIDTH = st.sampled_from([32, 48])
 SCALE = st.sampled_from([1.0, 2.5])
@@ -32,12 +32,6 @@ def _grouped(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
             **more,
         ),
     )
-
-
-@st.composite
-def _top_of(draw: st.DrawFn, count: str, used: str, **more: Any) -> dict[str, Any]:
-    number = draw(st.integers(2, 8))
-    return {count: number, used: draw(st.integers(1, number))} | draw(optional(**more))
 
 
 @st.composite
@@ -130,8 +124,8 @@ def _windows(layers: int) -> st.SearchStrategy[dict[str, Any]]:
 
 
 OTHER_MIXTURES = {
-    "AriaText": lambda _layers: _top_of(
-        "moe_num_experts", "moe_topk", moe_num_shared_experts=st.integers(1, 2)
+    "AriaText": lambda _layers: experts(
+        "moe_num_experts", "moe_topk", least=2, moe_num_shared_experts=st.integers(1, 2)
     ),
     "AXK1": lambda layers: _together(
         latent(layers), optional(mlp_layer_types=_mlp_types(layers), topk_group=st.integers(1, 2))
@@ -161,9 +155,9 @@ OTHER_MIXTURES = {
         _windows(layers),
     ),
     "GraniteMoeSWA": lambda layers: _together(
-        _top_of(
+        experts(
             "num_local_experts",
-            "num_experts_per_tok",
+            least=2,
             attention_bias=BIAS,
             attention_multiplier=st.sampled_from([0.2, 1.0]),
             embedding_multiplier=st.sampled_from([1.0, 3.0]),
@@ -228,15 +222,7 @@ OTHER_MIXTURES = {
         use_qk_norm=st.sampled_from([True, True, False]),
     ),
     "Youtu": lambda _layers: _together(
-        st.fixed_dictionaries(
-            {
-                "kv_lora_rank": st.sampled_from([16, 32, 40]),
-                "q_lora_rank": st.sampled_from([None, 24, 32]),
-                "qk_nope_head_dim": st.sampled_from([8, 16, 20]),
-                "qk_rope_head_dim": st.sampled_from([4, 8, 16]),
-                "v_head_dim": st.sampled_from([8, 12, 32]),
-            }
-        ),
+        st.fixed_dictionaries(LATENT_WIDTHS),
         optional(attention_bias=RARELY, rope_interleave=st.sampled_from([True, True, False])),
     ),
     "Afmoe": lambda layers: _together(
@@ -275,11 +261,11 @@ OTHER_MIXTURES = {
     ),
     "FalconMamba": lambda layers: _mamba(layers, mixer_rms_eps=st.sampled_from([1e-6, 1e-2])),
     "FlexOlmo": lambda _layers: experts(attention_bias=BIAS, norm_topk_prob=BIAS),
-    "HunYuanMoEV1": lambda _layers: _top_of("num_experts", "moe_topk", attention_bias=BIAS),
+    "HunYuanMoEV1": lambda _layers: experts(used="moe_topk", least=2, attention_bias=BIAS),
     "Jamba": _jamba,
     "Mamba": _mamba,
     "Mamba2": _mamba2,
-    "MiniMaxM2": lambda _layers: _top_of("num_local_experts", "num_experts_per_tok"),
+    "MiniMaxM2": lambda _layers: experts("num_local_experts", least=2),
     "OlmoHybrid": _olmo_hybrid,
     "Phimoe": lambda _layers: _together(
         st.fixed_dictionaries({"num_local_experts": st.integers(2, 8)}),
