@@ -184,7 +184,7 @@ def locate(
     missing, after *announce* was called with the files and their size.
 
     Raises:
-        NotFound: there is no such file, folder or name, or it is missing and *fetch* is off.
+        NotFound: the file, folder or name does not exist, or is missing while *fetch* is off.
     """
     from bitnet.formats.model_files import only_model
 

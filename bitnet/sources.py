@@ -229,7 +229,7 @@ def model_source(name: str) -> Source | None:
 
 
 def require_token(source: Source) -> None:
-    """Stop before any connection when *source* is gated and there is no access token.
+    """Stop before any connection when *source* is gated and no access token is set.
 
     Raises:
         TokenMissing: that is so; the message lists the steps to get one.

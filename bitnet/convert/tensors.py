@@ -117,7 +117,8 @@ class Job:
     def _encode(self, values: NDArray[np.float32]) -> Encoded:
         """*values* in the new type, with the error that decoding them again shows.
 
-        A ternary type has all values of the tensor at once.
+        A loss beyond the rounding of floats is refused. A ternary type has all values of the tensor
+        at once.
         """
         name = self.weight.name
         target = self.target
@@ -212,7 +213,7 @@ class Job:
         return Ternary(ternary.codes[self.order], scales)
 
     def _fit_scales(self) -> Ternary:
-        """:meth:`ternary` with scales that the target can store."""
+        """:meth:`ternary` with scales that the target can store; others are refused."""
         if self.weight.shape[1] % self.target.block_size:
             raise Unsupported(
                 f"{self.weight.name} has rows of {self.weight.shape[1]:,} weights, and "

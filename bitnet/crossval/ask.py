@@ -65,7 +65,8 @@ def ask(
     """The answer of *engine* to *request*, and the intermediates that it wrote, by name.
 
     :mod:`bitnet.crossval.reference_process` runs it, and writes into *folder*. *model* is the name
-    of the model in messages. Intermediates are ``(rows, width)``.
+    of the model in messages. Intermediates are ``(rows, width)``. An engine that crashed, took too
+    long, refused the request or wrote something else has failed.
     """
     target = folder / ANSWER
     command = isolate("bitnet.crossval.reference_process", str(target))
@@ -103,7 +104,8 @@ def run(
 ) -> subprocess.CompletedProcess[bytes]:
     """Exit status and stderr of *command*, whose program messages call *name*.
 
-    A process that has not ended after *limit_s* seconds is killed with all that it started.
+    It has failed if it does not start, or has not ended after *limit_s* seconds; then it is killed
+    with all processes that it started.
     """
     # Files instead of pipes: a process that outlives the engine may hold a pipe open.
     with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:

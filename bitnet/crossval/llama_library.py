@@ -78,7 +78,7 @@ class _ContextFields:
 
     @classmethod
     def find(cls, raw: bytes) -> _ContextFields:
-        """The offsets in the bytes *raw* of the default parameters."""
+        """The offsets in the bytes *raw* of the default parameters; unknown ones are refused."""
         n_ctx = raw.find(_SIZES)
         rope_freq_base = max(map(raw.find, _ROPES))
         end = rope_freq_base + len(_ROPES[0])

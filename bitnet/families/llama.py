@@ -383,7 +383,7 @@ register(
     config_keys={
         **reads("kv_channels"),
         "num_loops": read("runs of all blocks"),
-        "skip_loop_final_norm": read("there is no norm between two runs"),
+        "skip_loop_final_norm": read("leaves out the norm between two runs"),
         **dict.fromkeys(
             (
                 *("emb_neighbor_num", "enable_depth_attention", "enable_double_loop_split"),

@@ -325,7 +325,10 @@ class HubSession:
     def json(
         self, url: str, what: str, *, longest: int = LONGEST_DOCUMENT
     ) -> tuple[Any, Mapping[str, str], int]:
-        """The JSON document *what* at *url*, headers of the reply, and the bytes of its body."""
+        """The JSON document *what* at *url*, headers of the reply, and the bytes of its body.
+
+        A body of more than *longest* bytes is refused.
+        """
 
         def attempt() -> tuple[Any, Mapping[str, str], int]:
             body = bytearray()

@@ -105,7 +105,8 @@ def find_rank_template(model: Runnable) -> str | None:
     """Text around a query and a document for a *model* that ranks; None without one.
 
     It is the template ``rerank``. A model that answers yes or no and has only a template of
-    conversations gets the query and the document as messages of these roles.
+    conversations gets the query and the document as messages of these roles; a template without
+    a place for both is refused.
     """
     named = model.tokenizer.named_templates.get("rerank")
     classifier = model.config.classifier

@@ -183,7 +183,8 @@ def _merges(vocabulary: dict[str, int]) -> list[list[str]]:
     ranked = []
     for text, rank in vocabulary.items():
         for at in range(1, len(text)):
-            left, right = text[:at], text[at:]
+            left = text[:at]
+            right = text[at:]
             if left in vocabulary and right in vocabulary:
                 key = (rank, len(left), len(right), vocabulary[left], vocabulary[right])
                 ranked.append((key, [left, right]))
@@ -208,11 +209,10 @@ def _with_pieces(side: SideFiles, spec: TokenizerSpec) -> SideFiles:
 
 def _special_pieces(spec: TokenizerSpec) -> list[dict[str, Any]]:
     """Control and user-defined pieces of *spec*, as added tokens."""
-    control, user = TokenType.CONTROL, TokenType.USER_DEFINED
     return [
-        {"content": text, "normalized": False, "special": kind == control}
+        {"content": text, "normalized": False, "special": kind == TokenType.CONTROL}
         for text, kind in zip(spec.tokens, spec.token_types, strict=True)
-        if kind in (control, user)
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
     ]
 
 

@@ -119,11 +119,11 @@ class SideFiles:
         if named is not None:
             return special.get(named, default)
         if default is not None or f"{role}_token" in self.config:
-            return default  # the configuration says null: there is no such token
+            return default  # null in the configuration: the model has no such token
         return next((special[text] for text in _USUAL[role].split() if text in special), None)
 
     def check_code(self, source: str) -> None:
-        """Check that no code of the folder of *source* makes another tokenizer of it."""
+        """Refuse the file *source* if code of its folder makes another tokenizer of it."""
         name = str(self.config.get("tokenizer_class") or "")
         reason = _OTHERWISE.get(name)
         if reason is not None:

@@ -48,7 +48,10 @@ class FileManifest:
 
     @classmethod
     def parse(cls, predicate: Mapping[str, Any], source: str) -> FileManifest:
-        """The manifest in the *predicate* of a statement of model-signing."""
+        """The manifest in the *predicate* of a statement of model-signing.
+
+        A ``ValueError`` says what is wrong; so do ``TypeError`` and ``KeyError``.
+        """
         serialization = predicate["serialization"]
         method = serialization["method"]
         if method not in ("files", "shards"):
