@@ -129,9 +129,11 @@ TokenizerStep normalizer(const Entry& entry) {
 
 TokenizerStep metaspace(const Entry& entry) {
     const nb::object given = entry.get("prepend_scheme");
-    const std::string scheme = given.is_none()
-                                   ? entry.flag("add_prefix_space", true) ? "always" : "never"
-                                   : entry.text("prepend_scheme");
+    std::string scheme;
+    if (given.is_none())  // as earlier versions of tokenizers say it
+        scheme = entry.flag("add_prefix_space", true) ? "always" : "never";
+    else
+        scheme = entry.text("prepend_scheme");
     const std::string symbol =
         entry.has("replacement") ? entry.text("replacement") : std::string(kSpaceSymbol);
     if (symbol.empty() || unicode::length(symbol, 0) != symbol.size()) entry.wrong("replacement");
@@ -199,7 +201,7 @@ nb::bytes pack_steps(nb::handle normalizers, nb::handle pre_tokenizers, bool spe
     append(out, {uint32_t(steps.size())});
     for (const TokenizerStep& step : steps) {
         const auto kind = uint32_t(step.kind);
-        append(out, {kind, step.a, step.b, uint32_t(step.text.size())});
+        append(out, {kind, step.mode, step.flag, uint32_t(step.text.size())});
         out.append(step.text);
         append(out, {uint32_t(step.other.size())});
         out.append(step.other);

@@ -452,13 +452,13 @@ void Normalizer::run(Normalized& text, Budget& budget) {
                 lower(text);
                 break;
             case StepKind::kBertNormalizer:
-                normalize_bert(text, step.a);
+                normalize_bert(text, step.mode);
                 break;
             case StepKind::kNmt:
                 normalize_nmt(text);
                 break;
             case StepKind::kStrip:
-                strip(text, step.a);
+                strip(text, step.mode);
                 break;
             case StepKind::kPrepend:
                 prepend(text, step.text);

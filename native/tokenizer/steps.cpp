@@ -43,8 +43,8 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
     for (; count > 0; --count) {
         TokenizerStep step{};
         step.kind = StepKind(in.number());
-        step.a = in.number();
-        step.b = in.number();
+        step.mode = in.number();
+        step.flag = in.number();
         step.text = in.text();
         step.other = in.text();
         const bool known = (step.kind >= StepKind::kNfc && step.kind <= StepKind::kPrecompiled) ||
@@ -53,7 +53,7 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
         const bool searches = step.kind == StepKind::kReplace ||
                               step.kind == StepKind::kSplitString ||
                               step.kind == StepKind::kMetaspace;
-        if (step.kind == StepKind::kFixedLength && step.a == 0)
+        if (step.kind == StepKind::kFixedLength && step.mode == 0)
             throw std::invalid_argument("compiled tokenizer: pieces without a length");
         if (searches && step.text.empty())
             throw std::invalid_argument("compiled tokenizer: a step that looks for the empty text");
@@ -76,7 +76,7 @@ PreTokenizer::PreTokenizer(const std::vector<TokenizerStep>& steps) : steps_(ste
 bool PreTokenizer::scans() const {
     // To keep only the matches is the same, as they cover every text.
     const auto wanted = [](const TokenizerStep& step) {
-        return Behavior(step.a) == (step.b != 0 ? Behavior::kRemoved : Behavior::kIsolated);
+        return Behavior(step.mode) == (step.flag != 0 ? Behavior::kRemoved : Behavior::kIsolated);
     };
     return steps_.size() == 1 && steps_[0].kind == StepKind::kSplitRegex && wanted(steps_[0]) &&
            expressions_[0].scanner.known();
@@ -91,7 +91,7 @@ const char* PreTokenizer::Expression::match(const char* begin, const char* p, co
 
 bool PreTokenizer::asks_for_first(bool moved) const {
     const auto asks = [](const TokenizerStep& step) {
-        return step.kind == StepKind::kMetaspace && step.a == kFirst;
+        return step.kind == StepKind::kMetaspace && step.mode == kFirst;
     };
     return std::any_of(steps_.begin() + (moved || steps_.empty() ? 0 : 1), steps_.end(), asks);
 }
@@ -106,7 +106,7 @@ void PreTokenizer::run(Cut& cut, Budget& budget) {
         }
         if (step.kind == StepKind::kPrefixSpace || step.kind == StepKind::kMetaspace) {
             prefix(cut, step);
-            if (step.kind == StepKind::kPrefixSpace || step.b == 0) continue;
+            if (step.kind == StepKind::kPrefixSpace || step.flag == 0) continue;
         }
         split(cut, step, step.kind == StepKind::kSplitRegex ? &*expression++ : nullptr);
     }
@@ -140,7 +140,7 @@ void PreTokenizer::prefix(Cut& cut, const TokenizerStep& step) {
             out += part;
             if (cut.traced) origin.insert(origin.end(), part.size(), from);
         };
-        if (!begins && (step.a == kAlways || (step.a == kFirst && is_first)))
+        if (!begins && (step.mode == kAlways || (step.mode == kFirst && is_first)))
             add(step.text, {piece.begin, piece.begin + width});
         for (size_t i = piece.begin; i < piece.end; ++i)
             add(meta && cut.text[i] == ' ' ? std::string_view(step.text) : cut.text.substr(i, 1),
@@ -171,8 +171,8 @@ void PreTokenizer::spell(Cut& cut) {
 
 void PreTokenizer::split(Cut& cut, const TokenizerStep& step, Expression* expression) {
     const auto behavior =
-        step.kind == StepKind::kMetaspace ? Behavior::kMergedWithNext : Behavior(step.a);
-    const bool invert = step.b != 0 && step.kind != StepKind::kMetaspace;
+        step.kind == StepKind::kMetaspace ? Behavior::kMergedWithNext : Behavior(step.mode);
+    const bool invert = step.flag != 0 && step.kind != StepKind::kMetaspace;
     pieces_.clear();
     for (const Cut::Piece& piece : cut.pieces) {
         find(step, expression, cut.text.substr(piece.begin, piece.end - piece.begin));
@@ -274,7 +274,7 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
         case StepKind::kFixedLength: {
             size_t count = 0;
             each_code([&](uint32_t, size_t from, size_t to) {
-                if (count++ % step.a == 0)
+                if (count++ % step.mode == 0)
                     matches_.push_back({from, to, true});
                 else
                     matches_.back().end = to;

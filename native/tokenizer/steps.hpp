@@ -47,8 +47,8 @@ enum class Behavior : uint32_t {
 
 struct TokenizerStep {
     StepKind kind;
-    uint32_t a = 0;  // behavior, scheme or flags
-    uint32_t b = 0;  // invert, split
+    uint32_t mode = 0;  // a Behavior, a Scheme, the bits of a normalizer or a length of pieces
+    uint32_t flag = 0;  // kSplit...: 1 keeps the matches; kMetaspace: 1 splits at its symbol
     std::string text;
     std::string other;
 };
@@ -123,8 +123,8 @@ public:
     bool empty() const { return steps_.empty(); }
     // Whether the only step looks for a text that is not there (a space, where all became U+2581).
     bool leaves_whole(std::string_view text) const {
-        return steps_.size() == 1 && steps_[0].kind == StepKind::kSplitString && steps_[0].b == 0 &&
-               text.find(steps_[0].text) == std::string_view::npos;
+        return steps_.size() == 1 && steps_[0].kind == StepKind::kSplitString &&
+               steps_[0].flag == 0 && text.find(steps_[0].text) == std::string_view::npos;
     }
     // Whether the only step is an expression whose matches, found one by one, are the pieces.
     bool scans() const;

@@ -57,7 +57,9 @@ bool may_change_nfkc(uint32_t code);
 // Bytes of the UTF-8 character that starts with this byte.
 inline size_t length(char c) {
     const auto first = uint8_t(c);
-    return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    if (first < 0x80) return 1;
+    if (first < 0xE0) return 2;
+    return first < 0xF0 ? 3 : 4;
 }
 
 // Bytes of the character at text[at]; never past the end of the text, whatever its bytes are.

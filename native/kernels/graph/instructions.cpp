@@ -13,22 +13,29 @@ namespace {
 
 // Row *id* of a *table* of embeddings.
 void read_row(const Matrix& table, int64_t id, float* x) {
-    float* all = table.cols == table.inputs
-                     ? x
-                     : reinterpret_cast<float*>(thread_scratch(size_t(table.cols) * sizeof(float)));
-    decode_row(table.type, table.data, table.rows, table.cols, id, table.scale, all);
-    if (all != x) std::copy(all, all + table.inputs, x);
-    if (table.factors)
-        for (int64_t i = 0; i < table.inputs; ++i)
-            x[i] *= table.factors[table.n_factors == 1 ? 0 : id];
+    float* stored = x;  // the row with its padding
+    if (table.cols != table.inputs)
+        stored = reinterpret_cast<float*>(thread_scratch(size_t(table.cols) * sizeof(float)));
+    decode_row(table.type, table.data, table.rows, table.cols, id, table.scale, stored);
+    if (stored != x) std::copy(stored, stored + table.inputs, x);
+    if (table.factors) {
+        const float factor = table.factors[table.n_factors == 1 ? 0 : id];
+        for (int64_t i = 0; i < table.inputs; ++i) x[i] *= factor;
+    }
+}
+
+// The items from *begin* to before *end*.
+template <class T>
+std::vector<T> stretch(const std::vector<T>& items, size_t begin, size_t end) {
+    return {items.begin() + int64_t(begin), items.begin() + int64_t(end)};
 }
 
 }  // namespace
 
 void Graph::embed(const Operands& operands) {
     const int out = reg(operands, "out");
-    const Matrix given = operands.matrices("table").at(0).at(0),
-                 table = shaped(given, width(out), given.rows);
+    const Matrix given = operands.matrices("table").at(0).at(0);
+    const Matrix table = shaped(given, width(out), given.rows);
     const float scale = operands.real("scale");
     const int64_t rows = operands.integer("rows");
     require(rows >= 0 && rows <= table.rows, "more rows than the table has");
@@ -47,8 +54,8 @@ void Graph::embed(const Operands& operands) {
 
 void Graph::lookup(const Operands& operands) {
     const int out = reg(operands, "out");
-    const Matrix given = operands.matrices("table").at(0).at(0),
-                 table = shaped(given, width(out), given.rows);
+    const Matrix given = operands.matrices("table").at(0).at(0);
+    const Matrix table = shaped(given, width(out), given.rows);
     const bool by_position = operands.text("by") == "position";
     require(by_position || operands.text("by") == "text", "rows of a table by something unknown");
     if (by_position) positions_ = std::min(positions_, table.rows);
@@ -76,7 +83,8 @@ void Graph::take(const Operands& operands) {
 }
 
 void Graph::norm(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
     const int64_t parts = operands.integer("parts");
     FloatArray weight = operands.arrays("weight").at(0);
     if (!weight.data) {
@@ -95,16 +103,19 @@ void Graph::norm(const Operands& operands) {
                 active().rms_norm(at(pass, x, row) + i, weight.data + i % weight.size, group, eps,
                                   at(pass, out, row) + i);
             float* to = at(pass, out, row);
-            for (int64_t i = 0; bias && i < width(x); ++i) to[i] += bias[i % weight.size];
+            if (bias)
+                for (int64_t i = 0; i < width(x); ++i) to[i] += bias[i % weight.size];
         },
         [](Pass&) { count_call(Op::rms_norm); });
 }
 
 void Graph::center(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
     require(width(out) == width(x), "widths differ");
-    const int64_t own = operands.integer("width"), group = own > 0 ? own : width(x);
-    require(width(x) % group == 0, "the groups are not whole");
+    const int64_t stated = operands.integer("width");
+    const int64_t group = stated > 0 ? stated : width(x);
+    require(width(x) % group == 0, "the width is not a multiple of the groups' width");
     add_row([=](Pass& pass, int64_t row) {
         const int64_t n = width(x);
         const float* from = at(pass, x, row);
@@ -118,10 +129,11 @@ void Graph::center(const Operands& operands) {
 }
 
 void Graph::clamp(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
     const float limit = operands.real("limit");
     require(width(out) == width(x), "widths differ");
-    require(limit > 0.0f, "a limit that is not above 0");
+    require(limit > 0.0f, "the limit must be above 0");
     add_row([=](Pass& pass, int64_t row) {
         const float* from = at(pass, x, row);
         float* to = at(pass, out, row);
@@ -133,9 +145,12 @@ void Graph::clamp(const Operands& operands) {
 }
 
 void Graph::xielu(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
-    const float above = operands.real("above"), below = operands.real("below"),
-                beta = operands.real("beta"), eps = operands.real("eps");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
+    const float above = operands.real("above");
+    const float below = operands.real("below");
+    const float beta = operands.real("beta");
+    const float eps = operands.real("eps");
     require(width(out) == width(x), "widths differ");
     add_row(
         [=](Pass& pass, int64_t row) {
@@ -161,15 +176,13 @@ void Graph::linear(const Operands& operands) {
     std::vector<Matrix> matrices;
     for (size_t i = 0; i < outs.size(); ++i)
         matrices.push_back(shaped(given[i].at(0), width(x), widths[i]));
-    for (size_t begin = 0, end = 0; begin < outs.size(); begin = end) {
-        const auto part = [&](const auto& items) {
-            return std::decay_t<decltype(items)>(items.begin() + int64_t(begin),
-                                                 items.begin() + int64_t(end));
-        };
-        do ++end;
-        while (end < outs.size() && share_inputs({matrices.begin() + int64_t(begin),
-                                                  matrices.begin() + int64_t(end) + 1}));
-        product(x, part(outs), part(matrices), part(bias));
+    size_t begin = 0;
+    while (begin < outs.size()) {  // neighbours that share their rounded input are one product
+        size_t end = begin + 1;
+        while (end < outs.size() && share_inputs(stretch(matrices, begin, end + 1))) ++end;
+        product(x, stretch(outs, begin, end), stretch(matrices, begin, end),
+                stretch(bias, begin, end));
+        begin = end;
     }
 }
 
@@ -215,10 +228,12 @@ void Graph::join(const Operands& operands) {
 }
 
 void Graph::transpose(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
-    const int64_t rows = checked(operands.integer("rows")),
-                  columns = checked(operands.integer("columns"));
-    require(width(x) % (rows * columns) == 0, "the heads make no table");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
+    const int64_t rows = checked(operands.integer("rows"));
+    const int64_t columns = checked(operands.integer("columns"));
+    require(width(x) % (rows * columns) == 0,
+            "the width is not a multiple of rows times columns of heads");
     require(width(out) == width(x) && out != x, "widths differ");
     add_row([=](Pass& pass, int64_t token) {
         const int64_t head = width(x) / (rows * columns);
@@ -230,9 +245,10 @@ void Graph::transpose(const Operands& operands) {
 }
 
 void Graph::rotate(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
-    const int64_t rotation = operands.integer("rotation"),
-                  head_dim = checked(operands.integer("head_dim"));
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
+    const int64_t rotation = operands.integer("rotation");
+    const int64_t head_dim = checked(operands.integer("head_dim"));
     require(rotation >= 0 && rotation < int64_t(rotations_.size()), "no such rotation");
     const Rotation r = rotations_[size_t(rotation)];
     require(head_dim >= 2 * r.pairs && width(x) % head_dim == 0,
@@ -256,7 +272,8 @@ void Graph::rotate(const Operands& operands) {
 }
 
 void Graph::temper(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
     const int64_t length = operands.integer("length");
     const double scale = operands.number("scale");
     require(std::isfinite(scale) && length > 0,
@@ -274,13 +291,17 @@ void Graph::temper(const Operands& operands) {
 // Keys and values are the *place*-th of the pages of *table*; without k and v, those that are
 // stored there.
 void Graph::attend(const Operands& operands) {
-    const int out = reg(operands, "out"), q = reg(operands, "q");
-    const std::vector<int> k = regs(operands, "k"), v = regs(operands, "v");
-    const int64_t number = operands.integer("table"), place = operands.integer("place");
+    const int out = reg(operands, "out");
+    const int q = reg(operands, "q");
+    const std::vector<int> k = regs(operands, "k");
+    const std::vector<int> v = regs(operands, "v");
+    const int64_t number = operands.integer("table");
+    const int64_t place = operands.integer("place");
     require(number >= 0 && number < int64_t(tables_.size()), "no such table");
     const Table table = tables_[size_t(number)];
     require(place >= 0 && place < table.layers, "no such layer");
-    const int64_t offset = place * table.layer_words(), keys = table.kv_heads * table.head_dim;
+    const int64_t offset = place * table.layer_words();
+    const int64_t keys = table.kv_heads * table.head_dim;
     const auto fits = [&](const std::vector<int>& r) {
         return r.empty() || (r.size() == 1 && width(r[0]) == keys);
     };
@@ -335,7 +356,8 @@ void Graph::attend(const Operands& operands) {
 }
 
 void Graph::gate(const Operands& operands) {
-    const int out = reg(operands, "out"), g = reg(operands, "gate");
+    const int out = reg(operands, "out");
+    const int g = reg(operands, "gate");
     const std::vector<int> ups = regs(operands, "up");
     const Gate kind = gate_of(operands.text("activation"));
     const int up = ups.empty() ? g : ups[0];
@@ -358,7 +380,8 @@ void Graph::gate(const Operands& operands) {
 
 // A number of *g* for each group of columns of *up*.
 void Graph::gate_groups(int out, int g, int up, Gate kind) {
-    const int64_t groups = width(g), columns = width(out) / groups;
+    const int64_t groups = width(g);
+    const int64_t columns = width(out) / groups;
     ones_.emplace_back(size_t(columns), 1.0f);
     const float* ones = ones_.back().data();
     add_row(
@@ -377,7 +400,8 @@ void Graph::gate_groups(int out, int g, int up, Gate kind) {
 }
 
 void Graph::hadamard(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
     const int64_t block = operands.integer("block");
     const bool inverse = operands.integer("inverse") != 0;
     require(block > 0 && (block & (block - 1)) == 0 && width(x) % block == 0,
@@ -394,7 +418,8 @@ void Graph::hadamard(const Operands& operands) {
             for (int64_t apart = 1; apart < block; apart *= 2)
                 for (int64_t pair = begin; pair < begin + block; pair += 2 * apart)
                     for (int64_t i = pair; i < pair + apart; ++i) {
-                        const float a = to[i], b = to[i + apart];
+                        const float a = to[i];
+                        const float b = to[i + apart];
                         to[i] = a + b;
                         to[i + apart] = a - b;
                     }
@@ -405,17 +430,21 @@ void Graph::hadamard(const Operands& operands) {
 }
 
 void Graph::add_to(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x"), y = reg(operands, "y");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
+    const int y = reg(operands, "y");
     require(width(x) == width(y) && width(out) == width(x), "widths differ");
     add_row([=](Pass& pass, int64_t row) {
-        const float *first = at(pass, x, row), *second = at(pass, y, row);
+        const float* first = at(pass, x, row);
+        const float* second = at(pass, y, row);
         float* to = at(pass, out, row);
         for (int64_t i = 0; i < width(x); ++i) to[i] = first[i] + second[i];
     });
 }
 
 void Graph::scale(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
     const FloatArray weight = operands.arrays("weight").at(0);
     require(weight.size == 1 || weight.size == width(x),
             "the factors are neither one nor one for each column");

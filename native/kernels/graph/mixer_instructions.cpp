@@ -10,24 +10,27 @@ using detail::active;
 
 namespace {
 
-// One matrix of each form among *matrices*, as their inputs are rounded.
-std::vector<Matrix> forms_of(const std::vector<std::vector<Matrix>>& matrices) {
+// One matrix of each type and width among *matrices*: an input is rounded once for each of them.
+std::vector<Matrix> input_forms(const std::vector<std::vector<Matrix>>& matrices) {
     std::vector<Matrix> forms;
-    for (const auto& experts : matrices)
-        for (const Matrix& m : experts)
-            if (std::none_of(forms.begin(), forms.end(), [&](const Matrix& form) {
-                    return form.type == m.type && form.cols == m.cols;
-                }))
-                forms.push_back(m);
+    for (const auto& experts : matrices) {
+        for (const Matrix& m : experts) {
+            const auto same_form = [&](const Matrix& form) {
+                return form.type == m.type && form.cols == m.cols;
+            };
+            if (std::none_of(forms.begin(), forms.end(), same_form)) forms.push_back(m);
+        }
+    }
     return forms;
 }
 
 }  // namespace
 
 void Graph::convolve(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
     const std::vector<FloatArray> weights = operands.arrays("weights");
-    require(!weights.empty() && weights[0].data, "a convolution has weights");
+    require(!weights.empty() && weights[0].data, "a convolution must have weights");
     FloatArray weight = weights[0];
     if (weights.size() > 1) {  // of neighbouring columns
         std::vector<float>& all = joined_.emplace_back();
@@ -79,9 +82,12 @@ void Graph::add_recurrence(Op op, const Args& same, int64_t offset,
 }
 
 void Graph::delta_rule(const Operands& operands) {
-    const int out = reg(operands, "out"), q = reg(operands, "q"), k = reg(operands, "k"),
-              v = reg(operands, "v");
-    const int alpha = reg(operands, "alpha"), beta = reg(operands, "beta");
+    const int out = reg(operands, "out");
+    const int q = reg(operands, "q");
+    const int k = reg(operands, "k");
+    const int v = reg(operands, "v");
+    const int alpha = reg(operands, "alpha");
+    const int beta = reg(operands, "beta");
     constexpr const char* kPerHead = "alpha, beta, a and dt must have one number per head";
     DeltaArgs same;
     same.heads = width(beta);
@@ -100,7 +106,8 @@ void Graph::delta_rule(const Operands& operands) {
         width(v) % same.heads == 0 && width(out) == width(v) && out != v && out != q && out != k,
         "values or results are those of other heads");
     same.key_dim = width(k) / same.key_heads;
-    require(same.decays == 1 || same.decays == same.key_dim, "a decay for each row of a state");
+    require(same.decays == 1 || same.decays == same.key_dim,
+            "a head must have one decay, or one for each row of its state");
     same.value_dim = width(v) / same.heads;
     add_recurrence(Op::delta_rule, same, state_offset(operands, same.key_dim * width(v), false),
                    &Kernels::delta_rule, [=](Pass& pass, DeltaArgs& a, int64_t row) {
@@ -114,8 +121,11 @@ void Graph::delta_rule(const Operands& operands) {
 }
 
 void Graph::selective_scan(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x"), b = reg(operands, "b"),
-              c = reg(operands, "c"), dt = reg(operands, "dt");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
+    const int b = reg(operands, "b");
+    const int c = reg(operands, "c");
+    const int dt = reg(operands, "dt");
     constexpr const char* kPerHead = "dt, a, bias and skip must have one number per head";
     ScanArgs same;
     same.heads = width(dt);
@@ -147,8 +157,9 @@ void Graph::selective_scan(const Operands& operands) {
 }
 
 void Graph::route(const Operands& operands) {
-    const int experts = reg(operands, "experts"), weights = reg(operands, "weights"),
-              logits = reg(operands, "logits");
+    const int experts = reg(operands, "experts");
+    const int weights = reg(operands, "weights");
+    const int logits = reg(operands, "logits");
     const Routing by{width(logits),
                      width(experts),
                      operands.integer("groups"),
@@ -158,8 +169,9 @@ void Graph::route(const Operands& operands) {
                      operands.real("scale"),
                      operands.real("nearness")};
     bitnet::check(by);
-    require(width(weights) == by.used && experts != weights, "a weight for each expert");
-    const float* bias = floats(operands, "bias", by.count, "a bias for each expert");
+    require(width(weights) == by.used && experts != weights,
+            "each chosen expert must have one weight");
+    const float* bias = floats(operands, "bias", by.count, "each expert must have one bias");
     numbers_[experts] = by.count;
     add_row([=](Pass& pass, int64_t row) {
         bitnet::route(by, at(pass, logits, row), bias, at(pass, experts, row),
@@ -176,20 +188,23 @@ void Graph::enumerate(const Operands& operands) {
 }
 
 void Graph::expert_linear(const Operands& operands) {
-    const int x = reg(operands, "x"), experts = reg(operands, "experts");
+    const int x = reg(operands, "x");
+    const int experts = reg(operands, "experts");
     const std::vector<int> outs = regs(operands, "outs");
     const bool apart = operands.integer("apart") != 0;
     require(numbers_.count(experts) > 0, "no instruction chooses these experts");
-    const int64_t count = numbers_[experts], used = width(experts), parts = apart ? used : 1;
-    require(width(x) % parts == 0, "an input for each of a token's experts");
+    const int64_t count = numbers_[experts];
+    const int64_t used = width(experts);
+    const int64_t parts = apart ? used : 1;
+    require(width(x) % parts == 0, "each expert of a token must have an input of the same width");
     const auto matrices = operands.matrices("weights");
     require(matrices.size() == outs.size(), "lists differ in length");
     std::vector<int64_t> sizes;
     for (size_t i = 0; i < outs.size(); ++i) {
         const int64_t rows = width(outs[i]) / used;
         require(rows * used == width(outs[i]) && outs[i] != x,
-                "a result for each of a token's experts");
-        require(int64_t(matrices[i].size()) == count, "a matrix for each expert");
+                "each expert of a token must have a result of the same width");
+        require(int64_t(matrices[i].size()) == count, "each expert must have one matrix");
         for (const Matrix& m : matrices[i])
             require(share_input(shaped(m, width(x) / parts, rows), matrices[i][0]),
                     "the experts of a layer need inputs of several forms");
@@ -201,13 +216,15 @@ void Graph::expert_linear(const Operands& operands) {
 void Graph::products(int x, int experts, const std::vector<int>& outs,
                      const std::vector<std::vector<Matrix>>& matrices,
                      const std::vector<const float*>& biases, bool apart) {
-    const std::vector<Matrix> forms = forms_of(matrices);
+    const std::vector<Matrix> forms = input_forms(matrices);
     if (outs.size() > 1 && !share_inputs(forms)) {
         for (size_t i = 0; i < outs.size(); ++i)
             products(x, experts, {outs[i]}, {matrices[i]}, {biases[i]}, apart);
         return;
     }
-    const int64_t used = width(experts), parts = apart ? used : 1, cols = width(x) / parts;
+    const int64_t used = width(experts);
+    const int64_t parts = apart ? used : 1;
+    const int64_t cols = width(x) / parts;
     add_row(
         [=](Pass& pass, int64_t row) {
             for (int64_t part = 0; part < parts; ++part)
@@ -226,13 +243,17 @@ void Graph::products(int x, int experts, const std::vector<int>& outs,
 }
 
 void Graph::combine(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x"),
-              weights = reg(operands, "weights");
-    require(width(x) == width(out) * width(weights) && out != x, "a part for each weight");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
+    const int weights = reg(operands, "weights");
+    require(width(x) == width(out) * width(weights) && out != x,
+            "each weight must have a part of the result's width");
     const float* bias = floats(operands, "bias", width(out), "the bias has another width");
     add_row([=](Pass& pass, int64_t row) {
-        const int64_t n = width(out), parts = width(weights);
-        const float *from = at(pass, x, row), *weight = at(pass, weights, row);
+        const int64_t n = width(out);
+        const int64_t parts = width(weights);
+        const float* from = at(pass, x, row);
+        const float* weight = at(pass, weights, row);
         float* to = at(pass, out, row);
         for (int64_t i = 0; i < n; ++i) to[i] = from[i] * weight[0];
         for (int64_t part = 1; part < parts; ++part)
@@ -243,21 +264,27 @@ void Graph::combine(const Operands& operands) {
 }
 
 void Graph::blend(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x"), y = reg(operands, "y");
-    const float x_share = operands.real("x_share"), y_share = operands.real("y_share");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
+    const int y = reg(operands, "y");
+    const float x_share = operands.real("x_share");
+    const float y_share = operands.real("y_share");
     require(width(x) == width(y) && width(out) == width(x), "widths differ");
     add_row([=](Pass& pass, int64_t row) {
-        const float *first = at(pass, x, row), *second = at(pass, y, row);
+        const float* first = at(pass, x, row);
+        const float* second = at(pass, y, row);
         float* to = at(pass, out, row);
         for (int64_t i = 0; i < width(x); ++i) to[i] = first[i] * x_share + second[i] * y_share;
     });
 }
 
 void Graph::resize(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x"), like = reg(operands, "like");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
+    const int like = reg(operands, "like");
     const double eps = operands.number("eps");
     require(width(x) == width(like) && width(out) == width(x) && out != like, "widths differ");
-    require(eps > 0.0, "a least square that is not above 0");
+    require(eps > 0.0, "the least mean square must be above 0");
     const auto mean_square = [](const float* from, int64_t n) {
         double sum = 0.0;
         for (int64_t i = 0; i < n; ++i) sum += double(from[i]) * double(from[i]);
@@ -267,7 +294,8 @@ void Graph::resize(const Operands& operands) {
         [=](Pass& pass, int64_t row) {
             const int64_t n = width(x);
             const float* from = at(pass, x, row);
-            const double own = mean_square(from, n), wanted = mean_square(at(pass, like, row), n);
+            const double own = mean_square(from, n);
+            const double wanted = mean_square(at(pass, like, row), n);
             const float factor = float(std::sqrt(wanted) / std::sqrt(own < eps ? eps : own));
             float* to = at(pass, out, row);
             for (int64_t i = 0; i < n; ++i) to[i] = from[i] * factor;
@@ -276,7 +304,8 @@ void Graph::resize(const Operands& operands) {
 }
 
 void Graph::cutoff(const Operands& operands) {
-    const int out = reg(operands, "out"), x = reg(operands, "x");
+    const int out = reg(operands, "out");
+    const int x = reg(operands, "x");
     const double deviations = operands.number("deviations");
     require(width(out) == width(x), "widths differ");
     add_row(

@@ -125,10 +125,9 @@ struct Product {
 
     explicit Product(Type type)
         : rows(is_ternary(type) || is_grouped(type) ? 33 : 19), tokens(is_float(type) ? 17 : 41) {
-        const int64_t cols = is_grouped(type)               ? 1280
-                             : is_float(type)               ? 480
-                             : encoding(type).weights <= 32 ? 160
-                                                            : 512;
+        int64_t cols = encoding(type).weights <= 32 ? 160 : 512;  // whole blocks
+        if (is_float(type)) cols = 480;
+        if (is_grouped(type)) cols = 1280;
         Random random;
         weight = random_matrix(type, rows, cols, random);
         x = random.units(tokens * cols);
@@ -457,8 +456,7 @@ bool attention_agrees(KvType type, const Kernels& k) {
         a.distances = causal ? q.data() : nullptr;
         a.reach = 1;
         for (int64_t head = 0; head < a.kv_heads; ++head)
-            for (const int64_t tokens :
-                 {int64_t(2), a.tokens}) {  // a few rows, and enough for tiles and for a rest
+            for (const int64_t tokens : {int64_t(2), a.tokens}) {  // a few rows; tiles and a rest
                 scalar_kernels().attend(a, head, 0, tokens, 0, 1, expected.data(), scratch);
                 k.attend(a, head, 0, tokens, 0, 1, got.data(), scratch);
                 if (!close(got, expected, true)) return false;
@@ -491,8 +489,8 @@ std::vector<std::string> self_test() {
     auto level = tables.end() - 1;
     while ((*level)->name != chosen.name) --level;
     detail::active() = **(level - 1);
-    const std::vector<std::string> more = self_test();
-    wrong.insert(wrong.end(), more.begin(), more.end());
+    const std::vector<std::string> of_lower_level = self_test();
+    wrong.insert(wrong.end(), of_lower_level.begin(), of_lower_level.end());
     return wrong;
 }
 
