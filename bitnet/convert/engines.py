@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from bitnet.base.findings import Finding
 from bitnet.families.blocks import (
     DeltaNet,
+    Experts,
     FeedForward,
+    KimiDelta,
     LatentAttention,
     LayerInput,
     LowRank,
@@ -219,13 +221,17 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
 def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
     kind = config.architecture
     eps = config.norm_eps
-    if isinstance(mixer, DeltaNet):
-        if mixer.key_dim != mixer.value_dim:
+    if isinstance(mixer, DeltaNet | KimiDelta):
+        if isinstance(mixer, DeltaNet) and mixer.key_dim != mixer.value_dim:
             deviation = f"does not load {kind} models with keys of {mixer.key_dim} and values of "
             yield _LLAMA_CPP, f"{deviation}{mixer.value_dim}"
         if not math.isclose(eps, 1e-6, rel_tol=1e-3):
             deviation = f"normalizes keys of {kind} models with the epsilon of norms, {eps:g}"
             yield _LLAMA_CPP, f"{deviation}, instead of 1e-06"
+    elif isinstance(mixer, Experts):
+        if "expert_weights_norm" in engine.ignores and not mixer.routing.renormalised:
+            deviation = f"divides the weights of the experts of {kind} models by their sum, "
+            yield _EVERY, f"{deviation}which the model does not"
     elif isinstance(mixer, LatentAttention) and mixer.eps != eps:
         deviation = f"normalizes latents of {kind} models with the epsilon of other norms, "
         yield _EVERY, f"{deviation}{eps:g}, instead of {mixer.eps:g}"

@@ -257,7 +257,7 @@ def _gemma4(keys: Keys) -> ModelConfig:
         model_sizes,
         blocks,
         embedding_scale=math.sqrt(model_sizes.dim),
-        final_softcap=keys.number("final_logit_softcapping", 0.0),
+        final_softcap=keys.number("final_logit_softcapping", 30.0),
         bare_norms=("ffn_gate_inp.scale",),
         output_scale=_OUTPUT_SCALE
         if any(f".{_OUTPUT_SCALE}." in name for name in keys.weights)
@@ -355,6 +355,8 @@ def _gemma4_keys(config: Config) -> dict[str, Any]:
         "attention.value_length_swa": config["head_dim"],
         "rope.dimension_count_swa": config["head_dim"],
         "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
+        # Without the key, llama.cpp caps logits at 30.
+        "final_logit_softcapping": float(config.get("final_logit_softcapping") or 0.0),
     }
     if config.get("enable_moe_block"):
         if not expert_count(config):

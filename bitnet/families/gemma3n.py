@@ -94,7 +94,9 @@ def _rows(keys: Keys, name: str, default: int) -> int:
 def _cutoffs(keys: Keys, layers: int) -> list[float | None]:
     """Standard deviations by which each layer lowers its gates; ``None``: it does not."""
     key = "activation_sparsity_scale"
-    usual = [_deviations(share) for share in _usual_shares(layers)]
+    # llama.cpp, which does not read the key, lowers those of the first layers of every model.
+    sparse = min(_SPARSE_LAYERS, layers)
+    usual = [_deviations(_SHARE)] * sparse + [-math.inf] * (layers - sparse)
     scales = keys.value(key, usual)
     is_list = isinstance(scales, list) and len(scales) == layers
     if not is_list or not all(isinstance(scale, float) for scale in scales):

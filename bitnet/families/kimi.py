@@ -47,15 +47,19 @@ def _linear(keys: Keys) -> KimiDelta:
 
 
 def _kimi(keys: Keys) -> ModelConfig:
-    return _decoder(keys, _linear(keys), replace(latent_attention(keys, 0), rotates=False))
+    full = replace(latent_attention(keys, 0), rotates=False)
+    # llama.cpp divides by the sum whatever a file says, and its converter does not write the key.
+    renormalised = bool(keys.value("expert_weights_norm", True))
+    return _decoder(keys, _linear(keys), full, renormalised=renormalised)
 
 
 def _decoder(
-    keys: Keys, linear: KimiDelta, full: LatentAttention, *, shared: int = 0
+    keys: Keys, linear: KimiDelta, full: LatentAttention, *, shared: int = 0, **routing: Any
 ) -> ModelConfig:
     """Blocks with *linear* attention, or with *full* attention in layers that have key heads.
 
-    The networks beside the experts are *shared* wide, if that is not 0.
+    The networks beside the experts are *shared* wide, if that is not 0; *routing* has fields of
+    :class:`Routing`.
     """
     model_sizes = sizes(keys)
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
@@ -63,7 +67,7 @@ def _decoder(
     usual = FeedForward(model_sizes.ffn)
     mixture: FeedForward | Experts = usual
     if first < model_sizes.layers:
-        usual_mixture = experts_by_groups(keys, corrected=True)
+        usual_mixture = experts_by_groups(keys, corrected=True, **routing)
         mixture = replace(usual_mixture, shared=shared or usual_mixture.shared)
     blocks = (
         usual_block(full if count else linear, usual if layer < first else mixture)
@@ -169,8 +173,9 @@ register(
     values=_values,
     rotates=False,
     llama_cpp=LlamaCppSupport(
-        tensors=("exp_probs_b.bias", "ssm_dt.bias"),
-        ignores=(),
+        tensors=("output.weight", "exp_probs_b.bias", "ssm_dt.bias"),
+        lacks=("attn_q_a.weight",),
+        ignores=("expert_weights_norm",),
         needs=frozenset({"attention", "state"}),
         **OWN_HEAD,
     ),

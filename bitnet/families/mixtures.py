@@ -103,7 +103,6 @@ register(
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", "exp_probs_b.bias", "rope_freqs.weight", *BIASES),
         ignores=(),
-        whole_width=True,
         nonzero=("attention.sliding_window",),
         needs=frozenset({"window"}),
         **OWN_HEAD,
@@ -170,9 +169,7 @@ register(
     },
     biases={"attention_bias": ATTENTION},
     more_blocks=True,
-    llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "exp_probs_b", "rope_freqs.weight", *BIASES)
-    ),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", "exp_probs_b", *BIASES)),
     translate=_hy_v3_keys,
     decoder=_hy_v3,
 )
@@ -283,9 +280,8 @@ register(
     biases={"attention_bias": ATTENTION},
     more_blocks=True,
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "rope_freqs.weight", *BIASES),
+        tensors=("output.weight", *BIASES),
         ignores=(),
-        whole_width=True,
         needs=frozenset({"window"}),
     ),
     translate=_cohere2_keys,

@@ -55,7 +55,7 @@ register(
         "scoring_func": neutral(None, "softmax"),
     },
     gguf_keys=GROUPED_KEYS,
-    llama_cpp=LlamaCppSupport(required=("output.weight",), tied=False, whole_width=True),
+    llama_cpp=LlamaCppSupport(whole_width=True),
     translate=lambda _config: {"expert_gating_func": 1, "expert_weights_scale": 1.0},
     decoder=_deepseek1,
 )

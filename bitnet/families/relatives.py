@@ -92,7 +92,7 @@ register(
     },
     biases={"": _JAIS2_BIASES},
     gguf_keys=LAYER_NORM_EPS,
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias"), whole_width=True),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias")),
     decoder=partial(
         layer_norms,
         ffn={"gated": False, "activation": "relu_squared"},

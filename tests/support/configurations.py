@@ -195,7 +195,10 @@ def _spelling(draw: st.DrawFn, options: dict[str, Any]) -> tuple[dict[str, Any],
 
 _TERNARY = ("BitNet", "Llama")  # of which published models have ternary weights
 # Kinds whose heads have widths of their own.
-_LATENT = ("AXK1", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", "SarvamMLA", "Youtu")
+_LATENT = (
+    *("AXK1", "BailingHybrid", "DeepseekV2", "DeepseekV3", "Glm4MoeLite", "KimiLinear", "MiniCPM3"),
+    *("SarvamMLA", "Youtu"),
+)
 _HEAD_DIM_NEEDED = (
     *(
         "Afmoe",
@@ -246,7 +249,7 @@ _LAYERED_ROPE = ("Gemma3", "Gemma3n", "Gemma4", "Laguna", "Lfm3", "Mellum", "Olm
 # Kinds without rotary positions, or with one rotation: what a table says of them is refused.
 _UNROTATED = (
     *("BioGpt", "Bloom", "CodeGen", "FalconMamba", "GPT2", "GPTBigCode", "GPTJ", "GPTNeo", "Jamba"),
-    *("Mamba", "Mamba2", "Mpt", "NemotronH", "OPT", "OpenAIGPT"),
+    *("KimiLinear", "Mamba", "Mamba2", "Mpt", "NemotronH", "OPT", "OpenAIGPT"),
 )
 _ACTIVATIONS = ["gelu", "relu", "relu2", "silu", "gelu_pytorch_tanh"]
 _KEPT = [

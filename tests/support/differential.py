@@ -33,8 +33,10 @@ from bitnet.models.load import load_model
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from bitnet.base.findings import Finding
 
 __all__ = ["KINDS", "Case", "as_json", "cases", "check", "load", "report"]
 
@@ -219,14 +221,46 @@ def check(case: Case, folder: Path, *, engine: bool) -> str:
         apart = distance(found, read_back)
         bound = SAME_ROUNDED if rounded else READ_BACK
         assert apart < bound, f"{apart:.2g} from the folder when the file is read back"
-    if not engine or "llama.cpp" in named:
+    if not engine:
         return "exact, llama.cpp named" if named else "exact"
+    if "llama.cpp" in named:
+        check_refusal(case, done.warnings, file, read_back, folder)
+        return "exact, llama.cpp named"
     theirs = llama_cpp(file, [ids], folder)
     assert theirs is not None, "llama.cpp does not load the file, and was not named"
     with patch.dict(ACTIVATIONS, gelu_tanh=half_gelu):
         apart = distance(ours(file, ids, dtype), theirs[0])
     assert apart < SAME_HALVES, f"{apart:.2g} from llama.cpp, which was not named"
     return "exact, in llama.cpp as well"
+
+
+# Kinds and reasons for which llama.cpp was asked already.
+_ASKED: set[tuple[str, str]] = set()
+
+
+def check_refusal(
+    case: Case, warnings: Sequence[Finding], file: Path, found: np.ndarray, folder: Path
+) -> None:
+    """Ask llama.cpp whether it refuses *file*, where that is the only thing that *warnings* say.
+
+    Each reason is asked for once in a kind.
+
+    Raises:
+        AssertionError: it computes the logits *found*.
+    """
+    reasons = [warning.text for warning in warnings if warning.subject == "llama.cpp"]
+    reason = "".join(letter for letter in reasons[0] if not letter.isdigit())
+    is_refusal = reason.startswith(("crashes at", "does not load", "has no"))
+    if len(reasons) > 1 or not is_refusal or (case.kind, reason) in _ASKED:
+        return
+    try:
+        theirs = llama_cpp(file, [prompt(case)], folder)
+    except RuntimeError:  # it crashed
+        theirs = None
+    if theirs is not None:
+        apart = distance(found, theirs[0])
+        assert apart > SAME_FLOATS, f"llama.cpp computes the file ({apart:.2g}): {reasons[0]}"
+    _ASKED.add((case.kind, reason))
 
 
 def report(outcomes: Counter[tuple[str, str]]) -> str:

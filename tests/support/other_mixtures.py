@@ -113,6 +113,63 @@ def _olmo_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
     } | draw(optional(attention_bias=BIAS, linear_allow_neg_eigval=BIAS))
 
 
+@st.composite
+def _groups_of_local(draw: st.DrawFn) -> dict[str, Any]:
+    """Experts by groups, counted under the key that Kimi Linear and Ling 3 have for them."""
+    drawn = draw(groups())
+    return drawn | {"num_local_experts": drawn.pop("n_routed_experts")}
+
+
+def _linear_and_latent(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Linear and latent attention and experts by groups, of Kimi Linear and of Ling 3."""
+    return _together(
+        _groups_of_local(),
+        st.fixed_dictionaries({**LATENT_WIDTHS, "moe_intermediate_size": EXPERT_WIDTH}),
+        optional(
+            layer_types=st.lists(
+                st.sampled_from(["linear_attention", "full_attention"]),
+                min_size=layers,
+                max_size=layers,
+            ),
+            mlp_layer_types=_mlp_types(layers),
+            n_shared_experts=st.integers(1, 2),
+            norm_topk_prob=BIAS,
+            routed_scaling_factor=SCALE,
+            **more,
+        ),
+    )
+
+
+@st.composite
+def _kimi_linear(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    heads = draw(st.sampled_from([2, 4]))
+    linear_heads = heads if draw(st.integers(0, 5)) else 3
+    return {
+        "linear_conv_kernel_dim": draw(st.integers(2, 5)),
+        "linear_head_dim": draw(st.sampled_from([8, 16, 20])),
+        "linear_num_heads": linear_heads,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+    } | draw(_linear_and_latent(layers))
+
+
+@st.composite
+def _ling3(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    return {
+        "head_dim": draw(st.sampled_from([8, 16, 20])),
+        "layer_group_size": draw(st.integers(1, layers)),
+        "short_conv_kernel_size": draw(st.integers(2, 5)),
+    } | draw(
+        _linear_and_latent(
+            layers,
+            first_k_dense_replace=st.integers(0, layers),
+            kda_lower_bound=st.sampled_from([-5.0, -2.0, -0.5]),
+            kda_safe_gate=st.sampled_from([True, True, True, False]),
+            num_mtp_layers=st.integers(0, 1),
+        )
+    )
+
+
 def _mlp_types(layers: int) -> st.SearchStrategy[list[str]]:
     return st.lists(st.sampled_from(["dense", "sparse"]), min_size=layers, max_size=layers)
 
@@ -130,6 +187,7 @@ OTHER_MIXTURES = {
     "AXK1": lambda layers: _together(
         latent(layers), optional(mlp_layer_types=_mlp_types(layers), topk_group=st.integers(1, 2))
     ),
+    "BailingHybrid": _ling3,
     "Cohere2Moe": lambda layers: _together(
         experts(
             attention_bias=BIAS,
@@ -174,6 +232,7 @@ OTHER_MIXTURES = {
         num_shared_experts=st.integers(1, 2),
         router_scaling_factor=SCALE,
     ),
+    "KimiLinear": _kimi_linear,
     "Laguna": lambda layers: _together(
         experts(
             attention_bias=BIAS,
@@ -220,6 +279,17 @@ OTHER_MIXTURES = {
         attention_bias=BIAS,
         first_k_dense_replace=st.integers(0, layers),
         use_qk_norm=st.sampled_from([True, True, False]),
+    ),
+    "MiniCPM3": lambda _layers: _together(
+        st.fixed_dictionaries(LATENT_WIDTHS),
+        optional(
+            attention_bias=RARELY,
+            dim_model_base=st.sampled_from([None, 8, 16]),
+            mlp_bias=RARELY,
+            scale_depth=st.sampled_from([None, 1.4, 1]),
+            scale_emb=st.sampled_from([1, 12]),
+            v_head_dim=st.none(),
+        ),
     ),
     "Youtu": lambda _layers: _together(
         st.fixed_dictionaries(LATENT_WIDTHS),

@@ -1,0 +1,55 @@
+"""What the table of families says that llama.cpp does not load is what it does not load."""
+
+import importlib.util
+
+import pytest
+from edited_files import REFUSED, llama_cpp_logits, with_head
+from llama_cpp_models import CASES, IDS, OF_EXPERTS, OF_STATES, written
+from tiny_keys import DIM, ENCODERS
+
+from bitnet.families.family import families, of_gguf
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("xllamacpp") is None,
+        reason="xllamacpp is not installed: an extra of crossval",
+    ),
+]
+
+_SUPPORTED = {family.architecture: family.llama_cpp for family in families() if family.llama_cpp}
+_KEYS: dict[str, dict[str, object]] = {}
+for _architecture, _keys in (CASES | OF_EXPERTS | OF_STATES).values():
+    _KEYS.setdefault(_architecture, _keys)
+_WIDE = {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 32}
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    sorted(family.architecture for family in families() if family.in_gguf and not family.llama_cpp),
+)
+def test_an_architecture_of_our_own_is_not_loaded(architecture, tmp_path):
+    written(tmp_path / "a.gguf", architecture, {})
+    assert llama_cpp_logits([tmp_path / "a.gguf"], IDS, tmp_path) == [REFUSED]
+
+
+@pytest.mark.parametrize(
+    "architecture", sorted(name for name, engine in _SUPPORTED.items() if engine.whole_width)
+)
+def test_models_whose_heads_are_not_as_wide_as_they_are_are_not_loaded(architecture, tmp_path):
+    checkpoint = written(tmp_path / "a.gguf", architecture, _KEYS.get(architecture, {}) | _WIDE)
+    assert checkpoint.value("attention.head_count") * 32 != DIM
+    assert llama_cpp_logits([tmp_path / "a.gguf"], IDS, tmp_path) == [REFUSED]
+
+
+@pytest.mark.parametrize("architecture", sorted(_SUPPORTED.keys() & _KEYS.keys() - set(ENCODERS)))
+def test_the_head_is_the_embedding_or_a_matrix_as_the_table_says(architecture, tmp_path):
+    written(tmp_path / "a.gguf", architecture, _KEYS[architecture])
+    files = [
+        with_head(tmp_path / "a.gguf", tmp_path / f"{tied}.gguf", tied=tied)
+        for tied in (True, False)
+    ]
+    tied, own = llama_cpp_logits(files, IDS, tmp_path)
+    engine = of_gguf(architecture).llama_cpp
+    assert isinstance(tied, str) == (not engine.tied or "output.weight" in engine.required)
+    assert isinstance(own, str) == (not "output.weight".endswith(engine.tensors))

@@ -1,0 +1,108 @@
+"""Copies of GGUF files without a key or with another head, and what llama.cpp makes of each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from builders import Tensor, Typed, write_gguf
+
+from bitnet.base.settings import child_environment
+from bitnet.formats.containers import open_gguf
+from bitnet.formats.gguf_header import Array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+REFUSED = "refused"
+
+
+def without_each_key(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Each key of its architecture in the file *source*, and a copy in *folder* without it."""
+    metadata, tensors = _contents(source)
+    architecture = metadata["general.architecture"]
+    for number, key in enumerate(sorted(metadata)):
+        if key.startswith(f"{architecture}."):
+            rest = {name: value for name, value in metadata.items() if name != key}
+            yield key, write_gguf(folder / f"{number}.gguf", rest, tensors)
+
+
+def with_head(source: Path, target: Path, *, tied: bool) -> Path:
+    """A copy of *source* whose head is its embedding, which is stored once more if not *tied*."""
+    metadata, tensors = _contents(source)
+    tensors = [tensor for tensor in tensors if tensor.name != "output.weight"]
+    if not tied:
+        embedding = next(tensor for tensor in tensors if tensor.name == "token_embd.weight")
+        tensors.append(replace(embedding, name="output.weight"))
+    return write_gguf(target, metadata, tensors)
+
+
+def _contents(source: Path) -> tuple[dict[str, Any], list[Tensor]]:
+    checkpoint = open_gguf(source)
+    metadata = {
+        key: Typed(value._type, list(value)) if isinstance(value, Array) else value
+        for key, value in checkpoint.metadata.items()
+    }
+    tensors = [
+        Tensor(weight.name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
+        for weight in checkpoint.weights.values()
+    ]
+    return metadata, tensors
+
+
+def llama_cpp_logits(files: Sequence[Path], ids: Sequence[int], folder: Path) -> list[Any]:
+    """For each of *files* the logits of llama.cpp (ids, vocabulary), or why there are none.
+
+    One process asks for file after file; another one goes on where it crashed.
+    """
+    results: list[Any] = []
+    while len(results) < len(files):
+        asked = folder / "asked.json"
+        rest = [str(file) for file in files[len(results) :]]
+        asked.write_text(json.dumps([rest, [int(token) for token in ids]]))
+        done = subprocess.run(
+            [sys.executable, __file__, str(asked), str(folder)],
+            capture_output=True,
+            env=child_environment(GGML_NO_BACKTRACE="1"),
+            timeout=600,
+            check=False,
+        )
+        for number in range(len(rest)):
+            found = folder / f"{number}.npy"
+            if not found.exists():
+                break
+            logits = np.load(found)
+            results.append(logits if logits.size else REFUSED)
+            found.unlink()
+        if done.returncode:
+            results.append(f"crashed with {done.returncode}")
+    return results
+
+
+def _main(asked: str, folder: str) -> None:
+    import ctypes
+    from importlib import import_module
+
+    from bitnet.crossval.llama_library import Llama
+    from bitnet.crossval.trace import EngineFailed
+
+    files, ids = json.loads(Path(asked).read_text())
+    module = Path(str(import_module("xllamacpp.xllamacpp").__file__))
+    library = ctypes.CDLL(str(module))
+    for number, file in enumerate(files):
+        try:
+            model = Llama(library, Path(file), module, threads=1, half_cache=False)
+            with model.context(max(64, len(ids))) as forward:
+                logits = forward(ids)
+        except EngineFailed:
+            logits = np.zeros(0, np.float32)
+        np.save(Path(folder) / f"{number}.npy", logits)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
