@@ -42,7 +42,8 @@ def _modern_bert(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     usual = attention(keys, model_sizes.dim, fused=True)
     assert usual.rope is not None, "ModernBERT rotates positions"
-    local = rotate_windows(keys.number("rope.freq_base_swa", usual.rope.theta))
+    # llama.cpp has this default whatever the base of the other layers is.
+    local = rotate_windows(keys.number("rope.freq_base_swa", 10000.0))
     network = FeedForward(model_sizes.ffn, keys.value("hidden_activation", "gelu"), fused=True)
     window = keys.integer("attention.sliding_window", 0)
     reach = window // 2 + 1 if window else 0  # half of it on each side

@@ -1,4 +1,4 @@
-"""What the table of families says that llama.cpp does not load is what it does not load."""
+"""Models that llama.cpp does not load, as the table of families says."""
 
 import importlib.util
 
