@@ -263,7 +263,10 @@ register(
     gguf_keys=LAYER_NORM_EPS | reads("logit_scale"),
     biases={"attention_bias": ATTENTION},
     llama_cpp=LlamaCppSupport(
-        tensors=tuple(f"{part}.bias" for part in QKV), whole_width=True, head_norm_layers=64
+        tensors=tuple(f"{part}.bias" for part in QKV),
+        whole_width=True,
+        head_norm_layers=64,
+        nonzero=("logit_scale",),
     ),
     decoder=_command_r,
 )

@@ -29,9 +29,8 @@ _NETWORK: dict[str, Any] = {"activation": "gelu", "gated": False}
 def _falcon(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     alibi = keys.number("attention.max_alibi_bias", 0.0)
-    scale = keys.integer(
-        "attention.key_length", model_sizes.dim // keys.integer("attention.head_count")
-    )
+    heads = max(keys.integer("attention.head_count"), 1)  # 0 is refused with the mixer
+    scale = keys.integer("attention.key_length", model_sizes.dim // heads)
     positions = {"rope": None, "alibi": alibi, "alibi_scale": scale**-0.5} if alibi else {}
     mixer = attention(keys, model_sizes.dim, fused=True, **positions)
     network = FeedForward(model_sizes.ffn, **_NETWORK)

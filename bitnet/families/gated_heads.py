@@ -101,7 +101,12 @@ register(
     tensors={"self_attn.g_proj": "attn_gate", "self_attn.q_k_v_proj": "attn_qkv"},
     layered_rope=True,
     partial_rotation=True,
-    llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES), ignores=(), gelu_tanh=True),
+    llama_cpp=LlamaCppSupport(
+        tensors=("output.weight", *BIASES),
+        ignores=(),
+        gelu_tanh=True,
+        nonzero=("attention.sliding_window",),
+    ),
     translate=_spark_keys,
     decoder=_spark,
 )

@@ -120,7 +120,11 @@ register(
         tensors=BIASES,
         ignores=("attention.scale",),
         wide_scale_layers=46,
-        nonzero=("attn_logit_softcapping", "final_logit_softcapping"),
+        nonzero=(
+            "attention.sliding_window",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+        ),
     ),
     norms_from_zero=True,
     translate=lambda config: alternating(2)(config) | _caps(config),

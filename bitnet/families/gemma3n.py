@@ -190,7 +190,10 @@ register(
     },
     biases={"attention_bias": ATTENTION},
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight",), needs=frozenset({"window"}), ignores=("attention.scale",)
+        tensors=("output.weight",),
+        needs=frozenset({"window"}),
+        ignores=("attention.scale",),
+        nonzero=("attention.sliding_window",),
     ),
     layered_rope=True,
     translate=_keys,

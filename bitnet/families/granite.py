@@ -96,7 +96,7 @@ _GRANITE = Family(
     ),
     gguf_keys=reads("attention.scale embedding_scale residual_scale logit_scale"),
     biases={"attention_bias": ATTENTION},
-    llama_cpp=_SUPPORT,
+    llama_cpp=replace(_SUPPORT, nonzero=("logit_scale",)),
     translate=_check_scales,
     decoder=_with_scales,
 )
@@ -113,7 +113,6 @@ _MOE = register_variant(
         "position_embedding_type": neutral("rope"),
     },
     gguf_keys=SHARED_KEYS,
-    llama_cpp=replace(_SUPPORT, nonzero=("logit_scale",)),
 )
 
 

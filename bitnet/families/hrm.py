@@ -32,11 +32,14 @@ def _hrm(keys: Keys) -> ModelConfig:
         why = "an answer would be run again as a prompt, whose positions see each other"
         raise value_refusal(keys, "rope.scaling.type", "longrope", why)
     block = usual_block(mixer, FeedForward(model_sizes.ffn))
+    scale = keys.number("embedding_scale", 1.0)
+    if scale <= 0:  # llama.cpp does not scale by 0
+        raise value_refusal(keys, "embedding_scale", scale, "it is above 0")
     return model_of(
         keys,
         model_sizes,
         [block] * layers,
-        embedding_scale=keys.number("embedding_scale", 1.0),
+        embedding_scale=scale,
         norm_weights=False,
         final_norm="",
         block_numbers=cycles.numbers(high_turns),

@@ -283,6 +283,7 @@ register(
         tensors=("output.weight", *BIASES),
         ignores=(),
         needs=frozenset({"window"}),
+        nonzero=("attention.sliding_window", "logit_scale"),
     ),
     translate=_cohere2_keys,
     decoder=_cohere2_experts,

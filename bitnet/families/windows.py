@@ -87,6 +87,7 @@ register(
         ignores=(),
         whole_width=True,
         needs=frozenset({"window"}),
+        nonzero=("attention.sliding_window", "logit_scale"),
     ),
     translate=_cohere2_keys,
     decoder=_cohere2,
@@ -197,7 +198,7 @@ register(
     architecture="maple",
     model_types=(),
     gguf_keys=EXPERT_KEYS | reads("rope.freq_base_swa swiglu_clamp_exp"),
-    llama_cpp=LlamaCppSupport(ignores=(), tied=False),
+    llama_cpp=LlamaCppSupport(ignores=(), tied=False, nonzero=("attention.sliding_window",)),
     decoder=_maple,
 )
 
@@ -328,6 +329,7 @@ register(
         required=("attn_output.bias",),
         ignores=(),
         tied=False,
+        nonzero=("attention.sliding_window",),
     ),
     translate=_gpt_oss_keys,
     decoder=_gpt_oss,

@@ -1,4 +1,4 @@
-"""Copies of GGUF files without a key or with another head, and what llama.cpp makes of each."""
+"""Copies of GGUF files with one key or the head changed, and what llama.cpp makes of each."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 REFUSED = "refused"
+# Keys without which no model is; with 0, a program may do anything.
+_SIZES = ("block_count", "context_length", "embedding_length", "vocab_size")
 
 
 def without_each_key(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
@@ -30,6 +32,33 @@ def without_each_key(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
         if key.startswith(f"{architecture}."):
             rest = {name: value for name, value in metadata.items() if name != key}
             yield key, write_gguf(folder / f"{number}.gguf", rest, tensors)
+
+
+def with_each_key_changed(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Each key of numbers or truths in *source*, and a copy in *folder* where they are others.
+
+    Numbers are 0, or 1 where they were 0. Sizes that every tensor shows are left as they are.
+    """
+    metadata, tensors = _contents(source)
+    architecture = metadata["general.architecture"]
+    for number, key in enumerate(sorted(metadata)):
+        name = key.removeprefix(f"{architecture}.")
+        changed = _changed(metadata[key])
+        if name == key or name in _SIZES or changed is None:
+            continue
+        yield key, write_gguf(folder / f"c{number}.gguf", metadata | {key: changed}, tensors)
+
+
+def _changed(value: Any) -> Any:
+    """Another value than *value*; ``None`` for texts and empty arrays."""
+    if isinstance(value, Typed):
+        items = [_changed(item) for item in value.value]
+        return Typed(value.type, items) if items and None not in items else None
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return type(value)(0 if value else 1)
+    return None
 
 
 def with_head(source: Path, target: Path, *, tied: bool) -> Path:
