@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     _Texts = Iterator[tuple[str, str]]  # an engine, and what it does
 
+_CORRECTIONS = "exp_probs_b.bias"  # of the choice of experts
 # Constants of models of several streams in llama.cpp.
 _INPUT_WIDTH = 256
 _RANK = 64
@@ -269,7 +270,10 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSuppor
     for end in engine.lacks:
         if any(name.endswith(end) for name in names):
             yield _LLAMA_CPP, f"does not load {kind} models with {end}"
+    has_experts = any(isinstance(mixer, Experts) for mixer in config.mixers())
     for end in engine.required:
+        if end == _CORRECTIONS and not has_experts:
+            continue
         if not any(name.endswith(end) for name in names):
             yield _LLAMA_CPP, f"does not load {kind} models without {end}"
     kinds = {_kind(cache) for cache in config.caches}
