@@ -30,6 +30,7 @@ _DECODERS = {
     family.architecture: (family.architecture, {})
     for family in families()
     if family.llama_cpp
+    and not family.llama_cpp.always  # which it computes otherwise in any case
     and family.architecture not in {architecture for architecture, _ in _WRITTEN.values()}
     and family.architecture not in _VECTORS
 }

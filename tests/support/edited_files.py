@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 REFUSED = "refused"
+_PATIENCE = 90  # seconds for some twenty files, which take a few
 # Keys without which no model is; with 0, a program may do anything.
 _SIZES = ("block_count", "context_length", "embedding_length", "vocab_size")
 
@@ -87,20 +88,24 @@ def _contents(source: Path) -> tuple[dict[str, Any], list[Tensor]]:
 def llama_cpp_logits(files: Sequence[Path], ids: Sequence[int], folder: Path) -> list[Any]:
     """For each of *files* the logits of llama.cpp (ids, vocabulary), or why there are none.
 
-    One process asks for file after file; another one goes on where it crashed.
+    One process asks for file after file; another one goes on where it crashed or did not end.
     """
     results: list[Any] = []
     while len(results) < len(files):
         asked = folder / "asked.json"
         rest = [str(file) for file in files[len(results) :]]
         asked.write_text(json.dumps([rest, [int(token) for token in ids]]))
-        done = subprocess.run(
-            [sys.executable, __file__, str(asked), str(folder)],
-            capture_output=True,
-            env=child_environment(GGML_NO_BACKTRACE="1"),
-            timeout=600,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, __file__, str(asked), str(folder)],
+                capture_output=True,
+                env=child_environment(GGML_NO_BACKTRACE="1"),
+                timeout=_PATIENCE,
+                check=False,
+            )
+            failure = f"crashed with {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            failure = "does not end"
         for number in range(len(rest)):
             found = folder / f"{number}.npy"
             if not found.exists():
@@ -108,8 +113,8 @@ def llama_cpp_logits(files: Sequence[Path], ids: Sequence[int], folder: Path) ->
             logits = np.load(found)
             results.append(logits if logits.size else REFUSED)
             found.unlink()
-        if done.returncode:
-            results.append(f"crashed with {done.returncode}")
+        if failure:
+            results.append(failure)
     return results
 
 
