@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     _Texts = Iterator[tuple[str, str]]  # an engine, and what it does
 
-_CORRECTIONS = "exp_probs_b.bias"  # of the choice of experts
 # Constants of models of several streams in llama.cpp.
 _INPUT_WIDTH = 256
 _RANK = 64
@@ -222,10 +221,10 @@ def _attentions(config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
 def _mixer(mixer: object, config: ModelConfig, engine: LlamaCppSupport) -> _Texts:
     kind = config.architecture
     eps = config.norm_eps
+    if isinstance(mixer, DeltaNet) and mixer.key_dim != mixer.value_dim:
+        deviation = f"does not load {kind} models with keys of {mixer.key_dim} and values of "
+        yield _LLAMA_CPP, f"{deviation}{mixer.value_dim}"
     if isinstance(mixer, DeltaNet | KimiDelta):
-        if isinstance(mixer, DeltaNet) and mixer.key_dim != mixer.value_dim:
-            deviation = f"does not load {kind} models with keys of {mixer.key_dim} and values of "
-            yield _LLAMA_CPP, f"{deviation}{mixer.value_dim}"
         if not math.isclose(eps, 1e-6, rel_tol=1e-3):
             deviation = f"normalizes keys of {kind} models with the epsilon of norms, {eps:g}"
             yield _LLAMA_CPP, f"{deviation}, instead of 1e-06"
@@ -270,10 +269,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSuppor
     for end in engine.lacks:
         if any(name.endswith(end) for name in names):
             yield _LLAMA_CPP, f"does not load {kind} models with {end}"
-    has_experts = any(isinstance(mixer, Experts) for mixer in config.mixers())
     for end in engine.required:
-        if end == _CORRECTIONS and not has_experts:
-            continue
         if not any(name.endswith(end) for name in names):
             yield _LLAMA_CPP, f"does not load {kind} models without {end}"
     kinds = {_kind(cache) for cache in config.caches}

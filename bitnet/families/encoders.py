@@ -41,7 +41,6 @@ _GLUS = Rule("`hidden_activation`", ("gelu", "silu"), is_read=True, gguf="hidden
 def _modern_bert(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     usual = attention(keys, model_sizes.dim, fused=True)
-    assert usual.rope is not None, "ModernBERT rotates positions"
     # llama.cpp has this default whatever the base of the other layers is.
     local = rotate_windows(keys.number("rope.freq_base_swa", 10000.0))
     network = FeedForward(model_sizes.ffn, keys.value("hidden_activation", "gelu"), fused=True)

@@ -6,6 +6,7 @@ in its first models, one behind the other with ALiBi.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from bitnet.families.blocks import Block, Branch, FeedForward
@@ -28,11 +29,10 @@ _NETWORK: dict[str, Any] = {"activation": "gelu", "gated": False}
 
 def _falcon(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
+    mixer = attention(keys, model_sizes.dim, fused=True)
     alibi = keys.number("attention.max_alibi_bias", 0.0)
-    heads = max(keys.integer("attention.head_count"), 1)  # 0 is refused with the mixer
-    scale = keys.integer("attention.key_length", model_sizes.dim // heads)
-    positions = {"rope": None, "alibi": alibi, "alibi_scale": scale**-0.5} if alibi else {}
-    mixer = attention(keys, model_sizes.dim, fused=True, **positions)
+    if alibi:
+        mixer = replace(mixer, rope=None, alibi=alibi, alibi_scale=mixer.scale)
     network = FeedForward(model_sizes.ffn, **_NETWORK)
     block: Block
     if "blk.0.attn_norm_2.weight" in keys.weights:

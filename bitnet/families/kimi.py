@@ -294,7 +294,6 @@ register(
     gguf_rope_style="interleaved",
     llama_cpp=LlamaCppSupport(
         tensors=("output.weight", "exp_probs_b.bias", "ssm_dt.bias"),
-        required=("exp_probs_b.bias",),
         ignores=(),
         needs=frozenset({"attention", "state"}),
     ),

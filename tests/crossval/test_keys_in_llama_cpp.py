@@ -5,13 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
-from edited_files import llama_cpp_logits, with_each_key_changed, without_each_key
-from engine_logits import distance
-from llama_cpp_models import CASES, IDS, OF_EXPERTS, OF_STATES, written
+from edited_files import with_each_key_changed, without_each_key
+from engine_logits import distance, llama_cpp_of_each
+from llama_cpp_models import CASES, IDS, written
+from sensitivity import THEIRS
 from tiny_keys import ENCODERS
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.family import families, of_gguf
+from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.kernels.reference import ReferenceOps
@@ -19,20 +20,18 @@ from bitnet.models.load import load_model
 
 # Of the range of the logits. A default that is not llama.cpp's changes some by a tenth and more.
 SAME = 5e-3
-# Models whose vectors are compared instead, in test_encoders.py.
+# Models of which vectors are compared, by `crossval`.
 _VECTORS = (*ENCODERS, "gemma-embedding", "llama-embed")
-_WRITTEN = CASES | OF_EXPERTS | OF_STATES
+
+
+def is_computed(architecture):
+    """True if llama.cpp loads models of *architecture* and computes them as this package does."""
+    engine = of_gguf(architecture).llama_cpp
+    return engine is not None and not engine.always
+
+
 _DECODERS = {
-    name: case
-    for name, case in _WRITTEN.items()
-    if case[0] not in _VECTORS and of_gguf(case[0]).llama_cpp
-} | {
-    family.architecture: (family.architecture, {})
-    for family in families()
-    if family.llama_cpp
-    and not family.llama_cpp.always  # which it computes otherwise in any case
-    and family.architecture not in {architecture for architecture, _ in _WRITTEN.values()}
-    and family.architecture not in _VECTORS
+    name: case for name, case in THEIRS.items() if case[0] not in _VECTORS and is_computed(case[0])
 }
 # Keys for which llama.cpp has constants; `convert` names it where a model has other values.
 _CONSTANT = {
@@ -75,7 +74,7 @@ def compare(files, folder):
     paths = dict(files)
     logits = {key: found for key, path in paths.items() if (found := ours(path)) is not None}
     # On files that are refused here, llama.cpp may not end.
-    theirs = llama_cpp_logits([paths[key] for key in logits], IDS, folder)
+    theirs = llama_cpp_of_each([paths[key] for key in logits], IDS, folder)
     different = []
     compared = 0
     for (key, found), expected in zip(logits.items(), theirs, strict=True):

@@ -3,8 +3,10 @@
 import importlib.util
 
 import pytest
-from edited_files import REFUSED, llama_cpp_logits, with_head
-from llama_cpp_models import CASES, IDS, OF_EXPERTS, OF_STATES, written
+from edited_files import with_head
+from engine_logits import REFUSED, llama_cpp_of_each
+from llama_cpp_models import IDS, written
+from sensitivity import THEIRS
 from tiny_keys import DIM, ENCODERS
 
 from bitnet.families.family import families, of_gguf
@@ -19,7 +21,7 @@ pytestmark = [
 
 _SUPPORTED = {family.architecture: family.llama_cpp for family in families() if family.llama_cpp}
 _KEYS: dict[str, dict[str, object]] = {}
-for _architecture, _keys in (CASES | OF_EXPERTS | OF_STATES).values():
+for _architecture, _keys in THEIRS.values():
     _KEYS.setdefault(_architecture, _keys)
 _WIDE = {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 32}
 
@@ -30,7 +32,7 @@ _WIDE = {"attention.key_length": 32, "attention.value_length": 32, "rope.dimensi
 )
 def test_an_architecture_of_our_own_is_not_loaded(architecture, tmp_path):
     written(tmp_path / "a.gguf", architecture, {})
-    assert llama_cpp_logits([tmp_path / "a.gguf"], IDS, tmp_path) == [REFUSED]
+    assert llama_cpp_of_each([tmp_path / "a.gguf"], IDS, tmp_path) == [REFUSED]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def test_an_architecture_of_our_own_is_not_loaded(architecture, tmp_path):
 def test_models_whose_heads_are_not_as_wide_as_they_are_are_not_loaded(architecture, tmp_path):
     checkpoint = written(tmp_path / "a.gguf", architecture, _KEYS.get(architecture, {}) | _WIDE)
     assert checkpoint.value("attention.head_count") * 32 != DIM
-    assert llama_cpp_logits([tmp_path / "a.gguf"], IDS, tmp_path) == [REFUSED]
+    assert llama_cpp_of_each([tmp_path / "a.gguf"], IDS, tmp_path) == [REFUSED]
 
 
 @pytest.mark.parametrize("architecture", sorted(_SUPPORTED.keys() & _KEYS.keys() - set(ENCODERS)))
@@ -49,7 +51,7 @@ def test_the_head_is_the_embedding_or_a_matrix_as_the_table_says(architecture, t
         with_head(tmp_path / "a.gguf", tmp_path / f"{tied}.gguf", tied=tied)
         for tied in (True, False)
     ]
-    tied, own = llama_cpp_logits(files, IDS, tmp_path)
+    tied, own = llama_cpp_of_each(files, IDS, tmp_path)
     engine = of_gguf(architecture).llama_cpp
     assert isinstance(tied, str) == (not engine.tied or "output.weight" in engine.required)
     assert isinstance(own, str) == (not "output.weight".endswith(engine.tensors))

@@ -9,6 +9,9 @@ import numpy as np
 
 from bitnet.base.settings import child_environment
 
+REFUSED = "refused"
+_PATIENCE_S = 90  # for some twenty files, which take a few seconds
+
 
 def llama_cpp(path, prompts, folder, adapters=()):
     """Logits after every id of each of *prompts*, ``None`` if llama.cpp refuses the file at *path*.
@@ -22,21 +25,54 @@ def llama_cpp(path, prompts, folder, adapters=()):
     Raises:
         RuntimeError: it crashed; the text is the end of what it wrote.
     """
-    asked = folder / "asked.json"
-    found = folder / "found.npz"
-    found.unlink(missing_ok=True)
-    ids = [[int(token) for token in ids] for ids in prompts]
-    asked.write_text(json.dumps([ids, list(adapters)]))
-    words = [sys.executable, __file__, str(path), str(asked), str(found)]
-    environment = child_environment(GGML_NO_BACKTRACE="1")
-    done = subprocess.run(words, capture_output=True, env=environment, timeout=300, check=False)
-    if done.returncode == 3:
-        return None
+    done = _run([path], prompts, folder, adapters, timeout_s=300)
     if done.returncode:
         tail = done.stderr.decode("utf-8", "replace")[-400:]
         raise RuntimeError(f"llama.cpp ended with {done.returncode}: {tail}")
-    with np.load(found) as arrays:
-        return [arrays[f"arr_{number}"] for number in range(len(prompts))]
+    (answer,) = _answers(folder)
+    return answer
+
+
+def llama_cpp_of_each(files, ids, folder):
+    """For each of *files* the logits after every one of *ids*, or a text why there are none.
+
+    One process asks for file after file; another one goes on where it crashed or did not end.
+    """
+    results = []
+    while len(results) < len(files):
+        try:
+            done = _run(files[len(results) :], [ids], folder, timeout_s=_PATIENCE_S)
+            failure = f"crashed with {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            failure = "does not end"
+        results += [REFUSED if answer is None else answer[0] for answer in _answers(folder)]
+        if failure:
+            results.append(failure)
+    return results
+
+
+def _run(files, prompts, folder, adapters=(), *, timeout_s):
+    """The ended process that wrote answers for *files*, one after the other, into *folder*."""
+    for old in folder.glob("answer-*.npz"):
+        old.unlink()
+    asked = folder / "asked.json"
+    ids = [[int(token) for token in ids] for ids in prompts]
+    asked.write_text(json.dumps([[str(file) for file in files], ids, list(adapters)]))
+    words = [sys.executable, __file__, str(asked), str(folder)]
+    environment = child_environment(GGML_NO_BACKTRACE="1")
+    return subprocess.run(
+        words, capture_output=True, env=environment, timeout=timeout_s, check=False
+    )
+
+
+def _answers(folder):
+    """Answers in *folder* in the order of their files: a list of logits, ``None`` for a refusal."""
+    found = []
+    while (path := folder / f"answer-{len(found)}.npz").exists():
+        with np.load(path) as arrays:
+            rows = [arrays[f"arr_{number}"] for number in range(len(arrays))]
+        found.append(rows or None)
+    return found
 
 
 def distance(ours, theirs):
@@ -44,20 +80,32 @@ def distance(ours, theirs):
     return float(np.abs(ours - theirs).max() / np.ptp(ours))
 
 
-def _main(path, asked, found):
+def _main(asked, folder):
     import ctypes
     from importlib import import_module
 
     from bitnet.crossval.llama_library import Llama
     from bitnet.crossval.trace import EngineFailed
 
-    prompts, adapters = json.loads(Path(asked).read_text())
-    file = import_module("xllamacpp.xllamacpp").__file__
-    try:
-        library = ctypes.CDLL(file)
-        model = Llama(library, path, Path(file), threads=1, half_cache=False)
-    except EngineFailed:
-        sys.exit(3)
+    files, prompts, adapters = json.loads(Path(asked).read_text())
+    module = Path(import_module("xllamacpp.xllamacpp").__file__)
+    library = ctypes.CDLL(str(module))
+    for number, file in enumerate(files):
+        try:
+            model = Llama(library, file, module, threads=1, half_cache=False)
+        except EngineFailed:
+            rows = []
+        else:
+            rows = _logits(model, library, prompts, adapters)
+        # Written whole or not at all: the process may be killed at any time.
+        unfinished = Path(folder) / "unfinished.npz"
+        np.savez(unfinished, *rows)
+        unfinished.rename(Path(folder) / f"answer-{number}.npz")
+
+
+def _logits(model, library, prompts, adapters):
+    import ctypes
+
     library.llama_adapter_lora_init.restype = ctypes.c_void_p
     opened = [
         library.llama_adapter_lora_init(ctypes.c_void_p(model._model), name.encode())
@@ -75,7 +123,7 @@ def _main(path, asked, found):
                     context, handles, ctypes.c_size_t(len(opened)), scales
                 )
             rows.append(forward(ids))
-    np.savez(found, *rows)
+    return rows
 
 
 if __name__ == "__main__":
