@@ -22,6 +22,9 @@ _PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
 _PADDING = 1  # row of MPNet's positions for padding, whatever ``pad_token_id`` is
 _BUCKETS = 32  # rows of MPNet's table of biases: of keys before a query, then of those behind
 _REACH = 128  # distance from which on all keys of a side have one bias
+# The token of padding where transformers counts positions by the other tokens. A text may have it,
+# too. In llama.cpp it is a token as any other, and files of its converter do not name it.
+_UNCOUNTED = {"uncounted_token_id": read("a text with it is refused: it would shift positions")}
 #: Beginnings of the names of tensors of heads for other tasks.
 HEADS = ("cls.", "lm_head.", "pooler.", "qa_outputs.", "vocab_")
 #: Layers of classifiers behind the first hidden state of a text: of BERT, and of RoBERTa.
@@ -50,6 +53,9 @@ def encoder(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any
     """
     table = keys.weights.get("token_types.weight")
     usual: dict[str, Any] = {"norm_biases": True, "final_norm": ""}
+    uncounted = None
+    if keys.value("uncounted_token_id", None) is not None:
+        uncounted = keys.integer("uncounted_token_id")
     return model_of(
         keys,
         model_sizes,
@@ -58,6 +64,7 @@ def encoder(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any
         causal=bool(keys.value("attention.causal", False)),
         centered_norms=True,
         text_rows=table.shape[0] if table is not None and table.shape else 0,
+        uncounted_token=uncounted,
         embedding_norm="token_embd_norm",
         **(usual | more),
     )
@@ -88,7 +95,7 @@ BERT = register(
         "position_embedding_type": neutral(None, "absolute"),
         "type_vocab_size": read("must be the rows of its table"),
     },
-    gguf_keys=reads("attention.layer_norm_epsilon"),
+    gguf_keys=reads("attention.layer_norm_epsilon") | _UNCOUNTED,
     tensors={
         "attention.self.query": "attn_q",
         "attention.self.key": "attn_k",
@@ -120,6 +127,10 @@ def positions_behind_padding(config: Config) -> dict[str, Any]:
     return both_ways(config) | {"context_length": positions}
 
 
+def _roberta_keys(config: Config) -> dict[str, Any]:
+    return positions_behind_padding(config) | {"uncounted_token_id": config["pad_token_id"]}
+
+
 def _roberta_orders(config: Config) -> Values:
     first = _first_position(config)
 
@@ -139,7 +150,7 @@ register_variant(
     },
     orders=_roberta_orders,
     classifier=DENSE_CLASSIFIER,
-    translate=positions_behind_padding,
+    translate=_roberta_keys,
 )
 
 
@@ -179,7 +190,7 @@ def _mpnet_orders(_config: Config) -> Values:
 
 def _mpnet_keys(config: Config) -> dict[str, Any]:
     positions = config["max_position_embeddings"] - _PADDING - 1
-    return both_ways(config) | {"context_length": positions}
+    return both_ways(config) | {"context_length": positions, "uncounted_token_id": _PADDING}
 
 
 register_variant(

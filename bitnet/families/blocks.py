@@ -244,6 +244,8 @@ class ModelConfig:
     biases: tuple[str, ...] = ()  # names of products that must have biases; others may
     # each position has an embedding, a row of ``position_embd``, which is added to the token's
     positions: bool = False
+    # id of a token at which positions do not go on, so that texts with it are refused
+    uncounted_token: int | None = None
     # rows of ``token_types``, for tokens of the first and of a second text, added as well; 0: none
     text_rows: int = 0
     embedding_norm: str = ""  # name of the norm of the embeddings; empty: none

@@ -6,19 +6,21 @@ when they are read.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
 from bitnet.families.blocks import Branch, FeedForward
 from bitnet.families.dense import ModelConfig, attention, model_of, sizes
-from bitnet.families.family import ATTENTION, MLP, QKV, LlamaCppSupport, Values, register
+from bitnet.families.family import (
+    ATTENTION,
+    MLP,
+    QKV,
+    LlamaCppSupport,
+    RowFactors,
+    Values,
+    register,
+)
 from bitnet.families.keys import Config, Keys, Rule, read, reads
 from bitnet.families.mamba2 import MAMBA2_CONFIG, MAMBA2_KEYS, mamba2, mamba2_values
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: Keys of ``config.json`` with one factor each.
 _FACTORS = (
@@ -87,18 +89,11 @@ def _falcon_values(config: Config) -> Values:
     if len(factors) != len(parts):
         raise ValueError(f"ssm_multipliers has {len(factors)} entries, expected {len(parts)}")
 
-    def multiply(rows: NDArray[Any], factor: float = 1.0) -> NDArray[Any]:
-        if rows.shape[0] != sum(parts):  # before a wrong size allocates anything
-            raise ValueError(f"{rows.shape[0]:,} rows, expected {sum(parts):,}")
-        of_rows = np.repeat(np.array(factors, dtype=np.float32), parts)
-        of_rows = of_rows.reshape(-1, *[1] * (rows.ndim - 1))
-        scaled: NDArray[Any] = np.multiply(rows, of_rows * np.float32(factor))
-        return scaled
-
+    of_input = np.array(factors, dtype=np.float32) * np.float32(config["ssm_in_multiplier"])
     return {
         **mamba2_values(config["mamba_n_groups"]),
-        "ssm_in.weight": partial(multiply, factor=config["ssm_in_multiplier"]),
-        "ssm_in.bias": multiply,
+        "ssm_in.weight": RowFactors(tuple(of_input.tolist()), parts),
+        "ssm_in.bias": RowFactors(tuple(factors), parts),
     }
 
 

@@ -9,6 +9,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from bitnet.base.errors import Unsupported
 from bitnet.families.dense import ModelConfig, dense
 from bitnet.families.heads import CLASSIFIER_KEYS, PROJECTION_KEYS, SCORES, HeadLayers
@@ -33,6 +35,27 @@ WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
 BIASES = tuple(f"{part}.bias" for part in (*QKV, "attn_qkv"))
 #: Fields of :class:`LlamaCppSupport` for a name that llama.cpp reads with a head of its own alone.
 OWN_HEAD: dict[str, Any] = {"required": ("output.weight",), "tied": False}
+
+
+@dataclass(frozen=True)
+class RowFactors:
+    """One of the :data:`Values`: each of several parts of a tensor's rows times a factor."""
+
+    factors: tuple[float, ...]  # of each part
+    rows: tuple[int, ...]  # of each part
+
+    def __call__(self, tensor: NDArray[Any]) -> NDArray[Any]:
+        """*tensor*, ``(rows, ...)``, times the factors.
+
+        Raises:
+            ValueError: it has another number of rows.
+        """
+        expected = sum(self.rows)
+        if tensor.shape[0] != expected:  # before a wrong size allocates anything
+            raise ValueError(f"{tensor.shape[0]:,} rows, expected {expected:,}")
+        of_rows = np.repeat(np.array(self.factors, dtype=np.float32), self.rows)
+        scaled: NDArray[Any] = tensor * of_rows.reshape(-1, *[1] * (tensor.ndim - 1))
+        return scaled
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,13 +25,14 @@ from bitnet.formats.gguf import GGUF
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
+MERGE = "merge the adapter into its model with PEFT, and run that"  # hint of refusals
 _AGAIN = "fetch the adapter again"
 _MODEL = "config.json"
 _TASKS = "lora_adaptations"  # its key
@@ -53,6 +54,7 @@ _NEUTRAL = frozenset(
     | {"layers_pattern", "task_type", "runtime_config", "megatron_core", "qalora_group_size"}
     | {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
     | {"use_dora", "modules_to_save"}  # their tensors say the same
+    | {"fan_in_fan_out"}  # factors are the same for a model that stores matrices by columns
 )
 # Other keys, and the values with which they change nothing; by default those that are false.
 _USUAL = {
@@ -71,6 +73,45 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Change:
+    """What an adapter has for one matrix, ``(outputs, inputs)``: factors, or all of it."""
+
+    pair: Pair | None
+    magnitudes: NDArray[np.float32] | None  # Euclidean norms of its rows, ``(outputs,)``
+    matrix: NDArray[np.float32] | None  # which replaces it
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the matrix."""
+        if self.matrix is not None:
+            return len(self.matrix)
+        assert self.pair is not None, "there is one or the other"
+        return len(self.pair.b)
+
+    def shapes(self) -> Iterator[tuple[int, ...]]:
+        """Shapes that the matrix must have."""
+        if self.matrix is not None:
+            yield self.matrix.shape
+        if self.pair is not None:
+            yield (len(self.pair.b), self.pair.a.shape[1])
+
+    def take(self, rows: NDArray[np.intp]) -> Change:
+        """The change of these *rows* of the matrix, but for one that replaces it."""
+        pair = self.pair
+        magnitudes = self.magnitudes
+        if pair is not None:
+            pair = pair._replace(b=pair.b[rows])
+        if magnitudes is not None:
+            magnitudes = magnitudes[rows]
+        return replace(self, pair=pair, magnitudes=magnitudes)
+
+    def scale_rows(self, factors: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Change:
+        """The change of a matrix whose rows have *factors*."""
+        assert self.pair is not None, "factors are on what is added"
+        return replace(self, pair=self.pair._replace(b=factors(self.pair.b)))
+
+
+@dataclass(frozen=True)
 class Adapter:
     """An adapter."""
 
@@ -83,6 +124,10 @@ class Adapter:
     magnitudes: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     # matrices that replace those of the model, by name
     matrices: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def change(self, name: str) -> Change:
+        """What it has for the matrix *name*."""
+        return Change(self.pairs.get(name), self.magnitudes.get(name), self.matrices.get(name))
 
 
 def read_adapter(path: Path) -> Adapter:
@@ -151,7 +196,7 @@ def _of_folder(path: Path) -> Adapter:
             swapped = {"A": "B", "B": "A"}[match["part"]]
             factors[f"base_model.model.{match['matrix']}.lora_{swapped}.weight"] = values.T
         elif match := _MAGNITUDE.fullmatch(name):
-            magnitudes[f"{match['matrix']}.weight"] = _finite(values, name, path)
+            magnitudes[f"{match['matrix']}.weight"] = _finite(values, name, path).reshape(-1)
         elif _FOLDER_NAME.fullmatch(name) is None and (match := _WHOLE.fullmatch(name)):
             matrices[f"{match['matrix']}.weight"] = _finite(values, name, path)
         else:
@@ -278,5 +323,5 @@ def _pairs(
 def _refusal(path: Path, what: str, why: str) -> Unsupported:
     return Unsupported(
         f"{path.name}: {what}: {why}; only LoRA and DoRA are computed",
-        hint="merge the adapter into its model with PEFT, and run that",
+        hint=MERGE,
     )

@@ -20,13 +20,12 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.families.blocks import State
-from bitnet.families.config_json import describe
 from bitnet.families.family import of_gguf
-from bitnet.families.tensor_names import gguf_name, name_with_states
-from bitnet.formats.adapters import Adapter, Pair, read_adapter
+from bitnet.formats.adapters import MERGE, Adapter, Change, Pair, read_adapter
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
 from bitnet.models.orders import row_order
+from bitnet.models.trained_folder import TrainedFolder
 from bitnet.quants import registry, types
 
 if TYPE_CHECKING:
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.blocks import ModelConfig
-    from bitnet.families.family import Values
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.weight import Weight
 
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
 _TEXTS = "token_types.weight"
+_OUTER = frozenset({_EMBEDDING, _HEAD, _TEXTS})
 
 
 def parse_adapter(text: str | os.PathLike[str]) -> tuple[Path, float]:
@@ -124,6 +123,15 @@ class _Changes:
     matrices: dict[str, NDArray[np.float32]]
     label: str  # the adapter, for messages
 
+    def add(self, name: str, change: Change, factor: float) -> None:
+        """Add the *change* of the tensor *name*, with a *factor* on what is added to products."""
+        if change.pair is not None:
+            self.pairs[name] = change.pair._replace(scale=change.pair.scale * factor)
+        if change.magnitudes is not None:
+            self.magnitudes[name] = change.magnitudes
+        if change.matrix is not None:
+            self.matrices[name] = change.matrix
+
 
 def _merge(
     own: _Changes, checkpoint: Checkpoint, before: Mapping[str, NDArray[np.float32]]
@@ -132,8 +140,7 @@ def _merge(
 
     *before* has those that other adapters have changed.
     """
-    beside = {_EMBEDDING, _HEAD, _TEXTS}
-    names = {*own.matrices, *own.magnitudes, *(beside & own.pairs.keys())}
+    names = {*own.matrices, *own.magnitudes, *(_OUTER & own.pairs.keys())}
     merged = {}
     for name in sorted(names):
         if name in before:
@@ -193,77 +200,77 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
             "computed",
             hint="run it without --lora",
         )
-    products = layout(config).products
-    family = of_gguf(checkpoint.architecture)
-    blocks = {name.split(".")[1] for name in checkpoint.weights if name.startswith("blk.")}
-    stack = len(blocks) // len(family.stacks) if family is not None and family.stacks else 0
-    outer: set[str] = set() if adapter.is_gguf else {_EMBEDDING, _HEAD, _TEXTS}
+    folder = None if adapter.is_gguf else TrainedFolder.of(adapter, checkpoint)
     changes = _Changes({}, {}, {}, name)
-    orders: Values | None = None  # of the folder's rows, read from its config.json once
     for key in dict.fromkeys((*adapter.pairs, *adapter.matrices)):
-        matrix = key
-        if not adapter.is_gguf and family is not None:
-            named = gguf_name(key, family, stack)
-            matrix = name_with_states(named, family, checkpoint.weights)
-        weight = checkpoint.weights.get(_find_stored_name(matrix, checkpoint))
-        is_whole = key in adapter.matrices
-        if matrix not in (outer if is_whole else products | outer) or weight is None:
-            raise Unsupported(
-                f"{name} changes {key}, which is not a matrix in a product of {model}'s blocks"
-                f"{', or is saved whole' if is_whole else ''}",
-                hint="train it for the matrices of attention and feed-forward network, the "
-                "embedding and the head only",
-            )
-        if registry.rounds_activations(weight):
-            raise Unsupported(
-                f"{name} changes {key}, whose products round their inputs in {model}",
-                hint="run it without --lora",
-            )
-        shapes = [adapter.matrices[key].shape] if is_whole else []
-        if key in adapter.pairs:
-            pair = adapter.pairs[key]
-            shapes.append((len(pair.b), pair.a.shape[1]))
-        for shape in shapes:
-            if weight.shape != shape:
-                raise InvalidFormat(
-                    f"{name}: {key} is for a matrix of shape {shape}, that of {model} has "
-                    f"{weight.shape}",
-                    hint="use the model that the adapter was trained on",
-                )
-        if orders is None:
-            orders = {} if adapter.is_gguf else _folder_orders(adapter, checkpoint)
-        order = _order_of(matrix, adapter, checkpoint, config, orders)
-        if is_whole:
-            changes.matrices[matrix] = adapter.matrices[key]
-        if key in adapter.pairs:
-            pair = adapter.pairs[key]
+        change = adapter.change(key)
+        matrices = {key: change} if folder is None else folder.changes(key, change)
+        for matrix, own_change in matrices.items():
+            weight = _weight_to_change(matrix, own_change, key, adapter, checkpoint)
+            order = _order_of(matrix, adapter, checkpoint, config, folder)
+            if order is not None:
+                own_change = own_change.take(order)
             # A folder's factors on its matrices are on what is added to them, too.
-            is_merged = matrix in outer or key in adapter.magnitudes
+            is_merged = matrix in _OUTER or own_change.magnitudes is not None
             factor = 1.0 if adapter.is_gguf or is_merged else weight.scale
-            rows = pair.b if order is None else pair.b[order]
-            changes.pairs[matrix] = pair._replace(b=rows, scale=pair.scale * factor)
-        if key in adapter.magnitudes:
-            magnitudes = adapter.magnitudes[key].reshape(-1)
-            if magnitudes.shape != weight.shape[:1] or matrix == _EMBEDDING:
-                raise Unsupported(
-                    f"{name}: magnitudes of shape {magnitudes.shape} for {key}; only those of the "
-                    "rows of a product are computed",
-                    hint="merge the adapter into its model with PEFT, and run that",
-                )
-            changes.magnitudes[matrix] = magnitudes if order is None else magnitudes[order]
+            changes.add(matrix, own_change, factor)
     return changes
 
 
+def _weight_to_change(
+    matrix: str, change: Change, key: str, adapter: Adapter, checkpoint: Checkpoint
+) -> Weight:
+    """The tensor *matrix* of *checkpoint*, which *change* fits; *adapter* calls it *key*."""
+    name = adapter.path.name
+    model = checkpoint.path.name
+    outer = frozenset() if adapter.is_gguf else _OUTER
+    changeable = outer
+    if change.matrix is None:
+        changeable |= layout(config_from(checkpoint)).products
+    weight = checkpoint.weights.get(_find_stored_name(matrix, checkpoint))
+    if matrix not in changeable or weight is None:
+        raise Unsupported(
+            f"{name} changes {key}, which is not a matrix in a product of {model}'s blocks"
+            f"{'' if change.matrix is None else ', or is saved whole'}",
+            hint="train it for the matrices of attention and feed-forward network, the "
+            "embedding and the head only",
+        )
+    if registry.rounds_activations(weight):
+        raise Unsupported(
+            f"{name} changes {key}, whose products round their inputs in {model}",
+            hint="run it without --lora",
+        )
+    for shape in change.shapes():
+        if weight.shape != shape:
+            raise InvalidFormat(
+                f"{name}: {key} is for a matrix of shape {shape}, that of {model} has "
+                f"{weight.shape}",
+                hint="use the model that the adapter was trained on",
+            )
+    of_rows = change.magnitudes
+    if of_rows is not None and (of_rows.shape != weight.shape[:1] or matrix == _EMBEDDING):
+        raise Unsupported(
+            f"{name}: magnitudes of shape {of_rows.shape} for {key}; only those of the rows of a "
+            "product are computed",
+            hint=MERGE,
+        )
+    return weight
+
+
 def _order_of(
-    matrix: str, adapter: Adapter, checkpoint: Checkpoint, config: ModelConfig, orders: Values
+    matrix: str,
+    adapter: Adapter,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    folder: TrainedFolder | None,
 ) -> NDArray[np.intp] | None:
     """Order of the rows of *matrix* in *checkpoint*, if it is not that of *adapter*.
 
-    *orders* are those of :func:`_folder_orders`.
+    *folder* is the one that an adapter of PEFT was trained on.
     """
     family = of_gguf(checkpoint.architecture)
     is_file = checkpoint.gguf is not None
-    own = _order_by(orders, matrix, checkpoint)
+    own = None if folder is None else folder.order_of(matrix)
     if adapter.is_gguf == is_file or family is None:
         return own
     if any(isinstance(cache, State) for cache in config.caches):
@@ -278,37 +285,3 @@ def _order_of(
     if not is_file:
         return np.argsort(order)
     return order if own is None else own[order]
-
-
-def _folder_orders(adapter: Adapter, checkpoint: Checkpoint) -> Values:
-    """Functions that put the rows of a folder's matrices in the order that they have here.
-
-    Raises:
-        Unsupported: a GGUF file does not say by which numbers of a folder they are ordered.
-    """
-    family = of_gguf(checkpoint.architecture)
-    if checkpoint.config is not None:
-        model = checkpoint.path.name
-        return describe(checkpoint.config, model=model, ignore=checkpoint.ignored).orders
-    if family is None:
-        return {}
-    try:
-        return family.orders({})
-    except KeyError:
-        raise Unsupported(
-            f"{adapter.path.name} is for a folder, where rows of {family.title} models have "
-            "another order",
-            hint="run it with the model in the same form",
-        ) from None
-
-
-def _order_by(orders: Values, matrix: str, checkpoint: Checkpoint) -> NDArray[np.intp] | None:
-    """Order of the rows of *matrix* by the one of *orders* that is for it, if there is one."""
-    end = matrix.split(".", 2)[2] if matrix.startswith("blk.") else matrix
-    reorder = orders.get(end)
-    if reorder is None:
-        return None
-    numbers = np.arange(checkpoint.weights[matrix].shape[0], dtype=np.intp)[:, None]
-    order = reorder(numbers)
-    # Adapters of matrices that a folder stores by columns have their rows as they are here.
-    return None if order.shape != numbers.shape else order[:, 0]

@@ -67,12 +67,12 @@ def router(write: Builder, mixer: Experts, h: Register) -> Register:
     *h* is what the experts read; a router that is *normed* reads the residual stream instead, and
     has a norm of its own.
     """
-    dim = write.decoder.dim
+    scale = 1.0
     if mixer.normed:
         h = write.norm(h, "ffn_gate_inp.scale")
         write.mark("ffn_gate_normed", h)
-        write.layout.scales[f"{write.block}ffn_gate_inp.weight"] = dim**-0.5
-    logits = write.linear(h, "ffn_gate_inp", mixer.routing.count, biased=mixer.biased)
+        scale = write.decoder.dim**-0.5
+    logits = write.linear(h, "ffn_gate_inp", mixer.routing.count, biased=mixer.biased, scale=scale)
     write.mark("ffn_moe_logits", logits)
     return logits
 
@@ -177,8 +177,7 @@ def layer_inputs(write: Builder, mixer: LayerInput, x: Register) -> tuple[Regist
     factor = (mixer.width / 2) ** 0.5
     rows = write.embed(table, width, factor, rows=mixer.rows)  # (T, L P)
     write.layout.tables.add(table)
-    projected = write.linear(x, projection, width)  # (T, L P)
-    write.layout.scales[f"{projection}.weight"] = write.decoder.dim**-0.5
+    projected = write.linear(x, projection, width, scale=write.decoder.dim**-0.5)  # (T, L P)
     write.mark("per_layer_projection", projected, in_layer=False)
     normed = write.norm(projected, "per_layer_proj_norm", mixer.width)
     write.layout.scales["per_layer_proj_norm.weight"] = 0.5**0.5

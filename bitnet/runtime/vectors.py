@@ -153,7 +153,23 @@ def prepare(
 
     Of a pair of texts, the completed request says where the second begins, if the model has
     embeddings of token types.
+
+    Raises:
+        Unsupported: a text has a token at which the model's positions do not go on.
     """
+    ids, request = _prepare(model, request, truncate=truncate)
+    uncounted = model.config.uncounted_token
+    if uncounted is not None and uncounted in ids:
+        name = model.tokenizer.spelling(uncounted).decode("utf-8", "replace")
+        raise Unsupported(
+            f"a text has {name!r}, the token of padding of {model.path.name}: it would shift the "
+            "positions behind it, which is not computed",
+            hint="remove it from the text",
+        )
+    return ids, request
+
+
+def _prepare(model: Runnable, request: Request, *, truncate: bool) -> tuple[TokenIds, Request]:
     _check_head(model, request)
     room = model.text_limit, model.context
     truncate = truncate and model.text_limit is not None

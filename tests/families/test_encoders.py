@@ -94,6 +94,23 @@ def test_vectors_are_those_of_sentence_transformers(kind, tmp_path):
     np.testing.assert_array_equal(found, alone)
 
 
+def test_a_text_with_the_token_of_padding_is_refused_where_it_would_shift_positions(tmp_path):
+    """Transformers gives it a position of its own and counts the others without it."""
+    sizes = {"pad_token_id": NEVER, "max_position_embeddings": 84}
+    path = folder_of(tmp_path / "model", "Roberta", sizes)
+    file = tmp_path / "model.gguf"
+    convert(path, file, ConvertOptions("F32", no_tokenizer=True))
+    for source in (path, file):
+        with (
+            load(source, tokenizer=path) as model,
+            pytest.raises(Unsupported, match="'never', the token of pad"),
+        ):
+            model.embed(["a man never eats"])
+    plain = folder_of(tmp_path / "plain", "Bert", {"pad_token_id": NEVER})
+    with load(plain) as model:
+        assert np.isfinite(model.embed(["a man never eats"])).all()
+
+
 @pytest.mark.parametrize("pooling", ["cls", "last"])
 def test_every_pooling_is_that_of_sentence_transformers(pooling, tmp_path):
     path = folder_of(tmp_path / "model", "Bert", {}, pooling=pooling)

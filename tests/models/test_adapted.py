@@ -184,7 +184,6 @@ def test_scales_are_those_of_peft(tmp_path):
         ({"bias": "all"}, "bias"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"peft_type": "IA3"}, "peft_type"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"something_new": {"a": 1}}, "something_new"),
     ],
 )

@@ -1,0 +1,158 @@
+"""The folder of transformers that an adapter of PEFT was trained on: its names and orders of rows.
+
+A model here may be that folder or a GGUF file made of it. Either may have other names, rows in
+another order, several matrices where the folder has one, and factors on their rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.base.errors import Unsupported
+from bitnet.families.config_json import describe
+from bitnet.families.family import RowFactors, of_gguf
+from bitnet.families.tensor_names import gguf_name, name_with_states
+from bitnet.formats.adapters import MERGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from bitnet.families.family import Family, Parts, Values
+    from bitnet.formats.adapters import Adapter, Change
+    from bitnet.formats.checkpoint import Checkpoint
+
+# Of Mamba 1; transformers 5.24 multiplies ``dt_proj.weight`` itself and never calls the module,
+# which an adapter wraps.
+_BESIDE_ITS_MODULE = "ssm_dt.weight"
+_SAME_FORM = "run it with the model in the same form"
+
+
+@dataclass(frozen=True)
+class TrainedFolder:
+    """The folder that an adapter was trained on, as far as a checkpoint shows it."""
+
+    adapter: str  # its name, for messages
+    checkpoint: Checkpoint
+    family: Family
+    orders: Values
+    values: Values
+    parts: Parts
+
+    @classmethod
+    def of(cls, adapter: Adapter, checkpoint: Checkpoint) -> TrainedFolder:
+        """That of *adapter*, which changes the model in *checkpoint*.
+
+        Raises:
+            Unsupported: a GGUF file does not say by which numbers of a folder its rows are ordered
+                or multiplied.
+        """
+        name = adapter.path.name
+        if checkpoint.config is not None:
+            model = checkpoint.path.name
+            description = describe(checkpoint.config, model=model, ignore=checkpoint.ignored)
+            return cls(
+                name,
+                checkpoint,
+                description.family,
+                description.orders,
+                description.values,
+                description.parts,
+            )
+        family = of_gguf(checkpoint.architecture)
+        assert family is not None, "a model of no family is not opened"
+        try:
+            orders = family.orders({})
+            has_factors = bool(family.factors({}))
+        except KeyError:
+            has_factors = True
+        if has_factors:
+            raise Unsupported(
+                f"{name} is for a folder, where rows of {family.title} models have another order "
+                "or other factors",
+                hint=_SAME_FORM,
+            )
+        return cls(name, checkpoint, family, orders, {}, {})
+
+    def changes(self, key: str, change: Change) -> dict[str, Change]:
+        """Changes of tensors here, by name, that are the *change* of the folder's *key*.
+
+        Raises:
+            Unsupported: the tensor is stored in a way for which there is no such change.
+        """
+        name = self._gguf_name(key)
+        if name.endswith(_BESIDE_ITS_MODULE):
+            raise Unsupported(
+                f"{self.adapter} changes {key}, which transformers multiplies without what an "
+                "adapter adds",
+                hint="train it for other matrices",
+            )
+        parts = self.parts.get(_end(name))
+        if parts is None or name in self.checkpoint.weights:
+            return {name: self._with_factors(name, key, change)}
+        return self._changes_of_parts(name, key, change, parts)
+
+    def order_of(self, matrix: str) -> NDArray[np.intp] | None:
+        """Order of the rows of *matrix* here, if it is not that of the folder."""
+        reorder = self.orders.get(_end(matrix))
+        if reorder is None:
+            return None
+        numbers = np.arange(self.checkpoint.weights[matrix].shape[0], dtype=np.intp)[:, None]
+        order = reorder(numbers)
+        # Adapters of matrices that a folder stores by columns have their rows as they are here.
+        return None if order.shape != numbers.shape else order[:, 0]
+
+    def _gguf_name(self, key: str) -> str:
+        weights = self.checkpoint.weights
+        blocks = {name.split(".")[1] for name in weights if name.startswith("blk.")}
+        stack = len(blocks) // len(self.family.stacks) if self.family.stacks else 0
+        return name_with_states(gguf_name(key, self.family, stack), self.family, weights)
+
+    def _changes_of_parts(
+        self, name: str, key: str, change: Change, parts: Mapping[str, Callable[..., Any]]
+    ) -> dict[str, Change]:
+        """Changes of the *parts* into which rows of the folder's *key*, here *name*, are split."""
+        of_rows = change.magnitudes
+        is_misfit = of_rows is not None and len(of_rows) != change.outputs
+        if change.matrix is not None or is_misfit:
+            raise self._stored_otherwise(key)
+        begin = name.removesuffix(_end(name))
+        numbers = np.arange(change.outputs, dtype=np.intp)[:, None]
+        changes = {}
+        for part, rows_of in parts.items():
+            try:
+                rows = rows_of(numbers)
+            except (ValueError, IndexError):
+                raise self._stored_otherwise(key) from None
+            if rows.ndim != 2 or rows.shape[1] != 1:
+                raise self._stored_otherwise(key)
+            changes[f"{begin}{part}"] = self._with_factors(
+                f"{begin}{part}", key, change.take(rows[:, 0])
+            )
+        return changes
+
+    def _with_factors(self, matrix: str, key: str, change: Change) -> Change:
+        """*change* with the factors that rows of *matrix* have here."""
+        values = self.values.get(_end(matrix))
+        if values is None:
+            return change
+        is_product = change.pair is not None and change.magnitudes is None
+        if not is_product or not isinstance(values, RowFactors):
+            raise self._stored_otherwise(key)
+        return change.scale_rows(values)
+
+    def _stored_otherwise(self, key: str) -> Unsupported:
+        return Unsupported(
+            f"{self.adapter} changes {key}, which is stored otherwise in {self.family.title} "
+            "models",
+            hint=MERGE,
+        )
+
+
+def _end(name: str) -> str:
+    """*name* of a tensor without the number of its block."""
+    return name.split(".", 2)[2] if name.startswith("blk.") else name

@@ -1,0 +1,109 @@
+"""Adapters for each kind of linear module of each family: exact as PEFT's in float64, or refused.
+
+The library decides which modules there are; nothing here lists them.
+"""
+
+import numpy as np
+import pytest
+from dense_models import DENSE
+from hf_models import TOKENS, make, relative_difference, torch
+from mixed_models import MIXED
+from quiet_libraries import QUIET
+
+from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.adapted import with_adapters
+from bitnet.models.load import load_model
+
+peft = pytest.importorskip(
+    "peft", reason="peft is not installed: pip install 'bitnet-xtask[parity]'"
+)
+
+pytestmark = [pytest.mark.slow, *QUIET]
+
+CASES = {**DENSE, **MIXED}
+# Transformers computes some steps in float32 whatever the type of the weights is.
+SAME = 1e-4
+# Modules that no adapter here changes, by the end of the message that says so.
+REFUSALS = (
+    "which is not a matrix in a product of model's blocks",
+    "which transformers multiplies without what an adapter adds",
+    "which is stored otherwise in",
+    "target_parameters: it is",  # experts, which PEFT names for modules of the same name
+    "is for a matrix of shape",  # a gate of one number per head, which is repeated here
+)
+
+
+def linear_modules(model):
+    """Ends of the names of linear modules within *model*, each as PEFT takes it."""
+    ends = set()
+    for name, module in model.named_modules():
+        parts = name.split(".")
+        if type(module).__name__ in ("Linear", "Conv1D") and len(parts) > 1:
+            ends.add(parts[-1] if parts[-2].isdigit() else ".".join(parts[-2:]))
+    return sorted(ends)
+
+
+def adapt(model, end, folder):
+    """*model* with a random adapter for modules of the name *end*, saved to *folder*, in float64.
+
+    ``None`` if PEFT has no adapter for them.
+    """
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=[end], task_type="CAUSAL_LM")
+    try:
+        adapted = peft.get_peft_model(model, config).eval()
+    except ValueError:
+        return None
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.1)
+    adapted.save_pretrained(folder)
+    return adapted.double()
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+
+
+def ours(folder, adapter):
+    """Logits of the model in *folder* with *adapter*, or the message of its refusal."""
+    try:
+        checkpoint = with_adapters(open_checkpoint(folder), [(adapter, 1.0)])
+    except (Unsupported, InvalidFormat) as error:
+        return error.message
+    model = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
+    cache = KVCache(model.config, 64, dtype=np.float64)
+    return model.forward(TOKENS, cache, all_positions=True)
+
+
+def random_model(case, folder):
+    kind, options = CASES[case]
+    model = make(kind, options, folder)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the usual one does not compute in float64
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_adapter_is_exact_or_refused(case, tmp_path):
+    folder = tmp_path / "model"
+    exact = []
+    for number, end in enumerate(linear_modules(random_model(case, folder))):
+        path = tmp_path / f"adapter-{number}"
+        adapted = adapt(random_model(case, folder), end, path)
+        if adapted is None:
+            continue
+        found = ours(folder, path)
+        if isinstance(found, str):
+            assert any(reason in found for reason in REFUSALS), (end, found)
+            continue
+        expected = logits_of(adapted)
+        assert relative_difference(found, expected) < SAME, end
+        with adapted.disable_adapter():
+            assert relative_difference(logits_of(adapted), expected) > 10 * SAME, end
+        exact.append(end)
+    assert exact, "no module of this family takes an adapter"
