@@ -74,7 +74,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """What an adapter has for one matrix, ``(outputs, inputs)``: factors, or all of it."""
+    """Change of one matrix, ``(outputs, inputs)``, by an adapter: factors, or another matrix."""
 
     pair: Pair | None
     magnitudes: NDArray[np.float32] | None  # Euclidean norms of its rows, ``(outputs,)``
@@ -126,7 +126,7 @@ class Adapter:
     matrices: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
     def change(self, name: str) -> Change:
-        """What it has for the matrix *name*."""
+        """Its change of the matrix *name*."""
         return Change(self.pairs.get(name), self.magnitudes.get(name), self.matrices.get(name))
 
 

@@ -152,10 +152,7 @@ def prepare(
     """Ids of *request* for a vector or scores, and the request completed for running.
 
     Of a pair of texts, the completed request says where the second begins, if the model has
-    embeddings of token types.
-
-    Raises:
-        Unsupported: a text has a token at which the model's positions do not go on.
+    embeddings of token types. A text with a token at which its positions do not go on is refused.
     """
     ids, request = _prepare(model, request, truncate=truncate)
     uncounted = model.config.uncounted_token
