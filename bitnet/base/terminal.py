@@ -67,7 +67,7 @@ def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
     part = match[0]
     end = match.end()
     if (name := decode_names(part)) != part:
-        return name.encode(), end
+        return name.encode("utf-8", "surrogateescape"), end
     if part in _MARKS and _LINE_START.search(error.object[: error.start]):
         return _MARKS[part], end
     return part.encode("ascii", "backslashreplace").decode(), end

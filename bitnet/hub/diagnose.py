@@ -48,6 +48,8 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
     chosen = proxies["verify"]  # REQUESTS_CA_BUNDLE, where it is set
     bundle = chosen if isinstance(chosen, str) else ""
     proxy = requests.utils.select_proxy(url, proxies["proxies"])
+    if proxy and "://" not in proxy:  # requests takes HOST:PORT for an HTTP proxy
+        proxy = f"http://{proxy}"
     yield Finding("ok", "hub", redact_url(options.endpoint))
     yield Finding("ok", "proxy", redact_url(proxy) if proxy else "none")
     is_secured = url.startswith("https:") and not proxy

@@ -296,8 +296,8 @@ class Store:
         except (OSError, BitnetError) as error:
             logger.debug("%s is not taken in: %s", file, error)
             return None
-        logger.info("%s is taken in as a %s", file, how)
-        if how != "hard link":
+        logger.info("%s is taken in as a %s", file, how or "hard link")
+        if how in ("reflink", "copy"):  # else *path* is *file*, whose mode and time must stay
             self._seal(path, sha256)
         return Blob(sha256, path.stat().st_size, path)
 

@@ -41,6 +41,7 @@ def written(text, encoding, monkeypatch):
         ("café 💭", b"caf\\xe9 \\U0001f4ad"),
         (os.fsencode("é→").decode("ascii", "surrogateescape"), "é→".encode()),
         ("☃\udcc3\udca9", b"\\u2603\xc3\xa9"),
+        ("\udcc3\udca9\udcff", b"\xc3\xa9\xff"),  # a name that is UTF-8 only in part
         ("\udcff and \ud800", b"\\udcff and \\ud800"),
     ],
 )

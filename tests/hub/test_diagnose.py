@@ -68,8 +68,9 @@ def test_a_name_that_cannot_be_one_is_refused():
         look(f"https://{'x' * 70}.invalid")
 
 
-def test_behind_a_proxy_the_proxy_is_what_is_connected_to(monkeypatch):
-    monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@127.0.0.1:9")
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_behind_a_proxy_the_proxy_is_what_is_connected_to(monkeypatch, scheme):
+    monkeypatch.setenv("HTTPS_PROXY", f"{scheme}user:secret@127.0.0.1:9")
     steps = look("https://hub.invalid")
     assert steps["proxy"].text == "http://127.0.0.1:9"
     assert "127.0.0.1" in steps["DNS"].text

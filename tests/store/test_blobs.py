@@ -164,6 +164,22 @@ def test_a_file_in_the_cache_of_hugging_face_is_taken(store, tmp_path, monkeypat
     assert (theirs.stat().st_mode, theirs.stat().st_mtime_ns) == (mode, time_ns)
 
 
+@pytest.mark.parametrize("way", ["reflink or hard link", "hard link", "copy"])
+def test_a_file_that_is_taken_in_twice_stays_as_it_is(store, tmp_path, monkeypatch, way):
+    if way != "reflink or hard link":
+        monkeypatch.setattr(links.Prepared, "_reflink", lambda self, source: False)
+    if way == "copy":
+        monkeypatch.setattr(os, "link", _refuse)
+    theirs = tmp_path / "theirs.gguf"
+    theirs.write_bytes(CONTENT)
+    theirs.chmod(0o644)
+    os.utime(theirs, (1_000_000_000,) * 2)
+    for _ in range(2):
+        assert store.adopt(theirs, DIGEST).path.read_bytes() == CONTENT
+    state = theirs.stat()
+    assert (state.st_mode & 0o777, state.st_mtime) == (0o644, 1_000_000_000)
+
+
 def test_what_a_user_put_somewhere_is_not_ours(store, blob, tmp_path):
     mine = tmp_path / "mine.gguf"
     mine.write_bytes(b"mine")
