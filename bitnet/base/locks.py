@@ -36,17 +36,18 @@ POLL_INTERVAL_S = 0.05
 # Errors of flock where a file system has no locks, or its lock server does not run.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 
-_working: dict[int, bool] = {}  # by device
+_locks_work_on: dict[int, bool] = {}  # by ``st_dev``
 _Owner = TypeVar("_Owner")
+# Living objects and the functions that renew them in a forked child, see :func:`renew_in_child`.
 _owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
 class Lock:
-    """A lock in use, which :func:`hold` creates: ``flock`` on a file whose content stays."""
+    """A lock that :func:`hold` creates: ``flock`` on a file whose text names the holder."""
 
     def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         self.path = path
-        # the kernel excludes all other processes of this machine; otherwise nothing does
+        # true: the kernel excludes all other processes of this machine; false: nothing does
         self.is_kernel = True
         self._is_shared = is_shared
         self._fd = -1
@@ -61,7 +62,7 @@ class Lock:
             file.truncate()
 
     def acquire(self) -> bool:
-        """Try once, and again if the file was deleted meanwhile."""
+        """True if the lock was free and is held now; does not wait for another holder."""
         while True:
             fd = self._open()
             try:
@@ -70,7 +71,7 @@ class Lock:
 
                     how = fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX
                     fcntl.flock(fd, how | fcntl.LOCK_NB)
-                if os.fstat(fd).st_nlink:
+                if os.fstat(fd).st_nlink:  # else the holder deleted the file: lock the next one
                     self._fd = fd
                     fd = -1
                     return True
@@ -96,7 +97,7 @@ class Lock:
                 self.path.unlink()
 
     def release(self) -> None:
-        """Release it."""
+        """Release the lock, if it is held."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -110,7 +111,7 @@ class Lock:
 
 
 class _WindowsLock(Lock):  # pragma: no cover
-    """A lock of ``filelock``, which knows how on Windows; none is shared there."""
+    """A lock of the package ``filelock``, for Windows; a shared one has no effect there."""
 
     def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         from filelock import FileLock  # here, since it loads asyncio
@@ -150,7 +151,7 @@ def hold(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Lock]:
-    """Hold the lock file *path*, which is created if missing; :class:`CacheBusy` after the time.
+    """Hold the lock file *path*, created if missing; :class:`CacheBusy` after *timeout_s*.
 
     *what* is the name of the work, for messages, and *hint* helps after too long a wait. Without
     *leave* the file is deleted with the lock, and a killed process's file by the next one. *shared*
@@ -205,7 +206,7 @@ def holder_of(path: Path) -> str:
 
 @cache
 def boot_id() -> str:
-    """This boot of the machine, which its containers share; empty if unknown."""
+    """Kernel's random id of this boot, the same in all containers; empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
@@ -217,14 +218,15 @@ def _locks_work(folder: Path) -> bool:
     if os.name == "nt":  # pragma: no cover
         return True
     device = folder.stat().st_dev
-    if device not in _working:
-        _working[device] = _try_locks(folder)
-        if not _working[device]:
+    if device not in _locks_work_on:
+        _locks_work_on[device] = _try_locks(folder)
+        if not _locks_work_on[device]:
             logger.info("locks have no effect in %s", folder)
-    return _working[device]
+    return _locks_work_on[device]
 
 
 def _try_locks(folder: Path) -> bool:
+    """True if a second lock on one file in *folder* is refused."""
     import fcntl
 
     how = fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -245,7 +247,10 @@ def renew_in_child(owner: _Owner, renew: Callable[[_Owner], None]) -> None:
     _owners[owner] = renew
 
 
+def _renew_owners() -> None:
+    for owner, renew in list(_owners.items()):
+        renew(owner)
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        after_in_child=lambda: [renew(owner) for owner, renew in list(_owners.items())]
-    )
+    os.register_at_fork(after_in_child=_renew_owners)

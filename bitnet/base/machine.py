@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 # Activations, logits and the interpreter, besides weights and cache.
 OVERHEAD_BYTES = 200_000_000
 
-_NO_LIMIT = 1 << 60  # from here on, as version 1 writes it
+# Bytes; version 1 writes a number near 2**63, the exact one depends on the kernel, for no limit.
+_NO_LIMIT = 1 << 60
 
 
 class _GroupFiles(NamedTuple):
-    """Files of a control group with numbers of bytes."""
+    """Names of the files in which a control group reports its memory, in bytes."""
 
     limit: str
     used: str
-    swap_limit: str  # in version 1 of memory and swap together
+    swap_limit: str  # version 1 reports memory and swap as one sum here, and in *swap_used*
     swap_used: str
     stat_prefix: str  # of the names in memory.stat
 
@@ -118,7 +119,7 @@ def free_swap(root: Path = Path("/")) -> int:
 
 
 class _Group(NamedTuple):
-    """Bytes of a control group; pages of files make room, so they are free."""
+    """Memory of a control group in bytes; its page cache counts as free, it can be evicted."""
 
     limit: int
     free: int
@@ -145,7 +146,7 @@ def _groups(root: Path) -> Iterator[_Group]:
             swap_limit = int((folder / names.swap_limit).read_text())
             swap_used = int((folder / names.swap_used).read_text())
             swap = swap_limit - swap_used
-            if not version_2:  # which counts memory and swap together
+            if not version_2:  # version 1 counts memory and swap together
                 swap -= free
         yield _Group(limit, free + files, swap)
 
@@ -174,7 +175,7 @@ def page_reads() -> PageReads:
 
 
 def lock_pages(arrays: Iterable[NDArray[np.uint8]]) -> int:
-    """Keep the pages of *arrays* in memory until they are freed; the number of their bytes."""
+    """Lock *arrays* in memory until they are freed; return the number of locked bytes."""
     import ctypes
 
     total = 0
@@ -208,8 +209,9 @@ def _meminfo(root: Path, name: str) -> int | None:
 
 
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
-    """Folders of the groups with *controller*, from the process's own to the top; true: version 2.
+    """Folders of the control groups of this process that have *controller*.
 
+    Each comes with True if it is of version 2. The process's own group is first, the root is last.
     *root* is the parent of the system's ``proc`` and ``sys``.
     """
     try:
@@ -219,11 +221,15 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
         return
     mounts = []
     for line in lines:
-        mount_fields, _, source = line.partition(" - ")
-        fields = mount_fields.split(" ")
-        about = source.split(" ")
-        if len(fields) >= 5 and len(about) >= 3 and about[0] in ("cgroup", "cgroup2"):
-            mounts.append((about[0], about[2].split(","), fields[3], fields[4]))
+        # proc(5): ID PARENT MAJOR:MINOR ROOT MOUNT_POINT OPTIONS... - TYPE SOURCE SUPER_OPTIONS
+        before_dash, _, after_dash = line.partition(" - ")
+        mount = before_dash.split(" ")
+        file_system = after_dash.split(" ")
+        is_readable = len(mount) >= 5 and len(file_system) >= 3
+        if is_readable and file_system[0] in ("cgroup", "cgroup2"):
+            kind, _, super_options = file_system[:3]
+            mounted_group, mount_point = mount[3:5]
+            mounts.append((kind, super_options.split(","), mounted_group, mount_point))
     for line in memberships:
         _, controllers, group = line.split(":", 2)
         version_2 = not controllers

@@ -21,6 +21,7 @@ from bitnet.base.bars import BARS
 from bitnet.base.errors import UsageError
 from bitnet.base.invocation import as_started, harmless
 
+# Our own marks at the start of a line, in ASCII.
 _MARKS = {"✓": "ok", "✗": "x", "·": "*", "✅": "ok", "❌": "x"}
 _LINE_START = re.compile(r"(?:^|\n) *\Z")
 _PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]")  # undecodable bytes of a name
@@ -32,6 +33,7 @@ _LEVELS = {
     "off": logging.CRITICAL + 1,
 }  # fmt: skip
 
+# Log areas of the tool that this one replaces, and the loggers that do the same here.
 _AREAS = {
     "bitnet_tokenizers": ("bitnet.tokenizer", "bitnet.hub"),
     "bitnet_tokenizers::download": ("bitnet.hub",),
@@ -46,7 +48,10 @@ _BEGINNINGS = {"DEBUG": "[DEBUG] ", "INFO": "[INFO] ", "WARNING": "Warning: ", "
 
 
 def prepare() -> None:
-    """Make the standard streams fit to print on; streams that the caller closed read nothing."""
+    """Make the standard streams safe to use: a closed one becomes the null device.
+
+    Characters that an encoding lacks are written readably, by :func:`_readable`.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
@@ -55,11 +60,16 @@ def prepare() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="bitnet.readable")
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # as arguments have it
+        # Undecodable bytes become surrogates, as Python makes them of arguments.
+        sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Error handler: what to write for the first character that cannot be encoded, or name."""
+    """Replacement for what *error* could not encode, and the index at which to go on.
+
+    An error handler for :func:`codecs.register_error`. It replaces one character, or the whole run
+    of surrogates that stand for the undecodable bytes of a file name.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     match = _PARTS.match(error.object, error.start)
@@ -68,16 +78,17 @@ def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
     end = match.end()
     if (name := decode_names(part)) != part:
         return name.encode("utf-8", "surrogateescape"), end
+    # Elsewhere than at the start of a line, the same character is text of a user or a model.
     if part in _MARKS and _LINE_START.search(error.object[: error.start]):
         return _MARKS[part], end
     return part.encode("ascii", "backslashreplace").decode(), end
 
 
 def decode_names(value: Any) -> Any:
-    """*value* with the names in it as text, where the locale had made bytes of them.
+    """*value* with the file names in it decoded as UTF-8 where the locale could not decode them.
 
-    Python keeps the bytes that the locale cannot read as surrogates; those that are UTF-8 become
-    what they say, those that are not stay as they are. Lists and dicts are walked.
+    Python turns the bytes that the locale cannot decode into surrogates. Those that are UTF-8
+    become text, the others stay surrogates. Lists and dicts are walked.
     """
     if isinstance(value, str):
         how = "utf-8", "surrogateescape"
@@ -117,7 +128,7 @@ def lacks(text: str, stream: TextIO) -> bool:
 
 
 def print_if_possible(text: str, stream: TextIO) -> None:
-    """*text* as a line, unless the stream cannot take it."""
+    """Print *text* as a line; if *stream* cannot be written, discard its output."""
     try:
         with BARS.above(stream):
             print(text, file=stream, flush=True)

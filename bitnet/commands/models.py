@@ -261,12 +261,12 @@ def _plan(model, file, rev, common, local):
 
     if local is not None:
         return plan_path(local, this_machine(local.parent))
-    from bitnet.hub.resolve import header_of, refs_of, resolve
+    from bitnet.hub.resolve import locate_model, refs_of, resolve
 
     project = common.project()
     machine = this_machine(Path("models"))
     (ref,) = refs_of(model, file, rev)
-    source, path, read = header_of(resolve(ref, project)[0], project)
+    source, path, read = locate_model(resolve(ref, project)[0], project)
     origin: dict[str, Any] = {"licence": source.licence, "gated": source.gated}
     if path is not None:
         return plan_path(path, machine, **origin)

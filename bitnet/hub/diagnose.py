@@ -1,4 +1,4 @@
-"""Test the connection to the hub step by step to find the one that fails."""
+"""Test the connection to the hub step by step, to find the first step that fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PROBE = "openai-community/gpt2/resolve/main/tokenizer.json"  # small, public, needs no token
 TIMEOUT_S = 10.0
-SPEED_BYTES = 4 << 20
+SPEED_BYTES = 4 << 20  # fetched at most to measure the speed
 
 _HINT = "try again, or use a mirror: --base-url=URL"
 _HINTS = {
@@ -44,21 +44,23 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
         return
     url = f"{options.endpoint}/{PROBE}"
     with requests.Session() as finder:
-        proxies = finder.merge_environment_settings(url, {}, None, None, None)
-    chosen = proxies["verify"]  # REQUESTS_CA_BUNDLE, where it is set
-    bundle = chosen if isinstance(chosen, str) else ""
-    proxy = requests.utils.select_proxy(url, proxies["proxies"])
+        request_settings = finder.merge_environment_settings(url, {}, None, None, None)
+    verify = request_settings["verify"]  # REQUESTS_CA_BUNDLE, where it is set
+    bundle = verify if isinstance(verify, str) else ""
+    proxy = requests.utils.select_proxy(url, request_settings["proxies"])
     if proxy and "://" not in proxy:  # requests takes HOST:PORT for an HTTP proxy
         proxy = f"http://{proxy}"
     yield Finding("ok", "hub", redact_url(options.endpoint))
     yield Finding("ok", "proxy", redact_url(proxy) if proxy else "none")
+    # Behind a proxy, DNS and TCP test the connection to the proxy; the reply is the first step that
+    # reaches the hub, and includes TLS.
     is_secured = url.startswith("https:") and not proxy
     names = ["DNS", "TCP", "reply", "speed"]
     if is_secured:
         names.insert(2, "TLS")
     _, host, port = origin(proxy or url)
     with HubSession(options) as session:
-        context = _trust(bundle) if is_secured else None
+        context = _ssl_context(bundle) if is_secured else None
         steps = _steps(session, url, str(host), port or 443, context)
         for name in names:
             started = time.monotonic()
@@ -68,7 +70,7 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
                 step = Finding.of(name, error)
             except Transient as broken:
                 step = Finding.of(name, broken.error)
-            except (OSError, UnicodeError) as error:  # requests' are OSErrors, invalid names not
+            except (OSError, UnicodeError) as error:  # UnicodeError: of a host name
                 text = f"{name} fails for {redact_url(url)}: {error}"
                 step = Finding.of(name, NetworkError(text, hint=_HINTS.get(name, _HINT)))
             yield replace(step, duration_s=time.monotonic() - started)
@@ -76,8 +78,8 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
                 return
 
 
-def _trust(bundle: str) -> ssl.SSLContext:
-    """The trust of a download: the file *bundle*, or the system's store and that of requests."""
+def _ssl_context(bundle: str) -> ssl.SSLContext:
+    """The context of a download: it trusts the file *bundle*, or the system and ``certifi``."""
     if bundle:
         return ssl.create_default_context(cafile=bundle)
     context = trust_store()

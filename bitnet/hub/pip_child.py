@@ -3,10 +3,11 @@
 ``pip install --dry-run`` downloads each wheel up to pip 25.0, and its report leaves out logins. So
 pip's own command reads the index here, with the user's whole configuration of pip, and writes the
 answer to a file: for each requirement the address of the wheel with the login for it, its SHA-256,
-and the way to the server. Nothing is downloaded.
+and the proxies and certificates for the server. Nothing is downloaded.
 
-This runs code inside of pip that may change, so the caller goes another way if this ends with
-:data:`OTHER_PIP`. The script imports nothing of this package. It works with pip 23.2 to 26.3.
+This uses pip's internal modules, which may change: if the exit status is :data:`OTHER_PIP`, the
+caller asks ``pip install --dry-run`` after all. The script imports nothing of this package. It
+works with pip 23.2 to 26.3.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ REFUSED_BY_PROXY = "407 Proxy Authentication Required"  # in an error of pip
 
 
 def main(words: list[str]) -> int:
-    """Write what pip finds for the options and requirements after the path of the report."""
+    """Write a report of the wheels that pip finds; return pip's exit status.
+
+    *words* are the path of the report, then options of pip and requirements.
+    """
+    report, *arguments = words
     try:
         from pip._internal.commands.download import DownloadCommand
     except ImportError as error:
@@ -43,7 +48,6 @@ def main(words: list[str]) -> int:
             Path(report).write_text(json.dumps(facts), encoding="utf-8")
             return 0
 
-    report, *arguments = words
     status: int = Find("download", "", isolated=False).main(arguments)
     return status
 
@@ -60,7 +64,9 @@ def _find(command: Any, options: Any, requirements: list[str]) -> list[dict[str,
         candidate = finder.find_requirement(install_req_from_line(requirement), upgrade=False)
         link = candidate.link
         url, user, password = session.auth._get_url_and_credentials(link.url_without_fragment)
+        # A private attribute: ``hash_name`` and ``hash`` only give one digest of several.
         hashes = dict(getattr(link, "_hashes", None) or {link.hash_name: link.hash})
+        # pip has such an adapter for the hosts of --trusted-host.
         is_insecure = type(session.get_adapter(url)).__name__.startswith("Insecure")
         facts.append(
             {

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bitnet.hub.ref import Ref
     from bitnet.store import Store
 
-_NONE = FileSelection()  # the runnable model
+_RUNNABLE_MODEL = FileSelection()  # without patterns
 _OWN_DIGEST = (
     "if --sha256 is right, this server has another file: do not use it, try another source; "
     "if the digest was mistyped, copy it again from where the model's author publishes it"
@@ -42,10 +42,14 @@ logger = logging.getLogger(__name__)
 def refs_of(
     text: str, files: Sequence[str] = (), revision: str = "main", *, whole: bool = False
 ) -> list[Ref]:
-    """The downloads that *text* means, one for each of *files*; *whole*: all of a repository."""
+    """The downloads that *text* means, one for each of *files*.
+
+    Without *files* it is the file that :mod:`bitnet.sources` lists for the repository; *whole*
+    leaves the choice of files to :func:`resolve`.
+    """
     repository, _, tag = text.partition(":")
     if REPOSITORY.fullmatch(repository) and (is_tag(tag) or text == repository):
-        ref = parse(f"hf:{text}")  # also where a folder has the same name
+        ref = parse(f"hf:{text}")  # the prefix, in case that a folder here has the same name
     elif text in sources.PACKAGED:
         ref = replace(parse(""), text=text, path=None, packaged=text)
     else:
@@ -80,7 +84,11 @@ def refs_of(
 
 
 def resolve(
-    ref: Ref, project: Project, *, select: FileSelection = _NONE, models_only: bool = False
+    ref: Ref,
+    project: Project,
+    *,
+    select: FileSelection = _RUNNABLE_MODEL,
+    models_only: bool = False,
 ) -> list[Source]:
     """The files on servers that *ref* means: one, or all parts of a model.
 
@@ -107,7 +115,7 @@ def resolve(
     if not files:
         with HubSession(options) as session:
             files = list_files(ref.repo, ref.revision, session)
-    if select and not ref.tag:
+    if select and not ref.tag:  # true with patterns, and where the whole repository is meant
         names = _select_names(ref, files, select)
     else:
         names = _choose_names(ref, files, project, models_only=models_only)
@@ -140,8 +148,8 @@ def _choose_names(
 ) -> list[str]:
     """Names of the files of the one model among *files* that *ref* means.
 
-    Without *models_only*, a pattern also matches files that do not run, and all files of a
-    repository without a runnable model are meant by its name.
+    Without *models_only*, a pattern also matches files that do not run, and a repository without a
+    runnable model means all of its files.
     """
     if models_only:
         models = [model for model in models_in(files, ref.file) if model.is_whole]
@@ -155,7 +163,11 @@ def _choose_names(
 
 
 def adopt(source: Source, commit: str | None, paths: Mapping[str, Path], store: Store) -> Source:
-    """*source* with its digest, if Hugging Face's cache has it at *paths*; now it is in *store*."""
+    """*source* with its digest and size, after adding it to *store* from Hugging Face's cache.
+
+    *paths* are that cache's files of the revision, *commit* is theirs. A file that is not among
+    them leaves *source* as it is.
+    """
     path = paths.get(source.file)
     if path is None:
         return source
@@ -165,15 +177,16 @@ def adopt(source: Source, commit: str | None, paths: Mapping[str, Path], store: 
     blob = store.adopt(path, sha256_of(path))
     if blob is None:
         return source
-    name = source.repo, source.revision, source.file
-    store.index.write(Pin("model", *name, commit, blob.sha256, blob.size), *name)
+    pin = Pin("model", source.repo, source.revision, source.file, commit, blob.sha256, blob.size)
+    store.index.write(pin, *pin.index_name)
     return replace(source, sha256=blob.sha256, size=blob.size)
 
 
 def resolve_all(
-    refs: Sequence[Ref], project: Project, *, select: FileSelection = _NONE
+    refs: Sequence[Ref], project: Project, *, select: FileSelection = _RUNNABLE_MODEL
 ) -> list[Source]:
     """The files that *refs* mean, each once, as :func:`resolve`."""
+    # The file of a listed repository may be its default, which the patterns override.
     if select.is_given and any(ref.file and not sources.model_source(ref.repo) for ref in refs):
         raise UsageError(
             "--include and --exclude choose files of a repository, without --file",
@@ -192,7 +205,7 @@ def download(
     *,
     output: Path | None = None,
     sha256: str = "",
-    select: FileSelection = _NONE,
+    select: FileSelection = _RUNNABLE_MODEL,
 ) -> list[Obtained]:
     """Provide the files of *refs* in the project: below ``models``, or in *output*."""
     digest = sha256.lower() or None
@@ -202,13 +215,13 @@ def download(
     if digest and len(sources) > 1:
         raise UsageError(f"--sha256 is of one file, {refs[0].file!r} means {len(sources)}")
     orders = []
-    for source, below in zip(sources, _places(sources, select), strict=True):
+    for source, place in zip(sources, _places(sources, select), strict=True):
         if source.parts and digest not in (None, source.sha256):
             raise UsageError(f"--sha256 is {sha256}, {source.name} is pinned to {source.sha256}")
         listed = source.sha256
-        if not source.parts:
+        if not source.parts:  # the digest of an order is the user's; the hub's is only *listed*
             source = replace(source, sha256=digest)
-        target = output / below if output is not None else None
+        target = output / place if output is not None else None
         order = order_of(source, project, target=target)
         if order.pinned is None:  # a pinned file may differ from the hub's present one
             order = replace(order, listed=listed)
@@ -217,7 +230,7 @@ def download(
     try:
         return provide(orders, project, root=output)
     except IntegrityError as error:
-        if digest is None or digest not in error.message:
+        if digest is None or digest not in error.message:  # the error is not about --sha256
             raise
         raise type(error)(error.message, hint=_OWN_DIGEST) from error
 
@@ -233,7 +246,11 @@ def _places(sources: list[Source], select: FileSelection) -> list[Path]:
 
 
 def _without_refused(orders: list[FileOrder], named: set[str], project: Project) -> list[FileOrder]:
-    """*orders* without unnamed files that may not lie in a project, as ``.gitattributes``."""
+    """*orders* without files that must not be in a project, such as ``.gitattributes``.
+
+    Files that the user *named* stay, and so do all if none would be left: then placing them fails
+    with an error that says why.
+    """
     problems = {
         order.source.file: place_problem(place)
         for order in orders
@@ -250,19 +267,23 @@ def _without_refused(orders: list[FileOrder], named: set[str], project: Project)
     return orders
 
 
-def header_of(
+def locate_model(
     source: Source, project: Project
 ) -> tuple[Source, Path | None, Callable[[int, int], bytes] | None]:
-    """The model *source* with what is known of it; its path if it is here, else a reader.
+    """Complete *source* with its size and terms, and locate its bytes without fetching the file.
 
-    That reads bytes from a start to a stop on the server, where it can.
+    Returns:
+        *source* with what the project, the store or the server says about it.
+        Its path, or None if it is not on this machine.
+        A function that reads the bytes from a start to a stop from the server. None if the file
+        has a path, or is in a package, of which no part can be read.
     """
     if source.parts:
         path = project.folder / "models" / source.repo / source.file
         path = path if path.is_file() else project.store.path_of(str(source.sha256))
         return source, path if path.is_file() else None, None
     path = model_path(project, source)
-    source = replace(source, gated=source.gated or None)
+    source = replace(source, gated=source.gated or None)  # False is only the default: unknown
     if path.is_file():
         return source, path, None
     options = project.options_for(source.repo)

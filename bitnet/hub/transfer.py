@@ -1,8 +1,9 @@
 """Transfer bytes from a server into a partial file, until it is complete.
 
-Several connections to one server fetch a piece each, which belongs to its connection until that has
-ended. What is counted is never written again, so that the digest which follows the transfer is that
-of the published file. A mirror is a fallback: it continues what the servers before it began.
+Several connections to one server fetch a piece of the file each, and only the connection that took
+a piece writes it. Bytes that count as done are never written again: their digest is computed while
+others still arrive, and must be that of the published file. A mirror is a fallback: it continues
+what the servers before it began.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ logger = logging.getLogger(__name__)
 
 _STEP_BYTES = 1 << 20  # hashed at once, at least
 
-PARALLEL_FROM_BYTES = 64_000_000
+PARALLEL_FROM_BYTES = 64_000_000  # smaller files get one connection, unless a user sets more
 AUTOMATIC_CONNECTIONS = 4
-PROBE_BYTES = 2 << 20
+PROBE_BYTES = 2 << 20  # fetched with one connection to measure its speed
 FAST_BYTES_PER_S = 100e6  # at this speed more connections do not help
 PIECE_BYTES = 16 << 20
 NOTE_BYTES = 4 << 20  # bytes between two records of parallel parts: the most a kill can lose
 READ_BYTES = 1 << 20
-LARGE_BYTES = 50_000_000_000
+LARGE_BYTES = 50_000_000_000  # a warning from here on: a hub may refuse a file of this size
 LARGEST_REQUEST = 32_000_000_000  # a file server may refuse larger replies
-STALL_BYTES_PER_S = 100
+STALL_BYTES_PER_S = 100  # a slower connection is broken off after the stall time-out
 SERVER_ATTEMPTS = 3  # before the next server is asked, if there is another one
 
 # Errors of one server after which the next one is asked.
@@ -108,7 +109,7 @@ class _NoRanges(Exception):
 
 @dataclass
 class _Piece:
-    """Bytes *at* to *stop* (exclusive), missing; ``None``: to the end of the file."""
+    """Missing bytes from *at* to *stop* (exclusive); a *stop* of None is the end of the file."""
 
     at: int
     stop: int | None
@@ -152,27 +153,27 @@ class Transfer:
             with self._limits.on_stop(self._halt):
                 for url in others:
                     try:
-                        return self._from(url)
+                        return self._fetch_from(url)
                     except (*_PASSING, Replaced) as error:  # noqa: PERF203
                         reason = getattr(error, "message", "") or "it has another file"
                         text = "%s goes on without %s: %s"
                         logger.warning(text, self.name, redact_url(url), reason)
-                return self._from(last)
+                return self._fetch_from(last)
         finally:
             self._hash.stop()
 
-    def _from(self, url: str) -> str:
-        """Fetch the missing bytes from the server at *url*."""
+    def _fetch_from(self, url: str) -> str:
+        """Fetch the missing bytes from the server at *url*; return the SHA-256 of the file."""
         self._url = url
         self._patience = Patience(self.session)
         with self._lock:
             self._advance()
         size = self.size or 0
-        asked = settings.connections()
-        may_split = asked != 1 and self._ranges and self.facts.accepts_ranges
-        is_long = size - self.partial.done.total > 2 * PROBE_BYTES
-        is_long = is_long and (asked > 1 or size > PARALLEL_FROM_BYTES)
-        if is_long and may_split and self._is_slow_alone():
+        connections = settings.connections()  # 0: chosen by size and speed
+        may_split = connections != 1 and self._ranges and self.facts.accepts_ranges
+        is_large = size > PARALLEL_FROM_BYTES or connections > 1  # any size if a user sets them
+        is_much_missing = size - self.partial.done.total > 2 * PROBE_BYTES
+        if is_large and is_much_missing and may_split and self._is_slow_alone():
             try:
                 self._fetch_pieces()
             except _NoRanges:
@@ -185,22 +186,25 @@ class Transfer:
     def _complete(self) -> bool:
         return self.size is not None and self.partial.done.total >= self.size
 
-    def _ending(self) -> bool:
-        """True if all threads are to end."""
+    def _must_stop(self) -> bool:
+        """True if every thread must stop."""
         return self._stop.is_set() or self._limits.is_stopped
 
     def _next_gap(self) -> _Piece:
-        """The first gap; its end is ``None`` if it is the end of the file."""
+        """The first gap, as far as one request may fetch it."""
         if self.size is None:
             return _Piece(self.partial.done.frontier, None)
-        start, stop = self.partial.done.missing(self.size)[0]
-        last = min(stop, start + LARGEST_REQUEST)
-        return _Piece(start, None if last == self.size else last)
+        start, gap_stop = self.partial.done.missing(self.size)[0]
+        stop = min(gap_stop, start + LARGEST_REQUEST)
+        return _Piece(start, None if stop == self.size else stop)
 
     # --- several connections -----------------------------------------------------------------
 
     def _is_slow_alone(self) -> bool:
-        """Fetch one part alone, which binds the version; true if more connections may help."""
+        """Fetch one part with one connection; True if more connections may be faster.
+
+        Its reply binds the partial file to an ETag, unless a digest identifies the file.
+        """
         gap = self._next_gap()
         start = gap.at
         stop = min(gap.stop or gap.at + PROBE_BYTES, gap.at + PROBE_BYTES)
@@ -219,6 +223,7 @@ class Transfer:
         count = settings.connections() or AUTOMATIC_CONNECTIONS
         missing = self.partial.done.missing(self.size)
         total = sum(stop - start for start, stop in missing)
+        # Several pieces per connection, so that no connection works long after the others.
         length = max(1 << 20, min(PIECE_BYTES, total // (4 * count)))
         self._waiting = deque(
             _Piece(at, min(at + length, stop))
@@ -231,14 +236,14 @@ class Transfer:
         try:
             http.in_threads([self._work] * count, count, self._halt)
         except Exception:
-            if not self._complete:
+            if not self._complete:  # else it failed after the last byte had arrived
                 raise
         finally:
             self._in_pieces = False
         self._stop.clear()
 
     def _halt(self) -> None:
-        """End all threads soon, also those waiting for bytes."""
+        """Make all threads stop soon, also those waiting for bytes."""
         self._stop.set()
         with self._lock:
             for response in self._open:
@@ -247,7 +252,7 @@ class Transfer:
 
     def _work(self) -> None:
         """Fetch one piece after the other, until none is left."""
-        while not self._ending():
+        while not self._must_stop():
             with self._lock:
                 if not self._waiting:
                     return
@@ -270,14 +275,16 @@ class Transfer:
                 ) from None
             self._start_over("the server cannot continue")
         except http.Transient as broken:
-            if self._ending():
+            if self._must_stop():
                 raise http.Stopped from None
             if self._url != self._servers[-1]:
                 broken.attempts = min(SERVER_ATTEMPTS, broken.attempts or SERVER_ATTEMPTS)
-            stopped = self._ending if self._in_pieces else None
+            # A single connection is only stopped with its session, whose sleep ends then.
+            stopped = self._must_stop if self._in_pieces else None
             self._patience.report_failure(self.name, broken, stopped=stopped)
 
     def _start_over(self, reason: str) -> None:
+        """Discard every byte, and fetch the file with one connection, without range requests."""
         logger.info("%s: %s, starting over", self.name, reason)
         self._ranges = self._in_pieces = False
         self._stop.clear()
@@ -287,7 +294,7 @@ class Transfer:
 
     def _fetch(self, piece: _Piece) -> None:
         """Request *piece*, and write what arrives."""
-        if self._ending():
+        if self._must_stop():
             raise http.Stopped
         headers = {}
         start = piece.at
@@ -296,17 +303,18 @@ class Transfer:
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
             if self.partial.server_etag and not self.facts.sha256:
                 headers["If-Range"] = f'"{self.partial.server_etag}"'
-        with self._limits.connection(self._ending) as waited:
+        asked = "Range" in headers
+        with self._limits.connection(self._must_stop) as waited:
             if waited:
                 self._patience.report_bytes(0)  # our own limit is not silence of the server
-            accept = (200, 206, 416) if "Range" in headers else (200,)
+            accept = (200, 206, 416) if asked else (200,)
             with self.session.open(self._url, headers=headers, accept=accept) as response:
                 with self._lock:
                     self._open.add(response)
                 try:
                     http.refuse_pages(response, redact_url(self._url))
                     self._compare_digest(response)
-                    piece.at, end = self._body_range(response, start, stop, asked=bool(headers))
+                    piece.at, end = self._body_range(response, start, stop, asked=asked)
                     if response.status_code == 200:
                         piece.stop = None  # the whole file
                     self._receive(response, piece, end)
@@ -330,7 +338,12 @@ class Transfer:
     def _body_range(
         self, response: requests.Response, start: int, stop: int | None, *, asked: bool
     ) -> tuple[int, int | None]:
-        """Start and end of *response*'s body in the file."""
+        """Start and end in the file of the body of *response*; an unknown end is None.
+
+        The whole file in place of a part that was *asked* for starts the transfer over, unless
+        pieces are fetched. The first reply binds the partial file to its ETag. A body that is not
+        the part asked for is :class:`_NoRanges`, one of another version :class:`Replaced`.
+        """
         etag = strong_etag(response.headers.get("ETag"))
         bound = self.partial.server_etag
         if self.facts.sha256:
@@ -341,14 +354,16 @@ class Transfer:
             raise Replaced
         if response.status_code == 206:
             part = http.content_range(response.headers.get("Content-Range"))
-            if not asked or part is None or part[0] != start or (stop and part[1] > stop):
+            if not asked or part is None:
                 raise _NoRanges
-            if self.size is not None and (part[2] not in (None, self.size) or part[1] > self.size):
+            part_start, part_stop, size = part
+            if part_start != start or (stop and part_stop > stop):
+                raise _NoRanges
+            if self.size is not None and (size not in (None, self.size) or part_stop > self.size):
                 raise Replaced
-            end: int | None = part[1]
+            end: int | None = part_stop
         else:
-            length = response.headers.get("Content-Length", "")
-            end = http.as_count(length)
+            end = http.as_count(response.headers.get("Content-Length", ""))
             if self.size is not None and end not in (None, self.size):
                 raise Replaced
             if asked and self._in_pieces:
@@ -368,11 +383,13 @@ class Transfer:
         start = piece.at
         since = session.clock()
         at_since = start
-        most = max(1, int(limits.rate * http.BURST_S)) if limits.rate else READ_BYTES
+        most = READ_BYTES
+        if limits.rate:
+            most = min(most, max(1, int(limits.rate * http.BURST_S)))
         while end is None or piece.at < end:
             if limits.is_stopped:
                 raise http.Stopped
-            count = min(READ_BYTES, most, *([end - piece.at] if end is not None else []))
+            count = most if end is None else min(most, end - piece.at)
             try:
                 chunk = response.raw.read1(count, decode_content=False)
             except urllib3.exceptions.ReadTimeoutError:
@@ -384,9 +401,9 @@ class Transfer:
             if not chunk:
                 break
             if self.size is not None and piece.at + len(chunk) > self.size:
-                raise Replaced  # it goes on after its end
+                raise Replaced  # the body goes on after the end of the file
             self._store(piece, chunk)
-            since += limits.pay(len(chunk), self._ending)
+            since += limits.pay(len(chunk), self._must_stop)  # our own limit is not a stall
             waited = session.clock() - since
             if waited >= settings.stall_timeout():
                 if piece.at - at_since < STALL_BYTES_PER_S * waited:
@@ -429,5 +446,6 @@ class Transfer:
         self._patience.report_bytes(len(chunk))
 
     def _advance(self) -> None:
+        """Hash what is done without a gap, and report the progress."""
         self._hash.advance(self.partial.done.frontier)
         self.report(self.partial.done.total, self.size)

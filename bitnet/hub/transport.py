@@ -26,7 +26,7 @@ _PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></
 
 @dataclass(frozen=True)
 class NetworkRoute:
-    """The way to a server, where it is not that of the environment."""
+    """Certificates and proxies for one server, where not only the environment decides."""
 
     verify: bool | str = True  # file with certificates to trust; False: any certificate is accepted
     certificate: str = ""  # file with a client certificate and its key
@@ -34,9 +34,9 @@ class NetworkRoute:
     uses_environment: bool = True  # proxies and certificates of the environment apply, too
 
     def apply(self, session: requests.Session) -> None:
-        """Let *session* take this way."""
+        """Set the certificates and proxies of *session*."""
         session.verify = self.verify
-        if self.verify is False:  # the user said so to pip
+        if self.verify is False:  # by the user's --trusted-host of pip, so without a warning
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         session.cert = self.certificate or None
         session.proxies.update(self.proxies)
@@ -82,7 +82,7 @@ class _TimedHeaders:
 
 
 def _limit_headers(pool: type[Any]) -> type[Any]:
-    """The class *pool* of connections, with timed headers."""
+    """A subclass of the connection pool *pool* whose connections are :class:`_TimedHeaders`."""
     connection = type("Connection", (_TimedHeaders, pool.ConnectionCls), {})
     return type("Pool", (pool,), {"ConnectionCls": connection})
 
@@ -119,7 +119,10 @@ class Transport(requests.adapters.HTTPAdapter):
 def mount_transport(
     session: requests.Session, connections: int, drill: tuple[list[NetworkFault], bool] | None
 ) -> None:
-    """Carry the requests of *session* with up to *connections* at once; *drill* breaks some."""
+    """Carry the requests of *session* with up to *connections* at once.
+
+    *drill* breaks some: one fault for each request, in order; if true, the first for all of them.
+    """
     options: dict[str, Any] = {"pool_maxsize": connections}
     verify = session.merge_environment_settings("https://", {}, None, None, None)["verify"]
     if verify is True:  # no file of certificates is named
@@ -174,7 +177,7 @@ class FaultyTransport(Transport):
 
 
 def _break_body(raw: Any, fault: NetworkFault) -> None:
-    """Let the body *raw* end in *fault* after its number of bytes."""
+    """Make reading the body *raw* fail with *fault* after ``fault.after_bytes`` bytes."""
     read1 = raw.read1
     left = fault.after_bytes or 0
 

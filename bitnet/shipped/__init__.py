@@ -19,7 +19,7 @@ class ShippedModel:
     """A model file of this package; a card ``<id>.md`` lies beside it.
 
     Attributes:
-        id: what the command line calls it.
+        id: its name on the command line.
         sha256: digest of the file.
         size: its bytes.
         licence: name of its terms.
@@ -43,7 +43,7 @@ class ShippedModel:
         path = Path(__file__).parent / self.file
         if not path.is_file():
             raise NotFound(
-                f"{path} is missing, which belongs to this package",
+                f"{path} is missing from this package",
                 hint=f"install it again: {reinstall_command()}",
             )
         return path

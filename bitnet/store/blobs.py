@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Store:
-    """The files in the cache folder *root*; with *rehash* they are read again to trust them."""
+    """The files in the cache folder *root*; with *rehash* every digest is computed again."""
 
     def __init__(self, root: Path, *, rehash: bool = False) -> None:
         self.root = root
@@ -102,16 +102,21 @@ class Store:
         *places: Path,
         claims: Claims | None = None,
     ) -> Blob | None:
-        """The file with this digest: at *target*, here, or taken in from *places* or a cache."""
+        """The file with this digest: at *target*, in this store, or adopted from elsewhere.
+
+        It is adopted from the first of *places* and of Hugging Face's blobs that is intact.
+        """
         if claims is not None:
             claims.add(sha256)
         if target is not None and self.is_intact(target, sha256, size):
             return Blob(sha256, target.stat().st_size, target)
         if (blob := self.find(sha256)) is not None:
             return blob
-        candidates = [*places, *hugging_face.blobs_with(sha256)]
-        adopted = (self.adopt(candidate, sha256) for candidate in candidates)
-        return next(filter(None, adopted), None)
+        for candidate in (*places, *hugging_face.blobs_with(sha256)):
+            blob = self.adopt(candidate, sha256)
+            if blob is not None:
+                return blob
+        return None
 
     def pin_of(self, *name: str) -> Pin | None:
         """The pin recorded for *name*: a repository, revision and file, or a version's key."""
@@ -126,24 +131,28 @@ class Store:
         return Blob(self.digest_of(path), path.stat().st_size, path)
 
     def record_name(self, pin: Pin, *name: str) -> None:
-        """Record that *name* means *pin*, with what is known of the same file already."""
+        """Record that *name* means *pin*, with what is known of the same file already.
+
+        Other bytes of this store that *name* meant until now are marked as superseded, so that a
+        command removes them if nothing else needs them. If that fails, *name* keeps its meaning.
+        """
         old = self.index.find(*name)
         if old is not None and old.sha256 == pin.sha256:
             pin = complete_pin(pin, old)
         elif old is not None and self.path_of(old.sha256).is_file():
-            # The mark comes first: a process that is killed now leaves it for the next one.
+            # The mark is written first, so that it exists even if this process is killed now.
             problem = keep_in_cache(self._mark_of(old.sha256))
             if problem:
-                logger.warning("%s keeps its name for the version before: %s", name[-1], problem)
+                logger.warning("%s still means the version before: %s", name[-1], problem)
                 return
         self.index.write(pin, *name)
 
     def record_version(self, pin: Pin, key: str) -> None:
-        """Record the bytes that came for the version *key*, whose digest no server named."""
+        """Record the bytes received for the version *key*, if no server named their digest."""
         self.index.write(pin, key)
 
     def list_superseded(self) -> dict[str, Path]:
-        """Marks of versions that their name left, by digest."""
+        """Marks of :meth:`record_name` on superseded files, by digest."""
         marks = tree.partial_folder(self.folder).glob(f"*{tree.SUPERSEDED}")
         by_digest = {mark.name.removesuffix(tree.SUPERSEDED): mark for mark in marks}
         return {digest: mark for digest, mark in by_digest.items() if SHA256.fullmatch(digest)}
@@ -152,7 +161,7 @@ class Store:
         return tree.mark_path(self.folder, sha256)
 
     def blobs(self) -> Iterator[Blob]:
-        """Every file of the store, by its name; nothing is read, and links are left out."""
+        """Every file of the store except links, with the digest in its name; none is read."""
         with suppress(OSError):
             for path in sorted(tree.blob_folder(self.folder).glob("??/*")):
                 with suppress(OSError):
@@ -162,8 +171,8 @@ class Store:
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the files in this cache, and of placed ones, by path, as recorded."""
-        digests = {str(blob.path): blob.sha256 for blob in self.blobs()}
-        return digests | {record.path: record.sha256 for record in self.verified if record.placed}
+        stored = {str(blob.path): blob.sha256 for blob in self.blobs()}
+        return stored | {record.path: record.sha256 for record in self.verified if record.placed}
 
     def users(self) -> dict[str, list[str]]:
         """Known paths of projects' files that are in the store, by digest."""
@@ -234,8 +243,8 @@ class Store:
     ) -> Blob:
         """Move the finished *partial* with this digest, which is claimed before, into the store.
 
-        An intact file that is there already stays, unless the new one *replaces* it: its other
-        names would keep the old bytes, and the disk would hold the file twice.
+        An intact file that is there already stays, unless *replaces*: its hard links in projects
+        would keep the old file, and the disk would hold the same bytes twice.
         """
         if claims is not None:
             claims.add(sha256)
@@ -286,13 +295,14 @@ class Store:
             partial.discard()
 
     def adopt(self, file: Path, sha256: str) -> Blob | None:
-        """Add *file*, which stays as it is, from elsewhere; ``None`` if it has not this digest."""
+        """Add *file* from elsewhere, unchanged; ``None`` if it does not have this digest."""
         try:
             if not file.is_file() or sha256_of(file) != sha256:
                 return None
             make_cache(self.root)
             path = self.path_of(sha256)
-            (how,) = self.place_all([(Blob(sha256, file.stat().st_size, file.resolve()), path)])
+            outside = Blob(sha256, file.stat().st_size, file.resolve())
+            (how,) = self.place_all([(outside, path)])
         except (OSError, BitnetError) as error:
             logger.debug("%s is not taken in: %s", file, error)
             return None
@@ -308,15 +318,16 @@ class Store:
         self.place_all([(blob, target)], root)
 
     def place_all(self, items: Sequence[tuple[Blob, Path]], root: Path | None = None) -> list[str]:
-        """Make each target its file, below *root*, its own folder by default; how each was made.
+        """Put each file at its target; return how each was made, as ``Prepared.how``.
 
-        All are prepared beside their targets, then renamed in order. What is last in *items* is
-        removed first if it exists, and appears last: it stands for all.
+        Targets are below *root*, by default in it; a link on the way that leaves *root* is refused.
+        All files are prepared beside their targets, then renamed in order. If the last target
+        exists, it is removed before that, so that the last file is only there while all are.
         """
         prepared: list[links.Prepared] = []
         if not items:
             return []
-        target = items[0][1]
+        target = items[0][1]  # the one named in an error; in the loops it is the current one
         with ExitStack() as stack:
             stack.enter_context(placing(self.folder, [target for _, target in items]))
             folders = {
@@ -379,14 +390,17 @@ class Store:
     def _place_folder(self, todo: list[tuple[Blob, Path]], folder: Path, root: Path) -> None:
         """Create *folder* with all of its files."""
         unplaced = folder.with_name(links.fresh_name(f".{folder.name}"))
-        inside = [(blob, unplaced / target.absolute().relative_to(folder)) for blob, target in todo]
+        unplaced_items = [
+            (blob, unplaced / target.absolute().relative_to(folder)) for blob, target in todo
+        ]
+        unplaced_paths = [path for _, path in unplaced_items]
         try:
             if folder.parent.is_dir():
                 self._sweep_folders(folder)
-            noted = placing(self.folder, [path for _, path in inside], unplaced)
-            with noted, open_folder(root, folder.parent) as fd:
+            note = placing(self.folder, unplaced_paths, unplaced)
+            with note, open_folder(root, folder.parent) as fd:
                 try:
-                    self.place_all(inside, root)
+                    self.place_all(unplaced_items, root)
                     if fd is None:
                         unplaced.rename(folder)
                     else:
@@ -396,7 +410,7 @@ class Store:
                         raise
                     self.place_all(todo, root)  # another process was faster
                 finally:
-                    for _, path in inside:
+                    for path in unplaced_paths:
                         self.verified.forget(path)
                     shutil.rmtree(unplaced, ignore_errors=True)
         except OSError as error:
@@ -408,13 +422,14 @@ class Store:
         """Remove what killed processes left of *folder*, if all of it is also in the store."""
         stem = re.escape(links.short_name(f".{folder.name}"))
         name = re.compile(stem + r"\.partial\.\d+-[0-9a-f]{8}")
-        for left in folder.parent.iterdir():
-            is_old = time.time() - left.lstat().st_mtime >= ABANDONED_S
-            if not (is_old and name.fullmatch(left.name)):
+        for unfinished in folder.parent.iterdir():
+            is_old = time.time() - unfinished.lstat().st_mtime >= ABANDONED_S
+            if not (is_old and name.fullmatch(unfinished.name)):
                 continue
-            files = [path for path in left.rglob("*") if not path.is_dir() or path.is_symlink()]
+            inner = unfinished.rglob("*")
+            files = [path for path in inner if not path.is_dir() or path.is_symlink()]
             if all(path.is_file() and self.may_replace(path) for path in files):
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(unfinished, ignore_errors=True)
 
     def may_replace(self, path: Path) -> bool:
         """True if *path* is as this program put it there, or the store has its content."""
@@ -430,9 +445,10 @@ class Store:
         self.verified.forget(blob.path)
 
     def _seal(self, path: Path, sha256: str) -> None:
-        """Record a digest that was just computed, so that later changes of *path* show."""
-        with suppress(OSError):  # where the file system has permissions
+        """Make *path* read-only, and record its digest, which was just computed."""
+        with suppress(OSError):  # a file system without permissions
             path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+        # Set the time back: only a time that is old enough shows every later change.
         with suppress(OSError):
             os.utime(path, (time.time(), time.time() - 2 * digests.SETTLED_S))
         self.verified.remember(path, sha256)

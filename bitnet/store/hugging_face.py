@@ -6,8 +6,9 @@
     <cache>/blobs/AB/AB12...                          shared store of Xet files, by Xet hash
 
 DIGEST is the SHA-256 of a large file and git's name of a small one, so the bytes can be checked.
-The Xet hash cannot: it is of chunks. A snapshot that holds a file instead of a link (without
-symbolic links, on Windows) has no digest for it, so the file is not taken.
+A Xet hash is computed from chunks, so it cannot be used for that. A snapshot that holds a file
+instead of a link (without symbolic links, on Windows) has no digest for it, so the file is not
+taken.
 Source: ``file_download.py`` and ``utils/_shared_blobs.py`` of that package.
 """
 
@@ -31,15 +32,15 @@ def files_of(repo: str, revision: str) -> tuple[str | None, dict[str, Path]]:
     """
     try:
         root = _folder_of(repo)
-        named = root / "refs" / revision
-        commit = read_bytes(named).decode("ascii").strip() if named.is_file() else revision
+        ref = root / "refs" / revision
+        commit = read_bytes(ref).decode("ascii").strip() if ref.is_file() else revision
         if not COMMIT.fullmatch(commit):
             return None, {}
         folder = root / "snapshots" / commit
         files = [path for path in folder.rglob("*") if path.is_file()]
         intact = [path for path in files if _is_intact(path, root / "blobs")]
         return commit, {path.relative_to(folder).as_posix(): path for path in intact}
-    except (OSError, RuntimeError, ValueError):
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: a loop of links
         return None, {}
 
 
@@ -61,7 +62,7 @@ def _folder_of(repo: str) -> Path:
 
 
 def _is_intact(path: Path, blobs: Path) -> bool:
-    """True if *path*, a file of a snapshot, has the digest that its blob below *blobs* names."""
+    """True if *path* is a link to a file in *blobs* whose name is the digest of the content."""
     if not path.is_symlink():
         return False
     # One link only: the blob of a Xet file leads on to another file, whose name is a Xet hash.

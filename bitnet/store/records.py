@@ -1,6 +1,6 @@
-"""Blobs, files on this machine, and pins, the one form in which files are recorded.
+"""Blobs and pins: a blob is a file on this machine, a pin is the record of a file.
 
-A lock file, the index of a store and the list of a bundle hold the same records::
+A lock file, the index of a store and the list of a bundle hold pins in the same form::
 
     {
       "kind": "tokenizer", "repo": "baseten/Meta-Llama-3-tokenizer", "revision": "main",
@@ -50,7 +50,7 @@ class Blob:
 class Pin:
     """The record of a file: where it comes from, and which bytes it is."""
 
-    # ``version`` is a version of a file whose digest its server does not name
+    # ``version``: the bytes once fetched for a version of a file, whose server announced no digest
     kind: Kind = "model"
     # repository on the hub, an address without secrets, or the id of a packaged model
     repo: str = ""
@@ -73,7 +73,7 @@ class Pin:
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
-        """The file that it is a version of."""
+        """Kind and name; a lock file has one pin for each, whatever the digest."""
         return self.kind, *self.index_name
 
     @property
@@ -87,8 +87,10 @@ class Pin:
     def key(self) -> str:
         """Its name in the listing of a cache."""
         if self.kind == "tokenizer" and self.place is not None:
-            area, *inner = PurePosixPath(self.place).parts
-            return inner[0] if area == "tokenizers" else PurePosixPath(self.place).parent.name
+            place = PurePosixPath(self.place)
+            if place.parts[0] == "tokenizers":  # ``tokenizers/KEY/FILE``
+                return place.parts[1]
+            return place.parent.name
         if "://" in self.repo:
             return self.repo
         if self.kind == "package":
@@ -96,8 +98,10 @@ class Pin:
         return f"{self.repo.replace('/', '--')}/{self.revision}/{self.file}" if self.repo else ""
 
 
-# Attributes of a pin by the name that a record has for them.
-_FIELDS = {entry.name: entry.name for entry in fields(Pin)[:8]} | {"path": "place"}
+# Attributes of a pin by the name that a record has for them; ``verified`` is only written if False.
+_FIELDS = {
+    entry.name: entry.name for entry in fields(Pin) if entry.name not in ("place", "verified")
+} | {"path": "place"}
 
 
 def to_record(pin: Pin) -> dict[str, Any]:
@@ -159,6 +163,7 @@ def _problem(record: Mapping[str, Any]) -> str:
 def relative(path: Path, folder: Path) -> str | None:
     """*path* relative to *folder* with forward slashes; ``None`` if it is outside."""
     try:
+        # Only then, so that a link in *folder* to a file outside of it counts as inside.
         if ".." in path.parts or ".." in folder.parts:
             path = path.resolve()
             folder = folder.resolve()
@@ -221,7 +226,7 @@ def lock_text(entries: Iterable[Pin]) -> str:
 
 
 def complete_pin(pin: Pin, old: Pin) -> Pin:
-    """*pin* with what *old*, a pin of the same bytes, says and it does not."""
+    """*pin* with its empty fields filled from *old*, a pin of the same bytes."""
     return replace(
         pin,
         commit=pin.commit or old.commit,
@@ -232,7 +237,11 @@ def complete_pin(pin: Pin, old: Pin) -> Pin:
 
 
 def add_pins(pins: list[Pin], entries: Iterable[Pin]) -> list[Pin]:
-    """*pins* with *entries*, each completed by the one of the same file that it replaces."""
+    """*pins* with *entries*; each replaces the pin with its identity.
+
+    An entry of the same bytes is completed by the pin that it replaces. A pin of other bytes at the
+    path of an entry is displaced.
+    """
     for entry in entries:
         old = find_pin(pins, entry.identity)
         if old is not None and old.sha256 == entry.sha256:

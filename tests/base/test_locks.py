@@ -148,7 +148,7 @@ def test_what_a_file_says_of_its_holder_steers_no_terminal(path, content, text):
 def flock(monkeypatch):
     """Replaces what the kernel does, on a file system that was not tried before."""
     fcntl = pytest.importorskip("fcntl")
-    monkeypatch.setattr(locks, "_working", {})
+    monkeypatch.setattr(locks, "_locks_work_on", {})
 
     def answer(number):
         def fake(fd, how):
