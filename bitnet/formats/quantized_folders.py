@@ -1,4 +1,4 @@
-"""Quantized matrices of a folder, as the plain numbers that they stand for.
+"""Quantized matrices of a folder, dequantized to the type of number that the method gives.
 
 ``quantization_config`` in ``config.json`` names the method. The numbers, and their type, are those
 of the method's own library when it dequantizes; ``tests/formats/test_quantized_folders.py``
@@ -8,10 +8,10 @@ first read.
 
 ==================  =============================================================================
 ``fp8``             transformers' ``Fp8Dequantize``: a scale for each block of rows and columns
-compressed-tensors  integers of 8 bits or packed ones of up to 8, and 8-bit floats, by vLLM's
+compressed-tensors  int8, packed integers of 2, 4 or 8 bits, and 8-bit floats, by vLLM's
                     ``compressed_tensors``
 bitsandbytes        4 bits (``nf4``, ``fp4``), an index into 16 numbers, by ``bitsandbytes``
-GPTQ, AWQ           integers less zero points, by ``gptqmodel``; see ``gptq_folders.py``
+GPTQ, AWQ           integers minus zero points, by ``gptqmodel``; see ``gptq_folders.py``
 ==================  =============================================================================
 """
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Methods whose weights are not read, and their names for users.
+#: Methods that are known and not supported, and their names for users.
 _NOT_READ = {
     "aqlm": "AQLM",
     "auto-round": "AutoRound",
@@ -97,8 +97,10 @@ _SCHEME_RULES: dict[str, Rule] = {
     "dynamic": neutral(None, False),
     **dict.fromkeys(("observer", "observer_kwargs", "scale_dtype", "zp_dtype"), HARMLESS),
 }
+# Tensors of a compressed matrix beside its codes; those of activations are not used.
+_PARTS_OF_WEIGHT = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 _PARTS_OF_COMPRESSED = (
-    *("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    *_PARTS_OF_WEIGHT,
     *("input_scale", "input_zero_point", "output_scale", "output_zero_point"),
 )
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -131,7 +133,8 @@ def unpack_quantized(
 ) -> tuple[dict[str, Weight], dict[str, Any]]:
     """*tensors* with plain matrices, and *config* without ``quantization_config``.
 
-    Both are as they were if the method is another room's, as BitNet's is, or there is none.
+    Both are returned unchanged if there is no such key, or if its method is read by another module,
+    such as BitNet's ternary weights.
     """
     quantization = config.get(KEY)
     if not isinstance(quantization, dict):
@@ -166,9 +169,9 @@ def unpack_quantized(
 def find_quantization(
     files: Inventory, config: dict[str, Any], tensors: Mapping[str, Weight]
 ) -> dict[str, Any]:
-    """*config* with the ``quantization_config`` that a file of auto-gptq or AutoAWQ has instead.
+    """*config*, completed with ``quantization_config`` from a file of auto-gptq or AutoAWQ.
 
-    Quantized *tensors* that a file of another library describes are refused.
+    Quantized *tensors* that only a file of another library describes are refused.
     """
     has_codes = any(name.endswith((".qweight", ".qzeros")) for name in tensors)
     has_floats = any(tensor.quant.name.startswith("F8_") for tensor in tensors.values())
@@ -177,26 +180,27 @@ def find_quantization(
         return config
     name = described[0]
     if name == _AUTO_GPTQ and has_codes:
-        own = {**_DEFAULTS_OF_AUTO_GPTQ, **files.json(name, dict)}
+        quantization = {**_DEFAULTS_OF_AUTO_GPTQ, **files.json(name, dict)}
     elif name == _AUTO_AWQ and has_codes:
-        own = files.json(name, dict)
-        own = {_NAMES_OF_AUTO_AWQ.get(key, key): value for key, value in own.items()}
-        own["quant_method"] = "awq"
+        values = files.json(name, dict)
+        quantization = {_NAMES_OF_AUTO_AWQ.get(key, key): value for key, value in values.items()}
+        quantization["quant_method"] = "awq"
     else:
         raise Unsupported(
             f"{files.root.name}: its weights are quantized as {name} says, which is not read, and "
             f"config.json has no {KEY}",
             hint=HINT,
         )
-    return {**config, KEY: own}
+    return {**config, KEY: quantization}
 
 
 def leave_out_keys(
     config: dict[str, Any], ignore: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """*config* without the keys to *ignore* below ``quantization_config``, and these with values.
+    """*config* without the keys below ``quantization_config`` in *ignore*, and the ignored keys.
 
-    Keys of the groups of compressed-tensors are named without the group, and left out of every one.
+    A key of a group of compressed-tensors is named without the group, ``config_groups.weights``,
+    and is left out of every group.
     """
     quantization = config.get(KEY)
     if not isinstance(quantization, dict):
@@ -204,9 +208,10 @@ def leave_out_keys(
     rest, ignored = split_ignored(quantization, ignore, prefix=BELOW)
     groups = rest.get("config_groups")
     if isinstance(groups, dict):
-        rest["config_groups"] = kept_groups = {}
+        rest["config_groups"] = {}
         for name, group in groups.items():
-            kept_groups[name], below = split_ignored(group, ignore, prefix=_BELOW_GROUPS)
+            rest_of_group, below = split_ignored(group, ignore, prefix=_BELOW_GROUPS)
+            rest["config_groups"][name] = rest_of_group
             ignored |= below
     return {**config, KEY: rest}, ignored
 
@@ -217,7 +222,7 @@ def _unpack_fp8(
     config: Mapping[str, Any],
     model: str,
 ) -> dict[str, Weight]:
-    """*tensors* with 8-bit floats times their scales, in the type of the model's other numbers."""
+    """*tensors* with each 8-bit float times its scale, in the type that *config* names."""
     dtype = _dtype_of(config, model)
     block = quantization.get("weight_block_size")
     unpacked = {}
@@ -237,14 +242,14 @@ def _unpack_fp8(
 
 
 def _multiply(codes: Weight, scales: ScaleGrid, model: str) -> NDArray[np.float32]:
-    """The numbers of 8-bit floats, the *codes*, times their *scales*."""
+    """Values of the 8-bit floats *codes*, times their *scales*."""
     return read_floats(codes, model) * scales.spread()
 
 
 def _unpack_compressed(
     tensors: Mapping[str, Weight], quantization: Mapping[str, Any], model: str
 ) -> dict[str, Weight]:
-    """*tensors* with codes less their zero points times their scales, in the type of the scales."""
+    """*tensors* with ``(code - zero point) * scale`` for codes, in the type of the scales."""
     check(quantization, _COMPRESSED_RULES, model=model, below=BELOW)
     scheme = _only_scheme(quantization, model)
     unpacked = {}
@@ -260,17 +265,16 @@ def _unpack_compressed(
 
 
 def _only_scheme(quantization: Mapping[str, Any], model: str) -> Mapping[str, Any]:
-    """The numbers of every matrix, as ``config_groups`` states them."""
+    """The scheme of the weights, which must be the same in all ``config_groups``."""
     groups = quantization.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise InvalidFormat(f"{model}: {BELOW}config_groups has no group", hint=COMPARE)
-    schemes = [
-        group.get("weights") if isinstance(group, dict) else None for group in groups.values()
-    ]
+    tables = [group if isinstance(group, dict) else {} for group in groups.values()]
+    scheme = tables[0].get("weights")
     form = quantization.get("format")
-    forms = {form, *(group["format"] for group in groups.values() if group.get("format"))}
-    scheme = schemes[0]
-    if len(forms) > 1 or form not in _FORMATS or not all(each == scheme for each in schemes):
+    forms = [group["format"] for group in tables if group.get("format")]
+    has_other = any(group.get("weights") != scheme for group in tables)
+    if has_other or form not in _FORMATS or any(each != form for each in forms):
         raise Unsupported(
             f"{model}: {BELOW}format is {form!r} with {len(groups)} groups; of compressed-tensors "
             f"one kind of matrices is read, in a format of {', '.join(_FORMATS)}",
@@ -289,21 +293,22 @@ def _decompress(
     scheme: Mapping[str, Any],
     model: str,
 ) -> Weight:
-    scale, zero, whole, groups = (parts[part] for part in _PARTS_OF_COMPRESSED[:4])
-    assert scale is not None  # the caller has seen it
-    shape = _shape_of(codes, whole, scheme, model)
-    if groups is not None:
+    """The matrix *stem* of *codes* and its *parts*, by ``_PARTS_OF_COMPRESSED``."""
+    scale, zero_point, stated_shape, group_index = (parts[part] for part in _PARTS_OF_WEIGHT)
+    assert scale is not None  # the caller found it
+    shape = _shape_of(codes, stated_shape, scheme, model)
+    if group_index is not None:
         raise Unsupported(
-            f"{model}: {groups.name} puts the columns of a matrix into groups of their own, which "
-            "is not read",
+            f"{model}: {group_index.name} assigns the columns of a matrix to groups one by one, "
+            "which is not read",
             hint=HINT,
         )
     scales = read_floats(scale, model)
     block = scheme.get("block_structure")
     grid_of_scales = ScaleGrid.of(scales, shape, stem, model, block)
     grid_of_zeros: ScaleGrid | None = None
-    if zero is not None:
-        zeros = _zeros_of(zero, scales.shape, scheme, model)
+    if zero_point is not None:
+        zeros = _zeros_of(zero_point, scales.shape, scheme, model)
         grid_of_zeros = ScaleGrid.of(zeros, shape, stem, model, block)
 
     def numbers() -> NDArray[np.float32]:
@@ -316,21 +321,21 @@ def _decompress(
 
 
 def _shape_of(
-    codes: Weight, whole: Weight | None, scheme: Mapping[str, Any], model: str
+    codes: Weight, stated_shape: Weight | None, scheme: Mapping[str, Any], model: str
 ) -> tuple[int, ...]:
-    """Shape of the matrix of *codes*, which is *whole* if they are packed."""
+    """Rows and columns of the matrix of *codes*; if they are packed, those in *stated_shape*."""
     expected = {"int": ("I8", "I32"), "float": ("F8_E4M3",)}.get(str(scheme.get("type")), ())
     if codes.quant.name not in expected or len(codes.shape) != 2:
         raise unlike(codes, f"codes of the type {scheme.get('type')!r}", model)
     if codes.quant.name != "I32":
         return codes.shape
-    if whole is None:
+    if stated_shape is None:
         raise InvalidFormat(f"{model}: {codes.name} has no weight_shape", hint=COMPARE)
-    shape = tuple(map(int, read_integers(whole, model).reshape(-1)))
+    shape = tuple(map(int, read_integers(stated_shape, model).reshape(-1)))
     if len(shape) != 2:
-        raise unlike(whole, "rows and columns", model)
-    words = -(-shape[-1] * _bits_of(scheme, model) // 32)
-    if codes.shape != (shape[0], words):
+        raise unlike(stated_shape, "rows and columns", model)
+    row_bits = shape[1] * _bits_of(scheme, model)
+    if codes.shape != (shape[0], -(-row_bits // 32)):
         raise unlike(codes, f"{' x '.join(map(str, shape))} numbers", model)
     return shape
 
@@ -338,7 +343,7 @@ def _shape_of(
 def _codes_of(
     codes: Weight, shape: tuple[int, ...], scheme: Mapping[str, Any], model: str
 ) -> NDArray[np.float32]:
-    """The numbers of the *codes* of a matrix of *shape*."""
+    """The *codes* of a matrix of *shape* as floats, unpacked if they are packed."""
     if codes.quant.name != "I32":
         return read_floats(codes, model)
     packed = read_integers(codes, model)
@@ -346,15 +351,15 @@ def _codes_of(
 
 
 def _zeros_of(
-    zero: Weight, shape: tuple[int, ...], scheme: Mapping[str, Any], model: str
+    zero_point: Weight, shape: tuple[int, ...], scheme: Mapping[str, Any], model: str
 ) -> NDArray[np.float32]:
-    """Zero points of the *shape* of the scales; packed ones are packed along rows."""
-    if zero.quant.name != "I32" or zero.shape == shape:
-        return read_floats(zero, model)
-    packed = read_integers(zero, model).T
+    """Zero points, of the *shape* of the scales. Packed ones have neighbouring rows in a word."""
+    if zero_point.quant.name != "I32" or zero_point.shape == shape:
+        return read_floats(zero_point, model)
+    packed = read_integers(zero_point, model).T
     values = _unpack_words(packed, _bits_of(scheme, model), shape[0]).T
     if values.shape != shape:
-        raise unlike(zero, f"zero points for scales of {shape}", model)
+        raise unlike(zero_point, f"zero points for scales of {shape}", model)
     return np.ascontiguousarray(values)
 
 
@@ -370,26 +375,29 @@ def _bits_of(scheme: Mapping[str, Any], model: str) -> int:
 
 
 def _unpack_words(words: NDArray[np.integer[Any]], bits: int, columns: int) -> NDArray[np.float32]:
-    """Signed numbers of rows of 32-bit *words*, the first in the lowest *bits* of a word."""
+    """Signed integers of rows of 32-bit *words*, the first in the lowest *bits* of a word.
+
+    They are stored plus half their range: code 0 is the least one.
+    """
     codes = unpack_codes(words, bits, columns)
     numbers: NDArray[np.float32] = codes.astype(np.float32) - np.float32(1 << (bits - 1))
     return numbers
 
 
 def _unpack_bitsandbytes(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
-    """*tensors* with 4-bit codes as numbers of their table times the scales of their blocks."""
+    """*tensors* with ``table[code] * scale of the block`` for 4-bit codes."""
     unpacked = {}
     for name, tensor in tensors.items():
         stem, _, rest = name.partition(".weight.")
         if rest and f"{stem}.weight" in tensors:
-            continue
+            continue  # a scale, a table or the state of codes: read with them
         state = _state_of(name, tensors)
         unpacked[name] = tensor if state is None else _from_state(tensor, state, tensors, model)
     return unpacked
 
 
 def _state_of(name: str, tensors: Mapping[str, Weight]) -> Weight | None:
-    """The tensor that describes the codes *name*, if they are any."""
+    """The tensor that describes the codes *name*, or None if *name* is not quantized."""
     for kind in ("nf4", "fp4"):
         state = tensors.get(f"{name}.quant_state.bitsandbytes__{kind}")
         if state is not None:
@@ -398,6 +406,7 @@ def _state_of(name: str, tensors: Mapping[str, Weight]) -> Weight | None:
 
 
 def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], model: str) -> Weight:
+    """The matrix of *codes*, whose *state* is JSON: shape, block size, and type of the numbers."""
     name = codes.name
     try:
         facts = json.loads(state.data.tobytes())
@@ -406,13 +415,13 @@ def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], mod
         dtype = DTYPES[facts["dtype"]]
         scales = read_floats(tensors[f"{name}.absmax"], model)
         table = read_floats(tensors[f"{name}.quant_map"], model)
-        if "nested_blocksize" in facts:
-            nested = read_floats(tensors[f"{name}.nested_absmax"], model)
-            numbers = read_floats(tensors[f"{name}.nested_quant_map"], model)
-            factors = np.repeat(nested, int(facts["nested_blocksize"]))[: scales.size]
-            scales = numbers[scales.astype(np.intp)] * factors
+        if "nested_blocksize" in facts:  # double quantization: the scales are codes, too
+            nested_scales = read_floats(tensors[f"{name}.nested_absmax"], model)
+            nested_table = read_floats(tensors[f"{name}.nested_quant_map"], model)
+            factors = np.repeat(nested_scales, int(facts["nested_blocksize"]))[: scales.size]
+            scales = nested_table[scales.astype(np.intp)] * factors
             scales += np.float32(facts["nested_offset"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise InvalidFormat(
             f"{model}: the state of the codes {name} is wrong: {error}", hint=COMPARE
         ) from error
@@ -432,7 +441,7 @@ def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], mod
 
 
 def _dtype_of(config: Mapping[str, Any], model: str) -> str:
-    """Type of the model's numbers, as *config* names it."""
+    """Type of the model's numbers, as *config* names it; BF16 if it does not."""
     inner = config.get("text_config")
     tables = (config, inner) if isinstance(inner, dict) else (config,)
     names = [table[key] for table in tables for key in ("dtype", "torch_dtype") if table.get(key)]

@@ -32,17 +32,17 @@ class Deferred:
         with self._lock:
             if self._compute is not None:
                 self._array = self._compute()
-                self._compute = None  # releases the codes
+                self._compute = None  # releases the arrays that it refers to
         assert self._array is not None
         return self._array
 
 
 class _Bytes:
-    """The field ``data`` of a weight, an array or a :class:`Deferred` one, which reads as array."""
+    """Descriptor of ``Weight.data``: takes an array or a :class:`Deferred`, reads as an array."""
 
     def __get__(self, weight: Weight | None, owner: type) -> NDArray[np.uint8]:
         if weight is None:
-            raise AttributeError  # of the class: the field has no default
+            raise AttributeError  # as read from the class, so that dataclass sees no default
         stored: NDArray[np.uint8] | Deferred = weight.__dict__["stored"]
         return stored.read() if isinstance(stored, Deferred) else stored
 
@@ -52,7 +52,7 @@ class _Bytes:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A named tensor as stored in the file."""
+    """A named tensor in its encoding: bytes of a file, or bytes computed from one."""
 
     name: str  # GGUF name, such as ``blk.0.attn_q.weight``
     # rows first: ``(outputs, inputs)`` for a linear layer, ``(n,)`` for a norm, ``(experts,
@@ -65,18 +65,17 @@ class Weight:
     # if ternary, the layer rounds its input to int8 per token (W1.58A8), as BitNet models are
     # trained; false for ternary models trained with float inputs
     rounds_input: bool = True
-    # bytes of each of its matrices, where they do not follow each other in *data*, which is empty
-    # then
+    # the bytes, matrix by matrix, if they are in several arrays; *data* is empty then
     pieces: tuple[NDArray[np.uint8], ...] = ()
 
     @property
     def views(self) -> tuple[NDArray[np.uint8], ...]:
-        """Its bytes, in one or several arrays."""
+        """The arrays of bytes: ``pieces``, or ``data`` alone."""
         return self.pieces or (self.data,)
 
     @property
     def size_bytes(self) -> int:
-        """Number of its bytes, which are not computed for this."""
+        """Number of bytes, without computing deferred ones."""
         stored = self.__dict__["stored"]
         if isinstance(stored, Deferred):
             return stored.size_bytes
@@ -84,26 +83,29 @@ class Weight:
 
     @property
     def is_deferred(self) -> bool:
-        """True if its bytes are computed when they are first read."""
+        """True if the bytes are computed when they are first read."""
         return isinstance(self.__dict__["stored"], Deferred)
 
     def like(self, **changes: Any) -> Weight:
-        """The weight with *changes* of its fields; deferred bytes stay deferred."""
+        """A copy with *changes* to its fields; ``replace`` would compute deferred bytes."""
         return replace(self, **{"data": self.__dict__["stored"], **changes})
 
     @property
     def stores_rows(self) -> bool:
-        """True if the bytes of each row of the matrix follow each other."""
-        is_packed = self.quant.name.startswith(("I2_S", "PACKED"))
-        return len(self.shape) > 1 and not is_packed and self.data.size % self.shape[0] == 0
+        """True if the bytes are those of the rows of a matrix, one row after another.
+
+        I2_S has a scale behind all rows, packed U8 and IQ2_BN_R4 have four rows in one.
+        """
+        is_mixed = self.quant.name.startswith(("I2_S", "PACKED", "IQ2_BN_R4"))
+        return len(self.shape) > 1 and not is_mixed and self.data.size % self.shape[0] == 0
 
     def take_rows(self, rows: slice | list[int]) -> Weight:
-        """The *rows* of a matrix that stores them, as a matrix."""
+        """The *rows* as a matrix of their own; the weight must have :attr:`stores_rows`."""
         raw = self.data.reshape(self.shape[0], -1)[rows]
         return replace(self, shape=(len(raw), *self.shape[1:]), data=raw.reshape(-1))
 
     def matrices(self) -> tuple[Weight, ...]:
-        """The matrices of a weight of three dimensions; the weight itself, if it has fewer."""
+        """The matrices ``(outputs, inputs)`` of three dimensions, or the weight itself if fewer."""
         if len(self.shape) < 3:
             return (self,)
         count, *shape = self.shape

@@ -201,6 +201,34 @@ def test_a_key_that_is_not_followed_is_refused_by_name(tmp_path, quantization, k
         open_checkpoint(folder)
 
 
+@pytest.mark.parametrize(
+    ("form", "group"),
+    [
+        ("int-quantized", 5),
+        ("int-quantized", {"weights": {}, "format": ["int-quantized"]}),
+        (["int-quantized"], {"weights": {}}),
+    ],
+)
+def test_groups_and_formats_of_wrong_types_are_refused(form, group):
+    quantization = {"quant_method": "compressed-tensors", "format": form}
+    quantization["config_groups"] = {"group_0": group}
+    with pytest.raises(Unsupported, match=r"quantized|compressed-tensors"):
+        unpack_quantized({}, {KEY: quantization}, "m")
+
+
+def test_a_state_of_codes_with_an_infinite_number_is_refused():
+    state = b'{"shape": [2, 2], "blocksize": Infinity, "dtype": "float16"}'
+    name = f"{NAME}.weight"
+    tensors = {
+        name: stored_weight(name, np.zeros((2, 1), np.uint8), "U8"),
+        f"{name}.quant_state.bitsandbytes__nf4": stored_weight(
+            "state", np.frombuffer(state, np.uint8), "U8"
+        ),
+    }
+    with pytest.raises(InvalidFormat, match="the state of the codes"):
+        unpack_quantized(tensors, {KEY: NF4}, "m")
+
+
 def test_scales_that_do_not_fit_are_refused():
     tensors = {
         f"{NAME}.weight": stored_weight(f"{NAME}.weight", np.zeros((4, 6), np.uint8), "F8_E4M3"),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bitnet.base.errors import InvalidFormat
 from bitnet.quants import types
+from bitnet.quants.registry import dequantize
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import (
     Ternary,
@@ -20,6 +21,7 @@ from bitnet.quants.ternary import (
     unpack_iq2_bn_r4,
     unpack_u8,
 )
+from bitnet.quants.weight import Weight
 
 
 def random_codes(rows, columns, seed=0):
@@ -127,6 +129,19 @@ def test_ik_encodings_decode_what_ik_llama_cpp_wrote(name, unpack):
     ternary = unpack(packed, (4, 64))
     np.testing.assert_array_equal(ternary.codes, codes)
     np.testing.assert_array_equal(ternary.scales, [[0.5], [1.0], [1.5], [2.0]])
+
+
+@pytest.mark.parametrize("name", ["IQ1_BN", "IQ2_BN"])
+def test_rows_of_an_encoding_that_stores_them_in_turn_are_taken_alone(name):
+    packed = np.frombuffer(bytes.fromhex(IK_BYTES[name]), dtype=np.uint8)
+    weight = Weight("w", (4, 64), types.by_name(name), packed)
+    assert weight.stores_rows
+    np.testing.assert_array_equal(dequantize(weight.take_rows([1, 3])), dequantize(weight)[[1, 3]])
+
+
+def test_four_rows_that_are_stored_as_one_are_not_taken_alone():
+    packed = np.frombuffer(bytes.fromhex(IK_BYTES["IQ2_BN_R4"]), dtype=np.uint8)
+    assert not Weight("w", (4, 64), types.by_name("IQ2_BN_R4"), packed).stores_rows
 
 
 def test_iq2_bn_is_written_as_ik_llama_cpp_writes_it():
