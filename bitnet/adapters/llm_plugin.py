@@ -1,7 +1,7 @@
-"""The models that are here, for the program and the library ``llm`` (https://llm.datasette.io).
+"""Plugin for ``llm``, the program and the library (https://llm.datasette.io).
 
-``llm`` finds this module by its entry point and names the models ``bitnet/NAME``. Nothing is loaded
-before a model is used, and nothing is fetched.
+``llm`` finds this module by its entry point. It offers the models that are on this machine as
+``bitnet/NAME``, loads one when it is first used, and downloads nothing.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.language_model import LanguageModel
 
-BATCH = 64  # texts that llm hands over together
+BATCH = 64  # most texts in a call of ``embed_batch``
 
 
 @llm.hookimpl
 def register_models(register: Callable[[Any], None]) -> None:
-    """Offer every model that is here for prompts and chats."""
+    """Offer every model on this machine for prompts and chats."""
     for name in _names():
         register(Writer(name))
 
 
 @llm.hookimpl
 def register_embedding_models(register: Callable[[Any], None]) -> None:
-    """Offer every model that is here for embeddings."""
+    """Offer every model on this machine for embeddings."""
     for name in _names():
         register(Embedder(name))
 
 
 class Embedder(llm.EmbeddingModel):
-    """Vectors of texts, as :meth:`LanguageModel.embed` gives them."""
+    """Vectors of texts, computed by :meth:`LanguageModel.embed`."""
 
     batch_size = BATCH
 
@@ -56,7 +56,7 @@ class Embedder(llm.EmbeddingModel):
 
 
 class Writer(llm.Model):
-    """Answers in the model's chat template; the continuation of the prompt where it has none."""
+    """Answers, or continuations of the prompt if the model has no chat template."""
 
     can_stream = True
 
@@ -76,16 +76,20 @@ class Writer(llm.Model):
     def execute(
         self, prompt: Any, stream: bool, response: Any, conversation: Any | None
     ) -> Iterator[str]:
-        """The answer to *prompt*, after what *conversation* has so far."""
+        """The answer to *prompt*, in pieces; it follows the earlier responses of *conversation*.
+
+        Without a chat template, the model gets the prompt alone.
+        """
         from bitnet.runtime.request import Request
 
         try:
             model = _load_model(self._name)
-            asked: dict[str, Any] = {"prompt": prompt.prompt}
+            fields = prompt.options.model_dump(exclude_none=True)
             if model.tokenizer.chat_template:
-                asked = {"messages": _messages(prompt, conversation)}
-            options = prompt.options.model_dump(exclude_none=True)
-            answer = model.answer(Request.from_mapping(asked | options))
+                fields["messages"] = _messages(prompt, conversation)
+            else:
+                fields["prompt"] = prompt.prompt
+            answer = model.answer(Request.from_mapping(fields))
             yield from answer if stream else ["".join(answer)]
         except BitnetError as error:
             raise llm.ModelError(error.message) from error
@@ -93,27 +97,27 @@ class Writer(llm.Model):
 
 
 def _messages(prompt: Any, conversation: Any | None) -> list[dict[str, str]]:
-    before = conversation.responses if conversation is not None else []
+    responses = conversation.responses if conversation is not None else []
     messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    for answer in before:
-        messages.append({"role": "user", "content": answer.prompt.prompt})
-        messages.append({"role": "assistant", "content": answer.text()})
+    for response in responses:
+        messages.append({"role": "user", "content": response.prompt.prompt})
+        messages.append({"role": "assistant", "content": response.text()})
     return [*messages, {"role": "user", "content": prompt.prompt}]
 
 
 def _names() -> list[str]:
-    """Names of the models that are here; none where the cache cannot be read."""
+    """Names of the models on this machine; none if the cache cannot be read."""
     from bitnet.hub.models import list_models
     from bitnet.store import Store
 
     try:
         models = list_models(Store(CacheOptions().root))
-    except BitnetError:  # llm has other models, too
+    except BitnetError:  # an error here would keep llm from running the models of other plugins
         return []
     return [model.name for model in models if model.path is not None]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # keeps one model in memory
 def _load_model(name: str) -> LanguageModel:
     from bitnet.provision import load
 

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 I2SLayout = Literal["x86", "arm"]
-#: The key, and its only value, of BitNets that neither architecture nor encoding tells from others.
+#: The key, and its only value, that ``convert`` writes into BitNet models for their rounded inputs.
+#: Files of an architecture and encoding that other models have, too, need it.
 INPUTS = ("quantize.activations", "int8 per token")
 
 
 def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
-    """The model in the file at *path*."""
+    """The model in the GGUF file at *path*, without its *ignore_keys*."""
     gguf = GGUF.open(path)
     family = of_gguf(gguf.architecture)
     style: RopeStyle = family.gguf_rope_style if family else "half"
@@ -42,11 +43,11 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     ignored = {key: gguf.metadata[key] for key in gguf.metadata.keys() - metadata.keys()}
     ignored |= find_ignored_keys(metadata, gguf.architecture)
     metadata = effective_keys(metadata, gguf.architecture)
-    rounds = _rounds_inputs(gguf, metadata, family)
-    weights = {
-        name: gguf.weight(name, rounds or info.type.name not in registry.OF_ANY_MODEL)
-        for name, info in gguf.tensors.items()
-    }
+    rounds_inputs = _rounds_inputs(gguf, metadata, family)
+    weights = {}
+    for name, info in gguf.tensors.items():
+        is_bitnets_own = info.type.name not in registry.OF_ANY_MODEL
+        weights[name] = gguf.weight(name, rounds_input=rounds_inputs or is_bitnets_own)
     return Checkpoint(
         gguf.path,
         gguf.architecture,
@@ -55,7 +56,7 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         style,
         gguf=gguf,
         ignored=ignored,
-        rounds_inputs=rounds,
+        rounds_inputs=rounds_inputs,
         inventory=Inventory.of_mapped(gguf.files),
     )
 
@@ -71,32 +72,36 @@ def effective_keys(metadata: Mapping[str, Any], architecture: str) -> Mapping[st
     names = family.llama_cpp.ignores
     layers = family.llama_cpp.window_layers
     if layers and metadata.get(f"{architecture}.block_count") != layers:
-        names += WINDOWS
+        names += WINDOWS  # it recognises the models with windows by their number of layers
     ignored = {f"{architecture}.{name}" for name in names}
     return {key: value for key, value in metadata.items() if key not in ignored}
 
 
 def find_ignored_keys(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Keys that :func:`effective_keys` leaves out although they say something else, with values."""
-    left = metadata.keys() - effective_keys(metadata, architecture).keys()
+    """Keys that :func:`effective_keys` leaves out, and that would have an effect, with values.
+
+    Without effect are values of 0, false or nothing, and a window as long as the context.
+    """
+    left_out = metadata.keys() - effective_keys(metadata, architecture).keys()
     window = f"{architecture}.{WINDOWS[0]}"
     length = metadata.get(f"{architecture}.context_length")
-    if isinstance(metadata.get(window), int) and isinstance(length, int):
-        left -= {window} if metadata[window] >= length else set()
-    return {key: metadata[key] for key in sorted(left) if metadata[key]}
+    is_stated = isinstance(metadata.get(window), int) and isinstance(length, int)
+    if is_stated and metadata[window] >= length:
+        left_out -= {window}
+    return {key: metadata[key] for key in sorted(left_out) if metadata[key]}
 
 
 def _rounds_inputs(gguf: GGUF, metadata: Mapping[str, Any], family: Family | None) -> bool:
     """True if the model was trained with inputs of ternary layers rounded to int8 per token.
 
-    That follows from its architecture, norms before every projection, a quantization type that
-    only BitNet models have, or the key that ``convert`` writes into such files.
+    Any of these tells: the architecture, norms before every projection, a quantization type that
+    only BitNet models have, or the key :data:`INPUTS`.
     """
     key, per_token = INPUTS
     if metadata.get(key, per_token) != per_token:
         raise Unsupported(
             f"{gguf.path.name}: {key} is {metadata[key]!r}, expected {per_token!r}",
-            hint=f"leave the key out with --ignore-key {key}, and ternary layers take floats",
+            hint=f"ignore the key, so that ternary layers take floats: --ignore-key {key}",
         )
     return (
         key in metadata
@@ -117,8 +122,8 @@ def open_checkpoint(
 ) -> Checkpoint:
     """The model at *path*: a GGUF file, a safetensors file, or a folder with safetensors files.
 
-    It is identified by its first bytes, not by its name. *i2_s_layout* names the processor that
-    wrote I2_S weights; no file records it.
+    A file is identified by its first bytes, not by its name. *i2_s_layout* names the processor that
+    wrote I2_S weights, which no file records. Keys in *ignore_keys* are left out.
     """
     if i2_s_layout not in get_args(I2SLayout):
         raise UsageError(f"i2_s_layout is {i2_s_layout!r}, expected x86 or arm")
@@ -139,9 +144,9 @@ def open_checkpoint(
 
 
 def container_of(path: Path) -> Callable[[Path, Collection[str]], Checkpoint]:
-    """Function that opens the container at *path*, by its first bytes; it may still be damaged.
+    """Function that opens the container at *path*, chosen by its first bytes alone.
 
-    It leaves keys out that are to be ignored.
+    Its arguments are the path and the keys to ignore.
     """
     try:
         if not path.exists():
@@ -152,12 +157,12 @@ def container_of(path: Path) -> Callable[[Path, Collection[str]], Checkpoint]:
                 head = file.read(32)
             if not head:
                 raise mapped_file.empty(path.name)
-            if MAGIC.startswith(head[: len(MAGIC)]):  # shorter than that, it is a truncated one
+            if MAGIC.startswith(head[: len(MAGIC)]):  # also if the file ends within the magic
                 return open_gguf
         if path.is_dir():
             refuse_other_folder(path)
         if safetensors.recognises(path):
-            from bitnet.formats.hf_checkpoint import open_folder  # what a GGUF file does without
+            from bitnet.formats.hf_checkpoint import open_folder  # a GGUF file needs none of it
 
             return open_folder
         if path.is_dir():

@@ -1,8 +1,9 @@
-"""The matrices of experts in a folder, as GGUF has them: one tensor of three dimensions for each.
+"""Tensors of a folder that GGUF joins or splits otherwise, above all the matrices of experts.
 
-Folders hold a tensor for each expert, or all in one, in which the rows of the gate precede those of
-``up``. Bytes stay where they are in the files, but for gpt-oss, whose matrices are stored
-transposed or as blocks of MXFP4, with gate and up in turns: they are arranged in memory.
+GGUF has one tensor ``(experts, outputs, inputs)`` for each projection. Folders have a tensor for
+each expert, or one for all, in which the rows of ``gate`` precede those of ``up``. Bytes stay where
+they are in the files, with these exceptions, which are copied: matrices that were stored
+transposed, and those of gpt-oss, whose rows of ``gate`` and ``up`` alternate.
 """
 
 from __future__ import annotations
@@ -26,53 +27,66 @@ if TYPE_CHECKING:
 
     from bitnet.quants.weight import Weight
 
-_ONE = re.compile(r"(?P<all>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
-_OF_STREAM = re.compile(r"(?P<all>(?:.*\.)?altup_\w*projections)\.(?P<number>\d{1,5})\.weight")
+# Names in folders. Of one member of a series: an expert, a stream of Gemma 3n, a head.
+_EXPERT = re.compile(r"(?P<all>.*\.experts)\.(?P<number>\d{1,5})\.(?P<part>\w+)\.weight")
+_STREAM = re.compile(r"(?P<all>(?:.*\.)?altup_\w*projections)\.(?P<number>\d{1,5})\.weight")
 _NORM_OF_HEAD = re.compile(r"(?P<all>.*layernorm)\.norms\.(?P<number>\d{1,4})\.weight")
-_FUSED = re.compile(r"(?P<block>blk\.\d+\.ffn_)gate_up_(?P<kind>exps|shexp)\.weight")
-_SHARED = re.compile(r"(?P<block>blk\.\d+\.)(?P<part>ffn_\w+)_shexp\.weight")
-_TURNED = re.compile(
+# Of all experts together.
+_ALL_EXPERTS = re.compile(
     r"(?P<all>.*\.experts)\.(?P<part>gate_up|down)_proj(?P<kind>_blocks|_scales|_bias)?"
 )
-_WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
-_NOTHING = np.empty(0, dtype=np.uint8)
+# Names in GGUF.
+_FUSED = re.compile(r"(?P<block>blk\.\d+\.ffn_)gate_up_(?P<kind>exps|shexp)\.weight")
+_SHARED = re.compile(r"(?P<block>blk\.\d+\.)(?P<part>ffn_\w+)_shexp\.weight")
+_FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_NOTHING = np.empty(0, dtype=np.uint8)  # ``data`` of a weight whose bytes are its ``pieces``
 
 
 def stack_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
-    """*tensors*, with ``experts.0.up_proj.weight`` and the like as one ``experts.up_proj``.
+    """*tensors*, with ``experts.0.up_proj.weight`` and its successors as one ``experts.up_proj``.
 
-    Products of the embeddings for several streams are one tensor, too.
+    The projections of Gemma 3n's streams, ``altup_projections.0.weight`` and so on, are joined in
+    the same way.
     """
     stacked: dict[str, Weight] = {}
     parts: dict[str, dict[int, Weight]] = {}
     for name, tensor in tensors.items():
-        expert = _ONE.fullmatch(name)
-        of_stream = _OF_STREAM.fullmatch(name)
+        expert = _EXPERT.fullmatch(name)
+        stream = _STREAM.fullmatch(name)
         if expert is not None:
             whole = f"{expert['all']}.{expert['part']}"
             parts.setdefault(whole, {})[int(expert["number"])] = tensor
-        elif of_stream is not None:
-            whole = f"{of_stream['all']}.weight"
-            parts.setdefault(whole, {})[int(of_stream["number"])] = tensor
+        elif stream is not None:
+            parts.setdefault(f"{stream['all']}.weight", {})[int(stream["number"])] = tensor
         else:
             stacked[name] = tensor
-    for name, experts in parts.items():
-        kinds = {(tensor.quant, tensor.shape) for tensor in experts.values()}
-        if sorted(experts) != list(range(len(experts))) or len(kinds) > 1 or name in stacked:
-            raise InvalidFormat(
-                f"{model}: {name} is incomplete, or its {len(experts):,} matrices differ in shape",
-                hint=COMPARE,
-            )
-        shape = len(experts), *experts[0].shape
-        in_order = [experts[number] for number in range(len(experts))]
-        if any(expert.is_deferred for expert in in_order):
-            size = sum(expert.size_bytes for expert in in_order)
-            joined = Deferred(partial(_join, in_order), size)
-            stacked[name] = experts[0].like(shape=shape, data=joined)
+    for name, matrices in parts.items():
+        in_order = _in_order(name, matrices, stacked, "matrices", model)
+        first = in_order[0]
+        shape = len(in_order), *first.shape
+        if any(matrix.is_deferred for matrix in in_order):  # ``pieces`` would compute them here
+            size = sum(matrix.size_bytes for matrix in in_order)
+            stacked[name] = first.like(shape=shape, data=Deferred(partial(_join, in_order), size))
         else:
-            pieces = tuple(expert.data for expert in in_order)
-            stacked[name] = replace(experts[0], shape=shape, data=_NOTHING, pieces=pieces)
+            pieces = tuple(matrix.data for matrix in in_order)
+            stacked[name] = replace(first, shape=shape, data=_NOTHING, pieces=pieces)
     return stacked
+
+
+def _in_order(
+    name: str, parts: Mapping[int, Weight], others: Container[str], noun: str, model: str
+) -> list[Weight]:
+    """The *parts* of the tensor *name* by number, checked: all there, alike, and no other *name*.
+
+    *noun* names the parts in the message.
+    """
+    kinds = {(tensor.quant, tensor.shape) for tensor in parts.values()}
+    if sorted(parts) != list(range(len(parts))) or len(kinds) > 1 or name in others:
+        raise InvalidFormat(
+            f"{model}: {name} is incomplete, or its {len(parts):,} {noun} differ in shape",
+            hint=COMPARE,
+        )
+    return [parts[number] for number in range(len(parts))]
 
 
 def _join(tensors: list[Weight]) -> NDArray[np.uint8]:
@@ -81,7 +95,7 @@ def _join(tensors: list[Weight]) -> NDArray[np.uint8]:
 
 
 def stack_norms(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
-    """*tensors*, with the norms of heads, ``norms.0.weight`` and so on, as one matrix."""
+    """*tensors*, with the norms of heads, ``norms.0.weight`` and so on, as one matrix of rows."""
     stacked: dict[str, Weight] = {}
     parts: dict[str, dict[int, Weight]] = {}
     for name, tensor in tensors.items():
@@ -91,29 +105,25 @@ def stack_norms(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
         else:
             parts.setdefault(f"{match['all']}.weight", {})[int(match["number"])] = tensor
     for name, heads in parts.items():
-        kinds = {(tensor.quant, tensor.shape) for tensor in heads.values()}
-        if sorted(heads) != list(range(len(heads))) or len(kinds) > 1 or name in stacked:
-            raise InvalidFormat(
-                f"{model}: {name} is incomplete, or its {len(heads):,} heads differ in shape",
-                hint=COMPARE,
-            )
-        rows = np.concatenate([heads[number].data for number in range(len(heads))])
-        stacked[name] = replace(heads[0], shape=(len(heads), *heads[0].shape), data=rows)
+        in_order = _in_order(name, heads, stacked, "heads", model)
+        shape = len(in_order), *in_order[0].shape
+        stacked[name] = replace(in_order[0], shape=shape, data=_join(in_order))
     return stacked
 
 
-def turn_columns(tensors: Mapping[str, Weight], width: int, model: str) -> dict[str, Weight]:
-    """*tensors* with the rows of experts that read and give *width* numbers, in any of two forms.
+def transpose_by_shape(tensors: Mapping[str, Weight], width: int, model: str) -> dict[str, Weight]:
+    """*tensors* with the matrices of all experts as ``(experts, outputs, inputs)``.
 
-    transformers 4 stored these matrices transposed, version 5 stores them as others: their shapes
-    tell which.
+    transformers 5 stores them so, version 4 stored ``(experts, inputs, outputs)``. Only the shape
+    tells which: hidden states, of *width* numbers, are the inputs of ``gate_up`` and the outputs of
+    ``down``.
     """
-    turned = dict(tensors)
+    transposed = dict(tensors)
     for name, tensor in tensors.items():
-        match = _TURNED.fullmatch(name)
+        match = _ALL_EXPERTS.fullmatch(name)
         if match is None or match["kind"]:
             continue
-        axis = 2 if match["part"] == "gate_up" else 1
+        hidden_axis = 2 if match["part"] == "gate_up" else 1
         are_of_width = [size == width for size in tensor.shape[1:]]
         if len(tensor.shape) != 3 or sum(are_of_width) != 1:
             raise InvalidFormat(
@@ -121,39 +131,44 @@ def turn_columns(tensors: Mapping[str, Weight], width: int, model: str) -> dict[
                 f"{width:,} numbers of the model",
                 hint=COMPARE,
             )
-        if not are_of_width[axis - 1]:
-            try:
-                rows = np.ascontiguousarray(_rows_of(tensors, name, ""))
-            except (KeyError, ValueError) as error:
-                raise InvalidFormat(
-                    f"{model}: {name} is {tensor.quant.name}, which is not turned",
-                    hint="choose a folder with F32, F16 or BF16",
-                ) from error
-            turned[name] = replace(tensor, shape=rows.shape, data=rows.reshape(-1).view(np.uint8))
-    return turned
+        if tensor.shape[hidden_axis] == width:
+            continue
+        try:
+            rows = np.ascontiguousarray(_rows_of(tensors, name, ""))
+        except (KeyError, ValueError) as error:
+            raise InvalidFormat(
+                f"{model}: {name} is {tensor.quant.name}, which cannot be transposed",
+                hint="choose a folder with F32, F16 or BF16",
+            ) from error
+        data = rows.reshape(-1).view(np.uint8)
+        transposed[name] = replace(tensor, shape=rows.shape, data=data)
+    return transposed
 
 
 def split_gates(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
-    """*tensors* by GGUF name; ``ffn_gate_up_exps`` is ``ffn_gate_exps`` and ``ffn_up_exps``."""
+    """*tensors* by GGUF name, with ``ffn_gate_up_exps`` split into ``ffn_gate_exps`` and ``up``.
+
+    Those of a shared expert, ``shexp``, are split in the same way.
+    """
     split: dict[str, Weight] = {}
     for name, tensor in tensors.items():
         match = _FUSED.fullmatch(name)
         if match is None:
             split[name] = tensor
             continue
-        rows = tensor.shape[-2] if len(tensor.shape) == (3 if match["kind"] == "exps" else 2) else 1
-        if rows % 2:
+        n_dims = 3 if match["kind"] == "exps" else 2
+        if len(tensor.shape) != n_dims or tensor.shape[-2] % 2:
             raise InvalidFormat(
-                f"{model}: {name} of shape {tensor.shape} is not a gate and as large a matrix",
+                f"{model}: {name} of shape {tensor.shape} is not two matrices of equal size",
                 hint=COMPARE,
             )
-        *experts, _, columns = tensor.shape
+        *experts, rows, columns = tensor.shape
         for half, part in enumerate(("gate", "up")):
             pieces = tuple(each.data.reshape(2, -1)[half] for each in tensor.matrices())
             arrays = {"pieces": pieces, "data": _NOTHING} if experts else {"data": pieces[0]}
             matrix = replace(tensor, shape=(*experts, rows // 2, columns), **arrays)
             split[f"{match['block']}{part}_{match['kind']}.weight"] = matrix
-    return {_name_alone(name, split): tensor for name, tensor in split.items()}
+    return {_name_in_network(name, split): tensor for name, tensor in split.items()}
 
 
 def split_heads(
@@ -161,16 +176,16 @@ def split_heads(
 ) -> dict[str, Weight]:
     """*tensors* by GGUF name, with ``attn_kv_b`` as ``attn_k_b`` and ``attn_v_b``.
 
-    Matrices of values stay where they are in the files, those of keys, *key_dim* rows of each
-    head, are turned in memory.
+    The rows of a head are *key_dim* of its keys, then those of its values. GGUF has the matrices of
+    keys transposed, so they are copied; those of values stay where they are in the files.
     """
     split: dict[str, Weight] = {}
     for name, tensor in tensors.items():
         if not name.endswith(".attn_kv_b.weight"):
             split[name] = tensor
             continue
-        width = _WIDTHS.get(tensor.quant.name)
-        if width is None or len(tensor.shape) != 2 or tensor.shape[0] % heads:
+        float_bytes = _FLOAT_BYTES.get(tensor.quant.name)
+        if float_bytes is None or len(tensor.shape) != 2 or tensor.shape[0] % heads:
             raise InvalidFormat(
                 f"{model}: {name} of shape {tensor.shape} is not a matrix of floats for each of "
                 f"{heads} heads",
@@ -178,10 +193,11 @@ def split_heads(
             )
         rows = tensor.shape[0] // heads
         latent = tensor.shape[1]
-        words = tensor.data.view(f"<u{width}").reshape(heads, rows, latent)
-        keys = np.ascontiguousarray(words[:, :key_dim].swapaxes(1, 2))
-        values = tuple(head[key_dim:].reshape(-1).view(np.uint8) for head in words)
+        floats = tensor.data.view(f"<u{float_bytes}").reshape(heads, rows, latent)
+        keys = np.ascontiguousarray(floats[:, :key_dim].swapaxes(1, 2))
+        values = tuple(head[key_dim:].reshape(-1).view(np.uint8) for head in floats)
         block = name.removesuffix("attn_kv_b.weight")
+        # With fewer rows than *key_dim* the shapes still fit the bytes: a later check refuses them.
         shape = (heads, latent, min(key_dim, rows))
         flat = keys.reshape(-1).view(np.uint8)
         split[f"{block}attn_k_b.weight"] = replace(tensor, shape=shape, data=flat)
@@ -191,26 +207,33 @@ def split_heads(
     return split
 
 
-def _name_alone(name: str, tensors: Container[str]) -> str:
-    """*name* of a tensor; a network beside experts is the only one where there is no router."""
+def _name_in_network(name: str, tensors: Container[str]) -> str:
+    """*name* of a tensor, without ``_shexp`` if the layer has no router in *tensors*.
+
+    Without other experts, a shared one is the whole feed-forward network of its layer.
+    """
     match = _SHARED.fullmatch(name)
     if match is None or f"{match['block']}ffn_gate_inp.weight" in tensors:
         return name
     return f"{match['block']}{match['part']}.weight"
 
 
-def turn_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
-    """*tensors* with the experts of gpt-oss as ``gate_proj``, ``up_proj`` and ``down_proj``."""
-    turned: dict[str, Weight] = {}
+def unpack_gpt_oss(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
+    """*tensors* with the experts of gpt-oss as ``gate_proj``, ``up_proj`` and ``down_proj``.
+
+    Its folders have matrices ``(experts, inputs, outputs)``, or their transposes as ``_blocks`` and
+    ``_scales`` of MXFP4; outputs of ``gate_up`` and its biases alternate: gate, up, gate, up.
+    """
+    unpacked: dict[str, Weight] = {}
     for name, tensor in tensors.items():
-        match = _TURNED.fullmatch(name)
+        match = _ALL_EXPERTS.fullmatch(name)
         if match is None:
-            turned[name] = tensor
+            unpacked[name] = tensor
             continue
         part = match["part"]
         kind = match["kind"] or ""
         if kind == "_scales" and f"{match['all']}.{part}_proj_blocks" in tensors:
-            continue
+            continue  # read with its blocks
         try:
             rows = _rows_of(tensors, name, kind)
         except (KeyError, ValueError) as error:
@@ -219,21 +242,25 @@ def turn_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]
                 hint=COMPARE,
             ) from error
         quant = by_name("MXFP4") if kind == "_blocks" else tensor.quant
-        names = ("gate", "up") if part == "gate_up" else (part,)
+        projections = ("gate", "up") if part == "gate_up" else (part,)
         end = "_bias" if kind == "_bias" else ""
-        for at, own in enumerate(names):
-            mine = np.ascontiguousarray(rows[:, at :: len(names)])
-            shape: tuple[int, ...] = mine.shape
-            if kind == "_blocks":
-                shape = (*shape[:2], shape[2] // 17 * 32)
-            data = mine.reshape(-1).view(np.uint8)
-            turned_tensor = replace(tensor, shape=shape, quant=quant, data=data)
-            turned[f"{match['all']}.{own}_proj{end}"] = turned_tensor
-    return turned
+        for first, projection in enumerate(projections):
+            own_rows = np.ascontiguousarray(rows[:, first :: len(projections)])
+            shape: tuple[int, ...] = own_rows.shape
+            if kind == "_blocks":  # bytes of a row become weights
+                shape = (*shape[:2], shape[2] // quant.type_size * quant.block_size)
+            data = own_rows.reshape(-1).view(np.uint8)
+            weight = replace(tensor, shape=shape, quant=quant, data=data)
+            unpacked[f"{match['all']}.{projection}_proj{end}"] = weight
+    return unpacked
 
 
 def _rows_of(tensors: Mapping[str, Weight], name: str, kind: str) -> NDArray[Any]:
-    """Rows of the matrices, or numbers of the biases, ``(experts, rows, ...)``."""
+    """Rows of the matrices *name*, ``(experts, rows, ...)``, or its biases, ``(experts, rows)``.
+
+    Rows of *kind* ``_blocks`` are bytes of MXFP4 as in ggml, others floats as unsigned integers.
+    Missing scales and other types are a KeyError, other shapes a ValueError.
+    """
     tensor = tensors[name]
     if kind == "_blocks":
         scales = tensors[name.removesuffix("_blocks") + "_scales"]
@@ -241,13 +268,14 @@ def _rows_of(tensors: Mapping[str, Weight], name: str, kind: str) -> NDArray[Any
         are_bytes = {tensor.quant.name, scales.quant.name} == {"U8"}
         if not are_bytes or scales.shape != tensor.shape[:3]:
             raise ValueError("its scales do not fit")
+        # A byte has weights 2 i and 2 i + 1 of a block, in ggml i and i + 16, behind the scale.
         nibbles = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
         packed = nibbles[..., :16] | nibbles[..., 16:] << 4
         powers = scales.data.reshape(*scales.shape, 1)
-        whole: NDArray[Any] = np.concatenate([powers, packed], axis=-1)
-        return whole.reshape(*scales.shape[:2], -1)
-    words = np.dtype(f"<u{_WIDTHS[tensor.quant.name]}")
-    values = tensor.data.view(words).reshape(tensor.shape)
+        ggml_blocks: NDArray[Any] = np.concatenate([powers, packed], axis=-1)
+        return ggml_blocks.reshape(*scales.shape[:2], -1)
+    dtype = np.dtype(f"<u{_FLOAT_BYTES[tensor.quant.name]}")
+    values = tensor.data.view(dtype).reshape(tensor.shape)
     if values.ndim != (2 if kind else 3):
         raise ValueError("it has other dimensions")
     return values if kind else values.swapaxes(1, 2)

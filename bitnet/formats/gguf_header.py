@@ -1,9 +1,9 @@
 """Header of a GGUF file: metadata and tensor directory, with every length checked before use.
 
 The compiled module skips and decodes arrays of strings, which have hundreds of thousands of items.
-Scalars are decoded at once, arrays when they are read. What is wrong with a layout is refused by
-the reader and listed by the audit. llama.cpp refuses such files, too: one bit of an offset lets two
-layers have the same weights.
+Scalars are decoded at once, arrays when they are read. :func:`layout_faults` finds tensors that
+overlap or are cut off: a flipped bit in an offset gives two layers the same weights. The reader
+refuses the first fault, as llama.cpp does, the audit lists all.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -51,16 +51,18 @@ VALUE_TYPES: tuple[tuple[str, str, int], ...] = (
     ("float64", "d", 8),
 )
 
-_HEADER_BYTES = 24
-_MIN_KEY_BYTES = 8 + 4 + 1
-_MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
+_HEADER_BYTES = 24  # magic, version, numbers of tensors and keys: 4 + 4 + 8 + 8
+_MIN_KEY_BYTES = 8 + 4 + 1  # length of the name, type, the smallest value
+_MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # length of the name, number of dimensions, type, offset
 _MAX_U64 = 2**64 - 1
+_MAX_WEIGHTS = 2**63 - 1  # ggml counts them as int64
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _TENSORS = [struct.Struct(f"<{n}QIQ") for n in range(MAX_DIMS + 1)]  # shape, type, offset
 
 Buffer = bytes | bytearray | memoryview
+#: A function like :func:`skip_strings`.
 Skip: TypeAlias = "Callable[[memoryview, int, int], tuple[int, int]]"
 
 
@@ -68,36 +70,36 @@ class NeedMoreBytes(InvalidFormat):
     """A prefix of a file ends before its header does.
 
     Attributes:
-        needed: least number of bytes needed from the start of the file; the header may be longer
+        needs: least number of bytes needed from the start of the file; the header may be longer
             still, so a reader that fetches ranges should double its range.
     """
 
-    def __init__(self, needed: int) -> None:
+    def __init__(self, needs: int) -> None:
         super().__init__(
-            f"the header needs at least the first {needed:,} bytes",
+            f"the header needs at least the first {needs:,} bytes",
             hint="read a longer prefix of the file",
         )
-        self.needs = needed
+        self.needs = needs
 
 
 class KeyEntry(NamedTuple):
-    """A metadata key: *at* and *end* enclose its value, or the elements of its array."""
+    """A metadata key, with the place of its value."""
 
     name: bytes
-    type: int
-    at: int
-    end: int
-    item_type: int
-    length: int
+    type: int  # index in VALUE_TYPES
+    at: int  # offset of the value, of an array that of its first element
+    end: int  # offset behind it
+    item_type: int  # of the elements of an array, else 0
+    length: int  # number of elements of an array, else 0
 
 
 class TensorEntry(NamedTuple):
-    """An entry of the tensor directory; *shape* has rows first, *offset* counts from the data."""
+    """An entry of the tensor directory."""
 
     name: bytes
-    shape: tuple[int, ...]
-    type: int
-    offset: int
+    shape: tuple[int, ...]  # rows first; the file has the opposite order
+    type: int  # ggml's number, whose meaning depends on the dialect
+    offset: int  # from the start of the data, which follow the header
 
 
 class Index(NamedTuple):
@@ -109,32 +111,37 @@ class Index(NamedTuple):
 
 
 def skip_strings(data: memoryview, at: int, count: int) -> tuple[int, int]:
-    """Offset behind those of *count* strings from *at* on that fit, and the number of the others.
+    """Skip up to *count* strings in *data* from offset *at* on.
 
-    At any point the remaining ones need at least 8 bytes each.
+    Returns:
+        The offset behind the last string that lies in *data*, and the number of strings left.
     """
     last = deque([(0, at)], maxlen=1)
     last.extend(enumerate(_string_ends(data, at, count), 1))
-    done, end = last[0]
-    return end, count - done
+    skipped, end = last[0]
+    return end, count - skipped
 
 
 def _string_ends(data: memoryview, at: int, count: int) -> Iterator[int]:
-    """Offsets behind the strings that fit."""
+    """Offset behind each of *count* strings, up to the first one that does not fit."""
     unpack = _U64.unpack_from
-    have = len(data)
+    available = len(data)
     for left in range(count, 0, -1):
-        size = unpack(data, at)[0] if left * 8 <= have - at else _MAX_U64
-        if size > have - at - 8:
+        if left * 8 > available - at:  # each one has at least its length, of 8 bytes
+            return
+        (size,) = unpack(data, at)
+        if size > available - at - 8:
             return
         at += 8 + size
         yield at
 
 
 def index(buffer: Buffer, total: int, label: str, skip: Skip | None = None) -> Index:
-    """Index of *buffer*, the first bytes of the file *label* of *total* bytes.
+    """Index of the header in *buffer*, the first bytes of a file of *total* bytes.
 
-    The caller checks magic and version; *skip* replaces the compiled function that skips strings.
+    The caller checks magic and version. *label* names the file in errors; *skip* is used for
+    strings instead of the compiled function. If *buffer* ends within the header, and the file does
+    not, the error is :class:`NeedMoreBytes`.
     """
     module = native.module()
     skip = skip or (module.gguf_skip_strings if module else skip_strings)
@@ -148,7 +155,7 @@ class _Walker:
         self.data = data
         self.label = label
         self.skip_strings = skip_strings
-        self.have = len(data)
+        self.available = len(data)
         self.total = total
         self.at = 0
         self.section = "header"
@@ -158,11 +165,11 @@ class _Walker:
     def run(self) -> Index:
         self.need(_HEADER_BYTES)
         n_tensors, n_keys = struct.unpack_from("<QQ", self.data, 8)
-        most = f"announced, at most {MAX_ENTRIES:,} expected"
+        expected = f"announced, at most {MAX_ENTRIES:,} expected"
         if n_tensors > MAX_ENTRIES:
-            self.fail(8, f"{n_tensors:,} tensors {most}")
+            self.fail(8, f"{n_tensors:,} tensors {expected}")
         if n_keys > MAX_ENTRIES:
-            self.fail(16, f"{n_keys:,} metadata keys {most}")
+            self.fail(16, f"{n_keys:,} metadata keys {expected}")
         self.at = _HEADER_BYTES
         self.need(n_keys * _MIN_KEY_BYTES + n_tensors * _MIN_TENSOR_BYTES)
         keys = []
@@ -190,20 +197,23 @@ class _Walker:
         )
 
     def need(self, n: int) -> None:
+        """Refuse a file that ends before the next *n* bytes."""
         if n > self.total - self.at:
             end = self.at + min(n, _MAX_U64)
             raise InvalidFormat(
                 f"{self.where} needs bytes {self.at:,}..{end:,}, the file ends at {self.total:,}",
                 hint="the file is incomplete or damaged: fetch it again",
             )
-        if n > self.have - self.at:
+        if n > self.available - self.at:
             raise NeedMoreBytes(self.at + n)
 
     def skip(self, n: int) -> None:
+        """Move behind the next *n* bytes."""
         self.need(n)
         self.at += n
 
     def take(self, form: struct.Struct) -> int:
+        """The number at the current position, which the caller has checked; move behind it."""
         value: int = form.unpack_from(self.data, self.at)[0]
         self.at += form.size
         return value
@@ -222,31 +232,32 @@ class _Walker:
     def key(self) -> KeyEntry:
         name = self.read_name()
         self.need(4)
+        at = self.at  # of the last type that was read, for errors
         kind = self.take(_U32)
-        at = self.at - 4
         item_type = length = 0
         if kind == ARRAY:
             self.need(12)
+            at = self.at
             item_type = self.take(_U32)
             length = self.take(_U64)
-            at = self.at - 12
             if item_type == ARRAY:
                 raise Unsupported(
                     f"{self.where} at byte {at:,} is an array of arrays, which no model uses",
                     hint="write the file again with arrays of plain values",
                 )
-        if max(kind, item_type) >= len(VALUE_TYPES):
+        # A scalar is handled as one element of its own type.
+        element_type, count = (item_type, length) if kind == ARRAY else (kind, 1)
+        if element_type >= len(VALUE_TYPES):
             expected = f"expected 0 to {len(VALUE_TYPES) - 1}"
-            self.fail(at, f"value type {max(kind, item_type)}, {expected}")
+            self.fail(at, f"value type {element_type}, {expected}")
         start = self.at
-        of, count = (item_type, length) if kind == ARRAY else (kind, 1)
-        size = VALUE_TYPES[of][2] or 8  # least bytes of each
-        self.need(count * size)
-        if of != STRING:
-            self.at += count * size
+        element_bytes = VALUE_TYPES[element_type][2] or 8  # a string has at least its length
+        self.need(count * element_bytes)
+        if element_type != STRING:
+            self.at += count * element_bytes
             return KeyEntry(name, kind, start, self.at, item_type, length)
         self.at, left = self.skip_strings(self.data, self.at, count)
-        if left:  # one of these fails
+        if left:  # the next string does not fit: either its length or its bytes raise
             self.need(left * 8)
             self.need(self.take(_U64))
         return KeyEntry(name, kind, start, self.at, item_type, length)
@@ -260,14 +271,14 @@ class _Walker:
             self.fail(at - 4, f"{n_dims} dimensions, at most {MAX_DIMS} expected")
         self.skip(8 * n_dims + 12)
         *dims, kind, offset = _TENSORS[n_dims].unpack_from(self.data, at)
-        n = 1
+        n_weights = 1
         for i, dim in enumerate(dims):
             if dim == 0:
                 self.fail(at + 8 * i, f"dimension {i} is 0")
-            if dim > (2**63 - 1) // n:
+            if dim > _MAX_WEIGHTS // n_weights:
                 problem = f"dimension {dim:,} makes the number of weights overflow"
                 self.fail(at + 8 * i, problem)
-            n *= dim
+            n_weights *= dim
         return TensorEntry(name, tuple(dims[::-1]), kind, offset)
 
 
@@ -285,7 +296,7 @@ def decode(view: memoryview, entry: KeyEntry) -> Any:
 
 
 def printable(text: str) -> str:
-    """*text* with control characters escaped that could affect a terminal."""
+    """*text*, escaped if it has control characters, which could affect a terminal."""
     return text if terminal.decode_names(text).isprintable() else repr(text)[1:-1]
 
 
@@ -368,7 +379,7 @@ class Array:
             raise InvalidFormat(f"an array of {self.item_type} where strings are expected")
 
     def _whole(self, items: Any) -> Any:
-        """*items* of all strings, which were all there when the header was read."""
+        """*items*, checked to be one for each string, as when the header was read."""
         if items is None or len(items) < self.length:
             raise InvalidFormat(
                 "the file was changed while it was being read",
@@ -397,16 +408,16 @@ class TensorInfo:
 def layout_faults(
     tensors: Collection[TensorInfo], sizes: Mapping[str, int], alignment: int
 ) -> Iterator[tuple[str, str]]:
-    """Kind and description of each tensor that is cut off, misaligned, or in another one.
+    """Kind and description of each fault: a tensor is cut off, misaligned, or overlaps another.
 
-    *sizes* are those of all files of the model, by name.
+    *sizes* are the bytes of each file of the model by name, in the order of the parts.
     """
     for part, (name, size) in enumerate(sizes.items()):
-        furthest: TensorInfo | None = None  # of those before, the one that ends last
+        furthest: TensorInfo | None = None  # of the tensors before, the one that ends last
         infos = [info for info in tensors if info.part == part and info.size_bytes]
         for info in sorted(infos, key=lambda info: (info.offset, info.size_bytes)):
             end = info.end
-            behind = furthest.end if furthest else 0
+            furthest_end = furthest.end if furthest else 0
             if end > size:
                 yield (
                     "truncated",
@@ -419,10 +430,10 @@ def layout_faults(
                     f"tensor {printable(info.name)} starts at byte {info.offset:,}, "
                     f"not a multiple of the alignment {alignment}",
                 )
-            if furthest is not None and info.offset < behind:
+            if furthest is not None and info.offset < furthest_end:
                 yield (
                     "tensor-overlap",
                     f"tensors {printable(furthest.name)} and {printable(info.name)} share "
-                    f"{min(behind, end) - info.offset:,} bytes from byte {info.offset:,}",
+                    f"{min(furthest_end, end) - info.offset:,} bytes from byte {info.offset:,}",
                 )
-            furthest = info if end > behind else furthest
+            furthest = info if end > furthest_end else furthest

@@ -33,8 +33,8 @@ from bitnet.formats.expert_tensors import (
     split_heads,
     stack_experts,
     stack_norms,
-    turn_columns,
-    turn_experts,
+    transpose_by_shape,
+    unpack_gpt_oss,
 )
 from bitnet.formats.mlx_folders import MLX_KEYS, mlx_bits, repack
 from bitnet.formats.other_folders import ADAPTER
@@ -178,9 +178,9 @@ def _rename(
     """Tensors by GGUF name, and their original names."""
     stored = stack_norms(stack_experts(stored, folder.name), folder.name)
     if description.family.transposed_experts:
-        stored = turn_experts(stored, folder.name)
+        stored = unpack_gpt_oss(stored, folder.name)
     if description.family.turned_experts:
-        stored = turn_columns(stored, description.value("embedding_length"), folder.name)
+        stored = transpose_by_shape(stored, description.value("embedding_length"), folder.name)
     names: dict[str, str] = {}
     left_out = []
     more_blocks = description.family.more_blocks

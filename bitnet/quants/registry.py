@@ -1,4 +1,8 @@
-"""Codecs of each quantization type; those not made here are gguf-py's."""
+"""Decoders and encoders of the quantization types.
+
+Ternary types and plain floats are decoded and encoded here, other blocks are decoded by gguf-py and
+encoded by the compiled module, as far as it has their types, or by gguf-py.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Types without a GGML type id: the ARM order of I2_S, which a user names, and one of safetensors.
+# Types that no file names: I2_S in the order of ARM, which a user states, and the packed bytes of
+# BitNet's safetensors files.
 I2_S_ARM = QuantType("I2_S_ARM", 36, 1, 1)
 PACKED_U8 = QuantType("PACKED_U8", -1, 1, 1)
 
@@ -47,12 +52,9 @@ OF_ANY_MODEL = frozenset(SCALED_BLOCKS)
 
 _Q4_0 = types.by_id(2)
 _Q6_K = types.by_id(14)
-# Blocks of rounded numbers; without the compiled module, gguf-py rounds to the first of them.
-_IN_PYTHON = 5
-_BLOCKS = (
-    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
-)
+# Blocks that the compiled module encodes; gguf-py can encode only the first ones, too.
+_ALSO_IN_PYTHON = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+_ONLY_COMPILED = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 
 
@@ -84,46 +86,51 @@ def rounds_activations(weight: Weight) -> bool:
 
 
 def with_kernels(weight: Weight) -> Weight:
-    """*weight*, if its type has no products, in one of the same numbers that has.
+    """*weight* in a type that has kernels for matrix products, with the same numbers.
 
-    TQ1_0 and TQ2_0 of a layer that does not round a token's whole input become Q4_0 (PQ2_0 would
-    take half the memory, but rounds inputs in longer runs: an outlier costs three times as much).
-    Q3_K becomes Q6_K, which has the same scales and longer codes.
+    TQ1_0 and TQ2_0 of a layer that does not round a token's whole input become Q4_0. (PQ2_0 would
+    take half the memory, but its kernels round inputs in runs of 32, not of 16, and an outlier
+    causes three times the error.) Q3_K becomes Q6_K, which has the same scales and longer
+    codes. Other weights are returned as they are.
     """
     name = weight.quant.name
-    size = weight.quant.type_size
-    whole = not weight.data.size % max(size, 1)
-    if name == "Q3_K" and whole:
-        data = _q3_k_with_six_bits(weight.data.reshape(-1, size))
+    block_bytes = weight.quant.type_size
+    if name == "Q3_K" and weight.data.size % block_bytes == 0:
+        data = _q3_k_as_q6_k(weight.data.reshape(-1, block_bytes))
         return replace(weight, quant=_Q6_K, data=data)
     if weight.rounds_input or name not in ("TQ1_0", "TQ2_0"):
         return weight
-    ternary = unpack_ternary(replace(weight, scale=1.0))
-    codes = (ternary.codes.reshape(-1, 2, 16) + np.int8(8)).astype(np.uint8)
-    rows, groups = ternary.scales.shape
-    scales = np.repeat(ternary.scales, ternary.codes.size // 32 // (rows * groups)).astype("<f2")
+    ternary = unpack_ternary(replace(weight, scale=1.0))  # its scale stays a field
+    codes = (ternary.codes.reshape(-1, 2, 16) + np.int8(8)).astype(np.uint8)  # halves of blocks
+    blocks_of_scale = len(codes) // ternary.scales.size
+    scales = np.repeat(ternary.scales, blocks_of_scale).astype("<f2")
     nibbles = codes[:, 0] | codes[:, 1] << 4
     data = np.concatenate([scales.view(np.uint8).reshape(-1, 2), nibbles], axis=1)
     return replace(weight, quant=_Q4_0, data=data.reshape(-1))
 
 
-def _q3_k_with_six_bits(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """*blocks* of Q3_K as those of Q6_K; layouts of ggml-common.h."""
+def _q3_k_as_q6_k(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Bytes of Q6_K blocks with the weights of *blocks* of Q3_K, shape ``(blocks, 110)``.
+
+    Layouts are those of ggml-common.h: ``hmask[32], qs[64], scales[12], d`` of Q3_K, and
+    ``ql[128], qh[64], scales[16], d`` of Q6_K.
+    """
     count = len(blocks)
     bits = np.arange(8, dtype=np.uint8).reshape(2, 4, 1)
     fields = np.arange(0, 8, 2, dtype=np.uint8).reshape(4, 1)
     high = blocks[:, None, None, :32] >> bits & 1
     low = blocks[:, 32:96].reshape(count, 2, 1, 32) >> fields & 3
-    codes = low + 4 * high + np.uint8(28)  # less 32, as -4 to 3: (blocks, 2, 4, 32)
-    fine = blocks[:, 96:104]
-    top = blocks[:, 104:108]
-    scales = np.concatenate([fine & 15, fine >> 4], axis=1)
-    scales |= np.concatenate([(top >> shift & 3) << 4 for shift in (0, 2, 4, 6)], axis=1)
+    # 0 to 7 stand for -4 to 3 in Q3_K, 28 to 35 in Q6_K: (blocks, 2, 4, 32)
+    codes = low + 4 * high + np.uint8(28)
+    low_bits = blocks[:, 96:104]  # four of each of the 16 scales
+    high_bits = blocks[:, 104:108]  # two of each
+    scales = np.concatenate([low_bits & 15, low_bits >> 4], axis=1)
+    scales |= np.concatenate([(high_bits >> shift & 3) << 4 for shift in (0, 2, 4, 6)], axis=1)
     nibbles = codes & 15
     out = np.empty((count, 210), dtype=np.uint8)
     out[:, :128] = (nibbles[:, :, :2] | nibbles[:, :, 2:] << 4).reshape(count, 128)
     out[:, 128:192] = np.bitwise_or.reduce(codes >> 4 << fields, axis=2).reshape(count, 64)
-    out[:, 192:208] = scales - np.uint8(32)
+    out[:, 192:208] = scales - np.uint8(32)  # Q3_K has 32 more than the scale, Q6_K an int8
     out[:, 208:] = blocks[:, 108:]
     return out.reshape(-1)
 
@@ -157,7 +164,7 @@ def _ternary_codec(weight: Weight) -> _TernaryCodec:
 
 
 def _fold_scale(scales: NDArray[np.float32], weight: Weight) -> NDArray[np.float32]:
-    """*scales* times the weight's own scale; one per row where its groups agree."""
+    """*scales* times the weight's own scale; one column if every row has equal ones."""
     scales = scales * np.float32(weight.scale)
     return scales[:, :1] if (scales == scales[:, :1]).all() else scales
 
@@ -194,12 +201,14 @@ def quantize(
     """
     codec = _TERNARY.get(quant.name)
     scale = 1.0
+    data: NDArray[Any]
     if codec is not None:
         if codec.pack is None or values.ndim != 2 or values.shape[1] % quant.block_size:
             raise _no_encoder(name, values.shape, quant)
         ternary = ternarize(values)
-        scale = float(ternary.scales[0, 0]) if quant.name == "PACKED_U8" else 1.0
-        data: NDArray[Any] = codec.pack(ternary)
+        if quant.name == "PACKED_U8":  # its bytes have no room for the scale
+            scale = float(ternary.scales[0, 0])
+        data = codec.pack(ternary)
     else:
         data = _encode(name, values, quant, importance)
     return Weight(name, values.shape, quant, data.reshape(-1).view(np.uint8), scale)
@@ -213,17 +222,19 @@ def _encode(
     if values.shape[-1] % quant.block_size:
         raise _no_encoder(name, values.shape, quant)
     module = native.module()
-    if quant.name in _BLOCKS and module is not None:
+    has_kernel = quant.name in (*_ALSO_IN_PYTHON, *_ONLY_COMPILED)
+    if has_kernel and module is not None:
         rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1])
         out = np.empty(rows.size // quant.block_size * quant.type_size, np.uint8)
         if importance is not None:
             importance = np.ascontiguousarray(importance, np.float32)
         module.quantize_rows(quant.ggml_id, rows, importance, out)
         return out
-    if quant.name in _BLOCKS[_IN_PYTHON:] or (quant.name in _BLOCKS and importance is not None):
+    if quant.name in _ONLY_COMPILED or (has_kernel and importance is not None):
+        _, remedy = native.problem()
         raise Unsupported(
             f"{name}: rounding to {quant.name} needs the compiled module",
-            hint=native.problem()[1] or "unset BITNET_BACKEND",
+            hint=remedy or "unset BITNET_BACKEND",
         )
     from gguf import GGMLQuantizationType, quants
 
@@ -236,6 +247,7 @@ def _encode(
 def _gguf_dequantize(weight: Weight) -> NDArray[np.float32]:
     from gguf import GGMLQuantizationType, quants
 
+    # gguf-py knows llama.cpp's types by their ids, which other dialects use for other types.
     if not weight.quant.known or types.by_id(weight.quant.ggml_id) != weight.quant:
         raise _no_decoder(weight)
     columns = weight.shape[-1]
@@ -253,8 +265,8 @@ def _gguf_dequantize(weight: Weight) -> NDArray[np.float32]:
 def _no_decoder(weight: Weight) -> Unsupported:
     if weight.quant.name in ("TL1", "TL2"):
         return Unsupported(
-            f"{weight.name}: {weight.quant.name} weights lie in tiles of one build of bitnet.cpp, "
-            "and the file does not say of which sizes",
+            f"{weight.name}: {weight.quant.name} weights lie in tiles whose sizes depend on the "
+            "build of bitnet.cpp, and the file does not name them",
             hint="take the model's I2_S file, or convert its folder of safetensors to --type I2_S",
         )
     return Unsupported(

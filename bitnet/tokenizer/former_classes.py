@@ -1,15 +1,17 @@
 """Tokenizer classes of transformers 4, for folders that it wrote.
 
-Its fast tokenizers keep the normalizer, the pre-tokenizer and the decoder of ``tokenizer.json``,
-where those of transformers 5 build steps of their own: a folder of Llama 2 gets other ids for texts
-with two spaces first, and one of DeepSeek-V3 no BOS. The model was trained with the former ones.
-The classes of encoders keep what the file cleans and puts around a text.
-The rules are those of 4.46.3 and 4.57.1, ``models/*/tokenization_*_fast.py``. Where they differ, a
-version between them is refused by the key. Decoded texts are those of transformers 5, which does
-not follow ``clean_up_tokenization_spaces`` for these models.
+The fast tokenizers of version 4 keep the normalizer, the pre-tokenizer and the decoder of
+``tokenizer.json``; those of version 5 build their own. With version 5, a folder of Llama 2 gives
+other ids for texts that begin with two spaces, and one of DeepSeek-V3 adds no BOS, unlike in
+training. So folders of version 4 are read as version 4 reads them. Its classes of encoders also
+keep the post-processor of the file.
 
-Of a ``vocab.json``, both build all steps; ``SAME_FROM_VOCABULARY`` names the classes that build the
-same.
+The rules are those of 4.46.3 and 4.57.1, ``models/*/tokenization_*_fast.py``. If a folder has a key
+that these two treat differently, and its version is between them, the key is refused. Texts are
+decoded as in version 5, which does not follow ``clean_up_tokenization_spaces`` for these models.
+
+From a ``vocab.json``, versions 4 and 5 both build all steps; ``SAME_FROM_VOCABULARY`` names the
+classes that build the same ones.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-# Minor versions whose rules are known.
+# Minor versions, 4.46 and 4.57, whose rules are known.
 _OLD = 46
 _NEW = 57
 
 _END = "<|endoftext|>"
-_THREE = ("bos_token", "eos_token", "unk_token")
+_BOS_EOS_UNK = ("bos_token", "eos_token", "unk_token")
 _OF_BERT = {
     "unk_token": "[UNK]",
     "sep_token": "[SEP]",
@@ -59,29 +61,29 @@ _OF_MPNET = {
 
 @dataclass(frozen=True)
 class FormerClass:
-    """Additions of a class to the ``tokenizer.json`` of a folder."""
+    """Changes of a class of transformers 4 to the ``tokenizer.json`` of a folder."""
 
-    special: dict[str, str] = field(default_factory=dict)  # special tokens that no file names
-    # Default of ``add_bos_token``, and true if a template replaces the file's post-processor;
-    # ``add_eos_token`` is false by default everywhere.
-    add_bos: bool = False
-    has_template: bool = False
-    # ``add_prefix_space`` sets that of a ByteLevel pre-tokenizer: in both versions, or in ``new``
-    # ones; in Llama's class it is an order to convert ``tokenizer.model``
+    # texts of special tokens by role, if no file of the folder names them
+    special: dict[str, str] = field(default_factory=dict)
+    add_bos: bool = False  # default of ``add_bos_token``; that of ``add_eos_token`` is False
+    has_template: bool = False  # a template of BOS and EOS replaces the file's post-processor
+    # effect of ``add_prefix_space`` in ``tokenizer_config.json``: it sets the option of the file's
+    # ByteLevel pre-tokenizer in ``both`` versions, or in the ``new`` one alone; Llama's class then
+    # ``converts`` ``tokenizer.model`` and does not read ``tokenizer.json``
     prefix_space: Literal["both", "new", "converts"] = "new"
-    # keys of ``_NORMALIZER_KEYS`` that set options of the file's normalizer, if it has them
+    # keys of ``_NORMALIZER_KEYS`` that set options of the file's normalizer
     normalizer_keys: tuple[str, ...] = ()
-    # roles whose tokens get flags of the class, unless a file declares the named token
+    # roles whose tokens get the class's own flags, unless a file declares the flags of the token
     flagged: tuple[str, ...] = ()
-    minor: int = 0  # of the version that wrote the folder, 57 of 4.57.1
+    minor: int = 0  # minor version that wrote the folder: 57 for 4.57.1
 
     def row(self) -> dict[str, Any]:
-        """The class as a row of the table of transformers 5."""
+        """The class as a row of ``tokenizer_classes.json``, which has the classes of version 5."""
         row = {"keeps": True, "special": self.special, "former": self}
         return {**row, **_add_flags(self.special, self.flagged)} if self.flagged else row
 
     def wrong_option(self, config: dict[str, Any]) -> str | None:
-        """The key of an option in *config* that is not true or false, None if there is none."""
+        """The first key of a normalizer's option in *config* that is not a boolean, or None."""
         for key in self.normalizer_keys:
             _, default = _NORMALIZER_KEYS[key]
             value = config.get(key, default)
@@ -90,27 +92,34 @@ class FormerClass:
         return None
 
     def set_options(self, normalizer: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-        """The *normalizer* of a file with the options that *config* names, if one differs."""
+        """The *normalizer* of a file with the options of *config*.
+
+        As in transformers, all options are set if one differs, and an absent one does not differ.
+        """
         options = {}
         for key in self.normalizer_keys:
             option, default = _NORMALIZER_KEYS[key]
             options[option] = config.get(key, default)
-        stated = {option: normalizer.get(option, value) for option, value in options.items()}
-        return normalizer if stated == options else {**normalizer, **options}
+        in_file = {option: normalizer.get(option, value) for option, value in options.items()}
+        return normalizer if in_file == options else {**normalizer, **options}
 
     @property
     def is_old(self) -> bool:
-        """True for versions that are as 4.46."""
+        """True if the version follows the rules of 4.46."""
         return self.minor <= _OLD
 
     @property
     def is_between(self) -> bool:
-        """True for versions of which is not known whether they are as 4.46 or as 4.57."""
+        """True if the version may follow the rules of 4.46 or those of 4.57."""
         return _OLD < self.minor < _NEW
 
 
 def _add_flags(special: dict[str, str], roles: tuple[str, ...]) -> dict[str, Any]:
-    """Entries of a row whose class gives the tokens of *roles* flags, and adds its own again."""
+    """Entries of a row whose class has flags of its own for the tokens of *roles*.
+
+    They are for its tokens *special* and for tokens that a file names by text alone; the class adds
+    its tokens to the vocabulary once more.
+    """
     flags = {role: _flags(role) for role in roles}
     tokens = {
         role: {"content": text, **flags[role]} if role in flags else text
@@ -120,14 +129,10 @@ def _add_flags(special: dict[str, str], roles: tuple[str, ...]) -> dict[str, Any
 
 
 def _flags(role: str) -> dict[str, bool]:
-    """Flags of the token of a *role*: a mask takes the space before it."""
+    """Flags of a special token with *role*: that of the mask includes the space before it."""
     is_mask = role == "mask_token"
     plain = {"single_word": False, "rstrip": False, "normalized": False}
     return {**plain, "lstrip": is_mask, "special": True}
-
-
-def _all(text: str, *roles: str) -> dict[str, str]:
-    return dict.fromkeys(roles, text)
 
 
 #: Rules by the name of the class, without the suffix ``Fast``.
@@ -143,29 +148,31 @@ FORMER_CLASSES = {
         add_bos=True,
         has_template=True,
     ),
-    "GPTNeoXTokenizer": FormerClass(_all(_END, *_THREE), has_template=True, prefix_space="both"),
-    "GPT2Tokenizer": FormerClass(_all(_END, *_THREE), prefix_space="both"),
-    "CodeGenTokenizer": FormerClass(_all(_END, *_THREE), prefix_space="both"),
-    "Qwen2Tokenizer": FormerClass(_all(_END, "eos_token", "unk_token", "pad_token")),
+    "GPTNeoXTokenizer": FormerClass(
+        dict.fromkeys(_BOS_EOS_UNK, _END), has_template=True, prefix_space="both"
+    ),
+    "GPT2Tokenizer": FormerClass(dict.fromkeys(_BOS_EOS_UNK, _END), prefix_space="both"),
+    "CodeGenTokenizer": FormerClass(dict.fromkeys(_BOS_EOS_UNK, _END), prefix_space="both"),
+    "Qwen2Tokenizer": FormerClass(dict.fromkeys(("eos_token", "unk_token", "pad_token"), _END)),
     **dict.fromkeys(
         (
             *("BertTokenizer", "ConvBertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"),
             *("LayoutLMTokenizer", "LxmertTokenizer", "MobileBertTokenizer"),
             "SqueezeBertTokenizer",
         ),
-        FormerClass(_OF_BERT, normalizer_keys=(*_NORMALIZER_KEYS,)),
+        FormerClass(_OF_BERT, normalizer_keys=tuple(_NORMALIZER_KEYS)),
     ),
-    "FunnelTokenizer": FormerClass(_OF_FUNNEL, normalizer_keys=(*_NORMALIZER_KEYS,)),
+    "FunnelTokenizer": FormerClass(_OF_FUNNEL, normalizer_keys=tuple(_NORMALIZER_KEYS)),
     "MPNetTokenizer": FormerClass(
         _OF_MPNET,
         normalizer_keys=("do_lower_case", "strip_accents"),
-        flagged=(*_OF_MPNET,),
+        flagged=tuple(_OF_MPNET),
     ),
 }
 
 
-#: Classes that build the same steps of a ``vocab.json`` in 4.46.3 and 4.57.1 as in transformers 5,
-#: and roles whose tokens get flags of the class, in version 4 alone, if a file names them by text.
+#: Classes that build the same steps from a ``vocab.json`` in 4.46.3, 4.57.1 and version 5, and the
+#: roles whose tokens version 4 gives flags of the class if a file names them by text alone.
 SAME_FROM_VOCABULARY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("GPT2Tokenizer", "CodeGenTokenizer", "Qwen2Tokenizer"), ()),
     **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer"), ("mask_token",)),
@@ -177,12 +184,13 @@ def vocabulary_row(name: str, minor: int, row: dict[str, Any]) -> dict[str, Any]
 
     *name* is one of ``SAME_FROM_VOCABULARY``, *minor* the version that wrote the folder.
     """
+    # The steps that version 5 builds have the option already: ``converts`` leaves them alone.
     former = FormerClass(prefix_space="converts", minor=minor)
     return {**row, **_add_flags(row["special"], SAME_FROM_VOCABULARY[name]), "former": former}
 
 
 def former_version(model_config: dict[str, Any]) -> int | None:
-    """Minor version of the transformers 4 that wrote a folder, by its ``config.json``."""
+    """Minor version of transformers 4 in ``config.json``; None if another version wrote it."""
     version = model_config.get("transformers_version")
     match = re.match(r"4\.(\d{1,3})(?:\.|$)", version) if isinstance(version, str) else None
     return None if match is None else int(match[1])
@@ -191,10 +199,13 @@ def former_version(model_config: dict[str, Any]) -> int | None:
 def former_class(
     name: str | None, model_config: dict[str, Any], config: dict[str, Any]
 ) -> FormerClass | None:
-    """The class *name* of transformers 4, if that wrote a folder and its rules are known.
+    """Rules of the class *name* for a folder that transformers 4 wrote.
 
-    *model_config* is the ``config.json`` of the folder, *config* its tokenizer's. A Llama tokenizer
-    with ``add_prefix_space`` is converted from ``tokenizer.model`` there, and so not one of these.
+    *model_config* is the ``config.json`` of the folder, *config* its ``tokenizer_config.json``.
+
+    Returns:
+        None if another version wrote the folder, or the class is not known. Llama's class with
+        ``add_prefix_space`` has no rules, either: version 4 converts ``tokenizer.model`` for it.
     """
     minor = former_version(model_config)
     former = FORMER_CLASSES.get(name or "")
@@ -208,7 +219,7 @@ def former_class(
 def template_processor(
     bos: tuple[str, int] | None, eos: tuple[str, int] | None
 ) -> dict[str, object]:
-    """The post-processor that puts *bos* before a text and *eos* behind it, texts with ids."""
+    """The post-processor that adds *bos* before a text and *eos* after it, as ``(token, id)``."""
     single: list[object] = [{"Sequence": {"id": "A", "type_id": 0}}]
     if bos is not None:
         single.insert(0, {"SpecialToken": {"id": bos[0], "type_id": 0}})

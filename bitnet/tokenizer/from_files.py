@@ -31,21 +31,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# As transformers prefers them, with the exception in ``tokenizer_names``.
+# In the order in which transformers prefers them; ``order_names`` has the exception.
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json"),
     "qwen.tiktoken",  # of the first Qwen, whose code is in its folder
 )
-# Files of two kinds of tokenizers: without tokenizer.json nothing says which one is the model's.
+# First two names of a folder whose files are different tokenizers, if it has no tokenizer.json.
 _UNDECIDED = (("tokenizer.model", "tekken.json"), ("tokenizer.model", "vocab.json"))
 
 
 def spec_from_file(
     path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
 ) -> TokenizerSpec:
-    """The tokenizer in one file of any name, whose format is found by its content.
+    """The tokenizer in the file *path*, whose format is recognised by its content.
 
-    *pre* is used where the file names no pre-tokenizer; *files* are those of its folder, if read.
+    *pre* is the pre-tokenizer if the file names none. *files* is the inventory of its folder, if
+    the caller has one.
     """
     file = TokenizerFile(Path(path), pre, files)
     name = file.path.name
@@ -64,23 +65,23 @@ def spec_from_file(
 
 
 def tokenizer_names(files: Inventory) -> list[str]:
-    """Names of the tokenizer files in a folder, as :func:`order_names`."""
+    """Names of the tokenizer files in a folder, in the order of :func:`order_names`."""
     present = [name for name in (*TOKENIZER_FILES, "merges.txt", "config.json") if name in files]
     return order_names(present, lambda: read_json(files, "config.json"), str(files.root))
 
 
 def order_names(present: Collection[str], read_config: Callable[[], Any], where: str) -> list[str]:
-    """Names of tokenizer files among the *present* ones, the one that transformers reads first.
+    """Tokenizer files among *present*, sorted: the first is the one that transformers reads.
 
-    Two files that cannot agree are refused if nothing says which one is the model's.
+    Two different tokenizers are refused if nothing says which one is the model's.
 
     Args:
-        present: the files of a folder or a repository.
-        read_config: reads its ``config.json``, where that decides.
+        present: names of the files of a folder or a repository.
+        read_config: returns its ``config.json``; called only if that decides.
         where: the folder, or the address of the repository, for messages.
     """
     names = [name for name in TOKENIZER_FILES if name in present]
-    if "vocab.json" in names and "merges.txt" not in present:  # as of CTC models of speech
+    if "vocab.json" in names and "merges.txt" not in present:  # not a BPE: CTC, speech models
         names.remove("vocab.json")
     if "tekken.json" in names and len(names) > 1 and "config.json" in present:
         config = read_config()
@@ -100,7 +101,7 @@ def order_names(present: Collection[str], read_config: Callable[[], Any], where:
 def spec_from_folder(
     path: str | os.PathLike[str], *, pre: str | None = None, files: Inventory | None = None
 ) -> TokenizerSpec:
-    """The tokenizer of a model folder: the file that transformers reads."""
+    """The tokenizer of the model folder *path*, from the file that transformers reads."""
     folder = Path(path)
     files = files or Inventory(folder)
     names = tokenizer_names(files)
@@ -119,7 +120,7 @@ def spec_from_folder(
 
 
 def _other_kind(path: Path, head: bytes) -> InvalidFormat:
-    if path.suffix == ".gguf":  # intended as a model
+    if path.suffix == ".gguf":  # a damaged model, not a tokenizer of an unknown format
         return mapped_file.other_kind(head, path.name)
     neither = f"{path} is neither a SentencePiece model nor a tiktoken rank file"
     if recognized := mapped_file.kind_from_head(head):

@@ -101,7 +101,7 @@ def _as_library(
     added.update((id, token) for id, token in declared.items() if token.text == tokens[id])
     is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
     by_text = {tokens[id]: id for id in added}
-    ends = side.ends(by_text, bos=(spec.bos_id, bpe), eos=(spec.eos_id, is_t5))
+    ends = side.bos_and_eos(by_text, bos=(spec.bos_id, bpe), eos=(spec.eos_id, is_t5))
     for name, is_added in (adds or {}).items():
         ends[name] = is_added and ends[f"{name.removeprefix('add_')}_id"] is not None
     spec = replace(

@@ -16,7 +16,7 @@ from bitnet.tokenizer.vocabularies import spec_key
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Files beside a tokenizer's that may be read, and the folder of templates with names.
+# Side files, which complete the file of a tokenizer, and the folder of further chat templates.
 SIDE_FILES = (
     "special_tokens_map.json",
     "tokenizer_config.json",
@@ -36,32 +36,33 @@ _USUAL = {
     "bos": "<|begin_of_text|> <|begin_of_sentence|> <｜begin▁of▁sentence｜> <bos> <s>",
     "eos": "<|end_of_text|> <｜end▁of▁sentence｜> <|endoftext|> <eos> </s> <|return|>",
 }
-# Classes of which a folder's own code makes another tokenizer than its vocabulary file describes.
-_BEFORE_TEXTS = "puts [gMASK] and another token before texts, and has tokens that no file lists"
-_OTHERWISE = {"ChatGLMTokenizer": _BEFORE_TEXTS, "ChatGLM4Tokenizer": _BEFORE_TEXTS}
+# Classes in the code of a folder, and what they do beyond the folder's vocabulary file.
+_CHATGLM = "puts [gMASK] and another token before texts, and has tokens that no file lists"
+_CODE_OF_FOLDERS = {"ChatGLMTokenizer": _CHATGLM, "ChatGLM4Tokenizer": _CHATGLM}
 
 
 class TokenizerFile:
-    """The file at *path* of a folder with *files*; *pre* is a pre-tokenizer named by the caller."""
+    """A tokenizer's file and, when they are needed, the side files of its folder."""
 
     def __init__(self, path: Path, pre: str | None = None, files: Inventory | None = None) -> None:
+        """*pre* is the pre-tokenizer that the caller names, *files* the folder, if it is open."""
         self.path = path
         self.pre = pre
         self.files = files or Inventory(path.parent)
 
     @cached_property
     def data(self) -> bytes:
-        """Its content."""
+        """Bytes of the file."""
         return _read_bytes(self.files, self.path.name)
 
     @cached_property
     def document(self) -> Any:
-        """The JSON value in it."""
+        """The JSON value in the file."""
         return read_json(self.files, self.path.name)
 
     @cached_property
     def side(self) -> SideFiles:
-        """The files next to it."""
+        """The side files."""
         return _read_side_files(self.files)
 
 
@@ -72,19 +73,19 @@ class SideFiles:
     tokenizer_config: dict[str, Any]  # ``tokenizer_config.json``
     special_map: dict[str, Any]  # ``special_tokens_map.json``, if transformers would read it
     added_file: dict[str, Any]  # ``added_tokens.json``
-    added: tuple[AddedToken, ...]  # of ``added_tokens_decoder`` or that file, by the ids they name
+    added: tuple[AddedToken, ...]  # by id, of ``added_tokens_decoder`` and ``added_tokens.json``
     model_config: dict[str, Any]  # ``config.json``
-    declared_ends: tuple[int, ...]  # of ``generation_config.json`` and ``config.json``
+    declared_stops: tuple[int, ...]  # EOS ids in ``generation_config.json`` and ``config.json``
     templates: dict[str, str]  # chat templates by name; the usual one is called ``default``
     raw: bytes  # all content that was read, for fingerprints
-    from_vocabulary: bool = False  # of a tokenizer in ``vocab.json``, without ``tokenizer.json``
+    from_vocabulary: bool = False  # the tokenizer is made of ``vocab.json`` and ``merges.txt``
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """``tokenizer_config.json`` with the values of ``special_tokens_map.json``.
 
-        As in transformers, the latter count more, and only where the former has no
-        ``added_tokens_decoder``.
+        As in transformers, the second file overrides the first, unless that has the key
+        ``added_tokens_decoder``: then ``special_map`` is empty.
         """
         return self.tokenizer_config | self.special_map
 
@@ -101,8 +102,8 @@ class SideFiles:
         return self.tokenizer_class.removesuffix("Fast")
 
     @property
-    def name_roles(self) -> bool:
-        """True if files that name special tokens exist: a role they omit has no token."""
+    def names_roles(self) -> bool:
+        """True if a file that names special tokens exists, so that a role it omits has no token."""
         return bool(self.tokenizer_config or self.special_map or self.templates)
 
     @property
@@ -114,38 +115,44 @@ class SideFiles:
     def special_id(
         self, role: str, special: dict[str, int], default: int | None = None
     ) -> int | None:
-        """Id of the token *role*, ``bos`` or ``eos``: configured, *default*, or by a usual name."""
+        """Id of the token *role*, ``bos`` or ``eos``, or None if the model has none.
+
+        It is that of the configured text, else *default*, else that of a usual text in *special*,
+        the ids of special tokens by text.
+        """
         named = read_token_text(self.config.get(f"{role}_token"))
         if named is not None:
             return special.get(named, default)
-        if default is not None or f"{role}_token" in self.config:
-            return default  # null in the configuration: the model has no such token
+        is_null = f"{role}_token" in self.config  # as the model has no such token
+        if default is not None or is_null:
+            return default
         return next((special[text] for text in _USUAL[role].split() if text in special), None)
 
     def check_code(self, source: str) -> None:
-        """Refuse the file *source* if code of its folder makes another tokenizer of it."""
+        """Refuse the file *source* if its class is code of the folder that deviates from it."""
         name = str(self.config.get("tokenizer_class") or "")
-        reason = _OTHERWISE.get(name)
-        if reason is not None:
+        deviation = _CODE_OF_FOLDERS.get(name)
+        if deviation is not None:
             raise Unsupported(
-                f"{source}: tokenizer_config.json names {name}, code of the folder that {reason}",
+                f"{source}: tokenizer_config.json names {name}, "
+                f"code of the folder that {deviation}",
                 hint="convert the folder with llama.cpp's convert_hf_to_gguf.py and use the GGUF "
                 "file, or name a tokenizer.json of this model with --tokenizer FILE",
             )
 
     def adds(self, role: str) -> bool | None:
-        """``add_bos_token`` or ``add_eos_token``, if the tokenizer's class follows it."""
+        """Value of ``add_bos_token`` or ``add_eos_token``; None if the class does not read it."""
         value = self.config.get(f"add_{role}_token")
-        plain = self.config.get("tokenizer_class") in (None, "PreTrainedTokenizerFast")
-        return value if isinstance(value, bool) and not plain else None
+        is_generic = self.config.get("tokenizer_class") in (None, "PreTrainedTokenizerFast")
+        return value if isinstance(value, bool) and not is_generic else None
 
-    def ends(
+    def bos_and_eos(
         self, special: dict[str, int], *, bos: tuple[int | None, bool], eos: tuple[int | None, bool]
     ) -> dict[str, Any]:
         """Fields ``bos_id``, ``add_bos``, ``eos_id`` and ``add_eos`` of a specification.
 
-        *bos* and *eos* are what the tokenizer's own file says: the id, and True if it is put around
-        texts. Side files override both.
+        *bos* and *eos* are the values of the tokenizer's own file, ``(id, is added to texts)``,
+        which side files override. *special* has the ids of special tokens by text.
         """
         fields: dict[str, Any] = {}
         for role, (default, is_added) in (("bos", bos), ("eos", eos)):
@@ -158,8 +165,9 @@ class SideFiles:
     def complete(self, spec: TokenizerSpec, *content: bytes) -> TokenizerSpec:
         """*spec* with its stop ids, its chat template, and the fingerprint of *content*."""
         special = {spec.tokens[token.id]: token.id for token in spec.added}
+        # The eos_id of a WordPiece is [SEP], which separates texts and does not end an answer.
         eos = None if spec.model == "wordpiece" else spec.eos_id
-        declared = (id for id in self.declared_ends if 0 <= id < spec.vocab_size)
+        declared = (id for id in self.declared_stops if 0 <= id < spec.vocab_size)
         named = {name: text for name, text in self.templates.items() if name != "default"}
         spec = replace(
             spec,
@@ -181,12 +189,12 @@ def _read_side_files(files: Inventory) -> SideFiles:
 
     config = load("tokenizer_config.json")
     has_decoder = "added_tokens_decoder" in config
-    ends: list[int] = []
+    stops: list[int] = []
     for name in ("generation_config.json", "config.json"):
         outer = load(name)
         for table in (outer, outer.get("text_config")):  # of a model for pictures or sound
             if isinstance(table, dict):
-                ends += _end_ids(table.get("eos_token_id"), files, name)
+                stops += _stop_ids(table.get("eos_token_id"), files, name)
 
     def template(name: str) -> str:
         try:
@@ -203,14 +211,14 @@ def _read_side_files(files: Inventory) -> SideFiles:
         added_file=load("added_tokens.json"),
         added=_read_added(config, load("added_tokens.json")),
         model_config=load("config.json"),
-        declared_ends=tuple(dict.fromkeys(ends)),
+        declared_stops=tuple(dict.fromkeys(stops)),
         templates=sources or templates_in(config, load("chat_template.json")),
         raw=b"".join(name.encode() + content for name, content in raw.items()),
     )
 
 
-def _end_ids(value: Any, files: Inventory, name: str) -> list[int]:
-    """Ids in *value*, the ``eos_token_id`` of the file *name*: one, several, or null."""
+def _stop_ids(value: Any, files: Inventory, name: str) -> list[int]:
+    """Ids in *value*, the ``eos_token_id`` of the file *name*: an id, a list of them, or null."""
     ids = value if isinstance(value, list) else [value]
     if all(id is None or type(id) is int for id in ids):
         return [id for id in ids if id is not None]
@@ -229,7 +237,10 @@ def template_files(files: Inventory) -> list[str]:
 
 
 def templates_in(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, str]:
-    """Templates of ``tokenizer_config.json``, by name; else that of ``chat_template.json``."""
+    """Templates by name in *config*, ``tokenizer_config.json``, else in *processor*.
+
+    *processor* is ``chat_template.json``, which has one template.
+    """
     template = config.get("chat_template")
     if isinstance(template, list):
         entries = [entry for entry in template if isinstance(entry, dict)]
@@ -244,8 +255,10 @@ def templates_in(config: dict[str, Any], processor: dict[str, Any]) -> dict[str,
 
 
 def _read_added(config: dict[str, Any], ids_by_text: dict[str, Any]) -> tuple[AddedToken, ...]:
+    """Added tokens by id: those of ``added_tokens.json``, *ids_by_text*, and those of *config*."""
     decoder = config.get("added_tokens_decoder")
     ids = ((text, id) for text, id in ids_by_text.items() if type(id) is int)
+    # That file has no flags: texts such as <|im_end|> are taken for special tokens.
     tokens = {id: AddedToken(id, text, special=text.startswith("<|")) for text, id in ids}
     if isinstance(decoder, dict):
         for key, entry in decoder.items():
@@ -255,7 +268,7 @@ def _read_added(config: dict[str, Any], ids_by_text: dict[str, Any]) -> tuple[Ad
 
 
 def read_token_text(value: Any) -> str | None:
-    """Text of a special token as a side file writes it, a text or an object with flags."""
+    """Text of a special token in a side file, whose *value* is a text or an object with flags."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) and value else None

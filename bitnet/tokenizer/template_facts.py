@@ -1,7 +1,8 @@
 """Facts about a chat template: which parts of a conversation it writes, and in which form.
 
-A template is a program, and its text does not tell what it does with a message. It is run on short
-conversations whose contents are marks, and a part is written if its mark is in the text.
+A template is a program, whose source does not show what it does with a message. So it is run on
+short conversations whose contents are marks, words that occur nowhere else: it writes a part of a
+conversation if the mark of that part is in the rendered text.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     Message = dict[str, Any]
-    #: Text of messages with variables; None if the template fails or refuses them.
+    #: ``attempt(messages, is_open, **variables)``: the rendered text, which announces the answer if
+    #: *is_open*; None if the template fails or refuses the messages.
     Attempt = Callable[..., str | None]
 
-#: Names under which templates look for the reasoning of a message; ``parts``: in its content.
+#: Fields of a message in which templates look for its reasoning; ``parts``: a part of ``content``.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning", "parts")
-#: Variables with which templates let the model reason or not.
+#: Variables that switch reasoning on or off.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 #: Variables that say how much the model reasons.
 EFFORT_VARIABLES = ("reasoning_effort", "thinking_effort", "reasoning_strength")
-_SHORT_ID = "call00001"  # the nine letters and digits that Mistral's templates demand
+_SHORT_ID = "call00001"  # Mistral's templates require nine letters and digits
 _LONG_ID = "call_00000000000000000000001"
 
 
@@ -35,21 +37,21 @@ class TemplateFacts:
     takes_parts: bool  # content may be a list of ``{"type": "text", "text": ...}``
     system: bool  # a system message at the beginning is written
     developer: bool  # the role ``developer`` is known, not only copied
-    later_system: bool  # system messages are written wherever they are
+    later_system: bool  # system messages are written also after the beginning
     repeated_user: bool  # two messages of the user may follow each other
-    tools: bool  # functions that may be called are written
-    needs_list: bool  # the list of functions must be a list, if only an empty one
+    tools: bool  # tools that may be called are written
+    needs_list: bool  # without tools, ``tools`` must be an empty list: the template fails on None
     calls: bool  # earlier calls are written
     results: bool  # results of calls are written
     several_calls: bool  # a message may have several calls
     text_beside_calls: bool  # the text of a message with calls is written
     arguments: Literal["text", "object"]  # form of the arguments of a call
     short_ids: bool  # calls need ids of nine letters and digits
-    reasoning: str  # of REASONING_FIELDS, the one for reasoning before a call; empty: none
+    reasoning: str  # of REASONING_FIELDS, the one for reasoning before a call; empty if none
     reasoning_beside_text: bool  # a message with calls may have reasoning and text
     thinking_switches: tuple[str, ...]  # of THINKING_SWITCHES, those that change the text
-    effort: str  # of EFFORT_VARIABLES, the one that changes the text; empty: none
-    generation_prompt: bool  # a text announces the answer
+    effort: str  # of EFFORT_VARIABLES, the one that changes the text; empty if none
+    generation_prompt: bool  # ``add_generation_prompt`` adds text
 
 
 def probe(attempt: Attempt) -> TemplateFacts:
@@ -58,7 +60,7 @@ def probe(attempt: Attempt) -> TemplateFacts:
 
 
 def mark(number: int) -> str:
-    """A word that no template contains, which it can neither trim nor escape."""
+    """A word that no template contains, and that trimming and escaping leave as it is."""
     return f"Zq{number:05d}Zq"
 
 
@@ -73,6 +75,7 @@ def reasoning_as_parts(reasoning: str, content: str) -> list[dict[str, str]]:
     return [*parts, {"type": "text", "text": content}] if content else parts
 
 
+# Marks of the contents of the conversations; _LATER is also the name of an unknown role.
 _USER, _SYSTEM, _ANSWER, _LATER, _SECOND, _RESULT, _REASONING, _TOOL, _PROPERTY = map(
     mark, range(9)
 )
@@ -95,7 +98,10 @@ _PROBED_TOOL = {
 
 
 class _Probes:
-    """Short conversations, rendered by one template."""
+    """Short conversations, rendered by one template.
+
+    Its state is the form of conversation that is known to work so far; later probes use it.
+    """
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -105,7 +111,7 @@ class _Probes:
         self._switches: dict[str, Any] = {}
 
     def facts(self) -> TemplateFacts:
-        """The result of all probes."""
+        """The result of all probes, in an order in which each uses what the former ones found."""
         self._takes_parts = self._writes_content([{"type": "text", "text": _USER}])
         # A template that writes neither form gets the common one.
         self._takes_text = self._writes_content(_USER) or not self._takes_parts
@@ -113,11 +119,11 @@ class _Probes:
             self._tools = []  # some templates fail without a list
         system = self._shows([_SYSTEM], self._message("system", _SYSTEM), self._user())
 
-        offered = self._render(self._user(), tools=[_PROBED_TOOL])
-        tools = has_marks(offered, [_TOOL, _PROPERTY])
         needs_list = self._tools is not None
+        text_with_tool = self._render(self._user(), tools=[_PROBED_TOOL])
+        tools = has_marks(text_with_tool, [_TOOL, _PROPERTY])
         if tools:
-            self._tools = [_PROBED_TOOL]
+            self._tools = [_PROBED_TOOL]  # some templates write calls only beside tools
         calls = self._find_form_of_calls()
         switches = tuple(filter(self._is_switch, THINKING_SWITCHES))
         self._switches = dict.fromkeys(switches, True)
@@ -134,20 +140,21 @@ class _Probes:
             calls=calls,
             results=self._writes_results(knows_tools=tools or calls),
             several_calls=calls and self._writes_several_calls(),
-            text_beside_calls=calls and self._shows([_ANSWER], *self._loop(content=_ANSWER)),
+            text_beside_calls=calls and self._shows([_ANSWER], *self._tool_use(content=_ANSWER)),
             arguments=self._arguments,
             short_ids=self._id == _SHORT_ID and calls and not self._takes_id(_LONG_ID),
             reasoning=reasoning,
             reasoning_beside_text=bool(reasoning) and self._writes_reasoning(reasoning, _ANSWER),
             thinking_switches=switches,
             effort=next(filter(self._is_effort, EFFORT_VARIABLES), ""),
-            generation_prompt=self._render(self._user())
-            != self._render(self._user(), is_open=False),
+            generation_prompt=self._announces_the_answer(),
         )
 
     def _writes_content(self, content: object) -> bool:
-        text = self._attempt([{"role": "user", "content": content}], True)
-        return has_marks(text, [_USER]) and "'type'" not in text and '"type"' not in text  # type: ignore[operator]
+        text = self._attempt([{"role": "user", "content": content}], True) or ""
+        # A template for texts alone may write the list of parts itself, in Python's form or JSON.
+        is_list_itself = "'type'" in text or '"type"' in text
+        return has_marks(text, [_USER]) and not is_list_itself
 
     def _announces_the_answer(self) -> bool:
         return self._render(self._user()) != self._render(self._user(), is_open=False)
@@ -160,9 +167,9 @@ class _Probes:
         return not self._is_copy(text, "developer", self._message(_LATER, _SYSTEM), self._user())
 
     def _is_copy(self, text: str | None, role: str, *messages: Message) -> bool:
-        """True if *messages* with an unknown role are *text* but for the name of the *role*."""
-        unknown = self._render(*messages)
-        return unknown is not None and text == unknown.replace(_LATER, role)
+        """True if *text* is that of *messages*, which have the role _LATER instead of *role*."""
+        text_of_unknown = self._render(*messages)
+        return text_of_unknown is not None and text == text_of_unknown.replace(_LATER, role)
 
     def _writes_later_system(self) -> bool:
         first = self._message("system", _SYSTEM)
@@ -180,7 +187,7 @@ class _Probes:
         forms: tuple[Literal["text", "object"], ...] = ("text", "object")
         for form in forms:
             self._arguments = form
-            text = self._render(*self._loop())
+            text = self._render(*self._tool_use())
             if has_marks(text, [_KEY, _VALUE]):
                 written[form] = text or ""
         self._arguments = "text"
@@ -189,14 +196,16 @@ class _Probes:
         if "text" not in written:
             self._arguments = "object"
             return True
-        # Python's notation of an object is not JSON: the template expects a text. A text that
-        # is written otherwise than the object was encoded twice, or put between other braces.
+        # If both are written, the object is the right form, with two exceptions. The template
+        # expects a text if it writes the object in Python's form, which is not JSON, and a text
+        # does as well if both give the same. (Where they differ, the template encoded the text a
+        # second time, or put it in braces of its own.)
         if str({_KEY: _VALUE}) not in written["object"] and written["text"] != written["object"]:
             self._arguments = "object"
         return True
 
     def _writes_results(self, *, knows_tools: bool) -> bool:
-        user, call, result = self._loop()
+        user, call, result = self._tool_use()
         text = self._render(user, call, result)
         if not has_marks(text, [_RESULT]):
             return False
@@ -210,18 +219,18 @@ class _Probes:
             [_VALUE, _OTHER_VALUE, _RESULT, _OTHER_RESULT], self._user(), message, *results
         )
 
-    def _takes_id(self, name: str) -> bool:
-        before = self._id
-        self._id = name
-        is_written = self._shows([_VALUE], *self._loop())
-        self._id = before
+    def _takes_id(self, call_id: str) -> bool:
+        usual_id = self._id
+        self._id = call_id
+        is_written = self._shows([_VALUE], *self._tool_use())
+        self._id = usual_id
         return is_written
 
     def _find_reasoning(self) -> str:
         return next((name for name in REASONING_FIELDS if self._writes_reasoning(name)), "")
 
     def _writes_reasoning(self, name: str, content: str = "") -> bool:
-        user, call, result = self._loop(content=content)
+        user, call, result = self._tool_use(content=content)
         if name == "parts":
             call["content"] = reasoning_as_parts(_REASONING, content)
         else:
@@ -229,7 +238,7 @@ class _Probes:
         text = self._render(user, call, result, **self._switches)
         if not has_marks(text, [_REASONING, *filter(None, [content])]):
             return False
-        # A template that writes a list of parts as such does not know this kind.
+        # A template that writes the list of parts itself does not know parts of this type.
         return name != "parts" or all(f"{quote}thinking{quote}" not in str(text) for quote in "'\"")
 
     def _is_switch(self, name: str) -> bool:
@@ -252,25 +261,27 @@ class _Probes:
     def _user(self, text: str = _USER) -> Message:
         return self._message("user", text)
 
-    def _one_call(self, value: str, name: str) -> Message:
+    def _one_call(self, value: str, call_id: str) -> Message:
         arguments: Any = {_KEY: value}
         if self._arguments == "text":
             arguments = json.dumps(arguments)
-        return {"id": name, "type": "function", "function": {"name": _TOOL, "arguments": arguments}}
+        function = {"name": _TOOL, "arguments": arguments}
+        return {"id": call_id, "type": "function", "function": function}
 
     def _call(self, content: str = "") -> Message:
         message = self._message("assistant", content)
         return message | {"tool_calls": [self._one_call(_VALUE, self._id)]}
 
-    def _result(self, text: str = _RESULT, name: str = "") -> Message:
-        named = {"tool_call_id": name or self._id, "name": _TOOL}
-        return self._message("tool", text) | named
+    def _result(self, text: str = _RESULT, call_id: str = "") -> Message:
+        origin = {"tool_call_id": call_id or self._id, "name": _TOOL}
+        return self._message("tool", text) | origin
 
-    def _loop(self, *, content: str = "") -> tuple[Message, Message, Message]:
-        """A question, a call beside *content*, and its result."""
+    def _tool_use(self, *, content: str = "") -> tuple[Message, Message, Message]:
+        """A message of the user, an answer of *content* with a call, and the result of the call."""
         return self._user(), self._call(content), self._result()
 
     def _shows(self, marks: Sequence[str], *messages: Message) -> bool:
+        """True if the text of *messages* has all *marks*."""
         return has_marks(self._render(*messages), marks)
 
     def _render(self, *messages: Message, is_open: bool = True, **variables: Any) -> str | None:

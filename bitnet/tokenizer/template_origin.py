@@ -1,8 +1,9 @@
-"""Oddities of the chat templates of a GGUF file: their origin, and names that they reach for.
+"""Oddities of chat templates: changes against the original, and access to Python's internals.
 
-A template is a program that others ship with a model. One that was changed on the way, or that
-reaches into Python, is named. The repository that a file was made of is known from its keys, from a
-lock file, or by its files that lie beside it; no connection is opened.
+A template is a program that others ship with a model. One is reported if it was changed on the way,
+or if it uses attributes, filters or statements that lead into Python. The original is that of the
+repository that a GGUF file was made of, as its keys or a lock file name it, or that in files beside
+it. Only copies on this machine are read.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 _FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
 _KEY = "tokenizer.chat_template"
 _USUAL = "default"
-_SHOWN = 5
+_MOST_NAMES = 5  # in a message
 
 
 def oddities_of(templates: Mapping[str, str], gguf: GGUF | None) -> Iterator[tuple[str, str]]:
-    """Kind and description of each: ``template-reaches``, ``template-differs``.
+    """Kind, ``template-reaches`` or ``template-differs``, and description of each oddity.
 
-    *templates* have names, the usual one is called ``default``; those that are in a *gguf* file are
-    compared with those of the repository that it was made of.
+    Args:
+        templates: chat templates by name; the usual one is called ``default``.
+        gguf: the file that they are from, to compare them with the original; None compares nothing.
     """
     for name, template in templates.items():
         try:
@@ -44,7 +46,7 @@ def oddities_of(templates: Mapping[str, str], gguf: GGUF | None) -> Iterator[tup
             yield "template-reaches", error.message
             continue
         if names:
-            listed = ", ".join(names[:_SHOWN])
+            listed = ", ".join(names[:_MOST_NAMES])
             text = f"{_label(name)} reaches for {listed}, which no published template needs"
             yield "template-reaches", text
     if templates and gguf is not None:
@@ -66,7 +68,7 @@ def templates_of(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _differences(templates: Mapping[str, str], gguf: GGUF) -> Iterator[str]:
-    """Descriptions of the *templates* that no known version of the source repository has."""
+    """Descriptions of the *templates* that differ from every known version of a source."""
     for source, versions in _sources(gguf).items():
         for name, template in templates.items():
             originals = [version[name] for version in versions if name in version]
@@ -75,23 +77,30 @@ def _differences(templates: Mapping[str, str], gguf: GGUF) -> Iterator[str]:
 
 
 def _is_same(left: str, right: str) -> bool:
-    """True if Jinja renders both alike: it leaves out one line end after the last line."""
+    """True if Jinja renders both alike, which ignores one newline at the end of a template."""
     return left.removesuffix("\n") == right.removesuffix("\n")
 
 
 def _sources(gguf: GGUF) -> dict[str, list[dict[str, str]]]:
-    """Templates by name of each known version of the source, by the name of the source."""
+    """Known versions of the templates of *gguf* by a label of their source.
+
+    A version is templates by name.
+    """
     sources: dict[str, list[dict[str, str]]] = {}
     folder = gguf.path.absolute().parent
-    if not _other_models(gguf, folder):
+    if not _has_other_models(folder, gguf):  # whose side files they might be
         beside = {name: folder / name for name in _FILES if (folder / name).is_file()}
         if beside:
             sources[f"{', '.join(beside)} beside it"] = [_read(beside)]
-    repositories = {_repository_in_lock_file(gguf.path): f"which {LOCK_FILE} names"}
-    repositories[repository_of(gguf.metadata)] = "which it is made of"
+    # Both may be the same repository, which then has the second description.
+    repositories = {
+        _repository_in_lock_file(gguf.path): f"which {LOCK_FILE} names",
+        repository_of(gguf.metadata): "which it is made of",
+    }
+    repositories.pop("", None)
     for repository, relation in repositories.items():
         versions = [*_versions_in_cache(repository), *_versions_in_store(repository)]
-        if repository and versions:
+        if versions:
             sources[f"{repository}, {relation}"] = [_read(files) for files in versions]
     return sources
 
@@ -110,8 +119,8 @@ def _repository_in_lock_file(path: Path) -> str:
     return ""
 
 
-def _other_models(gguf: GGUF, folder: Path) -> bool:
-    """True if *folder* has models besides *gguf*, whose files those beside it may be."""
+def _has_other_models(folder: Path, gguf: GGUF) -> bool:
+    """True if *folder* has GGUF files that are not parts of *gguf*."""
     own = {path.name for path in gguf.paths}
     names = (path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
     return any(name not in own for name in names)
@@ -129,6 +138,7 @@ def _versions_in_store(repository: str) -> Iterator[dict[str, Path]]:
     store = Store(settings.cache_dir())
     versions: dict[str, dict[str, Path]] = {}
     for record in store.index:
+        # Records of the kind ``version`` are of downloads by address.
         if record.repo == repository and record.file in _FILES and record.kind != "version":
             path = store.path_of(record.sha256)
             if path.is_file():
@@ -137,9 +147,9 @@ def _versions_in_store(repository: str) -> Iterator[dict[str, Path]]:
 
 
 def _read(files: Mapping[str, Path]) -> dict[str, str]:
-    """Templates by name in *files*; none in those that are damaged.
+    """Templates by name in *files*, paths by file name; damaged JSON has none.
 
-    As in transformers, ``chat_template.jinja`` goes before the others.
+    As in transformers, ``chat_template.jinja`` overrides the others.
     """
     if "chat_template.jinja" in files:
         return {_USUAL: read_bytes(files["chat_template.jinja"]).decode("utf-8", "replace")}
@@ -147,7 +157,7 @@ def _read(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _read_object(path: Path | None) -> dict[str, Any]:
-    """The JSON object in the file *path*; empty if there is none."""
+    """The JSON object in the file *path*; empty if *path* is None, unreadable or other JSON."""
     if path is None:
         return {}
     try:

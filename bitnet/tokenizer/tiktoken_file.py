@@ -93,7 +93,7 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
         byte_level=True,
         ignore_merges=True,
         source=str(path),
-        **side.ends(
+        **side.bos_and_eos(
             by_text,
             bos=(by_text.get(published.get("bos", "")), True),
             eos=(by_text.get(published.get("eos", "")), False),

@@ -43,7 +43,7 @@ def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
         spec = _spec(document, file.side, source, roles)
         spec = _clean_up(spec, file.side)
     data = file.data if document is file.document else json.dumps(document).encode()
-    if file.side.name_roles:  # a role that the side files do not name has no text
+    if file.side.names_roles:  # a role that the side files do not name has no text
         roles = {"bos_token": "", "eos_token": ""} | roles
     spec = replace(spec, source=source, document=data, template_tokens=tuple(roles.items()))
     return file.side.complete(spec, file.data)
@@ -289,7 +289,7 @@ def _with_special(
     last: tuple[int, ...] = ()
     if around is not None:
         first, last = around
-    has_roles_of_template = spec.model == "wordpiece" or not side.name_roles
+    has_roles_of_template = spec.model == "wordpiece" or not side.names_roles
     if len(first) == 1 and has_roles_of_template:
         bos = first[0]
     if len(last) == 1 and has_roles_of_template:
@@ -324,7 +324,7 @@ def _role_id(
     text = roles.get(f"{role}_token")
     if text is not None:
         return special.get(text)
-    return None if side.name_roles else side.special_id(role, special)
+    return None if side.names_roles else side.special_id(role, special)
 
 
 def _template(

@@ -152,7 +152,7 @@ def _as_known(
         added=tuple(special[id] for id in sorted(special)),
         byte_level=True,
         source=str(vocab.path),
-        **side.ends(by_text, bos=(None, False), eos=(None, False)),
+        **side.bos_and_eos(by_text, bos=(None, False), eos=(None, False)),
     )
     return side.complete(spec, vocab.data, merges)
 

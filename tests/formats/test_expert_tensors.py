@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitnet.base.errors import InvalidFormat
-from bitnet.formats.expert_tensors import stack_experts, turn_columns, turn_experts
+from bitnet.formats.expert_tensors import stack_experts, transpose_by_shape, unpack_gpt_oss
 from bitnet.quants.types import QuantType
 from bitnet.quants.weight import Deferred, Weight
 
@@ -30,7 +30,7 @@ def blocks(rows):
 def test_matrices_are_turned_and_gates_come_in_turns():
     values = np.arange(E * DIM * 2 * F, dtype="<f4").reshape(E, DIM, 2 * F)
     biases = np.arange(E * 2 * F, dtype="<f4").reshape(E, 2 * F)
-    turned = turn_experts(
+    turned = unpack_gpt_oss(
         {
             f"{NAME}.gate_up_proj": tensor(values, "F32"),
             f"{NAME}.gate_up_proj_bias": tensor(biases, "F32"),
@@ -55,7 +55,7 @@ def test_blocks_become_those_of_ggml():
     """A power, then bytes of which the low halves are the first 16 weights."""
     packed, powers = blocks(DIM)
     names = f"{NAME}.down_proj_blocks", f"{NAME}.down_proj_scales"
-    turned = turn_experts(
+    turned = unpack_gpt_oss(
         dict(zip(names, (tensor(packed, "U8"), tensor(powers, "U8")), strict=True)), "m"
     )
     (found,) = turned.values()
@@ -83,7 +83,7 @@ def test_what_is_not_a_matrix_of_experts_is_refused(fault):
     if fault == "other type":
         stored = {f"{NAME}.down_proj": tensor(packed, "U8")}
     with pytest.raises(InvalidFormat, match="is not a matrix of experts"):
-        turn_experts(stored, "m")
+        unpack_gpt_oss(stored, "m")
 
 
 def test_experts_whose_numbers_are_computed_later_are_joined_later():
@@ -114,7 +114,7 @@ def test_matrices_of_either_version_become_the_same():
     former = {part: values.swapaxes(1, 2) for part, values in now.items()}
     for version in (now, former):
         stored = {f"{NAME}.{part}_proj": tensor(values, "F32") for part, values in version.items()}
-        turned = turn_columns(stored | {"other": tensor(down, "F32")}, DIM, "m")
+        turned = transpose_by_shape(stored | {"other": tensor(down, "F32")}, DIM, "m")
         assert turned.keys() == {*stored, "other"}
         for part, values in now.items():
             matrix = turned[f"{NAME}.{part}_proj"]
@@ -126,4 +126,4 @@ def test_matrices_of_either_version_become_the_same():
 def test_a_shape_that_does_not_tell_which_axis_is_which_is_refused(shape):
     stored = {f"{NAME}.down_proj": tensor(np.zeros(shape, "<f4"), "F32")}
     with pytest.raises(InvalidFormat, match="does not tell which axis"):
-        turn_columns(stored, DIM, "m")
+        transpose_by_shape(stored, DIM, "m")
