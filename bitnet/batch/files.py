@@ -31,7 +31,7 @@ class BatchFiles:
     def __init__(self, source: Path, target: Path, *, retry_errors: bool = False) -> None:
         """Open the rows of *source* (``-``: stdin) and the answers of *target*, created if missing.
 
-        *retry_errors* returns rows that ended with an error again.
+        With *retry_errors*, rows whose answer is an error count as unanswered.
         """
         try:
             self._rows = list(_rows(source))
@@ -77,7 +77,7 @@ class BatchFiles:
         for row_id, digest in self._answered.items():
             if digests.get(row_id) != digest:
                 raise UsageError(
-                    f"{target} has an answer to another row {row_id!r} than {source} asks",
+                    f"{target} answers another row {row_id!r}, which {source} does not contain",
                     hint="choose another --output, or delete it",
                 )
 
@@ -93,15 +93,15 @@ def _rows(source: Path) -> Iterator[BatchRow]:
 def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict[str, str]]:
     """Digests of the rows answered in *target*, and the errors among them, by id.
 
-    An incomplete answer at the end of *target* is cut off.
+    The file is changed: an incomplete answer at its end is removed, and so are answers that a later
+    line replaces and, with *retry_errors*, errors.
     """
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         return {}, {}
+    # Checked before all of it is read; zeros are what a crash may leave (_is_incomplete_answer).
     if not (begins_with(target, b"{", b"\0") or target.stat().st_size == 0):
-        raise UsageError(
-            f"{target} contains something other than answers", hint="choose another --output"
-        )
+        raise _not_answers(target)
     content = read_bytes(target)
     whole = content[: content.rfind(b"\n") + 1]
     lines: dict[str, bytes] = {}
@@ -114,9 +114,9 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
             digest = facts["row"]
             error = facts.get("error")
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise UsageError(
-                f"{target} contains something other than answers", hint="choose another --output"
-            ) from None
+            raise _not_answers(target) from None
+        if not isinstance(row_id, str):
+            raise _not_answers(target)
         if retry_errors and error is not None:
             continue
         lines[row_id] = line
@@ -125,11 +125,10 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
         if error is not None:
             errors[row_id] = str(error.get("message") if isinstance(error, dict) else error)
     if not whole and not _is_incomplete_answer(content):
-        raise UsageError(
-            f"{target} contains something other than answers", hint="choose another --output"
-        )
+        raise _not_answers(target)
     rewritten = b"".join(lines.values())
-    if content.startswith(rewritten):  # no second file that a killed run could leave
+    if content.startswith(rewritten):
+        # Cut in place: write_text writes a second file, which a killed run would leave behind.
         if len(rewritten) < len(content):
             os.truncate(target, len(rewritten))
     else:
@@ -137,10 +136,16 @@ def _read_answers(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], 
     return answered, errors
 
 
+def _not_answers(target: Path) -> UsageError:
+    return UsageError(
+        f"{target} contains something other than answers", hint="choose another --output"
+    )
+
+
 def _is_incomplete_answer(content: bytes) -> bool:
     """True if *content*, a file without a whole answer, is the beginning of one.
 
-    A crash of the machine may leave zeros in its place.
+    If the machine crashes, zeros may be left where the answer was being written.
     """
     if not content.strip(b"\0"):
         return True

@@ -186,6 +186,9 @@ def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):
     with pytest.raises(UsageError, match="something other than answers"):
         BatchFiles(source, target)
     assert target.read_text() == "my diary\n"
+    target.write_text('{"id": ["of", "another", "program"], "row": ""}\n')
+    with pytest.raises(UsageError, match="something other than answers"):
+        BatchFiles(source, target)
     source.write_text('{"id": 1, "prompt": "a"}\n{"id": 1, "prompt": "b"}\n')
     target.write_bytes(kept)
     with pytest.raises(UsageError, match="two rows have the id '1'"):
