@@ -21,7 +21,7 @@ import numpy as np
 
 from bitnet import load
 from bitnet.runtime.request import Request
-from bitnet.runtime.sampling import PLACES, SHORTEST, Sampler, _agreement
+from bitnet.runtime.sampling import MOST_MATCHES, SHORTEST_MATCH, Sampler, _agreement
 
 ROOT = Path(__file__).parent.parent
 MOST = 15  # tokens of a draft
@@ -38,7 +38,7 @@ class Branches(Sampler):
         if not first:
             return []
         chosen = {first[0]: first}
-        ends = self._ends.get(tuple(ids[-SHORTEST:]), [])[-PLACES:]
+        ends = self._ends.get(tuple(ids[-SHORTEST_MATCH:]), [])[-MOST_MATCHES:]
         for end in sorted(ends, key=lambda end: (-_agreement(ids, end), -end)):
             if len(chosen) < count and ids[end] not in chosen:
                 chosen[ids[end]] = ids[end : end + len(first)]

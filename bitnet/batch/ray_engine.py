@@ -51,9 +51,10 @@ def ray_answers(
     *,
     threads: int = 0,
 ) -> Iterator[tuple[BatchRow, dict[str, Any]]]:
-    """Yield *rows* with their answers, as blocks are finished.
+    """Yield *rows* with their answers, as Ray finishes blocks of them.
 
-    *path* must exist on every node; *threads* 0: the cores of a node, divided among its actors.
+    *path* must exist on every node. Each actor gets *threads*; if 0, as many as the cores of the
+    cluster divided by the number of actors.
     """
     try:
         import ray
@@ -65,9 +66,10 @@ def ray_answers(
     if not rows:
         return
     try:
-        # Processes that Ray starts with ``python -c`` would import from this process's folder, too.
+        # Ray's processes would import from this process's folder, where a downloaded model may be:
+        # the setting protects those that run ``python -c``, an empty folder protects the actors.
         settings.protect_children()
-        with TemporaryDirectory() as empty:  # actors would import from this process's own folder
+        with TemporaryDirectory() as empty:
             ray.init(
                 address=options.address or None,
                 log_to_driver=False,
@@ -90,10 +92,11 @@ def ray_answers(
         )
         for item in data.iter_rows():
             yield BatchRow(*json.loads(item["row"])), json.loads(item["facts"])
+    # Ray raises a ValueError for a malformed address.
     except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
         raise InferenceError(
             f"the Ray job failed: {str(error).strip().splitlines()[-1]}",
-            hint="answers so far are kept; run the same command again to go on",
+            hint="answers so far are kept; run the same command again to continue",
         ) from error
     finally:
         ray.shutdown()

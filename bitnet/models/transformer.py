@@ -245,7 +245,7 @@ class Model:
                 outside = next(token for token in segment.tokens if not 0 <= token < size)
                 raise UsageError(
                     f"token id {outside} is outside the model's vocabulary of {size:,}",
-                    hint="use the model's own tokenizer, and no token that it adds without a row",
+                    hint="use the model's own tokenizer, without its tokens that have no embedding",
                 )
             is_answer = self.config.prompt_both_ways and len(segment.tokens) == 1
             if segment.cache.length and not (self.config.looks_back or is_answer):

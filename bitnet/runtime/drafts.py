@@ -185,9 +185,9 @@ class Drafter:
 
 
 def check_draft_model(
-    model: ModelConfig, tokenizer: Tokenizer, draft: ModelConfig, drafts_in: Tokenizer
+    model: ModelConfig, tokenizer: Tokenizer, draft: ModelConfig, draft_tokenizer: Tokenizer
 ) -> None:
-    """Check that *draft*, with the tokenizer *drafts_in*, can draft for *model*."""
+    """Check that *draft*, with the tokenizer *draft_tokenizer*, can draft for *model*."""
     if not (model.writes and draft.writes):
         raise Unsupported("a draft model needs two models that generate text", hint="leave it out")
     if not (model.looks_back and draft.looks_back):
@@ -196,11 +196,11 @@ def check_draft_model(
             hint="leave it out",
         )
     size = min(model.vocab_size, draft.vocab_size)
-    count = min(len(tokenizer), len(drafts_in))
-    wrong = [id for id in range(count) if tokenizer.spelling(id) != drafts_in.spelling(id)]
-    if wrong or len(tokenizer) != len(drafts_in) or len(tokenizer) > size:
+    count = min(len(tokenizer), len(draft_tokenizer))
+    wrong = [id for id in range(count) if tokenizer.spelling(id) != draft_tokenizer.spelling(id)]
+    if wrong or len(tokenizer) != len(draft_tokenizer) or len(tokenizer) > size:
         raise VocabMismatch(
-            f"the draft model has another vocabulary: {len(drafts_in):,} tokens for "
+            f"the draft model has another vocabulary: {len(draft_tokenizer):,} tokens for "
             f"{len(tokenizer):,}, {len(wrong):,} ids of another text",
             hint="choose a draft model of the same family and version",
         )

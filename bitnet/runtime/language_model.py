@@ -38,7 +38,7 @@ from bitnet.runtime.structured import Grammars
 from bitnet.runtime.text_ids import TokenIds, encode_input
 from bitnet.runtime.tools import NO_TOOLS
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
-from bitnet.tokenizer.discover import fits, model_facts
+from bitnet.tokenizer.discover import check_vocab, model_facts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ class LanguageModel:
         ignored_keys: keys of the model file that were ignored on request.
         prompts: prefixes that the model expects before texts it embeds, by name.
         text_limit: tokens of a text to embed that its settings keep, or None without a limit.
-        generation: sampling and suppressed ids of the model's files.
+        generation: sampling options and suppressed ids that the model's files recommend.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LanguageModel:
         self.prompts: Prompts = Prompts()
         self.text_limit: int | None = None
         self.generation: GenerationSettings = GenerationSettings()
-        self._breakers_of: tuple[tuple[str, ...], Breakers] | None = None
+        self._last_breakers: tuple[tuple[str, ...], Breakers] | None = None  # with their texts
 
     @property
     def engine(self) -> Scheduler:
@@ -172,7 +172,7 @@ class LanguageModel:
     def _prepare_chat(
         self, request: Request, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[TokenIds, Request]:
-        """Prompt ids of *messages*, those of *request*, and rules for reading the answer."""
+        """Prompt ids of the *messages* of *request*, and *request* with rules for its answer."""
         tokenizer = self.tokenizer
         variables = effort_variables(tokenizer, request.reasoning_effort)
         if request.thinking is not None:
@@ -246,7 +246,7 @@ class LanguageModel:
         self, prompt: str | Sequence[int], **options: Unpack[AnswerOptions]
     ) -> AsyncGenerator[str]:
         """The text of :meth:`stream` in pieces, from a thread; cancelling ends it."""
-        import asyncio  # a command that needs none starts sooner
+        import asyncio  # here, so that commands without it start sooner
 
         pieces = iter(await asyncio.to_thread(self.stream, prompt, **options))
         step: asyncio.Future[str | None] | None = None
@@ -279,13 +279,13 @@ class LanguageModel:
         return Grammars(self.tokenizer, rows=self.model.config.vocab_size)
 
     def _breakers(self, request: Request) -> Breakers:
-        """Sequences of tokens that end a repetition for *request*; the last ones are kept."""
+        """Token sequences that end a repetition for *request*; those used last are cached."""
         if not uses_dry(request, request.sampling):
             return {}
         texts = tuple(request.dry_sequence_breakers)
-        if self._breakers_of is None or self._breakers_of[0] != texts:
-            self._breakers_of = texts, find_breakers(self.tokenizer, texts)
-        return self._breakers_of[1]
+        if self._last_breakers is None or self._last_breakers[0] != texts:
+            self._last_breakers = texts, find_breakers(self.tokenizer, texts)
+        return self._last_breakers[1]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, up to the beginning of the assistant's answer.
@@ -439,14 +439,14 @@ def load_checkpoint(
 ) -> LanguageModel:
     """The open *checkpoint* with its tokenizer; options and errors as of :func:`bitnet.load`.
 
-    *adapted* is the same with other adapters, for requests that name them. What is computed of
-    prompts is stored in *prompt_folder*, and read from there.
+    *adapted* has the same checkpoint with each of the adapters that requests may name. What is
+    computed of prompts is stored in *prompt_folder*, and read from there.
     """
     path = checkpoint.path
-    started = time.perf_counter() - checkpoint.opened_s
+    started = time.perf_counter() - checkpoint.opened_s  # opening counts as loading
     with memory_errors(path):
         if isinstance(tokenizer, Tokenizer):
-            fits(model_facts(checkpoint), tokenizer)
+            check_vocab(model_facts(checkpoint), tokenizer)
         else:
             tokenizer = resolve_tokenizer(checkpoint, tokenizer, pre=pre, allow_mock=allow_mock)
         ops = select(threads=threads)
@@ -456,8 +456,8 @@ def load_checkpoint(
         draft_model = None
         if draft is not None:
             config = config_from(draft)
-            drafts_in = resolve_tokenizer(draft, None)
-            check_draft_model(transformer.config, tokenizer, config, drafts_in)
+            draft_tokenizer = resolve_tokenizer(draft, None)
+            check_draft_model(transformer.config, tokenizer, config, draft_tokenizer)
             draft_model = load_model(draft, ops=ops, exact_head=exact_head)
         if lock_memory:
             transformer.lock()
@@ -466,10 +466,10 @@ def load_checkpoint(
         load_s = time.perf_counter() - started
         prompt_cache = None
         if prompt_folder is not None:
-            opened = {"": (transformer, checkpoint)}
+            by_adapter = {"": (transformer, checkpoint)}
             for name, adapted_checkpoint in (adapted or {}).items():
-                opened[name] = transformer.adapters[name], adapted_checkpoint
-            prompt_cache = open_prompt_cache(prompt_folder, opened, tokenizer.fingerprint)
+                by_adapter[name] = transformer.adapters[name], adapted_checkpoint
+            prompt_cache = open_prompt_cache(prompt_folder, by_adapter, tokenizer.fingerprint)
         model = LanguageModel(
             transformer,
             tokenizer,

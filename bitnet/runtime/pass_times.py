@@ -1,4 +1,4 @@
-"""Measured times of passes, and what follows: the share of a prompt, the price of a draft."""
+"""Measured times of passes, which decide the size of a prompt chunk and the price of a draft."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from bitnet.runtime.sequence import Sequence
 
 SMALLEST_CHUNK = 16  # tokens: smaller passes are not faster
-HIGHEST_PRICE = 1.5  # of a drafted token, in written ones: what takes longer is not its work
-LONGEST_UNMEASURED = 128  # passes with drafts before one without them shows their price again
+HIGHEST_PRICE = 1.5  # most that one measured pass may give: more than that has other causes
+LONGEST_UNMEASURED = 128  # passes with drafts until one without is measured again, to compare with
 
 
 class PassTimes:
@@ -21,10 +21,11 @@ class PassTimes:
 
     def __init__(self, max_stall_s: float) -> None:
         self.max_stall_s = max_stall_s
-        self._prefill_token_s = 0.0  # of recent passes with prompts
-        self._plain_s: dict[int, float] = {}  # of the last pass without drafts, by its sequences
-        self._drafted_passes = 0  # since that
-        self._draft_price = 0.0  # of recent passes with drafts
+        self._prefill_token_s = 0.0  # per prompt token, averaged over recent passes; 0: none yet
+        # Seconds of the last pass without drafts and prompts, by its number of sequences.
+        self._plain_s: dict[int, float] = {}
+        self._drafted_passes = 0  # passes with drafts since the last one without
+        self._draft_price = 0.0  # as observe returns it, averaged over recent passes with drafts
 
     def prompt_tokens(self, most: int) -> int:
         """Prompt tokens per pass while other sequences decode, at most *most*."""
@@ -34,32 +35,36 @@ class PassTimes:
         return min(most, max(SMALLEST_CHUNK, affordable))
 
     def observe(self, batch: list[Sequence], passed_s: float) -> float:
-        """Time of a drafted token, in tokens written without drafts, after a pass of *batch*.
+        """Record a pass of *batch* that took *passed_s* seconds; the price of a drafted token.
 
-        The time per prompt token includes that of decoding tokens in the pass.
+        The price is the time by which a drafted token prolongs a pass, in tokens decoded without
+        drafts. It is 0 after a pass with a prompt, which tells nothing about drafts, and after one
+        without drafts. The time per prompt token includes that of decoding tokens in the pass.
         """
-        lengths = [
+        counts = [
             (len(sequence.segment.tokens), len(sequence.proposed))
             for sequence in batch
             if sequence.segment
         ]
-        tokens = sum(length for length, proposed in lengths if length > 1 + proposed)
-        if tokens >= SMALLEST_CHUNK:
-            earlier = self._prefill_token_s or passed_s / tokens
-            self._prefill_token_s = (earlier + passed_s / tokens) / 2
-        drafted = sum(proposed for _, proposed in lengths)
-        if tokens or not lengths:
+        sequences = len(counts)
+        prompt_tokens = sum(tokens for tokens, drafted in counts if tokens > 1 + drafted)
+        if prompt_tokens >= SMALLEST_CHUNK:
+            token_s = passed_s / prompt_tokens
+            average_s = self._prefill_token_s or token_s
+            self._prefill_token_s = (average_s + token_s) / 2
+        if prompt_tokens or not sequences:
             return 0.0
-        if not drafted:
-            self._plain_s[len(lengths)] = passed_s
+        all_drafted = sum(drafted for _, drafted in counts)
+        if not all_drafted:
+            self._plain_s[sequences] = passed_s
             self._drafted_passes = 0
             return 0.0
         self._drafted_passes += 1
-        if plain_s := self._plain_s.get(len(lengths)):
-            price = len(lengths) * (passed_s / plain_s - 1) / drafted
+        if plain_s := self._plain_s.get(sequences):
+            price = sequences * (passed_s / plain_s - 1) / all_drafted
             self._draft_price += (min(max(price, 0.0), HIGHEST_PRICE) - self._draft_price) / 4
         return self._draft_price
 
-    def know_plain(self, sequences: int) -> bool:
-        """True if the time of a pass of so many *sequences* without drafts was measured lately."""
+    def knows_plain(self, sequences: int) -> bool:
+        """True if a pass without drafts of this number of *sequences* was measured recently."""
         return sequences in self._plain_s and self._drafted_passes < LONGEST_UNMEASURED

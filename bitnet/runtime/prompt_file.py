@@ -1,16 +1,16 @@
-"""Files with the pages and states of a cache behind a prefix of ids.
+"""Files that hold a KV cache, its pages and states, after a prefix of token ids.
 
     magic, version, sizes and a checksum    32 bytes, little-endian
     header                                  JSON: what the file is bound to, and what it holds
     ids                                     uint32, one for each position
     zeros                                   up to a multiple of 4,096 bytes
-    pages                                   of each table, by place, as they are in memory
+    pages                                   of each table, by page number, as they are in memory
     states                                  of fixed size, by length
 
 The pages of a restored cache are views of the mapped file. Two threads read it from its beginning
-and compare the checksum of each page, which is as fast as reading alone; the first pass begins
-behind them, because attention would read pages in another order, and its results count only after
-:meth:`MappedState.problem` found none.
+and compare the checksum of each page, which is as fast as reading alone. The first pass waits until
+they have finished, because attention reads pages in another order, which is slower from a disk. Its
+results count only if :meth:`MappedState.problem` reports none.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,19 +39,25 @@ if TYPE_CHECKING:
 
     from bitnet.kernels.kv_cache import KVCache
 
+    #: A function that computes a checksum, and the checksum that the file states.
+    Check = tuple[Callable[[], int], int]
+
 MAGIC = b"BITNETKV"
 VERSION = 2
-_ALIGNMENT = 4096  # of the pages, for huge and for ordinary pages of the system
-_LARGEST_HEADER = 1 << 26
+_ALIGNMENT = 4096  # bytes: pages of the cache begin at a page of the operating system
+_LARGEST_HEADER = 1 << 26  # bytes, with the ids
 _START = struct.Struct("<8sIIQII")  # magic, version, bytes of the header, ids, checksum, unused
 _READERS = 2  # threads that compare checksums
-_SECTOR = 512  # bytes of a page whose words are added up
+_SECTOR = 512  # bytes of a page that one sum of words covers
 
 
 def encode(
     content: CacheContent, ids: Sequence[int], facts: Mapping[str, str]
 ) -> list[bytes | memoryview]:
-    """The file of *content*, behind *ids*, as parts that follow each other; bound to *facts*."""
+    """The file of *content*, the cache after *ids*, in parts to write one after the other.
+
+    Only a model with the same *facts* may use it.
+    """
     if len(ids) != content.length:
         raise ValueError(f"{len(ids)} ids for {content.length} positions")
     lengths = sorted(content.states)
@@ -67,15 +74,15 @@ def encode(
         },
     }
     text = json.dumps(header, sort_keys=True).encode()
-    behind = np.asarray(ids, dtype="<u4").tobytes()
-    check = zlib.crc32(behind, zlib.crc32(text))
+    id_bytes = np.asarray(ids, dtype="<u4").tobytes()
+    check = zlib.crc32(id_bytes, zlib.crc32(text))
     start = _START.pack(MAGIC, VERSION, len(text), len(ids), check, 0)
-    zeros = bytes(-(len(start) + len(text) + len(behind)) % _ALIGNMENT)
+    zeros = bytes(-(len(start) + len(text) + len(id_bytes)) % _ALIGNMENT)
     pages = [
         _bytes_of(held[page_number]) for held in content.tables for page_number in sorted(held)
     ]
     states = [_bytes_of(content.states[length]) for length in lengths]
-    return [start, text, behind, zeros, *pages, *states]
+    return [start, text, id_bytes, zeros, *pages, *states]
 
 
 def _describe_table(held: Mapping[int, NDArray[Any]]) -> dict[str, Any]:
@@ -96,11 +103,11 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 def _check_of_page(page: NDArray[Any]) -> int:
     """The checksum of a page: CRC-32 of the sums, modulo 2^64, of the words of its sectors.
 
-    Every change of a single word changes it, and so do sectors that are exchanged. It is computed
-    as fast as memory is read, where CRC-32 of all bytes takes longer than a pass over the page.
+    A change of a single word changes it, and so does an exchange of sectors. It is computed as fast
+    as memory is read, unlike a CRC-32 of all bytes.
     """
     content = _bytes_of(page)
-    covered = len(content) // _SECTOR * _SECTOR
+    covered = len(content) // _SECTOR * _SECTOR  # bytes in whole sectors
     sectors = np.frombuffer(content[:covered], "<u8").reshape(-1, _SECTOR // 8)
     sums = sectors.sum(axis=1, dtype=np.uint64).astype("<u8", copy=False)
     return zlib.crc32(content[covered:], zlib.crc32(sums.data))
@@ -108,7 +115,7 @@ def _check_of_page(page: NDArray[Any]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PromptFile:
-    """The head of a file that was written before."""
+    """The head of a file: everything before its pages."""
 
     path: Path
     facts: Mapping[str, str]  # what it is bound to
@@ -124,36 +131,36 @@ class PromptFile:
     def open(cls, path: Path) -> PromptFile:
         """The head of the file *path*; pages are not read.
 
-        One that is damaged, or of another version of this format, is an :class:`InvalidFormat`.
+        A head that is damaged, or of another version of this format, is an :class:`InvalidFormat`.
         """
         try:
             with open_file(path) as file:
                 start = file.read(_START.size)
-                magic, version, size, count, check, _ = _START.unpack(start)
+                magic, version, header_bytes, count, check, _ = _START.unpack(start)
                 if (magic, version) != (MAGIC, VERSION):
-                    raise InvalidFormat(f"it does not begin as version {VERSION} of a state does")
-                if size + 4 * count > _LARGEST_HEADER:
+                    raise InvalidFormat(f"it does not begin like version {VERSION} of a state")
+                if header_bytes + 4 * count > _LARGEST_HEADER:
                     raise InvalidFormat("its head is too large")
-                text = file.read(size)
-                behind = file.read(4 * count)
-                length = file.seek(0, 2)
-            if zlib.crc32(behind, zlib.crc32(text)) != check:
-                raise InvalidFormat("the checksum of its head does not fit")
+                text = file.read(header_bytes)
+                id_bytes = file.read(4 * count)
+                file_bytes = file.seek(0, 2)
+            if zlib.crc32(id_bytes, zlib.crc32(text)) != check:
+                raise InvalidFormat("the checksum of its head does not match")
             header = json.loads(text)
-            head = _START.size + size + len(behind)
+            head_bytes = _START.size + header_bytes + len(id_bytes)
             opened = cls(
                 path,
                 facts=header["facts"],
-                ids=np.frombuffer(behind, "<u4"),
+                ids=np.frombuffer(id_bytes, "<u4"),
                 reach=header["reach"],
                 kept=tuple(header["kept"]),
                 tables=tuple(header["tables"]),
                 states=header["states"],
                 start=start,
-                offset=head + -head % _ALIGNMENT,
+                offset=head_bytes + -head_bytes % _ALIGNMENT,
             )
-            if opened.size_bytes != length:
-                raise InvalidFormat(f"it has {length:,} bytes, expected {opened.size_bytes:,}")
+            if opened.size_bytes != file_bytes:
+                raise InvalidFormat(f"it has {file_bytes:,} bytes, expected {opened.size_bytes:,}")
         except OSError as error:
             raise from_os_error(error, path) from error
         except (struct.error, ValueError, TypeError, LookupError, RecursionError) as error:
@@ -168,9 +175,9 @@ class PromptFile:
         return self.offset + pages + states
 
     def restore(self, cache: KVCache) -> MappedState:
-        """Let the empty *cache* hold what is in the file.
+        """Fill the empty *cache* from the file; its mapping, the checksums not yet compared.
 
-        A file that is damaged, or not that of a cache of this model, is an :class:`InvalidFormat`.
+        A file that is damaged, or of a cache of another shape, is an :class:`InvalidFormat`.
         """
         mapped = MappedFile.open(self.path)
         if len(mapped) != self.size_bytes or mapped[: len(self.start)] != self.start:
@@ -188,17 +195,17 @@ class PromptFile:
         return backing
 
     def map(self, mapped: MappedFile) -> tuple[CacheContent, MappedState]:
-        """Pages and states as views of *mapped*, which is this file, and what compares them."""
-        checks: list[tuple[Callable[[], int], int]] = []
+        """Pages and states as views of *mapped*, this file, and the check of their checksums."""
+        checks: list[Check] = []
         tables, at = self._map_tables(mapped, checks)
         states = self._map_states(mapped, at, checks)
         content = CacheContent(len(self.ids), self.reach, self.kept, tables, states)
         return content, MappedState(mapped, checks)
 
     def _map_tables(
-        self, mapped: MappedFile, checks: list[tuple[Callable[[], int], int]]
+        self, mapped: MappedFile, checks: list[Check]
     ) -> tuple[tuple[dict[int, NDArray[Any]], ...], int]:
-        """Pages of each table, and the offset behind them; *checks* are extended."""
+        """Pages of each table, and the offset after them; *checks* is extended."""
         tables: list[dict[int, NDArray[Any]]] = []
         at = self.offset
         for table in self.tables:
@@ -210,28 +217,25 @@ class PromptFile:
                 at += size
             tables.append(held)
             for page, check in zip(held.values(), table["checks"], strict=True):
-                checks.append((_later(_check_of_page, page), check))
+                checks.append((partial(_check_of_page, page), check))
         return tuple(tables), at
 
     def _map_states(
-        self, mapped: MappedFile, at: int, checks: list[tuple[Callable[[], int], int]]
+        self, mapped: MappedFile, at: int, checks: list[Check]
     ) -> dict[int, NDArray[Any]]:
-        """States from offset *at* on, by length; *checks* are extended."""
+        """States from offset *at* on, by length; *checks* is extended."""
         states: dict[int, NDArray[Any]] = {}
         size = _state_bytes(self.states)
         for length, check in zip(self.states["lengths"], self.states["checks"], strict=True):
             state = np.frombuffer(mapped, np.uint8, size, at)
             states[int(length)] = state.view(self.states["dtype"])
-            checks.append((_later(zlib.crc32, state), check))
+            checks.append((partial(zlib.crc32, state.data), check))
             at += size
         return states
 
 
-def _later(function: Callable[..., int], *values: Any) -> Callable[[], int]:
-    return lambda: function(*values)
-
-
 def _page_bytes(table: Mapping[str, Any]) -> int:
+    """Bytes of one page of the described *table*, whose description is checked."""
     shape = table["shape"]
     if len(table["checks"]) != len(table["places"]):
         raise InvalidFormat("a page has no checksum")
@@ -250,11 +254,11 @@ def _state_bytes(states: Mapping[str, Any]) -> int:
 class MappedState:
     """A mapped file that pages of caches are views of, and the comparison of its checksums."""
 
-    def __init__(self, mapped: MappedFile, checks: Sequence[tuple[Callable[[], int], int]]) -> None:
+    def __init__(self, mapped: MappedFile, checks: Sequence[Check]) -> None:
         self.is_checked = False
         self._mapped = mapped
         self._checks = checks
-        self._wrong: list[Future[int]] | None = None  # by each thread
+        self._wrong_counts: list[Future[int]] | None = None  # of wrong checksums, by thread
 
     @property
     def path(self) -> Path:
@@ -263,34 +267,37 @@ class MappedState:
 
     def begin(self) -> None:
         """Compare the checksums in threads, in the order of the file."""
-        if self._wrong is not None:
+        if self._wrong_counts is not None:
             return
         pool = ThreadPoolExecutor(_READERS, thread_name_prefix="bitnet-prompt-check")
         parts = [self._checks[first::_READERS] for first in range(_READERS)]
-        self._wrong = [pool.submit(_count_wrong, part) for part in parts]
+        self._wrong_counts = [pool.submit(_count_wrong, part) for part in parts]
         pool.shutdown(wait=False)
 
     @property
     def is_read(self) -> bool:
         """True if the threads of :meth:`begin` have read the whole file."""
         return self.is_checked or (
-            self._wrong is not None and all(future.done() for future in self._wrong)
+            self._wrong_counts is not None and all(future.done() for future in self._wrong_counts)
         )
 
     def wait(self) -> None:
         """Wait for the threads of :meth:`begin`."""
         if not self.is_checked:
             self.begin()
-            wait(self._wrong or ())
+            wait(self._wrong_counts or ())
 
     def problem(self) -> str:
-        """The reason why results of passes over these pages are wrong; empty: they are right."""
+        """The reason why results of passes over these pages are wrong; empty: they are right.
+
+        Waits until every checksum was compared.
+        """
         if not self.is_checked:
             self.begin()
-            assert self._wrong is not None, "it has begun"
-            wrong = sum(future.result() for future in self._wrong)
+            assert self._wrong_counts is not None, "begin() sets them"
+            wrong = sum(future.result() for future in self._wrong_counts)
             if wrong:
-                return f"{wrong:,} of {len(self._checks):,} checksums do not fit"
+                return f"{wrong:,} of {len(self._checks):,} checksums do not match"
             self._checks = ()
         try:
             self._mapped.check()
@@ -300,8 +307,8 @@ class MappedState:
         return ""
 
 
-def _count_wrong(checks: Sequence[tuple[Callable[[], int], int]]) -> int:
-    """Number of *checks* that do not give the value that is expected."""
+def _count_wrong(checks: Sequence[Check]) -> int:
+    """Number of *checks* whose computed checksum is not the expected one."""
     return sum(compute() != expected for compute, expected in checks)
 
 

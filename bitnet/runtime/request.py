@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 EVERYTHING = 2**31 - 1  # of max_tokens: as many as there is room for
 DEFAULT_SEED = 42
-DEFAULT_TOKENS = 128  # most of an answer, if nothing says it
+DEFAULT_TOKENS = 128  # most tokens of an answer for which no limit is set
 MAX_LOGPROBS = 100
 MAX_LOOKUP = 15  # drafted tokens and the last one fill a batch of the decode kernels
 MAX_MESSAGES = 4096
 MAX_STOPS = 16  # each is searched for at every token
 MAX_BIASES = 1024
 
-_INNER = {"inner": True}  # metadata of a field that no JSON object may set
+_INNER = {"inner": True}  # metadata of a field that JSON cannot set
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
 
 
@@ -87,9 +87,10 @@ class SamplingOptions(ChainOptions):
 class Request(SamplingOptions):
     """Request for one answer. A value out of its range is a :class:`UsageError` naming it."""
 
+    #: Sections of the options in a command's help, with their names.
     SECTIONS: ClassVar = {
         "Answer": ("max_tokens", "stop", "lookup", "reasoning_effort", "thinking_budget"),
-        "Sampling": (),
+        "Sampling": (),  # all others: set below the class, which lists them
     }
 
     max_tokens: int | None = option(
@@ -133,7 +134,7 @@ class Request(SamplingOptions):
     #: with the last two the answer is a call that follows the schema.
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True  # an answer may call several functions
-    #: More for the chat template.
+    #: Further variables for the chat template.
     template_variables: Mapping[str, Any] | None = field(default=None, metadata=_INNER)
     json_schema: str | bool | Mapping[str, Any] | None = None  # the answer is JSON that follows it
     regex: str | None = None  # the whole answer matches it
@@ -142,22 +143,23 @@ class Request(SamplingOptions):
     logprobs: int | None = field(default=None, metadata={"bounds": (0, MAX_LOGPROBS)})
     #: Tokens before the first stop id is allowed.
     min_tokens: int = field(default=0, metadata={"bounds": (0, None)})
-    #: White space with which each line after the first begins; one with less ends the answer.
+    #: Characters of white space at the start of each line but the first; less ends the answer.
     min_indent: int = field(default=0, metadata=_INNER)
     ignore_eos: bool = False  # continue the answer where the model would end it
     #: Name of the model's adapter that the answer is run with.
     lora: str = field(default="", metadata=_INNER)
-    #: A vector instead of an answer, pooled as the model says, else by the mean.
+    #: Compute a vector instead of an answer, pooled as the model says, else by the mean.
     embed: bool = field(default=False, metadata=_INNER)
-    #: Scores of its labels instead of a vector.
+    #: Compute the scores of the classifier's labels instead of a vector.
     scored: bool = field(default=False, metadata=_INNER)
     #: A second text, to be scored as an answer to the prompt; ``None``: there is one text.
     document: str | None = field(default=None, metadata=_INNER)
     #: Position of the second text for a model that tells the two apart by token types.
     second: int | None = field(default=None, metadata=_INNER)
-    #: Of the model's prompt before a text to embed; ``None``: its own.
+    #: Name of the model's prompt before a text to embed; ``None``: its default one.
     prompt_name: str | None = field(default=None, metadata=_INNER)
-    thinking: bool | None = None  # reason first, for templates that can say so; None: as they do
+    #: Reason before answering, if the chat template has a switch for it; ``None``: its default.
+    thinking: bool | None = None
     reasoning_effort: str | None = option(
         None,
         "none, low, medium or high: how much the model reasons before it answers a message, if its "
@@ -176,14 +178,15 @@ class Request(SamplingOptions):
     #: The last of *messages* is the beginning of the answer, with its ``content`` and
     #: ``reasoning_content``; the answer is what follows it.
     continue_final_message: bool = False
-    #: Values of a command or dialect for what neither it nor the model's files say.
+    #: Defaults of the command or dialect, for what neither the request nor the model's files set.
     fallback: Mapping[str, float] = field(default_factory=dict, metadata=_INNER)
-    # The rest is what a LanguageModel makes of these for its tokens.
+    # LanguageModel.prepare sets the rest.
     #: Origin of the length limit and of each field of :class:`Sampling`, by its name.
     origins: Mapping[str, str] = field(default_factory=dict, metadata=_INNER)
     stop_ids: frozenset[int] = field(default=frozenset(), metadata=_INNER)
-    suppressed: frozenset[int] = field(default=frozenset(), metadata=_INNER)  # in no answer
-    suppressed_first: frozenset[int] = field(default=frozenset(), metadata=_INNER)  # not its first
+    #: Ids that are never generated, and those that are not generated as the first token.
+    suppressed: frozenset[int] = field(default=frozenset(), metadata=_INNER)
+    suppressed_first: frozenset[int] = field(default=frozenset(), metadata=_INNER)
     constraint: Grammar | None = field(default=None, metadata=_INNER)
     #: Sequences of tokens that end a repetition for DRY.
     breakers: Breakers = field(default_factory=dict, metadata=_INNER)
@@ -202,7 +205,7 @@ class Request(SamplingOptions):
         for name in ("parallel_tool_calls", "ignore_eos", "thinking", "continue_final_message"):
             check_type(name, getattr(self, name), "true or false", bool, None)
         if self.tools or self.tool_choice is not None:
-            from bitnet.runtime.tools import read_tools  # a command's defaults need none
+            from bitnet.runtime.tools import read_tools  # here, so that commands start sooner
 
             read_tools(self.tools, self.tool_choice)
         if len(self.list_constraints()) > 1:
@@ -232,12 +235,13 @@ class Request(SamplingOptions):
 
     def with_origin(self, origin: str) -> Request:
         """This request, with *origin* as the origin of each value that it states."""
-        names = [name for name in ANSWERED if self.states(name)]
+        names = [name for name in (*RECOMMENDED, "max_tokens") if self.states(name)]
         return replace(self, origins=dict.fromkeys(names, origin))
 
     def states(self, name: str) -> bool:
         """True if this request has a value of the field *name*, which a model's files may set."""
         value = getattr(self, name)
+        # An empty list of samplers is the default.
         return bool(value) if isinstance(value, list) else value is not None
 
     def list_constraints(self) -> list[str]:
@@ -273,15 +277,16 @@ class Request(SamplingOptions):
             )
         for name in ("messages", "tool_choice", "template_variables", "thinking_message"):
             check_value(name, getattr(self, name))
-        check_value("stop", self.stop, nul=True)  # a model may write one
+        check_value("stop", self.stop, nul=True)  # a model may generate NUL
         if self.continue_final_message:
             self._check_begun()
         for name in ("tools", "regex", "grammar"):
             check_schema(name, getattr(self, name))
-        if not isinstance(self.json_schema, str):  # a text is read first
+        if not isinstance(self.json_schema, str):  # JSON text is checked when it is parsed
             check_schema("json_schema", self.json_schema)
 
     def _check_begun(self) -> None:
+        """Check that the last message is the beginning of an answer, which can be continued."""
         last = self.messages[-1] if self.messages else {}
         content = last.get("content") or ""
         reasoning = reasoning_of(last)
@@ -320,11 +325,12 @@ class Request(SamplingOptions):
     def with_settings(
         self, settings_of_model: GenerationSettings, *, prompt_tokens: int = 0
     ) -> Request:
-        """This request with what the files of its model say about its answer.
+        """This request with what the files of its model recommend.
 
-        What it says itself has precedence; its command or dialect says what the files leave out.
-        Temperature 0 is always the most likely token, so the files' sampling is then left out, as
-        it is in reproducible runs. *prompt_tokens* count in the files' ``max_length``.
+        A value of the request itself comes first, then that of the files, then the default of the
+        command or dialect. Temperature 0 is always the most likely token, so the files' sampling is
+        then left out, as it is in reproducible runs. *prompt_tokens* count in the files'
+        ``max_length``.
         """
         recommended: Mapping[str, SamplingDefault] = settings_of_model.sampling
         fallback = dict(self.fallback)
@@ -401,9 +407,8 @@ class Request(SamplingOptions):
 
 #: Fields of a request that the files of a model may recommend.
 RECOMMENDED = Sampling._fields
-ANSWERED = (*RECOMMENDED, "max_tokens")  # fields whose origins are shown
 _OPTIONS = [entry.name for entry in fields(Request) if "help" in entry.metadata]
-#: Fields of a request that say how a token is chosen: the options that are not about the answer.
+#: Fields of a request that say how a token is chosen: all options but those of section "Answer".
 SAMPLING = tuple(name for name in _OPTIONS if name not in Request.SECTIONS["Answer"])
 Request.SECTIONS["Sampling"] = SAMPLING
 _JSON = {entry.name for entry in fields(Request) if not entry.metadata.get("inner")}
@@ -433,21 +438,21 @@ class AnswerOptions(TypedDict, total=False):
     top_p: float | None  # choose among the most likely tokens with this share of the probability
     min_p: float | None  # leave out tokens less likely than this share of the most likely one
     repetition_penalty: float | None  # make tokens of the text so far less likely; 1: off
-    frequency_penalty: float | None  # the same, for each time that a token was generated
-    presence_penalty: float | None  # the same, once for each token that was generated
+    frequency_penalty: float | None  # subtracted from the logit of a token for each time it came
+    presence_penalty: float | None  # subtracted once from the logit of each generated token
     seed: int | None  # of the random choices; ``BITNET_SEED``, otherwise random
     logit_bias: Mapping[int, float] | None  # numbers added to the logits of token ids
     typical_p: float | None  # choose among the most typical tokens with this probability
     top_n_sigma: float | None  # leave out tokens this many standard deviations below the best
     xtc_probability: float | None  # chance to leave out the likely tokens but the last of them
-    xtc_threshold: float | None  # probability from which a token is one of those (0.1)
+    xtc_threshold: float | None  # probability from which XTC calls a token likely (0.1)
     dynatemp_range: float | None  # vary the temperature by this much with the entropy
-    dynatemp_exponent: float | None  # power of the entropy in that (1)
+    dynatemp_exponent: float | None  # power of the entropy in ``dynatemp_range`` (1)
     mirostat: int | None  # hold the surprise of the answer: version 1 or 2; 0: off
-    mirostat_tau: float | None  # that surprise, in bits (5)
-    mirostat_eta: float | None  # how fast it is approached (0.1)
+    mirostat_tau: float | None  # surprise, in bits, that mirostat holds (5)
+    mirostat_eta: float | None  # learning rate of mirostat (0.1)
     dry_multiplier: float | None  # make tokens that prolong a repetition less likely (DRY); 0: off
-    dry_base: float | None  # base of that penalty, whose exponent is the length (1.75)
+    dry_base: float | None  # base of DRY's penalty, whose exponent is the length (1.75)
     dry_allowed_length: int | None  # tokens that may be repeated (2)
     dry_penalty_last_n: int | None  # last tokens that are searched for repetitions; -1: all (64)
     dry_sequence_breakers: Sequence[str] | None  # texts that end a repetition

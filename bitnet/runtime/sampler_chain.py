@@ -190,7 +190,7 @@ class SamplerChain:
         sampling: Sampling,
         *,
         penalize: Step,
-        shorten: Step,
+        penalize_repetitions: Step,
         draw: Callable[[], float],
     ) -> None:
         """A chain of the samplers that *options* and *sampling* say.
@@ -199,7 +199,7 @@ class SamplerChain:
             options: parameters of samplers that no file recommends.
             sampling: parameters of the others, and the order of all.
             penalize: applies the penalties.
-            shorten: applies DRY.
+            penalize_repetitions: applies DRY.
             draw: gives the next random number, at least 0 and less than 1.
         """
         self._options = options
@@ -209,7 +209,7 @@ class SamplerChain:
         least = options.min_keep
         steps: dict[str, Step] = {
             "penalties": penalize,
-            "dry": shorten,
+            "dry": penalize_repetitions,
             "top_n_sigma": lambda tokens: keep_top_n_sigma(tokens, options.top_n_sigma),
             "top_k": lambda tokens: keep_top_k(tokens, sampling.top_k),
             "typ_p": lambda tokens: keep_typical(tokens, options.typical_p, least),

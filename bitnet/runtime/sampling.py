@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from bitnet.runtime.chain_options import Sampling
     from bitnet.runtime.request import Request
 
-BLOCK = 512  # weights summed before a draw looks inside one block
+BLOCK = 512  # weights per block: a draw chooses a block by its sum, then a token inside it
 MOST_NEEDED = 1024  # larger top-k values scan the whole vocabulary
 TAIL = 8.0  # natural logarithms below top-p's cut-off at which tokens are ignored
 FIRST_SORTED = 256  # tokens sorted first when a filter may need any number of them
 
-SHORTEST = 2  # matching tokens before a draft is made
-LONGEST = 32  # tokens compared to find the best match
-PLACES = 32  # most recent matches compared
-FIRST = 4  # tokens of the first draft
+SHORTEST_MATCH = 2  # last tokens that must have occurred before, for a draft
+LONGEST_MATCH = 32  # tokens compared to find the best match
+MOST_MATCHES = 32  # matches compared, the most recent ones
+FIRST_DRAFT = 4  # tokens of the first draft
 LONGEST_PAUSE = 64  # tokens without a draft after many rejected ones
-FIRST_CREDIT = 2.0
-MOST_CREDIT = 16.0  # passes that drafts may lose, at first and after gains
+FIRST_CREDIT = 2.0  # passes that drafts may lose before they have saved any
+MOST_CREDIT = 16.0  # passes that drafts may lose, however many they have saved
 
 
 class Sampler:
@@ -80,11 +80,12 @@ class Sampler:
             or request.suppressed_first
         )
         self._is_first = True  # nothing was generated yet
+        # Positions after each occurrence of SHORTEST_MATCH tokens in the text, ascending.
         self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-        self._indexed = SHORTEST  # positions before this one are in _ends
-        self._draft_length = min(request.lookup, FIRST)
-        self._failures = 0
-        self._resume = SHORTEST  # length of the text from which to draft again
+        self._indexed = SHORTEST_MATCH  # positions before this one are in _ends
+        self._draft_length = min(request.lookup, FIRST_DRAFT)
+        self._failures = 0  # drafts rejected whole since the last one of which a token was accepted
+        self._resume = SHORTEST_MATCH  # length of the text from which to draft again
         self._owed = -FIRST_CREDIT  # passes that drafts lost, less those that they saved
 
     @cached_property
@@ -101,8 +102,10 @@ class Sampler:
     ) -> Piece:
         """The next token, which then counts as generated.
 
-        *logits* are those that :meth:`needs` asks for, or all, ``(vocab_size,)``; the piece has so
-        many *top* likeliest tokens, ``None``: no log-probabilities; *allowed* ids are ascending.
+        Args:
+            logits: those that :meth:`needs` asks for, or all, ``(vocab_size,)``.
+            top: number of likeliest tokens to report; None: no log-probabilities at all.
+            allowed: ids that may be chosen, ascending; None: all.
         """
         if isinstance(logits, Logits):
             if logits.found and top is None and allowed is None:
@@ -139,7 +142,10 @@ class Sampler:
         return Piece(token) if top is None else _with_logprobs(token, logits, top)
 
     def needs(self, foreseen: Iterable[int] = ()) -> Needed | None:
-        """Logits that :meth:`sample` needs; ``None``: all of them. *foreseen* tokens may count."""
+        """Logits that :meth:`sample` needs, or None for all of them.
+
+        *foreseen* are the ids of a draft, which penalties count as soon as they are accepted.
+        """
         request = self.request
         sampling = self.sampling
         if self._chain is not None or self._repetitions is not None:
@@ -148,8 +154,9 @@ class Sampler:
         margin = None
         if sampling.temperature != 0 and sampling.top_k != 1:
             if sampling.top_k:
-                count = sampling.top_k + 1
+                count = sampling.top_k + 1  # _choose_among wants more tokens than top-k keeps
             elif sampling.top_p < 1 or sampling.min_p > 0:
+                # An estimate of what the filter keeps: if too low, _choose_among decides nothing.
                 share = 1 - sampling.top_p if sampling.top_p < 1 else sampling.min_p
                 margin = TAIL - math.log(max(share, 1e-30))
             else:
@@ -169,9 +176,9 @@ class Sampler:
         if count < 1 or len(ids) < self._resume:
             return []
         for end in range(self._indexed, len(ids)):  # the last tokens have no continuation
-            self._ends[tuple(ids[end - SHORTEST : end])].append(end)
+            self._ends[tuple(ids[end - SHORTEST_MATCH : end])].append(end)
         self._indexed = len(ids)
-        ends = self._ends.get(tuple(ids[-SHORTEST:]), [])[-PLACES:]
+        ends = self._ends.get(tuple(ids[-SHORTEST_MATCH:]), [])[-MOST_MATCHES:]
         if not ends:
             return []
         # What follows the longest earlier match of the end; the latest of equal ones.
@@ -184,14 +191,15 @@ class Sampler:
     def report(self, length: int, *, drafted: int, accepted: int, price: float = 0.0) -> None:
         """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens.
 
-        *price* is the time of each drafted token, in passes without drafts.
+        *price* is that of each drafted token, as :meth:`PassTimes.observe` returns it.
         """
-        longer = 2 * self._draft_length if accepted == drafted else accepted + 1
-        self._draft_length = min(self.request.lookup, longer)
+        next_length = 2 * self._draft_length if accepted == drafted else accepted + 1
+        self._draft_length = min(self.request.lookup, next_length)
         self._failures = 0 if accepted else self._failures + 1
         pause = min(LONGEST_PAUSE, 2**self._failures) if self._failures > 1 else 0
         self._owed = max(-MOST_CREDIT, self._owed + price * drafted - accepted)
         if self._owed > 0:
+            # A pause of which the lost passes are at most the share MOST_LOST.
             pause = max(pause, math.ceil(self._owed / MOST_LOST))
             self._owed = 0.0
         self._resume = length + pause
@@ -237,7 +245,7 @@ class Sampler:
             return None
         if count > len(order) or values[order[count - 1]] < bound:
             return None
-        # If min-p may have cut the prefix, a token outside must not belong to it.
+        # If min-p made the cut, no token outside of the candidates, up to the bound, may reach it.
         following = float(weights[count]) if count < len(order) else 0.0
         if following < sampling.min_p <= math.exp(bound - float(best)) * (1 + 1e-9):
             return None
@@ -250,8 +258,8 @@ class Sampler:
         limit = sampling.top_p * total if sampling.top_p < 1 else math.inf
         count = int(np.searchsorted(np.cumsum(weights), limit)) + 1
         if sampling.min_p > 0:
-            enough = int(np.searchsorted(-weights, -sampling.min_p, side="right"))
-            count = max(1, min(count, enough))
+            reaching_min_p = int(np.searchsorted(-weights, -sampling.min_p, side="right"))
+            count = max(1, min(count, reaching_min_p))
         return count
 
     def _make_chain(self) -> SamplerChain:
@@ -260,14 +268,15 @@ class Sampler:
             self.request,
             self.sampling,
             penalize=self._penalize_candidates,
-            shorten=self._shorten_candidates,
+            penalize_repetitions=self._penalize_repetitions,
             draw=lambda: float(self._random.random()),
         )
 
     def _count_prompt(self, prompt: Sequence[int]) -> Counter[int]:
         """Number of times that penalties count each token before the answer.
 
-        Those of the prompt are penalised once, and not counted, unless a window is given.
+        Without a window the prompt's tokens count zero times: the repetition penalty applies to
+        them, the frequency and presence penalties do not.
         """
         counts: Counter[int] = Counter()
         last = self.sampling.repeat_last_n
@@ -308,7 +317,7 @@ class Sampler:
             at = ids if candidates is None else np.searchsorted(candidates.ids, ids)
             counts = np.fromiter(self._counts.values(), dtype=np.float64)
             out[at] = self._penalize(out[at], counts)
-        if self._repetitions is not None:  # then all logits are here
+        if self._repetitions is not None:  # then needs() asks for all logits
             for token, penalty in self._repetitions.penalties().items():
                 out[token] -= penalty
         return out
@@ -332,7 +341,7 @@ class Sampler:
     def _penalize(
         self, values: NDArray[np.floating[Any]], counts: NDArray[np.float64]
     ) -> NDArray[np.floating[Any]]:
-        """Logits *values* of tokens of the text with their penalties, as often as *counts* say."""
+        """*values* with penalties: logits of tokens that count *counts* times in the text."""
         request = self.request
         penalty = self.sampling.repetition_penalty
         out = values.copy()
@@ -352,7 +361,7 @@ class Sampler:
         logits[at] = self._penalize(logits[at], counts)
         return tokens.with_logits(logits)
 
-    def _shorten_candidates(self, tokens: Candidates) -> Candidates:
+    def _penalize_repetitions(self, tokens: Candidates) -> Candidates:
         """*tokens* with DRY's penalties."""
         penalties = {} if self._repetitions is None else self._repetitions.penalties()
         if not penalties:
@@ -412,7 +421,7 @@ class Sampler:
         return int(order[min(at, len(order) - 1)])  # a product may round up to the whole sum
 
     def _draw_any(self, values: NDArray[np.floating[Any]]) -> int:
-        """Draw from all *values*, in any order."""
+        """Draw from all *values*, which are not sorted."""
         weights = _weights(values, values.max(), self.sampling.temperature)
         starts = np.arange(0, len(weights), BLOCK)
         blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
@@ -420,7 +429,8 @@ class Sampler:
         block = int(np.searchsorted(blocks, drawn, side="right"))
         start = int(starts[block])
         inside = np.cumsum(weights[start : start + BLOCK], dtype=np.float64)
-        # Sums of a block differ in the last bit; a token of weight zero is never drawn.
+        # A block's two sums may differ in the last bit. The rest stays below the second one: the
+        # token is then inside the block, and its weight is not zero.
         left = min(drawn - (blocks[block - 1] if block else 0.0), np.nextafter(inside[-1], 0))
         return start + int(np.searchsorted(inside, left, side="right"))
 
@@ -441,8 +451,8 @@ def _totals(
     The slack covers rounding of exponentials and of differences in float32.
     """
     computed = float(weights.sum(dtype=np.float64))
-    above = math.exp(min(candidates.bound - float(best), 600.0))
-    tail = candidates.tail * above * (1 + 1e-4) + candidates.vocab_size * 1e-37
+    bound_weight = math.exp(min(candidates.bound - float(best), 600.0))  # above 709 it overflows
+    tail = candidates.tail * bound_weight * (1 + 1e-4) + candidates.vocab_size * 1e-37
     return computed * (1 - 1e-9), (computed + tail) * (1 + 1e-9)
 
 
@@ -450,12 +460,12 @@ def _weights(
     values: NDArray[np.floating[Any]], best: np.floating[Any], temperature: float = 1.0
 ) -> NDArray[np.floating[Any]]:
     """Probabilities of *values* at a temperature, up to a factor: *best* has weight 1."""
-    # A temperature below the smallest float selects the likeliest token, without overflow.
+    # Only the best has a weight at such a temperature; 1e25 times a difference never overflows.
     return np.exp((values - best) * min(1 / temperature, 1e25))
 
 
 def _descending_prefixes(values: NDArray[np.floating[Any]]) -> Iterator[NDArray[np.intp]]:
-    """Ids of the highest *values*, descending: some, then more, then all."""
+    """Indices of the highest *values*, descending: some, then more, then all."""
     count = FIRST_SORTED
     while count < len(values):
         yield likeliest(values, count)
@@ -465,7 +475,7 @@ def _descending_prefixes(values: NDArray[np.floating[Any]]) -> Iterator[NDArray[
 
 def _agreement(ids: list[int], end: int) -> int:
     """Number of tokens before *end* that equal those at the end of *ids*."""
-    count = SHORTEST
-    while count < min(LONGEST, end) and ids[end - count - 1] == ids[-count - 1]:
+    count = SHORTEST_MATCH
+    while count < min(LONGEST_MATCH, end) and ids[end - count - 1] == ids[-count - 1]:
         count += 1
     return count

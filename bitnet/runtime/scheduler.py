@@ -17,7 +17,7 @@ The text of a sequence depends on nothing but itself: it has its own sampler, an
 results for a token do not depend on the rest of the batch.
 
 :meth:`Scheduler.step` belongs to one thread; :meth:`Scheduler.run` takes a lock for each step, so
-several threads may use it, and a forked child, where sequences of the parent end.
+several threads may use it. In a forked child, the sequences of the parent are dropped.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
-MAX_STALL_S = 0.15  # with the rest of a pass below 0.3 s, which other readers hardly notice
+MAX_STALL_S = 0.15  # a pass then takes less than 0.3 s, a pause that readers hardly notice
 RESERVE_SHARE = 4  # a quarter of the prompt tokens of a pass is the oldest prompt's
 
 
@@ -120,7 +120,7 @@ class Scheduler:
         config = replace(model.config, drafter=self._drafter.config if self._drafter else None)
         self._pace = Pace()
         self._kv_budget_bytes = kv_budget_bytes
-        # Not a method: with a way back here, the model would stay until the garbage collector runs.
+        # Not a method: a reference cycle would keep the model until the garbage collector runs.
         self.new_cache: partial[KVCache] = partial(KVCache, config, self.context, dtype=cache_dtype)
         self._begin()
         renew_in_child(self, Scheduler._renew)
@@ -206,8 +206,8 @@ class Scheduler:
         ready = without_unread(self.running)
         decoding = [sequence for sequence in ready if sequence.decodes]
         drafter = self._drafter if self._pace.drafting else None
-        # A pass over drafts would let each see those behind it.
-        looking_up = self._times.know_plain(len(decoding)) and self.model.config.looks_back
+        # With attention in both directions, a token would see the drafts after it.
+        looking_up = self._times.knows_plain(len(decoding)) and self.model.config.looks_back
         plan_decoding(decoding, drafter, self.context, looking_up=looking_up)
         prompts = [sequence for sequence in ready if not sequence.decodes]
         room = self._times.prompt_tokens(self.prefill_chunk) if decoding else self.prefill_chunk
@@ -235,8 +235,8 @@ class Scheduler:
             if room <= reserve:
                 continue
             start = cache.length
-            # Attention in both directions needs the whole prompt in one pass, and an answer that is
-            # run again a pass for each token.
+            # With attention in both directions the whole prompt is run in one pass. An answer that
+            # is run again then takes one pass per token, since no token may see later ones.
             end = sequence.prompt_tokens if start < sequence.prompt_tokens else start + 1
             if looks_back:
                 end = start + room - reserve
@@ -274,10 +274,12 @@ class Scheduler:
         return self._postprocess(batch, results, price)
 
     def _drop_damaged(self, sequence: Sequence) -> bool:
-        """True if pages of *sequence* are from a damaged file: it starts over without them."""
+        """Start *sequence* over, and return True, if its cache has pages of a damaged file."""
         backing = cache_of(sequence).backing
-        problem = backing.problem() if backing is not None else ""
-        if backing is None or not problem:
+        if backing is None:
+            return False
+        problem = backing.problem()
+        if not problem:
             return False
         if self.prompt_cache is not None:
             self.prompt_cache.discard(backing.path, problem)
@@ -290,7 +292,7 @@ class Scheduler:
         for sequence, rows in zip(batch, results, strict=True):
             sequence.passes += 1
             sequence.exact_head_stopped = self.model.head.stopped
-            if not len(rows):
+            if not len(rows):  # within its prompt, or starting over
                 continue
             if sequence.request.embed:
                 pieces += [(sequence, piece) for piece in sequence.add_hidden(rows, self.model)]
@@ -375,7 +377,7 @@ class Scheduler:
                             hint="start the answer in the child",
                         )
                     with self._lock:
-                        # Another thread may have written it meanwhile; each reads its own pieces.
+                        # Another thread may have run this sequence while this one waited.
                         if not sequence.pieces:
                             for writer, piece in self.step():
                                 writer.pieces.append(piece)
@@ -422,7 +424,7 @@ class Scheduler:
         if smallest < 0 or largest >= size:
             raise UsageError(
                 f"the {field} has token ids outside the model's vocabulary of {size:,}",
-                hint="use the model's own tokenizer, and no token that it adds without a row",
+                hint="use the model's own tokenizer, without its tokens that have no embedding",
                 field=field,
             )
 
@@ -439,7 +441,7 @@ class Scheduler:
         has_prompts = {sequence: not sequence.tokens for sequence in sequences}
         passes = {sequence: sequence.passes for sequence in sequences}
         tokens_before = sum(sequence.tokens for sequence in sequences)
-        # The drafter reads the tokens of a sequence that it does not know yet only once.
+        # A pass before which the drafter reads a whole prompt is longer than those that follow.
         is_steady = not any(
             sequence.foresight and sequence.foresight.is_behind for sequence in sequences
         )

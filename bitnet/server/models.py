@@ -3,8 +3,8 @@
 A request names a model. One that is not loaded is loaded for it, once for all that wait, in a
 thread; it stays as long as a request uses it, and after that until it has been idle for too long
 or another one needs its memory. Models are loaded and unloaded one at a time, in the order in which
-they were asked for. Everything here happens in the event loop, except where a thread is named:
-templates, tokenizing and grammars run in a few.
+they were asked for. Everything here happens in the event loop, except where a thread is named.
+Templates, tokenizing and grammars run in a small pool of threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 PREPARING = 2  # threads that turn requests into sequences
 COMPILING = 2  # threads for requests whose grammar must be compiled, which may take seconds
 COMPILE_S = 10.0  # time limit for compiling a grammar
-TURN_S = 10.0  # time limit for the grammars before it
+TURN_S = 10.0  # longest time that a grammar waits until its own compilation begins
 
 
 class Models:
@@ -84,7 +84,7 @@ class Models:
             slot.watch(metrics.of(name))
         is_single = len(slots) == 1 and not slots[0].adapters
         self._takes_any_name = is_single and not strict_names
-        self.ignored: set[tuple[str, str]] = set()  # forms and fields that events have named
+        self.ignored: set[tuple[str, str]] = set()  # forms and fields reported so far
         self.created = int(time.time())
         self.max_batch = max_batch  # answers that one model generates at the same time
         self.deadline_s = deadline_s  # of a request, including waiting
@@ -140,14 +140,14 @@ class Models:
         return self._named.get(name) or self._named.get(name.removesuffix(":latest"))
 
     def drain(self, within_s: float | None = None) -> None:
-        """Take no more requests, as :meth:`Slot.drain`, also none that waits for a model."""
+        """Refuse new requests, as :meth:`Slot.drain` does, and those that wait for a model."""
         self._draining = True
         self._freed.set()
         for slot in self._in_memory():
             slot.drain(within_s)
 
     def give_up(self) -> None:
-        """End every request now, also if a pass of its model or a load takes longer."""
+        """End every request now, without waiting for a running pass or load to finish."""
         self.drain(0)
         self.given_up.set()
         for pieces in self.queues:
@@ -213,7 +213,11 @@ class Models:
             slot.timer = loop.call_later(slot.idle_s, lambda: self._begin(self._unload_idle(slot)))
 
     async def run_in_thread(self, make: Callable[[], T], *, compiles: bool = False) -> T:
-        """Result of *make*, called in a thread, with limited concurrency."""
+        """Result of *make*, called in a thread, with limited concurrency.
+
+        It is refused if it takes longer than a request may; if it *compiles* a grammar, after
+        :data:`TURN_S` in the queue or :data:`COMPILE_S` of work.
+        """
         loop = asyncio.get_running_loop()
         begun = asyncio.Event()
 
@@ -223,11 +227,11 @@ class Models:
             return make()
 
         pool = self._compiling if compiles else self._preparing
-        longest_s = self.deadline_s
-        limit_s = min(COMPILE_S, longest_s) if compiles else longest_s
+        turn_s = min(TURN_S, self.deadline_s) if compiles else self.deadline_s
+        limit_s = min(COMPILE_S, self.deadline_s) if compiles else self.deadline_s
         making = loop.run_in_executor(pool, run)
         try:
-            await asyncio.wait_for(begun.wait(), min(TURN_S, longest_s) if compiles else longest_s)
+            await asyncio.wait_for(begun.wait(), turn_s)
             return await asyncio.wait_for(making, limit_s)
         except asyncio.TimeoutError:
             if compiles and not begun.is_set():
@@ -246,10 +250,11 @@ class Models:
     # --- loading and unloading -------------------------------------------------------------------
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run *work*, whose errors are told to the requests that wait for it, if any do."""
+        """Run *work* in a task; requests that await it get its error."""
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
+        self._tasks.add(task)  # asyncio holds only a weak reference
         task.add_done_callback(self._tasks.discard)
+        # Retrieve the error: otherwise asyncio logs it if no request awaits the task.
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
 
@@ -296,7 +301,10 @@ class Models:
             raise stopping()
 
     async def _make_room(self, slot: Slot) -> None:
-        """Unload idle models, least recently used first, until there is memory for *slot*."""
+        """Unload idle models, least recently used first, until there is memory for *slot*.
+
+        If too few are idle, wait until one is.
+        """
         bound = self._memory_bytes
         if bound is None:
             return

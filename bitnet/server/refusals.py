@@ -16,7 +16,7 @@ GONE = 499  # nginx's status for a client that closed the connection
 
 
 class Refused(Exception):
-    """A request that is refused."""
+    """Raised to refuse a request, with an HTTP status."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Refused(Exception):
         kind: str = "invalid_request_error",  # OpenAI's ``type``
         code: str | None = None,  # for programs
         param: str | None = None,  # the wrong field
-        retry_after_s: int | None = None,  # until another try is worthwhile
+        retry_after_s: int | None = None,  # for the header Retry-After
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -64,12 +64,12 @@ def from_error(error: Exception) -> Refused:
 
 
 def stopping() -> Refused:
-    """No more requests are taken."""
+    """Refusal of a request that the worker no longer takes because it stops."""
     return Refused(503, "the worker is stopping", kind="server_error", retry_after_s=5)
 
 
 def too_late(limit_s: float) -> Refused:
-    """The answer took longer than *limit_s* seconds."""
+    """Refusal of a request whose answer took longer than *limit_s* seconds."""
     return Refused(
         504, f"the answer was not ready after {limit_s:g} s", kind="server_error", code="deadline"
     )

@@ -259,7 +259,7 @@ def search(
         outcome.tokenizer = load_tokenizer(explicit, pre=pre)
         outcome.place = "explicit"
         outcome.path = explicit
-        outcome.note("explicit", explicit, "chosen", fits(model, outcome.tokenizer))
+        outcome.note("explicit", explicit, "chosen", check_vocab(model, outcome.tokenizer))
         return outcome
     for place, path in _places(model):
         if outcome.tokenizer is not None and not exhaustive:
@@ -289,7 +289,7 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
         else:
             files = model.files if path.parent == model.path else None
             candidate = load_tokenizer(path, pre=pre, files=files)
-        reason = fits(model, candidate)
+        reason = check_vocab(model, candidate)
     except BitnetError as error:
         outcome.note(place, path, "rejected", error.message)
         outcome.refusal = outcome.refusal or (path, error)
@@ -339,8 +339,11 @@ def different_ids(left: Tokenizer, right: Tokenizer) -> list[int]:
     return [id for id in shared if left.spelling(id) != right.spelling(id)]
 
 
-def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
-    """The reason why *tokenizer* fits *model*, in words."""
+def check_vocab(model: ModelFacts, tokenizer: Tokenizer) -> str:
+    """The reason why the vocabulary of *tokenizer* fits *model*, in words.
+
+    A mismatch is a :class:`VocabMismatch`, or a warning if mismatches are permitted.
+    """
     needed = model.token_count or model.vocab_size
     has = tokenizer.vocab_size
     spare = model.padding(has)

@@ -1,9 +1,9 @@
 """Presets: a model and its options under a name, in a TOML file.
 
-Each is a table with the name. ``model`` is what a command takes as its MODEL; ``system`` are
-instructions, ``messages`` a conversation that comes before every other one, ``chat_template``,
-``context`` and ``lora`` as the options of these names; each other key is an option of an answer,
-such as ``temperature``.
+A table ``[NAME]`` is the preset NAME. Its key ``model`` is what commands take as MODEL; ``system``
+has instructions, ``messages`` the first messages of every conversation; ``chat_template``,
+``context`` and ``lora`` are the command-line options of these names. Any other key is an option of
+an answer, such as ``temperature``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: Names of presets, unlike those of paths, addresses and tags.
+#: Name of a preset, which has no ``/`` or ``:``, unlike a path, an address or a tag.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 #: Options of an answer that a preset may set.
 OPTIONS = (*SAMPLING, *Request.SECTIONS["Answer"])
@@ -45,11 +45,11 @@ class Preset:
     name: str
     model: str  # as a command takes it
     system: str = ""  # instructions for conversations that have none
-    messages: tuple[Mapping[str, str], ...] = ()  # that come before those of a conversation
+    messages: tuple[Mapping[str, str], ...] = ()  # the first ones of every conversation
     chat_template: str = ""  # file with the template to use instead of the model's
     context: int | None = None
     lora: tuple[str, ...] = ()  # adapters, as --lora
-    options: Mapping[str, Any] = field(default_factory=dict)  # of :data:`OPTIONS`, by name
+    options: Mapping[str, Any] = field(default_factory=dict)  # those of :data:`OPTIONS`, by name
 
     def __post_init__(self) -> None:
         where = f"preset {self.name!r}"
@@ -72,7 +72,7 @@ class Preset:
         object.__setattr__(self, "options", options)
 
     def fill(self, request: Request) -> Request:
-        """*request* with the options of this preset for what it leaves at their defaults."""
+        """*request* with this preset's options, except where it differs from the defaults."""
         plain = Request()
         changes = {
             name: value
@@ -83,7 +83,10 @@ class Preset:
         return replace(request, **changes, origins=origins)
 
     def begin(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """*messages* after the instructions, unless they have some, and messages of this preset."""
+        """The conversation *messages*, after the instructions and messages of this preset.
+
+        Instructions that *messages* begin with replace those of this preset.
+        """
         instructions = [message for message in messages[:1] if message.get("role") in _SYSTEM]
         rest = messages[len(instructions) :]
         if not instructions and self.system:
@@ -126,17 +129,20 @@ def parse_presets(text: str) -> dict[str, Preset]:
 
 
 def with_preset(text: str, preset: Preset) -> str:
-    """*text* of a file of presets, in which *preset* stands instead of the one of its name."""
+    """*text* of a file of presets with *preset* appended, and without one of the same name."""
+    # Cut the table out of the text, so that comments and layout of the others stay.
     lines: list[str] = []
-    is_other = True
+    is_in_table = False
     for line in text.splitlines(keepends=True):
         if line.startswith("["):
             header = line.strip()
-            is_other = header not in (f"[{preset.name}]", f"[{_key(preset.name)}]")
-        if is_other:
+            is_in_table = header in (f"[{preset.name}]", f"[{_key(preset.name)}]")
+        if not is_in_table:
             lines.append(line)
     before = "".join(lines).rstrip()
     changed = f"{before}\n\n{preset.to_toml()}" if before else preset.to_toml()
+
+    # A cut by lines is wrong for some files: with subtables, or ``[`` in a text of several lines.
     unchanged = {name: each for name, each in parse_presets(text).items() if name != preset.name}
     try:
         is_right = parse_presets(changed) == {**unchanged, preset.name: preset}
@@ -153,18 +159,19 @@ def with_preset(text: str, preset: Preset) -> str:
 def _preset(name: str, table: Any) -> Preset:
     if not isinstance(table, dict):
         raise UsageError(f"{name}: expected a table [{name}]")
-    own = {entry.name for entry in fields(Preset)} - {"name", "options"}
+    field_names = {entry.name for entry in fields(Preset)} - {"name", "options"}
     for key, kind in (("model", str), ("system", str), ("chat_template", str), ("context", int)):
         if key in table and type(table[key]) is not kind:
             raise UsageError(f"preset {name!r}: {key} is not {_KINDS[kind]}")
     for key in ("messages", "lora"):
         if not isinstance(table.get(key, []), list):
             raise UsageError(f"preset {name!r}: {key} is not a list")
-    values = {key: table[key] for key in own & table.keys()}
+    values = {key: table[key] for key in field_names & table.keys()}
+    values.setdefault("model", "")  # Preset refuses an empty one
     values["messages"] = tuple(table.get("messages", ()))
     values["lora"] = tuple(table.get("lora", ()))
-    options = {key: value for key, value in table.items() if key not in own}
-    return Preset(name, **{"model": "", **values}, options=options)
+    options = {key: value for key, value in table.items() if key not in field_names}
+    return Preset(name, **values, options=options)
 
 
 def _key(name: str) -> str:
@@ -173,7 +180,7 @@ def _key(name: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """*value* in TOML, whose texts are those of JSON."""
+    """*value* in TOML."""
     if isinstance(value, Mapping):
         return (
             "{"
@@ -184,5 +191,6 @@ def _value(value: Any) -> str:
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, float):
         return repr(value)  # inf and nan are TOML's words, too
+    # Strings, whole numbers and booleans are as in JSON, except that TOML has DEL escaped.
     text = json.dumps(value, ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")

@@ -63,7 +63,7 @@ def inference_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[
 
 async def inference_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/v1/inference`` as events."""
-    async for _, piece, answer in pieces:  # noqa: B007 - used behind it
+    async for _, piece, answer in pieces:  # noqa: B007 - read after the loop
         if piece.text:
             yield {"text": piece.text}
     yield inference_reply(body, head, [answer]) | {"done": True}
@@ -74,7 +74,7 @@ INFERENCE = Form(
     {**ANSWER, "prompt": TEXT, "stream": FLAG, **UNSERVED, **mark_refused("reasoning_effort")},
     required=("prompt",),
     head=("request_id", "worker_id"), tokens=DEFAULT_TOKENS,
-    tag="worker", summary="The continuation of a text, greedily if nothing says more",
+    tag="worker", summary="The continuation of a text, greedy unless sampling is set",
     requests=lambda body, default, _: [replace(continuation(body, default), prompt=body["prompt"])],
     reply=inference_reply, events=inference_events,
 )  # fmt: skip

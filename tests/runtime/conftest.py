@@ -24,7 +24,7 @@ def model(request):
 def free_drafts(monkeypatch):
     """Drafts that take no time, however busy the machine is."""
     monkeypatch.setattr(PassTimes, "observe", lambda *_: 0.0)
-    monkeypatch.setattr(PassTimes, "know_plain", lambda *_: True)
+    monkeypatch.setattr(PassTimes, "knows_plain", lambda *_: True)
 
 
 @pytest.fixture

@@ -41,10 +41,10 @@ def test_a_draft_never_costs_more_than_the_bound():
 
 def test_a_pass_without_drafts_is_measured_again_after_many_with():
     times = PassTimes(max_stall_s=1.0)
-    assert not times.know_plain(1)
+    assert not times.knows_plain(1)
     times.observe([sequence(1)], passed_s=1.0)
-    assert times.know_plain(1)
-    assert not times.know_plain(2)
+    assert times.knows_plain(1)
+    assert not times.knows_plain(2)
     for _ in range(LONGEST_UNMEASURED):
         times.observe([sequence(2, proposed=1)], passed_s=1.2)
-    assert not times.know_plain(1)
+    assert not times.knows_plain(1)

@@ -30,7 +30,7 @@ def chain(options, four=None, text=(), breakers=None, draw=lambda: 0.0):
     """A chain without penalties."""
     repetitions = Repetitions(options, breakers or {}, text)
 
-    def shorten(tokens):
+    def penalize_repetitions(tokens):
         logits = tokens.logits.copy()
         for token, penalty in repetitions.penalties().items():
             logits[tokens.ids == token] -= penalty
@@ -38,7 +38,11 @@ def chain(options, four=None, text=(), breakers=None, draw=lambda: 0.0):
 
     sampling = options.sampling._replace(**{**FOUR, **(four or {})})
     return SamplerChain(
-        options, sampling, penalize=lambda tokens: tokens, shorten=shorten, draw=draw
+        options,
+        sampling,
+        penalize=lambda tokens: tokens,
+        penalize_repetitions=penalize_repetitions,
+        draw=draw,
     )
 
 
