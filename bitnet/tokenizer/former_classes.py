@@ -219,14 +219,30 @@ def former_class(
 def template_processor(
     bos: tuple[str, int] | None, eos: tuple[str, int] | None
 ) -> dict[str, object]:
-    """The post-processor that adds *bos* before a text and *eos* after it, as ``(token, id)``."""
-    single: list[object] = [{"Sequence": {"id": "A", "type_id": 0}}]
-    if bos is not None:
-        single.insert(0, {"SpecialToken": {"id": bos[0], "type_id": 0}})
-    if eos is not None:
-        single.append({"SpecialToken": {"id": eos[0], "type_id": 0}})
+    """The post-processor that adds *bos* before a text and *eos* after it, as ``(token, id)``.
+
+    Each text of a pair has both, as in ``update_post_processor`` of transformers 4.46 to 5.24.
+    """
     tokens = {
         text: {"id": text, "ids": [id], "tokens": [text]} for text, id in filter(None, (bos, eos))
     }
-    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
-    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
+    first = _with_ends("A", 0, bos, eos)
+    second = _with_ends("B", 1, bos, eos)
+    return {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": [*first, *second],
+        "special_tokens": tokens,
+    }
+
+
+def _with_ends(
+    sequence: str, type_id: int, bos: tuple[str, int] | None, eos: tuple[str, int] | None
+) -> list[object]:
+    """Items of a template for a *sequence* between *bos* and *eos*, all of one *type_id*."""
+    items: list[object] = [{"Sequence": {"id": sequence, "type_id": type_id}}]
+    if bos is not None:
+        items.insert(0, {"SpecialToken": {"id": bos[0], "type_id": type_id}})
+    if eos is not None:
+        items.append({"SpecialToken": {"id": eos[0], "type_id": type_id}})
+    return items

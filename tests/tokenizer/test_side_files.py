@@ -174,6 +174,22 @@ def test_a_folder_is_read_by_the_rules_of_the_version_that_wrote_it(version, ids
     assert load_tokenizer(path).encode(" a") == ids
 
 
+@pytest.mark.parametrize(
+    ("ends", "around"),
+    [
+        ({}, ([1], [1], [])),
+        ({"add_eos_token": True}, ([1], [2, 1], [2])),
+        ({"add_bos_token": False, "add_eos_token": True}, ([], [2], [2])),
+    ],
+)
+def test_each_text_of_a_pair_has_the_ends_that_the_former_class_builds(ends, around, tmp_path):
+    # LlamaTokenizerFast("a", "a") of transformers 4.57.1.
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    versions = {"transformers_version": "4.57.1"}
+    path = write(tmp_path, LLAMA, tokenizer_config=config | ends, config=versions)
+    assert load_tokenizer(path).around_pair == around
+
+
 def test_bos_of_a_byte_level_llama_class_follows_the_version(tmp_path):
     config = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": True, "bos_token": "<s>"}
     size = len(byte_level()["model"]["vocab"])
