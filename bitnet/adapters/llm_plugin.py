@@ -78,17 +78,23 @@ class Writer(llm.Model):
     ) -> Iterator[str]:
         """The answer to *prompt*, in pieces; it follows the earlier responses of *conversation*.
 
-        Without a chat template, the model gets the prompt alone.
+        A model without a chat template continues the prompt, which must then be all there is.
         """
         from bitnet.runtime.request import Request
 
         try:
             model = _load_model(self._name)
             fields = prompt.options.model_dump(exclude_none=True)
+            messages = _messages(prompt, conversation)
             if model.tokenizer.chat_template:
-                fields["messages"] = _messages(prompt, conversation)
-            else:
+                fields["messages"] = messages
+            elif len(messages) == 1:
                 fields["prompt"] = prompt.prompt
+            else:
+                raise llm.ModelError(
+                    f"{self._name} has no chat template: it continues one text, without a system "
+                    "prompt or earlier turns"
+                )
             answer = model.answer(Request.from_mapping(fields))
             yield from answer if stream else ["".join(answer)]
         except BitnetError as error:

@@ -14,7 +14,7 @@ from bitnet.batch.rows import BatchRow, answers
 from bitnet.runtime.request import SamplingOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from bitnet.batch.batch_options import BatchOptions
@@ -76,7 +76,8 @@ def ray_answers(
                 ignore_reinit_error=True,
                 runtime_env={"working_dir": empty},
             )
-        cores = max(1, int(ray.cluster_resources().get("CPU", 1)) // options.actors)
+        nodes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+        cores = cores_per_actor(map(int, nodes), options.actors)
         texts = [json.dumps([row.id, row.digest, row.facts, row.problem]) for row in rows]
         data = ray.data.from_items([{"row": text} for text in texts]).map_batches(
             _Actor,
@@ -95,8 +96,23 @@ def ray_answers(
     # Ray raises a ValueError for a malformed address.
     except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
         raise InferenceError(
-            f"the Ray job failed: {str(error).strip().splitlines()[-1]}",
+            f"the Ray job failed: {_last_line(error)}",
             hint="answers so far are kept; run the same command again to continue",
         ) from error
     finally:
         ray.shutdown()
+
+
+def cores_per_actor(nodes: Iterable[int], actors: int) -> int:
+    """Most cores, at least 1, that so many *actors* can have if each runs on one of *nodes*."""
+    cores = sorted(nodes)
+    for share in range(max(cores, default=1), 1, -1):
+        if sum(count // share for count in cores) >= actors:
+            return share
+    return 1
+
+
+def _last_line(error: Exception) -> str:
+    """Last line of the message of *error*, or its kind if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

@@ -79,6 +79,15 @@ def test_a_conversation_is_answered_in_the_models_template(tmp_path):
         assert second == model.chat([*turns, {"role": "user", "content": "c"}], max_tokens=4)
 
 
+def test_a_model_without_a_template_refuses_what_it_would_leave_out():
+    with pytest.raises(llm.ModelError, match="no chat template"):
+        llm.get_model(TINY).prompt("She was", system="Be short.", max_tokens=2).text()
+    chat = llm.get_model(TINY).conversation()
+    chat.prompt("She was", max_tokens=2).text()
+    with pytest.raises(llm.ModelError, match="without a system prompt or earlier turns"):
+        chat.prompt("He was", max_tokens=2).text()
+
+
 def test_the_program_makes_vectors_and_says_what_fails():
     from click.testing import CliRunner
     from llm.cli import cli

@@ -15,6 +15,7 @@ from bitnet.base import locks
 from bitnet.base.errors import UsageError
 from bitnet.batch.batch_options import BatchOptions
 from bitnet.batch.files import BatchFiles
+from bitnet.batch.ray_engine import cores_per_actor
 from bitnet.batch.rows import BatchRow, answers, in_order
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
@@ -371,3 +372,11 @@ def test_schemas_tools_and_log_probabilities_are_done(tmp_path):
     assert (call["name"], json.loads(call["arguments"])["city"] in CITIES) == ("weather", True)
     assert "response_format is none of text, json_object and json_schema" in found["wrong"]["error"]
     assert "both given" in found["both"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "actors", "cores"),
+    [([8, 8], 1, 8), ([8, 8], 2, 8), ([8, 8], 3, 4), ([16, 2], 3, 5), ([2], 4, 1), ([], 1, 1)],
+)
+def test_an_actor_on_a_cluster_has_cores_of_one_node(nodes, actors, cores):
+    assert cores_per_actor(nodes, actors) == cores
