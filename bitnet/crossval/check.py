@@ -1,4 +1,4 @@
-"""A report checked: its verdict derived again, and its evidence compared with new evidence.
+"""Check a report: derive its verdict again, and compare its evidence with new evidence.
 
 Where an engine of the report is missing, or is another one on this machine, nothing can be computed
 again: that check is skipped, and never passes.
@@ -103,9 +103,10 @@ def compare_again(evidence: Evidence, again: Evidence) -> Finding:
             f"the report's {evidence.model.sha256[:16]}..."
         )
         return Finding("failed", "replay", text, "name the model of the report, too")
-    makers = [difference for difference in different if difference.startswith(_MAKERS)]
-    if makers:
-        text = f"not made: another engine or machine made the report: {'; '.join(makers[:_SHOWN])}"
+    of_makers = [difference for difference in different if difference.startswith(_MAKERS)]
+    if of_makers:
+        listed = "; ".join(of_makers[:_SHOWN])
+        text = f"not made: another engine or machine made the report: {listed}"
         hint = "use the engines and the machine of the report"
         return Finding("skipped", "replay", text, hint)
     if different:
@@ -116,7 +117,10 @@ def compare_again(evidence: Evidence, again: Evidence) -> Finding:
 
 
 def _differences(reported: Any, computed: Any, path: str) -> Iterator[str]:
-    """Places where *reported*, the report, and *computed* differ, with both values."""
+    """Differences of the *computed* values from the *reported* ones, each with both values.
+
+    *path* names the field of the report that has the values; it is empty for the whole report.
+    """
     kind = type(reported) if type(reported) is type(computed) else None
     if kind is dict and reported.keys() == computed.keys():
         for key in reported:
@@ -131,7 +135,7 @@ def _differences(reported: Any, computed: Any, path: str) -> Iterator[str]:
 
 
 def _shorten(value: Any) -> str:
-    """*value* in a message."""
+    """*value* as text for a message."""
     if isinstance(value, (list, dict)):
         return f"{len(value)} entries"
     return str(value)[:60] or "empty"

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from bitnet.kernels.kv_codes import Array
     from bitnet.models.transformer import Model
 
-# More tokens than other traces, so that it contains theirs.
-KEPT = 256
+# Best tokens stored per position: more than ``trace.KEPT``, so that those of the other traces are
+# among them.
+STORED_TOKENS = 256
 _MOST_BYTES = 4 << 30  # weights in float64 at a time
 _ROWS = 1 << 14  # rows of a matrix converted to float64 at a time
 
@@ -45,7 +46,10 @@ class Float64(Reference):
         return True
 
     def model(self, checkpoint: Checkpoint) -> Model:
-        """*checkpoint* in float64, unpacked once: whole if it fits, else a matrix at a time."""
+        """*checkpoint* in float64, loaded once.
+
+        If all weights fit in memory as float64, they are unpacked here, else each matrix on use.
+        """
         if self._model is None:
             weights = checkpoint.weights.values()
             fits = sum(8 * math.prod(weight.shape) for weight in weights) <= _MOST_BYTES
@@ -60,13 +64,13 @@ class Float64(Reference):
             question.notify(f"float64 pass: prompt {number} of {len(question.prompts)}")
             model = self.model(question.checkpoint)
             cache = KVCache(model.config, len(prompt.ids) + prompt.steps + 1, dtype=np.float64)
-            cache.reach = len(prompt.ids)
+            cache.reach = len(prompt.ids)  # selects the RoPE scaling, which the steps then keep
             forward = partial(model.forward, cache=cache)
             answer = prompt_trace(
                 forward,
                 prompt,
                 generation=question.generation,
-                count=KEPT,
+                count=STORED_TOKENS,
                 causal=model.config.looks_back,
             )
             answers.append(answer)
@@ -80,6 +84,7 @@ class _Unpacking(ReferenceOps):
         super().__init__(dtype=np.float64)
 
     def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Any:
+        # Ternary layers stay int8 codes; vectors and experts have operations of their own.
         if registry.rounds_activations(weight) or len(weight.shape) != 2:
             return super().prepare(weight, looked_up=looked_up, expert=expert)
         return weight

@@ -26,35 +26,39 @@ if TYPE_CHECKING:
     from bitnet.crossval.evidence import Evidence, Row
     from bitnet.crossval.trace import Arithmetic
 
-# Largest accepted mean KL from the float64 pass: the largest measured value, rounded up (llama.cpp
-# 4.3e-3); for floats, those of transformers with ternary weights (2.5e-6) and of llama.cpp's cache
-# in float16 (8.4e-7); for float32 throughout, 500 times what NumPy measures. Two right C++ engines
-# are 5.1e-3 apart.
-NOISE: dict[Arithmetic, float] = {"int8": 5e-3, "float": 4e-6, "float32": 1e-9}
+# Mean KL from the float64 pass that rounding causes in a correct engine: measured, then rounded up.
+NOISE: dict[Arithmetic, float] = {
+    "int8": 5e-3,  # 4.3e-3 in llama.cpp; two correct C++ engines are 5.1e-3 apart
+    "float": 4e-6,  # 2.5e-6 in transformers (ternary), 8.4e-7 in llama.cpp (float16 cache)
+    "float32": 1e-9,  # 500 times the value of NumPy
+}
 
-# Bounds are three times the measured value: other prompts, other processors.
+# Bounds are three times the measured value: other prompts and processors give other values.
 ALLOWANCE = 3.0
 
-# What is measured on a model lowers a bound at most this many times: no two engines round the same.
-LEAST = 30.0
+# A bound is lowered by the values measured on a model to 1 / 30 at most: even two correct engines
+# round differently.
+MOST_TIGHTENING = 30.0
 
-# Positions from which the distance of a reference lowers our bound. The divergence of one position
-# scatters: its standard deviation is up to 2.9 times its mean (80 positions of tiny models of many
-# families, ours and llama.cpp's, where LEAST leaves anything to lower). The logarithm of the
-# quotient of two means of n positions then has a standard deviation of sqrt(2 / n) * 2.9, and three
-# of these are log(ALLOWANCE) at 128. On fewer positions a right model is ALLOWANCE times further
-# away than the reference by chance: one with a linear RoPE was, whose first angles are small.
-SOUND = 128
+# Least number of positions on which the distance of a reference lowers our bound. The divergence
+# varies between positions: its standard deviation is up to 2.9 times its mean (80 positions of tiny
+# models of many families, in this runtime and llama.cpp, where MOST_TIGHTENING is not reached). So
+# the logarithm of the ratio of two means over n positions has a standard deviation of
+# sqrt(2 / n) * 2.9; three of these are log(ALLOWANCE) at n = 128. On fewer positions, a correct
+# model can be ALLOWANCE times further away than the reference by chance: this was measured on a
+# model with a linear RoPE, whose first angles are small.
+ENOUGH_POSITIONS = 128
 
-# Largest accepted KL divergence between two engines, as a share of what their distances from the
-# float64 pass allow; measured are 0.3 to 0.7.
+# Largest accepted ratio of the KL divergence between two engines to the largest one that their
+# distances from the float64 pass explain; 0.3 to 0.7 were measured.
 APART = 1.5
 
-# A single position was up to 25 times worse than the mean, in an earlier run 28 times.
+# Largest accepted KL of a single position, as a multiple of the bound on the mean; a position was
+# measured at 28 times the mean.
 WORST = 30.0
 
-# Largest gap, in logits, between two best tokens that such an engine reversed relative to exact
-# arithmetic: 0.317 for llama.cpp. Two engines can deviate in opposite directions.
+# Largest gap, in logits, between the two best tokens that an engine of this arithmetic reversed
+# relative to exact arithmetic: 0.317 in llama.cpp. Two engines can deviate in opposite directions.
 FLIPPED: dict[Arithmetic, float] = {"int8": 0.32, "float": 0.01, "float32": 1e-3}
 
 # Largest accepted deviation from 1 of the mean slope of log-probabilities over those of the float64
@@ -68,7 +72,7 @@ def near_tie(evidence: Evidence) -> float:
 
 
 def kl_of_reference(theirs: Arithmetic) -> float:
-    """Largest accepted mean KL from the float64 pass to a reference with such arithmetic."""
+    """Largest accepted mean KL from the float64 pass to a reference of the arithmetic *theirs*."""
     return ALLOWANCE * NOISE[theirs]
 
 
@@ -81,21 +85,24 @@ def kl_of_ours(
     measured on enough *positions*.
     """
     most = ALLOWANCE * NOISE[ours]
-    if ours != theirs or theirs_kl is None or positions < SOUND:
+    if ours != theirs or theirs_kl is None or positions < ENOUGH_POSITIONS:
         return most
-    return max(min(most, ALLOWANCE * theirs_kl), most / LEAST)
+    return max(min(most, ALLOWANCE * theirs_kl), most / MOST_TIGHTENING)
 
 
 def kl_between(
     ours: Arithmetic, theirs: Arithmetic, ours_kl: float | None, theirs_kl: float | None
 ) -> float:
-    """Largest accepted mean KL from the reference to ours; the others are from the float64 pass."""
+    """Largest accepted mean KL from the reference to ours.
+
+    *ours_kl* and *theirs_kl* are the mean KL from the float64 pass to ours and to the reference.
+    """
     most = ALLOWANCE * max(NOISE[ours], NOISE[theirs])
     if ours_kl is None or theirs_kl is None:
         return most
     # The root of a small KL divergence is a distance.
     largest = APART * (math.sqrt(ours_kl) + math.sqrt(theirs_kl)) ** 2
-    return max(min(most, largest), most / LEAST)
+    return max(min(most, largest), most / MOST_TIGHTENING)
 
 
 # same: both prefer one token. tie: the reference barely prefers its own. excused: the float64 pass
@@ -116,29 +123,29 @@ class Verdict:
     summary: dict[str, float | None] = field(default_factory=dict)
     # agreement of the likeliest tokens at each judged position, by prompt and position
     kinds: dict[tuple[int, int], Kind] = field(default_factory=dict)
-    # of the operations of each engine, the result in one sentence
+    # result of the comparison of operations in one sentence, by engine
     operations: dict[str, str] = field(default_factory=dict)
 
     @property
     def reasons(self) -> list[str]:
-        """The reason why it is not ``passed``; where nothing was run, checks share one."""
+        """Reasons why it is not ``passed``; one that several checks give is listed once."""
         severity = "failed" if self.status == "failed" else "skipped"
         by_text: dict[str, str] = {}
-        for one in self.findings:
-            if one.severity == severity:
-                by_text.setdefault(one.text, f"{one.subject}: {one.text}")
+        for finding in self.findings:
+            if finding.severity == severity:
+                by_text.setdefault(finding.text, f"{finding.subject}: {finding.text}")
         return list(by_text.values())
 
     @property
     def not_checked(self) -> str:
         """One line that names the checks that were not run; empty if all were."""
-        names = [one.subject for one in self.findings if one.severity == "skipped"]
+        names = [finding.subject for finding in self.findings if finding.severity == "skipped"]
         return f"NOT CHECKED: {', '.join(names)}" if names else ""
 
     @property
     def hint(self) -> str:
         """The hint of the first finding that has one."""
-        return next((one.hint for one in self.findings if one.hint), "")
+        return next((finding.hint for finding in self.findings if finding.hint), "")
 
 
 def checks_of(evidence: Evidence) -> dict[str, Callable[[Evidence], Finding]]:
@@ -165,16 +172,16 @@ def checks_of(evidence: Evidence) -> dict[str, Callable[[Evidence], Finding]]:
 def judge(evidence: Evidence) -> Verdict:
     """The verdict that follows from *evidence*."""
     by_name = {name: check(evidence) for name, check in checks_of(evidence).items()}
-    why = evidence.no_answer
-    if why is not None:
+    no_answer = evidence.no_answer
+    if no_answer is not None:
         skipped = Finding("skipped", "", "the reference did not answer")
-        if not why.failed:
-            skipped = Finding("skipped", "", why.text, why.hint)
+        if not no_answer.failed:
+            skipped = Finding("skipped", "", no_answer.text, no_answer.hint)
         for name in by_name.keys() - {"model"}:
             by_name[name] = replace(skipped, subject=name)
         # The reason comes first, also where "reference" is a planned check.
         by_name.pop("reference", None)
-        by_name = {"reference": why} | by_name
+        by_name = {"reference": no_answer} | by_name
     findings = tuple(by_name.values())
     tie = near_tie(evidence)
     kinds = {(row.prompt, row.position): kind_of(row, tie) for row in rows_to_judge(evidence)}
@@ -193,10 +200,11 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def _summarize(evidence: Evidence) -> dict[str, float | None]:
-    """Metrics over all positions, none without any; None where a position lacks the number.
+    """Metrics over all positions by name, None where a position lacks the number.
 
-    The first have the names of ``llama-perplexity --kl-divergence``: KLD is the KL divergence from
-    the reference to ours, dp the difference of the probabilities of the actual next token.
+    Without positions there are none. Names are those of ``llama-perplexity --kl-divergence`` where
+    it has the metric: KLD is the KL divergence from the reference to ours, dp the difference of the
+    probabilities of the actual next token.
     """
     rows = evidence.rows
     if not rows:
@@ -230,10 +238,11 @@ def _summarize(evidence: Evidence) -> dict[str, float | None]:
 
 
 def rows_to_judge(evidence: Evidence) -> Sequence[Row]:
-    """The positions; of a mixture of experts the half at which engines and float64 are nearest.
+    """All positions, or for a mixture of experts the half with the smallest KL divergences.
 
     Where two experts have nearly the same score, a rounding decides between them, and everything
-    behind that choice differs by far more than it rounded. Operations are judged at all positions.
+    computed from that choice differs by far more than the rounding. Operations are judged at all
+    positions.
     """
     rows = evidence.rows
     if not evidence.model.has_experts:
@@ -344,7 +353,10 @@ def _compute_path(evidence: Evidence) -> Finding:
 
 
 def _distance(values: Sequence[float | None], most: float) -> tuple[bool, str]:
-    """True if KL divergences are within *most* on average; and the metrics."""
+    """True if KL divergences are within *most* on average, and each within WORST times *most*.
+
+    The other result is the metrics as text.
+    """
     divergences = [value for value in values if value is not None]
     if not divergences or len(divergences) < len(values):
         count = len(values) - len(divergences)
@@ -359,7 +371,10 @@ def _distance(values: Sequence[float | None], most: float) -> tuple[bool, str]:
 
 
 def _nearness(evidence: Evidence, side: str, most: float, stretch: float) -> tuple[bool, str]:
-    """True if a *side* is close to the float64 pass everywhere; and the metrics."""
+    """True if *side*, ``ours`` or ``theirs``, is close to the float64 pass; and the metrics.
+
+    *most* bounds the mean KL divergence, *stretch* the deviation of the mean slope from 1.
+    """
     rows = rows_to_judge(evidence)
     near, text = _distance([getattr(row, f"{side}_kl") for row in rows], most)
     slopes = (getattr(row, f"{side}_scale") for row in rows)
@@ -373,7 +388,7 @@ def _nearness(evidence: Evidence, side: str, most: float, stretch: float) -> tup
 
 
 def _reference(evidence: Evidence) -> Finding:
-    """Check that the reference is within the bounds that apply to us, so that it may judge."""
+    """Check that the reference is as close to float64 as its arithmetic allows."""
     theirs = evidence.reference.arithmetic
     near, text = _nearness(evidence, "theirs", kl_of_reference(theirs), SCALE[theirs])
     if near:
@@ -396,7 +411,7 @@ def _logits(evidence: Evidence) -> Finding:
 
 
 def _agreement(rows: Sequence[Row], tie: float) -> tuple[bool, str]:
-    """True if no row of *rows* is wrong; and how many are of which kind."""
+    """True if there are *rows* and none is wrong; and the number of rows of each kind."""
     kinds = [kind_of(row, tie) for row in rows]
     text = (
         f"{kinds.count('same')} of {len(rows)} agree, {kinds.count('tie')} differ in a near-tie, "
@@ -438,7 +453,7 @@ def _greedy(evidence: Evidence) -> Finding:
 
 
 def _operations(evidence: Evidence) -> Finding:
-    """Check each operation of ours, and of a reference that gives its intermediates."""
+    """Check each operation of ours, and of a reference that returns its intermediates."""
     if evidence.ours.name not in evidence.operations:
         return Finding("failed", "operations", "our intermediates were not compared")
     results = [

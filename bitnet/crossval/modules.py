@@ -35,7 +35,7 @@ EMBEDDINGS = "embed"  # input of the first block
 BLOCK = "l_out-"  # output of a block, by its number
 STACK = "stack_norm-"  # output of a stack of blocks, by its number
 LOGITS = "result_output"
-_BEFORE_GATE = "kda_normed"
+_BEFORE_GATE = "kda_normed"  # norm whose module of transformers applies a gate, too
 _LAST_NORM = "result_norm"
 _MERGED = "unembd_merged"  # mean of several streams, which the last norm reads
 #: Methods of ``quantization_config`` whose tensors are read as they are stored.
@@ -59,8 +59,8 @@ def keys_of(
 ) -> dict[str, tuple[str, float]]:
     """Key and factor of each value of *program* that a module reads or gives, by our name.
 
-    Our value is that of the module times the factor, which is part of our tensor and which
-    transformers applies later. Tensors that a folder stores in another form have no keys: the
+    The factor is part of our tensor, but transformers applies it after the module: our value is
+    the module's times the factor. Tensors that a folder stores in another form have no keys: the
     output of their module is not the product with our tensor.
     """
     scales = layout(config).scales
@@ -70,21 +70,25 @@ def keys_of(
         is_whole = not source.is_part and not source.then
         if is_whole and _end(source.weight) not in changed:
             keys[name] = (f"{stem(source.weight)} out", source.scale)
-    # One module of transformers is this norm and the gate behind it.
+    # The module returns the value after the gate, ours is the one before it.
     keys = {name: key for name, key in keys.items() if not name.startswith(_BEFORE_GATE)}
     keys = _in_order_of_calls(keys, program)
     keys.setdefault(_LAST_NORM, ("output in", 1.0))
     if config.streams is not None:
         keys[_MERGED] = "output_norm in", 1.0
     named = {LOGITS: LOGITS, **_of_blocks(config)}
-    has_more = any(name in checkpoint.weights for name in _ON_EMBEDDINGS)
-    if not (has_more or config.embedding_norm or config.cycles):
+    # The first block must read the embeddings of the tokens, and nothing else.
+    is_changed = any(name in checkpoint.weights for name in _ON_EMBEDDINGS)
+    if not (is_changed or config.embedding_norm or config.cycles):
         named[EMBEDDINGS] = EMBEDDINGS
     return keys | {name: (key, 1.0) for name, key in named.items()}
 
 
 def _of_blocks(config: ModelConfig) -> dict[str, str]:
-    """Key of the output of each block and stack, by our name: that of the run of its module."""
+    """Key of the output of each block and stack, by our name.
+
+    A module that runs several times in a pass has several names of ours, one for each run.
+    """
     calls: Counter[str] = Counter()
     modules = {
         f"{BLOCK}{layer}": f"{BLOCK}{number}"
@@ -92,6 +96,7 @@ def _of_blocks(config: ModelConfig) -> dict[str, str]:
     }
     if config.cycles is not None:
         layers = config.cycles.layers
+        # The output of the last run is the result, which has no mark of its own.
         for first in range(0, config.n_layers - layers, layers):
             modules[f"{STACK}{first}"] = f"{STACK}{int(config.cycles.is_high(first))}"
     keys = {}
@@ -113,6 +118,7 @@ def _in_order_of_calls(
     ordered: dict[str, tuple[str, float]] = {}
     for step in program.instructions:
         if not isinstance(step, Mark):
+            # A register that is written again holds the output of another run.
             written = results(step)
             latest = {key: register for key, register in latest.items() if register not in written}
         elif step.name in keys:
@@ -134,7 +140,8 @@ def _inputs(program: Program, tensors: Container[str]) -> dict[str, str]:
             continue
         if isinstance(step, Linear) and step.x in names:
             stems = [stem(weight) for weight in step.weights if weight in tensors]
-            # A factor may be applied to the input of a product instead of the result.
+            # A factor may be applied to the input of a product or to its result, and transformers
+            # and this runtime need not choose the same.
             if stems and f"{stems[0]}.scale" not in tensors:
                 keys[names[step.x]] = f"{stems[0]} in"
         for register in results(step):
@@ -165,13 +172,13 @@ def find_changed(checkpoint: Checkpoint) -> frozenset[str]:
 
 
 def _only_transposes(order: Callable[[NDArray[Any]], NDArray[Any]], shape: tuple[int, ...]) -> bool:
-    """True if *order* makes a matrix of *shape* from its columns as rows, and nothing else."""
+    """True if *order* transposes a matrix to *shape*, and does nothing else."""
     if len(shape) != 2:
         return False
     numbers = np.arange(shape[0] * shape[1], dtype=np.uint32).reshape(shape[::-1])
     try:
         return np.array_equal(order(numbers), numbers.T)
-    except (ValueError, IndexError):  # *order* expects the shape that is not transposed
+    except (ValueError, IndexError):  # *order* expects another shape than the transposed one
         return False
 
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# What is not finite is named by the checks, not by NumPy's warnings.
+# The checks report values that are not finite; NumPy's warnings would repeat it.
 @np.errstate(invalid="ignore", over="ignore")
 def cross_validate(
     model: LanguageModel | None,
@@ -67,15 +67,24 @@ def cross_validate(
     facts: TestedModel | None = None,
     notify: Callable[[str], None] = logger.info,
 ) -> tuple[Evidence, Trace | None]:
-    """The evidence of *model*, or a *tokenizer* alone, beside *reference*.
+    """Compare *model*, or a *tokenizer* alone, with *reference*.
 
-    Also the reference's trace with the float64 pass, None if it did not answer. Without a
-    *model* the tokenizers are compared, without reading any weights; *tokenizer* is the model's
-    by default. A recording brings *texts* of its own. *facts* describe the model, if known
-    already; *notify* is called with the current step.
+    Args:
+        model: the loaded model; None compares the tokenizers alone, without reading any weights.
+        checkpoint: the files of the model.
+        reference: the engine to compare with, or a recording of one.
+        options: the user's choice of what is compared.
+        tokenizer: the tokenizer if *model* is None; a model has its own.
+        texts: prompts; a recording brings its own instead.
+        facts: description of the model; by default made from *checkpoint*.
+        notify: called with the current step.
+
+    Returns:
+        The evidence, and the reference's trace with the float64 pass, None if the reference did
+        not answer.
     """
     tokenizer = model.tokenizer if model is not None else tokenizer
-    assert tokenizer is not None  # there is one or the other
+    assert tokenizer is not None  # callers pass a model or a tokenizer
     if facts is None:
         digest = read_files(checkpoint).digest
         facts = TestedModel(checkpoint.path.name, digest, checkpoint.architecture)
@@ -120,7 +129,7 @@ def cross_validate(
 
 
 def _as_reported(evidence: Evidence) -> Evidence:
-    """*evidence* with its numbers as a report has them."""
+    """*evidence* with its numbers rounded as in a report."""
     return from_json(Evidence, to_json(evidence))
 
 
@@ -131,7 +140,7 @@ def _with_reference(
     tokenizer: Tokenizer,
     model: LanguageModel | None,
 ) -> Evidence:
-    """*evidence* with what *theirs* lacks, and with both tokenizers compared."""
+    """*evidence* with the faults of the answer *theirs*, and with both tokenizers compared."""
     # A reference without a tokenizer was not asked for ids: that check is not run.
     count = 0 if theirs.tokenized is None else len(question.texts)
     size = tokenizer.vocab_size if model is None else model.config.vocab_size
@@ -150,7 +159,7 @@ def _with_model(
     reference: Reference,
     model: LanguageModel,
 ) -> tuple[Evidence, Trace | None]:
-    """*evidence* with the answers of *model* and of float64 beside *theirs*; and the float64 pass.
+    """*evidence* with *model* and the float64 pass compared with *theirs*; and that pass.
 
     The pass is None for a recording without one.
     """
@@ -208,36 +217,40 @@ def _with_model(
 def _ask_float64(
     float64: Float64, reference: Reference, theirs: Trace, question: Question
 ) -> tuple[Trace | None, tuple[str, ...]]:
-    """The float64 pass that judges both sides, and how it differs from a recorded one.
+    """The float64 pass that judges both sides, and how today's pass differs from it.
 
-    A recording brings its own pass, from which today's, over the file in question, may not differ.
-    The pass is None for a recording without one.
+    A recording brings its own pass. It is used only if the pass over the file in question gives the
+    same today; every difference is a fault. The pass is None for a recording without one.
     """
     if reference is float64:
+        # Its continuations are the reference's answers, not part of the pass.
         prompts = tuple(replace(prompt, greedy=(), top2_gaps=()) for prompt in theirs.prompts)
         return replace(theirs, prompts=prompts), ()
-    alone = replace(
-        question, prompts=tuple(replace(prompt, steps=0) for prompt in question.prompts)
-    )
+    without_steps = tuple(replace(prompt, steps=0) for prompt in question.prompts)
+    positions_only = replace(question, prompts=without_steps)
     if reference.recording is None:
-        return float64.trace(alone), ()
+        return float64.trace(positions_only), ()
     if theirs.exact is None:
         return None, ()
-    return theirs.exact, changes_of(float64.trace(alone), theirs.exact)
+    return theirs.exact, changes_of(float64.trace(positions_only), theirs.exact)
 
 
 def _arbitrate(
     row: Row, answer: PromptTrace, tie: float, float64: Float64, question: Question
 ) -> Row:
-    """A continuation, with the float64 pass asked where it parts for good."""
+    """*row* of a continuation, with the float64 pass's token where the engines really differ.
+
+    Where they agree, or the reference's two best tokens are within *tie*, the row is unchanged.
+    *answer* is ours to the prompt.
+    """
     if row.agrees or row.gap is None or row.gap < tie:
         return row
     ids = (*answer.ids, *answer.greedy[: row.position])
     left_out = GenerationSettings(suppressed=question.generation.list_suppressed(row.position))
     prompt = Prompt(answer.prompt, ids, first=len(ids) - 1, steps=1)
-    alone = replace(question, prompts=(prompt,), generation=left_out)
-    (truth,) = float64.trace(alone).prompts
-    return replace(row, exact=truth.greedy[0] if truth.greedy else None)
+    next_token = replace(question, prompts=(prompt,), generation=left_out)
+    (exact,) = float64.trace(next_token).prompts
+    return replace(row, exact=exact.greedy[0] if exact.greedy else None)
 
 
 def _compare_operations(
@@ -248,9 +261,9 @@ def _compare_operations(
     evidence: Evidence,
     question: Question,
 ) -> tuple[dict[str, tuple[Operation, ...]], dict[str, str]]:
-    """Operations by engine, of ours and of a reference with intermediates; and problems by side.
+    """Operations of a pass over the prompt of our *answer*, by engine; and problems by side.
 
-    They are those of a pass over the prompt of *answer*, which is ours.
+    The engines are ours and the reference, if it returns intermediates.
     """
     checkpoint = question.checkpoint
     ids = answer.ids
@@ -268,9 +281,9 @@ def _compare_operations(
     missing = missing_operations(steps, planned, all_of_them=True)
     operations = {"bitnet": (*steps, *missing)}
 
-    alone = replace(question, prompts=(Prompt(answer.prompt, ids),), texts=())
+    one_pass = replace(question, prompts=(Prompt(answer.prompt, ids),), texts=())
     try:
-        theirs = reference_operations(reference, alone, exact)
+        theirs = reference_operations(reference, one_pass, exact)
     except EngineFailed as error:
         problems["reference"] = f"no intermediates: {error.message}"
         return operations, problems
@@ -281,9 +294,9 @@ def _compare_operations(
 
 
 def _has_same_logits(graph: Model, traced: NDArray[Any], answer: PromptTrace) -> bool:
-    """True if the *traced* logits are the last of *answer*, bit by bit.
+    """True if the *traced* logits are those of the last positions of *answer*, bit by bit.
 
-    Those of the reference backend may differ: the last bits of NumPy's products depend on the
+    For the NumPy backend any logits count as the same: the last bits of its products depend on the
     number of rows.
     """
     logits = positions_from(traced)

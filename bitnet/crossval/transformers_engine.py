@@ -1,4 +1,4 @@
-"""Hugging Face's own code, in the process of a reference engine."""
+"""Hugging Face's transformers as a reference engine, in the process of that engine."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
     from bitnet.families.family import Family
 
-# Its weights follow the hidden states, which do not depend on them.
+# Prefix of weights that a folder may lack: a pooler reads the hidden states, which are compared
+# without it.
 _POOLER = "pooler."
 # Path of the module of a block.
 _BLOCK = re.compile(r"(?:\w+\.)*?(?:layers|h|blocks|layer)\.(\d+)")
 
 
 def import_module(name: str) -> ModuleType:
-    """The module *name*; one that does not load is a fault of the engine."""
+    """Import the module *name*; one that does not load is an :class:`EngineFailed`."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -40,7 +41,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def _keep_alibi_in_float32(torch: Any, falcon: Any) -> None:
-    """Let the biases by distance of the module *falcon* have the precision of the pass.
+    """Compute the ALiBi biases of the module *falcon* in float32, as the rest of the pass.
 
     ``build_alibi_tensor`` of transformers 5.24 multiplies slopes by positions in bfloat16, whatever
     the type of the model: from position 256 on, neighbours get one bias. This process runs the
@@ -64,13 +65,18 @@ class TransformersEngine:
 
     Attributes:
         library: file of the library that computes.
-        changes: what of its code does not run as it is published, for the report; else empty.
+        changes: difference from the published code, for the report; empty if there is none.
     """
 
     def __init__(self, path: str, threads: int, weights: bool, *, headless: bool) -> None:
-        """Load the folder *path*, without *weights* its tokenizer alone.
+        """Load the model and the tokenizer in the folder *path*.
 
-        One that is *headless* gives products of hidden states and embeddings as logits.
+        Args:
+            path: the folder.
+            threads: compute threads.
+            weights: load the model too, not the tokenizer alone.
+            headless: the model has no output layer; products of its hidden states and embeddings
+                are its logits.
         """
         torch = import_module("torch")
         transformers = import_module("transformers")
@@ -92,7 +98,7 @@ class TransformersEngine:
             missing = sorted(
                 name for name in loading["missing_keys"] if not name.startswith(_POOLER)
             )
-            if missing:  # it would fill them with random numbers
+            if missing:  # transformers filled them with random numbers
                 raise EngineFailed(f"the folder has no {missing[0]} ({len(missing)} are missing)")
             if self._model.config.model_type == "falcon" and self._model.config.alibi:
                 _keep_alibi_in_float32(torch, import_module(type(self._model).__module__))
@@ -116,19 +122,23 @@ class TransformersEngine:
 
     @contextmanager
     def context(self, _size: int) -> Iterator[Callable[..., NDArray[np.float32]]]:
-        """Logits of a new sequence, as a function of ids to append, as those of llama.cpp."""
+        """Function that appends ids to a new sequence and returns their logits.
+
+        Its arguments are those of the function that the engine of llama.cpp gives.
+        """
         yield partial(self._append, [])
 
     def _append(
         self, sequence: list[int], ids: Sequence[int], *, all_positions: bool = True
     ) -> NDArray[np.float32]:
+        """Append *ids* to *sequence*, and return their logits, ``(len(ids), vocabulary)``."""
         if not sequence:
             self._prompt_length = len(ids)
         sequence += ids
-        if not all_positions:  # nothing is cached: the next pass is over all of them
+        if not all_positions:  # without a cache, the next pass runs the whole sequence
             return np.empty((0, 0), dtype=np.float32)
         with self._torch.no_grad():
-            answer = self._model(self._torch.tensor([sequence]), **self._directions(sequence))
+            answer = self._model(self._torch.tensor([sequence]), **self._prefix_argument(sequence))
             if self._headless:
                 embeddings = self._model.get_input_embeddings().weight
                 logits = answer.last_hidden_state[0] @ embeddings.T
@@ -137,8 +147,11 @@ class TransformersEngine:
         rows: NDArray[np.float32] = logits[-len(ids) :].float().numpy()
         return rows
 
-    def _directions(self, sequence: Sequence[int]) -> dict[str, Any]:
-        """Argument that marks the prompt in *sequence*, whose positions see each other."""
+    def _prefix_argument(self, sequence: Sequence[int]) -> dict[str, Any]:
+        """Argument of a prefix LM that marks the prompt in *sequence*, else empty.
+
+        The positions of the prompt attend to each other in both directions.
+        """
         if not getattr(self._model.config, "prefix_lm", False):
             return {}
         prompt = self._prompt_length
@@ -154,8 +167,8 @@ class TransformersEngine:
         Args:
             ids: the prompt.
             family: title of the family whose names the weights have.
-            whole: keys of values that are needed for every id; of others the rows from *stop* on.
-            stop: number of ids whose operations are not compared.
+            whole: keys of the values that are returned for every id.
+            stop: index of the first id whose other values are returned.
         """
         values: dict[str, NDArray[np.float32]] = {}
         calls: Counter[str] = Counter()
@@ -189,9 +202,10 @@ class TransformersEngine:
     def _keys_of(
         self, path: str, module: Any, family: Family, tensors: Container[str], stack: int
     ) -> Iterator[tuple[str, bool]]:
-        """Keys of what *module* reads and gives, each with true if it reads it.
+        """Keys of the input and output of *module*, each with True for the input.
 
-        *tensors* are GGUF's names of all of the model, *stack* the layers of each stack of it.
+        *tensors* are the GGUF names of the model's tensors, *stack* is the number of layers in
+        each of its stacks.
         """
         weight = getattr(module, "weight", None)
         name = gguf_name(f"{path}.weight", family, stack) if weight is not None else ""
@@ -202,21 +216,23 @@ class TransformersEngine:
             if not any(module.children()):
                 yield f"{stem(name)} in", True
         block = _BLOCK.fullmatch(path)
-        if block and gguf_name(f"{path}.weight", family):  # else of images or of sound
-            before = sum(at for at, name in enumerate(family.stacks) if f"{name}." in path)
-            number = int(block[1]) + stack * before
+        # Blocks that read images or sound have no GGUF name.
+        if block and gguf_name(f"{path}.weight", family):
+            stacks = (at for at, name in enumerate(family.stacks) if f"{name}." in path)
+            number = int(block[1]) + stack * next(stacks, 0)
             yield f"{BLOCK}{number}", False
             if number == 0:
                 yield EMBEDDINGS, True
-        for number, of_stack in enumerate(family.stacks):
-            if path.rpartition(".")[2] == of_stack:
+        for number, name_of_stack in enumerate(family.stacks):
+            if path.rpartition(".")[2] == name_of_stack:
                 yield f"{STACK}{number}", False
 
 
 def _hook(module: Any, keep: Callable[[Any], None], *, is_input: bool, is_block: bool) -> Any:
-    """Call *keep* with what *module* reads or gives; the handle of the hook.
+    """Handle of a hook that calls *keep* with the input or the output of *module*.
 
-    Some blocks give a tuple that begins with it. Routers give tuples in different orders.
+    Some blocks return a tuple that begins with the hidden states. Tuples of other modules, such as
+    routers, have no fixed order: they are passed on whole, and have no rows to keep.
     """
 
     def on_input(_module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -231,9 +247,10 @@ def _hook(module: Any, keep: Callable[[Any], None], *, is_input: bool, is_block:
 
 
 def _rows_of(tensor: Any, count: int) -> Any:
-    """*tensor* as rows of *count* positions; None if another axis could be that of positions.
+    """*tensor* as a row for each of *count* positions, None if its axes do not show the positions.
 
-    Heads are before or behind the positions, and experts read some of the positions.
+    The axis of the heads may come before that of the positions or after it, so only one of them may
+    have the size *count*; and experts read some of the positions alone.
     """
     shape = tuple(getattr(tensor, "shape", ()))
     if len(shape) > 2 and shape[0] == 1:

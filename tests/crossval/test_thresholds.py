@@ -15,10 +15,10 @@ from verdicts import OPTIONS, TEXTS
 from bitnet import load
 from bitnet.crossval.judge import (
     ALLOWANCE,
+    ENOUGH_POSITIONS,
     FLIPPED,
-    LEAST,
+    MOST_TIGHTENING,
     NOISE,
-    SOUND,
     judge,
     kl_between,
     kl_of_ours,
@@ -36,9 +36,10 @@ def test_bounds_follow_from_the_noisier_side():
     )
     assert exact <= noisy / 100
     assert mixed == noisy
-    assert kl_of_ours("float", "int8", None, positions=SOUND) == exact
-    assert kl_of_ours("float", "float", None, positions=SOUND) == exact
-    assert kl_of_reference("int8") == kl_of_ours("int8", "int8", None, positions=SOUND) == noisy
+    assert kl_of_ours("float", "int8", None, positions=ENOUGH_POSITIONS) == exact
+    assert kl_of_ours("float", "float", None, positions=ENOUGH_POSITIONS) == exact
+    assert kl_of_ours("int8", "int8", None, positions=ENOUGH_POSITIONS) == noisy
+    assert kl_of_reference("int8") == noisy
     assert FLIPPED["float32"] < FLIPPED["float"] < FLIPPED["int8"]
     # Two C++ engines that are right pass each other's bounds.
     assert noisy >= 2 * 5e-3
@@ -58,29 +59,29 @@ MEASURED = {
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_was_measured_passes_and_several_times_as_much_does_not(name):
     arithmetic, ours, theirs, between = MEASURED[name]
-    most = kl_of_ours(arithmetic, arithmetic, theirs, positions=SOUND)
-    assert ours <= most <= max(ALLOWANCE * theirs, ALLOWANCE * NOISE[arithmetic] / LEAST)
+    most = kl_of_ours(arithmetic, arithmetic, theirs, positions=ENOUGH_POSITIONS)
+    assert ours <= most <= max(ALLOWANCE * theirs, ALLOWANCE * NOISE[arithmetic] / MOST_TIGHTENING)
     assert theirs <= kl_of_reference(arithmetic)
     assert between <= kl_between(arithmetic, arithmetic, ours, theirs) <= 5 * between
 
 
 @pytest.mark.parametrize("theirs", [1.0, 1e9])
 def test_a_reference_further_away_than_its_arithmetic_allows_widens_no_bound(theirs):
-    wide = kl_of_ours("int8", "int8", None, positions=SOUND)
-    assert kl_of_ours("int8", "int8", theirs, positions=SOUND) == wide
+    wide = kl_of_ours("int8", "int8", None, positions=ENOUGH_POSITIONS)
+    assert kl_of_ours("int8", "int8", theirs, positions=ENOUGH_POSITIONS) == wide
     usual = kl_between("int8", "int8", None, None)
     assert kl_between("int8", "int8", 1e-3, theirs) == usual
 
 
 def test_engines_with_another_arithmetic_do_not_narrow_ours():
-    ours = kl_of_ours("int8", "float", 1e-6, positions=SOUND)
+    ours = kl_of_ours("int8", "float", 1e-6, positions=ENOUGH_POSITIONS)
     assert ours == pytest.approx(ALLOWANCE * NOISE["int8"])
 
 
 def test_a_nearer_reference_lowers_our_bound_if_it_was_measured_on_enough_positions():
     further = replace(ROW, kl=5e-4, theirs_kl=1e-4, ours_kl=8e-4)
-    assert judge(evidence(*[further] * (SOUND - 1))).status == "passed"
-    verdict = judge(evidence(*[further] * SOUND))
+    assert judge(evidence(*[further] * (ENOUGH_POSITIONS - 1))).status == "passed"
+    verdict = judge(evidence(*[further] * ENOUGH_POSITIONS))
     assert [finding.subject for finding in verdict.findings if finding.severity == "failed"] == [
         "float64"
     ]
@@ -103,8 +104,8 @@ def draw_rows(seed, count):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_right_engines_pass_on_any_number_of_positions(seed):
-    rows = draw_rows(seed, 2 * SOUND)
-    for count in (*range(1, SOUND), SOUND, 2 * SOUND):
+    rows = draw_rows(seed, 2 * ENOUGH_POSITIONS)
+    for count in (*range(1, ENOUGH_POSITIONS), ENOUGH_POSITIONS, 2 * ENOUGH_POSITIONS):
         verdict = judge(evidence(*rows[:count]))
         assert verdict.status == "passed", (count, verdict.reasons)
 

@@ -39,7 +39,7 @@ from bitnet.convert.convert_options import BLOCKS, FLOATS
 from bitnet.crossval import references
 from bitnet.crossval.bounds import BOUNDS, Residual
 from bitnet.crossval.compare import compare
-from bitnet.crossval.float64 import KEPT
+from bitnet.crossval.float64 import STORED_TOKENS
 from bitnet.crossval.judge import SCALE, WORST, kl_of_reference, rows_to_judge
 from bitnet.crossval.operations import (
     Operation,
@@ -215,7 +215,7 @@ def of_transformers(case: str, folder: Path) -> tuple[Checkpoint, Judge, Callabl
     def logits_of(exact: Model) -> Logits:
         cache = KVCache(exact.config, len(IDS), dtype=np.float64)
         forward = partial(exact.forward, cache=cache)
-        answer = prompt_trace(forward, prompt, count=KEPT, causal=exact.config.causal)
+        answer = prompt_trace(forward, prompt, count=STORED_TOKENS, causal=exact.config.causal)
         pass_ = Trace(EngineFacts("float64"), (answer,))
         rows, _ = compare(pass_, theirs, exact=pass_)
         return Logits(distances(rows, exact))
