@@ -1,4 +1,4 @@
-"""``@task``: how a command says what options it has.
+"""``@task``: a command declares its options by the defaults of its parameters.
 
 Invoke derives options from a function's signature; here nothing is positional unless named, no
 short flags are invented, values are checked with a readable error, and options have synonyms.
@@ -10,9 +10,9 @@ short flags are invented, values are checked with a readable error, and options 
         output=Output(),
     ): ...
 
-A parameter whose default is a frozen dataclass stands for its fields, each declared with
-:func:`option` or such a dataclass itself, and the body receives one object. Help has them below the
-heading ``SECTION`` of the dataclass, or below those of ``SECTIONS``, by the names of fields.
+A parameter whose default is a frozen dataclass, a group, stands for its fields, each declared with
+:func:`option` or a group itself, and the body receives one object. Help lists the options of a
+group under its heading ``SECTION``; ``SECTIONS`` maps other headings to the names of their fields.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ if TYPE_CHECKING:
 
     from bitnet.base.progress import Mode
 
-#: The commands of each are together in the help of the program.
+#: Headings of commands in the help of the program.
 GROUPS = ("Run", "Models", "Tokenizers", "Check", "Cache", "Serve", "CI")
-NETWORK = "Network"  # the section of options that help only names: every download has them
+# Section of the options of every download; help of a command lists their names without texts.
+NETWORK = "Network"
 
 _SCALARS = (bool, int, float, str)
 _METAVARS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"}
-_PATHS = ("DIR", "FILE", "PATH")  # metavars of what stays the bytes that the file system has
-_OF_A_FILE = re.compile("DIR|FILE|PATH|SOURCE")  # in metavars of what may be a path
+# Beginnings of metavars of paths, whose text keeps the file system's bytes undecoded.
+_PATHS = ("DIR", "FILE", "PATH")
+_OF_A_FILE = re.compile("DIR|FILE|PATH|SOURCE")  # in metavars of values that may be paths
 _ADAPTER = re.compile(r"^(?:[^=]*=)?(.+?)(?::[-+.\d]+)?$")  # the path in [NAME=]PATH[:SCALE]
-_WORDS: dict[type, str] = {int: "a whole number", float: "a number"}
+_NUMBERS: dict[type, str] = {int: "a whole number", float: "a number"}  # in messages
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Output:
     def finish(self, facts: Any, lines: Iterable[str], failure: BitnetError | None = None) -> None:
         """Print *facts* as JSON, or *lines*; then end with *failure*, if there is one.
 
-        With --json it is only the exit code: one document is on stdout already.
+        With --json, *failure* sets the exit code alone: stdout has its one document already.
         """
         if self.json:
             print(terminal.as_json(facts))
@@ -95,10 +97,10 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     synonyms: tuple[str, ...] = ()
-    formerly: tuple[str, ...] = ()
+    formerly: tuple[str, ...] = ()  # earlier long names, which help does not show
     short: str = ""
-    count: bool = False
-    metavar: str = ""
+    count: bool = False  # the value is the number of its occurrences
+    metavar: str = ""  # placeholder of the value in help
     positional: bool = False
     required: bool = False
     writes: bool = False  # its value names a file that the command writes
@@ -122,7 +124,7 @@ class Option:
 
     @property
     def off_flag(self) -> str:
-        """The word that turns it off; empty if it is off by itself, or not a switch."""
+        """The word that turns it off; empty unless it is a switch that is on by default."""
         return f"--no-{self.long_names[0]}" if self.default is True else ""
 
     @property
@@ -132,12 +134,12 @@ class Option:
 
     @property
     def placeholder(self) -> str:
-        """Its value in help."""
+        """Placeholder of its value in help, such as ``FILE`` or ``on|off``; empty for a switch."""
         return self.metavar or "|".join(self.choices) or _METAVARS.get(self.type, "")
 
     def parse(self, text: str) -> Any:
-        """The value that *text* means, checked."""
-        if self.type in _WORDS:
+        """The value that *text* stands for; a ``UsageError`` if it is not valid."""
+        if self.type in _NUMBERS:
             return self._number(text)
         if self.choices and text not in self.choices:
             expected = ", ".join(self.choices)
@@ -155,7 +157,7 @@ class Option:
         except ValueError:
             number = None
         if number is None or number != number:  # NaN is not a number either
-            raise UsageError(f"--{self.long_names[0]} expects {_WORDS[self.type]}, got {text!r}")
+            raise UsageError(f"--{self.long_names[0]} expects {_NUMBERS[self.type]}, got {text!r}")
         return number  # type: ignore[no-any-return]
 
     def spelling(self) -> str:
@@ -226,17 +228,18 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command: check required options, fold groups, set up logging."""
+        """Run the command: check required options, fill the groups, set up logging."""
         for entry in self.options:
             if entry.name in self.required and kwargs.get(entry.name) in (None, "", []):
                 raise UsageError(f"{self.command_words} needs {entry.label()}", hint=self.usage)
         self._refuse_inputs_as_outputs(kwargs)
         for name, parameter in self.argspec(self.body).parameters.items():
             default = _default_of(parameter.default)
-            kwargs[name] = (
-                _fill(default, kwargs) if is_dataclass(default) else kwargs.get(name, default)
-            )
-        # Options of output are a parameter, or a field of one.
+            if is_dataclass(default):
+                kwargs[name] = _fill(default, kwargs)
+            else:
+                kwargs.setdefault(name, default)
+        # The output options are a parameter, or a field of a group such as Context.
         outputs = (getattr(value, "output", value) for value in kwargs.values())
         output = next((each for each in outputs if isinstance(each, Output)), Output())
         if self.checks_settings:
@@ -245,7 +248,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         return super().__call__(*args, **kwargs)
 
     def _refuse_inputs_as_outputs(self, values: dict[str, Any]) -> None:
-        """Refuse *values* in which a file to write is a file to read, under any of its names."""
+        """Refuse *values* that name one file to read and to write, by whatever path."""
         outputs: list[tuple[str, Path]] = []
         inputs: list[Path] = []
         for entry in self.options:
@@ -266,9 +269,9 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
     """Turn a function, each of whose parameters is declared by its default, into a command.
 
     Args:
-        declaration: ``group`` (one of :data:`GROUPS`), ``example`` (lines for a shell, which run
-            where the README ends), ``required``, ``name`` (``cache.list`` puts it into the group
-            ``cache``), ``aliases``, ``remainder`` (text after `` -- `` is accepted),
+        declaration: ``group`` (one of :data:`GROUPS`), ``example`` (shell lines that work after
+            those of the README), ``required`` (names of options), ``name`` (``cache.list`` makes it
+            ``bitnet cache list``), ``aliases``, ``remainder`` (text after `` -- `` is accepted),
             ``checks_settings`` (off: the command itself reports variables with impossible values).
     """
     return lambda body: Task(body, **declaration)
@@ -279,7 +282,7 @@ def _options_of(
 ) -> Iterator[Option]:
     """The options of *entries*: parameters, or fields of the dataclass *group*.
 
-    Each is a name, what declares it, its type, if that is declared, and its default.
+    Each entry has a name, the :func:`option` that declares it, the type or None, and the default.
     """
     sections = getattr(group, "SECTIONS", {}).items()
     for name, entry, hint, default in entries:
@@ -290,8 +293,9 @@ def _options_of(
             del details["bounds"]
             section = details.pop("section") or getattr(group, "SECTION", "Options")
             section = next((title for title, names in sections if name in names), section)
-            if isinstance(default, dict):  # a table is a list of its entries on the command line
+            if isinstance(default, dict):  # given as KEY=VALUE on the command line
                 default = [f"{key}={value}" for key, value in default.items()]
+            # A positional option without a default, such as ``option(None, ...)``, is required.
             is_required = name in required or (details["positional"] and default is None)
             kind = _type_of(hint, default)
             yield Option(name, kind, default, required=is_required, section=section, **details)
@@ -299,24 +303,28 @@ def _options_of(
 
 def _fields_of(group: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     """Entries for :func:`_options_of`, one for each field of the dataclass *group*."""
-    # An option with choices has the type of its default, and a declared one for the type checker.
+    # With choices the type is that of the default: the declared one may be imported for type
+    # checkers alone, so that it cannot be resolved here.
     options = [entry for entry in fields(group) if "help" in entry.metadata]
     types = types_of(
-        group.__class__, *(each.name for each in options if not each.metadata["choices"])
+        group.__class__, *(entry.name for entry in options if not entry.metadata["choices"])
     )
     for entry in fields(group):
         yield entry.name, entry, types.get(entry.name), getattr(group, entry.name)
 
 
 def _default_of(entry: Any) -> Any:
-    """Default of a parameter: of its option, or the group of options *entry*."""
+    """Value of a parameter that is not given: *entry* itself if it is a group of options."""
     if is_dataclass(entry):
         return entry
     return entry.default if entry.default_factory is MISSING else entry.default_factory()
 
 
 def _fill(group: Any, values: dict[str, Any]) -> Any:
-    """Move the *values* of *group*'s fields into a copy of it; *group* itself without any."""
+    """Copy of the dataclass *group* with the *values* of its fields, which are removed there.
+
+    Without such values it is *group* itself.
+    """
     changed = {}
     for entry in fields(group):
         value = getattr(group, entry.name)
@@ -330,9 +338,9 @@ def _fill(group: Any, values: dict[str, Any]) -> Any:
 
 
 def _type_of(hint: Any, default: Any) -> type:
-    """Type of an option by its declared type *hint*, else that of its default, else text.
+    """Type of an option: its declared type *hint*, else that of its *default*, else ``str``.
 
-    Options with several values are lists; a table is a list of KEY=VALUE.
+    Options with several values are lists; a mapping is a list of KEY=VALUE.
     """
     declared = without_none(hint)
     if declared in _SCALARS:
@@ -358,7 +366,8 @@ class Words:
         self._rest = deque(words)
         self._flags = {flag: option for option in command.options for flag in option.flags}
         self._off = {option.off_flag: option for option in command.options if option.off_flag}
-        self._spelled: dict[str, str] = {}  # the flag of each value
+        # flag as typed, by the name of each option that was set with a value
+        self._spelled: dict[str, str] = {}
         positional = [option for option in command.options if option.positional]
         self._bind_bare(self._bind_options(), positional)
         missing = [o for o in positional if o.default is None and o.name not in self.values]
@@ -367,7 +376,7 @@ class Words:
             raise UsageError(f"{command.command_words} needs {names}", hint=command.usage)
 
     def _bind_options(self) -> list[tuple[str, str]]:
-        """Bind what has a name; the other words, each with the word before it."""
+        """Bind the options with a flag; return the bare words, each with the word before it."""
         bare = []
         before = ""
         while self._rest:
@@ -384,7 +393,7 @@ class Words:
                 self._take(letter, None)
                 self._rest.appendleft(f"-{word[2:]}")
             elif word.startswith("-") and word != "-":
-                raise self._unknown(flag)
+                raise self._option_refusal(flag)
             else:
                 bare.append((before, word))
             before = word
@@ -406,9 +415,11 @@ class Words:
                 raise UsageError(f"{flag} needs a value", hint=hint + self._command.usage)
             text = self._rest.popleft()
         if name in self.values and option.type is not list:
-            both = sorted({flag, self._spelled[name]})
-            what = f"{' and '.join(both)} are one option," if both[1:] else f"{flag} is"
-            raise UsageError(f"{what} given twice", hint=self._command.usage)
+            flags = sorted({flag, self._spelled[name]})
+            text = f"{flag} is given twice"
+            if len(flags) > 1:
+                text = f"{' and '.join(flags)} are one option, given twice"
+            raise UsageError(text, hint=self._command.usage)
         self._spelled[name] = flag
         self._set(option, text)
 
@@ -420,21 +431,26 @@ class Words:
             self.values[option.name] = value
 
     def _bind_bare(self, words: list[tuple[str, str]], positional: list[Option]) -> None:
+        """Bind each bare word to the first free option that it fits, else to a required one.
+
+        *words* come with the word before each, as from :meth:`_bind_options`.
+        """
         for before, word in words:
             free = [o for o in positional if o.type is list or o.name not in self.values]
             fitting = [o for o in free if _fits(word, o, self._flags)]
-            option = next(iter(fitting or [o for o in free if o.required]), None)
-            if option is None:
-                raise self._refuse_word(before, word, [] if free else positional)
-            self._set(option, word)
+            candidates = fitting or [o for o in free if o.required]
+            if not candidates:
+                raise self._word_refusal(before, word, [] if free else positional)
+            self._set(candidates[0], word)
 
-    def _refuse_word(self, before: str, word: str, named: list[Option]) -> UsageError:
+    def _word_refusal(self, before: str, word: str, taken: list[Option]) -> UsageError:
+        """Error for a *word* after *before* that fits no option; *taken* have their values."""
         command = self._command.command_words
         if before in self._flags and not self._flags[before].takes_value:
             return _takes_no_value(self._flags[before], before, word)
-        if named and named[0].name in self._spelled:
-            text = f"{command} got {word!r} and --{named[0].long_names[0]} "
-            return UsageError(text + self.values[named[0].name], hint="leave one of them out")
+        if taken and taken[0].name in self._spelled:
+            text = f"{command} got {word!r} and --{taken[0].long_names[0]} "
+            return UsageError(text + self.values[taken[0].name], hint="leave one of them out")
         likely = ["--input"] if word.endswith((".jsonl", ".txt")) else []
         likely += ["--prompt", "--model-dir", "--output"]
         flags = [f for f in likely if f in self._flags and self._flags[f].name not in self.values]
@@ -445,7 +461,7 @@ class Words:
             hint = " ".join(["bitnet", command, *quoted[:at], flags[0], *quoted[at:]])
         return UsageError(f"{command}: unexpected argument {word!r}", hint=hint)
 
-    def _unknown(self, flag: str) -> UsageError:
+    def _option_refusal(self, flag: str) -> UsageError:
         flags = [*self._flags, *self._off]
         likely = OPTIONS.get(flag, "")
         near = f"did you mean {likely}?" if likely in flags else nearest(flag, flags)
@@ -460,14 +476,18 @@ def _takes_no_value(option: Option, flag: str, value: str) -> UsageError:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Those of the *candidates* words that *word* may mean, as a hint."""
-    bare = {name.lstrip("-"): name for name in candidates}  # ignore the dashes that all have
+    """Hint that names the *candidates* closest to *word*; empty if none is close."""
+    bare = {name.lstrip("-"): name for name in candidates}  # equal dashes are not a likeness
     close = difflib.get_close_matches(word.lstrip("-"), bare, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(bare[name] for name in close)}?" if close else ""
 
 
 def _fits(word: str, option: Option, flags: Collection[str]) -> bool:
-    """True if *word* can be a value of *option*; a text or a table is not an optional model."""
+    """True if *word* can be a value of *option*.
+
+    An optional ``model`` takes neither a prompt nor an input file of a command that has these
+    *flags*.
+    """
     if option.choices:
         return word in option.choices
     if option.required or option.name != "model" or Path(word).exists():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from bitnet.commands.agents import Agent, Setup
 
-_POLL_S = 0.1  # between two looks whether the server is ready
+_POLL_S = 0.1  # seconds between two requests for the state of the server
 _LOG_CHARS = 2000  # of the end of the server's log, in an error
 
 
@@ -56,7 +56,7 @@ def launch(
     run in a temporary folder; its own settings are neither read nor changed. The exit code is the
     agent's.
     """
-    chosen = AGENTS[agent]
+    coding_agent = AGENTS[agent]
     try:
         words = shlex.split(args)
     except ValueError as error:
@@ -72,19 +72,20 @@ def launch(
         else:
             from bitnet.formats.model_files import model_name
 
-            path = open_file(model, common).path  # refused here as by every other command
-            _check_installed(chosen)
+            # Report a missing model or program before a server starts, which takes seconds.
+            path = open_file(model, common).path
+            _check_installed(coding_agent)
             address = stack.enter_context(_serving(path, model, folder))
             name = model_name(path)
-        own_folder = folder / agent
-        setup = chosen.set_up(address, name, own_folder)
-        command = [chosen.program, *setup.arguments, *words]
+        settings_folder = folder / agent
+        setup = coding_agent.set_up(address, name, settings_folder)
+        command = [coding_agent.program, *setup.arguments, *words]
         if print_:
-            _print(setup, command, own_folder, common)
+            _print(setup, command, settings_folder, common)
             return
-        _check_installed(chosen)
-        write_files(setup, own_folder)
-        say(f"{chosen.program} uses {name} at {address}")
+        _check_installed(coding_agent)
+        write_files(setup, settings_folder)
+        say(f"{coding_agent.program} uses {name} at {address}")
         environment = settings.child_environment(**setup.environment)
         code = subprocess.run(command, env=environment, check=False).returncode
     if code:
@@ -101,7 +102,7 @@ def _print(setup: Setup, command: list[str], folder: Path, common: Context) -> N
 
 
 def write_files(setup: Setup, folder: Path) -> None:
-    """Make *folder*, which is not there yet, with the files of *setup*."""
+    """Create *folder*, which must not exist yet, and write the files of *setup* to it."""
     folder.mkdir()
     for name, text in setup.files.items():
         path = folder / name
@@ -116,13 +117,13 @@ def _check_installed(agent: Agent) -> None:
 
 @contextmanager
 def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
-    """The address of a server of the model at *path*, which ends with the context."""
+    """Serve the model at *path* until the context ends; its value is the server's address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = [str(path), *_options_of(model), "--port"]
+    words = ["serve", str(path), *_options_of(model)]
     # The working folder is the agent's project: none of its files may be imported.
-    command = isolate("bitnet", "serve", *words, str(port), "--host", "127.0.0.1")
+    command = isolate("bitnet", *words, "--port", str(port), "--host", "127.0.0.1")
     log = folder / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -133,7 +134,7 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
                 text = log.read_text(errors="replace")[-_LOG_CHARS:].strip()
                 raise InferenceError(
                     f"the server ended with exit code {process.returncode}: {text}",
-                    hint=f"bitnet serve {shlex.join(words)} 0",
+                    hint=f"bitnet {shlex.join(words)} --port 0",
                 )
             time.sleep(_POLL_S)
         yield address
@@ -143,19 +144,22 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
 
 
 def _options_of(model: ModelOptions) -> Iterator[str]:
-    """The words of a command line that give the options of *model* but for the model itself."""
+    """Command-line words for the options of *model* that differ from the default.
+
+    The model itself is not among them.
+    """
     default = ModelOptions()
     for entry in fields(model):
         value = getattr(model, entry.name)
         if entry.name == "model" or value == getattr(default, entry.name):
             continue
-        flag = f"--{entry.name.replace('_', '-')}"
+        name = entry.name.replace("_", "-")
         if isinstance(value, bool):
-            yield flag if value else flag.replace("--", "--no-", 1)
+            yield f"--{name}" if value else f"--no-{name}"
             continue
         values = value if isinstance(value, list | tuple) else [value]
-        for each in values:
-            yield from (flag, str(each))
+        for item in values:
+            yield from (f"--{name}", str(item))
 
 
 def _find_model(address: str) -> str:
@@ -170,14 +174,14 @@ def _find_model(address: str) -> str:
 
 
 def _fetch(address: str, path: str) -> bytes | None:
-    """The body of the reply of the server at *address*; None if there is none, or an error."""
+    """Body of a successful reply to GET *path* of the server at *address*, else None."""
     import http.client
 
     try:
         url = urlsplit(address)
         host = url.hostname
         port = url.port
-    except ValueError:  # brackets or a port that are not those of an address
+    except ValueError:  # invalid brackets, or an invalid port
         host = None
     if host not in ("127.0.0.1", "localhost", "::1") or url.scheme != "http":
         raise UsageError(

@@ -1,6 +1,6 @@
 """Inspection of a GGUF file, as text and as plain data.
 
-``inv inspect-gguf`` prints it. Only the header and a sample of ternary tensors are read.
+``bitnet inspect-gguf`` prints it. Only the header and a sample of ternary tensors are read.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bitnet.families.blocks import ModelConfig
+    from bitnet.families.keys import RopeStyle
     from bitnet.tokenizer.vocabularies import KnownVocabulary
 
 _FIRST = 3  # elements shown of an array
@@ -56,11 +57,13 @@ class Memory:
 
     weights: int  # all tensors as stored
     context_length: int | None  # positions the model was trained for
-    kv_per_token: int | None = None  # keys and values of a token at 16 bits, and their steps
-    # cache of a whole context, in pages; layers with a window keep little more than that
+    kv_per_token: int | None = None  # int16 codes of a token's keys and values, and their steps
+    # pages and *states* of a sequence with the whole context; a layer with a window keeps little
+    # more than its window
     kv_at_context: int | None = None
-    total: int | None = None  # weights and a full cache
-    states: int = 0  # of layers whose cache does not grow, with a sequence's copies; part of both
+    total: int | None = None  # *weights* and *kv_at_context*
+    # states, and copies of them, of layers whose cache does not grow; part of *kv_at_context*
+    states: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Inspection:
     tokenizer: dict[str, Any]
     memory: Memory
     generation: dict[str, Any] = field(default_factory=dict)  # what the file recommends
-    basis: str = ""
+    basis: str = ""  # rotation of the weights, or "not rotated"
     ternary: list[TernaryCounts] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -138,6 +141,7 @@ class Inspection:
                 yield brief(f"  {name}: {_show(entry)}")
 
     def _absent(self, key: str) -> str:
+        """Text for *key*, which may state the vocabulary size and is absent."""
         own = f"{self.architecture}.vocab_size"
         if key not in (own, "tokenizer.ggml.vocab_size") and self.architecture:
             return f"absent (normal); the key of this architecture is {printable(own)}"
@@ -229,8 +233,8 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
         generation = read_gguf_settings(gguf.metadata, gguf.path.name).facts()
     except InvalidFormat as error:
         findings.append(Finding.of("generation", error))
-    inside = not any(finding.subject == "truncated" for finding in findings)
-    ternary = list(code_counts(gguf, full=full)) if inside else []
+    is_truncated = any(finding.subject == "truncated" for finding in findings)
+    ternary = [] if is_truncated else list(code_counts(gguf, full=full))
     findings += [
         Finding("failed", "invalid-codes", f"tensor {row.name}: {row.invalid:,} invalid codes")
         for row in ternary
@@ -276,14 +280,17 @@ def _first_of(value: Any) -> Any:
 
 
 def describe_basis(metadata: Mapping[str, Any]) -> str:
-    """The basis of the weights, as its keys name it; ``load`` checks these."""
+    """Rotation of the weights as the metadata states it, unchecked: loading the model checks it."""
     prefix = "prism.hadamard."
-    version, block, signs = (
-        printable(str(metadata.get(prefix + key, "unknown")))
-        for key in ("version", "block_size", "sign_mode")
-    )
     if not any(key.startswith(prefix) for key in metadata):
         return "not rotated"
+
+    def state(key: str) -> str:
+        return printable(str(metadata.get(prefix + key, "unknown")))
+
+    version = state("version")
+    block = state("block_size")
+    signs = state("sign_mode")
     return f"rotated: {prefix[:-1]} version {version}, blocks of {block}, signs {signs}"
 
 
@@ -325,7 +332,8 @@ def vocabulary(gguf: GGUF) -> VocabularySize:
 
 def _identify_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
     """The known vocabulary that matches the embedded tokens, or else the merges."""
-    tokens, merges = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(tokens, Array):
         return None
     n_merges = len(merges) if isinstance(merges, Array) else 0
@@ -380,25 +388,34 @@ def memory(gguf: GGUF) -> Memory:
         return Memory(weights, _number(gguf.metadata, f"{gguf.architecture}.context_length"))
     context = config.context_length
     kinds = [kind for kind in config.caches if isinstance(kind, KeysValues)]
-    words = sum(
+    # int16 words of a page of every layer; each head has one part for keys and one for values
+    page_words = sum(
         2 * kind.kv_heads * kv_codes.page_words(kind.head_dim, kind.kv_type) for kind in kinds
     )
     kv_cache = KVCache(config, context)
     cache = kv_cache.cost(context, PREFILL_CHUNK)
-    states = kv_cache.state_bytes
-    return Memory(weights, context, words * 2 // kv_codes.PAGE, cache, weights + cache, states)
+    return Memory(
+        weights,
+        context,
+        kv_per_token=page_words * 2 // kv_codes.PAGE,  # two bytes a word
+        kv_at_context=cache,
+        total=weights + cache,
+        states=kv_cache.state_bytes,
+    )
 
 
 def config_of_header(gguf: GGUF) -> ModelConfig | None:
-    """Configuration from the header alone; ``None``: the model would be refused."""
-    weights = {  # RoPE's tensors would be read
+    """Configuration from the header alone, ``None`` if the model would be refused."""
+    # Matrices only, since the header has no bytes: vectors such as RoPE's factors would be read.
+    weights = {
         info.name: Weight(info.name, info.shape, info.type, np.empty(0, np.uint8))
         for info in gguf.tensors.values()
         if len(info.shape) == 2
     }
     keys = effective_keys(gguf.metadata, gguf.architecture)
+    rope_style: RopeStyle = "half"  # not in the header; sizes do not depend on it
     try:
-        return config_from(Checkpoint(gguf.path, gguf.architecture, keys, weights, "half"))
+        return config_from(Checkpoint(gguf.path, gguf.architecture, keys, weights, rope_style))
     except BitnetError:
         return None
 

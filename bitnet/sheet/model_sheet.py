@@ -1,4 +1,4 @@
-"""One page about a model: what it is, its files, its conversations and how it answers.
+"""One page about a model: its plan, tokenizer, chat templates, sampling and files.
 
 ``bitnet show`` prints it. Nothing is run, and no weight is read.
 """
@@ -133,8 +133,8 @@ class ModelSheet:
         for name, value in values.items():
             yield f"  {name:<20}{value.text():<8}{printable(value.source)}"
         for text, ids in (
-            ("in no answer", settings.suppressed),
-            ("first in no answer", settings.suppressed_first),
+            ("never generated", settings.suppressed),
+            ("never first", settings.suppressed_first),
         ):
             if ids:
                 yield f"  {text:<20}{quantity(len(ids), 'token')}"
@@ -156,10 +156,11 @@ def describe_model(path: Path, machine: Resources) -> ModelSheet:
         findings.append(Finding.of("tokenizer", not_found(outcome)))
     else:
         others = {}
-        if checkpoint.gguf is None:
+        if checkpoint.gguf is None:  # a folder, which may hold a tokenizer in several forms
             others = compare_tokenizer_files(checkpoint, outcome.tokenizer)
         tokenizer = _describe_tokenizer(outcome.tokenizer, outcome.place, others)
-    generation = read_generation_settings(checkpoint)  # before its file is listed as read
+    # Reading the settings marks their file as read, which list_files reports below.
+    generation = read_generation_settings(checkpoint)
     config = checkpoint.config or {}
     version = config.get("transformers_version")
     return ModelSheet(

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
 
-FIRST_WINDOW = 1 << 20
-LARGEST_HEADER = 256 << 20
-CONTEXT = 4096
+FIRST_WINDOW = 1 << 20  # bytes that are read at first: enough for the header of many models
+LARGEST_HEADER = 256 << 20  # bytes; a longer header is refused
+CONTEXT = 4096  # most tokens of context for which memory is planned
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,12 @@ class MemoryParts:
 
     @classmethod
     def of(cls, tensors: Collection[Weight], used: int, caches: Sequence[int]) -> MemoryParts:
-        """Parts of a model with these *tensors*, *used* experts a token, *caches* of both forms."""
-        sizes = {
-            tensor.name: tensor.quant.size_bytes(tensor.shape) or tensor.size_bytes
-            for tensor in tensors
-        }
+        """Parts of a model with these *tensors*.
+
+        *used* is the number of experts that a token uses, *caches* are the bytes of the cache with
+        each :data:`KVType`: 16 bits, then q8.
+        """
+        sizes = {tensor.name: _bytes_in_file(tensor) for tensor in tensors}
         read = dict(sizes)
         experts = [tensor for tensor in tensors if len(tensor.shape) == 3]
         for tensor in experts:
@@ -79,7 +80,7 @@ class MemoryParts:
                 sizes[tensor.name] * min(used, tensor.shape[0]) // max(tensor.shape[0], 1)
             )
         if "output.weight" in sizes and "token_embd.weight" in sizes:
-            del read["token_embd.weight"]  # one row
+            del read["token_embd.weight"]  # a token reads one row of it, which is negligible
         mapped = sum(sizes[tensor.name] for tensor in experts if multiplies_in_rows(tensor))
         return cls(sum(sizes.values()), mapped, sum(read.values()), *caches)
 
@@ -102,7 +103,7 @@ class ModelPlan:
     size_bytes: int | None  # of the file, ``None`` if unknown
     header_bytes: int = 0  # bytes of it that were read; 0 for a folder
     licence: str = ""  # as named by the server, or else by the file
-    # the server requires a token of an account that accepted them; ``None``: unknown
+    # the server requires the token of an account that accepted the licence; ``None``: unknown
     gated: bool | None = None
     local: bool = False  # the file is already here
     architecture: str = ""  # ``general.architecture``
@@ -136,9 +137,12 @@ class ModelPlan:
 
     def lines(self) -> Iterator[str]:
         """The plan as text, one question per line."""
-        read = "a folder" if self.architecture else "not read"
         if self.header_bytes:
             read = f"{_size(self.header_bytes)} of it read"
+        elif self.architecture:  # known without a header: from the folder's config.json
+            read = "a folder"
+        else:
+            read = "not read"
         rows = [("licence", self.licence or "not stated"), ("access", self._access())]
         if self.architecture or self.header_bytes:
             shares = ", ".join(f"{name} {share:.0%}" for name, share in self.encodings.items())
@@ -216,9 +220,10 @@ def plan_model(
     size: int | None,
     **origin: Any,
 ) -> ModelPlan:
-    """Requirements of the GGUF file behind *read*, as of :func:`read_header`, on *machine*.
+    """Requirements of a GGUF file on *machine*.
 
-    *origin* is what is known of it besides: ``licence``, ``gated``.
+    *read* returns its bytes, as for :func:`read_header`. *origin* has fields of the plan that the
+    server knows: ``licence``, ``gated``.
     """
     gguf, count = read_header(read, size=size, label=name)
     return _plan_gguf(gguf, machine, name=name, size_bytes=size, header_bytes=count, **origin)
@@ -259,13 +264,20 @@ def _plan(
     findings: Iterable[Finding] = (),
     **facts: Any,
 ) -> ModelPlan:
-    """The plan of a model of *config*, None if it is refused, with *tensors*, read or not.
+    """The plan of a model with *tensors*, whose bytes need not be read.
 
-    *describe_tokenizer* returns a description, and whether there is a chat template; or raises.
+    Args:
+        tensors: all of the model.
+        config: its configuration; None if the model is refused, so that its memory is unknown.
+        experts_used: number of experts that a token uses.
+        describe_tokenizer: returns a description of the tokenizer, and True if there is a chat
+            template; an error of it becomes a finding.
+        findings: problems that are already known.
+        facts: other fields of the plan.
     """
     sizes: Counter[str] = Counter()
     for weight in tensors:
-        sizes[weight.quant.name] += weight.quant.size_bytes(weight.shape) or weight.size_bytes
+        sizes[weight.quant.name] += _bytes_in_file(weight)
     parts = None
     context = 0
     if config is not None:
@@ -343,7 +355,7 @@ def _plan_folder(checkpoint: Checkpoint, machine: Resources, **origin: Any) -> M
 
 
 def _judge(plan: ModelPlan, findings: Iterable[Finding] = ()) -> ModelPlan:
-    """*plan* with its *findings*, and those about room on its machine."""
+    """*plan* with *findings*, and with those about free disk and memory of its machine."""
     size = plan.size_bytes
     disk = plan.machine.free_disk
     free = plan.machine.free_memory
@@ -380,13 +392,19 @@ def _format_findings(gguf: GGUF) -> Iterator[Finding]:
 
 
 def _decodable(quant: QuantType) -> bool:
-    """True if the weights can be decoded, tested with four rows of zero bits."""
+    """True if the weights can be decoded, tested with a matrix of zero bits."""
+    # Types that interleave rows need four of them, those that group columns 128.
     shape = 4, math.lcm(quant.block_size, 128)
     try:
         dequantize(Weight("probe", shape, quant, np.zeros(quant.size_bytes(shape) or 0, np.uint8)))
     except BitnetError:
         return False
     return True
+
+
+def _bytes_in_file(weight: Weight) -> int:
+    """Bytes of *weight* in its file; by its shape if the type allows, as it may not be read."""
+    return weight.quant.size_bytes(weight.shape) or weight.size_bytes
 
 
 def _size(count: int | None) -> str:

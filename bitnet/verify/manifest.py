@@ -1,7 +1,8 @@
 """The files that a signed statement names, compared with those of a model, in both directions.
 
 The package model-signing lists files in two ways: each file with its digest, or each part of a
-file, a shard, with the digest of that part. Digests are SHA-256, BLAKE2b or BLAKE3.
+file, a shard, with the digest of that part. Digests are SHA-256 or BLAKE2b; its third algorithm,
+BLAKE3, is refused: Python's hashlib does not have it.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ class FileManifest:
     source: str  # name of the statement's file, for messages
     files: Mapping[str, Sequence[FilePart]]  # by name in the folder; ALONE for a single file
     left_out: frozenset[str] = frozenset()  # files and folders that the signer left out
-    is_sharded: bool = False  # named by shards, of which an empty file has none
+    is_sharded: bool = False  # the statement lists shards, not whole files
 
     @classmethod
     def parse(cls, predicate: Mapping[str, Any], source: str) -> FileManifest:
         """The manifest in the *predicate* of a statement of model-signing.
 
-        A ``ValueError`` says what is wrong; so do ``TypeError`` and ``KeyError``.
+        An invalid predicate raises ``ValueError``, ``TypeError``, ``KeyError`` or
+        ``AttributeError``, digests of another algorithm :class:`Unsupported`.
         """
         serialization = predicate["serialization"]
         method = serialization["method"]
@@ -79,16 +81,17 @@ class FileManifest:
         places = {path.as_posix(), *(parent.as_posix() for parent in path.parents)}
         if name in self.files or not places.isdisjoint(self.left_out):
             return True
+        # An empty file has no shard, so a statement by shards cannot name it.
         return self.is_sharded and (folder / name).stat().st_size == 0
 
     def differences(
         self, model: Path, files: Inventory, *, rewritten: Collection[str] = ()
     ) -> list[str]:
-        """Texts about files of *model* that are not as named, or are not named; empty if all are.
+        """Messages about differences between the files of *model* and the statement.
 
-        Each of *files*, which were read, must be named. In a folder each file that is named must
-        exist; of a model that is a file, others may be named. The bytes of *rewritten* files, whose
-        content was compared in another way, may differ.
+        Each of *files*, which were read, must be named, with its digests. If *model* is a folder,
+        each named file must exist; if it is a file, the statement may name others beside it. The
+        bytes of *rewritten* files, whose content was compared in another way, may differ.
         """
         # Names of the files on disk, by their names in the statement.
         names = {name: name for name in files.names}
@@ -102,12 +105,13 @@ class FileManifest:
                 texts.append(f"{file}: {self.source} says nothing of it")
             elif name == ALONE and model.is_dir():
                 texts.append(f"{self.source} is of a single file, not of a folder")
+            # The bytes of a rewritten file may differ, but it must still exist.
             elif file not in rewritten or file not in files:
                 texts += self._difference(file, self.files[name], files)
         return texts
 
     def _difference(self, name: str, parts: Sequence[FilePart], files: Inventory) -> Iterator[str]:
-        """A text about the file *name*, if it is not as *parts* say."""
+        """A message about the first difference of the file *name* from *parts*, if there is one."""
         path = files.path(name)
         try:
             size = path.stat().st_size
@@ -143,7 +147,7 @@ def _parse_resource(resource: Mapping[str, Any], *, is_shard: bool) -> tuple[str
     start = 0
     stop = None
     if is_shard:
-        algorithm = algorithm.partition("-sharded-")[0]  # the size of the shards follows
+        algorithm = algorithm.partition("-sharded-")[0]  # sha256-sharded-SIZE
         shard = name.rsplit(":", 2)  # FILE:START:STOP
         if len(shard) != 3 or not (shard[1].isdecimal() and shard[2].isdecimal()):
             raise ValueError(f"{resource['name']!r} is not a part of a file")
@@ -163,7 +167,7 @@ def _parse_resource(resource: Mapping[str, Any], *, is_shard: bool) -> tuple[str
 
 
 def _check_parts(name: str, parts: list[FilePart], *, is_shards: bool) -> None:
-    """Check that *parts* are the whole file *name*, once, and sort them."""
+    """Sort *parts*, and check that they cover the file *name* without gaps or overlaps."""
     parts.sort(key=lambda part: part.start)
     if not is_shards:
         if len(parts) != 1:
@@ -189,7 +193,7 @@ def _digest(file: BufferedReader, part: FilePart) -> str:
 
 
 def refuse_names(names: Collection[str]) -> None:
-    """Refuse files that no statement can name, before one is written."""
+    """Refuse files that no statement can name; called before a statement is written."""
     for name in names:
         if name != ALONE and (problem := name_problem(name)):
             raise InvalidFormat(

@@ -54,7 +54,7 @@ def test_the_page_names_special_tokens_templates_and_origins(folder):
         f"bos_token       0       {TOKENS[0]!r}",
         "chat templates  default",
         "temperature         0.6     generation_config.json: temperature",
-        "in no answer        2 tokens",
+        "never generated     2 tokens",
         "written by transformers 4.46.3",
         "README.md: not read: text for people",
     ):
