@@ -1,10 +1,10 @@
 // Normalizers and pre-tokenizers of a tokenizer.json, read as the steps of a compiled tokenizer;
 // vocabularies and merges of Python's as its tables.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <initializer_list>
 
-#include <nanobind/stl/vector.h>
 #include "bind/module.hpp"
 #include "tokenizer/added.hpp"
 #include "tokenizer/file.hpp"
@@ -33,20 +33,22 @@ constexpr std::pair<std::string_view, StepKind> kPlainPreTokenizers[] = {
     {"Whitespace", StepKind::kWhitespace},
     {"UnicodeScripts", StepKind::kUnicodeScripts},
     {"BertPreTokenizer", StepKind::kBertPreTokenizer}};
+// In the orders of Behavior and of Scheme.
 constexpr std::string_view kBehaviors[] = {"removed", "isolated", "mergedwithprevious",
                                            "mergedwithnext", "contiguous"};
 constexpr std::string_view kSchemes[] = {"never", "first", "always"};
 
 constexpr uint32_t code(Behavior behavior) { return uint32_t(behavior); }
 
+// The index of *name* among *names*; throws std::invalid_argument, with the name of the *option*.
 template <class List>
-uint32_t index_of(const List& names, std::string_view name, const std::string& what) {
-    uint32_t at = 0;
-    for (const std::string_view known : names) {
-        if (known == name) return at;
-        ++at;
+uint32_t index_of(const List& names, std::string_view name, const std::string& option) {
+    uint32_t index = 0;
+    for (const std::string_view candidate : names) {
+        if (candidate == name) return index;
+        ++index;
     }
-    throw std::invalid_argument(what + " " + std::string(name));
+    throw std::invalid_argument(option + " " + std::string(name));
 }
 
 // A step with its options, as a tokenizer.json has them.
@@ -69,33 +71,36 @@ public:
         return truth != 0;
     }
     std::string text(const char* name) const {
-        if (!nb::isinstance<nb::str>(get(name))) wrong(name);
+        if (!nb::isinstance<nb::str>(get(name))) refuse(name);
         return nb::cast<std::string>(get(name));
     }
-    // Whether the pattern is an expression, and its text; the empty text matches as an expression
-    // does.
+    // Whether the pattern is a regular expression, and its text. An empty text counts as one, since
+    // the library matches it so.
     std::pair<bool, std::string> pattern() const {
         const nb::object pattern = get("pattern");
         if (nb::isinstance<nb::str>(pattern)) return {text("pattern").empty(), text("pattern")};
-        if (!nb::isinstance<nb::dict>(pattern) || nb::len(pattern) != 1) wrong("pattern");
+        if (!nb::isinstance<nb::dict>(pattern) || nb::len(pattern) != 1) refuse("pattern");
         for (const auto [kind, value] : nb::cast<nb::dict>(pattern)) {
             const auto name = nb::cast<std::string>(kind);
             if (!nb::isinstance<nb::str>(value) || (name != "String" && name != "Regex"))
-                wrong("pattern");
-            const auto found = nb::cast<std::string>(value);
-            return {name == "Regex" || found.empty(), found};
+                refuse("pattern");
+            const auto expression = nb::cast<std::string>(value);
+            return {name == "Regex" || expression.empty(), expression};
         }
-        wrong("pattern");
+        refuse("pattern");
     }
-    uint32_t behavior(std::string name) const {
-        if (has("behavior")) name = nb::cast<std::string>(nb::str(get("behavior")));
+    // The Behavior; *otherwise* is its name if there is no such option. Both MergedWithNext and
+    // merged_with_next are names of one.
+    uint32_t behavior(const std::string& otherwise) const {
+        const std::string name =
+            has("behavior") ? nb::cast<std::string>(nb::str(get("behavior"))) : otherwise;
         std::string plain;
         for (const char c : name) {
             if (c != '_') plain += c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c;
         }
         return index_of(kBehaviors, plain, "behavior");
     }
-    [[noreturn]] void wrong(const char* option) const {
+    [[noreturn]] void refuse(const char* option) const {
         throw std::invalid_argument("the " + std::string(option) + " of a " + type + " step");
     }
 
@@ -112,12 +117,13 @@ TokenizerStep normalizer(const Entry& entry) {
         const bool accents =
             entry.get("strip_accents").is_none() ? lowercase : entry.flag("strip_accents", false);
         return {StepKind::kBertNormalizer,
-                entry.flag("clean_text", true) | uint32_t{lowercase} << 1 | uint32_t{accents} << 2 |
-                    uint32_t{entry.flag("handle_chinese_chars", true)} << 3};
+                (entry.flag("clean_text", true) ? kCleanText : 0u) |
+                    (lowercase ? kBertLowercase : 0u) | (accents ? kStripAccents : 0u) |
+                    (entry.flag("handle_chinese_chars", true) ? kChineseChars : 0u)};
     }
     if (entry.type == "Strip")
-        return {StepKind::kStrip,
-                entry.flag("strip_left", true) | uint32_t{entry.flag("strip_right", true)} << 1};
+        return {StepKind::kStrip, (entry.flag("strip_left", true) ? kLeft : 0u) |
+                                      (entry.flag("strip_right", true) ? kRight : 0u)};
     if (entry.type == "Prepend") return {StepKind::kPrepend, 0, 0, entry.text("prepend")};
     if (entry.type == "Replace") {
         const auto [is_regex, text] = entry.pattern();
@@ -128,26 +134,27 @@ TokenizerStep normalizer(const Entry& entry) {
 }
 
 TokenizerStep metaspace(const Entry& entry) {
-    const nb::object given = entry.get("prepend_scheme");
     std::string scheme;
-    if (given.is_none())  // as earlier versions of tokenizers say it
+    if (entry.get("prepend_scheme").is_none())  // files of earlier versions of tokenizers
         scheme = entry.flag("add_prefix_space", true) ? "always" : "never";
     else
         scheme = entry.text("prepend_scheme");
     const std::string symbol =
         entry.has("replacement") ? entry.text("replacement") : std::string(kSpaceSymbol);
-    if (symbol.empty() || unicode::length(symbol, 0) != symbol.size()) entry.wrong("replacement");
+    if (symbol.empty() || unicode::length(symbol, 0) != symbol.size()) entry.refuse("replacement");
     return {StepKind::kMetaspace, index_of(kSchemes, scheme, "prepend_scheme"),
             entry.flag("split", true), symbol};
 }
 
-// spelled: ByteLevel writes bytes as characters; else the model reads the bytes themselves.
+// Appends the steps of one pre-tokenizer to *out*. If *spelled*, ByteLevel writes bytes as
+// characters; otherwise the model reads the bytes themselves.
 void pre_tokenizer(const Entry& entry, bool spelled, std::vector<TokenizerStep>& out) {
     const std::string& type = entry.type;
     for (const auto& [name, kind] : kPlainPreTokenizers) {
+        if (type != name) continue;
         const bool isolates = kind == StepKind::kBertPreTokenizer;
-        if (type == name)
-            return out.push_back({kind, code(isolates ? Behavior::kIsolated : Behavior::kRemoved)});
+        out.push_back({kind, code(isolates ? Behavior::kIsolated : Behavior::kRemoved)});
+        return;
     }
     if (type == "Split") {
         const auto [is_regex, text] = entry.pattern();
@@ -155,7 +162,7 @@ void pre_tokenizer(const Entry& entry, bool spelled, std::vector<TokenizerStep>&
                        entry.behavior(""), entry.flag("invert", false), text});
     } else if (type == "ByteLevel") {
         if (entry.flag("add_prefix_space", true))
-            out.push_back({StepKind::kPrefixSpace, 2, 0, " "});
+            out.push_back({StepKind::kPrefixSpace, kAlways, 0, " "});
         if (entry.flag("use_regex", true))
             out.push_back({StepKind::kSplitRegex, code(Behavior::kIsolated), 0, kGpt2Pattern});
         if (spelled) out.push_back({StepKind::kSpell});
@@ -172,9 +179,11 @@ void pre_tokenizer(const Entry& entry, bool spelled, std::vector<TokenizerStep>&
             {StepKind::kSplitString, code(Behavior::kRemoved), 0, entry.text("delimiter")});
     } else if (type == "FixedLength") {
         const nb::object length = entry.get("length");
-        const long value = PyLong_CheckExact(length.ptr()) ? PyLong_AsLong(length.ptr()) : 0;
-        if (PyErr_Occurred() != nullptr) throw nb::python_error();
-        if (value <= 0 || value >= long{1} << 31) entry.wrong("length");
+        int overflow = 0;  // not read: a number of more than 64 bits becomes -1
+        const long long value = PyLong_CheckExact(length.ptr())
+                                    ? PyLong_AsLongLongAndOverflow(length.ptr(), &overflow)
+                                    : 0;
+        if (value <= 0 || value > INT32_MAX) entry.refuse("length");
         out.push_back({StepKind::kFixedLength, uint32_t(value)});
     } else {
         throw std::invalid_argument("pre-tokenizer " + type);
@@ -186,9 +195,8 @@ void append(std::string& out, std::initializer_list<uint32_t> numbers) {
         out.append(reinterpret_cast<const char*>(&number), sizeof number);
 }
 
-// The compiled form of steps, objects with a type and options as in a tokenizer.json; spelled:
-// ByteLevel writes bytes as characters. Throws std::invalid_argument for a step that is not run
-// exactly.
+// The compiled form of the steps of a tokenizer.json, objects with a type and options. *spelled* is
+// as in pre_tokenizer. Throws std::invalid_argument for a step that would not be run exactly.
 nb::bytes pack_steps(nb::handle normalizers, nb::handle pre_tokenizers, bool spelled) {
     std::vector<TokenizerStep> steps;
     try {
@@ -209,18 +217,23 @@ nb::bytes pack_steps(nb::handle normalizers, nb::handle pre_tokenizers, bool spe
     return to_bytes(out);
 }
 
-}  // namespace
+// ---- vocabularies and merges
 
-namespace {
-
-enum Kind : uint8_t { kNormal = 1, kControl = 3, kUserType = 4, kUnusedType = 5, kByteType = 6 };
+// GGUF's numbers of the types of tokens (LLAMA_TOKEN_TYPE_*), of those that count here.
+enum TokenType : uint8_t {
+    kNormal = 1,
+    kControl = 3,
+    kUserType = 4,
+    kUnusedType = 5,
+    kByteType = 6
+};
 
 template <typename Numbers>
 std::string_view as_bytes(const Numbers& numbers) {
     return {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof numbers[0]};
 }
 
-// Flags of a token that is not an added one.
+// TokenFlags of a token that is not an added one.
 uint8_t flags_of(uint8_t kind, bool sentencepiece) {
     const bool in_model =
         !sentencepiece || kind == kNormal || kind == kUserType || kind == kUnusedType;
@@ -231,15 +244,15 @@ uint8_t flags_of(uint8_t kind, bool sentencepiece) {
 // The byte that a character spells in GPT-2's vocabularies, by its code; -1 for none.
 const std::array<int16_t, 512>& alphabet() {
     static const auto table = [] {
-        std::array<int16_t, 512> made;
-        made.fill(-1);
-        for (int byte = 0; byte < 256; ++byte) made[byte_character(uint8_t(byte))] = int16_t(byte);
-        return made;
+        std::array<int16_t, 512> bytes;
+        bytes.fill(-1);
+        for (int byte = 0; byte < 256; ++byte) bytes[byte_character(uint8_t(byte))] = int16_t(byte);
+        return bytes;
     }();
     return table;
 }
 
-// Appends the bytes that a text spells; false if it has another character.
+// Appends the bytes that the characters of a text spell; false, and nothing, if one spells none.
 bool append_spelled(PyObject* text, std::string& out) {
     const Py_ssize_t size = PyUnicode_GET_LENGTH(text);
     const size_t before = out.size();
@@ -267,26 +280,28 @@ int named_byte(std::string_view text) {
 // The ids of pairs of texts, as bytes of 32-bit numbers; None when one is not a pair of known
 // texts.
 nb::object pair_ids(nb::list pairs, nb::dict ids) {
-    std::vector<uint32_t> found;
-    found.reserve(2 * pairs.size());
+    std::vector<uint32_t> halves;
+    halves.reserve(2 * pairs.size());
     const auto look_up = [&](PyObject* text) {
         PyObject* const id =
             PyUnicode_CheckExact(text) ? PyDict_GetItemWithError(ids.ptr(), text) : nullptr;
         const unsigned long value =
             id != nullptr && PyLong_CheckExact(id) ? PyLong_AsUnsignedLong(id) : kNoId;
         if (PyErr_Occurred() != nullptr) throw nb::python_error();
-        if (value < kMaxTokens) found.push_back(uint32_t(value));
+        if (value < kMaxTokens) halves.push_back(uint32_t(value));
         return value < kMaxTokens;
+    };
+    const auto is_text = [&](Py_ssize_t i) {
+        return PyUnicode_CheckExact(PyList_GET_ITEM(pairs.ptr(), i)) != 0;
     };
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pairs.ptr()); ++i) {
         PyObject* const pair = PyList_GET_ITEM(pairs.ptr(), i);
         bool known = false;
-        const bool joined = PyUnicode_CheckExact(pair) != 0;
-        if (joined != (PyUnicode_CheckExact(PyList_GET_ITEM(pairs.ptr(), 0)) != 0))
-            return nb::none();
+        const bool joined = is_text(i);
+        if (joined != is_text(0)) return nb::none();  // as the library, which reads one form alone
         if (PyList_CheckExact(pair) && PyList_GET_SIZE(pair) == 2) {
             known = look_up(PyList_GET_ITEM(pair, 0)) && look_up(PyList_GET_ITEM(pair, 1));
-        } else if (joined) {  // both halves in one text, parted by a space
+        } else if (joined) {  // both halves in one text, with a space between them
             const Py_ssize_t size = PyUnicode_GET_LENGTH(pair);
             const Py_ssize_t at = size > 1 ? PyUnicode_FindChar(pair, ' ', 1, size, 1) : -1;
             if (at > 0) {
@@ -299,69 +314,84 @@ nb::object pair_ids(nb::list pairs, nb::dict ids) {
         if (PyErr_Occurred() != nullptr) throw nb::python_error();
         if (!known) return nb::none();
     }
-    return nb::bytes(found.data(), found.size() * sizeof(uint32_t));
+    return nb::bytes(halves.data(), halves.size() * sizeof(uint32_t));
 }
 
 // Parts of build_tokenizer: bytes, offsets and flags of a vocabulary, ids of bytes, added tokens.
-// kinds: the type of each token in GGUF's numbers; added: an id, flags and a text each; outside:
-// ids that ordinary text never becomes; sentencepiece: only normal, user-defined and unused tokens
-// are in the model.
+//
+//   texts            of all tokens, by id
+//   kinds            the TokenType of each
+//   added            an id, flags of AddedToken and a text for each added token
+//   outside          ids that ordinary text never becomes
+//   byte_level       the characters of a token spell bytes, as GPT-2's do
+//   byte_fallback    tokens <0xNN> stand for bytes
+//   sentencepiece    only normal, user-defined and unused tokens are in the model
 nb::object spell(nb::list texts, nb::bytes kinds, nb::list added,
                  const std::vector<uint32_t>& outside, bool byte_level, bool byte_fallback,
                  bool sentencepiece) {
     const auto count = size_t(PyList_GET_SIZE(texts.ptr()));
-    if (kinds.size() != count) throw nb::value_error("a type for each token");
+    if (kinds.size() != count) throw nb::value_error("not a type for each token");
     const auto kind = [&](size_t id) { return uint8_t(kinds.c_str()[id]); };
+    const auto check_id = [&](size_t id) {
+        if (id >= count) throw nb::index_error("an id outside of the vocabulary");
+    };
     std::string out, flags;
     for (size_t id = 0; id < count; ++id) flags += char(flags_of(kind(id), sentencepiece));
-    const auto flag = [&](size_t id) -> char& {
-        if (id >= count) throw nb::index_error("an id outside of the vocabulary");
-        return flags[id];
-    };
-    std::string packed;
+
+    std::string packed_added;
     std::vector<bool> is_added(count), is_special(count);
     for (const nb::handle token : added) {
         uint32_t id = kNoId;
-        if (!nb::try_cast(token[0], id)) id = kNoId;
-        flag(id);
+        if (!nb::try_cast(token[0], id)) id = kNoId;  // not a number of 32 bits
+        check_id(id);
         const auto bits = nb::cast<uint32_t>(token[1]);
         const std::string_view text = utf8(token[2]);
         is_added[id] = true;
-        is_special[id] =
-            (bits & AddedToken::kSpecial) != 0;  // of several with one id the last one counts
-        packed.append(as_bytes(std::array<uint32_t, 3>{id, bits, uint32_t(text.size())}))
+        // Of several tokens with one id the last one counts.
+        is_special[id] = (bits & AddedToken::kSpecial) != 0;
+        packed_added.append(as_bytes(std::array<uint32_t, 3>{id, bits, uint32_t(text.size())}))
             .append(text);
     }
+
     std::vector<uint32_t> offsets{0}, byte_ids(256, kNoId);
-    std::string spelled;
+    std::string spelled_byte;
     for (size_t id = 0; id < count; ++id) {
         PyObject* const text = PyList_GET_ITEM(texts.ptr(), Py_ssize_t(id));
         if (!PyUnicode_Check(text)) throw nb::value_error("a token that is not a text");
         const size_t before = out.size();
-        const bool as_bytes = byte_level && !is_added[id] && append_spelled(text, out);
-        if (!as_bytes) out += utf8(text);
+        const bool spells_bytes = byte_level && !is_added[id] && append_spelled(text, out);
+        if (!spells_bytes) out += utf8(text);
         const std::string_view bytes = std::string_view(out).substr(before);
-        const auto is_printable = [](char c) { return c > ' ' && c < 0x7F; };
-        const bool is_plain = std::all_of(bytes.begin(), bytes.end(), is_printable);
         if (is_added[id])
             flags[id] |= (is_special[id] ? kSpecial : 0) | (kind(id) != kUserType ? kVerbatim : 0);
-        if (bytes.empty() || (byte_level && (is_added[id] ? !is_plain : !as_bytes)))
-            flags[id] &= ~kInModel;
-        spelled.clear();
-        if (byte_level && PyUnicode_GET_LENGTH(text) == 1 && append_spelled(text, spelled))
-            byte_ids[uint8_t(spelled[0])] = uint32_t(id);
-        const bool may_name = !sentencepiece || kind(id) == kNormal || kind(id) == kByteType;
-        if (const int byte = named_byte(bytes);
-            byte >= 0 && byte_fallback && !byte_level && may_name) {
-            byte_ids[size_t(byte)] = uint32_t(id);
-            flags[id] |= kByteToken;
+
+        // A byte-level model makes only tokens whose characters spell their bytes. The bytes of an
+        // added token are its text as it is, which is its own spelling if it is printable ASCII.
+        const auto is_printable = [](char c) { return c > ' ' && c < 0x7F; };
+        const bool is_own_spelling =
+            is_added[id] ? std::all_of(bytes.begin(), bytes.end(), is_printable) : spells_bytes;
+        if (bytes.empty() || (byte_level && !is_own_spelling)) flags[id] &= ~kInModel;
+
+        // Tokens of single bytes.
+        spelled_byte.clear();
+        if (byte_level && PyUnicode_GET_LENGTH(text) == 1 && append_spelled(text, spelled_byte))
+            byte_ids[uint8_t(spelled_byte[0])] = uint32_t(id);
+        const bool may_name_byte = !sentencepiece || kind(id) == kNormal || kind(id) == kByteType;
+        if (byte_fallback && !byte_level && may_name_byte) {
+            if (const int byte = named_byte(bytes); byte >= 0) {
+                byte_ids[size_t(byte)] = uint32_t(id);
+                flags[id] |= kByteToken;
+            }
         }
         if (out.size() > kNoId) throw nb::value_error("tokens of 4 GiB");
         offsets.push_back(uint32_t(out.size()));
     }
-    for (const uint32_t id : outside) flag(id) &= ~kInModel;
+    for (const uint32_t id : outside) {
+        check_id(id);
+        flags[id] &= ~kInModel;
+    }
     return nb::make_tuple(to_bytes(out), to_bytes(as_bytes(offsets)), to_bytes(flags),
-                          to_bytes(as_bytes(byte_ids)), to_bytes(packed));
+                          to_bytes(as_bytes(byte_ids)), to_bytes(packed_added));
 }
 
 }  // namespace

@@ -1,12 +1,18 @@
-
+// BPE: merges pairs of tokens by rank, lowest and leftmost first (models.hpp).
+//
+// Pieces whose ids are not in the cache of words wait in missed_ and are resolved many together:
+// the tables are larger than the processor's caches, so what one piece needs is prefetched while
+// others are merged. Short ones are merged in lanes_, one step of each in turn; long ones with a
+// heap.
 #include "tokenizer/models.hpp"
 #include "tokenizer/unicode.hpp"
 
 namespace bitnet {
 namespace {
 
-// Long pieces are remembered up to this size together, with their ids.
+// Bytes of all long pieces whose ids are cached, with their ids, and of one of them.
 constexpr size_t kLongBytes = 1 << 20;
+constexpr size_t kLongestPiece = kLongBytes / 16;
 
 bool has_all_bytes(const TokenizerFile& file) {
     if (!(file.config.flags & kByteLevel)) return false;
@@ -20,6 +26,8 @@ bool has_all_bytes(const TokenizerFile& file) {
 
 Bpe::Bpe(const TokenizerFile& file) : file_(file), spells_bytes_(has_all_bytes(file)) {}
 
+// Appends the ids of all pieces to *out*: the staged ones, and those of each missed piece where it
+// belongs among them.
 void Bpe::flush(Ids& out) {
     if (n_missed_ != 0) resolve_missed();
     size_t done = 0;
@@ -34,22 +42,25 @@ void Bpe::flush(Ids& out) {
     n_staged_ = n_missed_ = 0;
 }
 
-// Many pieces together, so that what one needs comes from memory while others are looked at.
+// Fills resolved_ with the ids of all missed pieces.
 void Bpe::resolve_missed() {
     resolved_.clear();
-    // To find a token three tables are read, one after the other.
+    // To find a token three tables are read, one after the other: each is prefetched for all
+    // pieces.
     uint64_t hashes[kMissed];
-    uint32_t likely[kMissed];
+    uint32_t likely_ids[kMissed];
     const auto each = [this](auto&& step) {
         for (size_t i = 0; i < n_missed_; ++i) step(i);
     };
-    each(
-        [&](size_t i) { file_.expect(hashes[i] = hash_bytes(missed_[i].begin, missed_[i].size)); });
-    each([&](size_t i) { likely[i] = file_.expect_offset(hashes[i]); });
-    each([&](size_t i) { file_.expect_token(likely[i]); });
+    each([&](size_t i) {
+        hashes[i] = hash_bytes(missed_[i].begin, missed_[i].size);
+        file_.expect(hashes[i]);
+    });
+    each([&](size_t i) { likely_ids[i] = file_.expect_offset(hashes[i]); });
+    each([&](size_t i) { file_.expect_token(likely_ids[i]); });
     each([&](size_t i) {
         Missed& piece = missed_[i];
-        if (is_known(piece)) return;
+        if (recall(piece)) return;
         if (const uint32_t whole = find_whole(piece.text(), hashes[i]); whole != kNoId)
             settle(piece, &whole, 1);
         else
@@ -58,47 +69,50 @@ void Bpe::resolve_missed() {
     merge_lanes();
 }
 
-// Whether its ids are remembered: it is long, or was met a moment ago.
-bool Bpe::is_known(Missed& piece) {
-    uint32_t ids[16];
-    const uint32_t* found = ids;
+// Resolves *piece* from the caches; false if none has it. add() did not find it in words_: it is
+// there by now if this batch had it before, and there without ids if it has too many, which
+// phrases_ has.
+bool Bpe::recall(Missed& piece) {
+    uint32_t copied[Phrases::kMost];
+    const uint32_t* ids = copied;
     piece.count = 0;
     if (piece.size <= Words::Key::kBytes) {
         const uint32_t* word = words_.find({piece.begin, piece.size, piece.limit});
         if (word == nullptr) return false;
-        piece.count = Words::copy(word, ids);
+        piece.count = Words::copy(word, copied);
     }
     if (piece.count == 0 && piece.size <= Phrases::Key::kBytes) {
         const uint32_t* phrase = phrases_.find({piece.begin, piece.size, piece.limit});
         if (phrase == nullptr) return false;
-        piece.count = Phrases::copy(phrase, ids);
+        piece.count = Phrases::copy(phrase, copied);
     }
     if (piece.size > Phrases::Key::kBytes) {
-        const auto known =
-            piece.size <= kLongBytes / 16 ? long_.find(std::string(piece.text())) : long_.end();
-        if (known == long_.end()) return false;
-        found = known->second.data();
-        piece.count = known->second.size();
+        if (piece.size > kLongestPiece) return false;
+        const auto entry = long_.find(std::string(piece.text()));
+        if (entry == long_.end()) return false;
+        ids = entry->second.data();
+        piece.count = entry->second.size();
     }
     piece.first = resolved_.size();
-    resolved_.insert(resolved_.end(), found, found + piece.count);
+    resolved_.insert(resolved_.end(), ids, ids + piece.count);
     return piece.count != 0;
 }
 
+// False if the piece is too long for *cache*, or has too many ids or none.
 template <typename Cache>
 bool Bpe::remember(Cache& cache, const Missed& piece, const uint32_t* ids) {
     return piece.size <= Cache::Key::kBytes &&
            cache.put({piece.begin, piece.size, piece.limit}, ids, piece.count);
 }
 
-// The ids of a piece were found.
+// Appends the *ids* of a piece to resolved_, and caches them.
 void Bpe::settle(Missed& piece, const uint32_t* ids, size_t count) {
     piece.first = resolved_.size();
     piece.count = count;
     resolved_.insert(resolved_.end(), ids, ids + count);
     if (remember(words_, piece, ids) || remember(phrases_, piece, ids)) return;
-    if (piece.size <= Phrases::Key::kBytes || piece.size > kLongBytes / 16) return;
-    // Tables, runs, scripts without spaces.
+    if (piece.size <= Phrases::Key::kBytes || piece.size > kLongestPiece) return;
+    // Lines of tables, runs of one character, scripts without spaces.
     long_bytes_ += piece.size + count * sizeof(uint32_t);
     if (long_bytes_ > kLongBytes) {
         long_.clear();
@@ -107,14 +121,15 @@ void Bpe::settle(Missed& piece, const uint32_t* ids, size_t count) {
     long_.emplace(piece.text(), Ids(ids, ids + count));
 }
 
-// The token that a piece is without merging, or kNoId.
+// The token of a whole piece, or kNoId if there is none, or merging the piece might give others.
 uint32_t Bpe::find_whole(std::string_view piece, uint64_t hash) const {
-    const uint32_t whole = file_.find(piece.data(), piece.size(), hash);
-    return whole != kNoId && (file_.config.flags & kIgnoreMerges || file_.flags(whole) & kWhole)
-               ? whole
-               : kNoId;
+    const uint32_t id = file_.find(piece.data(), piece.size(), hash);
+    if (id == kNoId) return kNoId;
+    const bool counts = file_.config.flags & kIgnoreMerges || file_.flags(id) & kWhole;
+    return counts ? id : kNoId;
 }
 
+// Merges the spellings of all tokens, kMissed at a time.
 void Bpe::mark_whole(std::string& flags) {
     uint32_t ids[kMissed];
     const auto mark = [&] {
@@ -138,25 +153,25 @@ void Bpe::mark_whole(std::string& flags) {
     mark();
 }
 
-// Rank of joining the tokens of two bytes.
+// Rank of joining the tokens of two bytes, from a table that is filled in on the way. Its entries
+// are ranks plus 2: kNoId becomes 1, and 0 is one that has not been looked up.
 uint32_t Bpe::rank_of_bytes(unsigned char left, unsigned char right) {
     constexpr size_t kPairs = size_t{1} << 16;
     if (!byte_ranks_)
         byte_ranks_.reset(static_cast<uint32_t*>(std::calloc(kPairs, sizeof(uint32_t))));
     if (!byte_ranks_) return file_.rank(file_.byte_id(left), file_.byte_id(right));
-    uint32_t& known = byte_ranks_[size_t{left} << 8 | right];
-    if (known == 0)
-        known = file_.rank(file_.byte_id(left), file_.byte_id(right)) + 2;  // kNoId becomes 1
-    return known - 2;
+    uint32_t& entry = byte_ranks_[size_t{left} << 8 | right];
+    if (entry == 0) entry = file_.rank(file_.byte_id(left), file_.byte_id(right)) + 2;
+    return entry - 2;
 }
 
-// Merges a piece now, or with others when merge_lanes is called.
+// Merges a long piece at once. A short one gets a lane, and is merged with others by merge_lanes.
 void Bpe::merge(Missed& piece) {
     ids_.clear();
-    start(piece.text());
+    split_units(piece.text());
     if (ids_.size() < 2) return settle(piece, ids_.data(), ids_.size());
     if (ids_.size() > kFew) {
-        merge_many();
+        merge_by_heap();
         return settle(piece, ids_.data(), ids_.size());
     }
     if (n_lanes_ == kLanes) merge_lanes();
@@ -177,7 +192,8 @@ void Bpe::merge(Missed& piece) {
             spells_bytes_ ? rank_of_bytes(byte(i - 1), byte(i)) : file_.rank(ids_[i - 1], ids_[i]);
 }
 
-// In turns, so that what one looks up comes from memory while the others are merged.
+// Merges the pieces of all lanes, a step of each in turn, so that what one looks up comes from
+// memory while the others are merged.
 void Bpe::merge_lanes() {
     uint32_t ids[kFew];
     while (n_lanes_ > 0) {
@@ -191,12 +207,13 @@ void Bpe::merge_lanes() {
             size_t count = 0;
             for (uint8_t at = 1; at != lane.end; at = lane.behind[at]) ids[count++] = lane.ids[at];
             settle(*lane.piece, ids, count);
+            // The last lane takes the place of this one.
             if (i != --n_lanes_) std::memcpy(&lane, &lanes_[n_lanes_], sizeof lane);
         }
     }
 }
 
-// Finds which of the ids of a lane is joined with the one behind it.
+// Finds the pair of ids of a lane that is joined next, and prefetches the result.
 void Bpe::choose(Lane& lane) {
     if (lane.changed) {
         const uint8_t at = lane.best, before = lane.before[at], behind = lane.behind[at];
@@ -214,9 +231,10 @@ void Bpe::choose(Lane& lane) {
     file_.expect_merged(lowest);
 }
 
+// Joins that pair, and prefetches the ranks of the pairs on both sides of it.
 void Bpe::join(Lane& lane) {
-    const uint8_t at = lane.best, gone = lane.behind[at], before = lane.before[at],
-                  behind = lane.behind[gone];
+    const uint8_t at = lane.best, gone = lane.behind[at];
+    const uint8_t before = lane.before[at], behind = lane.behind[gone];
     lane.ids[at] = file_.merged(lane.ranks[at]);
     lane.ranks[gone] = kNoId;
     lane.behind[at] = behind;
@@ -235,9 +253,9 @@ void Bpe::trace(std::string_view piece, Ids& out, Spans& spans) {
     }
     Spans units;
     ids_.clear();
-    start(piece, &units);
+    split_units(piece, &units);
     if (ids_.empty()) return;
-    merge_many();
+    merge_by_heap();
     size_t next = 0;
     for (int32_t i = 0; i >= 0; i = symbols_[size_t(i)].next) {
         const Symbol& symbol = symbols_[size_t(i)];
@@ -247,21 +265,23 @@ void Bpe::trace(std::string_view piece, Ids& out, Spans& spans) {
     }
 }
 
-// The token of a character as the model spells it there, or kNoId.
+// The token of the character of *size* bytes at piece[at], or kNoId. Models may spell characters
+// with a prefix, all but the first of a piece, and the last one with a suffix.
 uint32_t Bpe::find_unit(std::string_view piece, size_t at, size_t size) {
-    const std::string_view prefix = file_.section(Section::kPrefix),
-                           suffix = file_.section(Section::kSuffix);
-    const bool begins = at == 0 || prefix.empty(),
-               ends = at + size < piece.size() || suffix.empty();
-    if (begins && ends) return file_.find(piece.data() + at, size);
-    unit_.assign(begins ? std::string_view() : prefix).append(piece, at, size);
-    if (!ends) unit_.append(suffix);
+    const std::string_view prefix = file_.section(Section::kPrefix);
+    const std::string_view suffix = file_.section(Section::kSuffix);
+    const bool has_prefix = at != 0 && !prefix.empty();
+    const bool has_suffix = at + size >= piece.size() && !suffix.empty();
+    if (!has_prefix && !has_suffix) return file_.find(piece.data() + at, size);
+    unit_.assign(has_prefix ? prefix : std::string_view()).append(piece, at, size);
+    if (has_suffix) unit_.append(suffix);
     return file_.find(unit_.data(), unit_.size());
 }
 
-// The tokens of single bytes or characters.
-void Bpe::start(std::string_view piece, Spans* spans) {
-    // As in the library, what has no token takes no place either.
+// Appends the tokens of the piece's bytes or characters to ids_, and the bytes that each stands for
+// to *spans*, unless that is null.
+void Bpe::split_units(std::string_view piece, Spans* spans) {
+    // As in the tokenizers library, bytes without a token are not counted in spans.
     size_t at = 0;
     const auto add = [&](uint32_t id, size_t begin, size_t end) {
         ids_.push_back(id);
@@ -279,7 +299,8 @@ void Bpe::start(std::string_view piece, Spans* spans) {
         }
         return;
     }
-    // As in the library, an unknown waits for the next known character: bytes overtake it.
+    // As in the library, an unknown token is added only before the next character with a token:
+    // characters between them that fall back to bytes come first.
     bool waiting = false;
     Span unknown_at{};
     const auto flush = [&] {
@@ -294,10 +315,10 @@ void Bpe::start(std::string_view piece, Spans* spans) {
             add(id, i, i + n);
             continue;
         }
-        bool bytes = (flags & kByteFallback) != 0;
-        for (size_t k = 0; bytes && k < n; ++k)
-            bytes = file_.byte_id(uint8_t(piece[i + k])) != kNoId;
-        if (bytes) {
+        bool falls_back = (flags & kByteFallback) != 0;
+        for (size_t k = 0; falls_back && k < n; ++k)
+            falls_back = file_.byte_id(uint8_t(piece[i + k])) != kNoId;
+        if (falls_back) {
             for (size_t k = 0; k < n; ++k)
                 add(file_.byte_id(uint8_t(piece[i + k])), i + k, i + k + 1);
         } else if (unknown != kNoId) {
@@ -310,7 +331,8 @@ void Bpe::start(std::string_view piece, Spans* spans) {
     flush();
 }
 
-void Bpe::merge_many() {
+// Merges ids_ in place, with a heap of candidates; symbols_ keeps the tokens as a linked list.
+void Bpe::merge_by_heap() {
     const auto n = int32_t(ids_.size());
     symbols_.resize(ids_.size());
     heap_.clear();

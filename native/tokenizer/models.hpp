@@ -197,17 +197,17 @@ private:
     template <typename Cache>
     bool remember(Cache& cache, const Missed& piece, const uint32_t* ids);
     void resolve_missed();
-    bool is_known(Missed& piece);
+    bool recall(Missed& piece);
     uint32_t find_whole(std::string_view piece, uint64_t hash) const;
     void merge(Missed& piece);
     void merge_lanes();
     void choose(Lane& lane);
     void join(Lane& lane);
     void settle(Missed& piece, const uint32_t* ids, size_t count);
-    void start(std::string_view piece, Spans* spans = nullptr);
+    void split_units(std::string_view piece, Spans* spans = nullptr);
     uint32_t find_unit(std::string_view piece, size_t at, size_t size);
     uint32_t rank_of_bytes(unsigned char left, unsigned char right);
-    void merge_many();
+    void merge_by_heap();
 
     const TokenizerFile& file_;
     const bool spells_bytes_;  // with a token for each

@@ -7,11 +7,6 @@
 namespace bitnet {
 namespace {
 
-// Options of BertNormalizer.
-constexpr uint32_t kCleanText = 1, kBertLowercase = 2, kStripAccents = 4, kChineseChars = 8;
-// Options of Strip.
-constexpr uint32_t kLeft = 1, kRight = 2;
-
 // A character of the changed text: one that is new (1 and more), or one in the place of another
 // (0), behind which as many as the negative number says are left out.
 struct Changed {

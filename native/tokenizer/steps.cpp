@@ -5,8 +5,6 @@
 namespace bitnet {
 namespace {
 
-enum Scheme : uint32_t { kNever, kFirst, kAlways };  // of kMetaspace
-
 class Reader {
 public:
     explicit Reader(std::string_view bytes) : rest_(bytes) {}

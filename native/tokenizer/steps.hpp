@@ -45,9 +45,20 @@ enum class Behavior : uint32_t {
     kContiguous
 };
 
+// Which pieces get the symbol of kPrefixSpace or kMetaspace before them.
+enum Scheme : uint32_t { kNever, kFirst, kAlways };
+// Bits of kBertNormalizer, and of kStrip.
+enum BertOption : uint32_t {
+    kCleanText = 1,
+    kBertLowercase = 2,
+    kStripAccents = 4,
+    kChineseChars = 8
+};
+enum StripSide : uint32_t { kLeft = 1, kRight = 2 };
+
 struct TokenizerStep {
     StepKind kind;
-    uint32_t mode = 0;  // a Behavior, a Scheme, the bits of a normalizer or a length of pieces
+    uint32_t mode = 0;  // Behavior, Scheme, bits of BertOption or StripSide, or a length of pieces
     uint32_t flag = 0;  // kSplit...: 1 keeps the matches; kMetaspace: 1 splits at its symbol
     std::string text;
     std::string other;

@@ -261,3 +261,11 @@ def test_the_native_engine_runs_it_as_the_library_does(name, tmp_path):
         spans = ours.spans(text, add_special=False)
         assert ours.encode(text) == [span.id for span in spans] == expected.ids, text
         assert [(span.start, span.stop) for span in spans] == expected.offsets, text
+
+
+@pytest.mark.skipif(native.module() is None, reason="the native module is missing")
+@pytest.mark.parametrize("length", [2**31, 2**63, 2**64 - 1])
+def test_pieces_of_more_than_31_bits_of_length_are_left_to_the_library(length, tmp_path):
+    pre = {"type": "FixedLength", "length": length}
+    path = write(tmp_path, document(WORDS, pre_tokenizer=pre))
+    assert load_tokenizer(path).engine == "portable"
