@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
 _PADDING = 1  # row of MPNet's positions for padding, whatever ``pad_token_id`` is
-_BUCKETS = 32  # rows of MPNet's table of biases: of keys before a query, then of those behind
-_REACH = 128  # distance from which on all keys of a side have one bias
+_BUCKETS = 32  # rows of MPNet's table of biases: half for keys up to a query, half for those behind
+_REACH = 128  # from this distance on, all keys of a side have one bias
 # The token of padding where transformers counts positions by the other tokens. A text may have it,
 # too. In llama.cpp it is a token as any other, and files of its converter do not name it.
 _UNCOUNTED = {"uncounted_token_id": read("a text with it is refused: it would shift positions")}
@@ -47,11 +47,12 @@ def norms_behind(mixer: Mixer, network: Mixer) -> Block:
 
 
 def encoder(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any) -> ModelConfig:
-    """Model of *blocks* with LayerNorm, which sees both directions, and *more* fields.
+    """Encoder of *blocks* with LayerNorm, and *more* fields of :class:`ModelConfig`.
 
-    Tokens have embeddings of a text if the file has a table of them.
+    Attention is bidirectional unless a key says otherwise. Tokens get segment embeddings if the
+    file has the table of them, ``token_types``.
     """
-    table = keys.weights.get("token_types.weight")
+    segments = keys.weights.get("token_types.weight")
     usual: dict[str, Any] = {"norm_biases": True, "final_norm": ""}
     uncounted = None
     if keys.value("uncounted_token_id", None) is not None:
@@ -63,7 +64,7 @@ def encoder(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any
         norm_eps=keys.number("attention.layer_norm_epsilon"),
         causal=bool(keys.value("attention.causal", False)),
         centered_norms=True,
-        text_rows=table.shape[0] if table is not None and table.shape else 0,
+        text_rows=segments.shape[0] if segments is not None and segments.shape else 0,
         uncounted_token=uncounted,
         embedding_norm="token_embd_norm",
         **(usual | more),
@@ -79,7 +80,7 @@ def _bert(keys: Keys) -> ModelConfig:
 
 
 def both_ways(_config: Config) -> dict[str, Any]:
-    """The key of attention in both directions."""
+    """GGUF keys of a model whose attention is bidirectional."""
     return {"attention.causal": False}
 
 
@@ -93,7 +94,7 @@ BERT = register(
         **reads("layer_norm_eps"),
         "is_decoder": neutral(None, False),
         "position_embedding_type": neutral(None, "absolute"),
-        "type_vocab_size": read("must be the rows of its table"),
+        "type_vocab_size": read("must be the number of rows of `token_types`"),
     },
     gguf_keys=reads("attention.layer_norm_epsilon") | _UNCOUNTED,
     tensors={
@@ -117,12 +118,12 @@ BERT = register(
 
 
 def _first_position(config: Config) -> int:
-    """Row of the position table for the first token; those before are for padding."""
+    """Row of the position table for the first token; padding uses the rows before it."""
     return int(config["pad_token_id"]) + 1
 
 
 def positions_behind_padding(config: Config) -> dict[str, Any]:
-    """Keys of an encoder whose positions begin behind the row for padding."""
+    """GGUF keys of an encoder whose first position follows the row for padding."""
     positions = config["max_position_embeddings"] - _first_position(config)
     return both_ways(config) | {"context_length": positions}
 
@@ -163,16 +164,20 @@ def _mpnet(keys: Keys) -> ModelConfig:
 
 
 def _bucket(distance: int) -> int:
-    """Row of the bias of a key that is *distance* positions behind its query."""
+    """Row of the bias of a key that is *distance* positions behind its query.
+
+    Each side has half of the rows: one for each short distance, and the rest for logarithmic
+    ranges of distances up to ``_REACH``.
+    """
     half = _BUCKETS // 2
-    side = half if distance > 0 else 0
-    near = half // 2  # distances below have a row each
-    far = abs(distance)
-    if far < near:
-        return side + far
+    first_row = half if distance > 0 else 0
+    exact = half // 2  # distances below this one have a row each
+    size = abs(distance)
+    if size < exact:
+        return first_row + size
     # In float32, as transformers computes it, so that rows change at the same distances.
-    octaves = np.log(np.float32(far) / np.float32(near)) / np.float32(math.log(_REACH / near))
-    return side + min(near + int(octaves * np.float32(half - near)), half - 1)
+    share = np.log(np.float32(size) / np.float32(exact)) / np.float32(math.log(_REACH / exact))
+    return first_row + min(exact + int(share * np.float32(half - exact)), half - 1)
 
 
 def _mpnet_values(_config: Config) -> Values:
@@ -219,7 +224,8 @@ register_variant(
 
 
 def _distilbert_keys(config: Config) -> dict[str, Any]:
-    return both_ways(config) | {"attention.layer_norm_epsilon": 1e-12}  # of its class
+    # transformers' class has this epsilon built in, so that no ``config.json`` states it.
+    return both_ways(config) | {"attention.layer_norm_epsilon": 1e-12}
 
 
 register_variant(

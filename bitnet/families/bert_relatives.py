@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from bitnet.families.family import Parts, Values
 
 _EPS = reads("attention.layer_norm_epsilon")
-_CONFIG = reads("layer_norm_eps") | {"type_vocab_size": read("must be the rows of its table")}
+_CONFIG = {
+    **reads("layer_norm_eps"),
+    "type_vocab_size": read("must be the number of rows of `token_types`"),
+}
 # Names that modules of transformers have, whose weights are stored under others.
 _OF_MODULES = {
     "post_attention_layernorm": "attn_output_norm",

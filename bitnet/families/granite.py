@@ -275,7 +275,7 @@ _FACTORS = ("freqs", "factors_long", "factors_short")
 def _minicpm(keys: Keys) -> ModelConfig:
     for key in _SCALES:  # before 2025 files had none, and llama.cpp assumes those of one size
         if keys.number(key) <= 0:
-            raise value_refusal(keys, key, keys.number(key), "it is above 0")
+            raise value_refusal(keys, key, keys.number(key), "only a factor above 0 is computed")
     return _with_scales(keys)
 
 

@@ -28,13 +28,14 @@ def _hrm(keys: Keys) -> ModelConfig:
         raise contradiction(keys, f"{layers:,} layers, expected those of {turns}")
     mixer = attention(keys, model_sizes.dim, own_gate="numbers")
     both_ways = bool(keys.value("hrm.prefix_lm", False))
+    # A long answer makes LongRoPE change its frequencies, and all positions run again.
     if both_ways and mixer.rope is not None and mixer.rope.long_freq_factors is not None:
         why = "an answer would be run again as a prompt, whose positions see each other"
         raise value_refusal(keys, "rope.scaling.type", "longrope", why)
     block = usual_block(mixer, FeedForward(model_sizes.ffn))
     scale = keys.number("embedding_scale", 1.0)
     if scale <= 0:  # llama.cpp does not scale by 0
-        raise value_refusal(keys, "embedding_scale", scale, "it is above 0")
+        raise value_refusal(keys, "embedding_scale", scale, "only a factor above 0 is computed")
     return model_of(
         keys,
         model_sizes,
@@ -52,10 +53,12 @@ def _keys(config: Config) -> dict[str, Any]:
     scale = config.get("embedding_scale")
     if scale is None:
         scale = 1 / config["initializer_range"]
-    # Only of files without the size of a stack, the number of layers is that size.
-    stack = config.get("num_layers_per_stack") or config["num_hidden_layers"]
+    stated_stack = config.get("num_layers_per_stack")
+    # Older folders leave it out, and their num_hidden_layers is the size of a stack. Otherwise
+    # num_hidden_layers counts the layers of all turns.
+    stack = stated_stack or config["num_hidden_layers"]
     turns = config["H_cycles"] * (config["L_cycles"] + 1)
-    if config.get("num_layers_per_stack") and config["num_hidden_layers"] != stack * turns:
+    if stated_stack and config["num_hidden_layers"] != stack * turns:
         raise ValueError(
             f"num_hidden_layers is {config['num_hidden_layers']}, and {turns} turns of the "
             f"{stack} layers of a stack are {stack * turns}"
@@ -72,11 +75,12 @@ def _keys(config: Config) -> dict[str, Any]:
 
 
 def _part(number: int, count: int) -> Any:
+    """Function that returns part *number* of *count* equal parts of a matrix's rows."""
     return lambda rows: np.split(rows, count)[number]
 
 
 def _parts(_config: Config) -> Parts:
-    """Matrices that published folders store as one, where transformers computes several."""
+    """Parts of the matrices that published folders store fused, and transformers does not."""
     gate_first = ("attn_gate", "attn_q", "attn_k", "attn_v")
     return {
         "attn_gqkv.weight": {f"{name}.weight": _part(at, 4) for at, name in enumerate(gate_first)},
@@ -94,7 +98,7 @@ register(
         "H_cycles": read("turns of the high stack"),
         "L_cycles": read("turns of the low stack before each of them"),
         "embedding_scale": read("factor on embeddings"),
-        "initializer_range": read("one over the `embedding_scale` of files without that"),
+        "initializer_range": read("`embedding_scale` is 1 over it where a file has none"),
         "num_layers_per_stack": read("blocks of each stack"),
         "prefix_lm": read(_BOTH_WAYS),
     },

@@ -1,4 +1,4 @@
-"""OLMo Hybrid: linear attention whose states may change their sign, and attention."""
+"""OLMo Hybrid: layers of linear attention, whose states may change sign, and of full attention."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from bitnet.families.linear import DELTA_CONFIG, DELTA_KEYS, decay_rates, delta_
 if TYPE_CHECKING:
     from bitnet.families.family import Values
 
-# Norms behind attention and network; before them in layers with linear attention.
+# Layers with full attention have norms behind attention and network, the others before them. The
+# folder's ``post_attention_layernorm`` is ``ffn_norm``, as tensor_names.py has it for all families.
 _BEHIND = (("", "ffn_norm"), ("", "post_ffw_norm"))
-_EPS = 1e-5  # of the norm of a state's result, whatever that of the model is
-_PERIOD = 4  # layers, of which the last has attention, where a folder does not say which have
+_EPS = 1e-5  # epsilon of ``ssm_norm``, whatever the model's is
+_PERIOD = 4  # without ``layer_types``, the last of each four layers has full attention
 
 
 def _olmo_hybrid(keys: Keys) -> ModelConfig:
@@ -63,8 +64,10 @@ def _keys(config: Config) -> dict[str, Any]:
     kv_heads = config.get("num_key_value_heads") or heads
     key_heads = config.get("linear_num_key_heads") or heads
     value_heads = config.get("linear_num_value_heads") or heads
+    # The defaults of transformers' configuration class.
     key_dim = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / key_heads)
     value_dim = config.get("linear_value_head_dim") or 2 * key_dim
+    # Only a null ``rope_theta`` turns rotation off: one that is left out has transformers' default.
     rope = config.get("rope_parameters") or {}
     meanings = {"full_attention": kv_heads, "linear_attention": 0}
     return {
@@ -97,13 +100,13 @@ register(
     config_keys={
         **DELTA_CONFIG,
         **reads("layer_types"),
-        "linear_allow_neg_eigval": read("strengths are doubled"),
+        "linear_allow_neg_eigval": read("doubles the strengths, so that states may change sign"),
         "sliding_window": neutral(None),
     },
     gguf_keys={
         **DELTA_KEYS,
         "attention.rotates": read("there is a position embedding"),
-        "ssm.negative_eigenvalues": read("strengths are doubled"),
+        "ssm.negative_eigenvalues": read("doubles the strengths, so that states may change sign"),
     },
     tensors={
         "attention_layer_norm": "attn_norm",

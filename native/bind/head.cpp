@@ -8,10 +8,10 @@
 namespace bitnet {
 namespace {
 
-// An exact head over arrays of the caller's.
+// An exact head over the caller's arrays, which bind_exact_head keeps alive as long as it.
 struct BoundHead {
     using Order = Array<const int32_t>;
-    ExactHead m;
+    ExactHead head;
 
     BoundHead(int type, const Bytes& weight, int64_t rows, int64_t cols, const Order& order,
               const Floats& factors, const OutBytes& tiles, const OutBytes& sixth,
@@ -34,26 +34,28 @@ struct BoundHead {
         require(int64_t(step.size()) == padded && int64_t(residual.size()) == padded &&
                     int64_t(norm.size()) == padded,
                 "step, residual and norm must have whole tiles of rows");
-        m.type = Type(type);
-        m.weight = weight.data();
-        m.rows = rows;
-        m.cols = cols;
-        m.order = order.data();
-        m.factors = factors.data();
-        m.tiles = tiles.data();
-        m.sixth = sixth.data();
-        m.step = step.data();
-        m.residual = residual.data();
-        m.norm = norm.data();
-        m.file = file;
-        m.file_offset = file_offset;
+        head.type = Type(type);
+        head.weight = weight.data();
+        head.rows = rows;
+        head.cols = cols;
+        head.order = order.data();
+        head.factors = factors.data();
+        head.tiles = tiles.data();
+        head.sixth = sixth.data();
+        head.step = step.data();
+        head.residual = residual.data();
+        head.norm = norm.data();
+        head.file = file;
+        head.file_offset = file_offset;
     }
 };
 
-bool bind_build(const BoundHead& s, int64_t begin, int64_t end) {
-    require(begin >= 0 && begin <= end && end <= head_tiles(s.m.rows), "tiles are out of range");
+// Fills tiles [begin, end) of the copy; false for weights that cannot be bounded.
+bool bind_build(const BoundHead& self, int64_t begin, int64_t end) {
+    require(begin >= 0 && begin <= end && end <= head_tiles(self.head.rows),
+            "tiles are out of range");
     const Computing computing;
-    return build_copy(s.m, begin, end);
+    return build_copy(self.head, begin, end);
 }
 
 // None for a hidden state that cannot be bounded, else (ids, logits, bound, tail, refined).
@@ -63,55 +65,61 @@ nb::object to_tuple(HeadResult&& r) {
                           r.tail, r.refined);
 }
 
-nb::list bind_find(const BoundHead& s, const Floats& x, int64_t count,
+// The likeliest rows for each hidden state of *x*, (tokens, cols), as to_tuple has them.
+nb::list bind_find(const BoundHead& self, const Floats& x, int64_t count,
                    const std::vector<float>& margins,
                    const std::vector<Array<const int64_t>>& listed) {
-    const int64_t tokens = int64_t(x.size()) / s.m.cols;
-    require(int64_t(x.size()) == tokens * s.m.cols, "x must be (tokens, cols)");
+    const int64_t tokens = int64_t(x.size()) / self.head.cols;
+    require(int64_t(x.size()) == tokens * self.head.cols, "x must be (tokens, cols)");
     require(int64_t(margins.size()) == tokens && int64_t(listed.size()) == tokens && count > 0,
             "margins and listed must have an entry for each token, count be positive");
     std::vector<HeadQuery> queries(static_cast<size_t>(tokens));
     for (size_t i = 0; i < queries.size(); ++i) {
         HeadQuery& query = queries[i];
-        query.x = x.data() + int64_t(i) * s.m.cols;
+        query.x = x.data() + int64_t(i) * self.head.cols;
         query.count = count;
         query.margin = margins[i];
         query.listed.assign(listed[i].data(), listed[i].data() + listed[i].size());
         for (size_t k = 0; k < query.listed.size(); ++k)
-            require(query.listed[k] >= 0 && query.listed[k] < s.m.rows &&
+            require(query.listed[k] >= 0 && query.listed[k] < self.head.rows &&
                         (k == 0 || query.listed[k] > query.listed[k - 1]),
                     "listed rows must be rising and in range");
     }
     std::vector<HeadResult> results;
     {
         const Computing computing;
-        results = find_logits(s.m, queries);
+        results = find_logits(self.head, queries);
     }
     nb::list out;
     for (HeadResult& result : results) out.append(to_tuple(std::move(result)));
     return out;
 }
 
-bool bind_bounds(const BoundHead& s, const Floats& x, bool sixth, const OutFloats& approx,
+// Approximate logits and upper bounds of all rows, with or without the sixth bits; false for a
+// hidden state that cannot be bounded.
+bool bind_bounds(const BoundHead& self, const Floats& x, bool sixth, const OutFloats& approx,
                  const OutFloats& upper) {
-    require(int64_t(x.size()) == s.m.cols &&
-                int64_t(approx.size()) == head_tiles(s.m.rows) * kHeadRows &&
+    require(int64_t(x.size()) == self.head.cols &&
+                int64_t(approx.size()) == head_tiles(self.head.rows) * kHeadRows &&
                 upper.size() == approx.size(),
             "x must be (cols,), approx and upper whole tiles of rows");
     const Computing computing;
-    return head_bounds(s.m, x.data(), sixth, approx.data(), upper.data());
+    return head_bounds(self.head, x.data(), sixth, approx.data(), upper.data());
 }
 
-void bind_rows(const BoundHead& s, const Floats& x, const Array<const int64_t>& ids,
+// Logits of the rows *ids* alone.
+void bind_rows(const BoundHead& self, const Floats& x, const Array<const int64_t>& ids,
                const OutFloats& out) {
-    require(int64_t(x.size()) == s.m.cols && ids.size() == out.size(),
+    require(int64_t(x.size()) == self.head.cols && ids.size() == out.size(),
             "x must be (cols,), out like ids");
     for (size_t i = 0; i < ids.size(); ++i)
-        require(ids.data()[i] >= 0 && ids.data()[i] < s.m.rows, "a row number is out of range");
+        require(ids.data()[i] >= 0 && ids.data()[i] < self.head.rows,
+                "a row number is out of range");
     const Computing computing;
-    linear_rows(s.m, x.data(), ids.data(), int64_t(ids.size()), out.data());
+    linear_rows(self.head, x.data(), ids.data(), int64_t(ids.size()), out.data());
 }
 
+// What the caller allocates for a copy: bytes of *tiles* and of *sixth*, and rows in whole tiles.
 nb::tuple bind_sizes(int64_t rows, int64_t cols) {
     require(rows > 0 && cols > 0 && cols <= kHeadColumns, "rows and cols are out of range");
     const int64_t padded = head_tiles(rows) * kHeadRows;
@@ -124,6 +132,8 @@ nb::tuple bind_sizes(int64_t rows, int64_t cols) {
 void bind_exact_head(nb::module_& m) {
     m.def("exact_head_sizes", &bind_sizes, "rows"_a, "cols"_a);
     m.attr("EXACT_HEAD_COLUMNS") = kHeadColumns;
+    // Arguments of keep_alive: 1 is the head itself, 3 is *weight*, and 6 to 12 are *order* to
+    // *norm*.
     nb::class_<BoundHead>(m, "ExactHead")
         .def(nb::init<int, const Bytes&, int64_t, int64_t, const BoundHead::Order&, const Floats&,
                       const OutBytes&, const OutBytes&, const OutFloats&, const OutFloats&,

@@ -1,9 +1,9 @@
 // AVX-VNNI: AVX2 and vpdpbusd of 256 bits, which adds four products of bytes to 32 bits at once.
 // Intel's processors for desktops and laptops have it since 2021, without AVX-512.
 //
-// BITNET_AVX_VNNI_PLAIN makes it plain C++, so that these kernels can be compared with the others
-// on any processor with AVX2; BITNET_AVX_VNNI_EVEX takes the instruction of AVX-512 VL, to measure
-// with.
+// BITNET_AVX_VNNI_PLAIN replaces the instruction by plain C++, so that these kernels can be
+// compared with the others on any processor with AVX2. BITNET_AVX_VNNI_EVEX replaces it by that of
+// AVX-512 VL, so that their speed can be measured on processors with AVX-512.
 #include "isa/avx2.hpp"
 
 namespace bitnet {
@@ -29,11 +29,15 @@ inline __m256i dpbusd(__m256i sum, __m256i a, __m256i b) {
 
 struct Vec : Avx2 {
     static constexpr bool kSignedCodes = false;  // vpdpbusd wants them unsigned
-    static constexpr int kTernaryTokens = 6, kGroupTokens = 6, kDepth = 0;
+    // Tokens of a pass over unpacked weights, whose sums stay in registers (ternary/products.hpp).
+    static constexpr int kTernaryTokens = 6, kGroupTokens = 6;
+    static constexpr int kDepth = 0;  // sums of 32 bits hold any number of products
+    // Neighbouring digits of a byte that are multiplied without moving them (Fields there).
     static constexpr int places(int tokens) { return tokens == 1 ? 4 : 1; }
 
     static Int dot(Int sum, Int codes, Int x) { return dpbusd(sum, codes, x); }
-    template <int = 2, int kOffset = 0, bool = false>
+    // Only sums of 16 bits depend on the largest code and on whether codes are signed.
+    template <int /*kMost*/ = 2, int kOffset = 0, bool /*kSigned*/ = false>
     using Sum = DotSum<Vec, kOffset>;
 };
 

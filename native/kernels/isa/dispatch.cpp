@@ -1,5 +1,5 @@
-// Which kernels are used: those of the best instruction set that passes the self-test
-// (self_test.cpp); and how often each ran.
+// The kernels in use, those of the best instruction set unless set_level or the self-test
+// (self_test.cpp) chooses a slower one; and how often each ran.
 #include <atomic>
 
 #include "isa/kernels.hpp"
@@ -13,29 +13,30 @@ Kernels& active() {
     static Kernels chosen = *offered().back();
     return chosen;
 }
+
 const std::vector<const Kernels*>& offered() {
     static const std::vector<const Kernels*> tables = [] {
-        std::vector<const Kernels*> found = {&scalar_kernels()};
+        std::vector<const Kernels*> levels = {&scalar_kernels()};
         [[maybe_unused]] const CpuFeatures& has = cpu_features();
 #if defined(BITNET_AVX2)
-        if (has.avx2) found.push_back(&avx2_kernels());
+        if (has.avx2) levels.push_back(&avx2_kernels());
 #endif
 #if defined(BITNET_AVX_VNNI)
-        if (has.avx_vnni) found.push_back(&avx_vnni_kernels());
+        if (has.avx_vnni) levels.push_back(&avx_vnni_kernels());
 #endif
 #if defined(BITNET_AVX512_VNNI)
-        if (has.avx512_vnni) found.push_back(&avx512_vnni_kernels());
+        if (has.avx512_vnni) levels.push_back(&avx512_vnni_kernels());
 #endif
 #if defined(BITNET_AMX)
-        if (has.amx) found.push_back(&amx_kernels());
+        if (has.amx) levels.push_back(&amx_kernels());
 #endif
 #if defined(BITNET_ARM)
-        if (has.neon_dotprod) found.push_back(&neon_dotprod_kernels());
+        if (has.neon_dotprod) levels.push_back(&neon_dotprod_kernels());
 #endif
 #if defined(BITNET_I8MM)
-        if (has.neon_i8mm) found.push_back(&neon_i8mm_kernels());
+        if (has.neon_i8mm) levels.push_back(&neon_i8mm_kernels());
 #endif
-        return found;
+        return levels;
     }();
     return tables;
 }
@@ -68,12 +69,15 @@ bool dense_pays() { return active().dense_pays; }
 
 namespace {
 
+constexpr int kLevels = 5;  // at most: scalar, avx2, avx_vnni, avx512_vnni, amx
+constexpr int kOps = int(Op::kCount);
 #define BITNET_NAME(op) #op,
-constexpr int kLevels = 5, kOps = int(Op::kCount);
+// In the order of Op. Decode and prefill are both "linear", and end with their own names instead.
 constexpr const char* kOpNames[kOps] = {"linear", "linear", "embed", "attention",
                                         BITNET_ROW_OPS(BITNET_NAME)};
 #undef BITNET_NAME
 
+// Operations without a type count under type 0.
 std::atomic<uint64_t> calls[kLevels][kOps][kTypes];
 
 bool has_type(int op) { return op <= int(Op::embed); }
@@ -88,20 +92,20 @@ void count_call(Op op, Type type) {
 }
 
 std::map<std::string, uint64_t> counters() {
-    std::map<std::string, uint64_t> found;
+    std::map<std::string, uint64_t> counts;
     for (size_t level = 0; level < detail::offered().size(); ++level)
         for (int op = 0; op < kOps; ++op)
             for (int type = 0; type < kTypes; ++type) {
-                const uint64_t n = calls[level][op][type].load(std::memory_order_relaxed);
-                if (n == 0) continue;
+                const uint64_t count = calls[level][op][type].load(std::memory_order_relaxed);
+                if (count == 0) continue;
                 std::string name = kOpNames[op];
                 if (has_type(op)) name += std::string("/") + kEncodings[type].name;
                 name += std::string("/") + detail::offered()[level]->name;
                 if (op == int(Op::decode)) name += "/decode";
                 if (op == int(Op::prefill)) name += "/prefill";
-                found[name] = n;
+                counts[name] = count;
             }
-    return found;
+    return counts;
 }
 
 }  // namespace bitnet

@@ -7,8 +7,7 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// Of 16 numbers, in kLanes / kWidth registers: their sum in the order of sum_lanes, and the
-// largest.
+// 16 numbers in kLanes / kWidth registers: their sum, in the order of sum_lanes, and the largest.
 #if defined(BITNET_F16C)
 struct Sixteen {
 #if defined(__AVX512F__)
@@ -38,7 +37,7 @@ struct Sixteen {
         v[0].store(lane);
         v[1].store(lane + 8);
     }
-    float sum() { return sum_lanes(lane); }
+    float sum() { return sum_lanes(lane); }  // overwrites them
     float largest() const {
         float top = lane[0];
         for (const float f : lane) top = f > top ? f : top;
@@ -48,14 +47,18 @@ struct Sixteen {
 };
 #endif
 
-using Parts = Lanes[kLanes / Lanes::kWidth];  // 16 numbers
+using Parts = Lanes[kLanes / Lanes::kWidth];  // 16 numbers, of one row
 constexpr int whole_eights(int n) { return (n + 7) / 8 * 8; }
 inline void zero(Parts& parts) {
     for (Lanes& lanes : parts) lanes = Lanes::set(0.0f);
 }
 
 #if defined(__AVX512F__)
-// The same of eight rows at once, with a third of the instructions.
+// fold_rows of eight rows at once, with a third of the instructions; *f* adds, or is the maximum.
+//
+// Each step folds the 16 numbers of a row to half as many, in the order of sum_lanes, and puts
+// twice as many rows into a register: two rows of eight numbers, four of four, eight of two, and of
+// one.
 template <class F>
 inline void fold_eight(const Parts* rows, float* out, F f) {
     const auto halves = [&](__m512 a, __m512 b) {
@@ -64,18 +67,19 @@ inline void fold_eight(const Parts* rows, float* out, F f) {
     const auto quarters = [&](__m512 a, __m512 b) {
         return f(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
     };
-    const auto of = [&](int row) { return halves(rows[row]->v, rows[row + 1]->v); };
-    const __m512d first = _mm512_castps_pd(quarters(of(0), of(2))),
-                  second = _mm512_castps_pd(quarters(of(4), of(6)));
-    const __m512 two = f(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)),
-                         _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
+    const auto two_rows = [&](int row) { return halves(rows[row]->v, rows[row + 1]->v); };
+    const __m512d first = _mm512_castps_pd(quarters(two_rows(0), two_rows(2)));
+    const __m512d second = _mm512_castps_pd(quarters(two_rows(4), two_rows(6)));
+    const __m512 pairs = f(_mm512_castpd_ps(_mm512_unpacklo_pd(first, second)),
+                           _mm512_castpd_ps(_mm512_unpackhi_pd(first, second)));
+    const __m512 folded = f(pairs, _mm512_movehdup_ps(pairs));
+    // The lanes in which the eight results lie, by row.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
-    _mm256_store_ps(
-        out, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, f(two, _mm512_movehdup_ps(two)))));
+    _mm256_store_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, folded)));
 }
 #endif
 
-// The sums, or the largest, of N rows; *rows* and *out* have room for whole eights.
+// The sums (kSum) or the largest numbers of N rows; *rows* and *out* have room for whole eights.
 template <int N, bool kSum>
 inline void fold_rows(const Parts* rows, float* out) {
     int n = 0;
@@ -89,10 +93,10 @@ inline void fold_rows(const Parts* rows, float* out) {
     for (; n < N; ++n) out[n] = kSum ? Sixteen(rows[n]).sum() : Sixteen(rows[n]).largest();
 }
 
-// 2^x of numbers that are not above 0, and zero below 2^-100: `power_or_zero`.
+// `power_or_zero` of each lane, with the same bits.
 inline Lanes power(Lanes x) {
-    const Lanes round = Lanes::set(12582912.0f),
-                clamped = Lanes::larger(Lanes::set(kLeastPower), x);
+    const Lanes clamped = Lanes::larger(Lanes::set(kLeastPower), x);
+    const Lanes round = Lanes::set(12582912.0f);  // 1.5 * 2^23: adding it shifts the fraction out
     const Lanes shifted = clamped + round, n = shifted - round, r = clamped - n;
     Lanes p = Lanes::set(kPower[0]);
     for (int i = 1; i < 6; ++i) p = p * r + Lanes::set(kPower[i]);

@@ -1,5 +1,5 @@
-// The operations on rows of floats, as the compiler makes them with the flags and the `Lanes` of
-// the including file.
+// The operations on rows of floats and the rounding of inputs, compiled with the flags and the
+// `Lanes` of the including file.
 #pragma once
 
 #include "ops/attention.hpp"
@@ -14,19 +14,24 @@ namespace {
 
 // ---- inputs as int8
 
-// Step and scale of codes whose largest is 127. NaN and infinity have no int8 form: zeros with a
-// NaN step carry them to the result.
+constexpr float kLargestInput = 3.4e38f;   // infinity and NaN are not below it
+constexpr float kSmallestInput = 1e-30f;   // below it, all codes are 0
+constexpr float kSmallestTernary = 1e-5f;  // the W1.58A8 models were trained with this bound
+
+// Step and scale of codes whose largest is 127, for inputs of which *top* is the largest magnitude.
+// NaN and infinity have no int8 form: zeros with a NaN step carry them to the result.
 struct Rounding {
     bool finite;
     float step, scale;
-    explicit Rounding(float top) : finite(top <= 3.4e38f) {
-        const bool some = finite && top >= 1e-30f;
-        step = some ? top / 127.0f : finite ? 0.0f : NAN;
-        scale = some ? 127.0f / top : 0.0f;
+    explicit Rounding(float top) : finite(top <= kLargestInput) {
+        const bool nonzero = finite && top >= kSmallestInput;
+        step = nonzero ? top / 127.0f : finite ? 0.0f : NAN;
+        scale = nonzero ? 127.0f / top : 0.0f;
     }
 };
 
-// Codes of 32 numbers, the first 16 times scale[0], the others times scale[1], none above 127.
+// Rounds 32 numbers, the first 16 times scale[0], the others times scale[1], to codes of at most
+// 127: as int8 to *q*, and as int16 to *code*.
 inline void round_32(const float* x, const float (&scale)[2], int8_t* q, int16_t (&code)[32]) {
     constexpr int kWidth = Lanes::kWidth;
     const auto scaled = [&](int at) { return Lanes::load(x + at) * Lanes::set(scale[at / 16]); };
@@ -43,24 +48,26 @@ inline int32_t sum_of(const int16_t (&code)[32]) {
 
 inline void quantize_runs(const float* x, int64_t cols, int8_t* q, float* step, int32_t* sum) {
     for (; cols > 0; cols -= 32, x += 32, q += 32) {
-        const Rounding by(max_abs(x, 32));
+        const Rounding rounding(max_abs(x, 32));
         alignas(64) int16_t code[32];
-        round_32(x, {by.scale, by.scale}, q, code);
-        if (!by.finite) std::memset(q, 0, 32);
-        *sum++ = by.finite ? sum_of(code) : 0;
-        *step++ = by.step;
+        round_32(x, {rounding.scale, rounding.scale}, q, code);
+        if (!rounding.finite) std::memset(q, 0, 32);
+        *sum++ = rounding.finite ? sum_of(code) : 0;
+        *step++ = rounding.step;
     }
 }
 
 inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
     for (; cols > 0; cols -= 32, x += 32, ++out) {
-        const Rounding by[2] = {Rounding(max_abs(x, 16)), Rounding(max_abs(x + 16, 16))};
+        const Rounding halves[2] = {Rounding(max_abs(x, 16)), Rounding(max_abs(x + 16, 16))};
         alignas(64) int16_t code[32];
-        round_32(x, {by[0].scale, by[1].scale}, out->q, code);
+        round_32(x, {halves[0].scale, halves[1].scale}, out->q, code);
         for (int i = 0; i < 2; ++i) {
-            if (!by[i].finite) std::memset(out->q + 16 * i, 0, 16);
-            uint64_t words[2], sums = 0;  // of bytes that are 128 larger and have no sign: none
-                                          // runs over into the next
+            if (!halves[i].finite) std::memset(out->q + 16 * i, 0, 16);
+            // Four sums of 16 bits in a word, of q + 128: bytes without a sign, so that no sum
+            // carries into the next. At the end the lowest one is that of the columns 4i and 4i +
+            // 1, the next that of 4i + 2 and 4i + 3, eight columns each.
+            uint64_t words[2], sums = 0;
             std::memcpy(words, out->q + 16 * i, 16);
             for (uint64_t w : words) {
                 w ^= 0x8080808080808080;
@@ -70,7 +77,7 @@ inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
             for (int j = 0; j < 2; ++j)
                 out->minus_pairs[i][j] = int16_t(8 * 128 - int(sums >> 16 * j & 0xffff));
             out->minus_q[i] = out->minus_pairs[i][0] + out->minus_pairs[i][1];
-            out->step[i] = by[i].step;
+            out->step[i] = halves[i].step;
         }
         out->sum = out->step[0] * float(-out->minus_q[0]) + out->step[1] * float(-out->minus_q[1]);
     }
@@ -79,12 +86,12 @@ inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
 inline void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum) {
     const float top = max_abs(x, cols);
     *sum = 0;
-    if (!(top <= 3.4e38f)) {
+    if (!(top <= kLargestInput)) {
         std::memset(q, 0, size_t(cols));
         *s = NAN;
         return;
     }
-    *s = 127.0f / (top > 1e-5f ? top : 1e-5f);
+    *s = 127.0f / (top > kSmallestTernary ? top : kSmallestTernary);
     int64_t i = 0;
     alignas(64) int16_t code[32];
     for (; i + 32 <= cols; i += 32) {
@@ -99,16 +106,17 @@ inline void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, 
 constexpr int kStateColumns = 32;
 constexpr double kLeastLength = 1e-6;  // added to squared lengths, as in the models' training
 
-// *x* over its length and times *scale*, (key_dim).
+// *x*, (n,), scaled to the length *scale*.
 inline void normalize(const float* x, int64_t n, double scale, float* out) {
     double squares = 0;
     for (int64_t i = 0; i < n; ++i) squares += double(x[i]) * double(x[i]);
-    const float by = float(scale / std::sqrt(squares + kLeastLength));
-    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * by;
+    const float factor = float(scale / std::sqrt(squares + kLeastLength));
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * factor;
 }
 
 [[maybe_unused]] void convolve(const ConvolveArgs& a, int64_t c0, int64_t c1) {
-    const int64_t before = a.width - 1;
+    const int64_t before = a.width - 1;  // inputs in the state
+    // Channels of an input, counted from the oldest one in the state.
     const auto input = [&](int64_t t) {
         return t < before ? a.state + t * a.channels : a.x + (t - before) * a.channels;
     };
@@ -130,30 +138,33 @@ inline void normalize(const float* x, int64_t n, double scale, float* out) {
                      size_t(c1 - c0) * sizeof(float));
 }
 
-// f(count, j) for the columns j to j + count of *all*: *count* is a type, mostly of kStateColumns.
+// Calls f(count, j) for columns [j, j + count) until all *columns* are covered; *count*, which is
+// kStateColumns and 1 for the rest, is a type, so that loops over it are unrolled.
 template <class F>
-void each_columns(int64_t all, const F& f) {
+void each_columns(int64_t columns, const F& f) {
     int64_t j = 0;
-    for (; j + kStateColumns <= all; j += kStateColumns)
+    for (; j + kStateColumns <= columns; j += kStateColumns)
         f(std::integral_constant<int, kStateColumns>(), j);
-    for (; j < all; ++j) f(std::integral_constant<int, 1>(), j);
+    for (; j < columns; ++j) f(std::integral_constant<int, 1>(), j);
 }
 
-// Columns j to j + N of the matrix of one head, which stay in the nearest cache between its two
-// uses. Row i decays by decay[i * each].
+// One position of the delta rule for N columns of the state of one head, from the one at *state*
+// on: few enough to stay in the nearest cache between the two loops over its rows. Row i is
+// multiplied by decay[i * decay_stride]; *beta* is already strength * sigmoid(beta).
 template <int N>
 void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const float* k,
-                   const float* v, const float* decay, int64_t each, float rate, float* out) {
+                   const float* v, const float* decay, int64_t decay_stride, float beta,
+                   float* out) {
     float change[N] = {}, sum[N] = {};
     for (int64_t i = 0; i < dk; ++i) {
         float* __restrict row = state + i * dv;
-        const float by = decay[i * each];
+        const float row_decay = decay[i * decay_stride];
         for (int j = 0; j < N; ++j) {
-            row[j] *= by;
+            row[j] *= row_decay;
             change[j] += row[j] * k[i];
         }
     }
-    for (int j = 0; j < N; ++j) change[j] = rate * (v[j] - change[j]);
+    for (int j = 0; j < N; ++j) change[j] = beta * (v[j] - change[j]);
     for (int64_t i = 0; i < dk; ++i) {
         float* __restrict row = state + i * dv;
         for (int j = 0; j < N; ++j) {
@@ -167,7 +178,7 @@ void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const f
 [[maybe_unused]] void delta_rule(const DeltaArgs& args, int64_t head) {
     const int64_t dk = args.key_dim, dv = args.value_dim, repeats = args.heads / args.key_heads;
     const int64_t key_head = args.grouped ? head / repeats : head % args.key_heads;
-    const int64_t decays = args.decays, each = decays > 1 ? 1 : 0;
+    const int64_t decays = args.decays, decay_stride = decays > 1 ? 1 : 0;
     float* q = reinterpret_cast<float*>(thread_scratch(size_t(2 * dk + decays) * sizeof(float)));
     float* k = q + dk;
     float* decay = k + dk;
@@ -180,33 +191,34 @@ void delta_columns(float* state, int64_t dk, int64_t dv, const float* q, const f
         const float* alpha = args.alpha + (t * args.heads + head) * decays;
         for (int64_t i = 0; i < decays; ++i) {
             const double step = double(alpha[i]) + double(args.dt[head * decays + i]);
-            const double rate = double(args.a[head]);
+            const double a = double(args.a[head]);
             const double logarithm = args.floor < 0.0f
-                                         ? double(args.floor) / (1.0 + std::exp(-rate * step))
-                                         : rate * softplus(step);
+                                         ? double(args.floor) / (1.0 + std::exp(-a * step))
+                                         : a * softplus(step);
             decay[i] = float(std::exp(logarithm));
         }
-        const double share = 1.0 / (1.0 + std::exp(-double(args.beta[t * args.heads + head])));
-        const float rate = float(args.strength * share);
+        const double sigmoid = 1.0 / (1.0 + std::exp(-double(args.beta[t * args.heads + head])));
+        const float beta = float(args.strength * sigmoid);
         each_columns(dv, [&](auto count, int64_t j) {
-            delta_columns<count.value>(state + j, dk, dv, q, k, args.v + value + j, decay, each,
-                                       rate, args.out + value + j);
+            delta_columns<count.value>(state + j, dk, dv, q, k, args.v + value + j, decay,
+                                       decay_stride, beta, args.out + value + j);
         });
     }
 }
 
-// Columns j to j + N of the state of one head, whose row i decays by decay[i * each].
+// One position of the scan for N columns of the state of one head, from the one at *state* on. Row
+// i is multiplied by decay[i * decay_stride].
 template <int N>
 void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const float* b,
-                  const float* c, const float* decay, int64_t each, float step, float skip,
+                  const float* c, const float* decay, int64_t decay_stride, float step, float skip,
                   float* out) {
     float written[N], sum[N] = {};
     for (int j = 0; j < N; ++j) written[j] = step * x[j];
     for (int64_t i = 0; i < size; ++i) {
         float* __restrict row = state + i * dim;
-        const float by = decay[i * each];
+        const float row_decay = decay[i * decay_stride];
         for (int j = 0; j < N; ++j) {
-            row[j] = row[j] * by + b[i] * written[j];
+            row[j] = row[j] * row_decay + b[i] * written[j];
             sum[j] += row[j] * c[i];
         }
     }
@@ -216,7 +228,7 @@ void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const
 [[maybe_unused]] void selective_scan(const ScanArgs& args, int64_t head) {
     const int64_t dim = args.head_dim, size = args.state_size,
                   group = head / (args.heads / args.groups);
-    const int64_t decays = args.decays, each = decays > 1 ? 1 : 0;
+    const int64_t decays = args.decays, decay_stride = decays > 1 ? 1 : 0;
     float* decay = reinterpret_cast<float*>(thread_scratch(size_t(decays) * sizeof(float)));
     float* state = args.state + head * size * dim;
     for (int64_t t = 0; t < args.tokens; ++t) {
@@ -227,8 +239,8 @@ void scan_columns(float* state, int64_t size, int64_t dim, const float* x, const
             decay[i] = float(std::exp(double(args.a[head * decays + i]) * step));
         each_columns(dim, [&](auto count, int64_t j) {
             scan_columns<count.value>(state + j, size, dim, args.x + value + j, args.b + key,
-                                      args.c + key, decay, each, float(step), args.skip[head],
-                                      args.out + value + j);
+                                      args.c + key, decay, decay_stride, float(step),
+                                      args.skip[head], args.out + value + j);
         });
     }
 }

@@ -17,7 +17,9 @@ inline void prefetch_lines(const uint8_t* p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) prefetch_line(p + kAhead + i);
 }
 
-// 32 columns of V vectors of rows times N tokens.
+// Adds the products of 32 columns of V vectors of rows with N tokens to *sum*. C is the CodeForm of
+// the weights, *group* what they are read from, packed or unpacked (ops/tile_groups.hpp); *stride*
+// is from the inputs of one token to the next.
 template <class C, int V, int N, class Group>
 inline void add_group(const Group& group, const BlockInput* x, int64_t stride, Lanes (*sum)[N]) {
     Lanes scaled[V][N];
@@ -47,15 +49,17 @@ inline void add_group(const Group& group, const BlockInput* x, int64_t stride, L
             }
         }
     }
-    if constexpr (C::kMin) BITNET_UNROLL(2) for (int v = 0; v < V; ++v) {
+    if constexpr (C::kMin) {
+        BITNET_UNROLL(2) for (int v = 0; v < V; ++v) {
             const auto min = group.min(v);
             BITNET_UNROLL(8)
             for (int n = 0; n < N; ++n)
                 sum[v][n] = Lanes::fma(Lanes::set(x[n * stride].sum), min, sum[v][n]);
         }
+    }
 }
 
-// The sums of V vectors of rows of the tile at row r and of tokens t .. t+N-1.
+// Writes *sum*, of vectors first .. first+V-1 of the tile at row r and of tokens t .. t+N-1, to y.
 template <int V, int N>
 inline void store_tile(const LinearArgs& a, int64_t r, int first, int64_t t,
                        const Lanes (&sum)[V][N]) {
@@ -65,7 +69,7 @@ inline void store_tile(const LinearArgs& a, int64_t r, int first, int64_t t,
             store_rows(a.y + (t + n) * a.rows + r, first + v, rows, sum[v][n]);
 }
 
-// Vectors first .. first+V-1 of the tile at row r times tokens t .. t+N-1.
+// Vectors first .. first+V-1 of a tile in a block encoding, at row r, times tokens t .. t+N-1.
 template <Type kType, int V, int N>
 void block_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     constexpr TileLayout kLayout = tile_layout(kType);
@@ -90,6 +94,8 @@ void block_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     store_tile(a, r, first, t, sum);
 }
 
+// The whole tile at row r times tokens t .. t+N-1, a vector at a time where the sums of all do not
+// fit into registers.
 template <Type kType, int N>
 inline void block_tokens(const LinearArgs& a, int64_t r, int64_t t) {
     if constexpr (N > Vec::kWholeTokens) {
@@ -99,7 +105,7 @@ inline void block_tokens(const LinearArgs& a, int64_t r, int64_t t) {
     }
 }
 
-// The unpacked tile of row r times tokens t .. t+N-1; types whose codes are alike share it.
+// The tile at row r, unpacked to *tile*, times tokens t .. t+N-1; types with one CodeForm share it.
 template <class C, int N>
 void unpacked_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t t) {
     const int64_t stride = block_inputs(a.cols);
@@ -112,27 +118,38 @@ void unpacked_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t 
     store_tile(a, r, 0, t, sum);
 }
 
+// A LinearKernel of a block encoding: kN tokens at a time, and 4, 2 and 1 of the rest.
 template <Type kType>
 void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, [[maybe_unused]] uint8_t* scratch) {
     constexpr int kN = Vec::kTokens;
-    const int64_t step = tokens_per_pass(a.tokens, 64 * block_inputs(a.cols), kN);
+    const int64_t token_bytes = int64_t(sizeof(BlockInput)) * block_inputs(a.cols);
+    const int64_t step = tokens_per_pass(a.tokens, token_bytes, kN);
     for (int64_t t0 = 0; t0 < a.tokens; t0 += step) {
         const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;
         for (int64_t r = r0; r < r1; r += kTileRows) {
             int64_t t = t0;
-            if constexpr (Vec::kUnpackFrom > 0)
+            // Unpacked once, where so many tokens repay it (docs/architecture/kernels.md).
+            if constexpr (Vec::kUnpackFrom > 0) {
                 if (t1 - t0 >= Vec::kUnpackFrom) {
                     unpack_tile<kType>(a.weight + r * a.row_bytes, a.cols, scratch);
                     for (; t + kN <= t1; t += kN) unpacked_tile<Codes<kType>, kN>(a, scratch, r, t);
                 }
+            }
             for (; t + kN <= t1; t += kN) block_tokens<kType, kN>(a, r, t);
-            if (kN > 4 && t + 4 <= t1) block_tokens<kType, 4>(a, r, t), t += 4;
-            if (t + 2 <= t1) block_tokens<kType, 2>(a, r, t), t += 2;
+            if (kN > 4 && t + 4 <= t1) {
+                block_tokens<kType, 4>(a, r, t);
+                t += 4;
+            }
+            if (t + 2 <= t1) {
+                block_tokens<kType, 2>(a, r, t);
+                t += 2;
+            }
             if (t < t1) block_tokens<kType, 1>(a, r, t);
         }
     }
 }
 
+// Vector v of a column of 16 weights as float32.
 template <Type kType>
 inline Lanes tile_column(const uint8_t* column, int v) {
     if constexpr (kType == Type::F32_R16)
@@ -143,7 +160,7 @@ inline Lanes tile_column(const uint8_t* column, int v) {
         return Lanes::upper(column + 2 * Lanes::kWidth * v);
 }
 
-// One column of V vectors of rows times N tokens, into one of the two chains.
+// Adds the products of one column of V vectors of rows with N tokens to one of the two chains.
 template <Type kType, int V, int N>
 inline void add_column(const uint8_t* column, int first, const float* x, int64_t stride,
                        Lanes (*sum)[N]) {
@@ -154,7 +171,7 @@ inline void add_column(const uint8_t* column, int first, const float* x, int64_t
     }
 }
 
-// Vectors first .. first+V-1 of the tile at row r times tokens t .. t+N-1.
+// Vectors first .. first+V-1 of a tile of floats, at row r, times tokens t .. t+N-1.
 template <Type kType, int V, int N>
 void float_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     constexpr int64_t kColumn = kTileRows * encoding(kType).bytes;
@@ -181,10 +198,11 @@ void float_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     store_tile(a, r, first, t, total);
 }
 
+// A LinearKernel of tiles of floats.
 template <Type kType>
 void linear_float(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     constexpr int kN = Vec::kFloatTokens;
-    const int64_t step = tokens_per_pass(a.tokens, 4 * a.cols, kN);
+    const int64_t step = tokens_per_pass(a.tokens, int64_t(sizeof(float)) * a.cols, kN);
     for (int64_t t0 = 0; t0 < a.tokens; t0 += step) {
         const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;
         for (int64_t r = r0; r < r1; r += kTileRows) {
@@ -196,14 +214,14 @@ void linear_float(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     }
 }
 
-// Every block encoding with interleaved rows.
+// Fills in the products of every block encoding with interleaved rows.
 [[maybe_unused]] void add_block_linear(Kernels& k) {
     each_block_type([&](auto type) {
         k.decode[int(type.value)] = k.prefill[int(type.value)] = linear_block<type.value>;
     });
 }
 
-// Those of floats, too.
+// The same, and those of F32_R16, F16_R16 and BF16_R16, the types before Q8_0_R16.
 [[maybe_unused]] void add_tiled_linear(Kernels& k) {
     each_type<Type::F32_R16, Type::Q8_0_R16>([&](auto type) {
         k.decode[int(type.value)] = k.prefill[int(type.value)] = linear_float<type.value>;
