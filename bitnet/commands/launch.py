@@ -121,9 +121,9 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = ["serve", str(path), *_options_of(model)]
+    words = [str(path), *_options_of(model)]
     # The working folder is the agent's project: none of its files may be imported.
-    command = isolate("bitnet", *words, "--port", str(port), "--host", "127.0.0.1")
+    command = isolate("bitnet", "serve", *words, "--port", str(port), "--host", "127.0.0.1")
     log = folder / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -134,7 +134,7 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
                 text = log.read_text(errors="replace")[-_LOG_CHARS:].strip()
                 raise InferenceError(
                     f"the server ended with exit code {process.returncode}: {text}",
-                    hint=f"bitnet {shlex.join(words)} --port 0",
+                    hint=f"bitnet serve {shlex.join(words)} --port 0",
                 )
             time.sleep(_POLL_S)
         yield address

@@ -119,7 +119,7 @@ class TrainedFolder:
         of_rows = change.magnitudes
         is_misfit = of_rows is not None and len(of_rows) != change.outputs
         if change.matrix is not None or is_misfit:
-            raise self._stored_otherwise(key)
+            raise self._refusal(key)
         begin = name.removesuffix(_end(name))
         numbers = np.arange(change.outputs, dtype=np.intp)[:, None]
         changes = {}
@@ -127,9 +127,9 @@ class TrainedFolder:
             try:
                 rows = rows_of(numbers)
             except (ValueError, IndexError):
-                raise self._stored_otherwise(key) from None
+                raise self._refusal(key) from None
             if rows.ndim != 2 or rows.shape[1] != 1:
-                raise self._stored_otherwise(key)
+                raise self._refusal(key)
             changes[f"{begin}{part}"] = self._with_factors(
                 f"{begin}{part}", key, change.take(rows[:, 0])
             )
@@ -142,10 +142,10 @@ class TrainedFolder:
             return change
         is_product = change.pair is not None and change.magnitudes is None
         if not is_product or not isinstance(values, RowFactors):
-            raise self._stored_otherwise(key)
+            raise self._refusal(key)
         return change.scale_rows(values)
 
-    def _stored_otherwise(self, key: str) -> Unsupported:
+    def _refusal(self, key: str) -> Unsupported:
         return Unsupported(
             f"{self.adapter} changes {key}, which is stored otherwise in {self.family.title} "
             "models",

@@ -20,10 +20,12 @@ from bitnet.models.load import load_model
 peft = pytest.importorskip(
     "peft", reason="peft is not installed: pip install 'bitnet-xtask[parity]'"
 )
+pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
 
 pytestmark = [pytest.mark.slow, *QUIET]
 
 CASES = {**DENSE, **MIXED}
+LINEAR = (torch.nn.Linear, pytorch_utils.Conv1D)
 # Transformers computes some steps in float32 whatever the type of the weights is.
 SAME = 1e-4
 # Modules that no adapter here changes, by the end of the message that says so.
@@ -41,7 +43,7 @@ def linear_modules(model):
     ends = set()
     for name, module in model.named_modules():
         parts = name.split(".")
-        if type(module).__name__ in ("Linear", "Conv1D") and len(parts) > 1:
+        if isinstance(module, LINEAR) and len(parts) > 1:
             ends.add(parts[-1] if parts[-2].isdigit() else ".".join(parts[-2:]))
     return sorted(ends)
 

@@ -469,7 +469,7 @@ CASES = (
     ),
     # --- serving ---
     Case(
-        "serve {shlex.join(words)} 0",
+        "serve {shlex.join(words)} --port 0",
         "printf '#!/bin/sh' >aider; chmod +x aider; "
         "PATH=$PWD:$PATH bitnet launch aider models/bare.gguf --threads 1",
         "shows",

@@ -42,7 +42,7 @@ FILLED = {
     "inspect-gguf {text}": "inspect-gguf bitnet-tiny",
     "{meant}": "models",
     "run {shlex.join(words)}": "run smollm2-135m",
-    "serve {shlex.join(words)} 0": "serve models/model.gguf --port 0",
+    "serve {shlex.join(words)} --port 0": "serve models/model.gguf --port 0",
     "search {shell_quote(text)}": "search tiny",
     "search qwen3": "search tiny",
     "search bge-reranker": "search tiny",
