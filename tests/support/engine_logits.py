@@ -25,7 +25,7 @@ def llama_cpp(path, prompts, folder, adapters=()):
     Raises:
         RuntimeError: it crashed; the text is the end of what it wrote.
     """
-    done = _run([path], prompts, folder, adapters, timeout_s=300)
+    done = _run([(path, adapters)], prompts, folder, timeout_s=300)
     if done.returncode:
         tail = done.stderr.decode("utf-8", "replace")[-400:]
         raise RuntimeError(f"llama.cpp ended with {done.returncode}: {tail}")
@@ -34,14 +34,24 @@ def llama_cpp(path, prompts, folder, adapters=()):
 
 
 def llama_cpp_of_each(files, ids, folder):
-    """For each of *files* the logits after every one of *ids*, or a text why there are none.
+    """For each of *files* the logits after every one of *ids*, or a text why there are none."""
+    return _one_by_one([(file, ()) for file in files], ids, folder)
 
-    One process asks for file after file; another one goes on where it crashed or did not end.
+
+def llama_cpp_with_each(path, adapters, ids, folder):
+    """The same of the file at *path* with each of the *adapters* alone, which are files."""
+    return _one_by_one([(path, [(str(adapter), 1.0)]) for adapter in adapters], ids, folder)
+
+
+def _one_by_one(models, ids, folder):
+    """Logits or a text for each of *models*, a file and its adapters.
+
+    One process asks for model after model; another one goes on where it crashed or did not end.
     """
     results = []
-    while len(results) < len(files):
+    while len(results) < len(models):
         try:
-            done = _run(files[len(results) :], [ids], folder, timeout_s=_PATIENCE_S)
+            done = _run(models[len(results) :], [ids], folder, timeout_s=_PATIENCE_S)
             failure = f"crashed with {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired:
             failure = "does not end"
@@ -51,13 +61,13 @@ def llama_cpp_of_each(files, ids, folder):
     return results
 
 
-def _run(files, prompts, folder, adapters=(), *, timeout_s):
-    """The ended process that wrote answers for *files*, one after the other, into *folder*."""
+def _run(models, prompts, folder, *, timeout_s):
+    """The ended process that wrote answers for *models*, one after the other, into *folder*."""
     for old in folder.glob("answer-*.npz"):
         old.unlink()
     asked = folder / "asked.json"
     ids = [[int(token) for token in ids] for ids in prompts]
-    asked.write_text(json.dumps([[str(file) for file in files], ids, list(adapters)]))
+    asked.write_text(json.dumps([[(str(file), list(own)) for file, own in models], ids]))
     words = [sys.executable, __file__, str(asked), str(folder)]
     environment = child_environment(GGML_NO_BACKTRACE="1")
     return subprocess.run(
@@ -66,7 +76,7 @@ def _run(files, prompts, folder, adapters=(), *, timeout_s):
 
 
 def _answers(folder):
-    """Answers in *folder* in the order of their files: a list of logits, ``None`` for a refusal."""
+    """Answers in *folder* in the order of models: a list of logits, ``None`` for a refusal."""
     found = []
     while (path := folder / f"answer-{len(found)}.npz").exists():
         with np.load(path) as arrays:
@@ -87,10 +97,10 @@ def _main(asked, folder):
     from bitnet.crossval.llama_library import Llama
     from bitnet.crossval.trace import EngineFailed
 
-    files, prompts, adapters = json.loads(Path(asked).read_text())
+    models, prompts = json.loads(Path(asked).read_text())
     module = Path(import_module("xllamacpp.xllamacpp").__file__)
     library = ctypes.CDLL(str(module))
-    for number, file in enumerate(files):
+    for number, (file, adapters) in enumerate(models):
         try:
             model = Llama(library, file, module, threads=1, half_cache=False)
         except EngineFailed:

@@ -1,0 +1,110 @@
+"""Adapters for each kind of matrix of each architecture, beside llama.cpp.
+
+Where its graph multiplies a matrix without what adapters add, its logits are those of the model
+alone; a row of the table says so. Everywhere else they are the same as here.
+"""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from adapter_files import adapter_file, factors
+from engine_logits import distance, llama_cpp_with_each
+from llama_cpp_models import IDS, written
+from sensitivity import THEIRS
+from tiny_keys import ENCODERS
+
+from bitnet.families.family import of_gguf
+from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.adapted import with_adapters
+from bitnet.models.hidden_program import layout
+from bitnet.models.load import config_from, load_model
+
+# Of the range of the logits.
+SAME = 5e-3
+_VECTORS = (*ENCODERS, "gemma-embedding", "llama-embed")
+_LATENT = {"attn_kv_a_mqa", "attn_q", "attn_q_a", "attn_q_b"}
+_DELTA = {"attn_gate", "attn_k", "attn_output", "attn_v", "ssm_beta"}
+_DELTA |= {f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")}
+#: Matrices of an architecture that llama.cpp b11549 multiplies without their adapters.
+LEFT_OUT = {
+    "bailingmoe3": _LATENT | _DELTA,
+    "deepseek2": _LATENT,
+    "gemma3n": {"altup_router", "per_layer_model_proj"},
+    "gemma4": {"per_layer_model_proj"},
+    "kimi-linear": _LATENT | _DELTA,
+    "mistral4": _LATENT,
+    "nemotron_h_moe": {"ffn_latent_down", "ffn_latent_up"},
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("xllamacpp") is None,
+        reason="xllamacpp is not installed: an extra of crossval",
+    ),
+]
+
+
+def is_compared(architecture):
+    """True if llama.cpp computes texts with models of *architecture* as this package does."""
+    engine = of_gguf(architecture).llama_cpp
+    return architecture not in _VECTORS and engine is not None and not engine.always
+
+
+CASES = {name: case for name, case in THEIRS.items() if is_compared(case[0])}
+
+
+def matrices_of_each_kind(checkpoint):
+    """Name of one matrix of each kind that an adapter may change, by its end: ``attn_q``."""
+    products = layout(config_from(checkpoint)).products & checkpoint.weights.keys()
+    kinds = {}
+    for name in sorted(products):
+        if len(checkpoint.weights[name].shape) == 2:
+            kinds.setdefault(name.split(".")[-2], name)
+    return kinds
+
+
+def logits(checkpoint):
+    model = load_model(checkpoint, ops=ReferenceOps())
+    cache = KVCache(model.config, len(IDS), dtype=np.float32)
+    return model.forward(list(IDS), cache, all_positions=True)
+
+
+def adapter_of(name, checkpoint, alone, path):
+    """Path of an adapter for the matrix *name*, its logits, and how far they are from *alone*.
+
+    Factors grow until it is far, or as far as scores of attention with a bound let it be.
+    """
+    a, b = factors(*checkpoint.weights[name].shape)
+    for scale in (1, 8, 64):
+        path.unlink(missing_ok=True)
+        pairs = {name: (a, b * np.float32(scale))}
+        adapter_file(path, pairs, architecture=checkpoint.architecture)
+        adapted = logits(with_adapters(checkpoint, [(path, 1.0)]))
+        effect = distance(adapted, alone)
+        if effect > 4 * SAME:
+            break
+    return path, adapted, effect
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_adapter_does_what_it_does_in_llama_cpp(case, tmp_path):
+    file = tmp_path / "tiny.gguf"
+    written(file, *CASES[case])
+    checkpoint = open_checkpoint(file)
+    alone = logits(checkpoint)
+    adapters = {
+        kind: adapter_of(name, checkpoint, alone, tmp_path / f"{kind}.lora.gguf")
+        for kind, name in matrices_of_each_kind(checkpoint).items()
+    }
+    assert adapters
+    paths = [path for path, _, _ in adapters.values()]
+    theirs = llama_cpp_with_each(file, paths, IDS, tmp_path)
+    left_out = LEFT_OUT.get(checkpoint.architecture, set())
+    for (kind, (_, adapted, effect)), expected in zip(adapters.items(), theirs, strict=True):
+        assert not isinstance(expected, str), (kind, expected)
+        ours = alone if kind in left_out else adapted
+        assert distance(ours, expected) < min(SAME, effect / 4), kind
