@@ -86,6 +86,8 @@ class TrainedFolder:
         """
         name = self._gguf_name(key)
         if name.endswith(_BESIDE_ITS_MODULE):
+            if change.pair is not None and not change.pair.b.any():
+                return {}  # as training leaves it, which no gradient reaches
             raise Unsupported(
                 f"{self.adapter} changes {key}, which transformers multiplies without what an "
                 "adapter adds",
