@@ -373,7 +373,11 @@ def tokenize(
     print(as_json({"tokenizer": loaded.source} | facts) if output.json else text)
 
 
-@task(group="Tokenizers", example="bitnet render smollm2-135m --messages conversation.json")
+@task(
+    group="Tokenizers",
+    example='echo \'[{"role": "user", "content": "Hello"}]\' > conversation.json\n'
+    "bitnet render smollm2-135m --messages conversation.json",
+)
 def render(
     c,
     model=model_option("GGUF file, tokenizer file or folder, or name of a model"),

@@ -3,7 +3,6 @@
 ``.ci/doors`` follows them in the other doors, and those that need the package index.
 """
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -13,7 +12,9 @@ from hint_cases import CASES
 from hint_pages import EXTRAS, PAGES
 from hints import COMMANDS, EXTRA, SOURCES
 
-INSTALLED = f"{shlex.quote(sys.executable)} -m bitnet"
+from bitnet.base.invocation import as_typed
+
+INSTALLED = f"{as_typed(sys.executable)} -m bitnet"  # as its hints name it
 
 
 def test_every_hint_that_names_a_command_is_followed():
