@@ -38,6 +38,7 @@ def outside(tmp_path_factory, test_data, test_models):
         hub.add("HuggingFaceTB/SmolLM2-135M-Instruct", "tokenizer.json", own / "tokenizer.json")
         hub.add("HuggingFaceTB/SmolLM2-135M", "config.json", b"{}")
         hub.add("HuggingFaceTB/SmolLM2-135M", "tokenizer.json", own / "tokenizer.json")
+        hub.add("Qwen/Qwen3-0.6B-GGUF", "Qwen3-0.6B-Q8_0.gguf", b"GGUF")  # found by `search`
         hub.add("openai-community/gpt2", "tokenizer.json", b"{}")  # doctor network asks for it
         hub.add(MIRROR, "tokenizer.json", tokenizers / "llama3/tokenizer.json")
         hub.add(OFFICIAL, "tokenizer.json", tokenizers / "llama3/tokenizer.json")
