@@ -9,22 +9,17 @@ import importlib.util
 import numpy as np
 import pytest
 from adapter_files import adapter_file, factors
-from engine_logits import distance, llama_cpp_with_each
+from engine_logits import distance, llama_cpp_with_each, own_logits
 from llama_cpp_models import IDS, written
-from sensitivity import THEIRS
-from tiny_keys import ENCODERS
+from sensitivity import DECODERS
 
-from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
-from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.adapted import with_adapters
 from bitnet.models.hidden_program import layout
-from bitnet.models.load import config_from, load_model
+from bitnet.models.load import config_from
 
 # Of the range of the logits.
 SAME = 5e-3
-_VECTORS = (*ENCODERS, "gemma-embedding", "llama-embed")
 _LATENT = {"attn_kv_a_mqa", "attn_q", "attn_q_a", "attn_q_b"}
 _DELTA = {"attn_gate", "attn_k", "attn_output", "attn_v", "ssm_beta"}
 _DELTA |= {f"ssm_{part}" for part in ("f_a", "f_b", "g_a", "g_b")}
@@ -48,15 +43,6 @@ pytestmark = [
 ]
 
 
-def is_compared(architecture):
-    """True if llama.cpp computes texts with models of *architecture* as this package does."""
-    engine = of_gguf(architecture).llama_cpp
-    return architecture not in _VECTORS and engine is not None and not engine.always
-
-
-CASES = {name: case for name, case in THEIRS.items() if is_compared(case[0])}
-
-
 def matrices_of_each_kind(checkpoint):
     """Name of one matrix of each kind that an adapter may change, by its end: ``attn_q``."""
     products = layout(config_from(checkpoint)).products & checkpoint.weights.keys()
@@ -65,12 +51,6 @@ def matrices_of_each_kind(checkpoint):
         if len(checkpoint.weights[name].shape) == 2:
             kinds.setdefault(name.split(".")[-2], name)
     return kinds
-
-
-def logits(checkpoint):
-    model = load_model(checkpoint, ops=ReferenceOps())
-    cache = KVCache(model.config, len(IDS), dtype=np.float32)
-    return model.forward(list(IDS), cache, all_positions=True)
 
 
 def adapter_of(name, checkpoint, alone, path):
@@ -83,19 +63,19 @@ def adapter_of(name, checkpoint, alone, path):
         path.unlink(missing_ok=True)
         pairs = {name: (a, b * np.float32(scale))}
         adapter_file(path, pairs, architecture=checkpoint.architecture)
-        adapted = logits(with_adapters(checkpoint, [(path, 1.0)]))
+        adapted = own_logits(with_adapters(checkpoint, [(path, 1.0)]), IDS)
         effect = distance(adapted, alone)
         if effect > 4 * SAME:
             break
     return path, adapted, effect
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", DECODERS)
 def test_an_adapter_does_what_it_does_in_llama_cpp(case, tmp_path):
     file = tmp_path / "tiny.gguf"
-    written(file, *CASES[case])
+    written(file, *DECODERS[case])
     checkpoint = open_checkpoint(file)
-    alone = logits(checkpoint)
+    alone = own_logits(checkpoint, IDS)
     adapters = {
         kind: adapter_of(name, checkpoint, alone, tmp_path / f"{kind}.lora.gguf")
         for kind, name in matrices_of_each_kind(checkpoint).items()

@@ -3,36 +3,17 @@
 import importlib.util
 import shutil
 
-import numpy as np
 import pytest
 from edited_files import with_each_key_changed, without_each_key
-from engine_logits import distance, llama_cpp_of_each
+from engine_logits import distance, llama_cpp_of_each, own_logits
 from llama_cpp_models import CASES, IDS, written
-from sensitivity import THEIRS
-from tiny_keys import ENCODERS
+from sensitivity import DECODERS, OF_VECTORS
 
 from bitnet.base.errors import InvalidFormat, Unsupported
-from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
-from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.reference import ReferenceOps
-from bitnet.models.load import load_model
 
 # Of the range of the logits. A default that is not llama.cpp's changes some by a tenth and more.
 SAME = 5e-3
-# Models of which vectors are compared, by `crossval`.
-_VECTORS = (*ENCODERS, "gemma-embedding", "llama-embed")
-
-
-def is_computed(architecture):
-    """True if llama.cpp loads models of *architecture* and computes them as this package does."""
-    engine = of_gguf(architecture).llama_cpp
-    return engine is not None and not engine.always
-
-
-_DECODERS = {
-    name: case for name, case in THEIRS.items() if case[0] not in _VECTORS and is_computed(case[0])
-}
 # Keys for which llama.cpp has constants; `convert` names it where a model has other values.
 _CONSTANT = {
     "gemma3n": {
@@ -62,11 +43,9 @@ def folder(tmp_path):
 def ours(path):
     """Logits for all of IDS; ``None`` if the file is refused."""
     try:
-        model = load_model(open_checkpoint(path), ops=ReferenceOps())
+        return own_logits(open_checkpoint(path), IDS)
     except (InvalidFormat, Unsupported):
         return None
-    cache = KVCache(model.config, len(IDS), dtype=np.float32)
-    return model.forward(list(IDS), cache, all_positions=True)
 
 
 def compare(files, folder):
@@ -87,24 +66,24 @@ def compare(files, folder):
     return different
 
 
-@pytest.mark.parametrize("case", _DECODERS)
+@pytest.mark.parametrize("case", DECODERS)
 def test_a_key_that_is_left_out_means_what_it_means_to_llama_cpp(case, folder):
-    written(folder / "tiny.gguf", *_DECODERS[case])
+    written(folder / "tiny.gguf", *DECODERS[case])
     assert compare(without_each_key(folder / "tiny.gguf", folder), folder) == []
 
 
 # Others have the same layer many times, which takes long.
-_SHALLOW = [name for name, (_, keys) in _DECODERS.items() if keys.get("block_count", 0) <= 12]
+_SHALLOW = [name for name, (_, keys) in DECODERS.items() if keys.get("block_count", 0) <= 12]
 
 
 @pytest.mark.parametrize("case", _SHALLOW)
 def test_a_key_of_another_value_means_what_it_means_to_llama_cpp(case, folder):
-    written(folder / "tiny.gguf", *_DECODERS[case])
+    written(folder / "tiny.gguf", *DECODERS[case])
     different = compare(with_each_key_changed(folder / "tiny.gguf", folder), folder)
-    assert set(different) <= _CONSTANT.get(_DECODERS[case][0], set())
+    assert set(different) <= _CONSTANT.get(DECODERS[case][0], set())
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if CASES[name][0] in _VECTORS])
+@pytest.mark.parametrize("case", [name for name in CASES if CASES[name][0] in OF_VECTORS])
 def test_a_key_that_is_left_out_of_a_model_of_vectors_means_the_same(case, bitnet, folder):
     written(folder / "tiny.gguf", *CASES[case])
     prompts = folder / "prompts.txt"

@@ -39,11 +39,25 @@ REFUSALS = (
 
 
 def linear_modules(model):
-    """Ends of the names of linear modules within *model*, each as PEFT takes it."""
+    """Ends of the names of linear modules within *model*, each as PEFT takes it.
+
+    Not those whose result has more than the product (Phi-MoE's router): PEFT fails on them.
+    """
+    others = set()
+
+    def observe(module, _inputs, result):
+        if not isinstance(result, torch.Tensor):
+            others.add(module)
+
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, LINEAR)}
+    handles = [module.register_forward_hook(observe) for module in linear.values()]
+    logits_of(model)
+    for handle in handles:
+        handle.remove()
     ends = set()
-    for name, module in model.named_modules():
+    for name, module in linear.items():
         parts = name.split(".")
-        if isinstance(module, LINEAR) and len(parts) > 1:
+        if module not in others and len(parts) > 1:
             ends.add(parts[-1] if parts[-2].isdigit() else ".".join(parts[-2:]))
     return sorted(ends)
 

@@ -85,6 +85,17 @@ def _answers(folder):
     return found
 
 
+def own_logits(checkpoint, ids):
+    """The same of this package for *checkpoint*, by the reference backend in float32."""
+    from bitnet.kernels.kv_cache import KVCache
+    from bitnet.kernels.reference import ReferenceOps
+    from bitnet.models.load import load_model
+
+    model = load_model(checkpoint, ops=ReferenceOps())
+    cache = KVCache(model.config, len(ids), dtype=np.float32)
+    return model.forward(list(ids), cache, all_positions=True)
+
+
 def distance(ours, theirs):
     """Largest difference as a share of the range of *ours*."""
     return float(np.abs(ours - theirs).max() / np.ptp(ours))
