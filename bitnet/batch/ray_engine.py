@@ -53,8 +53,8 @@ def ray_answers(
 ) -> Iterator[tuple[BatchRow, dict[str, Any]]]:
     """Yield *rows* with their answers, as Ray finishes blocks of them.
 
-    *path* must exist on every node. Each actor gets *threads*; if 0, as many as the cores of the
-    cluster divided by the number of actors.
+    *path* must exist on every node. Each actor gets *threads*; if 0, as many as it has cores, by
+    :func:`cores_per_actor`.
     """
     try:
         import ray
@@ -105,7 +105,7 @@ def ray_answers(
 
 def cores_per_actor(nodes: Iterable[int], actors: int) -> int:
     """Most cores, at least 1, that so many *actors* can have if each runs on one of *nodes*."""
-    cores = sorted(nodes)
+    cores = list(nodes)
     for share in range(max(cores, default=1), 1, -1):
         if sum(count // share for count in cores) >= actors:
             return share

@@ -16,6 +16,7 @@ import numpy as np
 from bitnet.crossval.names import sources_of
 from bitnet.crossval.prefix import results
 from bitnet.families import config_json
+from bitnet.families.tensor_names import without_block
 from bitnet.kernels.instructions import Linear
 from bitnet.kernels.program import Mark
 from bitnet.models.hidden_program import layout
@@ -68,7 +69,7 @@ def keys_of(
     keys = {name: (key, 1.0) for name, key in _inputs(program, checkpoint.weights).items()}
     for name, source in sources_of(program, scales, checkpoint.weights).items():
         is_whole = not source.is_part and not source.then
-        if is_whole and _end(source.weight) not in changed:
+        if is_whole and without_block(source.weight) not in changed:
             keys[name] = (f"{stem(source.weight)} out", source.scale)
     # The module returns the value after the gate, ours is the one before it.
     keys = {name: key for name, key in keys.items() if not name.startswith(_BEFORE_GATE)}
@@ -164,7 +165,7 @@ def find_changed(checkpoint: Checkpoint) -> frozenset[str]:
         if not all(
             _only_transposes(order, weight.shape)
             for name, weight in checkpoint.weights.items()
-            if _end(name) == end
+            if without_block(name) == end
         )
     ]
     ends = {*description.values, *parts, *factors, *orders}
@@ -180,11 +181,6 @@ def _only_transposes(order: Callable[[NDArray[Any]], NDArray[Any]], shape: tuple
         return np.array_equal(order(numbers), numbers.T)
     except (ValueError, IndexError):  # *order* expects another shape than the transposed one
         return False
-
-
-def _end(name: str) -> str:
-    """*name* of a tensor without the number of its block."""
-    return name.split(".", 2)[2] if name.startswith("blk.") else name
 
 
 def is_unpacked(checkpoint: Checkpoint) -> bool:

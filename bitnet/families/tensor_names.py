@@ -224,6 +224,11 @@ def usual_name(name: str) -> str:
     return name
 
 
+def without_block(name: str) -> str:
+    """GGUF's *name* of a tensor without the number of its block: ``attn_q.weight``."""
+    return name.split(".", 2)[2] if name.startswith("blk.") else name
+
+
 def name_with_states(name: str, family: Family, names: Container[str]) -> str:
     """GGUF's *name* of a tensor among all *names*, as it is in a layer with a state."""
     block, _, part = name.rpartition(".")[0].rpartition(".")

@@ -105,6 +105,12 @@ class Change:
             magnitudes = magnitudes[rows]
         return replace(self, pair=pair, magnitudes=magnitudes)
 
+    def scale(self, factor: float) -> Change:
+        """The change with a *factor* on the product of its factors."""
+        if self.pair is None:
+            return self
+        return replace(self, pair=self.pair._replace(scale=self.pair.scale * factor))
+
     def scale_rows(self, factors: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Change:
         """The change of a matrix whose rows have *factors*."""
         assert self.pair is not None, "factors are on what is added"

@@ -24,6 +24,7 @@ from bitnet.families.tensor_names import (
     gguf_name,
     layers_of_stack,
     name_with_states,
+    without_block,
 )
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
@@ -114,7 +115,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     weights = {
         name: _weight(name, tensors, description, bits, names.get(name, name))
         for name in tensors
-        if not name.endswith(".scale") or _end(name) in SCALES
+        if not name.endswith(".scale") or without_block(name) in SCALES
     }
     if bits is not None and bits.converts("lm_head") and not description.headless:
         head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
@@ -251,7 +252,7 @@ def _split(tensors: Mapping[str, Weight], description: Description) -> dict[str,
     """*tensors*, those that are several in GGUF as these."""
     split: dict[str, Weight] = {}
     for name, tensor in tensors.items():
-        end = _end(name)
+        end = without_block(name)
         parts = description.parts.get(end)
         if parts is None:
             split[name] = tensor
@@ -350,7 +351,7 @@ def _weight(
 ) -> Weight:
     own_name = tensors[name].name
     weight = tensors[name].like(name=name)
-    function = description.values.get(_end(name))
+    function = description.values.get(without_block(name))
     if function is not None:
         try:
             values = function(registry.dequantize(weight))
@@ -361,7 +362,7 @@ def _weight(
                 hint=COMPARE,
             ) from error
         return _floats(name, values)
-    order = description.orders.get(_end(name))
+    order = description.orders.get(without_block(name))
     if order is not None:
         return replace(_reorder(tensors[name], order, description), name=name)
     if description.family.norms_from_zero and name.endswith("norm.weight"):
@@ -413,18 +414,13 @@ def _multiply(weights: dict[str, Weight], factors: Mapping[str, float]) -> None:
     if head not in weights and factors.get(head, 1.0) != factors.get(embedding, 1.0):
         weights[head] = weights[embedding].like(name=head)
     for name, weight in weights.items():
-        if (factor := factors.get(_end(name), 1.0)) != 1:
+        if (factor := factors.get(without_block(name), 1.0)) != 1:
             weights[name] = weight.like(scale=weight.scale * factor)
 
 
 def _number_of_layer(name: str) -> int:
     """Number of the layer of a tensor by GGUF's *name*; -1 outside of all layers."""
     return int(name.split(".", 2)[1]) if name.startswith("blk.") else -1
-
-
-def _end(name: str) -> str:
-    """GGUF's *name* of a tensor, without the number of its layer."""
-    return name.split(".", 2)[2] if name.startswith("blk.") else name
 
 
 def _floats(name: str, values: NDArray[Any]) -> Weight:

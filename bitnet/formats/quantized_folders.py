@@ -133,8 +133,8 @@ def unpack_quantized(
 ) -> tuple[dict[str, Weight], dict[str, Any]]:
     """*tensors* with plain matrices, and *config* without ``quantization_config``.
 
-    Both are returned unchanged if there is no such key, or if its method is read by another module,
-    such as BitNet's ternary weights.
+    Without such a key, both are returned unchanged, and so are models whose method another module
+    reads, such as BitNet's ternary weights.
     """
     quantization = config.get(KEY)
     if not isinstance(quantization, dict):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from bitnet.models.trained_folder import TrainedFolder
 from bitnet.quants import registry, types
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -84,20 +84,17 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
     changes: dict[str, NDArray[np.float32]] = {}
     for path, factor in adapters:
         adapter = read_adapter(path)
-        own = _for_model(adapter, checkpoint)
-        own.pairs = {
-            name: pair._replace(scale=pair.scale * factor) for name, pair in own.pairs.items()
-        }
-        if own.matrices and factor != 1:
+        own = _for_model(adapter, checkpoint, factor)
+        if adapter.matrices and factor != 1:
             raise UsageError(
                 f"{path.name} has whole matrices, which have no factor",
                 hint=f"run it as it is: --lora {path}",
             )
-        merged = _merge(own, checkpoint, changes)
+        merged = _merge(own, path.name, checkpoint, changes)
         changes |= merged
-        for name, pair in own.pairs.items():
-            if name not in merged:
-                pairs.setdefault(name, []).append(pair)
+        for name, change in own.items():
+            if name not in merged and change.pair is not None:
+                pairs.setdefault(name, []).append(change.pair)
     weights = _with_changes(checkpoint, changes)
     for name, named_pairs in pairs.items():
         # Several adapters are one of the sum of their ranks.
@@ -114,51 +111,36 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
     )
 
 
-@dataclass
-class _Changes:
-    """Changes of an adapter, by GGUF name, with rows as the model has them."""
-
-    pairs: dict[str, Pair]
-    magnitudes: dict[str, NDArray[np.float32]]
-    matrices: dict[str, NDArray[np.float32]]
-    label: str  # the adapter, for messages
-
-    def add(self, name: str, change: Change, factor: float) -> None:
-        """Add the *change* of the tensor *name*, with a *factor* on what is added to products."""
-        if change.pair is not None:
-            self.pairs[name] = change.pair._replace(scale=change.pair.scale * factor)
-        if change.magnitudes is not None:
-            self.magnitudes[name] = change.magnitudes
-        if change.matrix is not None:
-            self.matrices[name] = change.matrix
-
-
 def _merge(
-    own: _Changes, checkpoint: Checkpoint, before: Mapping[str, NDArray[np.float32]]
+    own: Mapping[str, Change],
+    adapter: str,
+    checkpoint: Checkpoint,
+    before: Mapping[str, NDArray[np.float32]],
 ) -> dict[str, NDArray[np.float32]]:
-    """New values of the matrices that *own* does not change by a product beside them.
+    """New values of the matrices that *adapter* does not change by a product beside them.
 
-    *before* has those that other adapters have changed.
+    *own* are its changes, *before* has the matrices that other adapters have changed.
     """
-    names = {*own.matrices, *own.magnitudes, *(_OUTER & own.pairs.keys())}
     merged = {}
-    for name in sorted(names):
+    for name, change in sorted(own.items()):
+        is_product = change.matrix is None and change.magnitudes is None
+        if is_product and name not in _OUTER:
+            continue
         if name in before:
             raise Unsupported(
-                f"{own.label} changes {name}, which an adapter before it changes, too",
+                f"{adapter} changes {name}, which an adapter before it changes, too",
                 hint="merge the adapters into their model with PEFT, and run that",
             )
-        weight = checkpoint.weights[_find_stored_name(name, checkpoint)]
-        values = own.matrices.get(name)
+        values = change.matrix
         if values is None:
+            weight = checkpoint.weights[_find_stored_name(name, checkpoint)]
             values = registry.dequantize(replace(weight, scale=1.0))
-        pair = own.pairs.get(name)
+        pair = change.pair
         if pair is not None:
             values = values + (pair.b * np.float32(pair.scale)) @ pair.a  # (outputs, inputs)
-        magnitudes = own.magnitudes.get(name)
-        if magnitudes is not None:
+        if change.magnitudes is not None:
             norms = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
-            factors = (magnitudes / norms).astype(np.float32)
+            factors = (change.magnitudes / norms).astype(np.float32)
             values = values * factors[:, None]
         merged[name] = values
     return merged
@@ -183,8 +165,11 @@ def _find_stored_name(name: str, checkpoint: Checkpoint) -> str:
     return _EMBEDDING if name == _HEAD and _HEAD not in checkpoint.weights else name
 
 
-def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
-    """Changes of *adapter*, by GGUF name, with rows as *checkpoint* has them."""
+def _for_model(adapter: Adapter, checkpoint: Checkpoint, factor: float) -> dict[str, Change]:
+    """Changes of *adapter*, by GGUF name, with rows as *checkpoint* has them.
+
+    What it adds has the *factor*.
+    """
     name = adapter.path.name
     model = checkpoint.path.name
     if adapter.architecture not in ("", checkpoint.architecture):
@@ -200,38 +185,45 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint) -> _Changes:
             "computed",
             hint="run it without --lora",
         )
+    products = layout(config).products
     folder = None if adapter.is_gguf else TrainedFolder.of(adapter, checkpoint)
-    changes = _Changes({}, {}, {}, name)
+    changes = {}
     for key in dict.fromkeys((*adapter.pairs, *adapter.matrices)):
         change = adapter.change(key)
-        matrices = {key: change} if folder is None else folder.changes(key, change)
-        for matrix, own_change in matrices.items():
-            weight = _weight_to_change(matrix, own_change, key, adapter, checkpoint)
+        own_changes = {key: change} if folder is None else folder.changes(key, change)
+        for matrix, own_change in own_changes.items():
+            weight = _weight_to_change(matrix, own_change, key, adapter, checkpoint, products)
             order = _order_of(matrix, adapter, checkpoint, config, folder)
             if order is not None:
                 own_change = own_change.take(order)
             # A folder's factors on its matrices are on what is added to them, too.
             is_merged = matrix in _OUTER or own_change.magnitudes is not None
-            factor = 1.0 if adapter.is_gguf or is_merged else weight.scale
-            changes.add(matrix, own_change, factor)
+            own_factor = 1.0 if adapter.is_gguf or is_merged else weight.scale
+            changes[matrix] = own_change.scale(own_factor).scale(factor)
     return changes
 
 
 def _weight_to_change(
-    matrix: str, change: Change, key: str, adapter: Adapter, checkpoint: Checkpoint
+    matrix: str,
+    change: Change,
+    key: str,
+    adapter: Adapter,
+    checkpoint: Checkpoint,
+    products: Collection[str],
 ) -> Weight:
-    """The tensor *matrix* of *checkpoint*, which *change* fits; *adapter* calls it *key*."""
+    """The tensor *matrix* of *checkpoint*, which *change* fits; *adapter* calls it *key*.
+
+    *products* are the matrices that adapters may add to.
+    """
     name = adapter.path.name
     model = checkpoint.path.name
-    outer = frozenset() if adapter.is_gguf else _OUTER
-    changeable = outer
-    if change.matrix is None:
-        changeable |= layout(config_from(checkpoint)).products
+    is_whole = change.matrix is not None
+    is_outer = matrix in _OUTER and not adapter.is_gguf
     weight = checkpoint.weights.get(_find_stored_name(matrix, checkpoint))
-    if matrix not in changeable or weight is None:
+    if weight is None or not (is_outer or (matrix in products and not is_whole)):
         raise Unsupported(
             f"{name} changes {key}, which is not a matrix in a product of {model}'s blocks"
-            f"{'' if change.matrix is None else ', or is saved whole'}",
+            f"{', or is saved whole' if is_whole else ''}",
             hint="train it for the matrices of attention and feed-forward network, the "
             "embedding and the head only",
         )

@@ -7,6 +7,7 @@ another order, several matrices where the folder has one, and factors on their r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from bitnet.base.errors import Unsupported
 from bitnet.families.config_json import describe
 from bitnet.families.family import RowFactors, of_gguf
-from bitnet.families.tensor_names import gguf_name, name_with_states
+from bitnet.families.tensor_names import gguf_name, name_with_states, without_block
 from bitnet.formats.adapters import MERGE
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class TrainedFolder:
         """Changes of tensors here, by name, that are the *change* of the folder's *key*.
 
         Raises:
-            Unsupported: the tensor is stored in a way for which there is no such change.
+            Unsupported: the tensor is stored here in a form that such a change does not fit.
         """
         name = self._gguf_name(key)
         if name.endswith(_BESIDE_ITS_MODULE):
@@ -93,26 +94,29 @@ class TrainedFolder:
                 "adapter adds",
                 hint="train it for other matrices",
             )
-        parts = self.parts.get(_end(name))
+        parts = self.parts.get(without_block(name))
         if parts is None or name in self.checkpoint.weights:
             return {name: self._with_factors(name, key, change)}
         return self._changes_of_parts(name, key, change, parts)
 
     def order_of(self, matrix: str) -> NDArray[np.intp] | None:
         """Order of the rows of *matrix* here, if it is not that of the folder."""
-        reorder = self.orders.get(_end(matrix))
+        reorder = self.orders.get(without_block(matrix))
         if reorder is None:
             return None
-        numbers = np.arange(self.checkpoint.weights[matrix].shape[0], dtype=np.intp)[:, None]
-        order = reorder(numbers)
         # Adapters of matrices that a folder stores by columns have their rows as they are here.
-        return None if order.shape != numbers.shape else order[:, 0]
+        return _rows(reorder, self.checkpoint.weights[matrix].shape[0])
+
+    @cached_property
+    def _layers_of_stack(self) -> int:
+        if not self.family.stacks:
+            return 0
+        names = (name for name in self.checkpoint.weights if name.startswith("blk."))
+        return len({name.split(".")[1] for name in names}) // len(self.family.stacks)
 
     def _gguf_name(self, key: str) -> str:
-        weights = self.checkpoint.weights
-        blocks = {name.split(".")[1] for name in weights if name.startswith("blk.")}
-        stack = len(blocks) // len(self.family.stacks) if self.family.stacks else 0
-        return name_with_states(gguf_name(key, self.family, stack), self.family, weights)
+        name = gguf_name(key, self.family, self._layers_of_stack)
+        return name_with_states(name, self.family, self.checkpoint.weights)
 
     def _changes_of_parts(
         self, name: str, key: str, change: Change, parts: Mapping[str, Callable[..., Any]]
@@ -122,24 +126,22 @@ class TrainedFolder:
         is_misfit = of_rows is not None and len(of_rows) != change.outputs
         if change.matrix is not None or is_misfit:
             raise self._refusal(key)
-        begin = name.removesuffix(_end(name))
-        numbers = np.arange(change.outputs, dtype=np.intp)[:, None]
+        begin = name.removesuffix(without_block(name))
         changes = {}
         for part, rows_of in parts.items():
             try:
-                rows = rows_of(numbers)
+                rows = _rows(rows_of, change.outputs)
             except (ValueError, IndexError):
                 raise self._refusal(key) from None
-            if rows.ndim != 2 or rows.shape[1] != 1:
+            if rows is None:
                 raise self._refusal(key)
-            changes[f"{begin}{part}"] = self._with_factors(
-                f"{begin}{part}", key, change.take(rows[:, 0])
-            )
+            matrix = f"{begin}{part}"
+            changes[matrix] = self._with_factors(matrix, key, change.take(rows))
         return changes
 
     def _with_factors(self, matrix: str, key: str, change: Change) -> Change:
         """*change* with the factors that rows of *matrix* have here."""
-        values = self.values.get(_end(matrix))
+        values = self.values.get(without_block(matrix))
         if values is None:
             return change
         is_product = change.pair is not None and change.magnitudes is None
@@ -155,6 +157,11 @@ class TrainedFolder:
         )
 
 
-def _end(name: str) -> str:
-    """*name* of a tensor without the number of its block."""
-    return name.split(".", 2)[2] if name.startswith("blk.") else name
+def _rows(function: Callable[..., Any], count: int) -> NDArray[np.intp] | None:
+    """Numbers of the rows that *function* takes of a matrix with *count* rows, in order.
+
+    None if it changes more than rows.
+    """
+    numbers = np.arange(count, dtype=np.intp)[:, None]
+    rows: NDArray[np.intp] = function(numbers)
+    return rows[:, 0] if rows.ndim == 2 and rows.shape[1] == 1 else None

@@ -23,6 +23,7 @@ import numpy as np
 
 from bitnet.base.errors import BitnetError
 from bitnet.base.findings import Finding
+from bitnet.families.tensor_names import without_block
 from bitnet.quants.registry import dequantize, unpack_ternary
 from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
@@ -251,7 +252,7 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
         if not math.isfinite(size):
             continue
         if name.startswith("blk."):
-            kinds.setdefault(name.split(".", 2)[2], {})[name] = size
+            kinds.setdefault(without_block(name), {})[name] = size
         if len(weight.shape) > 1:
             yield from _odd_rows(name, values)
         elif name.endswith("norm.weight"):
