@@ -208,9 +208,11 @@ class Models:
         slot.cancel_timer()
         is_idle = slot.loaded and not (slot.users or slot.pinned or self._draining)
         if is_idle and slot.idle_s != FOREVER:
-            slot.expires_at = time.time() + slot.idle_s
+            expires_at = slot.expires_at = time.time() + slot.idle_s
             loop = asyncio.get_running_loop()
-            slot.timer = loop.call_later(slot.idle_s, lambda: self._begin(self._unload_idle(slot)))
+            slot.timer = loop.call_later(
+                slot.idle_s, lambda: self._begin(self._unload_idle(slot, expires_at))
+            )
 
     async def run_in_thread(self, make: Callable[[], T], *, compiles: bool = False) -> T:
         """Result of *make*, called in a thread, with limited concurrency.
@@ -326,9 +328,10 @@ class Models:
             self._freed.clear()
             await self._freed.wait()
 
-    async def _unload_idle(self, slot: Slot) -> None:
+    async def _unload_idle(self, slot: Slot, expires_at: float) -> None:
+        """Unload *slot*, whose time ended at *expires_at*, unless a request has come since then."""
         async with self._turn:
-            if slot.loaded and not slot.users:
+            if slot.loaded and not slot.users and slot.expires_at == expires_at:
                 await self._unload(slot)
 
     async def _unload(self, slot: Slot) -> None:

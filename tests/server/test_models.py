@@ -191,6 +191,22 @@ def test_one_that_is_used_is_not_unloaded(serve, slow):
     until(lambda: unloaded(worker, "a"))
 
 
+def test_one_that_is_used_before_its_turn_to_be_unloaded_stays(serve, paths, gate):
+    worker = serve(slot_of(paths[0]), gate.slot)
+    keep = {"model": "a", "stream": False}
+    assert ask(worker, "a").status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(ask, worker, "b")
+        until(lambda: gate.loads)  # models are loaded and unloaded one at a time
+        assert worker.post("/api/generate", keep | {"keep_alive": 0}).status_code == 200
+        assert worker.post("/api/generate", keep | {"keep_alive": -1}).status_code == 200
+        gate.open.set()
+        assert loading.result().status_code == 200
+    assert ask(worker, "b").status_code == 200
+    assert states(worker) == {"a": "loaded", "b": "loaded"}
+    assert not unloaded(worker, "a")
+
+
 def budget_for_one(path):
     """Memory that one of the models takes, and half of it."""
     source = slot_of(path)
