@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast, get_origin, get_type_hints
 
 from invoke.exceptions import Exit
 from invoke.tasks import Task as InvokeTask
@@ -353,6 +353,14 @@ def _type_of(hint: Any, default: Any) -> type:
 # --- the words of a command ----------------------------------------------------------------------
 
 
+class _BareWord(NamedTuple):
+    """A word of a command line that is neither an option nor the value of one."""
+
+    text: str
+    before: str  # the word before it; empty if it is the first
+    index: int  # among the words of the command
+
+
 class Words:
     """The words of a command line for *command*, bound to its options.
 
@@ -375,11 +383,12 @@ class Words:
             names = ", ".join(option.label() for option in missing)
             raise UsageError(f"{command.command_words} needs {names}", hint=command.usage)
 
-    def _bind_options(self) -> list[tuple[str, str]]:
-        """Bind the options with a flag; return the bare words, each with the word before it."""
+    def _bind_options(self) -> list[_BareWord]:
+        """Bind the options with a flag; return the bare words."""
         bare = []
         before = ""
         while self._rest:
+            index = len(self._typed) - len(self._rest)
             word = self._rest.popleft()
             flag, equals, text = word.partition("=")
             letter = word[:2] if not word.startswith("--") else ""
@@ -395,7 +404,7 @@ class Words:
             elif word.startswith("-") and word != "-":
                 raise self._option_refusal(flag)
             else:
-                bare.append((before, word))
+                bare.append(_BareWord(word, before, index))
             before = word
         return bare
 
@@ -430,24 +439,22 @@ class Words:
         else:
             self.values[option.name] = value
 
-    def _bind_bare(self, words: list[tuple[str, str]], positional: list[Option]) -> None:
-        """Bind each bare word to the first free option that it fits, else to a required one.
-
-        *words* come with the word before each, as from :meth:`_bind_options`.
-        """
-        for before, word in words:
+    def _bind_bare(self, words: list[_BareWord], positional: list[Option]) -> None:
+        """Bind each bare word to the first free option that it fits, else to a required one."""
+        for word in words:
             free = [o for o in positional if o.type is list or o.name not in self.values]
-            fitting = [o for o in free if _fits(word, o, self._flags)]
+            fitting = [o for o in free if _fits(word.text, o, self._flags)]
             candidates = fitting or [o for o in free if o.required]
             if not candidates:
-                raise self._word_refusal(before, word, [] if free else positional)
-            self._set(candidates[0], word)
+                raise self._word_refusal(word, [] if free else positional)
+            self._set(candidates[0], word.text)
 
-    def _word_refusal(self, before: str, word: str, taken: list[Option]) -> UsageError:
-        """Error for a *word* after *before* that fits no option; *taken* have their values."""
+    def _word_refusal(self, bare: _BareWord, taken: list[Option]) -> UsageError:
+        """Error for a *bare* word that fits no option; *taken* have their values."""
         command = self._command.command_words
-        if before in self._flags and not self._flags[before].takes_value:
-            return _takes_no_value(self._flags[before], before, word)
+        word = bare.text
+        if bare.before in self._flags and not self._flags[bare.before].takes_value:
+            return _takes_no_value(self._flags[bare.before], bare.before, word)
         if taken and taken[0].name in self._spelled:
             text = f"{command} got {word!r} and --{taken[0].long_names[0]} "
             return UsageError(text + self.values[taken[0].name], hint="leave one of them out")
@@ -456,9 +463,9 @@ class Words:
         flags = [f for f in likely if f in self._flags and self._flags[f].name not in self.values]
         hint = f"a value with spaces needs quotes; see: {self._command.usage}"
         if flags:
-            at = self._typed.index(word)
             quoted = [shlex.quote(each) for each in self._typed]
-            hint = " ".join(["bitnet", command, *quoted[:at], flags[0], *quoted[at:]])
+            quoted.insert(bare.index, flags[0])
+            hint = " ".join(["bitnet", command, *quoted])
         return UsageError(f"{command}: unexpected argument {word!r}", hint=hint)
 
     def _option_refusal(self, flag: str) -> UsageError:

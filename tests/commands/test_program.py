@@ -177,6 +177,7 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(run, words, message):
         (["sya"], "did you mean say?"),
         (["say", "--prompt", "-v"], "--prompt=-value"),
         (["say", "--zzz"], "bitnet say --help"),
+        (["say", "--source", "mirror", "mirror"], "say --source mirror --prompt mirror"),
     ],
 )
 def test_wrong_usage_says_what_would_have_worked(run, words, hint):
