@@ -92,7 +92,8 @@ def total_memory(root: Path = Path("/")) -> int | None:
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # pragma: no cover - Windows
         return None
-    return min([machine, *(group.limit for group in _groups(root))])
+    limits = [group.limit for group in _groups(root) if group.limit is not None]
+    return min([machine, *limits])
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
@@ -103,7 +104,8 @@ def free_memory(root: Path = Path("/")) -> int | None:
     available = _meminfo(root, "MemAvailable")
     if available is None:
         return None
-    return max(0, min([available, *(group.free for group in _groups(root))]))
+    left = [group.free for group in _groups(root) if group.free is not None]
+    return max(0, min([available, *left]))
 
 
 def fits_in_memory(size: int) -> bool | None:
@@ -119,36 +121,50 @@ def free_swap(root: Path = Path("/")) -> int:
 
 
 class _Group(NamedTuple):
-    """Memory of a control group in bytes; its page cache counts as free, it can be evicted."""
+    """Memory and swap of a control group in bytes; None: no limit."""
 
-    limit: int
-    free: int
-    swap: int | None  # left; None: no limit
+    limit: int | None
+    free: int | None  # with the page cache, which can be evicted
+    swap: int | None  # left
 
 
 def _groups(root: Path) -> Iterator[_Group]:
-    """Control groups of this process whose memory has a limit."""
+    """Control groups of this process, with what limits them."""
     for folder, version_2 in group_folders("memory", root):
         names = _VERSION_2 if version_2 else _VERSION_1
-        try:
-            limit = int((folder / names.limit).read_text())
-            used = int((folder / names.used).read_text())
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            kinds = ("active_file", "inactive_file")
-            files = sum(int(stat[f"{names.stat_prefix}{kind}"]) for kind in kinds)
-        except (OSError, ValueError, KeyError):  # "max", or another controller's group
-            continue
-        if limit >= _NO_LIMIT:
-            continue
-        free = limit - used
-        swap = None
-        with suppress(OSError, ValueError):
-            swap_limit = int((folder / names.swap_limit).read_text())
-            swap_used = int((folder / names.swap_used).read_text())
-            swap = swap_limit - swap_used
-            if not version_2:  # version 1 counts memory and swap together
-                swap -= free
-        yield _Group(limit, free + files, swap)
+        limit = _number_in(folder / names.limit)
+        used = _number_in(folder / names.used)
+        page_cache = _page_cache(folder, names)
+        if limit is None or limit >= _NO_LIMIT or used is None or page_cache is None:
+            limit = unused = free = None
+        else:
+            unused = limit - used
+            free = unused + page_cache
+        swap_limit = _number_in(folder / names.swap_limit)
+        swap_used = _number_in(folder / names.swap_used)
+        swap = None if swap_limit is None or swap_used is None else swap_limit - swap_used
+        if swap is not None and not version_2:
+            # Version 1 counts memory and swap together; a limit of the sum limits memory, too.
+            swap = None if unused is None else swap - unused
+        yield _Group(limit, free, swap)
+
+
+def _number_in(file: Path) -> int | None:
+    """The number in *file*; ``None`` if it says "max", or is another controller's group's."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _page_cache(folder: Path, names: _GroupFiles) -> int | None:
+    """Bytes of files that the group of *folder* holds in memory; ``None``: unknown."""
+    try:
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        kinds = ("active_file", "inactive_file")
+        return sum(int(stat[f"{names.stat_prefix}{kind}"]) for kind in kinds)
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def peak_memory() -> int:

@@ -87,6 +87,13 @@ def test_a_group_without_numbers_limits_nothing(container, limit, used):
     assert free_memory(container(2, limit, used, 0)) == 900 * MEGABYTE
 
 
+def test_a_container_may_limit_swap_alone(container):
+    root = container(2, "max", 300, 0, swap=30)
+    assert total_memory(root) == total_memory(root / "nothing")
+    assert free_memory(root) == 900 * MEGABYTE
+    assert free_swap(root) == 20 * MEGABYTE
+
+
 def test_a_full_container_has_nothing_free(container):
     root = container(2, 400, 500, 0, swap=0)
     assert free_memory(root) == 0
