@@ -304,12 +304,12 @@ def _decompress(
             hint=HINT,
         )
     scales = read_floats(scale, model)
-    block = scheme.get("block_structure")
-    grid_of_scales = ScaleGrid.of(scales, shape, stem, model, block)
+    key = "block_structure"
+    grid_of_scales = ScaleGrid.of(scales, shape, stem, model, scheme.get(key), key)
     grid_of_zeros: ScaleGrid | None = None
     if zero_point is not None:
         zeros = _zeros_of(zero_point, scales.shape, scheme, model)
-        grid_of_zeros = ScaleGrid.of(zeros, shape, stem, model, block)
+        grid_of_zeros = ScaleGrid.of(zeros, shape, stem, model, scheme.get(key), key)
 
     def numbers() -> NDArray[np.float32]:
         values = _codes_of(codes, shape, scheme, model)

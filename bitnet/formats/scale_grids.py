@@ -30,8 +30,13 @@ class ScaleGrid:
         name: str,
         model: str,
         block: Any = None,
+        block_key: str = "weight_block_size",
     ) -> ScaleGrid:
-        """The *factors* of the matrix *name* of *shape*; *block* is what the folder says of it."""
+        """The *factors* of the matrix *name* of *shape*.
+
+        *block* is the value of *block_key* in the quantization's configuration: rows and columns
+        of a block; None: the factors divide the matrix evenly.
+        """
         rows, columns = shape
         if factors.size == 1:
             return cls(factors.reshape(1, 1), (rows, columns), (rows, columns))
@@ -44,7 +49,7 @@ class ScaleGrid:
             block = (rows // grid.shape[0], columns // grid.shape[1])
         is_pair = isinstance(block, list | tuple) and len(block) == 2
         if not is_pair or not all(type(size) is int and size > 0 for size in block):
-            problem = f"quantization_config.weight_block_size is {block!r:.80}"
+            problem = f"quantization_config has {block_key} {block!r:.80}"
             raise InvalidFormat(f"{model}: {problem}", hint=COMPARE)
         if grid.shape != (-(-rows // block[0]), -(-columns // block[1])):
             raise _no_grid(name, grid, shape, model)

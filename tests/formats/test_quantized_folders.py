@@ -239,6 +239,25 @@ def test_scales_that_do_not_fit_are_refused():
         unpack_quantized(tensors, config, "m")
 
 
+@pytest.mark.parametrize("block", [[2], [0, 2], ["2", 2], "2x2", 2])
+def test_a_block_that_is_no_pair_of_sizes_is_refused_by_its_key(block):
+    codes = np.zeros((4, 6), np.int8)
+    name = f"{NAME}.weight"
+    tensors = {
+        name: stored_weight(name, codes, "I8"),
+        f"{name}_scale": stored_weight("s", np.ones((2, 3), np.float32), "F32"),
+    }
+    numbers = {"num_bits": 8, "type": "int", "strategy": "block", "block_structure": block}
+    group = {"targets": ["Linear"], "weights": numbers}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": group},
+    }
+    with pytest.raises(InvalidFormat, match="has block_structure"):
+        unpack_quantized(tensors, {KEY: quantization, "dtype": "float32"}, "m")
+
+
 def test_a_folder_of_8_bit_floats_is_read_without_torch(tmp_path):
     folder = plain_folder(tmp_path / "m", torch_dtype="float32")
     stored = safetensors.read_file(Inventory(folder), "model.safetensors")
