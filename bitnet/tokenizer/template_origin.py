@@ -147,12 +147,16 @@ def _versions_in_store(repository: str) -> Iterator[dict[str, Path]]:
 
 
 def _read(files: Mapping[str, Path]) -> dict[str, str]:
-    """Templates by name in *files*, paths by file name; damaged JSON has none.
+    """Templates by name in *files*, paths by file name; damaged or unreadable files have none.
 
     As in transformers, ``chat_template.jinja`` overrides the others.
     """
     if "chat_template.jinja" in files:
-        return {_USUAL: read_bytes(files["chat_template.jinja"]).decode("utf-8", "replace")}
+        try:
+            template = read_bytes(files["chat_template.jinja"])
+        except BitnetError:
+            return {}
+        return {_USUAL: template.decode("utf-8", "replace")}
     return templates_in(*(_read_object(files.get(name)) for name in _FILES[1:]))
 
 

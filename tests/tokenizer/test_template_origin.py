@@ -10,9 +10,11 @@ import pytest
 from tiny_models import tiny_gguf
 
 from bitnet.base import settings
+from bitnet.base.errors import BitnetError
 from bitnet.formats.gguf import GGUF
 from bitnet.store import Store
 from bitnet.store.records import Blob, Pin, write_lock
+from bitnet.tokenizer import template_origin
 from bitnet.tokenizer.chat import template_process
 from bitnet.tokenizer.template_origin import oddities_of, templates_of
 
@@ -99,6 +101,16 @@ def test_a_repository_that_only_a_lock_file_names_is_a_source(place, folder, tmp
 def test_a_damaged_lock_file_names_no_source(tmp_path):
     model = model_with(tmp_path / "models")
     (tmp_path / "bitnet.lock.json").write_text("[")
+    assert differences(model) == []
+
+
+def test_a_file_beside_a_model_that_cannot_be_read_is_no_source(tmp_path, monkeypatch):
+    def refuse(path):
+        raise BitnetError(f"{path} cannot be read")
+
+    model = model_with(tmp_path / "models", OTHER)
+    beside(model.parent, TEMPLATE)
+    monkeypatch.setattr(template_origin, "read_bytes", refuse)
     assert differences(model) == []
 
 
