@@ -42,6 +42,7 @@ MAX_STOPS = 16  # each is searched for at every token
 MAX_BIASES = 1024
 
 _INNER = {"inner": True}  # metadata of a field that JSON cannot set
+_SEED_BITS = 53  # of a drawn seed: every reader of JSON keeps such integers exactly
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
 
 
@@ -398,7 +399,7 @@ class Request(SamplingOptions):
         seed = self.seed if self.seed is not None else settings.seed()
         if seed is not None:
             return seed
-        return DEFAULT_SEED if settings.deterministic() else secrets.randbits(62)
+        return DEFAULT_SEED if settings.deterministic() else secrets.randbits(_SEED_BITS)
 
     def choice(self, number: int) -> Request:
         """This request for answer *number* of several, with a seed of its own."""
