@@ -113,11 +113,12 @@ void Bpe::settle(Missed& piece, const uint32_t* ids, size_t count) {
     if (remember(words_, piece, ids) || remember(phrases_, piece, ids)) return;
     if (piece.size <= Phrases::Key::kBytes || piece.size > kLongestPiece) return;
     // Lines of tables, runs of one character, scripts without spaces.
-    long_bytes_ += piece.size + count * sizeof(uint32_t);
-    if (long_bytes_ > kLongBytes) {
+    const size_t bytes = piece.size + count * sizeof(uint32_t);
+    if (long_bytes_ + bytes > kLongBytes) {
         long_.clear();
-        long_bytes_ = piece.size;
+        long_bytes_ = 0;
     }
+    long_bytes_ += bytes;
     long_.emplace(piece.text(), Ids(ids, ids + count));
 }
 
