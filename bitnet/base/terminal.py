@@ -158,10 +158,12 @@ class _Stderr(logging.Handler):
 
 
 def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
-    """Set the levels: 0 shows warnings, 1 adds info, 2 adds debug; the environment can only add.
+    """Set the levels: 0 shows warnings, 1 adds info, 2 adds debug.
 
-    Filters of the tool that this one replaces still work: ``bitnet_tokenizers::download=info`` sets
-    the level of :mod:`bitnet.hub`, ``bitnet_tokenizers=debug`` that of all tokenizer code.
+    A level in the environment can only add to that; with an area, it is the level of this area,
+    which can be silenced. Filters of the tool that this one replaces still work:
+    ``bitnet_tokenizers::download=info`` sets the level of :mod:`bitnet.hub`,
+    ``bitnet_tokenizers=debug`` that of all tokenizer code.
     """
     root = logging.getLogger("bitnet")
     if not any(isinstance(handler, _Stderr) for handler in root.handlers):
