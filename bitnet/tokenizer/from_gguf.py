@@ -433,6 +433,11 @@ class _Fields:
         value = self._metadata.get(key)
         if value is None:
             hint = "fetch the file again, or name the tokenizer with --tokenizer FILE"
+            if name == "scores":
+                # https://github.com/ggml-org/llama.cpp, conversion/xverse.py, b11549: the order
+                # in which pieces are merged is lost.
+                hint = "name the model's own tokenizer with --tokenizer FILE: llama.cpp's converter"
+                hint += " writes files of XVERSE without scores"
             raise TokenizerNotFound(f"Missing {key}, {self.source}", hint=hint)
         if isinstance(value, (str, bytes, int, float)):
             raise self._wrong(key, "an array", value)

@@ -261,6 +261,13 @@ def test_missing_merges_are_named_by_their_key():
         spec_from_metadata(tiny_bpe(merges=None))
 
 
+def test_a_file_of_xverse_has_no_scores_as_published_and_another_tokenizer_helps():
+    with pytest.raises(TokenizerNotFound, match=r"tokenizer\.ggml\.scores") as error:
+        spec_from_metadata(tiny_spm(scores=None))
+    assert "--tokenizer FILE" in error.value.hint
+    assert "fetch the file again" not in error.value.hint
+
+
 @pytest.mark.parametrize(
     "changes",
     [
