@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from quantized_folders import stored_weight
 from tiny_models import tiny
 
 from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported
@@ -91,6 +92,19 @@ def test_prompts_are_read_in_both_directions_unless_a_folder_says_otherwise():
     assert key_of(CONFIG, "hrm.prefix_lm") is False
     left_out = {key: CONFIG[key] for key in CONFIG if key != "prefix_lm"}
     assert key_of(left_out, "hrm.prefix_lm") is True  # transformers 5.24
+
+
+def test_a_prompt_in_both_directions_has_frequencies_that_do_not_change():
+    keys = {"rope.scaling.original_context_length": 16, "context_length": 64}
+    checkpoint = tiny("hrm_text", **{"hrm.prefix_lm": True}, **keys)
+    pairs = config_from(checkpoint).attentions[0].rope.dims // 2
+    for length in ("long", "short"):
+        name = f"rope_factors_{length}.weight"
+        checkpoint.weights[name] = stored_weight(name, np.ones(pairs, np.float32), "F32")
+    with pytest.raises(Unsupported, match=r"longrope.*run again as a prompt"):
+        config_from(checkpoint)
+    checkpoint.metadata["hrm_text.hrm.prefix_lm"] = False
+    assert config_from(checkpoint).attentions[0].rope.scaling == "longrope"
 
 
 def test_a_prompt_in_both_directions_runs_whole_and_an_answer_token_by_token():

@@ -15,7 +15,7 @@ from conversions import convert  # noqa: E402 - needs torch
 from sentence_folders import (  # noqa: E402
     change_json,
     expected_vectors,
-    randomize,
+    mpnet_folder,
     sentence_folder,
 )
 
@@ -28,36 +28,8 @@ from bitnet.formats.containers import open_checkpoint  # noqa: E402
 pytestmark = QUIET
 # Both compute in float32; the compiled module keeps queries, keys and values as 16 bits.
 MAX_DIFFERENCE = 2e-4
-WORDS = [
-    *("<s>", "<pad>", "</s>", "[UNK]", "a", "man", "is", "eat", "##ing", "food", ".", ",", "dog"),
-    *("run", "##s", "2", "##0", "<mask>"),
-]
 # The last one has keys at distances beyond those with a bias of their own.
 TEXTS = ["A man is eating food.", "dogs run", "", "unknown words, 20 dogs", "a dog runs, " * 50]
-
-
-def mpnet_folder(path, task="Model", **options):
-    """A transformers folder with a random MPNet for *task* and its own tokenizer."""
-    torch.manual_seed(len(task))
-    sizes = {
-        "vocab_size": len(WORDS),
-        "hidden_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 96,
-        "max_position_embeddings": 258,
-    }
-    config = transformers.MPNetConfig(**(sizes | options))
-    model = getattr(transformers, f"MPNet{task}")(config).float().eval()
-    randomize(model)
-    with torch.no_grad():
-        model.get_parameter(
-            next(name for name, _ in model.named_parameters() if "relative_attention" in name)
-        ).mul_(5.0)  # so that a wrong row is seen
-    model.save_pretrained(path)
-    (path / "vocab.txt").write_text("\n".join(WORDS))
-    transformers.MPNetTokenizer(str(path / "vocab.txt")).save_pretrained(path)
-    return path
 
 
 @pytest.fixture(scope="module")

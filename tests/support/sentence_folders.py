@@ -12,6 +12,10 @@ WORDS = [
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "is", "eat", "##ing", "food"),
     *(".", ",", "dog", "run", "##s", "é", "2", "##0", "never", "query", "passage", ":"),
 ]
+WORDS_OF_MPNET = [
+    *("<s>", "<pad>", "</s>", "[UNK]", "a", "man", "is", "eat", "##ing", "food", ".", ",", "dog"),
+    *("run", "##s", "2", "##0", "<mask>"),
+]
 TEXTS = ["A man is eating food.", "dogs run", "", "unknown words, 20 dogs", "a " * 40]
 TINY = {
     "vocab_size": len(WORDS),
@@ -31,6 +35,30 @@ def encoder_folder(path, kind="Bert", task="Model", **options):
     randomize(model)
     model.save_pretrained(path)
     save_tokenizer(path)
+    return path
+
+
+def mpnet_folder(path, task="Model", **options):
+    """A transformers folder with a random MPNet for *task* and its own tokenizer."""
+    torch.manual_seed(len(task))
+    sizes = {
+        "vocab_size": len(WORDS_OF_MPNET),
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "max_position_embeddings": 258,
+    }
+    config = transformers.MPNetConfig(**(sizes | options))
+    model = getattr(transformers, f"MPNet{task}")(config).float().eval()
+    randomize(model)
+    with torch.no_grad():
+        model.get_parameter(
+            next(name for name, _ in model.named_parameters() if "relative_attention" in name)
+        ).mul_(5.0)  # so that a wrong row is seen
+    model.save_pretrained(path)
+    (path / "vocab.txt").write_text("\n".join(WORDS_OF_MPNET))
+    transformers.MPNetTokenizer(str(path / "vocab.txt")).save_pretrained(path)
     return path
 
 
