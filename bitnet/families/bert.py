@@ -1,4 +1,4 @@
-"""BERT and its relatives: encoders, which see a text in both directions and make vectors of it."""
+"""BERT and its relatives: encoders, whose attention is bidirectional, and which embed texts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 _PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
 _PADDING = 1  # row of MPNet's positions for padding, whatever ``pad_token_id`` is
-_BUCKETS = 32  # rows of MPNet's table of biases: half for keys up to a query, half for those behind
+# Rows of MPNet's table of biases: one half for keys at or before the query, one for later keys.
+_BUCKETS = 32
 _REACH = 128  # from this distance on, all keys of a side have one bias
-# The token of padding where transformers counts positions by the other tokens. A text may have it,
-# too. In llama.cpp it is a token as any other, and files of its converter do not name it.
+# The padding token, in models for which transformers counts only the other tokens as positions. A
+# text may contain it, too. In llama.cpp it is a token like any other, and its converter writes no
+# key for it.
 _UNCOUNTED = {"uncounted_token_id": read("a text with it is refused: it would shift positions")}
 #: Beginnings of the names of tensors of heads for other tasks.
 HEADS = ("cls.", "lm_head.", "pooler.", "qa_outputs.", "vocab_")
@@ -53,7 +55,7 @@ def encoder(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any
     file has the table of them, ``token_types``.
     """
     segments = keys.weights.get("token_types.weight")
-    usual: dict[str, Any] = {"norm_biases": True, "final_norm": ""}
+    usual_fields: dict[str, Any] = {"norm_biases": True, "final_norm": ""}
     uncounted = None
     if keys.value("uncounted_token_id", None) is not None:
         uncounted = keys.integer("uncounted_token_id")
@@ -67,7 +69,7 @@ def encoder(keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **more: Any
         text_rows=segments.shape[0] if segments is not None and segments.shape else 0,
         uncounted_token=uncounted,
         embedding_norm="token_embd_norm",
-        **(usual | more),
+        **(usual_fields | more),
     )
 
 

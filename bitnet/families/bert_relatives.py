@@ -39,17 +39,17 @@ _CONFIG = {
     **reads("layer_norm_eps"),
     "type_vocab_size": read("must be the number of rows of `token_types`"),
 }
-# Names that modules of transformers have, whose weights are stored under others.
+# Names of transformers' modules; published folders have other names for these norms.
 _OF_MODULES = {
     "post_attention_layernorm": "attn_output_norm",
     "post_mlp_layernorm": "layer_output_norm",
 }
-_FUSED = ("attn_qkv", "attn_output")  # products of an attention whose inputs are one matrix
+_FUSED = ("attn_qkv", "attn_output")  # matrices of an attention with one for query, key and value
 _LLAMA_CPP = LlamaCppSupport(tensors=(".bias",), gelu_tanh=True)
 
 
 def _rotary(keys: Keys, **network: Any) -> ModelConfig:
-    """Encoder with rotated positions; *network* are fields of its networks."""
+    """Encoder with RoPE; *network* are fields of its :class:`FeedForward`."""
     model_sizes = sizes(keys)
     mixer = attention(keys, model_sizes.dim, fused=is_fused(keys))
     block = norms_behind(mixer, FeedForward(model_sizes.ffn, **network))
@@ -104,7 +104,7 @@ def _nomic_keys(config: Config) -> dict[str, Any]:
 
 
 def _nomic_orders(config: Config) -> Values:
-    """Matrices of all experts are stored one below the other, the second ones transposed."""
+    """Functions for stacked matrices of all experts, of which those of down are transposed."""
     if not config.get("moe_every_n_layers"):
         return {}
     count = config["num_experts"]
@@ -190,7 +190,7 @@ register_variant(
 
 
 def _up_first(_config: Config) -> Parts:
-    """A folder has gate and up as one matrix, the latter first."""
+    """Functions for a matrix of up and gate, with the rows of up first."""
 
     def half(number: int) -> Any:
         return lambda rows: np.split(rows, 2)[number]
@@ -277,7 +277,7 @@ register_variant(
     translate=positions_behind_padding,
 )
 
-_ALIBI = 8.0  # largest power of the slopes
+_ALIBI = 8.0  # as in :class:`Attention`
 
 
 def _jina2(keys: Keys) -> ModelConfig:
@@ -305,7 +305,10 @@ def _jina2(keys: Keys) -> ModelConfig:
 
 
 def _gate_first(_config: Config) -> Parts:
-    """Files for code have the gate behind."""
+    """A function for the models for code, whose matrix of up and gate has the rows of up first.
+
+    In GGUF, the rows of the gate are first.
+    """
 
     def swap(rows: NDArray[Any]) -> NDArray[Any]:
         up, gate = np.split(rows, 2)

@@ -48,8 +48,8 @@ MOST_STREAMS = 64
 Pooling = Literal["none", "mean", "cls", "last"]
 KVType = Literal["f16", "q8"]  # form of keys and values: codes of 16 bits, or of 8
 
-MAX_SCALE = 200.0  # of scores: those of the longest queries and keys stay within float32
-CAPS = 1e-3, 1e3  # soft caps; a larger one takes digits from what it caps
+MAX_SCALE = 200.0  # on scores: those of the longest queries and keys stay within float32
+CAPS = 1e-3, 1e3  # least and largest soft cap; beyond it, ``cap * tanh(x / cap)`` loses digits
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ CacheKind: TypeAlias = KeysValues | State
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Attention over keys and values of its own, or over those of an attention before."""
+    """Attention over keys and values of its own, or over those of an earlier attention."""
 
     heads: int  # query heads
     kv_heads: int  # key and value heads; each serves ``heads / kv_heads`` query heads
@@ -76,28 +76,32 @@ class Attention:
     scale: float  # factor on scores, at most 200
     window: int = 0  # positions a query attends to, to each side with itself; 0: all
     softcap: float = 0.0  # soft cap on scores, 0.001 to 1,000; 0: none
-    # norms of queries and keys: of heads with one weight for all, the same behind the rotation, of
-    # each head with a weight of its own, or of all heads as one vector
+    # norms of queries and keys; ``head``: of each head, with one weight for all; ``rotated``: the
+    # same behind the rotation; ``each``: of each head, with a weight of its own; ``whole``: of all
+    # heads as one vector
     qk_norm: Literal["", "head", "rotated", "each", "whole"] = ""
     fused: bool = False  # query, key and value are one matrix
     biased: bool = False  # query, key and value must have biases; otherwise they may
     # ``attn_q`` has a gate behind each head, whose sigmoid multiplies the result
     gated: bool = False
-    # the sigmoid of a product with a matrix of its own, ``attn_gate``, multiplies the result: its
-    # numbers, or its heads
+    # a gate multiplies each number, or each head, of the result; it is the activation of a product
+    # of the input with a matrix of its own, ``attn_gate``
     own_gate: Literal["", "numbers", "heads"] = ""
-    gate_activation: Activation = "sigmoid"  # instead of that sigmoid
+    gate_activation: Activation = "sigmoid"  # of that gate
     sub_norm: bool = False  # there is a norm before the output projection
-    clamp: float = 0.0  # largest size of queries, keys and values behind their product; 0: any
-    # largest power of the slopes by which scores fall with the distance (ALiBi); 0: they do not
+    # largest absolute value of the entries of queries, keys and values; 0: they are not clamped
+    clamp: float = 0.0
+    # ALiBi: the smallest slope by which scores fall with the distance is ``2**-alibi`` for a power
+    # of two of heads; 0: no ALiBi
     alibi: float = 0.0
     alibi_scale: float = 1.0  # factor on the slopes
-    # distance of a key from which on its score gets no other bias than one at that distance;
-    # ``attn_rel_b`` has those of the distances from ``-reach`` to ``reach``; 0: there is none
+    # scores get a bias by the distance of their key, from ``-reach`` to ``reach``, out of
+    # ``attn_rel_b``; keys that are farther away get that of the nearer end; 0: no biases
     reach: int = 0
-    # ``attn_sinks`` has the score of one more key of each head, whose value is zero
+    # each head has one more key, whose score is in ``attn_sinks`` and whose value is zero
     sinks: bool = False
-    growth: float = 0.0  # of the query scale with the position, 0: none
+    # queries at a position are scaled by ``1 + growth * log(1 + position // growth_length)``
+    growth: float = 0.0
     growth_length: int = 1  # positions between two steps of that growth
     # values are the keys before norm and rotation; there is no ``attn_v``
     keys_as_values: bool = False
@@ -108,10 +112,11 @@ class Attention:
 
     @property
     def slopes(self) -> tuple[float, ...]:
-        """Loss of a score per position, one for each head; empty without ``alibi``.
+        """Loss of a score per position of distance, for each head; empty without ``alibi``.
 
-        But for their factor they are powers of two in equal steps; heads beyond a power of two of
-        heads have those between (arXiv:2108.12409).
+        The first heads, a power of two of them, have slopes of ``2**-step`` with steps at equal
+        distances up to ``alibi``. The others have the steps half-way between those
+        (arXiv:2108.12409).
         """
         if not self.alibi:
             return ()
@@ -122,22 +127,22 @@ class Attention:
 
     @property
     def reads(self) -> KeysValues:
-        """Kind of the cache that it reads."""
+        """The cache that it reads, its own or another's."""
         return KeysValues(self.kv_heads, self.head_dim, self.window)
 
     @property
     def cache(self) -> KeysValues | None:
-        """Its keys and values; ``None``: it reads those of another."""
+        """The cache that it fills, or None if it reads that of another attention."""
         return self.reads if self.shared_cache is None else None
 
 
 @dataclass(frozen=True, eq=False)
 class LatentAttention:
-    """Attention of all heads over one vector a position (MLA, arXiv:2405.04434).
+    """Attention of all heads over one vector for each position (MLA, arXiv:2405.04434).
 
-    The vector is a latent, which is keys and values alike, and a rotated key. The matrices that
-    make keys and values of a latent, ``attn_k_b`` and ``attn_v_b``, are multiplied with queries and
-    results instead.
+    The vector joins a latent and a rotated key. Keys and values are not computed from the latent:
+    the matrices for that, ``attn_k_b`` and ``attn_v_b``, are multiplied with the queries and with
+    the results instead, and the latent serves as key and as value.
     """
 
     heads: int  # query heads
@@ -151,17 +156,17 @@ class LatentAttention:
     rotates: bool = True  # the dimensions of *rope* are rotated
     # the sigmoid of a product with a matrix of its own, ``attn_gate``, multiplies each head
     gated: bool = False
-    growth: float = 0.0  # of the query scale with the position, 0: none
+    growth: float = 0.0  # as in :class:`Attention`
     growth_length: int = 1  # positions between two steps of that growth
 
     @property
     def reads(self) -> KeysValues:
-        """Kind of the cache that it reads, its own."""
+        """The cache that it reads, its own."""
         return KeysValues(1, self.latent + self.rope.dims)
 
     @property
     def cache(self) -> KeysValues:
-        """Latents and rotated keys, as keys and, for their other order in memory, as values."""
+        """Latents and rotated keys, stored twice: as keys, and in the memory order of values."""
         return self.reads
 
 
@@ -194,15 +199,16 @@ class Branch:
     """A part of a block."""
 
     norm: str  # name of the norm before it; empty: none
-    # what it computes; the results of several are added one after the other
+    # its mixers, which read the same input; their results are added to the stream in order
     mixers: tuple[Mixer | Sum, ...]
     post_norm: str = ""  # name of the norm behind it; empty: none
     scale: float = 1.0  # factor on its result
-    # it reads the stream before the first branch of its block, not behind the branches before
+    # it reads the stream as it was before its block, without the results of earlier branches
     parallel: bool = False
-    stream_norm: str = ""  # name of the norm of the stream, with its result; empty: none
-    stream_scale: float = 1.0  # factor on the stream, with its result
-    # it reads the active stream behind the correction of all, and is added to all but the first
+    stream_norm: str = ""  # name of the norm of the sum of stream and result; empty: none
+    stream_scale: float = 1.0  # factor on the sum of stream and result
+    # of several streams: it runs after all of them are corrected, reads the active one, and is
+    # added to all but the first
     beside: bool = False
 
     def every(self) -> Iterator[Mixer]:
@@ -220,7 +226,7 @@ Block: TypeAlias = tuple[Branch, ...]
 
 @dataclass(frozen=True, eq=False)
 class ModelConfig:
-    """A decoder-only transformer."""
+    """A decoder, or an encoder, as data."""
 
     architecture: str  # GGUF's name for the family
     dim: int  # width of the residual stream
@@ -232,7 +238,7 @@ class ModelConfig:
     logit_scale: float = 1.0  # factor on logits
     final_softcap: float = 0.0  # soft cap on logits, 0.001 to 1,000; 0: none
     causal: bool = True  # positions attend only to those before them
-    # the positions of a prompt see each other, though those of an answer see what is before them
+    # positions of a prompt attend to the whole prompt, those of an answer to earlier ones only
     prompt_both_ways: bool = False
     # how hidden states are pooled to an embedding; ``none``: it generates text
     pooling: Pooling = "none"
@@ -241,12 +247,12 @@ class ModelConfig:
     centered_norms: bool = False  # norms subtract the mean first (LayerNorm)
     norm_biases: bool = False  # norms have biases
     norm_weights: bool = True  # norms have weights
-    biases: tuple[str, ...] = ()  # names of products that must have biases; others may
+    biases: tuple[str, ...] = ()  # names of matrices that must have biases; others may
     # each position has an embedding, a row of ``position_embd``, which is added to the token's
     positions: bool = False
-    # id of a token at which positions do not go on, so that texts with it are refused
+    # id of a token that does not count as a position, so that texts with it are refused
     uncounted_token: int | None = None
-    # rows of ``token_types``, for tokens of the first and of a second text, added as well; 0: none
+    # rows of ``token_types``, the segment embeddings, which are added as well; 0: none
     text_rows: int = 0
     embedding_norm: str = ""  # name of the norm of the embeddings; empty: none
     # each projection of a block has an RMS norm on its input (BitNet embeddings)
@@ -255,21 +261,21 @@ class ModelConfig:
     # beginnings of the names of tensors that generating text does not need
     left_out: tuple[str, ...] = ()
     first_block: int = 0  # number of the first block in the names of tensors
-    # numbers of the blocks' tensors where several blocks, with caches of their own, have the same;
-    # empty: they are those of the blocks
+    # for each block, the number in the names of its tensors, where blocks share tensors (each block
+    # still has a cache of its own); empty: the number of the block
     block_numbers: tuple[int, ...] = ()
     loop_norm: str = ""  # name of the norm of the stream before block 0 runs again; empty: none
-    streams: Streams | None = None  # that stand beside the residual stream; ``None``: there is one
-    cycles: Cycles | None = None  # in which its blocks run, on two streams; ``None``: there is one
-    # its input is the embedding of a token joined with a hidden state of another decoder, that of
-    # the token before
+    streams: Streams | None = None  # several residual streams (AltUp); ``None``: a single one
+    cycles: Cycles | None = None  # two stacks of blocks on two streams; ``None``: one on one stream
+    # its input is the embedding of a token joined with the hidden state of another decoder at the
+    # token before
     joined: bool = False
     final_norm: str = "output_norm"  # name of the norm behind the last block; empty: none
     # names of norms whose tensors are called so, without ``.weight``
     bare_norms: tuple[str, ...] = ()
-    # its own block that predicts one more token, as a decoder; ``None``: it has none
+    # the model's block that drafts the token after next, as a decoder; ``None``: it has none
     drafter: ModelConfig | None = None
-    basis: HadamardBasis | None = None  # of matrices that are rotated; ``None``: none is
+    basis: HadamardBasis | None = None  # of rotated matrices; ``None``: there are none
     # ranks of low-rank adapters, by the name of the matrix that they change
     adapted: Mapping[str, int] = field(default_factory=dict)
     kv_type: KVType = "f16"  # form of its keys and values
@@ -295,14 +301,14 @@ class ModelConfig:
         return self.causal and not self.prompt_both_ways
 
     def mixers(self) -> Iterator[Mixer]:
-        """Those of every block, in the order in which they run."""
+        """Mixers of every block, in the order in which they run."""
         for block in self.blocks:
             for branch in block:
                 yield from branch.every()
 
     @cached_property
     def attentions(self) -> tuple[Attention, ...]:
-        """Those of its mixers that are attention."""
+        """Mixers that are :class:`Attention`, in the order in which they run."""
         return tuple(mixer for mixer in self.mixers() if isinstance(mixer, Attention))
 
     @cached_property
@@ -318,23 +324,26 @@ class ModelConfig:
     def ropes(self) -> tuple[Rope, ...]:
         """Its different position embeddings."""
         usual = [mixer.rope for mixer in self.mixers() if isinstance(mixer, Attention)]
-        latent = [mixer for mixer in self.mixers() if isinstance(mixer, LatentAttention)]
-        ropes = [*usual, *(mixer.rope for mixer in latent if mixer.rotates)]
+        over_latents = [mixer for mixer in self.mixers() if isinstance(mixer, LatentAttention)]
+        ropes = [*usual, *(mixer.rope for mixer in over_latents if mixer.rotates)]
         return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     def regime(self, reach: int) -> tuple[int, ...]:
-        """Key of the RoPE frequencies for a prompt; prompts with equal keys can share a cache."""
+        """Key of the RoPE frequencies of a prompt that may *reach* this many positions.
+
+        Prompts with equal keys can share a cache.
+        """
         return tuple(rope.regime(reach) for rope in self.ropes)
 
     def __post_init__(self) -> None:
-        own = (
+        own_faults = (
             (min(self.dim, len(self.blocks)) < 1, "a size below 1"),
             (min(self.vocab_size, self.context_length) < 1, "no vocabulary or no context"),
             (self.norm_eps < 0, "norms of a negative epsilon"),
             *self._stream_faults(),
             (_outside(self.final_softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"),
         )
-        for fails, fault in chain(own, *map(_faults, self.mixers())):
+        for fails, fault in chain(own_faults, *map(_faults, self.mixers())):
             if fails:
                 raise InvalidFormat(
                     f"the keys do not describe a transformer: {fault} "
@@ -343,7 +352,7 @@ class ModelConfig:
                 )
 
     def _stream_faults(self) -> Iterator[tuple[bool, str]]:
-        """Conditions of several streams, and what it means that one is true."""
+        """Conditions on the streams that must be false, each with the fault it would be."""
         if self.streams is not None:
             count = self.streams.count
             yield not 2 <= count <= MOST_STREAMS, f"{count:,} residual streams"
@@ -356,7 +365,11 @@ def _outside(cap: float) -> bool:
 
 
 def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
-    """Conditions of a mixer, and what it means that one is true."""
+    """Conditions on *mixer* that must be false, each with the fault it would be.
+
+    A later condition may divide by what an earlier one found not to be 0: the caller stops at the
+    first that is true.
+    """
     kernel = getattr(mixer, "kernel", 1)
     scale = getattr(mixer, "scale", 0.0)
     yield kernel > LONGEST_KERNEL, f"a convolution over more than {LONGEST_KERNEL}"
@@ -381,9 +394,12 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
                 f"key heads that do not divide the heads ({heads})",
             )
         case KimiDelta():
-            square = mixer.heads, mixer.head_dim, kernel
-            yield min(square) < 1, f"linear attention without heads {square}"
-            yield max(square) > LARGEST_HEAD, f"linear attention of {max(square):,} dimensions"
+            kda_sizes = mixer.heads, mixer.head_dim, kernel
+            yield min(kda_sizes) < 1, f"linear attention without heads {kda_sizes}"
+            yield (
+                max(kda_sizes) > LARGEST_HEAD,
+                f"linear attention of {max(kda_sizes):,} dimensions",
+            )
             yield mixer.floor > 0, f"decays whose logarithms are above {mixer.floor:g}"
         case Mamba1():
             widths = mixer.state_size, mixer.step_rank, kernel
@@ -418,6 +434,7 @@ def _faults(mixer: Mixer) -> Iterator[tuple[bool, str]]:
 
 
 def _routing_faults(routing: Routing) -> Iterator[tuple[bool, str]]:
+    """As :func:`_faults`, of the choice of experts."""
     groups = f"{routing.groups_used} of {routing.groups} groups of {routing.count} experts"
     yield not 1 <= routing.used <= routing.count, f"{routing.used} of {routing.count} experts"
     yield routing.count > MOST_EXPERTS, f"{routing.count:,} experts"

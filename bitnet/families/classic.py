@@ -42,7 +42,7 @@ FAIRSEQ_TENSORS = {
 
 
 def _by_head(key: str, config: Config) -> Values:
-    """Rows are those of a head after the other; *key* is that of their number in *config*."""
+    """Functions for rows stored head by head; the number of heads is the *key* of *config*."""
     return order_queries_first(config[key])
 
 
@@ -212,7 +212,7 @@ register(
         **reads("qk_layernorm use_parallel_residual"),
     },
     partial_rotation=True,
-    # The blocks follow from the tensors; files of 2023 say so of models that have two norms.
+    # The tensors decide: files of 2023 have the key as true in models whose blocks have two norms.
     gguf_keys=LAYER_NORM_EPS | {"use_parallel_residual": HARMLESS},
     biases={"use_qkv_bias": QKV},
     llama_cpp=LlamaCppSupport(tensors=("output.weight", "norm.bias", *BIASES), **OWN_HEAD),

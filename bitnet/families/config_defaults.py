@@ -1,9 +1,8 @@
 """Defaults of transformers for keys that a ``config.json`` leaves out.
 
-The table beside this file was read from its configuration classes (``tests/support/
-config_defaults.py``) in the versions that it names, from 4.30 on. A key counts in those versions
-that have it. Where they agree, a folder without the key means that value; where they differ, it has
-no one meaning, and is refused.
+``tests/support/config_defaults.py`` made the table beside this file from the configuration classes
+of the versions that the table names, from 4.30 on. If all versions that know a key have one default
+for it, a folder without the key means that value. If they differ, the folder is refused.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from bitnet.families.keys import Config
 
 _OF_ROPE = {"rope_theta", "partial_rotary_factor"}
-# Types whose configuration class assumes scaled positions where config.json has no table of them:
-# transformers 5.24 by its own table whatever `rope_theta` says, 4.57 none for a null.
+# Types whose configuration class in transformers 5.24 scales positions if config.json has no table
+# of them, whatever `rope_theta` says; 4.57 does not scale them if the table is null.
 SCALED_BY_DEFAULT = frozenset({"apertus", "apertus1p5_text", "cwm", "gpt_oss", "ministral3"})
 # Keys that the tensors of a folder decide, if config.json leaves them out.
 _OF_TENSORS = {"vocab_size"}
@@ -32,10 +31,10 @@ _TABLE = Path(__file__).with_suffix(".json")
 
 @cache
 def read_table() -> Mapping[str, Any]:
-    """The table, by model type below ``agreed``, ``differing`` and ``names``.
+    """The table; ``agreed``, ``differing`` and ``names`` each have an entry by model type.
 
-    The first two have values of keys, the last pairs of names of one key; ``versions`` lists where
-    they are from.
+    ``agreed`` has defaults by key, ``differing`` defaults by key and version, ``names`` pairs of
+    names of one key; ``versions`` lists the versions.
     """
     table: Mapping[str, Any] = json.loads(_TABLE.read_text(encoding="utf-8"))
     return table
@@ -45,8 +44,8 @@ def with_defaults(config: Config, model_type: str) -> dict[str, Any]:
     """*config* with transformers' defaults for the keys that it leaves out.
 
     Raises:
-        Unsupported: it leaves out a key for which versions of transformers have other defaults,
-            or the table of positions that a class scales.
+        Unsupported: it leaves out a key whose default differs between versions of transformers,
+            or the table of positions if the class of *model_type* scales them.
     """
     table = read_table()
     stated = _list_stated(config, table["names"].get(model_type, ()))
@@ -81,12 +80,12 @@ def list_defaults(model_type: str) -> Mapping[str, Any]:
 
 
 def _may_be_null(key: str) -> bool:
-    """True if code that reads *key* knows null; elsewhere it is computed as a missing one is."""
+    """True if code that reads *key* accepts null; other keys are left out instead."""
     return key in KINDS and KINDS[key].may_be_null
 
 
 def _list_stated(config: Config, names: Iterable[tuple[str, str]]) -> set[str]:
-    """Keys that *config* has: by one of their *names*, or below its position embedding."""
+    """Keys that *config* has, under any of their *names*, or in a table of RoPE parameters."""
     stated = set(config)
     for pair in names:
         if stated & {*pair}:

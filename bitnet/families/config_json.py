@@ -116,19 +116,22 @@ MXFP4: dict[str, Rule] = {
     "dequantize": HARMLESS,
 }
 _BELOW = "quantization_config."
-# A file without one of these is refused, unless transformers' class has a default.
+# A file without one of these is refused, unless transformers' class has a default for it.
 _STATED = ("hidden_size", "num_attention_heads", "max_position_embeddings")
-_EVERYWHERE = {"rope_type", "type", "rope_theta"}  # keys of any kind of scaling
+_EVERYWHERE = {"rope_type", "type", "rope_theta"}  # parameters of every kind of scaling
 _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not give one
+# Ends of the names of classes that generate text.
 _WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+# Entries of ``auto_map`` that name the class of a configuration or a model.
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
 # GGUF's keys of floats, which a ``config.json`` may have as integers.
 _FLOATS = (
     *("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
     *("expert_weights_scale", "final_logit_softcapping"),
 )
+# Lists of layers, and the entries with which they have no effect in families that do not read them.
 _PLAIN_LAYERS: dict[str, set[Any]] = {"layer_types": {"full_attention"}, "no_rope_layers": {1}}
-# Heads of encoders that are left out.
+# Ends of the names of classes of encoders with a head that is left out.
 _BESIDE_VECTORS = ("ForMaskedLM", "ForPreTraining")
 _CLASSIFIES = "ForSequenceClassification"
 _HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
@@ -140,16 +143,17 @@ class Description:
 
     family: Family  # the family whose table was used
     metadata: dict[str, Any]  # GGUF keys, including the architecture prefix
-    freq_factors: dict[str, NDArray[Any]]  # the tensors in which GGUF stores frequency factors
+    freq_factors: dict[str, NDArray[Any]]  # frequency factors, as the tensors that GGUF has
     tied: bool  # the head is the embedding
     headless: bool  # the model computes embeddings, without a head
     classifies: bool  # the model scores labels of texts
     biases: frozenset[str]  # parts of a layer that have biases
     vocab_size: int | None  # rows the embedding must have; ``None``: not specified
-    values: Values  # functions of the values of tensors, by the end of GGUF's name
-    orders: Values  # functions of tensors whose numbers are in another order, in the same way
-    parts: Parts  # functions of a tensor that give others, in the same way
-    factors: Mapping[str, float]  # factors on tensors, in the same way
+    # these four are as in :class:`Family`, for this ``config.json``
+    values: Values
+    orders: Values
+    parts: Parts
+    factors: Mapping[str, float]
     quantization: Config  # ``quantization_config``, empty without ternary weights
     ignored: Config  # keys ignored on the user's request, with their values
     own_names: Mapping[str, str]  # keys of the file by those of GGUF, for messages
@@ -182,13 +186,13 @@ def describe(outer: Config, *, model: str, ignore: Collection[str] = ()) -> Desc
 
 def _describe(config: Config, quantization: Config, ignored: Config) -> Description:
     kind = config.get("model_type")
-    named = _first_architecture(config)
-    family = of_model_type(kind, named, config) if isinstance(kind, str) else None
+    class_name = _first_architecture(config)
+    family = of_model_type(kind, class_name, config) if isinstance(kind, str) else None
     if family is None:
         supported = (name for family in families() for name in family.model_types)
         raise architecture_refusal(str(kind or ""), supported, key="model_type")
-    is_left_out = {key for key in family.nullable if config.get(key) is None}
-    config = {key: value for key, value in config.items() if key not in is_left_out}
+    left_out = {key for key in family.nullable if config.get(key) is None}
+    config = {key: value for key, value in config.items() if key not in left_out}
     rules = {**READ, **family.config_rules}
     check_values(config, {name for name, rule in rules.items() if rule.is_read})
     stated = config
@@ -212,8 +216,8 @@ def _describe(config: Config, quantization: Config, ignored: Config) -> Descript
 def _describe_for(
     config: Config, stated: Config, family: Family, quantization: Config, ignored: Config
 ) -> Description:
-    """Description of *config*, which is what a file *stated*, with defaults, for its *family*."""
-    named = _first_architecture(config)
+    """Description for *family* of *config*: the keys that a file *stated*, and defaults."""
+    class_name = _first_architecture(config)
     _check(config, family)
     if family.transposed_experts and quantization.get("quant_method") == "mxfp4":
         check(quantization, MXFP4, below=_BELOW)
@@ -229,8 +233,8 @@ def _describe_for(
         metadata={"general.architecture": name} | {f"{name}.{key}": v for key, v in keys.items()},
         freq_factors=freq_factors,
         tied=bool(config.get("tie_word_embeddings")),
-        headless=family.encodes or (bool(named) and not named.endswith(_WRITES_TEXT)),
-        classifies=named.endswith(_CLASSIFIES),
+        headless=family.encodes or (bool(class_name) and not class_name.endswith(_WRITES_TEXT)),
+        classifies=class_name.endswith(_CLASSIFIES),
         biases=frozenset().union(*biases),
         vocab_size=config.get("vocab_size"),
         values=family.values(config),
@@ -245,7 +249,7 @@ def _describe_for(
 
 
 def _own_names(stated: Config, family: Family) -> dict[str, str]:
-    """Keys that a file *stated*, by the key of GGUF that each becomes."""
+    """Names of keys as the file *stated* them, by the GGUF key that each becomes."""
     aliases = {name: alias for alias, name in family.aliases.items() if alias in stated}
     names = (*READ, *family.config_rules)
     return {
@@ -282,7 +286,7 @@ def _translate(config: Config, family: Family) -> dict[str, Any]:
 
 
 def _check(config: Config, family: Family) -> None:
-    """Refuse configurations that are not supported."""
+    """Refuse a *config* with a missing key, or with a value that *family* does not compute."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     tables = config, rope, *(nested for nested in rope.values() if isinstance(nested, dict))
     for key in (*_STATED, *family.stated.split()):
@@ -321,27 +325,27 @@ def _both_ways(config: Config, keys: Config) -> dict[str, Any]:
 
 def _first_architecture(config: Config) -> str:
     """The first of ``architectures``; empty if there is none."""
-    named = config.get("architectures") or [""]
-    if not isinstance(named, list):
+    names = config.get("architectures") or [""]
+    if not isinstance(names, list):
         raise InvalidFormat(
-            f"config.json: architectures is {named!r:.80}, expected a list",
+            f"config.json: architectures is {names!r:.80}, expected a list",
             hint=COMPARE,
         )
-    return str(named[0])
+    return str(names[0])
 
 
 def _check_code(config: Config, family: Family) -> None:
-    """Refuse models of other kinds, such as classifiers, or with custom code."""
-    named = _first_architecture(config)
+    """Refuse models for tasks that are not computed, and models with custom code."""
+    class_name = _first_architecture(config)
     of_encoders = _BESIDE_VECTORS if family.encodes else ()
     kinds = (*_WRITES_TEXT, _HEADLESS, _CLASSIFIES, *of_encoders, *family.classes)
-    if named and not named.endswith(kinds):
+    if class_name and not class_name.endswith(kinds):
         why = "such a model neither generates text nor computes embeddings"
         raise refusal("architectures", config["architectures"], why)
     code = config.get("auto_map")
     if not code:
         return
-    # Heads for other tasks are not used to generate text.
+    # Entries for other tasks do not matter: their classes are not run.
     entries = [code[key] for key in _OWN_CODE if key in code] if isinstance(code, dict) else [code]
     classes = {str(entry).rpartition(".")[2].lower() for entry in entries}
     own = {
@@ -355,6 +359,7 @@ def _check_code(config: Config, family: Family) -> None:
 
 
 def _check_quantization(quantization: Config, config: Config) -> None:
+    """Refuse a table *quantization* of *config* that does not describe BitNet's ternary weights."""
     check(quantization, QUANTIZATION, below=_BELOW)
     eps = quantization.get("rms_norm_eps", _EPS_OF_NORMS)
     if quantization.get("use_rms_norm") and eps != config["rms_norm_eps"]:
@@ -379,19 +384,22 @@ def _check_quantization(quantization: Config, config: Config) -> None:
 
 
 def _rope(config: Config, keys: Config, family: Family) -> Tables:
-    """GGUF keys and tensors of the position embedding of *config*, whose other *keys* are known."""
+    """GGUF keys and tensors of the position embedding of *config*.
+
+    *keys* are the other GGUF keys of the model.
+    """
     if not family.rotates:
         for key in ("rope_parameters", "rope_scaling"):
             if config.get(key):
                 raise refusal(key, config[key], f"{family.title} does not rotate positions")
         return {}, {}
     head_dim = keys.get("rope.dimension_count", keys.get("attention.key_length"))
-    rope = {**config, "head_dim": head_dim}
+    with_width = {**config, "head_dim": head_dim}
     if family.layered_rope:
-        rope.pop("original_max_position_embeddings", None)
+        with_width.pop("original_max_position_embeddings", None)
     table = rope_table(config)
     try:
-        return _rope_tables(rope, family, table)
+        return _rope_tables(with_width, family, table)
     except KeyError as error:
         raise InvalidFormat(f"config.json: {table} has no {error.args[0]}", hint=COMPARE) from error
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -401,7 +409,10 @@ def _rope(config: Config, keys: Config, family: Family) -> Tables:
 
 
 def _rope_tables(config: Config, family: Family, table: str) -> Tables:
-    """GGUF keys and tensors of the position embedding of *config*, which is in its *table*."""
+    """GGUF keys and tensors of the position embedding of *config*.
+
+    *table* is the name of the table in *config* that describes it, for messages.
+    """
     parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     local: dict[str, Any] = {}
     if family.layered_rope:
@@ -428,7 +439,7 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
 
 
 def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[str, Any]]:
-    """Parameters of layers with full attention, and the RoPE base of the others."""
+    """RoPE parameters of layers with full attention, and GGUF keys for those with windows."""
     nested = config.get("rope_parameters") or {}
     full = _in_one_word(nested.get("full_attention") or {})
     full |= _in_one_word(config.get("rope_scaling") or {})
@@ -455,9 +466,9 @@ def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[st
 
 
 def _in_one_word(parameters: Config) -> dict[str, Any]:
-    """*parameters* with ``type``, the earlier name of ``rope_type``, under the later one."""
+    """*parameters* with the kind of scaling as ``rope_type``, even if they call it ``type``."""
     kinds = {parameters[key] for key in ("rope_type", "type") if parameters.get(key) is not None}
-    if kinds == {"default", "mrope"}:  # as transformers wrote it for models that see
+    if kinds == {"default", "mrope"}:  # as transformers 4 wrote it for models with images
         kinds = {"mrope"}
     if len(kinds) > 1:
         raise ValueError(f"rope_type and type are {' and '.join(sorted(map(repr, kinds)))}")
@@ -466,7 +477,7 @@ def _in_one_word(parameters: Config) -> dict[str, Any]:
 
 
 def _rotary_dims(config: Config, parameters: Config, family: Family, table: str) -> int:
-    """Number of rotary dimensions of a head, with *parameters* from the *table* of *config*."""
+    """Number of rotary dimensions of a head; *parameters* are the *table* of *config*."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial is None or partial == 1.0 or parameters.get("rope_type") == "proportional":

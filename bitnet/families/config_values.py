@@ -97,7 +97,7 @@ def _are_shapes(value: Any) -> bool:
 
 
 def _are_kinds(value: Any) -> bool:
-    """True for GPT-Neo's ``attention_types``: lists of names, each with how often it follows."""
+    """True for GPT-Neo's ``attention_types``: lists of names, each with a number of repeats."""
     return isinstance(value, list) and all(
         isinstance(pair, list)
         and len(pair) == 2
@@ -111,7 +111,7 @@ def _are_kinds(value: Any) -> bool:
 
 
 def _are_widths(value: Any) -> bool:
-    """True for a width of all layers, or a list of those of each."""
+    """True for one width for all layers, or a list with one for each."""
     is_list = isinstance(value, list) and len(value) <= MAX_LAYERS
     return all(map(_COUNT.accepts, value)) if is_list else _COUNT.accepts(value)
 
@@ -317,8 +317,8 @@ class ReadConfig(dict[str, Any]):
     def wrong_value(self, error: Exception) -> InvalidFormat:
         """Error for the value that ended a computation with *error*.
 
-        A family's own sentence names its key. Any other *error* comes from the values read before:
-        from the last one that is null, or from the last one.
+        The message of a family's own check names its key. Any other *error* is blamed on the last
+        value read that is null, or else on the last value read.
         """
         words = set(re.findall(r"\w+_\w+", str(error)))
         if words & {*self, *KINDS, *ROPE_KINDS} or not self._read:
@@ -334,7 +334,7 @@ class ReadConfig(dict[str, Any]):
 
 
 def list_sizes(config: Config) -> str:
-    """The sizes that *config*, a ``config.json``, states, for messages."""
+    """The integers among the numbers that *config*, a ``config.json``, states, for messages."""
     inner = config.get("text_config")
     values = {**config, **inner} if isinstance(inner, dict) else config
     sizes = [
@@ -346,7 +346,7 @@ def list_sizes(config: Config) -> str:
 
 
 def _rope_values(table: Any, name: str) -> Iterator[tuple[str, Any, Kind]]:
-    """Keys, values and kinds of the *table* of a position embedding, and of tables in it."""
+    """Names, values and kinds of the entries of a RoPE *table*, and of the tables in it."""
     for key, value in (table or {}).items():
         if isinstance(value, dict):
             yield from _rope_values(value, f"{name}.{key}")
@@ -362,7 +362,7 @@ def _check_value(key: str, value: Any, kind: Kind) -> None:
 
 
 def _show(value: Any) -> str:
-    """*value* as JSON has it, cut where it is long."""
+    """*value* for a message: constants as in JSON, cut to 80 characters."""
     if _is_integer(value) and abs(value) >= 10**30:
         return "an integer of more than 30 digits"  # Python refuses to write thousands of them
     words = {None: "null", True: "true", False: "false"}

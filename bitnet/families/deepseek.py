@@ -54,7 +54,11 @@ def _decoder(keys: Keys) -> ModelConfig:
 
 
 def latent_attention(keys: Keys, layers: int) -> LatentAttention:
-    """Attention over latents, as all of these families read its keys, in a model of *layers*."""
+    """Attention over latents, from the keys that all of these families have.
+
+    *layers* is the number of layers, by which llama.cpp recognises DeepSeek 2 Lite; other families
+    pass 0.
+    """
     if keys.value("attention.key_length_mla", None) is None:
         raise Unsupported(
             f"{keys.path.name}: attn_kv_b is one matrix of keys and values, and there is no "
@@ -91,9 +95,10 @@ def latent_attention(keys: Keys, layers: int) -> LatentAttention:
 
 
 def _latent_epsilon(keys: Keys) -> float:
-    """Epsilon of the norms of latents: in a file that llama.cpp loads that of all norms, as there.
+    """Epsilon of the norms of latents, for which GGUF has no key.
 
-    No key of a file says it, so that one for bitnet alone means what a folder means.
+    A file that llama.cpp loads means what llama.cpp computes: the epsilon of all norms. Folders,
+    and files that only bitnet reads, mean transformers' own.
     """
     family = of_gguf(keys.architecture)
     if keys.config is None and family is not None and family.llama_cpp is not None:
@@ -102,7 +107,7 @@ def _latent_epsilon(keys: Keys) -> float:
 
 
 def _growth_length(keys: Keys) -> int:
-    """Positions between two steps of the growth of queries, without which llama.cpp aborts."""
+    """Positions between two steps of the growth of queries; llama.cpp aborts if they are 0."""
     length = keys.integer("attention.temperature_length")
     if not length:
         raise refusal(
@@ -135,7 +140,7 @@ def latent_keys(config: Config) -> dict[str, Any]:
 
 
 def _translate_glm(config: Config) -> dict[str, Any]:
-    """The same with a list of layers without experts, all of which are at the beginning."""
+    """As :func:`latent_keys`; a list says which layers have no experts, by default the first."""
     first = leading_dense_layers(config, 1)
     return latent_keys(config) | {"leading_dense_block_count": first}
 
@@ -145,10 +150,10 @@ def _yarn(rope: Config, table: str) -> dict[str, Any]:
 
     *rope* is the *table* of a ``config.json``.
     """
-    everywhere = rope.get("mscale_all_dim")
+    mscale = rope.get("mscale_all_dim")
     bounds = rope.get("beta_fast") or 32, rope.get("beta_slow") or 1, rope.get("truncate", True)
     is_plain = bounds == (32, 1, True) and rope.get("attention_factor") is None
-    if not everywhere or rope.get("mscale") != everywhere or not is_plain:
+    if not mscale or rope.get("mscale") != mscale or not is_plain:
         why = (
             "`yarn` is computed with equal `mscale` and `mscale_all_dim`, `beta_fast` 32 and "
             "`beta_slow` 1 only"
@@ -156,7 +161,7 @@ def _yarn(rope: Config, table: str) -> dict[str, Any]:
         raise refusal(table, dict(rope), why)
     return {
         "rope.scaling.attn_factor": 1.0,
-        "rope.scaling.yarn_log_multiplier": 0.1 * float(everywhere),
+        "rope.scaling.yarn_log_multiplier": 0.1 * float(mscale),
     }
 
 
@@ -192,7 +197,7 @@ register_variant(
     title="DeepSeek 2 and 3",
     model_types=("deepseek_v3",),
 )
-# Queries grow with the position.
+# The scale of queries grows with the position.
 register_variant(
     _LATENT,
     title="Mistral 4",
@@ -334,7 +339,7 @@ def _axk1(keys: Keys) -> ModelConfig:
     return replace(model, blocks=tuple(blocks))
 
 
-# There is a norm behind experts.
+# DeepSeek with a norm behind the experts.
 register_variant(
     _LATENT,
     title="A.X K1",
@@ -391,7 +396,7 @@ def _glm_experts(keys: Keys) -> ModelConfig:
     )
 
 
-# Experts are chosen by sigmoids and a correction, behind a dense layer or some.
+# Experts are chosen by sigmoids and a correction; one or more dense layers are before them.
 _GLM_EXPERTS = register(
     title="GLM 4.5 to 4.7 with experts",
     architecture="glm4moe",
@@ -409,7 +414,7 @@ _GLM_EXPERTS = register(
 
 
 def _sarvam_parts(config: Config) -> Parts:
-    """Rows are all queries, then all keys, then all values."""
+    """Functions for a matrix with the rows of all queries, then all keys, then all values."""
     width = config["head_dim"]
     queries = config["num_attention_heads"] * width
     keys = queries + config["num_key_value_heads"] * width

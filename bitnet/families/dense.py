@@ -1,6 +1,6 @@
-"""The usual decoder, every block of which is attention and a feed-forward network; its windows.
+"""The usual decoder, whose blocks are attention and a feed-forward network, and its windows.
 
-A family calls :func:`dense` with what it does differently.
+A family calls :func:`dense` with its differences.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sizes:
 
 
 def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
-    """Sizes of the model, with networks *ffn* wide or as the key has it."""
+    """Sizes of the model; *ffn* is the width of its networks, by default that of the key."""
     embedding = keys.weights.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise InvalidFormat(
@@ -64,7 +64,7 @@ def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
         raise contradiction(keys, f"{layers:,} layers, expected at most {MAX_LAYERS:,}")
     dim = keys.integer("embedding_length")
     if ffn is None:
-        has_experts = keys.value("expert_count", 0)  # it may have no other network
+        has_experts = keys.value("expert_count", 0)  # then every network may be a mixture
         ffn = keys.integer("feed_forward_length", *((0,) if has_experts else ()))
     return Sizes(layers, dim, embedding.shape[0], ffn)
 
@@ -85,9 +85,10 @@ def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[in
 
 
 def attention(keys: Keys, dim: int, *, kv_heads: int | None = None, **overrides: Any) -> Attention:
-    """Attention of a layer, with *overrides* fields, as all families read its keys.
+    """Attention of a layer, from the keys that all families have, with *overrides* fields.
 
-    *dim* is the width of the residual stream, *kv_heads* are those of a layer, where layers differ.
+    *dim* is the width of the residual stream, *kv_heads* the layer's number of key heads if layers
+    differ.
     """
     heads = keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", dim // max(heads, 1))
@@ -105,12 +106,12 @@ def attention(keys: Keys, dim: int, *, kv_heads: int | None = None, **overrides:
 
 
 def is_fused(keys: Keys) -> bool:
-    """True if query, key and value are one matrix, as they may be in any file of llama.cpp."""
+    """True if query, key and value are one matrix, which llama.cpp reads in every family."""
     return "blk.0.attn_qkv.weight" in keys.weights
 
 
 def dense_as_stored(keys: Keys, **overrides: Any) -> ModelConfig:
-    """ModelConfig of the usual blocks, with query, key and value in one matrix if they are.
+    """ModelConfig of the usual blocks; query, key and value are one matrix if the file has it.
 
     *overrides* is as for :func:`dense`.
     """
@@ -133,11 +134,13 @@ def dense(
 ) -> ModelConfig:
     """ModelConfig of the usual blocks.
 
-    *norms* are the names before and behind each branch, *window* is that of layers that have one,
-    if no key gives it; the last layer of each *period* has full attention, and it is *causal* if no
-    key says otherwise. *each* returns the attention of a layer, from its number and the usual one.
-    *ffn* has fields of :class:`FeedForward`, *model* of :class:`ModelConfig`, *overrides* of
-    :class:`Attention`. All layers but the first ones, whose number a key gives, have the *mixture*.
+    *window*, *period* and *causal* count if no key says otherwise: the last layer of each *period*
+    has full attention (0: none has), the others have the *window*.
+
+    *norms* are the names before and behind each branch. *each* returns the attention of a layer,
+    from its number and the usual one. *ffn* has fields of :class:`FeedForward`, *model* of
+    :class:`ModelConfig`, *overrides* of :class:`Attention`. All layers have the *mixture*, but for
+    as many first ones as a key says.
     """
     model_sizes = sizes(keys)
     causal = bool(keys.value("attention.causal", causal))
@@ -164,7 +167,7 @@ def dense(
 def usual_block(
     mixer: Mixer, network: Mixer, *, norms: tuple[tuple[str, str], ...] = BEFORE, scale: float = 1.0
 ) -> Block:
-    """A *mixer* of positions, then a *network*."""
+    """Block of attention or another *mixer* of positions, then a *network*."""
     (before, behind), (network_before, network_behind) = norms
     return (
         Branch(before, (mixer,), behind, scale),
@@ -175,9 +178,9 @@ def usual_block(
 def model_of(
     keys: Keys, model_sizes: Sizes, blocks: Iterable[Block], **overrides: Any
 ) -> ModelConfig:
-    """Model of *blocks*, with what all families read in the same way, and *overrides* fields.
+    """Model of *blocks*, with the fields that all families read alike, and *overrides* fields.
 
-    Blocks at the end that only draft tokens are left out.
+    The last blocks are left out if they only draft tokens (``nextn_predict_layers``).
     """
     if "norm_eps" not in overrides:
         overrides["norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
@@ -202,7 +205,7 @@ def model_of(
 
 
 def rotate_windows(base: float | None = None) -> Callable[[int, Attention], Attention]:
-    """Attention of layers whose RoPE is of another *base* and not scaled if they have windows."""
+    """For :func:`dense`: layers with windows have a RoPE of another *base*, without scaling."""
 
     def local(rope: Rope) -> Rope:
         return without_scaling(rope, theta=rope.theta if base is None else base)
@@ -211,7 +214,7 @@ def rotate_windows(base: float | None = None) -> Callable[[int, Attention], Atte
 
 
 def rotate_windows_by(local: Callable[[Rope], Rope]) -> Callable[[int, Attention], Attention]:
-    """Attention of layers whose RoPE is the *local* one of the others' if they have windows."""
+    """For :func:`dense`: layers with windows have the RoPE that *local* makes of the usual one."""
     local = cache(local)
 
     def each(_layer: int, usual: Attention) -> Attention:
@@ -221,12 +224,12 @@ def rotate_windows_by(local: Callable[[Rope], Rope]) -> Callable[[int, Attention
 
 
 def rotate_windows_only(_layer: int, usual: Attention) -> Attention:
-    """Attention that rotates if it has a window."""
+    """For :func:`dense`: only layers with windows have RoPE."""
     return usual if usual.window else replace(usual, rope=None)
 
 
 def rotate_but_last(period: int) -> Callable[[int, Attention], Attention]:
-    """Attention that rotates in all layers but the last of each *period*."""
+    """For :func:`dense`: all layers but the last of each *period* have RoPE."""
 
     def each(layer: int, usual: Attention) -> Attention:
         return usual if (layer + 1) % period else replace(usual, rope=None)
@@ -235,7 +238,7 @@ def rotate_but_last(period: int) -> Callable[[int, Attention], Attention]:
 
 
 def check_local_base(keys: Keys, base: float) -> None:
-    """Refuse another RoPE base of layers with a window than *base*, that of the others."""
+    """Refuse a RoPE base of layers with windows that is not *base*, the one of the other layers."""
     key = "rope.freq_base_swa"
     if (local := keys.number(key, base)) != base:
         why = f"only that of the other layers, {base:g}, is computed"
@@ -245,7 +248,10 @@ def check_local_base(keys: Keys, base: float) -> None:
 def read_windows(
     keys: Keys, layers: int, *, period: int, window: int, last: bool = True
 ) -> tuple[int, ...]:
-    """Window of each layer; by default the *last* layer of each *period* has none, or the first."""
+    """Window of each layer, 0 for full attention.
+
+    Without a key, one layer in each *period* has none: the *last*, or else the first.
+    """
     key = "attention.sliding_window_pattern"
     pattern = keys.value(key, period)
     if isinstance(pattern, bool) or not isinstance(pattern, list | int):
@@ -318,7 +324,7 @@ def window_pattern(config: Config, window: int) -> list[bool] | None:
 
 
 def layer_kinds(config: Config, kinds: Any, meanings: Mapping[str, Kind]) -> list[Kind] | None:
-    """Meanings of the *kinds* of all layers; ``None`` if they are not given."""
+    """For each layer, the entry of *meanings* for its kind; None if *kinds* is None."""
     if kinds is None:
         return None
     if not isinstance(kinds, list) or len(kinds) != config["num_hidden_layers"]:

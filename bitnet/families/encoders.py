@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bitnet.families.family import Parts
 
 _CLASSIFIES = "ForSequenceClassification"
-_PERIOD = 3  # layers of ModernBERT, of which the first attends to the whole text
+_PERIOD = 3  # the first of this many layers of ModernBERT has full attention
 _NEOBERT_MULTIPLE = 8  # NeoBERT's network is as wide as the next multiple of it
 #: ``pooling_type`` of GGUF, by ``classifier_pooling`` of ``config.json``.
 _POOLINGS = {"mean": 1, "cls": 2, "bos": 2}
@@ -41,7 +41,7 @@ _GLUS = Rule("`hidden_activation`", ("gelu", "silu"), is_read=True, gguf="hidden
 def _modern_bert(keys: Keys) -> ModelConfig:
     model_sizes = sizes(keys)
     usual = attention(keys, model_sizes.dim, fused=True)
-    # llama.cpp has this default whatever the base of the other layers is.
+    # The default is llama.cpp's, whatever the base of the other layers is.
     local = rotate_windows(keys.number("rope.freq_base_swa", 10000.0))
     network = FeedForward(model_sizes.ffn, keys.value("hidden_activation", "gelu"), fused=True)
     window = keys.integer("attention.sliding_window", 0)
@@ -178,7 +178,7 @@ def _neobert_keys(config: Config) -> dict[str, Any]:
 
 
 def _queries_first(config: Config) -> Values:
-    """Functions for rows that are query, key and value of each head: GGUF has all queries first."""
+    """Functions for rows with query, key and value head by head; GGUF has all queries first."""
     heads = config["num_attention_heads"]
 
     def queries_first(rows: NDArray[Any]) -> NDArray[Any]:
@@ -189,7 +189,7 @@ def _queries_first(config: Config) -> Values:
 
 
 def _encoder_norm(_config: Config) -> Parts:
-    """The last norm under the name that encoders have for it in GGUF."""
+    """A function that renames the last norm: encoders have another name for it in GGUF."""
     return {"output_norm.weight": {"enc.output_norm.weight": lambda weight: weight}}
 
 

@@ -17,20 +17,20 @@ _HINT = "the file is damaged, or of a kind that is not known; update bitnet"
 
 #: Rules for the keys of ``config.json``.
 EXPERT_CONFIG = reads("num_experts num_experts_per_tok num_local_experts")
-#: The same where experts are chosen by groups, behind layers without any.
+#: The same where experts are chosen by groups, in layers behind some that have none.
 GROUPED_CONFIG = EXPERT_CONFIG | reads(
     "first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts "
     "norm_topk_prob num_nextn_predict_layers routed_scaling_factor topk_group"
 )
-#: Rules for the keys of GGUF files.
+#: Rules for the keys of GGUF files, as :data:`EXPERT_CONFIG`.
 EXPERT_KEYS = reads("expert_count expert_used_count expert_feed_forward_length")
 #: The same with a network beside the experts.
 SHARED_KEYS = EXPERT_KEYS | reads("expert_shared_feed_forward_length")
-#: Tensors of the network beside experts in the style of Hunyuan.
+#: Names of the tensors of Hunyuan's network beside the experts.
 SHARED_MLP_TENSORS = {
     f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")
 }
-#: The same where experts are chosen by groups, behind layers without any.
+#: Rules for the keys of GGUF files, as :data:`GROUPED_CONFIG`.
 GROUPED_KEYS = EXPERT_KEYS | reads(
     "expert_gating_func expert_group_count expert_group_used_count expert_shared_count "
     "expert_weights_norm expert_weights_scale leading_dense_block_count nextn_predict_layers"
@@ -40,9 +40,10 @@ GROUPED_KEYS = EXPERT_KEYS | reads(
 def experts(
     keys: Keys, *, width: int = 0, routing: Mapping[str, Any] | None = None, **overrides: Any
 ) -> Experts:
-    """The experts of a layer, with more fields of :class:`Routing` and of :class:`Experts`.
+    """The experts of a layer.
 
-    An expert is *width* wide if no key says so.
+    *width* is that of an expert if no key gives it. *routing* has further fields of
+    :class:`Routing`, *overrides* of :class:`Experts`.
     """
     count = keys.integer("expert_count")
     used = keys.integer("expert_used_count")
@@ -58,16 +59,18 @@ def group_keys(config: Config) -> dict[str, Any]:
     """GGUF keys of experts by groups that :data:`GROUPED_CONFIG` does not give."""
     groups = config["n_group"] or 1
     used = config["topk_group"] or 1
-    if 1 < groups == used:  # all of them, which llama.cpp does not load
+    if 1 < groups == used:  # all groups are used: the same as one group, which llama.cpp loads
         groups = used = 1
     return {"expert_gating_func": 2, "expert_group_count": groups, "expert_group_used_count": used}
 
 
 def leading_dense_layers(config: Config, usual: int) -> int:
-    """Number of the first layers of *config* that have no experts, *usual* if no list says so.
+    """Number of layers without experts before the first one that has them.
+
+    *config* may have a list of the layers' kinds; without it, the number is *usual*.
 
     Raises:
-        Unsupported: layers without experts are behind others.
+        Unsupported: a layer without experts follows one that has them.
     """
     kinds = config.get("mlp_layer_types")
     if kinds is None:
@@ -80,7 +83,10 @@ def leading_dense_layers(config: Config, usual: int) -> int:
 
 
 def experts_by_groups(keys: Keys, *, default: Gating = "sigmoid", **routing: Any) -> Experts:
-    """Experts that are chosen by groups, and the networks beside them, as one."""
+    """Experts that are chosen by groups; the networks beside them are one wide network.
+
+    *default* is the gating if no key gives it, *routing* has further fields of :class:`Routing`.
+    """
     network = experts(keys, routing=group_routing(keys, default) | routing)
     width = keys.integer("expert_shared_feed_forward_length", 0) or network.width
     return replace(network, shared=width * keys.integer("expert_shared_count"))
@@ -117,7 +123,7 @@ def has_corrections(names: Iterable[str]) -> bool:
 
 
 def expert_count(config: Config) -> Any:
-    """Number of experts in a ``config.json``, which has several names for it; 0 if none is."""
+    """Number of experts by any of its names in ``config.json``; 0 if *config* has none of them."""
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     counts = {config[name] for name in names if config.get(name) is not None} or {0}
     if len(counts) > 1:

@@ -1,7 +1,7 @@
 """Falcon and MPT: LayerNorm, a network of GELU without a gate, and positions by RoPE or ALiBi.
 
-Falcon has attention and network side by side, behind one norm (7B) or one each (40B and 180B), or,
-in its first models, one behind the other with ALiBi.
+Falcon has parallel attention and network, behind one norm (7B) or one each (40B and 180B). In its
+first models they run one after the other, with ALiBi.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ def _falcon(keys: Keys) -> ModelConfig:
 
 
 def _falcon_kv_heads(config: Config) -> int:
+    """Number of key heads; which keys count depends on the generation of the architecture."""
     heads: int = config["num_attention_heads"]
-    of_keys = config.get("num_kv_heads")
+    kv_heads = config.get("num_kv_heads")
     if config.get("new_decoder_architecture"):
-        return of_keys or heads
+        return kv_heads or heads
     if config.get("multi_query", True):
         return 1
-    if of_keys not in (None, heads):
-        raise ValueError(f"{of_keys} key heads (num_kv_heads) beside multi_query = false")
+    if kv_heads not in (None, heads):
+        raise ValueError(f"{kv_heads} key heads (num_kv_heads) beside multi_query = false")
     return heads
 
 
@@ -97,7 +98,7 @@ register(
         "activation": "hidden_act",
         "n_embed": "hidden_size",
     },
-    # Positions of its first files have no end that they say; this is what they were trained for.
+    # Its first files do not state a context length; this is the length of training.
     defaults={"layer_norm_epsilon": 1e-5, "max_position_embeddings": 2048}
     | {"tie_word_embeddings": True},
     config_keys={
@@ -127,7 +128,7 @@ register(
 )
 
 
-# Rules for the keys of ``attn_config``, of which transformers reads the first alone.
+# Rules for the keys of ``attn_config``; transformers reads ``clip_qkv`` only.
 _MPT_ATTENTION = {
     **reads("clip_qkv"),
     "alibi": neutral(None, True),
@@ -172,7 +173,7 @@ def _mpt_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# As in transformers, whose class has ALiBi in all models, and no biases.
+# As in transformers, whose class always has ALiBi and never biases.
 register(
     title="MPT",
     architecture="mpt",

@@ -1,7 +1,7 @@
 """Falcon-H1: attention and Mamba-2 behind one norm.
 
-In GGUF files its many factors are part of the weights; into those of a folder they are multiplied
-when they are read.
+A GGUF file has the model's many factors in its weights; the weights of a folder are multiplied by
+them when they are read.
 """
 
 from __future__ import annotations

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+# functions of a folder's tensor, by the end of its GGUF name, such as ``attn_q.weight``
 Values: TypeAlias = "Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]"
 
-# functions of a tensor that give other ones, by the end of the name of each
+# functions that take parts of one tensor of a folder, by the end of the tensor's GGUF name and then
+# by that of the part
 Parts: TypeAlias = "Mapping[str, Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]]"
 
 QKV = ("attn_q", "attn_k", "attn_v")
@@ -33,22 +35,23 @@ MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
 WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
 BIASES = tuple(f"{part}.bias" for part in (*QKV, "attn_qkv"))
-#: Fields of :class:`LlamaCppSupport` for a name that llama.cpp reads with a head of its own alone.
+#: Fields of :class:`LlamaCppSupport` for families that llama.cpp loads only with an output head,
+#: never with the embedding as the head.
 OWN_HEAD: dict[str, Any] = {"required": ("output.weight",), "tied": False}
 
 
 @dataclass(frozen=True)
 class RowFactors:
-    """One of the :data:`Values`: each of several parts of a tensor's rows times a factor."""
+    """A function of :data:`Values` that multiplies each group of rows by a factor of its own."""
 
-    factors: tuple[float, ...]  # of each part
-    rows: tuple[int, ...]  # of each part
+    factors: tuple[float, ...]  # one for each group
+    rows: tuple[int, ...]  # number of rows in each group
 
     def __call__(self, tensor: NDArray[Any]) -> NDArray[Any]:
         """*tensor*, ``(rows, ...)``, times the factors.
 
         Raises:
-            ValueError: it has another number of rows.
+            ValueError: *tensor* does not have the sum of *rows* rows.
         """
         expected = sum(self.rows)
         if tensor.shape[0] != expected:  # before a wrong size allocates anything
@@ -60,36 +63,40 @@ class RowFactors:
 
 @dataclass(frozen=True)
 class LlamaCppSupport:
-    """Differences between llama.cpp and the keys of a family."""
+    """Models of a family that llama.cpp can load, and where it differs from their keys."""
 
-    # those it loads besides the ones that all models have, by the end of their names
+    # optional tensors that it loads, by the end of their names
     tensors: tuple[str, ...] = ("output.weight", *BIASES)
-    required: tuple[str, ...] = ()  # those of them without which it does not load a model
+    required: tuple[str, ...] = ()  # those of them that it does not load a model without
     # keys that it does not read, so that they mean nothing in a file
     ignores: tuple[str, ...] = WINDOWS
     tied: bool = True  # it loads models whose head is the embedding
     whole_width: bool = False  # it loads only models whose heads together are as wide as the model
     whole_keys: bool = False  # it loads only models with as many key heads as heads
-    wide_scale_layers: int = 0  # models with this many layers scale attention by another width
-    # only models with this many layers have windows, whatever their keys say
+    # it scales scores by the width of the model over the number of heads, not by that of a head, in
+    # models with this many layers; 0: in none
+    wide_scale_layers: int = 0
+    # it computes windows only in models with this many layers, whatever their keys say; 0: in all
     window_layers: int = 0
-    # layers without a window rotate as many numbers of a head as the first layer of the model
+    # it rotates as many dimensions in every layer without a window as in the first layer
     rotates_as_first: bool = False
-    # it loads only models whose state-space models are twice as wide as the model
+    # it loads only models whose states (Mamba) are twice as wide as the model
     wide_states: bool = False
     gelu_tanh: bool = False  # it computes GELU by the hyperbolic tangent
-    both_ways: bool = False  # in its graph, positions attend to those behind them
+    both_ways: bool = False  # its graph computes bidirectional attention
     names_logits: bool = True  # in its graph, the product with the head has a name
-    projections: bool = False  # it computes those behind the pooling of vectors
-    alibi: bool = True  # it lets scores fall with the distance where a model does
-    # least number of layers of models whose queries and keys it normalizes
+    projections: bool = False  # it computes projections of pooled vectors
+    alibi: bool = True  # it computes ALiBi in models that have it
+    # it normalizes queries and keys only in models with at least this many layers
     head_norm_layers: int = 0
-    always: str = ""  # what it does otherwise in every model
-    only_layers: tuple[int, ...] = ()  # numbers of layers of the models that it computes right
+    # its difference in every model, for messages: a verb and its object, then "in"
+    always: str = ""
+    # it computes only models with one of these numbers of layers correctly; empty: all
+    only_layers: tuple[int, ...] = ()
     lacks: tuple[str, ...] = ()  # ends of names of tensors that it does not load
     # kinds of layers without which it crashes: ``attention``, ``window`` or ``state``
     needs: frozenset[str] = frozenset()
-    # keys with which it computes NaN, or nothing but zeros, where they are 0
+    # keys that it must not read as 0, since its logits would be NaN or all 0
     nonzero: tuple[str, ...] = ()
 
 
@@ -110,7 +117,7 @@ class Family:
     classes: tuple[str, ...] = ()
     # keys of ``config.json`` whose values set it apart from another family of its ``model_type``
     apart: Mapping[str, Any] = field(default_factory=dict)
-    # other names of keys in ``config.json``, which count where both are given
+    # keys of ``config.json`` by their other names; if a file has both, the other name counts
     aliases: Mapping[str, str] = field(default_factory=dict)
     # ``quantization_config`` of folders without one
     quantization: Mapping[str, Any] = field(default_factory=dict)
@@ -132,19 +139,19 @@ class Family:
     # modules of the stacks of blocks in a folder, where there are several; in GGUF, the blocks of
     # one are numbered behind those of the one before
     stacks: tuple[str, ...] = ()
-    # GGUF's names of a layer's tensors where it has a state, by those where it has none
+    # GGUF's names of a tensor in layers with a state, by its names in layers without one
     names_with_states: Mapping[str, str] = field(default_factory=dict)
-    # functions of the values of a folder's tensors, by the end of GGUF's name, where GGUF stores
-    # others; from its ``config.json``
+    # from ``config.json``: functions of those tensors of a folder whose numbers differ from those
+    # that GGUF stores
     values: Callable[[Config], Values] = field(default=lambda _config: {})
-    # functions of a folder's tensors whose numbers GGUF has in another order, in the same way; the
-    # numbers keep their encoding
+    # the same of tensors whose numbers GGUF has in another order; the numbers keep their encoding
     orders: Callable[[Config], Values] = field(default=lambda _config: {})
-    # tensors of a folder that are several ones in GGUF, in the same way
+    # the same of tensors that are several ones in GGUF
     parts: Callable[[Config], Parts] = field(default=lambda _config: {})
-    # tensors of a folder that are one number of each layer, and keys without a prefix in GGUF
+    # tensors of a folder that hold one number for each layer; in GGUF the numbers of all layers are
+    # a key of this name, without a prefix
     numbers: tuple[str, ...] = ()
-    # factors on a folder's tensors, in the same way
+    # from ``config.json``: factors on a folder's tensors, by the end of their GGUF names
     factors: Callable[[Config], Mapping[str, float]] = field(default=lambda _config: {})
     # parts with biases, by the key that enables them; those under ``""`` always do
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -156,9 +163,9 @@ class Family:
     has_freq_factors: bool = False  # files have frequency factors even where all of them are one
     # ternary layers round a token's input to int8 (W1.58A8), as in training
     rounds_inputs: bool = False
-    encodes: bool = False  # it makes vectors of texts with an encoder as BERT's
-    headless: bool = False  # it makes vectors of texts, and its files have no head that writes
-    classifier: HeadLayers = (("score", SCORES, "identity"),)  # of a folder, in order
+    encodes: bool = False  # it is an encoder as BERT is: it embeds texts
+    headless: bool = False  # it embeds texts, and its files have no output head
+    classifier: HeadLayers = (("score", SCORES, "identity"),)  # layers in a folder, in order
     classifier_norm: str = ""  # name of the norm behind its inner layer; empty: it has none
     # beginnings of the names of a folder's tensors that are for other tasks
     unread: tuple[str, ...] = ()
@@ -171,14 +178,15 @@ class Family:
     # a folder's matrices of experts are stored transposed, with rows of gate and up in turns, or as
     # blocks of MXFP4
     transposed_experts: bool = False
-    turned_experts: bool = False  # the same may be stored transposed, as their shapes tell
+    # a folder's matrices of experts may be stored transposed; their shapes tell
+    turned_experts: bool = False
     rope_style: RopeStyle = "half"  # pairing of rotary dimensions in a folder's weights
-    # the same in a GGUF file, for which converters permute rows
+    # the same in a GGUF file; where it differs, converters permuted rows
     gguf_rope_style: RopeStyle = "half"
     # how llama.cpp computes it; ``None``: it does not support the architecture
     llama_cpp: LlamaCppSupport | None = field(default_factory=LlamaCppSupport)
-    # additional GGUF keys from a ``config.json``; ``architecture`` is another of *gguf* for this
-    # model
+    # additional GGUF keys from a ``config.json``; the entry ``architecture``, if there is one, is
+    # the model's architecture instead of the family's
     translate: Callable[[Config], dict[str, Any]] = field(default=lambda _config: {})
     decoder: Callable[[Keys], ModelConfig] = dense  # its blocks, from the keys
 
@@ -242,22 +250,23 @@ def of_model_type(model_type: str, named: str = "", config: Config | None = None
     Families of one ``model_type`` differ in other values of the *config*.
     """
     stated = config or {}
-    alike = [family for family in families() if model_type in family.model_types]
+    candidates = [family for family in families() if model_type in family.model_types]
     for family in families():
         if named in family.classes:
             return family
-    for family in alike:
+    for family in candidates:
         if family.apart and all(stated.get(key) == value for key, value in family.apart.items()):
             return family
-    return next((family for family in alike if not family.apart), None)
+    return next((family for family in candidates if not family.apart), None)
 
 
 def architecture_refusal(
     name: str, supported: Iterable[str], *, kind: str = "", key: str = ""
 ) -> Unsupported:
-    """Error for a model of the architecture *name*, of the *kind* of a folder or of a file.
+    """Error for a model of the architecture *name*, which is not among those *supported*.
 
-    In a folder it is the value of the *key* of ``config.json``.
+    For a file, *kind* is an adjective and a blank (``quantized ``). For a folder it is empty, and
+    *name* is the value of the *key* of ``config.json``.
     """
     meaning = kind_of(name, is_folder=not kind)
     place = f"config.json: {key}: " if key else ""

@@ -1,6 +1,6 @@
-"""Families that folders of transformers have and llama.cpp has no name for, of known parts.
+"""Families of transformers that llama.cpp does not know, built of parts that others have, too.
 
-Their GGUF files are read here only; :mod:`bitnet.convert` says so.
+Only bitnet reads GGUF files of them; :mod:`bitnet.convert` says so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def _windows_of(kinds: list[str], config: Config) -> dict[str, Any]:
-    """Keys of windows in the layers of *kinds*."""
+    """Keys of windows, by ``layer_types`` or else by *kinds*."""
     window = config["sliding_window"] or 0
     is_local = window_pattern({**config, "layer_types": config.get("layer_types") or kinds}, window)
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": is_local}
@@ -90,7 +90,7 @@ def _hyperclova(keys: Keys) -> ModelConfig:
 
 
 def _hyperclova_factors(config: Config) -> dict[str, float]:
-    """The factor on residuals, which is behind the second norms, in their weights."""
+    """The factor on residuals, which follows the second norms, as a factor on their weights."""
     factor = float(config["residual_multiplier"])
     return {"post_attention_norm.weight": factor, "post_ffw_norm.weight": factor}
 
@@ -132,9 +132,10 @@ def _nanochat(keys: Keys) -> ModelConfig:
 
 
 def _turn_back(config: Config) -> Values:
-    """Rows of queries and keys, whose halves rotate the other way than elsewhere.
+    """Functions that exchange the halves of each head in rows of queries and keys.
 
-    With halves exchanged that is the usual direction.
+    nanochat rotates in the opposite direction to other models; with halves exchanged, that is the
+    usual rotation.
     """
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
@@ -194,7 +195,7 @@ def _flint_keys(config: Config) -> dict[str, Any]:
     return _windows_of(kinds, config)
 
 
-# Layers with a window rotate; a layer has experts if it has a router.
+# Only layers with a window have RoPE; a layer has experts if it has a router.
 register(
     title="Flint",
     architecture="flint",
@@ -274,7 +275,7 @@ def _openai_gpt_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# Norms are behind the sums, and none is at the end.
+# Norms are behind the sums, and there is none behind the last block.
 register(
     title="GPT-1",
     architecture="openai-gpt",
@@ -318,7 +319,7 @@ def _gpt_neo_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# Scores are not divided by the root of a width; every second layer has a window.
+# Scores are not scaled; every second layer has a window.
 register(
     title="GPT-Neo",
     architecture="gpt_neo",
@@ -383,6 +384,7 @@ register(
 
 
 def _aria_parts(config: Config) -> Any:
+    """Functions for the transposed matrices of experts; the first has the gate, then up."""
     width = config["intermediate_size"]
 
     def rows_of(part: slice) -> Any:

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 def split_groups(
     rows: NDArray[Any], groups: int, heads: int = 1
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Queries, keys and values among *rows*, which are stored for one key head after another.
+    """Queries, keys and values among *rows*, which are stored group by group.
 
     Args:
-        rows: a matrix or a bias; for each of *groups*, *heads* of queries, a key and a value.
-        groups: key heads, or other equal parts of the heads.
-        heads: heads of queries for each of them.
+        rows: a matrix or a bias; each group has *heads* heads of queries, then a head of keys and
+            one of values.
+        groups: number of groups: key heads, or other equal parts of the heads.
+        heads: heads of queries in a group.
 
     Raises:
-        ValueError: the rows are not so many.
+        ValueError: the number of rows is not a multiple of the number of heads.
     """
     by_group = rows.reshape(groups, heads + 2, -1, *rows.shape[1:])
     parts = by_group[:, :-2], by_group[:, -2:-1], by_group[:, -1:]

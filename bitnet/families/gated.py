@@ -65,7 +65,7 @@ def _afmoe_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# Embeddings are multiplied by the root of their width; every fourth layer does not rotate.
+# Embeddings are multiplied by the root of their width; every fourth layer has no RoPE.
 register(
     title="Trinity (AFM with experts)",
     architecture="afmoe",
@@ -133,7 +133,7 @@ def _lfm3_keys(config: Config) -> dict[str, Any]:
 
 
 def _gate_every_number(config: Config) -> Values:
-    """The gate of a head as one of each of its numbers, which have equal rows."""
+    """A function that repeats the row of each head's gate for every number of the head."""
     width = config["head_dim"]
     return {"attn_gate.weight": lambda rows: np.repeat(rows, width, axis=0)}
 

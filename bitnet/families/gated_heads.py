@@ -1,6 +1,6 @@
 """Families with a gate for each head of the attention: Spark-X2.5 and Laguna.
 
-Layers with a window have a position embedding of their own, of other dimensions and not scaled.
+Layers with a window have a RoPE of their own: other rotary dimensions, another base, no scaling.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from bitnet.families.rope import rope_from, without_scaling
 if TYPE_CHECKING:
     from bitnet.families.rope import Rope
 
-_PERIOD = 4  # layers, the first of which has no window, if no key says which have
+_PERIOD = 4  # by default, the first of this many layers has no window
 _GELUS: tuple[Activation, ...] = ("gelu", "gelu_tanh")  # of Spark-X2.5
 _OWN_ROPE = reads("rope.dimension_count_swa rope.freq_base_swa")
 
 
 def _local(keys: Keys, rope: Rope) -> Rope:
-    """Position embedding of layers with a window, where others have *rope*."""
+    """RoPE of layers with a window; *rope* is that of the others."""
     return without_scaling(
         rope,
         theta=keys.number("rope.freq_base_swa", rope.theta),
@@ -51,7 +51,7 @@ def _local(keys: Keys, rope: Rope) -> Rope:
 
 
 def _spark(keys: Keys) -> ModelConfig:
-    # Files of other programs do not have the key: llama.cpp computes them in one way.
+    # Files of other programs do not have the key: llama.cpp always computes the tanh form.
     name = keys.value("hidden_activation", "gelu_tanh")
     if name not in _GELUS:
         why = f"only {' and '.join(_GELUS)} are computed"
@@ -147,7 +147,7 @@ def _laguna(keys: Keys) -> ModelConfig:
 
 
 def _gate_of(keys: Keys, layer: int, heads: int) -> Literal["numbers", "heads"]:
-    """A gate of each number or of each head, by the rows of its matrix."""
+    """``own_gate`` of a layer, by the rows of the gate's matrix."""
     matrix = keys.weights.get(f"blk.{layer}.attn_gate.weight")
     is_of_heads = matrix is None or matrix.shape[0] == heads
     return "heads" if is_of_heads else "numbers"

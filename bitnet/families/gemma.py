@@ -1,9 +1,9 @@
 """Gemma: GeGLU and scaled embeddings.
 
-Gemma 1 has norms before attention and feed-forward only. Gemma 2 to 4 have them on both sides, and
-windows: Gemma 2 in every other layer, beside soft caps; Gemma 3 and 4 in five of six layers, which
-rotate by other frequencies. Gemma 4 has two widths of heads, shared keys and values, inputs of
-layers by token, or experts.
+Gemma 1 has norms before attention and network only. Gemma 2 to 4 have them on both sides, and
+windows: Gemma 2 in every second layer, with soft caps; Gemma 3 and 4 in five of six layers, which
+have other RoPE frequencies. Gemma 4 has two widths of heads, shared keys and values, an embedding
+of each token for each layer, or experts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ def _caps(config: Config) -> dict[str, Any]:
 
 
 def _score_scale(keys: Keys, layers_of_27b: int) -> float:
-    """Factor on attention scores; the 27B models use the residual width, and no key says so."""
+    """Factor on attention scores.
+
+    The 27B models, which have *layers_of_27b* layers, divide the model's width by the number of
+    heads for it, and files do not say so.
+    """
     model_sizes = sizes(keys)
     usual = attention(keys, model_sizes.dim)
     is_27b = model_sizes.layers == layers_of_27b and usual.heads
@@ -146,7 +150,7 @@ def _vaultgemma_keys(config: Config) -> dict[str, Any]:
     return alternating(2)(config) | _caps(config)
 
 
-# Gemma 2 without second norms.
+# Gemma 2 with norms before attention and network only.
 register(
     title="VaultGemma",
     architecture="vaultgemma",
@@ -220,7 +224,7 @@ _GEMMA3 = register(
     translate=_gemma3_keys,
     decoder=_gemma3,
 )
-# Its folders are those of Gemma 3; attention of its files goes both ways.
+# Its folders are Gemma 3's; attention is bidirectional in its files.
 register_variant(
     _GEMMA3,
     title="EmbeddingGemma",
@@ -233,7 +237,7 @@ register_variant(
 
 
 _PERIOD = 6
-_OUTPUT_SCALE = "layer_output_scale"  # of all layers or of none
+_OUTPUT_SCALE = "layer_output_scale"  # a factor on the stream behind a block: in all or in none
 
 
 def _gemma4(keys: Keys) -> ModelConfig:
@@ -276,7 +280,7 @@ def _gemma4(keys: Keys) -> ModelConfig:
 
 
 def _attentions(keys: Keys, layers: int, dim: int) -> list[Attention]:
-    """Attention of every layer; the last ones read the cache of the last of their kind before."""
+    """Attention of every layer; the last layers share caches, see :func:`read_last_caches`."""
     windows = read_windows(
         keys, layers, period=_PERIOD, window=keys.integer("attention.sliding_window")
     )
@@ -320,26 +324,26 @@ def read_last_caches(
     *,
     own_caches: int,
 ) -> list[Attention]:
-    """Attention of every layer, of which the first *own_caches* have a cache each.
+    """Attention of every layer; the first *own_caches* layers have caches of their own.
 
-    The others read that of the last of their kind before. *own* gives the attention of a layer from
-    its number and its window, which is one of *windows*.
+    Each other one reads the cache of the last of those that has the same window. *windows* are
+    those of all layers; *own* gives the attention of a layer from its number and window.
     """
-    made: list[Attention] = []
+    attentions: list[Attention] = []
     for layer, window in enumerate(windows):
         if layer < own_caches:
-            made.append(own(layer, window))
+            attentions.append(own(layer, window))
             continue
-        before = [at for at in range(max(own_caches, 0)) if made[at].window == window]
-        if not before:
+        sources = [at for at in range(max(own_caches, 0)) if attentions[at].window == window]
+        if not sources:
             problem = "shares keys and values, and no layer before has any of its kind"
             raise contradiction(keys, f"layer {layer} {problem}")
-        made.append(replace(made[before[-1]], shared_cache=before[-1]))
-    return made
+        attentions.append(replace(attentions[sources[-1]], shared_cache=sources[-1]))
+    return attentions
 
 
 def _has_no_values(keys: Keys, layer: int) -> bool:
-    """True if the values of *layer*, which has full attention, are its keys."""
+    """True if *layer*, which has full attention, uses its keys as values."""
     if keys.config is None:
         return f"blk.{layer}.attn_v.weight" not in keys.weights
     text = keys.config.get("text_config") or keys.config
@@ -350,7 +354,8 @@ def _gemma4_keys(config: Config) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     kv_heads = config["num_key_value_heads"]
     keys = alternating(_PERIOD)(config)
-    pattern = [*keys["attention.sliding_window_pattern"][:-1], False]  # whatever the last is
+    # The last layer has full attention, whatever the list says, as in transformers.
+    pattern = [*keys["attention.sliding_window_pattern"][:-1], False]
     head_dim, full_kv_heads = _full_heads(config, pattern)
     keys |= {
         "attention.sliding_window_pattern": pattern,
@@ -387,7 +392,7 @@ def _full_heads(config: Config, pattern: list[bool]) -> tuple[int, int]:
         own = kv_heads if config.get("attention_k_eq_v") and kv_heads is not None else usual[1]
         return config.get("global_head_dim", 512), own
     names = ("head_dim", "num_key_value_heads")
-    strange = {
+    unknown = {
         name for layer_config in layers.values() for name in layer_config if name not in names
     }
     shapes: dict[bool, set[tuple[int, int]]] = {True: {usual}, False: set()}
@@ -396,7 +401,7 @@ def _full_heads(config: Config, pattern: list[bool]) -> tuple[int, int]:
         shapes[is_local].add(
             (layer_config.get(names[0], usual[0]), layer_config.get(names[1], usual[1]))
         )
-    if strange or len(shapes[True]) > 1 or len(shapes[False]) > 1:
+    if unknown or len(shapes[True]) > 1 or len(shapes[False]) > 1:
         raise ValueError("per_layer_config with more than one shape of heads of a kind of layer")
     (full,) = shapes[False]
     return full

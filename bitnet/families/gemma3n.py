@@ -32,10 +32,10 @@ _ACTIVATION: Activation = "gelu_tanh"
 _PERIOD = 5
 _HALF = math.sqrt(0.5)
 _SPARSE_LAYERS = 10  # of models with more layers, if no key says which
-_SHARE = 0.95  # of the numbers inside these networks that are zero
+_SHARE = 0.95  # share of the numbers inside these networks that are zero
 _OWN_CACHES = 20  # layers with keys and values of their own, if no key says how many
-_RANK = 64  # of the learned residuals, of which no key speaks
-_INPUT_WIDTH = 256  # of what each token adds to a layer, if no key says it
+_RANK = 64  # of the learned residuals, if their tensor is missing: there is no key for it
+_INPUT_WIDTH = 256  # of the vector of each token for a layer, if no key says it
 _LEFT_OUT = ("attn_k", "attn_v", "attn_k_norm")  # of layers that read the caches of others
 
 
@@ -86,15 +86,15 @@ def _gemma3n(keys: Keys) -> ModelConfig:
 
 
 def _rows(keys: Keys, name: str, default: int) -> int:
-    """Rows of the matrix *name*; *default* without one, which is an error elsewhere."""
+    """Rows of the matrix *name*; *default* if it is missing, which is refused later."""
     matrix = keys.weights.get(name)
     return default if matrix is None else matrix.shape[0]
 
 
 def _cutoffs(keys: Keys, layers: int) -> list[float | None]:
-    """Standard deviations by which each layer lowers its gates; ``None``: it does not."""
+    """For each layer, the ``cutoff`` of its :class:`FeedForward`."""
     key = "activation_sparsity_scale"
-    # llama.cpp, which does not read the key, lowers those of the first layers of every model.
+    # llama.cpp, which does not read the key, lowers the gates of the first layers of every model.
     sparse = min(_SPARSE_LAYERS, layers)
     usual = [_deviations(_SHARE)] * sparse + [-math.inf] * (layers - sparse)
     scales = keys.value(key, usual)
@@ -109,11 +109,11 @@ def _cutoffs(keys: Keys, layers: int) -> list[float | None]:
 
 
 def _deviations(share: float) -> float:
-    """Standard deviations above the mean that a *share* of a normal distribution is below.
+    """The quantile of a normal distribution for *share*, in standard deviations above the mean.
 
     The share is rounded to float32, as in transformers.
     """
-    from statistics import NormalDist  # here, since it loads what only these models need
+    from statistics import NormalDist  # imported here: other models do not need it
 
     rounded = float(np.float32(share))
     return NormalDist().inv_cdf(rounded) if rounded > 0 else -math.inf

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Rule for the key with the epsilon of LayerNorm.
 LAYER_NORM_EPS = reads("attention.layer_norm_epsilon")
-#: Matrices of a block without gate, of one for queries, keys and values or of three.
+#: Matrices of a block without gate, with one for queries, keys and values, and with three.
 FUSED_PRODUCTS = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 SPLIT_PRODUCTS = (*ATTENTION, "ffn_up", "ffn_down")
 WITH_BIASES = LlamaCppSupport(tensors=("output.weight", ".bias"))
@@ -97,7 +97,7 @@ def refuse_bidirectional_alibi(config: Config) -> None:
 
 
 def equal_heads(config: Config) -> dict[str, Any]:
-    """Keys of attention with a key head for each head, which share the width of the model."""
+    """Keys of attention with as many key heads as heads, together as wide as the model."""
     heads = config["num_attention_heads"]
     return {
         "attention.head_count_kv": heads,
@@ -198,7 +198,7 @@ register(
 
 
 def beside_attention(keys: Keys, network: FeedForward, **overrides: Any) -> ModelConfig:
-    """ModelConfig of blocks whose *network* is beside attention, behind one norm.
+    """ModelConfig of blocks whose *network* is parallel to attention, behind one norm.
 
     *overrides* has fields of :class:`ModelConfig` and, as ``attention``, of :class:`Attention`.
     """
@@ -214,7 +214,7 @@ def _phi2(keys: Keys) -> ModelConfig:
     return beside_attention(keys, network, **overrides)
 
 
-# llama.cpp reads neither a head that is the embedding nor one without a bias.
+# llama.cpp does not load a head that is the embedding, nor one without a bias.
 register(
     title="Phi-1, 1.5 and 2",
     architecture="phi2",
@@ -282,11 +282,12 @@ _GPTJ = register(
     translate=_gptj_keys,
     decoder=_gptj,
 )
-_PARTITIONS = 4  # of the machines that CodeGen was trained on
+# Parts of a matrix for as many devices, which CodeGen's were trained and are stored in.
+_PARTITIONS = 4
 
 
 def _codegen_parts(_config: Config) -> Parts:
-    """Values are before keys, within the rows of each partition."""
+    """Functions for a matrix whose partitions each have rows of queries, values and keys."""
     return split_projections(_PARTITIONS, names=("attn_q", "attn_v", "attn_k"))
 
 
@@ -300,7 +301,8 @@ register_variant(
 )
 
 
-_NEARNESS = 0.02  # twice the router_jitter_noise that all models have, of no key in GGUF
+# Twice the ``router_jitter_noise``, which is 0.01 in all models and not a key of GGUF.
+_NEARNESS = 0.02
 
 
 def _phimoe(keys: Keys) -> ModelConfig:

@@ -58,7 +58,7 @@ def _check_scales(config: Config) -> dict[str, Any]:
 
 
 def _with_scales(keys: Keys) -> ModelConfig:
-    """ModelConfig of the usual blocks with scales by keys, of which 0 means that there is none."""
+    """ModelConfig of the usual blocks, with the scales in the keys; a scale of 0 means none."""
     scale = keys.number("attention.scale", 0.0)
     model = dense(
         keys,
@@ -215,10 +215,10 @@ def _granite_windows(keys: Keys) -> ModelConfig:
 
 
 def _experts_of_windows(keys: Keys) -> Experts:
-    """Experts as wide as the key of networks says; gate and up of the shared one are a matrix."""
+    """Experts and the network beside them, whose gate and up may be one matrix in a file."""
     mixture = _granite_experts(keys)
-    is_fused_beside = "blk.0.ffn_gate_shexp.weight" not in keys.weights
-    return replace(mixture, shared_fused=is_fused_beside and keys.config is None)
+    is_one_matrix = "blk.0.ffn_gate_shexp.weight" not in keys.weights
+    return replace(mixture, shared_fused=is_one_matrix and keys.config is None)
 
 
 def _window_keys(config: Config) -> dict[str, Any]:
@@ -273,7 +273,9 @@ _FACTORS = ("freqs", "factors_long", "factors_short")
 
 
 def _minicpm(keys: Keys) -> ModelConfig:
-    for key in _SCALES:  # before 2025 files had none, and llama.cpp assumes those of one size
+    # Files of before 2025 do not have these keys; llama.cpp then assumes the scales of one size of
+    # the model. Here they are required.
+    for key in _SCALES:
         if keys.number(key) <= 0:
             raise value_refusal(keys, key, keys.number(key), "only a factor above 0 is computed")
     return _with_scales(keys)
@@ -287,7 +289,7 @@ def _minicpm_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# Granite's scales under names of their own.
+# MiniCPM has Granite's scales, under other names.
 register(
     title="MiniCPM and BitCPM",
     architecture="minicpm",

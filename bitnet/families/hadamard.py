@@ -4,8 +4,8 @@ The inputs of such a matrix go through ``H(signs * x)`` first: signs by the widt
 the Walsh-Hadamard transform of each block of columns. Rows of an embedding in that basis come back
 by ``signs * H(row)``. The encoding of the weights is another matter: float16 files are rotated as
 well, and files of the same encodings without these keys are not. The keys were defined with
-Bonsai 2; without the transform such a model writes nothing but noise, so whatever is not known here
-is refused.
+Bonsai 2. Without the transform such a model generates nothing but noise, so unknown keys and values
+are refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HadamardBasis:
     """The basis of some matrices."""
 
     block: int  # columns that are transformed together, a power of two
-    # 1 and -1 for every column, by width; without the width: all are 1
+    # signs of the columns, 1 or -1, by the width of a matrix; a width that is missing has only 1
     signs: Mapping[int, NDArray[np.float32]]
     weights: frozenset[str]  # names of the matrices whose inputs are transformed
     embeddings: frozenset[str]  # names of those whose rows are transformed back
@@ -59,7 +59,7 @@ class HadamardBasis:
 
 
 def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
-    """The basis that *checkpoint* names; ``None``: its weights are not rotated."""
+    """The basis that the keys of *checkpoint* describe, or None if its weights are not rotated."""
     keys = {
         key.removeprefix(PREFIX): value
         for key, value in checkpoint.metadata.items()
@@ -90,7 +90,10 @@ def hadamard_basis(checkpoint: Keys) -> HadamardBasis | None:
 
 
 def _checks(keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """Keys, if they are as expected, and what is; each in its turn, as later ones build on it."""
+    """Keys, each with True if its value is right, and with the values that are expected.
+
+    A later check relies on the earlier ones: the caller stops at the first that fails.
+    """
     for key in keys:
         yield key, key in _READ or key in _KNOWN, "no such key"
     for key, expected in _KNOWN.items():

@@ -21,7 +21,7 @@ HeadActivation = Literal["identity", "tanh", "relu", "gelu", "silu", "sigmoid"]
 HeadLayers: TypeAlias = tuple[tuple[str, str, HeadActivation], ...]
 
 MOST_PROJECTIONS = 6  # of a vector, one after another
-_FIRST = 2  # number of the first projection: those before are the transformer and the pooling
+_FIRST = 2  # number of the first projection: modules 0 and 1 are the transformer and the pooling
 _NAMES = [f"dense_{number}" for number in range(_FIRST, _FIRST + MOST_PROJECTIONS)]
 
 
@@ -80,8 +80,8 @@ class Classifier:
 
     layers: tuple[Projection, ...]  # the last one has an output for each label
     labels: tuple[str, ...]
-    function: ScoreFunction = "softmax"  # makes shares of the labels
-    relevance_function: ScoreFunction = "none"  # makes a relevance of a score
+    function: ScoreFunction = "softmax"  # from scores to shares of the labels
+    relevance_function: ScoreFunction = "none"  # from a score to a relevance
 
     @property
     def ranks(self) -> bool:
@@ -124,8 +124,8 @@ def classifier(keys: Keys) -> Classifier | None:
     width = keys.integer("embedding_length")
     usual_inner = _INNER_ACTIVATIONS.get(keys.architecture, "tanh")
     inner = cast("HeadActivation", keys.value("classifier.activation", usual_inner))
-    chain: tuple[tuple[str, HeadActivation], ...] = ((INNER, inner), (SCORES, "identity"))
-    for name, activation in chain:
+    stages: tuple[tuple[str, HeadActivation], ...] = ((INNER, inner), (SCORES, "identity"))
+    for name, activation in stages:
         weight = keys.weights.get(f"{name}.weight")
         if weight is None:
             continue
@@ -137,8 +137,8 @@ def classifier(keys: Keys) -> Classifier | None:
         layers.append(layer)
     if not layers:
         raise contradiction(keys, "pooling_type is 4, and there is no cls.output.weight")
-    named = keys.value("classifier.output_labels", None)
-    labels = tuple(map(str, named or [f"LABEL_{label}" for label in range(width)]))
+    stated_labels = keys.value("classifier.output_labels", None)
+    labels = tuple(map(str, stated_labels or [f"LABEL_{label}" for label in range(width)]))
     if len(labels) != width:
         raise contradiction(keys, f"{len(labels)} labels, and scores of {width}")
     usual = "sigmoid" if width == 1 else "softmax"

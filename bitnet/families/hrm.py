@@ -28,7 +28,8 @@ def _hrm(keys: Keys) -> ModelConfig:
         raise contradiction(keys, f"{layers:,} layers, expected those of {turns}")
     mixer = attention(keys, model_sizes.dim, own_gate="numbers")
     both_ways = bool(keys.value("hrm.prefix_lm", False))
-    # A long answer makes LongRoPE change its frequencies, and all positions run again.
+    # When an answer grows beyond the original context, LongRoPE changes its frequencies, and all
+    # positions run again.
     if both_ways and mixer.rope is not None and mixer.rope.long_freq_factors is not None:
         why = "an answer would be run again as a prompt, whose positions see each other"
         raise value_refusal(keys, "rope.scaling.type", "longrope", why)
@@ -80,7 +81,7 @@ def _part(number: int, count: int) -> Any:
 
 
 def _parts(_config: Config) -> Parts:
-    """Parts of the matrices that published folders store fused, and transformers does not."""
+    """Functions for the fused matrices of published folders; transformers' have separate ones."""
     gate_first = ("attn_gate", "attn_q", "attn_k", "attn_v")
     return {
         "attn_gqkv.weight": {f"{name}.weight": _part(at, 4) for at, name in enumerate(gate_first)},

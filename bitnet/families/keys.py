@@ -110,8 +110,8 @@ class Keys:
     def tensor_name(self, name: str, usual_name: Callable[[str], str]) -> str:
         """The container's own name of the tensor that is GGUF's *name*, for messages.
 
-        A tensor that is missing from a folder has the name of its sibling in another layer, or the
-        usual one.
+        A tensor that a folder lacks is named as the same tensor of another layer is, or gets its
+        usual name.
         """
         if name in self.own_names or self.config is None:
             return self.own_names.get(name, name)
@@ -190,7 +190,10 @@ def neutral(*values: Any, note: str = "") -> Rule:
 def check(
     config: Mapping[str, Any], rules: Mapping[str, Rule], *, model: str = _CONFIG, below: str = ""
 ) -> None:
-    """Refuse the first of the *config* keys, which are *below* a table, that is not allowed."""
+    """Refuse the first key of *config* that the *rules* do not allow.
+
+    In the message, the name of the key begins with *below*, which is the table it is in and a dot.
+    """
     for key, value in config.items():
         rule = rules.get(key)
         if rule is None or not rule.allows(value):
@@ -236,7 +239,11 @@ def contradiction(keys: Keys, problem: str) -> InvalidFormat:
 
 
 def without(keys: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = "") -> dict[str, Any]:
-    """*keys* without the *ignored* keys, which are named with or without their table."""
+    """*keys* without the *ignored* keys, which are named with or without their table.
+
+    *prefix* is the name of that table in ``config.json``, with a dot. In GGUF, the table is the
+    architecture, and part of the key.
+    """
     names = frozenset(ignored)
     return {
         key: value
@@ -284,7 +291,7 @@ def _same(value: Any, expected: Any) -> bool:
 
 
 def _show(value: Any) -> str:
-    """*value* as JSON writes it, cut where it is long."""
+    """*value* for a message: constants as in JSON, strings in quotes, cut to 80 characters."""
     if value is None:
         text = "null"
     elif isinstance(value, bool):
@@ -296,7 +303,7 @@ def _show(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-#: GGUF keys of the same value, by the key of ``config.json``.
+#: GGUF keys whose value is that of a key of ``config.json``, by that key.
 BECOMES = {
     "attention_multiplier": "attention.scale",
     "conv_L_cache": "shortconv.l_cache",
@@ -348,8 +355,8 @@ BECOMES = {
     "v_head_dim": "attention.value_length_mla",
 }
 
-# Keys of ``config.json`` that GGUF's other keys are made of; of several names the first that is
-# there counts.
+# Keys of ``config.json`` that other GGUF keys are computed from. A message names the first of them
+# that the file has.
 _MADE_OF = {
     "attention.head_count_kv": "num_key_value_heads layer_types layers_block_type",
     "attention.recurrent_layers": "layer_types full_attention_interval",

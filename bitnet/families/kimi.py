@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from bitnet.families.family import Values
 
-_PERIOD = 4  # layers, the first of which but that of the model has attention, if no key says which
+# Without a key, one layer in this many has full attention: layers 4, 8, ..., counted from 0.
+_PERIOD = 4
 
 
 def _linear(keys: Keys) -> KimiDelta:
@@ -58,26 +59,26 @@ def _decoder(
 ) -> ModelConfig:
     """Blocks with *linear* attention, or with *full* attention in layers that have key heads.
 
-    The networks beside the experts are *shared* wide, if that is not 0; *routing* has fields of
-    :class:`Routing`.
+    *shared* is the width of the networks beside the experts, or 0 for the one that the keys give;
+    *routing* has fields of :class:`Routing`.
     """
     model_sizes = sizes(keys)
     kv_heads = per_layer(keys, "attention.head_count_kv", model_sizes.layers)
     first = keys.integer("leading_dense_block_count", 0)
-    usual = FeedForward(model_sizes.ffn)
-    mixture: FeedForward | Experts = usual
+    network = FeedForward(model_sizes.ffn)
+    mixture: FeedForward | Experts = network
     if first < model_sizes.layers:
         usual_mixture = experts_by_groups(keys, corrected=True, **routing)
         mixture = replace(usual_mixture, shared=shared or usual_mixture.shared)
     blocks = (
-        usual_block(full if count else linear, usual if layer < first else mixture)
-        for layer, count in enumerate(kv_heads)
+        usual_block(full if n_kv_heads else linear, network if layer < first else mixture)
+        for layer, n_kv_heads in enumerate(kv_heads)
     )
     return model_of(keys, model_sizes, blocks)
 
 
 def _kinds(config: Config, own: Config) -> list[str]:
-    """Kind of each layer, by the table *own* of linear attention if that says it."""
+    """Kind of each layer; *own* is the table of linear attention, which may list the layers."""
     layers = config["num_hidden_layers"]
     if "full_attn_layers" in own and "kda_layers" in own:
         full = set(own["full_attn_layers"])  # numbered from 1
@@ -239,7 +240,7 @@ def _ling3_values(_config: Config) -> Values:
 
 
 _NO_LIMITS = Rule("must be 0 or null for each layer")
-# Names within the attention of a layer; those of published folders, and of transformers' modules.
+# Names within the attention of a layer, in published folders and in transformers' modules.
 _LING3_TENSORS = {
     **{f"{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"},
     **{f"{part}_proj": f"attn_{part}" for part in "qkv"},

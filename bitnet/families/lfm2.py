@@ -22,7 +22,8 @@ from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, experts
 from bitnet.families.family import Family, LlamaCppSupport, Values, register_variant
 from bitnet.families.keys import Config, Keys, neutral, reads
 
-#: Rules for the keys of short convolutions, and the setting of their biases in a folder.
+#: Rules for the keys of short convolutions in GGUF, and their parts with biases as in
+#: ``Family.biases``.
 CONVOLUTION_KEYS = {
     **reads("shortconv.l_cache"),
     "attention.causal": neutral(True, note="convolutions look back only"),
@@ -84,7 +85,7 @@ def squeeze_convolution(_config: Config) -> Values:
     return {"shortconv.conv.weight": partial(np.squeeze, axis=1)}
 
 
-# The tables of both; the networks differ.
+# What the dense models and those with experts have in common.
 _LFM2 = Family(
     title="LFM2 and LFM2.5",
     architecture="lfm2",

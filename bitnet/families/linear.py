@@ -24,13 +24,13 @@ DELTA_KEYS = reads(
 
 
 def decay_rates(logarithms: NDArray[Any]) -> NDArray[Any]:
-    """Rates of decay, which GGUF stores, of the *logarithms* of a folder; both have one shape."""
+    """Rates of decay, as GGUF stores them, from the *logarithms* of a folder: ``-exp(A_log)``."""
     rates: NDArray[Any] = -np.exp(logarithms)
     return rates
 
 
 def delta_net(keys: Keys, **fields: Any) -> DeltaNet:
-    """The mixer, with further *fields*, as all families read its keys."""
+    """The mixer of the keys that all families with a delta net have, with further *fields*."""
     heads = keys.integer("ssm.time_step_rank")
     return DeltaNet(
         heads=heads,

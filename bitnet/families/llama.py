@@ -77,10 +77,10 @@ _LLAMA = register(
 
 
 def _llama_embed(keys: Keys) -> ModelConfig:
-    """Llama whose positions see those behind them where a key says so, as in llama.cpp b11434.
+    """Llama with bidirectional attention if a key says so, as in llama.cpp b11434.
 
-    The authors' code lets them do so always, and llama.cpp never does without the key: a file that
-    leaves it out is refused.
+    Without the key, llama.cpp computes causal attention, and the authors' code bidirectional
+    attention: such a file is refused.
     """
     keys.value("attention.causal")
     return dense(keys)
@@ -106,15 +106,15 @@ _MISTRAL = register(
 
 
 def _keys_by_layer(full: Callable[[int], bool]) -> Callable[[Config], dict[str, Any]]:
-    """Keys of windows by ``layer_types``; by default layers that are *full* have none."""
+    """Keys of windows by ``layer_types``; by default, layers for which *full* is true have none."""
 
     def keys(config: Config) -> dict[str, Any]:
         window = config["sliding_window"]
         layers = range(config["num_hidden_layers"])
         kinds = config.get("layer_types")
         if kinds is None:
-            is_local = [bool(window) and not full(layer) for layer in layers]
-            kinds = [f"{'sliding' if local else 'full'}_attention" for local in is_local]
+            has_window = [bool(window) and not full(layer) for layer in layers]
+            kinds = [f"{'sliding' if local else 'full'}_attention" for local in has_window]
         return alternating(1)({**config, "layer_types": kinds})
 
     return keys
@@ -371,9 +371,9 @@ def _nanbeige_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# All blocks run several times, each time with caches of their own. The published code has more
-# (layers that run another number of times, several streams, attention to layers before, embeddings
-# of several tokens), which published models leave off.
+# All blocks run several times, each time with caches of their own. The published code can do more
+# (a number of runs for each layer, several streams, attention to earlier layers, embeddings of
+# several tokens), which published models do not use.
 register(
     title="Nanbeige 4.2",
     architecture="nanbeige",

@@ -1,6 +1,6 @@
 """Families with the first Mamba: Mamba 1, Falcon-Mamba and, beside attention, Jamba.
 
-A channel has a state of its own, each of whose numbers decays by another rate.
+Each channel has a state of its own, whose numbers decay at different rates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _KEYS = {
     **reads("ssm.conv_kernel ssm.inner_size ssm.state_size ssm.time_step_rank"),
 }
 _NORMS = ("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm")
-_CHANNELS = 16  # of the model for each number that steps are made of, where no key says how many
+# By default, the vector that gives the steps (``dt_rank``) has a number for this many channels.
+_CHANNELS = 16
 
 
 def _mamba1(keys: Keys) -> Mamba1:
@@ -47,6 +48,7 @@ def _states_alone(keys: Keys) -> ModelConfig:
 
 
 def _step_rank(config: Config, key: str) -> int:
+    """Width of the vector that gives the steps, the value of *key* or its default."""
     rank = config[key]
     return -(-config["hidden_size"] // _CHANNELS) if rank in (None, "auto") else int(rank)
 
@@ -68,7 +70,7 @@ def _mamba_keys(config: Config) -> dict[str, Any]:
 
 
 def _tensors(module: str) -> dict[str, str]:
-    """Names within a layer of what only this Mamba has."""
+    """Names within a layer of the tensors that only this Mamba has, in the *module*."""
     return {
         f"{module}.x_proj": "ssm_x",
         f"{module}.dt_proj": "ssm_dt",
@@ -78,7 +80,7 @@ def _tensors(module: str) -> dict[str, str]:
     }
 
 
-# Blocks of one state space each. A folder does not say how many positions it was trained for.
+# Each block is a state space. A folder does not state a context length, hence the default.
 _MAMBA = register(
     title="Mamba 1",
     architecture="mamba",

@@ -1,4 +1,4 @@
-"""Mamba 2: the mixer as all families read its keys, and the family whose blocks it is alone."""
+"""Mamba 2: the mixer, which several families have, and the family that has nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAMBA2_CONFIG = {
 
 
 def mamba2(keys: Keys, **overrides: Any) -> Mamba2:
-    """The mixer, with *overrides* fields, as all families read its keys.
+    """The mixer of the keys that all families with Mamba-2 have, with *overrides* fields.
 
     Raises:
         InvalidFormat: the width is not a multiple of the number of heads.
@@ -45,7 +45,7 @@ def mamba2(keys: Keys, **overrides: Any) -> Mamba2:
 
 
 def mamba2_values(groups: int) -> Values:
-    """Functions from a folder's tensors to GGUF's."""
+    """Functions from a folder's tensors to GGUF's, for a mixer with so many *groups*."""
     return {
         "ssm_a": lambda logarithms: decay_rates(logarithms)[:, None],
         "ssm_conv1d.weight": lambda weight: weight[:, 0],
@@ -75,7 +75,7 @@ def _mamba2_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# Blocks of one state space each. A folder does not say how many positions it was trained for.
+# Each block is a state space. A folder does not state a context length, hence the default.
 register(
     title="Mamba 2",
     architecture="mamba2",

@@ -1,4 +1,4 @@
-"""Families of which experts are the difference: EXAONE MoE, HY V3, Cohere2 MoE, Grok, Arctic ...
+"""Families that differ from others in their experts: EXAONE MoE, HY V3, Cohere2 MoE, Grok ...
 
 Their attention, norms and windows are those of other families.
 """
@@ -48,7 +48,8 @@ from bitnet.families.family import (
 from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
 
 _PERIOD = 4  # one layer in this many has no window
-# Of Grok 1, whose files have no keys for them.
+# Constants of Grok 1, whose files have no keys for them: factors on embeddings, logits and scores,
+# and the soft cap of scores.
 _GROK_EMBEDDING = 78.38367176906169
 _GROK_OUTPUT = 0.5773502691896257
 _GROK_SCORES = 0.08838834764831845
@@ -56,7 +57,7 @@ _GROK_CAP = 30.0
 
 
 def _with_shared(keys: Keys, network: Experts) -> Experts:
-    """*network* beside one of a width of its own, by default that of an expert."""
+    """*network* with a network beside the experts, as wide as a key says, or as one expert."""
     width = keys.integer("expert_shared_feed_forward_length", 0) or network.width
     return replace(network, shared=width)
 
@@ -186,11 +187,11 @@ def _cohere2_experts(keys: Keys) -> ModelConfig:
         "scale": keys.number("expert_weights_scale", 0.0) or 1.0,
     }
     mixture = experts(keys, width=model_sizes.ffn, routing=routing)
-    half = 1.0
+    share = 1.0  # the mean of the experts and of the network beside them: half of each
     if shared := keys.integer("expert_shared_count", 0):
         width = keys.integer("expert_shared_feed_forward_length", 0)
         mixture = replace(mixture, shared=width or shared * mixture.width)
-        half = 0.5
+        share = 0.5
     network = FeedForward(model_sizes.ffn)
     window_size = keys.integer("attention.sliding_window")
     windows = read_windows(keys, model_sizes.layers, period=_PERIOD, window=window_size, last=False)
@@ -202,7 +203,7 @@ def _cohere2_experts(keys: Keys) -> ModelConfig:
         beside = Branch(
             "attn_norm",
             (network if is_dense else mixture,),
-            scale=1.0 if is_dense else half,
+            scale=1.0 if is_dense else share,
             parallel=True,
         )
         blocks.append((Branch("attn_norm", (mixer,)), beside))
@@ -212,7 +213,7 @@ def _cohere2_experts(keys: Keys) -> ModelConfig:
 
 
 def _norms(keys: Keys) -> dict[str, Any]:
-    """Fields of :class:`ModelConfig`: norms without the mean if the file has their epsilon."""
+    """Fields of :class:`ModelConfig`: RMS norms if the file has their epsilon, else LayerNorms."""
     rms = keys.number("attention.layer_norm_rms_epsilon", 0.0)
     if rms:
         return {"norm_eps": rms}
@@ -229,13 +230,13 @@ def _cohere2_keys(config: Config) -> dict[str, Any]:
         why = "only first layers without windows, which rotate, are computed"
         period = config["prefix_dense_sliding_window_pattern"]
         raise refusal("prefix_dense_sliding_window_pattern", period, why)
-    chosen = config["expert_selection_fn"]
-    if chosen not in ("sigmoid", "softmax"):
-        raise ValueError(f"expert_selection_fn is {chosen!r}")
+    selection = config["expert_selection_fn"]
+    if selection not in ("sigmoid", "softmax"):
+        raise ValueError(f"expert_selection_fn is {selection!r}")
     if config.get("rope_scaling"):
         why = "transformers 5.24 ignores it in this class; `rope_parameters` it reads"
         raise refusal("rope_scaling", config["rope_scaling"], why)
-    is_sigmoid = chosen == "sigmoid"
+    is_sigmoid = selection == "sigmoid"
     kinds = config.get("layer_types")
     if kinds is None:
         period = config["sliding_window_pattern"]
@@ -245,7 +246,7 @@ def _cohere2_keys(config: Config) -> dict[str, Any]:
     keys = alternating(_PERIOD)({**config, "layer_types": kinds}) | {
         "expert_feed_forward_length": config["intermediate_size"],
         "expert_gating_func": 2 if is_sigmoid else 1,
-        # The softmax of the chosen logits is that of all, divided by what is chosen.
+        # A softmax over the chosen logits is one over all, divided by the sum of the chosen ones.
         "expert_weights_norm": config["norm_topk_prob"] if is_sigmoid else True,
         "expert_shared_count": shared,
         "expert_shared_feed_forward_length": shared * config["intermediate_size"],
@@ -256,8 +257,8 @@ def _cohere2_keys(config: Config) -> dict[str, Any]:
     return keys
 
 
-# Attention and network are side by side, behind one norm. The first layers have no experts and
-# rotate; of the others those with a window do.
+# Attention and network are parallel, behind one norm. The first layers have RoPE and no experts; of
+# the others, those with windows have RoPE.
 register(
     title="Command A and North with experts",
     architecture="cohere2moe",
@@ -324,8 +325,8 @@ def _grok(keys: Keys) -> ModelConfig:
         )
     network = experts(keys, width=model_sizes.ffn, activation="gelu_tanh")
     has_norm_of_layer = "blk.0.layer_output_norm.weight" in keys.weights
-    behind = "layer_output_norm" if has_norm_of_layer else "post_ffw_norm"
-    norms = (("attn_norm", "attn_output_norm"), ("ffn_norm", behind))
+    norm_behind = "layer_output_norm" if has_norm_of_layer else "post_ffw_norm"
+    norms = (("attn_norm", "attn_output_norm"), ("ffn_norm", norm_behind))
     if "blk.0.ffn_up.weight" in keys.weights:
         raise Unsupported(
             f"{keys.path.name}: a dense network whose result is averaged with that of the experts "

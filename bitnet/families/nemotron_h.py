@@ -20,7 +20,7 @@ from bitnet.families.mamba2 import MAMBA2_KEYS, NO_LIMIT, mamba2, mamba2_values
 
 #: Kinds of layers by their letter in ``hybrid_override_pattern``.
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-#: Former names of two of them in ``layers_block_type``.
+#: Kinds of layers by their former names in ``layers_block_type``.
 _FORMER_NAMES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
@@ -47,7 +47,10 @@ def _nemotron_h(keys: Keys) -> ModelConfig:
 
 
 def _mixture(keys: Keys, width: int) -> Experts:
-    """Experts of a layer, of as many numbers together as its *width* if no key says how many."""
+    """Experts of a layer.
+
+    If no key gives their width, the experts of a token are together *width* wide.
+    """
     routing = group_routing(keys) | {"corrected": True, "gating": "sigmoid"}
     used = max(keys.integer("expert_used_count"), 1)
     network = experts(

@@ -40,41 +40,43 @@ class FeedForward(Stateless):
     gated: bool = True  # it is a GLU; if not, the activation is on ``up`` itself
     fused: bool = False  # gate and up are one matrix, ``ffn_up``
     sub_norm: bool = False  # there is a norm before the output projection
-    # standard deviations above the mean of a token's gates by which they are lowered, before the
-    # activation; what is then below zero is zero; ``None``: they are not lowered
+    # before the activation, ``gate = max(gate - mean - cutoff * deviation, 0)``, with the mean and
+    # the standard deviation of a token's gates (Gemma 3n); ``None``: the gates stay as they are
     cutoff: float | None = None
-    # parameters of the activation xIELU, as models store them: the roots of the factors above and
-    # below zero behind a softplus, the slope and the epsilon
+    # parameters of the activation xIELU, as models store them (arXiv:2411.13010): ``alpha_p`` and
+    # ``alpha_n``, each before its softplus, ``beta`` and ``eps``
     xielu: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class BlockInput(Stateless):
-    """The stream before its block, which is added once more."""
+    """The stream as it was before the block, as a mixer: it is added once more."""
 
 
 @dataclass(frozen=True)
 class Routing:
     """The choice of a token's experts, from the logits of a router.
 
-    The experts with the best scores are chosen; of equal scores, that of the lower number.
+    The experts with the best scores are chosen; of equal scores, the expert with the lower number.
     """
 
     count: int  # experts
     used: int  # experts of a token
-    # scores of experts: a softmax over all, a sigmoid each, or the logits themselves, whose softmax
-    # over the chosen ones gives the weights, or, where it is sparse, over an expert and those near
-    # it that are not chosen yet
+    # scores and weights of experts; ``softmax``: a softmax over all logits; ``sigmoid``: the
+    # sigmoid of each; ``softmax_chosen``: the logits, with the softmax over the chosen ones as
+    # weights; ``sparse``: the logits, and the weight of an expert is its share in a softmax over
+    # itself and the experts near it that are not chosen yet (SparseMixer, arXiv:2409.12136)
     gating: Gating = "softmax"
-    # largest distance of such logits, as a share of the larger of both
+    # of ``sparse``: a logit is near the best one if their distance, divided by the larger of the
+    # best and the logit's absolute value, is at most this
     nearness: float = 0.0
-    # a tensor is added to the scores for the choice, not for the weights
+    # a tensor is added to the scores that choose experts, not to those that give their weights
     corrected: bool = False
     correction: str = "exp_probs_b.bias"  # its name
-    # equal parts of the experts, of which only the best are chosen from; the score of a group is
-    # the sum of its two best
+    # equal parts of the experts: experts are chosen only from the groups with the best scores; the
+    # score of a group is the sum of its two best experts' scores
     groups: int = 1
-    groups_used: int = 1  # groups that are chosen from
+    groups_used: int = 1  # groups from which experts are chosen
     renormalised: bool = True  # weights are divided by their sum, at least 2**-14
     scale: float = 1.0  # factor on the weights
 
@@ -92,11 +94,11 @@ class Experts(Stateless):
     biased: bool = False  # the router and the experts must have biases
     sum_biased: bool = False  # a bias, ``ffn_moe_out``, is added to the weighted sum
     early: bool = False  # the router reads the input of the block, before its first norm
-    # the router reads a norm of the stream, ``ffn_gate_inp.scale``, over the root of its width; the
-    # experts read the norm of their branch
+    # the router reads the stream with a norm of its own, ``ffn_gate_inp.scale``, divided by the
+    # root of its width; the experts read the norm of their branch
     normed: bool = False
-    # width of what experts read and give, ``ffn_latent_down`` and ``ffn_latent_up`` lead there and
-    # back; 0: they read and give what the mixture does
+    # width of the inputs and outputs of experts, if it is not that of the model:
+    # ``ffn_latent_down`` is multiplied before them, ``ffn_latent_up`` behind; 0: that of the model
     latent: int = 0
     shared: int = 0  # width inside a network that every token goes through; 0: there is none
     shared_fused: bool = False  # gate and up of that network are one matrix, ``ffn_up_shexp``
@@ -105,18 +107,20 @@ class Experts(Stateless):
 
 @dataclass(frozen=True, eq=False)
 class LayerInput(Stateless):
-    """``proj(activation(inp_gate(x)) * p)``, with the block's part *p* of what each token adds.
+    """``proj(activation(inp_gate(x)) * p)``, with a vector *p* for each token and block.
 
-    The parts of all blocks are a norm of a projection of the embeddings, plus a row of a table.
+    The vectors of all blocks for a token are one row: the norm of a projection of its embedding,
+    plus its row in a table, ``per_layer_token_embd``.
     """
 
-    width: int  # of a part
+    width: int  # of the vector of a block
     activation: Activation  # on the gate
-    rows: int = 0  # of the table; tokens beyond have the first; 0: one for each token
+    # rows of the table; tokens with larger ids have row 0; 0: there is a row for each token
+    rows: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class LowRank(Stateless):
     """``x + norm(right(left(x)))``, a residual that is learned (LAuReL, arXiv:2411.07501)."""
 
-    rank: int  # width between both matrices
+    rank: int  # width between the two matrices

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from bitnet.families.family import Values
 
 # Layers with full attention have norms behind attention and network, the others before them. The
-# folder's ``post_attention_layernorm`` is ``ffn_norm``, as tensor_names.py has it for all families.
+# norm behind attention is called ``ffn_norm``, since tensor_names.py gives that name to
+# ``post_attention_layernorm`` in the folders of all families.
 _BEHIND = (("", "ffn_norm"), ("", "post_ffw_norm"))
 _EPS = 1e-5  # epsilon of ``ssm_norm``, whatever the model's is
 _PERIOD = 4  # without ``layer_types``, the last of each four layers has full attention
@@ -67,7 +68,7 @@ def _keys(config: Config) -> dict[str, Any]:
     # The defaults of transformers' configuration class.
     key_dim = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / key_heads)
     value_dim = config.get("linear_value_head_dim") or 2 * key_dim
-    # Only a null ``rope_theta`` turns rotation off: one that is left out has transformers' default.
+    # Only a null ``rope_theta`` turns RoPE off; without the key, transformers' default counts.
     rope = config.get("rope_parameters") or {}
     meanings = {"full_attention": kv_heads, "linear_attention": 0}
     return {

@@ -1,8 +1,8 @@
-"""Models around a text model: which of them write what their text model alone would write.
+"""Multimodal models that generate the same text as the text model inside them.
 
-The text model is the ``text_config`` of a ``config.json``; what belongs to images and sounds is
-left out. A type that is not in this table is refused: some scale the logits, or let a prompt attend
-to what follows it. ``tests/models/test_outer_models.py`` compares them with transformers.
+The text model is the ``text_config`` of a ``config.json``; the parts for images and sounds are left
+out. A type that is not in this table is refused: some scale the logits, or let a prompt attend to
+later positions. ``tests/models/test_outer_models.py`` compares them with transformers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bitnet.families.keys import Config
 
 _NOTHING: dict[str, Any] = {}
-#: Types whose text is that of their text model, with the keys of that which they override.
+#: Types that generate what their text model does, with the keys of it that they override.
 SAME_TEXT: dict[str, Mapping[str, Any]] = {
     "audioflamingo3": _NOTHING,
     "cohere2_vision": {"logit_scale": 1.0},  # its logits are not scaled, unlike its text model's
@@ -55,13 +55,13 @@ SAME_TEXT: dict[str, Mapping[str, Any]] = {
     "vipllava": _NOTHING,
     "voxtral": _NOTHING,
 }
-#: Types that are known, and why their text is another one.
+#: Types that are known to generate other text, and why.
 _OTHER_TEXT = {
     "paligemma": "its prompt attends in both directions, which is not computed",
     "aya_vision": "versions of transformers differ: 4.51 scales its logits as its text model does, "
     "4.57 and later do not",
 }
-# Keys beside ``text_config`` that are about the whole model.
+# Keys next to ``text_config`` that count for the text model, too.
 _OF_THE_WHOLE = ("architectures", "auto_map", "quantization_config", "quantization")
 _HINT = "choose a model that was made for text alone"
 

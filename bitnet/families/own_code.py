@@ -1,7 +1,8 @@
 """Families that run by the code in their folders: DeepSeek 1, Jais 1, OpenELM, PLaMo 1, Refact.
 
-transformers has no class for them. The equations are those of the published code and, but for
-Refact, of llama.cpp's graphs. ``tests/models/test_published_code.py`` has them once more.
+transformers has no class for them. The equations are those of the published code and, except for
+Refact, of llama.cpp's graphs. ``tests/models/test_published_code.py`` compares with a second
+implementation of them.
 """
 
 from __future__ import annotations
@@ -158,16 +159,19 @@ def _openelm(keys: Keys) -> ModelConfig:
     scale = max(head_dim, 1) ** -0.5
     blocks = (
         usual_block(
-            Attention(count, of_keys, head_dim, rope, scale, qk_norm="head", fused=True),
+            Attention(n_heads, n_kv_heads, head_dim, rope, scale, qk_norm="head", fused=True),
             FeedForward(width),
         )
-        for count, of_keys, width in zip(heads, kv_heads, widths, strict=True)
+        for n_heads, n_kv_heads, width in zip(heads, kv_heads, widths, strict=True)
     )
     return model_of(keys, model_sizes, blocks)
 
 
 def _nearest_multiple(number: float, divisor: int) -> int:
-    """Multiple of *divisor* near *number*, at least one, and not less than nine tenths of it."""
+    """The nearest multiple of *divisor*, but not 0, and not less than 90 % of *number*.
+
+    It is ``make_divisible`` of OpenELM's published code.
+    """
     multiple = max(divisor, int(number + divisor / 2) // divisor * divisor)
     return multiple + divisor if multiple < 0.9 * number else multiple
 
@@ -190,7 +194,7 @@ def _openelm_keys(config: Config) -> dict[str, Any]:
 
 
 def _halves(name: str, first: str, second: str) -> Parts:
-    """Functions of the tensor *name*, whose first rows are the *first* matrix of GGUF."""
+    """Functions that split the rows of the tensor *name* into GGUF's *first* and *second*."""
 
     def half(number: int) -> Any:
         return lambda rows: np.split(rows, 2)[number]
@@ -257,7 +261,10 @@ def _plamo_keys(config: Config) -> dict[str, Any]:
 
 
 def _plamo_orders(config: Config) -> Values:
-    """Heads that share a key head are neighbours in GGUF; in a folder every other one does."""
+    """Functions that bring heads which share a key head next to each other, as in GGUF.
+
+    In a folder, every ``kv_heads``-th head has the same key head.
+    """
     shared = config["n_shared_head"]
     kv_heads = config["num_attention_heads"] // shared
 
@@ -272,7 +279,7 @@ def _plamo_orders(config: Config) -> Values:
     return {"attn_q.weight": rows, "attn_output.weight": columns}
 
 
-# Attention and network are side by side, behind one RMS norm.
+# Attention and network are parallel, behind one RMS norm.
 register(
     title="PLaMo 1",
     architecture="plamo",

@@ -164,7 +164,7 @@ def _qwen35(keys: Keys) -> ModelConfig:
     last = f"blk.{model.n_layers}."
     own = {f"{last}nextn.{name}.weight" for name in ("embed_tokens", "shared_head_head")}
     if len(model.left_out) != 1 or own & keys.weights.keys():
-        return model  # only one block with the model's head drafts
+        return model  # a draft needs a single block that shares the model's embedding and head
     model = replace(model, left_out=())
     if f"{last}nextn.eh_proj.weight" not in keys.weights:
         return model  # the file was written without the block
@@ -183,12 +183,12 @@ def _experts35(keys: Keys, width: int) -> Experts:
 
 
 def _sections(pairs: int) -> list[int]:
-    """Pairs that rotate by each coordinate, in turn; those of a text have equal coordinates."""
+    """Numbers of pairs that rotate by each coordinate, if *pairs* are dealt to three in turn."""
     return [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]
 
 
 def _linear_layers(keys: Keys, layers: int) -> list[bool]:
-    """True for each block without attention over all positions."""
+    """True for each layer with linear attention."""
     recurrent = keys.value("attention.recurrent_layers", None)
     if recurrent is None:
         period = keys.integer("full_attention_interval", _PERIOD)
@@ -261,7 +261,7 @@ register_variant(
 
 
 def _next_parts(config: Config) -> Parts:
-    """Rows are those of query, key, values and gates of a key head, for each key head."""
+    """Functions for a matrix with rows of a query, a key, values and gates for each key head."""
     key_heads = config["linear_num_key_heads"]
     width = config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] // key_heads * config["linear_value_head_dim"]
@@ -287,7 +287,7 @@ def _next_keys(config: Config) -> dict[str, Any]:
     return keys
 
 
-# The projections of linear attention are two matrices, head by head.
+# Linear attention has two matrices, whose rows are stored key head by key head.
 register_variant(
     _QWEN35,
     title="Qwen 3-Next",

@@ -1,4 +1,4 @@
-"""Relatives of other families: their blocks, with other keys, norms or experts."""
+"""Families whose blocks are those of other families, with other keys, norms or experts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ register(
 )
 
 
-_BARE = ("post_attention_norm", "post_ffw_norm")
+_BARE = ("post_attention_norm", "post_ffw_norm")  # norms of PLaMo 3 without ``.weight``
 
 
 def _plamo3(keys: Keys) -> ModelConfig:

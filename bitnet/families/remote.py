@@ -1,7 +1,7 @@
 """Llama's relatives under other names: InternLM 2, Baichuan, Qwen 1, ChatGLM, Orion and others.
 
-The code of most is in their repositories, where transformers runs it; the equations are those of
-llama.cpp's graphs and of the published code, and are computed here.
+Most are published with code of their own, which transformers downloads and runs. That code is not
+run here: the equations are those of llama.cpp's graphs and of the published code.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ register(
 )
 
 _BAICHUAN_2 = 125696  # tokens of Baichuan 2, which normalizes the rows of its head
-_ALIBI_LAYERS = 40  # of the models of 13B, which have ALiBi; those of 7B rotate
+_ALIBI_LAYERS = 40  # number of layers of the 13B models, which have ALiBi; those of 7B have RoPE
 
 
 def _baichuan(keys: Keys) -> ModelConfig:
@@ -87,6 +87,8 @@ def _baichuan_keys(config: Config) -> dict[str, Any]:
 
 
 def _thirds(_config: Config) -> Parts:
+    """Queries, keys and values are equal parts of the rows of one matrix."""
+
     def third(number: int) -> Any:
         return lambda matrix: np.split(matrix, 3)[number]
 
@@ -130,7 +132,7 @@ def _orion_keys(config: Config) -> dict[str, Any]:
     return {"attention.layer_norm_epsilon": config["rms_norm_eps"]}
 
 
-# Its key of RMS norms is that of its LayerNorm.
+# Its epsilon of LayerNorm has the key of RMS norms.
 register(
     title="Orion",
     architecture="orion",
@@ -168,8 +170,8 @@ def _qwen1_keys(config: Config) -> dict[str, Any]:
     }
 
 
-# Beyond the length of training its code stretches frequencies and scales queries; the context
-# ends there instead.
+# Beyond the length of training its code stretches frequencies and scales queries. That is not
+# computed: the context ends at that length.
 register(
     title="Qwen 1",
     architecture="qwen",

@@ -27,7 +27,8 @@ SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
 # pairs with less than one rotation are interpolated.
 _YARN_FAST = 32
 _YARN_SLOW = 1
-_FACTORS = 1e-6, 1e6  # of an extension; others leave nothing of a frequency, or no number
+# Least and largest factor of an extension: beyond them frequencies become 0 or infinite.
+_FACTORS = 1e-6, 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class Rope:
     factor: float = 1.0  # factor of the extension
     original_context: int = 2  # positions the model was first trained for
     attention_factor: float = 0.0  # factor on rotated queries and keys; 0: as *scaling* implies
-    # divisors of the frequencies, ``(dims / 2,)`` (``rope_freqs.weight``)
+    # frequencies are divided by these, ``(dims / 2,)`` (``rope_freqs.weight``)
     freq_factors: NDArray[np.float32] | None = None
     # *freq_factors* for contexts beyond the original one (Phi-3)
     long_freq_factors: NDArray[np.float32] | None = None
@@ -55,7 +56,7 @@ class Rope:
     def frequencies(self, context: int) -> tuple[NDArray[np.float64], float]:
         """Frequencies in radians per position, ``(dims / 2,)``, and the attention factor.
 
-        They are those of a sequence that may reach *context* positions.
+        *context* is the number of positions that the sequence may reach.
         """
         beyond = context > self.original_context
         theta = self.theta
@@ -107,8 +108,8 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
     dims = checkpoint.integer("rope.dimension_count", head_dim)
     pairs = (dims // 2,)
     context = checkpoint.integer("context_length")
-    old = checkpoint.number("rope.scale_linear", 0.0)
-    factor = checkpoint.number("rope.scaling.factor", old) or 1.0
+    former_factor = checkpoint.number("rope.scale_linear", 0.0)  # the key of files of 2023
+    factor = checkpoint.number("rope.scaling.factor", former_factor) or 1.0
     scaling = checkpoint.value("rope.scaling.type", "linear" if factor != 1 else "none")
     short = checkpoint.numbers("rope_factors_short.weight", pairs)
     long = checkpoint.numbers("rope_factors_long.weight", pairs)
@@ -159,8 +160,8 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
             if not is_usable:
                 name = checkpoint.own_name(key)
                 raise contradiction(checkpoint, f"no frequencies of yarn follow from {name}")
-        divided_by = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)
-        implied = rope.frequencies(1)[1] / magnitude(factor, divided_by)
+        log_multiplier = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)
+        implied = rope.frequencies(1)[1] / magnitude(factor, log_multiplier)
     return replace(rope, attention_factor=attention_factor * implied)
 
 
@@ -170,7 +171,7 @@ Tables: TypeAlias = "tuple[dict[str, Any], dict[str, NDArray[np.float32]]]"
 # Parameters of each kind of scaling, besides rope_theta and the kind itself. With ``dynamic`` the
 # original context is ignored: ``max_position_embeddings`` counts.
 _CONTEXT = "original_max_position_embeddings"
-#: Kinds of scaling that only families know which say so; transformers refuses them.
+#: Kinds of scaling that transformers refuses; families with them list them in ``rope_scalings``.
 OF_FAMILIES = ("mrope", "ntk")
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -186,7 +187,8 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "ntk": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _CONTEXT),
 }
-_NO_TURN = 1e30  # a factor that leaves nothing of a frequency, as llama.cpp's converter writes it
+# Frequency factor of a pair that does not rotate, as llama.cpp's converter writes it.
+_NO_TURN = 1e30
 
 
 def rope_table(config: Config) -> str:
@@ -196,12 +198,12 @@ def rope_table(config: Config) -> str:
 
 
 class Scaling(NamedTuple):
-    """Parameters of the formula of a kind of scaling."""
+    """Input of a formula in :data:`FORMULAS`."""
 
-    config: Config
-    parameters: Config
-    base: float
-    dims: int
+    config: Config  # the whole ``config.json``
+    parameters: Config  # its table of the position embedding
+    base: float  # base of the frequencies
+    dims: int  # rotary dimensions of a head
 
     @property
     def original(self) -> int:
@@ -210,14 +212,14 @@ class Scaling(NamedTuple):
         return int(self.config.get(_CONTEXT, context))
 
     def require_factor(self) -> float:
-        """Factor of the extension, which must be there."""
+        """Factor of the extension; a KeyError if the table does not have it."""
         if self.parameters.get("factor") is None:
             raise KeyError("factor")
         return self.factor
 
     @property
     def factor(self) -> float:
-        """Factor of the extension, by default that of both context lengths."""
+        """Factor of the extension, by default the quotient of the two context lengths."""
         stated = self.parameters.get("factor")
         factor = float(stated or self.config["max_position_embeddings"] / self.original)
         if not _FACTORS[0] <= factor <= _FACTORS[1]:
@@ -248,29 +250,29 @@ def _yarn(scaling: Scaling) -> Tables:
     parameters = scaling.parameters
     factor = scaling.factor
     implied = magnitude(factor)
-    magnification = parameters.get("attention_factor")
-    if magnification is None and parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        magnification = magnitude(factor, parameters["mscale"]) / magnitude(
+    stated_scale = parameters.get("attention_factor")
+    if stated_scale is None and parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        stated_scale = magnitude(factor, parameters["mscale"]) / magnitude(
             factor, parameters["mscale_all_dim"]
         )
-    scale = implied if magnification is None else above_zero(magnification)
+    scale = implied if stated_scale is None else above_zero(stated_scale)
     fast = parameters.get("beta_fast") or 32
     slow = parameters.get("beta_slow") or 1
     if fast < slow:
         raise ValueError("beta_fast below beta_slow")
-    whole = bool(parameters.get("truncate", True))
+    is_truncated = bool(parameters.get("truncate", True))  # bounds become whole numbers of pairs
     low, high = (
         scaling.dims
         * math.log(scaling.original / (turns * 2 * math.pi))
         / (2 * math.log(scaling.base))
         for turns in (fast, slow)
     )
-    if whole:
+    if is_truncated:
         low = math.floor(low)
         high = math.ceil(high)
     low = max(low, 0)
     high = min(high, scaling.dims - 1)
-    if whole and (fast, slow) == (32, 1) and low <= high:
+    if is_truncated and (fast, slow) == (32, 1) and low <= high:
         keys = {
             "rope.scaling.original_context_length": scaling.original,
             **_scaling_keys("yarn", factor),
@@ -307,7 +309,7 @@ def _longrope(scaling: Scaling) -> Tables:
 
 
 def _floats(freq_factors: NDArray[np.float64]) -> NDArray[np.float32]:
-    """*freq_factors* as a file has them; a ValueError if one is too large."""
+    """*freq_factors* in float32, as files store them; a ValueError if one is too large."""
     with np.errstate(over="ignore"):
         floats = freq_factors.astype(np.float32)
     if not np.isfinite(floats).all():
@@ -342,15 +344,15 @@ def _proportional(scaling: Scaling) -> Tables:
     """Frequencies of the whole head, of which only the first ones are not zero (Gemma 4)."""
     share = scaling.parameters.get("partial_rotary_factor", 1.0)
     pairs = scaling.dims // 2
-    turning = int(share * scaling.dims // 2)
-    if not 0 <= turning <= pairs:
+    rotated_pairs = int(share * scaling.dims // 2)
+    if not 0 <= rotated_pairs <= pairs:
         raise ValueError(f"a partial_rotary_factor of {share}")
     freq_factors = np.full(pairs, _NO_TURN, dtype=np.float64)
-    freq_factors[:turning] = above_zero(scaling.parameters.get("factor", 1.0))
+    freq_factors[:rotated_pairs] = above_zero(scaling.parameters.get("factor", 1.0))
     return {}, {"rope_freqs.weight": _floats(freq_factors)}
 
 
-#: Formula of each kind of scaling.
+#: GGUF's keys and tensors for each kind of scaling.
 FORMULAS: dict[str, Callable[[Scaling], Tables]] = {
     "default": lambda _scaling: ({}, {}),
     # The coordinates of an image's position, which are equal in a text.
@@ -366,7 +368,10 @@ FORMULAS: dict[str, Callable[[Scaling], Tables]] = {
 
 
 def rope_faults(rope: Rope, head_dim: int) -> Iterator[tuple[bool, str]]:
-    """Conditions of *rope* in heads *head_dim* wide, and what it means that one is true."""
+    """Conditions on *rope* that must be false, each with the fault it would be.
+
+    *head_dim* is the width of a head.
+    """
     is_inside = 4 <= rope.dims <= head_dim
     sizes = f"({rope.dims} of {head_dim})"
     yield not is_inside, f"rotary dimensions outside of 4..head width {sizes}"

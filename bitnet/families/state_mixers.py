@@ -17,17 +17,18 @@ class State:
 class DeltaNet:
     """Linear attention by the gated delta rule (arXiv:2412.06464), behind a short convolution."""
 
-    heads: int  # of values, each with a matrix of keys by values
-    key_heads: int  # of queries and keys; each serves ``heads / key_heads`` heads
+    heads: int  # heads of values, each with a matrix of ``(key_dim, value_dim)`` as its state
+    key_heads: int  # heads of queries and keys; each serves ``heads / key_heads`` heads of values
     key_dim: int  # width of a query or key
     value_dim: int  # width of a value
     kernel: int  # positions of the convolution
     # neighbouring heads share a key head, as in transformers' folders; otherwise every key_heads-th
     # head does, as in GGUF
     grouped: bool
-    # decays and strengths are one matrix, ``ssm_ba``: those of the heads of a key head, for each
+    # strengths (beta) and decays (alpha) are one matrix, ``ssm_ba``, with the rows of one key head
+    # after those of another: strengths of its heads, then their decays
     joined: bool = False
-    # queries, keys and values are matrices apart, each with a convolution of its own
+    # queries, keys and values have separate matrices, each with a convolution of its own
     apart: bool = False
     strength: float = 1.0  # factor on the strengths; above 1, a state may change its sign
     eps: float | None = None  # epsilon of the norm of its result; None: the model's
@@ -72,7 +73,7 @@ class Mamba2:
 
     heads: int  # each with a state of *state_size* by *head_dim*
     head_dim: int  # width of a head
-    groups: int  # of inputs and outputs of states; neighbouring heads share one
+    groups: int  # groups of neighbouring heads that share inputs (B) and outputs (C) of states
     state_size: int  # rows of a state
     kernel: int  # positions of the convolution
     norm_groups: int = 1  # parts of the result with a norm of their own; 0: it has no norm
@@ -100,11 +101,12 @@ class Mamba1:
 
     width: int  # channels
     state_size: int  # numbers of a channel's state
-    step_rank: int  # width of what the steps of all channels are made of
+    step_rank: int  # width of the vector that gives the steps of all channels (``dt_rank``)
     kernel: int  # positions of the convolution
-    # norms of what steps, inputs and outputs of the states are made of: with weights, without
+    # RMS norms of that vector, and of the inputs (B) and outputs (C) of states; ``bare``: without
+    # weights
     norms: Literal["", "weighted", "bare"] = ""
-    eps: float = 0.0  # their epsilon
+    eps: float = 0.0  # epsilon of these norms
 
     @property
     def cache(self) -> State:
@@ -114,15 +116,15 @@ class Mamba1:
 
 @dataclass(frozen=True, eq=False)
 class KimiDelta:
-    """Linear attention whose decays are numbers of each row of a state (arXiv:2510.26692)."""
+    """Linear attention with a decay for each row of a state (KDA, arXiv:2510.26692)."""
 
     heads: int  # of queries, keys and values, each with a square matrix
     head_dim: int  # width of a head
     kernel: int  # positions of the convolutions of queries, keys and values
-    # decays and gates are products of two matrices, with as many numbers as a head between them;
-    # otherwise each is one product, with ``ssm_f_a`` and ``ssm_g_a``
+    # decays and gates are products with two matrices each, ``head_dim`` wide between them;
+    # otherwise they are products with one, ``ssm_f_a`` and ``ssm_g_a``
     low_rank: bool = True
-    floor: float = 0.0  # lowest logarithm of a decay, below 0; 0: there is none
+    floor: float = 0.0  # lowest logarithm of a decay, below 0; 0: it has no limit
 
     @property
     def width(self) -> int:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 class Streams:
     """Several streams, of which a block computes one (AltUp, arXiv:2301.13310).
 
-    The first are the embeddings, the others products of them that are as long. Before a block all
-    are predicted from all, by coefficients that the active one gives; behind it each is corrected
-    by a share of what the block changed. Of the last ones, products that are as long as the first
-    are averaged.
+    At first, stream 0 holds the embeddings and each other one a product with them, scaled to their
+    length. Before a block, every stream is predicted from all of them, with coefficients that the
+    active one gives; behind it, each is corrected by a share of the change that the block made. The
+    result is the mean of stream 0 and of products with the others, scaled to its length.
     """
 
-    count: int  # streams
+    count: int  # number of streams
     active: int  # number of the one that blocks read
 
 
@@ -23,25 +23,28 @@ class Streams:
 class Cycles:
     """Two stacks of blocks that run in turns on two streams (HRM, arXiv:2506.21734).
 
-    A stack reads the sum of both streams, and the norm of its result takes the place of its own
-    stream. The low stack runs some times, then the high one once, and so on. The high stream is the
-    embeddings at first and the result at last; the low one begins as a row that all tokens share.
+    A stack reads the sum of both streams, and the norm of its result replaces its own stream. In a
+    cycle the low stack runs *low_turns* times, then the high one once. The high stream begins as
+    the embeddings and ends as the result; the low one begins as a row that all tokens share.
     """
 
     layers: int  # blocks of each stack
-    low_turns: int  # of the low stack before one of the high stack
+    low_turns: int  # runs of the low stack in a cycle
 
     @property
     def layers_of_cycle(self) -> int:
-        """Blocks that run in a cycle, those of the high stack last."""
+        """Number of blocks that run in a cycle, those of the high stack last."""
         return self.layers * (self.low_turns + 1)
 
     def is_high(self, block: int) -> bool:
-        """True if the *block* that runs at this place is one of the high stack."""
+        """True if *block*, a number among all blocks that run, belongs to the high stack."""
         return block % self.layers_of_cycle >= self.layers * self.low_turns
 
     def numbers(self, cycles: int) -> tuple[int, ...]:
-        """Numbers of the tensors of all blocks that run: first the low stack, then the high one."""
+        """For each block that runs in so many *cycles*, the number in the names of its tensors.
+
+        Those of the low stack are numbered first.
+        """
         low = tuple(range(self.layers))
         high = tuple(range(self.layers, 2 * self.layers))
         return (low * self.low_turns + high) * cycles

@@ -67,7 +67,7 @@ _OUTER = {
     "encoder.weight": "token_embd.weight",
     "encoder.relative_attention_bias.weight": "attn_rel_b.weight",
 }
-# Ends of names of norms' tensors that came from TensorFlow.
+# Ends of the names of norms in folders that were converted from TensorFlow, and today's.
 _FORMER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _MATRICES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 _STATES = {
@@ -79,7 +79,8 @@ _STATES = {
     "norm": "ssm_norm",
     "out_proj": "ssm_out",
 }
-# Within a block, the usual names first; experts that are tensors of their own are stacked before.
+# Names within a block. Of several names for one tensor, the usual one is first: messages have it.
+# The tensors of single experts have been stacked before they are renamed.
 _INNER = {
     **{
         f"{module}.{part}_proj": name
@@ -179,7 +180,7 @@ _INNER = {
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
 }
-#: Ends of names of scales that are tensors of a model, and not of the encoding of another one.
+#: Ends of the names of scales that belong to the model, and not to the encoding of another tensor.
 SCALES = tuple(name for name in _INNER.values() if name.endswith(".scale"))
 _LAYER = re.compile(
     r"(?:layers\.layers|layers|h|blocks|layer|encoder\.layer|transformer_encoder)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
@@ -198,13 +199,13 @@ _NOT_TEXT = re.compile(
     r"|\.(?:attn|attention)\.(?:masked_)?bias$|^(?:\w+\.)?embeddings\.position_ids$"
 )
 
-# Factors of the adapters of tasks, and the end of the name of the matrix that they change.
+# Matrices of the adapters of tasks (Jina v3), and the end of the name of the matrix they adapt.
 _OF_TASKS = re.compile(r"\.parametrizations\.weight\.0\.lora_[AB]$")
 _BELOW_TASKS = ".parametrizations.weight.original"
 
 
 def classifier_name(name: str, family: Family) -> str:
-    """GGUF's name of the tensor *name* of a classifier; empty if it is none."""
+    """GGUF's name of the tensor *name* if it belongs to the classifier; else empty."""
     short = _PREFIX.sub("", name)
     norm = family.classifier_norm
     layers = [(own, gguf) for own, gguf, _ in family.classifier]
@@ -215,7 +216,10 @@ def classifier_name(name: str, family: Family) -> str:
 
 
 def usual_name(name: str) -> str:
-    """The usual name in folders of a tensor that is GGUF's *name*, in its layer; else *name*."""
+    """Name that folders usually have for the tensor that is *name* in GGUF, else *name* itself.
+
+    Names of tensors of a layer are those within the layer.
+    """
     for own, gguf in {**_OUTER, **_INNER}.items():
         if name == gguf:
             return own
@@ -230,7 +234,7 @@ def without_block(name: str) -> str:
 
 
 def name_with_states(name: str, family: Family, names: Container[str]) -> str:
-    """GGUF's *name* of a tensor among all *names*, as it is in a layer with a state."""
+    """*name*, or GGUF's other name of the tensor if its layer has a state among all *names*."""
     block, _, part = name.rpartition(".")[0].rpartition(".")
     if part in family.names_with_states and f"{block}.ssm_a" in names:
         return name.replace(part, family.names_with_states[part])
@@ -238,13 +242,16 @@ def name_with_states(name: str, family: Family, names: Container[str]) -> str:
 
 
 def layers_of_stack(names: Iterable[str], family: Family) -> int:
-    """Blocks of each stack, by the *names* of a folder's tensors; 0 if there are no stacks."""
+    """Number of blocks in a stack, from the *names* of a folder's tensors; 0 without stacks."""
     blocks = (_block_of_stack(_PREFIX.sub("", name), family) for name in names)
     return max((int(match["number"]) + 1 for _, match in filter(None, blocks)), default=0)
 
 
 def _block_of_stack(short: str, family: Family) -> tuple[int, re.Match[str]] | None:
-    """Number of the stack that the tensor *short* is in, and its name there; ``None``: in none."""
+    """Number of the stack with the tensor *short*, and the parts of its name in the stack.
+
+    None if it is not in a stack. *short* is the tensor's name without the prefix of the model.
+    """
     for number, stack in enumerate(family.stacks):
         match = _LAYER.fullmatch(short.removeprefix(f"{stack}."))
         if short.startswith(f"{stack}.") and match is not None:
@@ -255,7 +262,8 @@ def _block_of_stack(short: str, family: Family) -> tuple[int, re.Match[str]] | N
 def gguf_name(name: str, family: Family, stack: int = 0) -> str:
     """GGUF's name of the tensor *name*; unchanged if unknown, empty to leave it out.
 
-    A ``weight_scale`` becomes ``<linear>.scale``. *stack* is :func:`layers_of_stack` of the folder.
+    A ``weight_scale`` becomes ``<linear>.scale``. *stack* is the number of blocks in a stack, from
+    :func:`layers_of_stack`.
     """
     if _NOT_TEXT.search(name) or (family.has_tasks and _OF_TASKS.search(name)):
         return ""
@@ -264,9 +272,9 @@ def gguf_name(name: str, family: Family, stack: int = 0) -> str:
         short = short.replace(_BELOW_TASKS, ".weight")
     if family.unread and short.startswith(family.unread):
         return ""
-    for former, now in _FORMER.items():
-        if short.endswith(former):
-            short = short.removesuffix(former) + now
+    for former_end, end in _FORMER.items():
+        if short.endswith(former_end):
+            short = short.removesuffix(former_end) + end
     if short in _OUTER:
         return _OUTER[short]
     stack_number, match = _block_of_stack(short, family) or (0, _LAYER.fullmatch(short))
@@ -280,6 +288,6 @@ def gguf_name(name: str, family: Family, stack: int = 0) -> str:
         return f"{block}{parts[f'{inner}.{kind}']}"
     if inner in parts:
         return f"{block}{parts[inner]}{kind and '.'}{kind}"
-    # The norm before a product, in BitNet embeddings and transformers' BitLinear.
+    # The norm on the input of a matrix, in BitNet embeddings and transformers' BitLinear.
     part = parts.get(inner.removesuffix(".norm").removesuffix(".rms_norm"))
     return f"{block}{part}_norm_in.{kind}" if part and kind else name

@@ -1,7 +1,7 @@
-"""Texts of models that see: Qwen-VL, Hunyuan-VL and PaddleOCR-VL.
+"""The text models of vision-language models: Qwen-VL, Hunyuan-VL and PaddleOCR-VL.
 
-All coordinates of a text's position are equal, so their rotation is the usual one. What belongs to
-images is left out of a folder, and is a file of its own beside a GGUF file.
+A position has several coordinates (M-RoPE), which are equal in a text, so the rotation is the usual
+one. The encoder of images is left out of a folder, and is a separate file next to a GGUF file.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from bitnet.families.family import ATTENTION, BIASES, QKV, LlamaCppSupport, regi
 from bitnet.families.keys import HARMLESS, Config, Keys, neutral, read, reads, refusal
 
 _SECTIONS = {
-    # Of coordinates, which are equal. Pairs in none of the first three are those of the first, as
-    # in transformers; llama.cpp does not rotate them, which are the slowest.
+    # Numbers of pairs that rotate by each coordinate; in a text all coordinates are equal. The
+    # slowest pairs may be in none of the sections: they rotate as in transformers, and llama.cpp
+    # does not rotate them.
     "rope.dimension_sections": HARMLESS,
-    "n_deepstack_layers": HARMLESS,  # that images are added to
+    "n_deepstack_layers": HARMLESS,  # number of layers that images are added to
 }
 
 

@@ -1,4 +1,4 @@
-"""Families some of whose layers have windows, or rotate nothing: gpt-oss, OLMo, Command-R7B ..."""
+"""Families with layers that have windows or no RoPE: gpt-oss, OLMo, Command-R7B and others."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def _cohere2_keys(config: Config) -> dict[str, Any]:
     return alternating(_PERIOD, "sliding_window_pattern")(config)
 
 
-# Attention and feed-forward are beside each other, behind one norm that subtracts means. Layers
-# with a window rotate; every fourth layer has full attention and does not.
+# Attention and network are parallel, behind one LayerNorm. Layers with a window have RoPE; every
+# fourth layer has full attention and no RoPE.
 register(
     title="Command-R7B",
     architecture="cohere2",
@@ -94,7 +94,8 @@ register(
 )
 
 _EXAONE_WINDOW = 4096
-_LAYERS_OF_32B = 64  # in a GGUF file, only these models have windows, and without a key this one
+# In a GGUF file, only models with so many layers have windows, by default _EXAONE_WINDOW wide.
+_LAYERS_OF_32B = 64
 
 
 def _exaone4_keys(config: Config) -> dict[str, Any]:
@@ -108,8 +109,8 @@ def _exaone4_keys(config: Config) -> dict[str, Any]:
 
 def _exaone4(keys: Keys) -> ModelConfig:
     usual_window = _EXAONE_WINDOW if keys.integer("block_count") == _LAYERS_OF_32B else 0
-    everywhere = not keys.integer("attention.sliding_window", usual_window)
-    rotation: dict[str, Any] = {} if everywhere else {"each": rotate_windows_only}
+    is_full = not keys.integer("attention.sliding_window", usual_window)
+    rotation: dict[str, Any] = {} if is_full else {"each": rotate_windows_only}
     return dense(
         keys,
         norms=AFTER,
@@ -120,8 +121,8 @@ def _exaone4(keys: Keys) -> ModelConfig:
     )
 
 
-# Norms are behind attention and feed-forward, none before. Layers with full attention do not
-# rotate, unless all layers are such.
+# Norms are behind attention and network, none before. Layers with full attention have no RoPE,
+# unless all layers have full attention.
 register(
     title="Exaone 4",
     architecture="exaone4",
@@ -192,7 +193,7 @@ def _maple(keys: Keys) -> ModelConfig:
     return dense(keys, qk_norm="head", mixture=mixture, each=attention_of)
 
 
-# Ternary experts, and windows in three of four layers, the only ones that rotate.
+# Ternary experts, and windows in three of four layers, the only ones with RoPE.
 register(
     title="Maple",
     architecture="maple",
@@ -218,7 +219,7 @@ def _smallthinker(keys: Keys) -> ModelConfig:
     return dense(keys, mixture=mixture, each=attention_of)
 
 
-# Experts are chosen before attention.
+# The router reads the input of the block, before attention.
 register(
     title="SmallThinker",
     architecture="smallthinker",
@@ -241,8 +242,8 @@ def _olmo2(keys: Keys) -> ModelConfig:
     return dense(keys, norms=AFTER, period=4, qk_norm="whole", each=rotate_windows())
 
 
-# Norms of whole queries and keys; those of the stream are behind attention and feed-forward. The
-# GGUF files of OLMo 3, which has windows in three of four layers, are OLMo 2's.
+# Norms of whole queries and keys; the norms of the stream are behind attention and network. OLMo 3,
+# which has windows in three of four layers, has OLMo 2's architecture in GGUF.
 _OLMO2 = register(
     title="OLMo 2",
     architecture="olmo2",
@@ -303,8 +304,8 @@ def _gpt_oss_keys(config: Config) -> dict[str, Any]:
     return width | alternating(2)(config)
 
 
-# Experts with clamped gates, biases everywhere, sinks. A folder's matrices of experts are stored
-# transposed, with the rows of gate and up in turns, or as blocks of MXFP4.
+# Experts with clamped gates, biases in all matrices, sinks. A folder stores the matrices of experts
+# transposed, with rows of gate and up in turns, or as blocks of MXFP4.
 register(
     title="gpt-oss",
     architecture="gpt-oss",
