@@ -27,6 +27,7 @@ from bitnet.families.blocks import Block, BlockInput, Branch, FeedForward, Mixer
 from bitnet.families.dense import ModelConfig, attention, is_fused, sizes
 from bitnet.families.experts import EXPERT_KEYS, experts
 from bitnet.families.family import ATTENTION, LlamaCppSupport, register, register_variant
+from bitnet.families.fused_rows import equal_parts
 from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal
 
 if TYPE_CHECKING:
@@ -191,11 +192,7 @@ register_variant(
 
 def _up_first(_config: Config) -> Parts:
     """Functions for a matrix of up and gate, with the rows of up first."""
-
-    def half(number: int) -> Any:
-        return lambda rows: np.split(rows, 2)[number]
-
-    return {"ffn_up_gate.weight": {"ffn_up.weight": half(0), "ffn_gate.weight": half(1)}}
+    return equal_parts("ffn_up_gate", ("ffn_up", "ffn_gate"))
 
 
 register(

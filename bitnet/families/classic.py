@@ -17,7 +17,7 @@ from bitnet.families.family import (
     Values,
     register,
 )
-from bitnet.families.fused_rows import order_queries_first
+from bitnet.families.fused_rows import order_by_head
 from bitnet.families.gpt import (
     FUSED_PRODUCTS,
     LAYER_NORM_EPS,
@@ -39,11 +39,6 @@ FAIRSEQ_TENSORS = {
     "final_layer_norm": "ffn_norm",
     "self_attn_layer_norm": "attn_norm",
 }
-
-
-def _by_head(key: str, config: Config) -> Values:
-    """Functions for rows stored head by head; the number of heads is the *key* of *config*."""
-    return order_queries_first(config[key])
 
 
 def _gptneox(keys: Keys) -> ModelConfig:
@@ -89,7 +84,7 @@ register(
         "attention.dense": "attn_output",
         "attention.query_key_value": "attn_qkv",
     },
-    orders=partial(_by_head, "num_attention_heads"),
+    orders=order_by_head,
     biases={"": FUSED_PRODUCTS},
     llama_cpp=replace(WITH_BIASES, gelu_tanh=True, **OWN_HEAD),
     translate=_gptneox_keys,
@@ -140,7 +135,7 @@ register(
         "self_attention.dense": "attn_output",
         "self_attention.query_key_value": "attn_qkv",
     },
-    orders=partial(_by_head, "num_attention_heads"),
+    orders=order_by_head,
     biases={"": FUSED_PRODUCTS},
     rotates=False,
     llama_cpp=WITH_BIASES,

@@ -117,7 +117,7 @@ MXFP4: dict[str, Rule] = {
 }
 _BELOW = "quantization_config."
 # A file without one of these is refused, unless transformers' class has a default for it.
-_STATED = ("hidden_size", "num_attention_heads", "max_position_embeddings")
+_REQUIRED = ("hidden_size", "num_attention_heads", "max_position_embeddings")
 _EVERYWHERE = {"rope_type", "type", "rope_theta"}  # parameters of every kind of scaling
 _EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not give one
 # Ends of the names of classes that generate text.
@@ -132,7 +132,7 @@ _FLOATS = (
 # Lists of layers, and the entries with which they have no effect in families that do not read them.
 _PLAIN_LAYERS: dict[str, set[Any]] = {"layer_types": {"full_attention"}, "no_rope_layers": {1}}
 # Ends of the names of classes of encoders with a head that is left out.
-_BESIDE_VECTORS = ("ForMaskedLM", "ForPreTraining")
+_ENCODER_HEADS = ("ForMaskedLM", "ForPreTraining")
 _CLASSIFIES = "ForSequenceClassification"
 _HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
 
@@ -289,7 +289,7 @@ def _check(config: Config, family: Family) -> None:
     """Refuse a *config* with a missing key, or with a value that *family* does not compute."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     tables = config, rope, *(nested for nested in rope.values() if isinstance(nested, dict))
-    for key in (*_STATED, *family.stated.split()):
+    for key in (*_REQUIRED, *family.stated.split()):
         if not any(key in table for table in tables):
             raise KeyError(key)
     rules = CHANGES | dict(family.config_rules)
@@ -337,7 +337,7 @@ def _first_architecture(config: Config) -> str:
 def _check_code(config: Config, family: Family) -> None:
     """Refuse models for tasks that are not computed, and models with custom code."""
     class_name = _first_architecture(config)
-    of_encoders = _BESIDE_VECTORS if family.encodes else ()
+    of_encoders = _ENCODER_HEADS if family.encodes else ()
     kinds = (*_WRITES_TEXT, _HEADLESS, _CLASSIFIES, *of_encoders, *family.classes)
     if class_name and not class_name.endswith(kinds):
         why = "such a model neither generates text nor computes embeddings"
@@ -420,7 +420,7 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
         if table == "rope_parameters" and not config.get("rope_scaling"):
             table = "rope_parameters.full_attention"
     parameters = {
-        key: value for key, value in _in_one_word(parameters).items() if value is not None
+        key: value for key, value in _with_rope_type(parameters).items() if value is not None
     }
     kind = parameters.get("rope_type") or "default"
     if kind not in PARAMETERS or kind in {*OF_FAMILIES} - {*family.rope_scalings}:
@@ -441,11 +441,13 @@ def _rope_tables(config: Config, family: Family, table: str) -> Tables:
 def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[str, Any]]:
     """RoPE parameters of layers with full attention, and GGUF keys for those with windows."""
     nested = config.get("rope_parameters") or {}
-    full = _in_one_word(nested.get("full_attention") or {})
-    full |= _in_one_word(config.get("rope_scaling") or {})
-    local = _in_one_word(nested.get("sliding_attention") or {})
-    for key in nested.keys() - {"full_attention", "sliding_attention"}:
-        raise refusal(f"rope_parameters.{key}", nested[key])
+    full = _with_rope_type(nested.get("full_attention") or {})
+    full |= _with_rope_type(config.get("rope_scaling") or {})
+    local = _with_rope_type(nested.get("sliding_attention") or {})
+    unknown = nested.keys() - {"full_attention", "sliding_attention"}
+    if unknown:
+        name = min(unknown)
+        raise refusal(f"rope_parameters.{name}", nested[name])
     key = "rope_parameters.sliding_attention"
     if (local.get("rope_type") or "default") != "default":
         raise refusal(key, local, "layers with a window support RoPE without scaling only")
@@ -465,7 +467,7 @@ def _split_by_attention(config: Config, family: Family) -> tuple[Config, dict[st
     return full, {"rope.freq_base_swa": above_zero(*candidates)}
 
 
-def _in_one_word(parameters: Config) -> dict[str, Any]:
+def _with_rope_type(parameters: Config) -> dict[str, Any]:
     """*parameters* with the kind of scaling as ``rope_type``, even if they call it ``type``."""
     kinds = {parameters[key] for key in ("rope_type", "type") if parameters.get(key) is not None}
     if kinds == {"default", "mrope"}:  # as transformers 4 wrote it for models with images

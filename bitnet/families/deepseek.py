@@ -65,10 +65,9 @@ def latent_attention(keys: Keys, layers: int) -> LatentAttention:
             "attention.key_length_mla: a file of before May 2025",
             hint="choose a later conversion",
         )
-    width, turning = (
-        keys.integer(key) for key in ("attention.key_length_mla", "rope.dimension_count")
-    )
-    rope = rope_from(keys, turning)
+    width = keys.integer("attention.key_length_mla")
+    rotary_dims = keys.integer("rope.dimension_count")
+    rope = rope_from(keys, rotary_dims)
     scale = max(width, 1) ** -0.5
     if rope.scaling == "linear":
         raise _scaling_refusal(keys, "linear", "llama.cpp scales scores with it as for `yarn`")
@@ -83,7 +82,7 @@ def latent_attention(keys: Keys, layers: int) -> LatentAttention:
     return LatentAttention(
         heads=keys.integer("attention.head_count"),
         latent=keys.integer("attention.kv_lora_rank"),
-        key_dim=width - turning,
+        key_dim=width - rotary_dims,
         value_dim=keys.integer("attention.value_length_mla"),
         rope=rope,
         scale=scale,
@@ -125,13 +124,13 @@ def latent_keys(config: Config) -> dict[str, Any]:
     if config.get("num_key_value_heads") not in (None, config["num_attention_heads"]):
         raise ValueError("num_key_value_heads is not num_attention_heads")
     latent = config["kv_lora_rank"]
-    turning = config["qk_rope_head_dim"]
+    rotary_dims = config["qk_rope_head_dim"]
     keys = group_keys(config) | {
         "attention.head_count_kv": 1,
-        "attention.key_length": latent + turning,
+        "attention.key_length": latent + rotary_dims,
         "attention.value_length": latent,
         "attention.q_lora_rank": config["q_lora_rank"] or 0,
-        "attention.key_length_mla": config["qk_nope_head_dim"] + turning,
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotary_dims,
     }
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if (rope.get("rope_type") or rope.get("type")) == "yarn":

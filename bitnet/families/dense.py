@@ -65,13 +65,13 @@ def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
     dim = keys.integer("embedding_length")
     if ffn is None:
         has_experts = keys.value("expert_count", 0)  # then every network may be a mixture
-        ffn = keys.integer("feed_forward_length", *((0,) if has_experts else ()))
+        ffn = keys.integer("feed_forward_length", 0 if has_experts else ...)
     return Sizes(layers, dim, embedding.shape[0], ffn)
 
 
 def per_layer(keys: Keys, key: str, layers: int, default: Any = ...) -> tuple[int, ...]:
     """The integers of *key*, one for each of *layers*; a single one is that of all."""
-    numbers = keys.value(key, *(() if default is ... else (default,)))
+    numbers = keys.value(key, default)
     if not isinstance(numbers, list):
         return (keys.integer(key, numbers),) * layers
     whole = all(

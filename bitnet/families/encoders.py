@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bitnet.families.bert import both_ways, encoder
 from bitnet.families.blocks import FeedForward
 from bitnet.families.dense import (
@@ -21,13 +19,12 @@ from bitnet.families.dense import (
     usual_block,
     window_pattern,
 )
-from bitnet.families.family import ATTENTION, LlamaCppSupport, Values, register
+from bitnet.families.family import ATTENTION, LlamaCppSupport, register
+from bitnet.families.fused_rows import order_by_head
 from bitnet.families.heads import INNER, SCORES
 from bitnet.families.keys import Config, Keys, Rule, neutral, reads, refusal
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bitnet.families.family import Parts
 
 _CLASSIFIES = "ForSequenceClassification"
@@ -177,17 +174,6 @@ def _neobert_keys(config: Config) -> dict[str, Any]:
     }
 
 
-def _queries_first(config: Config) -> Values:
-    """Functions for rows with query, key and value head by head; GGUF has all queries first."""
-    heads = config["num_attention_heads"]
-
-    def queries_first(rows: NDArray[Any]) -> NDArray[Any]:
-        by_head = rows.reshape(heads, 3, -1, *rows.shape[1:])
-        return np.ascontiguousarray(by_head.swapaxes(0, 1)).reshape(rows.shape)
-
-    return {"attn_qkv.weight": queries_first}
-
-
 def _encoder_norm(_config: Config) -> Parts:
     """A function that renames the last norm: encoders have another name for it in GGUF."""
     return {"output_norm.weight": {"enc.output_norm.weight": lambda weight: weight}}
@@ -218,7 +204,7 @@ register(
     classifier=(("dense", INNER, "tanh"), ("classifier", SCORES, "identity")),
     rope_style="interleaved",
     gguf_rope_style="interleaved",
-    orders=_queries_first,
+    orders=order_by_head,
     parts=_encoder_norm,
     llama_cpp=LlamaCppSupport(),
     translate=_neobert_keys,

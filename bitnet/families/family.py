@@ -34,6 +34,7 @@ ATTENTION = (*QKV, "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
 WINDOWS = ("attention.sliding_window", "attention.sliding_window_pattern")
+ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 BIASES = tuple(f"{part}.bias" for part in (*QKV, "attn_qkv"))
 #: Fields of :class:`LlamaCppSupport` for families that llama.cpp loads only with an output head,
 #: never with the embedding as the head.

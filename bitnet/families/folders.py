@@ -30,7 +30,7 @@ from bitnet.families.dense import (
 )
 from bitnet.families.experts import EXPERT_CONFIG, EXPERT_KEYS, SHARED_KEYS, experts
 from bitnet.families.family import ATTENTION, MLP, QKV, Values, register
-from bitnet.families.fused_rows import order_queries_first
+from bitnet.families.fused_rows import order_by_head
 from bitnet.families.gpt import (
     FUSED_PRODUCTS,
     GPT_SIZES,
@@ -131,7 +131,7 @@ def _nanochat(keys: Keys) -> ModelConfig:
     )
 
 
-def _turn_back(config: Config) -> Values:
+def _exchange_halves(config: Config) -> Values:
     """Functions that exchange the halves of each head in rows of queries and keys.
 
     nanochat rotates in the opposite direction to other models; with halves exchanged, that is the
@@ -159,7 +159,7 @@ register(
     config_keys=reads("final_logit_softcapping"),
     gguf_keys=reads("final_logit_softcapping"),
     tensors={"mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"},
-    orders=_turn_back,
+    orders=_exchange_halves,
     biases={"attention_bias": ATTENTION},
     llama_cpp=None,
     decoder=_nanochat,
@@ -240,7 +240,7 @@ register(
         "self_attn.dense": "attn_output",
         "self_attn.query_key_value": "attn_qkv",
     },
-    orders=lambda config: order_queries_first(config["num_attention_heads"]),
+    orders=order_by_head,
     biases={"": FUSED_PRODUCTS},
     partial_rotation=True,
     llama_cpp=None,

@@ -1,4 +1,4 @@
-"""Rows of a folder's one matrix of queries, keys and values, and their order in GGUF."""
+"""Rows of a folder's fused matrices, such as queries, keys and values, and their order in GGUF."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.families.family import Parts, Values
+    from bitnet.families.keys import Config
 
 
 def split_groups(
@@ -42,6 +43,23 @@ def order_queries_first(groups: int, heads: int = 1) -> Values:
         return np.concatenate(split_groups(rows, groups, heads))
 
     return {"attn_qkv.weight": order, "attn_qkv.bias": order}
+
+
+def order_by_head(config: Config) -> Values:
+    """As :func:`order_queries_first`, for rows with query, key and value of one head after another.
+
+    *config* is the ``config.json``.
+    """
+    return order_queries_first(config["num_attention_heads"])
+
+
+def equal_parts(matrix: str, names: tuple[str, ...]) -> Parts:
+    """Functions that give the equal parts of the rows of *matrix* as the matrices *names*."""
+
+    def rows_of(number: int) -> Any:
+        return lambda rows: np.split(rows, len(names))[number]
+
+    return {f"{matrix}.weight": {f"{name}.weight": rows_of(at) for at, name in enumerate(names)}}
 
 
 def split_projections(

@@ -41,7 +41,7 @@ _GELUS: tuple[Activation, ...] = ("gelu", "gelu_tanh")  # of Spark-X2.5
 _OWN_ROPE = reads("rope.dimension_count_swa rope.freq_base_swa")
 
 
-def _local(keys: Keys, rope: Rope) -> Rope:
+def _local_rope(keys: Keys, rope: Rope) -> Rope:
     """RoPE of layers with a window; *rope* is that of the others."""
     return without_scaling(
         rope,
@@ -61,7 +61,7 @@ def _spark(keys: Keys) -> ModelConfig:
         fused=is_fused(keys),
         own_gate="heads",
         ffn={"activation": name},
-        each=rotate_windows_by(partial(_local, keys)),
+        each=rotate_windows_by(partial(_local_rope, keys)),
     )
 
 
@@ -121,7 +121,7 @@ def _laguna(keys: Keys) -> ModelConfig:
     window = keys.integer("attention.sliding_window", 0)
     windows = read_windows(keys, layers, period=_PERIOD, window=window, last=False)
     rope = rope_from(keys, head_dim)
-    local = _local(keys, rope)
+    local = _local_rope(keys, rope)
     network = FeedForward(model_sizes.ffn)
     mixture = experts(
         keys,

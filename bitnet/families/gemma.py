@@ -377,9 +377,11 @@ def _gemma4_keys(config: Config) -> dict[str, Any]:
             kv_heads if is_local else full_kv_heads for is_local in pattern
         ]
     if config.get("use_double_wide_mlp"):
-        own = layers - config["num_kv_shared_layers"]
+        first_shared = layers - config["num_kv_shared_layers"]
         width = config["intermediate_size"]
-        keys["feed_forward_length"] = [width * (1 + (at >= own)) for at in range(layers)]
+        keys["feed_forward_length"] = [
+            width if layer < first_shared else 2 * width for layer in range(layers)
+        ]
     return keys
 
 

@@ -113,13 +113,18 @@ def _gpt2_keys(config: Config) -> dict[str, Any]:
 
 
 def _transpose(matrix: NDArray[Any]) -> NDArray[Any]:
-    turned: NDArray[Any] = matrix.T
-    return turned
+    transposed: NDArray[Any] = matrix.T
+    return transposed
+
+
+def transpose_matrices(names: tuple[str, ...]) -> Values:
+    """Functions for the matrices *names*, which have a row for each input in a folder."""
+    return dict.fromkeys([f"{name}.weight" for name in names], _transpose)
 
 
 def transpose_products(_config: Config) -> Values:
     """Functions for the matrices of GPT-1 and GPT-2, which have a row for each input."""
-    return dict.fromkeys([f"{part}.weight" for part in FUSED_PRODUCTS], _transpose)
+    return transpose_matrices(FUSED_PRODUCTS)
 
 
 _GPT2 = register(
@@ -329,8 +334,8 @@ def _phimoe_keys(config: Config) -> dict[str, Any]:
     if len(factors) > 1:
         raise refusal(rope_table(config), dict(rope), "only equal mscales are computed")
     keys = everywhere(config)
-    for factor in factors:
-        keys["rope.scaling.attn_factor"] = float(factor or 1)
+    if factors:
+        keys["rope.scaling.attn_factor"] = float(factors.pop() or 1)
     return keys
 
 

@@ -28,6 +28,7 @@ from bitnet.families.family import (
     ATTENTION,
     BIASES,
     MLP,
+    ROPE_FACTORS,
     Family,
     LlamaCppSupport,
     register,
@@ -269,8 +270,6 @@ register_variant(
     },
 )
 
-_FACTORS = ("freqs", "factors_long", "factors_short")
-
 
 def _minicpm(keys: Keys) -> ModelConfig:
     # Files of before 2025 do not have these keys; llama.cpp then assumes the scales of one size of
@@ -300,9 +299,7 @@ register(
         "sparse_config": neutral(None, note="of sparse attention"),
     },
     gguf_keys=reads("embedding_scale residual_scale logit_scale"),
-    llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", ".bias", *(f"rope_{length}.weight" for length in _FACTORS))
-    ),
+    llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias", *ROPE_FACTORS)),
     translate=_minicpm_keys,
     decoder=_minicpm,
 )

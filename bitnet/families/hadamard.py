@@ -106,13 +106,14 @@ def _checks(keys: Mapping[str, Any], tensors: Mapping[str, Any]) -> Iterator[tup
     for key in ("weight_names", "inverse_weight_names", "sign_widths", "sign_values"):
         entries = keys.get(key, ())
         yield key, isinstance(entries, Iterable) and not isinstance(entries, str), "a list"
-    names = []
     for key in ("weight_names", "inverse_weight_names"):
         names = list(keys.get(key, ()))
         are_tensors = all(isinstance(name, str) and name in tensors for name in names)
         yield key, are_tensors and len(set(names)) == len(names), "names of tensors, once each"
-    yield key, not set(names) - {"token_embd.weight"}, "the token embedding at most"
-    names += keys["weight_names"]
+    embeddings = list(keys.get("inverse_weight_names", ()))
+    is_embedding = not set(embeddings) - {"token_embd.weight"}
+    yield "inverse_weight_names", is_embedding, "the token embedding at most"
+    names = [*embeddings, *keys["weight_names"]]
     columns = {tensors[name].shape[-1] for name in names}
     yield (
         "block_size",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bitnet.families.blocks import FeedForward
 from bitnet.families.dense import ModelConfig, attention, model_of, sizes, usual_block
-from bitnet.families.family import ATTENTION, BIASES, MLP, LlamaCppSupport, register
+from bitnet.families.family import ATTENTION, BIASES, MLP, QKV, LlamaCppSupport, register
+from bitnet.families.fused_rows import equal_parts
 from bitnet.families.keys import Config, Keys, contradiction, read, value_refusal
 from bitnet.families.streams import Cycles
 
@@ -75,17 +74,11 @@ def _keys(config: Config) -> dict[str, Any]:
     }
 
 
-def _part(number: int, count: int) -> Any:
-    """Function that returns part *number* of *count* equal parts of a matrix's rows."""
-    return lambda rows: np.split(rows, count)[number]
-
-
 def _parts(_config: Config) -> Parts:
     """Functions for the fused matrices of published folders; transformers' have separate ones."""
-    gate_first = ("attn_gate", "attn_q", "attn_k", "attn_v")
     return {
-        "attn_gqkv.weight": {f"{name}.weight": _part(at, 4) for at, name in enumerate(gate_first)},
-        "ffn_gate_up.weight": {"ffn_gate.weight": _part(0, 2), "ffn_up.weight": _part(1, 2)},
+        **equal_parts("attn_gqkv", ("attn_gate", *QKV)),
+        **equal_parts("ffn_gate_up", ("ffn_gate", "ffn_up")),
     }
 
 

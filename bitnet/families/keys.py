@@ -29,7 +29,7 @@ Config: TypeAlias = Mapping[str, Any]  # a ``config.json``
 #: Hint of errors about a folder, whose files may be as they were published.
 COMPARE = "compare the folder's files with those that the model's author publishes"
 _CONFIG = "config.json"
-_IGNORING = "choose another model, or, to compute as if the key were not there: --ignore-key {}"
+_IGNORE_HINT = "choose another model, or, to compute as if the key were not there: --ignore-key {}"
 _LARGEST = 2**32 - 1
 # Of these llama.cpp b11434 reads one number for all layers, or one for each (``get_key_or_arr``).
 _OF_LAYERS = {
@@ -218,7 +218,7 @@ def refusal(
     return Unsupported(
         f"{model}: {key} = {_show(value)}: "
         f"{why or 'not a key that is known to leave the result alone'}",
-        hint=_IGNORING.format(shell_quote(key)) if is_ignorable else "choose another model",
+        hint=_IGNORE_HINT.format(shell_quote(key)) if is_ignorable else "choose another model",
     )
 
 
@@ -357,7 +357,7 @@ BECOMES = {
 
 # Keys of ``config.json`` that other GGUF keys are computed from. A message names the first of them
 # that the file has.
-_MADE_OF = {
+_COMPUTED_FROM = {
     "attention.head_count_kv": "num_key_value_heads layer_types layers_block_type",
     "attention.recurrent_layers": "layer_types full_attention_interval",
     "attention.scale": "query_pre_attn_scalar attention_multiplier head_dim",
@@ -381,10 +381,10 @@ def name_in_config(key: str, config: Config) -> str:
     """
     inner = config.get("text_config")
     tables = (config, inner) if isinstance(inner, Mapping) else (config,)
-    if key.startswith("rope.") and key not in _MADE_OF:
+    if key.startswith("rope.") and key not in _COMPUTED_FROM:
         names = ["rope_scaling", "rope_parameters"]
     else:
-        names = _MADE_OF.get(key, "").split()
+        names = _COMPUTED_FROM.get(key, "").split()
     names += [name for name, gguf in BECOMES.items() if gguf == key]
     for name in names:
         if any(name in table for table in tables):

@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from bitnet.families.blocks import Attention, Branch, FeedForward
 from bitnet.families.dense import (
     ModelConfig,
@@ -26,7 +24,15 @@ from bitnet.families.dense import (
 )
 from bitnet.families.experts import EXPERT_CONFIG, GROUPED_KEYS, experts_by_groups
 from bitnet.families.family import BIASES, LlamaCppSupport, register
-from bitnet.families.gpt import GPT_SIZES, GPT_TENSORS, LAYER_NORM_EPS, equal_heads, layer_norms
+from bitnet.families.fused_rows import equal_parts
+from bitnet.families.gpt import (
+    GPT_SIZES,
+    GPT_TENSORS,
+    LAYER_NORM_EPS,
+    equal_heads,
+    layer_norms,
+    transpose_matrices,
+)
 from bitnet.families.keys import Config, Keys, neutral, read, reads, refusal
 from bitnet.families.rope import rope_from
 
@@ -100,11 +106,7 @@ def _jais_factors(config: Config) -> dict[str, float]:
 
 
 def _jais_orders(_config: Config) -> Values:
-    def turn(matrix: NDArray[Any]) -> NDArray[Any]:
-        turned: NDArray[Any] = matrix.T
-        return turned
-
-    return dict.fromkeys([f"{part}.weight" for part in _JAIS_PRODUCTS], turn)
+    return transpose_matrices(_JAIS_PRODUCTS)
 
 
 # Scores are divided by the width of a head, and not by its root.
@@ -193,15 +195,6 @@ def _openelm_keys(config: Config) -> dict[str, Any]:
     }
 
 
-def _halves(name: str, first: str, second: str) -> Parts:
-    """Functions that split the rows of the tensor *name* into GGUF's *first* and *second*."""
-
-    def half(number: int) -> Any:
-        return lambda rows: np.split(rows, 2)[number]
-
-    return {f"{name}.weight": {f"{first}.weight": half(0), f"{second}.weight": half(1)}}
-
-
 # Layers differ in their heads and in the width of their networks.
 register(
     title="OpenELM",
@@ -236,7 +229,7 @@ register(
         "ffn.proj_1": "gate_and_up",
         "ffn.proj_2": "ffn_down",
     },
-    parts=lambda _config: _halves("gate_and_up", "ffn_gate", "ffn_up"),
+    parts=lambda _config: equal_parts("gate_and_up", ("ffn_gate", "ffn_up")),
     llama_cpp=LlamaCppSupport(tensors=()),
     translate=_openelm_keys,
     decoder=_openelm,
@@ -322,8 +315,8 @@ def _refact_keys(config: Config) -> dict[str, Any]:
 
 def _refact_parts(_config: Config) -> Parts:
     return {
-        **_halves("gate_and_up", "ffn_gate", "ffn_up"),
-        **_halves("keys_and_values", "attn_k", "attn_v"),
+        **equal_parts("gate_and_up", ("ffn_gate", "ffn_up")),
+        **equal_parts("keys_and_values", ("attn_k", "attn_v")),
     }
 
 

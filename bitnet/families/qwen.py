@@ -300,7 +300,6 @@ register_variant(
         "decoder_sparse_step": neutral(None, 1),
         "norm_topk_prob": neutral(True),
     },
-    rope_parameters={},
     gguf_keys=SHARED_KEYS,
     tensors={"linear_attn.in_proj_qkvz": "qkvz", "linear_attn.in_proj_ba": "ssm_ba"},
     parts=_next_parts,

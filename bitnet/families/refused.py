@@ -40,18 +40,24 @@ _KINDS = {
     "positions as sines that no tensor holds, which are not computed": "xglm",
     "vectors of length one (nGPT), between which blocks turn, which is not computed": "dory",
     "residuals that are scaled at every sum, which is not computed": "beam",
-    "experts chosen by logits with a correction before the sigmoid, which is not computed": ""
-    "kolibri1",
-    "two attentions in a block, beside experts of which some give back their input": ""
-    "longcat_flash",
-    "a bias of the attention in the last block alone, which is not put together here": ""
-    "gpt_neox_japanese",
-    "a decoder made of an encoder's class, with a network and a norm in its head": ""
-    "modernbert_decoder",
-    "a model of images, sound and text in one configuration, which is not taken apart": ""
-    "phi4_multimodal",
-    "the text of a model that embeds images, too, with a rotation for each kind of layer": ""
-    "cohere_compass_text",
+    "experts chosen by logits with a correction before the sigmoid, which is not computed": (
+        "kolibri1"
+    ),
+    "two attentions in a block, beside experts of which some give back their input": (
+        "longcat_flash"
+    ),
+    "a bias of the attention in the last block alone, which is not put together here": (
+        "gpt_neox_japanese"
+    ),
+    "a decoder made of an encoder's class, with a network and a norm in its head": (
+        "modernbert_decoder"
+    ),
+    "a model of images, sound and text in one configuration, which is not taken apart": (
+        "phi4_multimodal"
+    ),
+    "the text of a model that embeds images, too, with a rotation for each kind of layer": (
+        "cohere_compass_text"
+    ),
     "a mixture of experts with groups of adjugate experts, which are not computed": "grovemoe",
     "embeddings that are added again behind every block, which is not computed": "talkie",
     "adapters that a token of the text switches on": "graniteswitch",

@@ -33,7 +33,7 @@ from bitnet.families.experts import (
     has_corrections,
     leading_dense_layers,
 )
-from bitnet.families.family import ATTENTION, BIASES, LlamaCppSupport, register
+from bitnet.families.family import ATTENTION, BIASES, ROPE_FACTORS, LlamaCppSupport, register
 from bitnet.families.gpt import (
     LAYER_NORM_EPS,
     layer_norms,
@@ -41,7 +41,6 @@ from bitnet.families.gpt import (
 from bitnet.families.keys import HARMLESS, Config, Keys, contradiction, neutral, reads, refusal
 from bitnet.families.llama import HUNYUAN_ROPE
 
-_ROPE_FACTORS = tuple(f"rope_{name}.weight" for name in ("freqs", "factors_long", "factors_short"))
 register(
     title="openPangu Embedded",
     architecture="pangu-embedded",
@@ -334,7 +333,7 @@ register(
     numbers=("xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"),
     biases={"attention_bias": ATTENTION},
     llama_cpp=LlamaCppSupport(
-        tensors=("output.weight", "attn_output.bias", *_ROPE_FACTORS, *BIASES),
+        tensors=("output.weight", "attn_output.bias", *ROPE_FACTORS, *BIASES),
         required=("output.weight",),
         tied=False,
     ),

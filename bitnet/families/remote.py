@@ -31,7 +31,7 @@ from bitnet.families.family import (
     Values,
     register,
 )
-from bitnet.families.fused_rows import split_projections
+from bitnet.families.fused_rows import equal_parts, split_projections
 from bitnet.families.gpt import (
     LAYER_NORM_EPS,
     equal_heads,
@@ -88,12 +88,7 @@ def _baichuan_keys(config: Config) -> dict[str, Any]:
 
 def _thirds(_config: Config) -> Parts:
     """Queries, keys and values are equal parts of the rows of one matrix."""
-
-    def third(number: int) -> Any:
-        return lambda matrix: np.split(matrix, 3)[number]
-
-    names = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
-    return {"attn_qkv.weight": {name: third(number) for number, name in enumerate(names)}}
+    return equal_parts("attn_qkv", QKV)
 
 
 def _unit_rows(config: Config) -> Values:

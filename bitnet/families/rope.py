@@ -28,7 +28,7 @@ SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
 _YARN_FAST = 32
 _YARN_SLOW = 1
 # Least and largest factor of an extension: beyond them frequencies become 0 or infinite.
-_FACTORS = 1e-6, 1e6
+_FACTOR_RANGE = 1e-6, 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +75,11 @@ class Rope:
         return frequencies, self.attention_factor or self._attention_factor_of_scaling()
 
     def _yarn(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
-        def pair_turning(times: int) -> float:
-            wavelength = self.original_context / (times * 2 * math.pi)
-            return self.dims * math.log(wavelength) / (2 * math.log(self.theta))
-
-        low = max(math.floor(pair_turning(_YARN_FAST)), 0)
-        high = min(math.ceil(pair_turning(_YARN_SLOW)), self.dims - 1)
+        context = self.original_context
+        fast = _pair_with(_YARN_FAST, context, theta=self.theta, dims=self.dims)
+        slow = _pair_with(_YARN_SLOW, context, theta=self.theta, dims=self.dims)
+        low = max(math.floor(fast), 0)
+        high = min(math.ceil(slow), self.dims - 1)
         ramp = (np.arange(self.dims // 2) - low) / max(high - low, 0.001)
         interpolated = np.clip(ramp, 0, 1)
         return frequencies * (1 - interpolated) + frequencies / self.factor * interpolated
@@ -91,6 +90,12 @@ class Rope:
         if self.scaling == "longrope" and self.factor > 1:
             return math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
         return 1.0
+
+
+def _pair_with(rotations: float, context: int, *, theta: float, dims: int) -> float:
+    """Number of the pair that makes so many *rotations* over *context* positions, not rounded."""
+    inverse_frequency = context / (rotations * 2 * math.pi)
+    return dims * math.log(inverse_frequency) / (2 * math.log(theta))
 
 
 def magnitude(factor: float, scale: float = 1.0) -> float:
@@ -138,7 +143,7 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
         freq_factors=checkpoint.numbers("rope_freqs.weight", pairs) if short is None else short,
         long_freq_factors=long,
     )
-    if not _FACTORS[0] <= factor <= _FACTORS[1]:
+    if not _FACTOR_RANGE[0] <= factor <= _FACTOR_RANGE[1]:
         raise contradiction(
             checkpoint, f"{checkpoint.own_name('rope.scaling.factor')} is {factor:g}"
         )
@@ -188,7 +193,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", _CONTEXT),
 }
 # Frequency factor of a pair that does not rotate, as llama.cpp's converter writes it.
-_NO_TURN = 1e30
+_NO_ROTATION = 1e30
 
 
 def rope_table(config: Config) -> str:
@@ -222,7 +227,7 @@ class Scaling(NamedTuple):
         """Factor of the extension, by default the quotient of the two context lengths."""
         stated = self.parameters.get("factor")
         factor = float(stated or self.config["max_position_embeddings"] / self.original)
-        if not _FACTORS[0] <= factor <= _FACTORS[1]:
+        if not _FACTOR_RANGE[0] <= factor <= _FACTOR_RANGE[1]:
             raise ValueError(f"a RoPE scaling by {factor:g}")
         return factor
 
@@ -262,10 +267,8 @@ def _yarn(scaling: Scaling) -> Tables:
         raise ValueError("beta_fast below beta_slow")
     is_truncated = bool(parameters.get("truncate", True))  # bounds become whole numbers of pairs
     low, high = (
-        scaling.dims
-        * math.log(scaling.original / (turns * 2 * math.pi))
-        / (2 * math.log(scaling.base))
-        for turns in (fast, slow)
+        _pair_with(rotations, scaling.original, theta=scaling.base, dims=scaling.dims)
+        for rotations in (fast, slow)
     )
     if is_truncated:
         low = math.floor(low)
@@ -347,7 +350,7 @@ def _proportional(scaling: Scaling) -> Tables:
     rotated_pairs = int(share * scaling.dims // 2)
     if not 0 <= rotated_pairs <= pairs:
         raise ValueError(f"a partial_rotary_factor of {share}")
-    freq_factors = np.full(pairs, _NO_TURN, dtype=np.float64)
+    freq_factors = np.full(pairs, _NO_ROTATION, dtype=np.float64)
     freq_factors[:rotated_pairs] = above_zero(scaling.parameters.get("factor", 1.0))
     return {}, {"rope_freqs.weight": _floats(freq_factors)}
 

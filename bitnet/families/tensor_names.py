@@ -286,8 +286,10 @@ def gguf_name(name: str, family: Family, stack: int = 0) -> str:
     block = f"blk.{stack_number * stack + int(match['number'])}."
     if f"{inner}.{kind}" in parts:
         return f"{block}{parts[f'{inner}.{kind}']}"
+    if inner in parts and kind:
+        return f"{block}{parts[inner]}.{kind}"
     if inner in parts:
-        return f"{block}{parts[inner]}{kind and '.'}{kind}"
+        return f"{block}{parts[inner]}"
     # The norm on the input of a matrix, in BitNet embeddings and transformers' BitLinear.
     part = parts.get(inner.removesuffix(".norm").removesuffix(".rms_norm"))
     return f"{block}{part}_norm_in.{kind}" if part and kind else name
