@@ -35,7 +35,7 @@ TENSORS = "adapter_model.safetensors"
 MERGE = "merge the adapter into its model with PEFT, and run that"  # hint of refusals
 _AGAIN = "fetch the adapter again"
 _MODEL = "config.json"
-_TASKS = "lora_adaptations"  # its key
+_TASKS = "lora_adaptations"  # key of it that lists the tasks
 _POOLER = "pooler."  # module that vectors of texts do not need
 _TABLES = "_embeddings"  # end of the names of modules whose factors are in the other order
 _OF_TASKS = re.compile(r"(?P<matrix>.+)\.parametrizations\.weight\.0\.lora_(?P<part>[AB])")
@@ -56,7 +56,7 @@ _NEUTRAL = frozenset(
     | {"use_dora", "modules_to_save"}  # their tensors say the same
     | {"fan_in_fan_out"}  # factors are the same for a model that stores matrices by columns
 )
-# Other keys, and the values with which they change nothing; by default those that are false.
+# Other keys, and the values with which they change nothing. A key of neither must be false.
 _USUAL = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -96,7 +96,7 @@ class Change:
             yield (len(self.pair.b), self.pair.a.shape[1])
 
     def take(self, rows: NDArray[np.intp]) -> Change:
-        """The change of these *rows* of the matrix, but for one that replaces it."""
+        """The change of these *rows* of the matrix; a matrix that replaces it stays whole."""
         pair = self.pair
         magnitudes = self.magnitudes
         if pair is not None:
@@ -106,20 +106,20 @@ class Change:
         return replace(self, pair=pair, magnitudes=magnitudes)
 
     def scale(self, factor: float) -> Change:
-        """The change with a *factor* on the product of its factors."""
+        """The change with the product of its pair multiplied by *factor*."""
         if self.pair is None:
             return self
         return replace(self, pair=self.pair._replace(scale=self.pair.scale * factor))
 
     def scale_rows(self, factors: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> Change:
-        """The change of a matrix whose rows have *factors*."""
+        """The change with its product multiplied row by row, by the function *factors*."""
         assert self.pair is not None, "factors are on what is added"
         return replace(self, pair=self.pair._replace(b=factors(self.pair.b)))
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter."""
+    """A low-rank adapter, as its file or folder has it."""
 
     path: Path  # its file or folder
     # by the name of the matrix, in GGUF if it is a file, else in its own model
@@ -161,6 +161,7 @@ def read_adapter(path: Path) -> Adapter:
 
 
 def _of_file(path: Path) -> Adapter:
+    """The adapter in the GGUF file *path*."""
     with GGUF.open(path) as file:
         keys = file.metadata
         for name, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
@@ -180,6 +181,7 @@ def _of_file(path: Path) -> Adapter:
 
 
 def _of_folder(path: Path) -> Adapter:
+    """The adapter in PEFT's folder *path*."""
     files = Inventory(path)
     config = files.json(CONFIG, dict)
     for key, value in config.items():
@@ -300,7 +302,10 @@ def _pairs(
     pattern: re.Pattern[str],
     scale_of: Callable[[str, int], float],
 ) -> dict[str, Pair]:
-    """Both *factors* of each matrix, whose names have the form *pattern*; scales by its rank."""
+    """The pair of *factors* of each matrix, by its name; their names have the form *pattern*.
+
+    *scale_of* returns the factor on a product, by the name of the matrix and the rank.
+    """
     halves: dict[str, dict[str, NDArray[np.float32]]] = {}
     for name, values in factors.items():
         match = pattern.fullmatch(name)

@@ -1,6 +1,6 @@
 """A model on disk: its files, and its GGUF keys and tensors in any container, still encoded.
 
-Files are read through an :class:`Inventory`, so that what a model is and what is read are the same.
+Files are read through an :class:`Inventory`, so a model is identified by the bytes that were read.
 A :class:`Checkpoint`, which :func:`bitnet.formats.containers.open_checkpoint` opens, is passed to
 everything that reads the model: tokenizer, configuration, weights, narration, checks::
 
@@ -45,8 +45,8 @@ _LARGE = 1 << 20  # bytes: larger files stay mapped and take no memory of their 
 def parse_json(raw: bytes, path: Path, kind: type[T], *, unique: bool = False) -> T:
     """The object or array that *raw* is, a part of the file *path*.
 
-    A *unique* key may not be there twice; otherwise the last one counts, as in transformers: a
-    published ``config.json`` has one.
+    With *unique*, keys that are there twice are refused. Otherwise the last one counts, as in
+    transformers: some published ``config.json`` has such a key.
     """
     try:
         content = json.loads(raw)
@@ -207,7 +207,7 @@ class Inventory:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Everything below *folder* that is not a folder; a link back to a folder above is one too."""
+    """Everything below *folder* but folders; a link back to a folder above counts as a file."""
 
     def fail(error: OSError) -> None:
         raise from_os_error(error, error.filename or folder) from error

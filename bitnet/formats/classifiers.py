@@ -77,9 +77,10 @@ def _labels(config: Config, count: int, model: str) -> list[str]:
 
 
 def _function(config: Config, count: int, model: str) -> ScoreFunction:
-    """Function that makes shares of scores."""
+    """Function that turns the scores of *count* labels into shares."""
     problem = config.get("problem_type")
     usual: ScoreFunction = "sigmoid" if count == 1 else "softmax"
+    # As in transformers, a single label gets a sigmoid: its softmax would always be 1.
     if problem is None or (problem == "single_label_classification" and count == 1):
         return usual
     if problem not in _OF_PROBLEM:
@@ -88,7 +89,7 @@ def _function(config: Config, count: int, model: str) -> ScoreFunction:
 
 
 def _relevance(files: Inventory, config: Config, count: int, ignore: IgnoredKeys) -> ScoreFunction:
-    """Function that makes a relevance of a score."""
+    """Function that turns a score into a relevance."""
     settings = "config_sentence_transformers.json"
     own = ignore.without(files.json(settings, dict)) if settings in files else {}
     inner = config.get("sentence_transformers")

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 I2SLayout = Literal["x86", "arm"]
-#: The key, and its only value, that ``convert`` writes into BitNet models for their rounded inputs.
-#: Files of an architecture and encoding that other models have, too, need it.
+#: Key and only value by which ``convert`` marks BitNet models, which round the inputs of their
+#: ternary layers. It is needed where neither architecture nor encoding is BitNet's alone.
 INPUTS = ("quantize.activations", "int8 per token")
 
 
@@ -72,7 +72,7 @@ def effective_keys(metadata: Mapping[str, Any], architecture: str) -> Mapping[st
     names = family.llama_cpp.ignores
     layers = family.llama_cpp.window_layers
     if layers and metadata.get(f"{architecture}.block_count") != layers:
-        names += WINDOWS  # it recognises the models with windows by their number of layers
+        names += WINDOWS  # llama.cpp recognises models with windows by their number of layers
     ignored = {f"{architecture}.{name}" for name in names}
     return {key: value for key, value in metadata.items() if key not in ignored}
 
@@ -80,7 +80,7 @@ def effective_keys(metadata: Mapping[str, Any], architecture: str) -> Mapping[st
 def find_ignored_keys(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """Keys that :func:`effective_keys` leaves out, and that would have an effect, with values.
 
-    Without effect are values of 0, false or nothing, and a window as long as the context.
+    A value of 0, false or nothing has no effect, nor has a window as long as the context.
     """
     left_out = metadata.keys() - effective_keys(metadata, architecture).keys()
     window = f"{architecture}.{WINDOWS[0]}"
@@ -94,7 +94,7 @@ def find_ignored_keys(metadata: Mapping[str, Any], architecture: str) -> dict[st
 def _rounds_inputs(gguf: GGUF, metadata: Mapping[str, Any], family: Family | None) -> bool:
     """True if the model was trained with inputs of ternary layers rounded to int8 per token.
 
-    Any of these tells: the architecture, norms before every projection, a quantization type that
+    Any of these shows it: the architecture, norms before every projection, a quantization type that
     only BitNet models have, or the key :data:`INPUTS`.
     """
     key, per_token = INPUTS

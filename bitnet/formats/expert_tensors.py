@@ -76,9 +76,10 @@ def stack_experts(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight
 def _in_order(
     name: str, parts: Mapping[int, Weight], others: Container[str], noun: str, model: str
 ) -> list[Weight]:
-    """The *parts* of the tensor *name* by number, checked: all there, alike, and no other *name*.
+    """The *parts* of the tensor *name*, in the order of their numbers.
 
-    *noun* names the parts in the message.
+    A missing part, parts that differ, and another tensor *name* among *others* are refused. *noun*
+    names the parts in the message.
     """
     kinds = {(tensor.quant, tensor.shape) for tensor in parts.values()}
     if sorted(parts) != list(range(len(parts))) or len(kinds) > 1 or name in others:
@@ -268,7 +269,8 @@ def _rows_of(tensors: Mapping[str, Weight], name: str, kind: str) -> NDArray[Any
         are_bytes = {tensor.quant.name, scales.quant.name} == {"U8"}
         if not are_bytes or scales.shape != tensor.shape[:3]:
             raise ValueError("its scales do not fit")
-        # A byte has weights 2 i and 2 i + 1 of a block, in ggml i and i + 16, behind the scale.
+        # Byte i holds the weights 2 i and 2 i + 1 of a block. In ggml it holds the weights i and
+        # i + 16, and the byte of the scale comes first.
         nibbles = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
         packed = nibbles[..., :16] | nibbles[..., 16:] << 4
         powers = scales.data.reshape(*scales.shape, 1)

@@ -44,9 +44,9 @@ _BOUNDS = {
 _WHOLE = {"top_k", "repeat_last_n", "mirostat", "max_new_tokens", "max_length"}
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LENGTHS = ("max_new_tokens", "max_length")
-# Of transformers, for what a file that samples leaves out: `GenerationConfig` of 4.30 to 5.24.
+# Defaults of transformers where a file has do_sample: `GenerationConfig` of 4.30 to 5.24.
 _WHEN_SAMPLING = {"temperature": 1.0, "top_k": 50}
-# Filters of a GGUF file without a temperature are those of a model that samples.
+# A GGUF file with one of these, even without a temperature, is of a model that samples.
 _FILTERS = ("top_k", "top_p", "min_p")
 _FILTERS_IF_POSITIVE = ("xtc_probability", "mirostat")
 _FROM_FOLDER = {name: name for name in _SAMPLING}
@@ -127,11 +127,11 @@ class GenerationSettings:
         return texts
 
     def list_suppressed(self, position: int) -> frozenset[int]:
-        """Ids that are not the token at *position* of an answer."""
+        """Ids that must not be the token at *position* of an answer."""
         return self.suppressed if position else self.suppressed | self.suppressed_first
 
     def within(self, vocab_size: int) -> GenerationSettings:
-        """These without ids outside of a vocabulary of *vocab_size* tokens."""
+        """These settings, without ids outside of a vocabulary of *vocab_size* tokens."""
 
         def inside(ids: frozenset[int]) -> frozenset[int]:
             return frozenset(token for token in ids if 0 <= token < vocab_size)

@@ -159,7 +159,7 @@ class GGUF:
     ) -> GGUF:
         """Read the header at the start of *buffer*, which may hold only a prefix of the file.
 
-        *size* is that of the whole file, if known; messages call it *label*.
+        *size* is the size of the whole file in bytes, if known; *label* names it in messages.
         """
         view = memoryview(buffer).cast("B")
         total = _UNKNOWN_SIZE if size is None else max(size, len(view))
@@ -237,7 +237,7 @@ class GGUF:
 
 def _close(maps: list[MappedFile]) -> None:
     while maps:
-        with suppress(BufferError):  # a view is still in use; the mapping goes with it
+        with suppress(BufferError):  # a view is still in use: the mapping is freed with it
             maps.pop().close()
 
 
@@ -291,7 +291,7 @@ def _version(view: memoryview, total: int, label: str) -> int:
 
 
 def _new_name(raw: bytes, names: Container[str], kind: str, label: str) -> str:
-    """The name *raw* of a key or tensor, which is not among *names* yet."""
+    """Decode the name *raw* of a key or tensor; refuse one that *names* has already."""
     try:
         name = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -360,9 +360,9 @@ def _check_split(part: _Part, number: int, count: int) -> None:
     """Compare a part's metadata with its file name."""
     stated = part.metadata.get("split.no", 0), part.metadata.get("split.count", 0)
     if stated != (number, count) and not (count == 1 and stated[1] in (0, 1)):
-        at, of = (f"{value!r:.40}" for value in stated)
+        stated_number, stated_count = (f"{value!r:.40}" for value in stated)
         raise InvalidFormat(
-            f"{part.label} says it is part {at} (from 0) of {of}, "
+            f"{part.label} says it is part {stated_number} (from 0) of {stated_count}, "
             f"its name says {number} of {count}",
             hint="fetch the parts again, and name them model-00001-of-00003.gguf and so on",
         )

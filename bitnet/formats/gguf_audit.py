@@ -169,7 +169,7 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
         name = info.type.name
         scale = None
         double = False
-        four = (4, 4)  # base, digits of a byte
+        base_four = (4, 4)  # a byte has four digits in base 4
         view = np.asarray(gguf.tensor_bytes(info.name)) if info.type.is_ternary else _NOTHING
         if name in SCALED_BLOCKS:
             layout = SCALED_BLOCKS[name]
@@ -177,16 +177,17 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
             double = layout.double
             parts = [(part.start, part.count, (part.base, part.digits)) for part in layout.parts]
         elif name == "I2_S":
+            # Behind the codes are 32 bytes: the scale as f32, and padding.
             scale = float(view[-32:-28].view("<f4")[0])
             view = view[:-32]
             width = 1
-            parts = [(0, 1, four)]
+            parts = [(0, 1, base_four)]
         elif name in ("IQ2_BN", "IQ2_BN_R4"):
-            # A row is its f32 scale and 16 bytes per 64 weights; _R4 interleaves four rows after
-            # their scales, which leaves the share and the positions of the scale bytes unchanged.
+            # A row is its f32 scale and 16 bytes per 64 weights. _R4 has the scales of four rows
+            # and then their interleaved codes, whose order does not matter here.
             rows = 4 if name == "IQ2_BN_R4" else 1
             width = rows * (4 + info.shape[-1] // 4)
-            parts = [(rows * 4, width - rows * 4, four)]
+            parts = [(rows * 4, width - rows * 4, base_four)]
         else:
             continue
         blocks = view[: len(view) // width * width].reshape(-1, width)

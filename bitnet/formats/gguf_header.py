@@ -87,8 +87,8 @@ class KeyEntry(NamedTuple):
 
     name: bytes
     type: int  # index in VALUE_TYPES
-    at: int  # offset of the value, of an array that of its first element
-    end: int  # offset behind it
+    at: int  # offset of the value; for an array, of its first element
+    end: int  # offset behind the value
     item_type: int  # of the elements of an array, else 0
     length: int  # number of elements of an array, else 0
 
@@ -127,7 +127,7 @@ def _string_ends(data: memoryview, at: int, count: int) -> Iterator[int]:
     unpack = _U64.unpack_from
     available = len(data)
     for left in range(count, 0, -1):
-        if left * 8 > available - at:  # each one has at least its length, of 8 bytes
+        if left * 8 > available - at:  # a string takes at least the 8 bytes of its length
             return
         (size,) = unpack(data, at)
         if size > available - at - 8:
@@ -232,7 +232,7 @@ class _Walker:
     def key(self) -> KeyEntry:
         name = self.read_name()
         self.need(4)
-        at = self.at  # of the last type that was read, for errors
+        at = self.at  # offset of the type that was read last, which an error names
         kind = self.take(_U32)
         item_type = length = 0
         if kind == ARRAY:
@@ -251,13 +251,13 @@ class _Walker:
             expected = f"expected 0 to {len(VALUE_TYPES) - 1}"
             self.fail(at, f"value type {element_type}, {expected}")
         start = self.at
-        element_bytes = VALUE_TYPES[element_type][2] or 8  # a string has at least its length
+        element_bytes = VALUE_TYPES[element_type][2] or 8  # a string takes at least its length
         self.need(count * element_bytes)
         if element_type != STRING:
             self.at += count * element_bytes
             return KeyEntry(name, kind, start, self.at, item_type, length)
         self.at, left = self.skip_strings(self.data, self.at, count)
-        if left:  # the next string does not fit: either its length or its bytes raise
+        if left:  # the next string does not fit, so one of these two checks raises
             self.need(left * 8)
             self.need(self.take(_U64))
         return KeyEntry(name, kind, start, self.at, item_type, length)
@@ -379,7 +379,7 @@ class Array:
             raise InvalidFormat(f"an array of {self.item_type} where strings are expected")
 
     def _whole(self, items: Any) -> Any:
-        """*items*, checked to be one for each string, as when the header was read."""
+        """*items*, if there is still one for each string: the file may change meanwhile."""
         if items is None or len(items) < self.length:
             raise InvalidFormat(
                 "the file was changed while it was being read",

@@ -34,7 +34,8 @@ _CHUNK_BYTES = 8 << 20
 _TYPE_IDS = {name: number for number, (name, _, _) in enumerate(VALUE_TYPES)}
 _LAYOUT_KEYS = ("general.alignment", "split.")
 _KEY = re.compile(r"[A-Za-z0-9._-]+")
-_READERS: dict[str, Callable[[str], Any]] = {  # of texts; of other types: int
+# Functions that read a value of a type from its text; types without one are read by ``int``.
+_READERS: dict[str, Callable[[str], Any]] = {
     "string": str,
     "bool": {"true": True, "false": False}.__getitem__,
     **dict.fromkeys(("float32", "float64"), float),
@@ -58,7 +59,8 @@ class KeyChange:
 def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str]) -> KeyChange:
     """The change requested by ``key=value`` or ``key:type=value``.
 
-    Without a type the key keeps its type; a new key gets that of its value, as ``encode_value``.
+    Without a type the key keeps its type; a new key gets the one that fits its value, as in
+    :func:`encode_value`.
     """
     name, equals, value = text.partition("=")
     key, _, kind = name.partition(":")
@@ -86,6 +88,7 @@ def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str
 
 
 def _guess(text: str) -> Any:
+    """The value that *text* stands for: true or false, an integer, a float, or else the text."""
     for read in (_READERS["bool"], int, float):
         with suppress(KeyError, ValueError):
             return read(text)
@@ -264,7 +267,7 @@ def file_size(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> in
 
 
 def _entries(tensors: Sequence[NewTensor]) -> Iterator[TensorEntry]:
-    """Their places in a directory, one after the other."""
+    """Entries of *tensors* in the directory of a file that has them one after the other."""
     offset = 0
     for tensor in tensors:
         yield TensorEntry(_raw(tensor.name), tensor.shape, tensor.type.ggml_id, offset)
@@ -318,4 +321,5 @@ def _string(text: str) -> bytes:
 
 
 def _raw(text: str) -> bytes:
+    """The bytes of *text*, which has surrogates for those that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape")

@@ -107,7 +107,7 @@ class _Form:
     bits: int
     group_size: int  # -1: all inputs are one group
     first_version: bool  # zero points are stored less one
-    by_gptqmodel: bool  # its versions add and subtract that one in whole words
+    by_gptqmodel: bool  # written by gptqmodel, which adds and subtracts that one in whole words
     any_group: bool  # an input may be of any group
     any_bits: bool  # some matrices have another number of bits and other groups
     inputs_first: bool  # the folder's own matrices have a row for each input, as in GPT-2
@@ -122,18 +122,18 @@ def unpack_gptq(
     """*tensors* with matrices in the type of their scales in the place of GPTQ's tensors."""
     check(quantization, _GPTQ_RULES, model=model, below=BELOW)
     bits = _bits_of(quantization, _BITS_OF_GPTQ, model)
-    form = quantization.get("checkpoint_format") or quantization.get("format") or "gptq"
-    layout = _Form(
+    stated_format = quantization.get("checkpoint_format") or quantization.get("format") or "gptq"
+    form = _Form(
         model,
         bits,
         _group_size_of(quantization, model),
-        first_version=form == "gptq",
+        first_version=stated_format == "gptq",
         by_gptqmodel="gptqmodel" in str(_writers(quantization)),
         any_group=quantization.get("desc_act") is not False,
         any_bits=_has_dynamic_bits(quantization, model),
         inputs_first=_stores_inputs_first(config),
     )
-    return _unpack(tensors, layout, _gptq_matrix)
+    return _unpack(tensors, form, _gptq_matrix)
 
 
 def unpack_awq(
@@ -144,7 +144,7 @@ def unpack_awq(
 ) -> dict[str, Weight]:
     """*tensors* with matrices in the type of their scales in the place of AWQ's tensors."""
     check(quantization, _AWQ_RULES, model=model, below=BELOW)
-    layout = _Form(
+    form = _Form(
         model,
         _bits_of({"bits": _BITS_OF_AWQ, **quantization}, (_BITS_OF_AWQ,), model),
         _group_size_of(quantization, model),
@@ -154,7 +154,7 @@ def unpack_awq(
         any_bits=False,
         inputs_first=_stores_inputs_first(config),
     )
-    return _unpack(tensors, layout, _awq_matrix)
+    return _unpack(tensors, form, _awq_matrix)
 
 
 def _unpack(
@@ -171,7 +171,7 @@ def _unpack(
             unpacked[name] = tensor
             continue
         if f"{stem}.qweight" not in tensors:
-            # AWQ scales what some activation functions return.
+            # Such as AWQ's ``scales`` for the results of some activation functions.
             raise Unsupported(
                 f"{form.model}: {name} belongs to no quantized matrix, and is not read", hint=HINT
             )
@@ -200,7 +200,7 @@ def _gptq_matrix(stem: str, tensors: Mapping[str, Weight], form: _Form) -> Weigh
     if group_of is not None:
         inputs = group_of.shape[0] if len(group_of.shape) == 1 else 0
     bits = form.bits
-    if form.any_bits:
+    if form.any_bits:  # those of this matrix follow from its shape
         bits = codes.shape[0] * 32 // max(inputs, 1)
     words = -(-inputs * bits // 32)
     if bits not in _BITS_OF_GPTQ or codes.shape != (words, outputs) or not inputs:
@@ -294,7 +294,7 @@ def _parts_of(
 def _groups_of_inputs(
     stem: str, tensor: Weight | None, inputs: int, groups: int, form: _Form
 ) -> NDArray[np.intp]:
-    """The group of each input of the layer *stem*, which *tensor* has if its order is free."""
+    """The group of each input of the layer *stem*: stated by *tensor*, or else neighbours."""
     size = _size_of_groups(form, inputs)
     neighbours = np.arange(inputs) // size
     if tensor is None:
@@ -312,11 +312,11 @@ def _groups_of_inputs(
             f"there are {groups:,}",
             hint=COMPARE,
         )
-    if form.any_bits:
+    if form.any_bits:  # the size of the groups differs, too, and follows from their number
         neighbours = np.arange(inputs) // -(-inputs // groups)
     is_plain = np.array_equal(order, neighbours)
-    # auto-gptq and exllama take zeros alone for neighbours, and no g_idx into account without
-    # desc_act; gptqmodel always follows it.
+    # auto-gptq and exllama read a g_idx of zeros as groups of neighbours, and ignore any g_idx
+    # without desc_act; gptqmodel always follows it.
     if not is_plain and (not form.any_group or not order.any()):
         raise Unsupported(
             f"{form.model}: {tensor.name} gives inputs other groups than their neighbours', and "
@@ -349,7 +349,7 @@ def _zero_points(
             "adds one: its libraries read this differently",
             hint=HINT,
         )
-    if bits == 3:
+    if bits == 3:  # codes of 3 bits cross words, so each is increased by itself
         return lambda: read_stored() + np.int16(1) & np.int16(largest)
 
     def add_to_words() -> NDArray[np.integer[Any]]:

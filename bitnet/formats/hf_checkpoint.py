@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NUMBERS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}  # of which a tensor is made, bit by bit
+# Integers as wide as the numbers of a type, to move these without changing a bit.
+_NUMBERS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}
 _ONLINE = {"linear_class": "autobitlinear", "quantization_mode": "online"}
 
 
@@ -69,6 +70,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """
     folder = path if path.is_dir() else path.parent
     files = Inventory(folder)
+    # *outer* stays as the file has it; *config* loses the keys that are followed here.
     config = outer = files.json("config.json", dict)
     bits_of_mlx = mlx_bits(outer, folder.name)
     stored = safetensors.read_folder(files)
@@ -124,13 +126,13 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     _multiply(weights, description.factors)
     weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
     architecture = description.metadata["general.architecture"]
-    of_files = IgnoredKeys(ignore_keys)
-    modules = sentence_transformers.read_modules(files, of_files)
+    ignored_elsewhere = IgnoredKeys(ignore_keys)  # in files other than config.json
+    modules = sentence_transformers.read_modules(files, ignored_elsewhere)
     weights |= modules.weights
     pooling = modules.pooling
     heads: dict[str, Any] = {}
     if description.classifies:
-        heads = classifier_keys(files, outer, description.family, weights, of_files)
+        heads = classifier_keys(files, outer, description.family, weights, ignored_elsewhere)
         pooling = RANKS
     if modules.answers is not None:
         weights[f"{SCORES}.weight"] = _rows_of_head(weights, modules.answers, folder.name)
@@ -151,7 +153,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         description.family.rope_style,
         config=outer,
         own_names={**description.own_names, **own_names},
-        ignored={**ignored, **description.ignored, **of_files.left_out},
+        ignored={**ignored, **description.ignored, **ignored_elsewhere.left_out},
         text_limit=sentence_transformers.text_limit(files, longest, is_encoder=is_encoder),
         prompts=sentence_transformers.prompts(files),
         rounds_inputs=bits is not None or description.family.rounds_inputs,
@@ -219,7 +221,7 @@ def _rename(
                 "config.json says that the head is the embedding, and lm_head.weight is another "
                 "matrix: it counts, as in transformers"
             )
-    tensors = {name: stored[before] for name, before in names.items()}
+    tensors = {name: stored[original] for name, original in names.items()}
     tensors = split_gates(tensors, folder.name)
     tensors = _split(tensors, description)
     of_heads, heads = map(description.value, ("attention.key_length_mla", "attention.head_count"))
@@ -249,7 +251,7 @@ def _take_numbers(
 
 
 def _split(tensors: Mapping[str, Weight], description: Description) -> dict[str, Weight]:
-    """*tensors*, those that are several in GGUF as these."""
+    """*tensors*, with each one that is several tensors in GGUF split into those."""
     split: dict[str, Weight] = {}
     for name, tensor in tensors.items():
         end = without_block(name)
@@ -349,6 +351,7 @@ def _weight(
     bits: BitLinear | None,
     module: str,
 ) -> Weight:
+    """The weight *name*, made from its tensor; *module* is the tensor's name in the folder."""
     own_name = tensors[name].name
     weight = tensors[name].like(name=name)
     function = description.values.get(without_block(name))
@@ -372,7 +375,7 @@ def _weight(
     if matrix and bits is not None and bits.converts(module.removesuffix(".weight")):
         scale = tensors.get(f"{name.removesuffix('weight')}scale")
         return bits.weight(name, weight, scale)
-    # The scale of packed weights applies to their bias, too, of AutoBitLinear.
+    # AutoBitLinear multiplies the bias, too, by the scale of its packed weights.
     if name.endswith(".bias") and bits is not None and bits.multiplies and not bits.online:
         scale = tensors.get(f"{name.removesuffix('bias')}scale")
         if scale is not None:
@@ -452,6 +455,7 @@ class BitLinear:
         """True if the linear layer *module*, such as ``model.layers.0.mlp.up_proj``, is ternary."""
         patterns = ("lm_head",) if self.kept is None else self.kept
         try:
+            # A pattern matches whole names from the beginning of *module* on, or its end.
             return not any(
                 re.match(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", module) or module.endswith(pattern)
                 for pattern in patterns

@@ -1,11 +1,13 @@
 """Read-only memory-mapped files that may change while they are read.
 
-A model's file can be truncated, overwritten in place, or vanish with its server while the model
-runs. :meth:`MappedFile.check` detects this; with the native module, reads after a new end give
-zeros until then, where the system would end the process with SIGBUS. A file that is replaced by
-renaming another one over it, as downloads do, stays unchanged for those who have mapped it.
+A model's file can be truncated or overwritten in place, or vanish with its server, while the model
+runs. :meth:`MappedFile.check` detects this. Until it is called, reads behind the new end of a file
+return zeros; without the native module, the system ends the process with SIGBUS instead. A file
+that is replaced by renaming another one over it, as downloads do, stays unchanged for those who
+have mapped it.
 
-What is not a model has one text, exit code and hint for every command.
+The functions at the end make the errors for paths that are not a model, so that every command
+reports them with the same text, exit code and hint.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 
 _FETCH = "check the path, or fetch a model: bitnet download-model smollm2-135m"
+# First bytes of files that are not models, a name for their kind, and a hint.
 _KINDS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
     (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint", "convert it to GGUF first"),
@@ -85,9 +88,9 @@ class MappedFile(mmap.mmap):
         return mapped
 
     def watch(self) -> None:
-        """Make reads of vanished parts give zeros; :meth:`check` reports them.
+        """Make reads of vanished parts return zeros; :meth:`check` reports them.
 
-        Active from the start, until something else handles these signals, such as ``faulthandler``.
+        This is so from the start, until other code, such as ``faulthandler``, handles SIGBUS.
         """
         if self._guard:
             self._guard[0].watch_mappings()
@@ -120,7 +123,7 @@ class MappedFile(mmap.mmap):
             raise self._change_error("a part of it could not be read")
 
     def _at_the_end(self, function: Callable[[int], Any], number: int) -> None:
-        """Call ``function(number)`` when the mapping is gone, and not before the process ends."""
+        """Call ``function(number)`` when the mapping is freed, but not as the process exits."""
         finalizer = weakref.finalize(self, function, number)
         finalizer.atexit = False
         self._finalizers.append(finalizer)
@@ -160,7 +163,7 @@ def expect_unchanged(arrays: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
             file.check()
 
 
-# --- what is not a model ------------------------------------------------------------------------
+# --- errors for paths that are not a model -------------------------------------------------------
 
 
 def missing(path: Path) -> NotFound:
@@ -174,7 +177,7 @@ def empty(label: str) -> InvalidFormat:
 
 
 def folder_without_model(path: Path) -> NotFound:
-    """Error: *path* is a folder without a single model to choose."""
+    """Error: the folder *path* has no model, or has GGUF files of which one must be named."""
     files = sorted(file for file in path.glob("*.gguf") if file.is_file())
     if not files:
         return NotFound(
@@ -194,7 +197,7 @@ def kind_from_head(head: bytes) -> tuple[str, str] | None:
 
 
 def other_kind(head: bytes, label: str) -> InvalidFormat:
-    """Error: the file *label*, which begins with *head*, is something else; names it if known."""
+    """Error: the file *label* is not a model; names its kind, if the first bytes *head* tell it."""
     neither = f"{label} is neither a GGUF file nor safetensors"
     if recognized := kind_from_head(head):
         what, hint = recognized

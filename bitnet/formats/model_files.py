@@ -75,7 +75,8 @@ def candidates_below(folder: Path) -> Iterator[Path]:
         elif "config.json" in files and here.parent not in models:
             yield here
         ggufs = [name for name in files if has_gguf_name(Path(name))]
-        by_model = {  # of a split file the first part there is
+        # Of a split file the first part that is there: in this order it is entered last.
+        by_model = {
             name.replace(f"-{part_number(name):05d}-of-", "-of-", 1): name
             for name in sorted(ggufs, reverse=True)
             if not name.startswith("mmproj")
@@ -84,7 +85,7 @@ def candidates_below(folder: Path) -> Iterator[Path]:
 
 
 def _is_file(path: Path) -> bool:
-    """As ``path.is_file()``, which in some versions takes what may not be looked at for missing."""
+    """``path.is_file()``, but an error without permission, where some versions return False."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -105,7 +106,7 @@ def only_model(path: Path) -> Path:
 
 
 def find_models(folder: Path, *, broken: bool = False) -> list[Path]:
-    """The models below *folder*, sorted; with *broken* all :func:`candidates_below` it."""
+    """The :func:`models_below` *folder*, sorted; with *broken* the :func:`candidates_below` it."""
     try:
         if not folder.is_dir():
             if folder.exists():

@@ -1,6 +1,6 @@
 """Folders that people download, and that are not a model in the form of transformers.
 
-They are refused by what they are, with the way to a form that is read.
+The error for each says what it is, and its hint how to get a form that is read.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ _GGML = "tokenizer.ggml."
 #: Prefixes of the keys that :func:`find_unknown_keys` looks at.
 PREFIXES = ("general.", "tokenizer.", "split.", "adapter.", "xielu.")
 
+# With any value of such a key llama.cpp computes products with fewer bits.
 _COMPUTES = Rule("products in llama.cpp with fewer bits", ())
 
 

@@ -377,7 +377,7 @@ def _bits_of(scheme: Mapping[str, Any], model: str) -> int:
 def _unpack_words(words: NDArray[np.integer[Any]], bits: int, columns: int) -> NDArray[np.float32]:
     """Signed integers of rows of 32-bit *words*, the first in the lowest *bits* of a word.
 
-    They are stored plus half their range: code 0 is the least one.
+    Half of their range was added to store them: code 0 is the least integer.
     """
     codes = unpack_codes(words, bits, columns)
     numbers: NDArray[np.float32] = codes.astype(np.float32) - np.float32(1 << (bits - 1))

@@ -98,12 +98,12 @@ def read_file(files: Inventory, name: str) -> dict[str, Weight]:
 
 
 def _type_of(dtype: str) -> QuantType:
-    """The type *dtype*; but for those of models without a decoder, for an error when it is used."""
+    """The type *dtype*; one without a decoder gets a type that is refused when it is used."""
     return by_name(dtype) if dtype in ("F32", "F16", "BF16") else QuantType(dtype, -1, 1, 0)
 
 
 def _names(files: Inventory) -> tuple[list[str], dict[str, str] | None]:
-    """Names of the tensor files, and the file of each tensor as the index says, if there is one."""
+    """Names of the tensor files, and the index: the file of each tensor, or None without one."""
     folder = files.root
     if INDEX not in files:
         if SINGLE in files:
@@ -120,8 +120,8 @@ def _names(files: Inventory) -> tuple[list[str], dict[str, str] | None]:
             )
         return candidates, None
     index = files.json(INDEX, dict).get("weight_map")
-    texts = isinstance(index, dict) and all(isinstance(name, str) for name in index.values())
-    if not isinstance(index, dict) or not index or not texts:
+    are_names = isinstance(index, dict) and all(isinstance(name, str) for name in index.values())
+    if not isinstance(index, dict) or not index or not are_names:
         raise damage_error(folder / INDEX, "it has no weight_map")
     names = sorted(set(index.values()))
     if SINGLE in files and names != [SINGLE]:
@@ -147,8 +147,8 @@ def _extent(name: str, entry: Any, path: Path) -> tuple[int, int]:
         numbers = [*shape, start, stop]
     except (KeyError, TypeError, ValueError):
         raise damage_error(path, f"its entry for {name} is not valid") from None
-    plain = isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS
-    if not plain or not all(type(item) is int and 0 <= item < 1 << 63 for item in numbers):
+    is_shape = isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS
+    if not is_shape or not all(type(item) is int and 0 <= item < 1 << 63 for item in numbers):
         raise damage_error(path, f"its entry for {name} is not valid")
     size = math.prod(shape) * item_bytes
     if stop - start != size:
@@ -159,7 +159,7 @@ def _extent(name: str, entry: Any, path: Path) -> tuple[int, int]:
 
 
 def _check_layout(extents: dict[str, tuple[int, int]], size: int, path: Path) -> None:
-    """Check that tensors fill all of the *size* bytes behind the header, each for itself."""
+    """Check that the tensors fill the *size* bytes behind the header, without gap or overlap."""
     end = 0
     for name, (start, stop) in sorted(extents.items(), key=lambda entry: entry[1]):
         if start != end:

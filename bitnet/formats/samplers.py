@@ -5,7 +5,7 @@ The names are those of llama.cpp b11434, in its function ``common_sampler_types_
 
 from __future__ import annotations
 
-#: The order of the samplers unless something says another one. Biases come before all of them.
+#: The default order of the samplers. Biases are applied before all of them.
 SAMPLERS = (
     "penalties",
     "dry",
@@ -17,13 +17,13 @@ SAMPLERS = (
     "xtc",
     "temperature",
 )
-#: Samplers of llama.cpp that change no answer unless an option of theirs is set, which files lack.
+#: Samplers of llama.cpp that change an answer only if one of their options is set; no file does so.
 WITHOUT_EFFECT = ("adaptive_p",)
 _SYNONYMS = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p"}
 
 
 def _spellings(names: tuple[str, ...]) -> dict[str, str]:
-    """Each of *names* by its spellings: as it is, with hyphens, and without either."""
+    """Each of *names* by its spellings: with underscores, with hyphens, and with neither."""
     spelled = {name: name for name in names}
     spelled |= {name.replace("_", "-"): name for name in names}
     return spelled | {name.replace("_", ""): name for name in names}

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ScaleGrid:
-    """Factors of a matrix: one for all, a row, a group of columns, or a block."""
+    """Factors of a matrix: one in all, or one for each row, group of columns, or block."""
 
     factors: NDArray[np.float32]  # (rows, columns) of blocks
-    block: tuple[int, int]  # rows and columns of a block, of which the last may be cut
+    block: tuple[int, int]  # rows and columns of a block; the last blocks may be smaller
     shape: tuple[int, int]  # of the matrix
 
     @classmethod
@@ -56,7 +56,7 @@ class ScaleGrid:
         return cls(grid, (block[0], block[1]), (rows, columns))
 
     def spread(self) -> NDArray[np.float32]:
-        """The factor of each number of the matrix, or one of all."""
+        """The factor of each number, shape ``(rows, columns)``, or the only one, ``(1, 1)``."""
         if self.factors.size == 1:
             return self.factors
         rows, columns = self.shape

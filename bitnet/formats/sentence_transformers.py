@@ -86,7 +86,7 @@ _LOGIT_SCORE: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class Modules:
-    """Behind the transformer: how hidden states are pooled, and what projects the result."""
+    """Modules behind the transformer: the pooling of hidden states, and projections."""
 
     pooling: int | None = None  # GGUF's number; ``None``: no file says it
     keys: Mapping[str, Any] = field(default_factory=dict)  # of the projections
@@ -141,7 +141,7 @@ def read_modules(files: Inventory, ignore: IgnoredKeys | None = None) -> Modules
 
 
 def _check_template_options(files: Inventory, ignore: IgnoredKeys) -> None:
-    """Refuse options that the template of a query and a document gets."""
+    """Refuse options for the chat template that joins a query and a document."""
     name = "sentence_bert_config.json"
     settings = files.json(name, dict) if name in files else {}
     options = ignore.without(settings, prefix=f"{name}: ").get("processing_kwargs")
@@ -215,8 +215,8 @@ def text_limit(
 ) -> int | None:
     """Tokens of a text that the model of *files* keeps, special ones included; ``None``: all.
 
-    Without ``max_seq_length`` that library takes the tokenizer's own limit, or *longest*, the
-    positions of the model. It also does so for an encoder without ``modules.json``.
+    Without ``max_seq_length`` sentence-transformers takes the tokenizer's own limit, or *longest*,
+    the positions of the model. It also does so for an encoder without ``modules.json``.
     """
     if "modules.json" not in files and not is_encoder:
         return None
@@ -249,6 +249,7 @@ def prompts(files: Inventory) -> Prompts:
 
 
 def _pooling(files: Inventory, name: str, ignore: IgnoredKeys) -> int:
+    """GGUF's number of the pooling that the file *name* describes."""
     inside = name.rpartition("/")[0]
     model = files.root.name
     settings = ignore.without(files.json(name, dict), prefix=f"{inside}: ")

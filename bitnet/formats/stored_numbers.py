@@ -27,7 +27,7 @@ _INTEGERS = {"I8": "i1", "U8": "u1", "I32": "<i4", "I64": "<i8"}
 
 
 def _numbers_of_float8() -> NDArray[np.float32]:
-    """The numbers of the 256 codes of ``float8_e4m3fn``; its two NaN are the codes of all ones."""
+    """The numbers of the 256 codes of ``float8_e4m3fn``, of which 0x7F and 0xFF are NaN."""
     codes = np.arange(256)
     exponents = codes >> 3 & 15
     mantissas = codes & 7
@@ -73,9 +73,9 @@ def unpack_codes(words: NDArray[np.integer[Any]], bits: int, count: int) -> NDAr
         codes: NDArray[np.uint8] = stream[:, :, None] >> shifts & np.uint8((1 << bits) - 1)
         return codes.reshape(len(stream), -1)[:, :count]
     digits = np.unpackbits(stream, axis=1, count=count * bits, bitorder="little")
-    places = np.uint8(1) << np.arange(bits, dtype=np.uint8)
-    packed: NDArray[np.uint8] = digits.reshape(len(stream), count, bits) @ places
-    return packed
+    powers = np.uint8(1) << np.arange(bits, dtype=np.uint8)
+    values: NDArray[np.uint8] = digits.reshape(len(stream), count, bits) @ powers
+    return values
 
 
 def defer(

@@ -189,6 +189,7 @@ def list_pinned(project: Project) -> list[BundledFile]:
                 hint="fetch it first: bitnet sync",
             )
         keys = (s.cache_key for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
+        # Only that of a tokenizer counts: :func:`collect` removes it from others.
         place = f"tokenizers/{next(keys, '')}/{path_of(entry.file).name}"
         files.append(BundledFile(replace(entry, place=place), blob.path))
         files += _notices(entry, project)
@@ -231,7 +232,10 @@ def collect(
 def write_bundle(
     bundle: Bundle, output: OutputFile, *, report: Report = lambda _d, _t: None
 ) -> str:
-    """Write *bundle*, with its digests computed again, to *output* or nothing; its own SHA-256."""
+    """Write *bundle* to *output*, whole or not at all; return the SHA-256 of that file.
+
+    The digest of each file in it is computed again.
+    """
     output.check()
     path = output.path
     if path.exists() and not path.is_file():
@@ -309,7 +313,7 @@ def import_bundle(
         root=project.cache,
         add_to_store=lambda: added.extend(_unpack(bundle, project.store, report)),
     )
-    for file in files:
+    for file in files:  # again, with the commits that only the bundle names
         project.store.record_name(file, *file.index_name)
     if into is not None and lock is not None:
         replace(project, folder=into).write_lock_file(lock)
@@ -403,7 +407,7 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
 
 
 def _is_other(file: Pin, project: Project) -> bool:
-    """True if the name of *file* means another file on this machine, which stays; says so."""
+    """True if the name of *file* means another file on this machine, which stays; logs that."""
     store = project.store
     name = file.index_name
     record = store.index.find(*name)
@@ -417,7 +421,7 @@ def _is_other(file: Pin, project: Project) -> bool:
 def _order(file: Pin, project: Project) -> FileOrder:
     """The order for *file*, at its place in the cache."""
     source = Source(file.repo, file.repo, file.file, file.revision, file.sha256, file.size)
-    unverified = None if file.verified else file
+    unverified = None if file.verified else file  # as a pin, so that it stays unverified here
     if file.place is not None:
         entry = project.cache / file.place
         is_free = project.force or not entry.exists()

@@ -136,9 +136,9 @@ def _find_own(order: FileOrder, project: Project, record: Pin | None) -> Path | 
     """
     if order.is_usable:
         return order.entry
-    is_again = project.update or project.force
-    is_free = order.kind == "model" and not (order.source.sha256 or is_again)
-    if order.target is None or not (is_free and project.is_offline and order.target.exists()):
+    is_refetch = project.update or project.force
+    accepts_any = order.kind == "model" and not (order.source.sha256 or is_refetch)
+    if order.target is None or not (accepts_any and project.is_offline and order.target.exists()):
         return None
     if record is not None and project.store.is_intact(order.target, record.sha256):
         return None
@@ -382,29 +382,29 @@ class _Fetch:
         expected = facts.sha256
         size = partial.size
         url = redact_url(self.urls[0])
-        wrong = ""
+        problem = ""
         has_mirrors = len(self.urls) > 1
         if source.size is not None and size != source.size:
-            wrong = f"{size:,} bytes came, expected {source.size:,}"
+            problem = f"{size:,} bytes came, expected {source.size:,}"
         elif expected is not None and digest != expected:
-            wrong = f"SHA-256 {digest}, expected {expected}"
+            problem = f"SHA-256 {digest}, expected {expected}"
         elif expected is None and facts.git_oid and facts.git_oid != git_oid(partial.path):
-            wrong = f"other bytes than those of the git object {facts.git_oid}"
-        if wrong and (partial.resumed or has_mirrors):
+            problem = f"other bytes than those of the git object {facts.git_oid}"
+        if problem and (partial.resumed or has_mirrors):
             origin = "what a mirror sent" if has_mirrors else "what an earlier run left"
-            raise _Damaged(f"{origin} is damaged ({wrong})")
+            raise _Damaged(f"{origin} is damaged ({problem})")
         if not (size or source.size == 0):
             kind = "tokenizer " if "tokenizer" in source.file else ""
             raise InvalidFormat(
                 f"Downloaded {kind}file is empty: {url}",
                 hint="the file on the server is empty: try another source or mirror",
             )
-        if wrong:
-            text = f"{url}: {wrong}; nothing was kept"
+        if problem:
+            text = f"{url}: {problem}; nothing was kept"
             if self.order.pinned is not None:
                 raise UpstreamChanged(text, hint=self.order.update_hint)
-            altered = "try again; if it stays so, a server or proxy alters the file: use a mirror"
-            raise HashMismatch(text, hint=altered)
+            hint = "try again; if it stays so, a server or proxy alters the file: use a mirror"
+            raise HashMismatch(text, hint=hint)
         if size < _LARGEST_POINTER and partial.path.read_bytes().startswith(_POINTER):
             raise InvalidFormat(
                 f"{url} is a pointer of Git LFS and not the file itself",
@@ -417,7 +417,7 @@ class _Damaged(Exception):
 
 
 def _reporter(bar: Progress, lock: Lock, clock: Callable[[], float]) -> Report:
-    """Reporter for the bar, for every byte, and for waiting processes, once a second."""
+    """Function that reports progress: to the bar always, to waiting processes once a second."""
     last_report_s = clock()
 
     def report(done: int, total: int | None) -> None:

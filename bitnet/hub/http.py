@@ -2,8 +2,8 @@
 
 These are imported without opening a socket. To find out whether the machine has IPv6, ``urllib3``
 binds one on import (``_has_ipv6`` in ``urllib3/util/connection.py``). Offline means no socket at
-all, and may not be known before: so the check is skipped, and addresses that cannot be reached are
-when connecting.
+all, and the option that says so may be read only later. So the check is skipped: without IPv6, a
+connection to such an address fails, and the next address is tried.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+|[^/]+)/resolve/(?P<revision>[^/]+)
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)")
 
 CONNECTIONS = 8  # of all files together, by default
-BURST_S = 0.125  # of the rate: bytes that a connection reads at once
-_POLL_S = 0.2
+BURST_S = 0.125  # a connection reads at once what the rate allows in this time
+_POLL_S = 0.2  # time in which a waiting thread notices cancellation
 
+# The address in the message of an error, with what leads to it.
 _ADDRESS = re.compile(r"( for|:)? \w+://\S+?(?=: | |:?$)")
 TROUBLESHOOTING = (
     "look for the cause with: bitnet doctor network; behind a proxy set HTTPS_PROXY; "
@@ -77,8 +78,8 @@ TROUBLESHOOTING = (
 )
 
 FILES_AT_ONCE = 4
-TURN_S = 0.2  # after which a signal is seen at the latest
-GRACE_S = 0.2  # that interrupted threads have to end
+TURN_S = 0.2  # a signal is noticed after this time at the latest
+GRACE_S = 0.2  # time that threads get to end after Ctrl-C
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ def repository_of(url: str, endpoint: str) -> tuple[str, str, str] | None:
 def error_of(
     response: requests.Response, url: str, endpoint: str, *, with_token: bool
 ) -> BitnetError:
-    """Error for *response* to a request for *url*, which has no secrets, as *endpoint* has none."""
+    """Error for *response* to a request for *url*; neither *url* nor *endpoint* has secrets."""
     status = response.status_code
     code = response.headers.get("X-Error-Code", "")
     message = printable(response.headers.get("X-Error-Message", ""))
@@ -129,7 +130,8 @@ def error_of(
         if missing:
             missing += " does not exist"
         return NotFound(text + missing + _quote(message), hint=f"see what there is at {page}")
-    # two of these: access is refused, to an account, for terms
+    # Any two of these mean terms that an account has not accepted: a refusal, a token that was
+    # sent, and a repository with terms.
     if sum((status == 403, with_token, code == "GatedRepo")) > 1:
         return LicenceNotAccepted(
             f"{text}{_quote(message)}: the account behind HF_TOKEN has not accepted this "
@@ -273,8 +275,8 @@ class Stopped(Exception):  # never leaves the package
 class Limits:
     """Limits of one command; thread-safe.
 
-    *rate* is in bytes per second of all connections together, 0 unlimited. The limits' own wait,
-    unlike *sleep*, ends early on cancellation.
+    *rate* is in bytes per second of all connections together, 0 unlimited. *sleep* replaces
+    :meth:`sleep`, which ends early on cancellation.
     """
 
     def __init__(
@@ -325,7 +327,10 @@ class Limits:
 
     @contextmanager
     def connection(self, ended: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-        """Take a connection, unless the transfer has *ended*; true if it had to wait for it."""
+        """Hold a connection during the block; yields True if it had to wait for one.
+
+        The wait ends with :class:`Stopped` on cancellation, or if the transfer has *ended*.
+        """
         waited = not self._slots.acquire(blocking=False)
         if waited:
             while not self._slots.acquire(timeout=_POLL_S):
@@ -337,7 +342,10 @@ class Limits:
             self._slots.release()
 
     def pay(self, count: int, ended: Callable[[], bool] = lambda: False) -> float:
-        """Wait until *count* bytes are within the rate, without credit for a pause; the seconds."""
+        """Wait until *count* more bytes are within the rate; return the seconds.
+
+        A pause without bytes does not allow more bytes later.
+        """
         if not self.rate:
             return 0.0
         with self._lock:
@@ -417,7 +425,7 @@ def in_threads(
         for number in range(threads):
             threading.Thread(target=work, name=f"download-{number}", daemon=True).start()
         while len(done) < len(running) and not _errors(done):
-            # In turns: a signal that comes just before a wait does not end it.
+            # Wait in turns: a signal that arrives just before a wait would not end it.
             done, _ = wait(running, TURN_S, FIRST_EXCEPTION)
         is_interrupted = False
     finally:
@@ -426,7 +434,7 @@ def in_threads(
             for future in running:
                 future.cancel()
         wait(running, GRACE_S if is_interrupted else None)
-    if errors := _errors(running):  # the cause, rather than that another was stopped
+    if errors := _errors(running):  # rather the cause than a thread that it stopped
         raise min(errors, key=lambda error: isinstance(error, Stopped))
     return [each.result() for each in running]
 

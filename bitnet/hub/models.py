@@ -117,7 +117,7 @@ def _at_address(model: Ref) -> Source:
 
 
 def _list_files(model: Ref, project: Project) -> list[Source]:
-    """The files that *model* means, by the hub's list of files; pinned ones without its digest."""
+    """The files that *model* means, by the hub's list; the digest of a pinned one is left out."""
     pinned = set() if project.update else {entry.identity for entry in project.pins()}
     files = []
     for file in resolve(model, project, models_only=True):
@@ -127,6 +127,7 @@ def _list_files(model: Ref, project: Project) -> list[Source]:
 
 
 def _source(model: Ref, file: str) -> Source:
+    """*file* of the repository of *model*, with what :mod:`bitnet.sources` lists about it."""
     listed = next(
         (s for s in sources.MODELS.values() if (s.repo, s.file) == (model.repo, file)), None
     )
@@ -159,7 +160,7 @@ def _has_all_weights(model: RepoModel, recorded: Mapping[str, Source], store: St
 def _names_here(model: Ref, project: Project, *, cut_off: bool) -> list[str]:
     """Files of *model* on the hub, as far as this machine knows; empty if it is new.
 
-    *cut_off*: the hub cannot be asked afterwards.
+    With *cut_off*, the hub cannot be asked about the others.
     """
     store = project.store
     folder = model.folder(project.cache)
@@ -204,8 +205,8 @@ def locate_tokenizer(
 
     Naming it is consent to this one download: while the file in ``<cache>/tokenizers`` is as it was
     put there, no connection is opened for it again. Of a repository it is the one of *names* that
-    *order_names* puts first, as in a folder, with the files *beside* it. *check* reads the file or
-    raises; then it is not kept.
+    *order_names* puts first, as in a folder, with the files *beside* it. *check* reads the file; if
+    that raises, the file is removed again.
     """
     if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
         raise UsageError(
@@ -263,7 +264,7 @@ def _tokenizer_files(
     beside: Sequence[str],
     order_names: OrderNames,
 ) -> list[Source]:
-    """Files of a repository: the main file after its additional files, as it stands for all."""
+    """Files of a tokenizer in a repository; the main file comes last, when the others are there."""
     if project.is_offline:
         files = {file.file: file for file in _list_recorded(remote, project.store)}
 

@@ -175,7 +175,7 @@ def order_of(
 
 
 def model_path(project: Project, source: Source) -> Path:
-    """``models/ORG-REPO/FILE``, ``models/ORG--REPO@REVISION/FILE`` where another is pinned."""
+    """``models/ORG-REPO/FILE``; if another file is pinned there, below ``ORG--REPO@REVISION``."""
     plain = project.folder / "models" / source.repo.replace("/", "-") / path_of(source.file)
     entries = project.pins()
     own = find_pin(entries, ("model", *source.index_name))
@@ -248,7 +248,7 @@ def tokenizer_entry(source: Source, cache: Path) -> Path:
 def tokenizer_order(
     source: Source, target: Path | None, project: Project, check: VocabularyCheck
 ) -> FileOrder:
-    """The order for a tokenizer; fetched from that source before, it needs no connection."""
+    """The order for a tokenizer; one that was fetched before needs no connection."""
     entry = tokenizer_entry(source, project.cache)
     pinned = project.pin_of(("tokenizer", *source.index_name))
     source = source if pinned is None else _pin(source, pinned)

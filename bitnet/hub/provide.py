@@ -177,14 +177,14 @@ def _place(files: list[Obtained], project: Project, root: Path, claims: Claims) 
             _place_beside(file, store, claims)
     except PermissionDenied:
         places = [store.place_of(file.order.target or file.order.entry) for file in files]
-        if None in places:
+        if None in places:  # outside of the cache, where the user expects the file
             raise
         return _place_for_now(files, project)
     return files
 
 
 def _place_for_now(files: list[Obtained], project: Project) -> list[Obtained]:
-    """*files* of a cache that may only be read, in a folder that goes with this process.
+    """*files* of a cache that may only be read, in a folder that is removed with this process.
 
     A single model needs no place: it is read where it is in the store. The files of others find
     each other by their names.
@@ -213,7 +213,7 @@ def _record_name(file: Obtained, store: Store) -> None:
     """Record in the store that the name of *file* means its bytes.
 
     This does not depend on a transfer: the bytes may be here already, under another name. A name
-    without it is missing from lists, and its bytes would go with the other name.
+    without a record is missing from lists, and removing the other name would remove its bytes.
     """
     order = file.order
     pin = file.pin
@@ -262,7 +262,7 @@ def notices(model: Source, store: Store, claims: Claims | None = None) -> dict[s
 
 
 def _pin(files: list[Obtained], project: Project) -> list[Obtained]:
-    """Write *files* into the lock file; the files with what it says about them."""
+    """Write *files* into the lock file; return them with the pins that were written."""
     licence_of = cache(partial(_licence, project))
     pinned = []
     for file in files:
@@ -289,7 +289,7 @@ def _may_be_pinned(file: Obtained, project: Project) -> bool:
 
 
 def _licence(project: Project, repo: str, revision: str) -> tuple[str, str]:
-    """The licence that the page of *repo* names, and its address; empty without pages."""
+    """The licence that the page of *repo* names, and its address; empty if unknown."""
     few = min(project.options.retries or 3, 3)  # only informative
     try:
         with project.connect(Source(repo, repo), retries=few) as session:

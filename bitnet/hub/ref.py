@@ -126,7 +126,7 @@ def parse(text: str) -> Ref:
         if match is None:
             raise UsageError(f"{text!r} is not a repository on the hub", hint=_FORMS)
         return _from_match(text, match)
-    # A mistyped path must not mean a repository: its folder exists.
+    # A name in an existing folder is a mistyped path, and must not mean a repository.
     if path.parent.is_dir() or text.lower().endswith(_SUFFIXES):
         return Ref(text, path=path)
     if _WITHOUT_SCHEME.match(text):
@@ -143,6 +143,7 @@ def _read_tag(text: str) -> str:
 
 
 def _from_match(text: str, match: Match[str]) -> Ref:
+    """The repository in *match* of one of the patterns above, with its revision and files."""
     groups = match.groupdict()
     revision = groups["revision"] or groups.get("late") or "main"
     ref = Ref(text, repo=groups["repo"], revision=unquote(revision))

@@ -39,6 +39,7 @@ _FOLDER_FILES = (
 TEMPLATE_FOLDER = "additional_chat_templates"  # folder beside them: chat templates by name
 # Types that only ternary models have, so that files of them hold the same weights.
 _TERNARY = frozenset({"PTQ1_0", "PQ2_0"})
+# Files beside a model, for its images or its drafts, which are not models themselves.
 _NO_MODEL = re.compile(r"(?:^|[-._])(?:mmproj|dspark)(?=[-._])", re.IGNORECASE)
 
 
@@ -152,7 +153,7 @@ def choose(
     """The one of *models* that *ref* means; *files* are all of its repository.
 
     A tag means one model, or is refused. Without a tag and a pattern it is the only model, the
-    largest of one ternary model that fits, the one that *pick* chooses, or the first of the
+    largest file that fits of one ternary model, the one that *pick* chooses, or the first of the
     :data:`DEFAULTS`.
 
     Args:

@@ -50,7 +50,10 @@ def file_url(repo: str, revision: str, file: str, options: FetchOptions | None =
 
 
 def head(url: str, session: HubSession, *, attempts: int | None = None) -> Version:
-    """The server's description of the file at *url*, without its content, in so many *attempts*."""
+    """The server's description of the file at *url*, without its content.
+
+    The request is tried up to *attempts* times.
+    """
     try:
         return session.retrying(redact_url(url), partial(_ask, url, session), attempts=attempts)
     except NotFound as error:
@@ -58,40 +61,41 @@ def head(url: str, session: HubSession, *, attempts: int | None = None) -> Versi
 
 
 def _ask(url: str, session: HubSession) -> Version:
-    asked = url
+    """The description of the file at *url*, by one request."""
+    requested_url = url
     with session.open(url, method="HEAD", leave_origin=False) as response:
-        facts = response.headers
-        final = not response.is_redirect
-        if final:
+        headers = response.headers
+        is_final = not response.is_redirect
+        if is_final:
             http.refuse_pages(response, redact_url(url))
-        linked = strong_etag(facts.get("X-Linked-Etag"))
-        etag = linked or (strong_etag(facts.get("ETag")) if final else None)
-        size = facts.get("X-Linked-Size") or (facts.get("Content-Length") if final else None)
-        commit = facts.get("X-Repo-Commit")
+        linked = strong_etag(headers.get("X-Linked-Etag"))
+        etag = linked or (strong_etag(headers.get("ETag")) if is_final else None)
+        size = headers.get("X-Linked-Size") or (headers.get("Content-Length") if is_final else None)
+        commit = headers.get("X-Repo-Commit")
         commit = commit if is_plain_text(commit, 100) else None
         named = http.repository_of(url, session.options.endpoint)
         if named is not None and commit and COMMIT.fullmatch(commit):
             # A push in between cannot mix two versions.
             url = file_url(named[0], commit, named[2], session.options)
         sha256 = http.read_digest(response)
-        if sha256 is None and not final:
-            sha256 = _digest_behind(asked, response.headers.get("Location", ""), session)
+        if sha256 is None and not is_final:
+            sha256 = _digest_behind(requested_url, response.headers.get("Location", ""), session)
         return Version(
             url=url,
             commit=commit,
             etag=etag,
             size=http.as_count(size),
             sha256=sha256,
-            git_oid=etag if commit and final and etag and COMMIT.fullmatch(etag) else None,
+            git_oid=etag if commit and is_final and etag and COMMIT.fullmatch(etag) else None,
             # A redirect leads to storage with range requests; its first reply proves it.
-            accepts_ranges=not final or facts.get("Accept-Ranges", "").lower() == "bytes",
+            accepts_ranges=not is_final or headers.get("Accept-Ranges", "").lower() == "bytes",
         )
 
 
 def _digest_behind(url: str, location: str, session: HubSession) -> str | None:
     """SHA-256 that a server behind the redirect of *url* to *location* announces, if one does.
 
-    A mirror may send on to a hub that names the digest. Storage that refuses ``HEAD`` names none.
+    A mirror may redirect to a hub that names the digest. Storage that refuses ``HEAD`` names none.
     """
     with suppress(BitnetError, ValueError):
         for _ in range(_MOST_HOPS):
@@ -128,7 +132,7 @@ def list_files(repo: str, revision: str, session: HubSession) -> list[Source]:
 
 
 def read_card(repo: str, revision: str, session: HubSession) -> Source:
-    """*repo* at *revision*: its commit, gated access, and the licence on its card."""
+    """*repo* at *revision*, with its commit, gated access, and the licence on its card."""
     path = f"{_check_repo(repo)}/revision/{quote(revision, safe='')}"
     url = f"{session.options.endpoint}/api/models/{path}"
     facts, _, _ = session.json(url, f"facts about {repo}")
@@ -155,10 +159,10 @@ def read_range(url: str, start: int, stop: int, session: HubSession) -> bytes:
         ) as response:
             http.refuse_pages(response, redact_url(url))
             if response.status_code == 206:
-                is_asked = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+                fits = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
             else:  # a server without ranges sends the file from its beginning
-                is_asked = start == 0
-            if not is_asked:
+                fits = start == 0
+            if not fits:
                 raise NetworkError(f"{redact_url(url)}: the server cannot send a part of the file")
             try:
                 content: bytes = response.raw.read(stop - start, decode_content=False)
@@ -208,7 +212,7 @@ def _source(entry: dict[str, object], repo: str, revision: str) -> Source:
     path = str(entry["path"])
     stored = entry.get("lfs")
     count = entry.get("size", 0)
-    path.encode()  # half a surrogate is not a name
+    path.encode()  # raises ValueError for a lone surrogate, which no name has
     oid = stored.get("oid") if isinstance(stored, dict) else None
     digest = str(oid).removeprefix("sha256:").lower()
     size = http.as_count(str(count)) if type(count) in (int, str) else None

@@ -211,11 +211,11 @@ def download(
     digest = sha256.lower() or None
     if digest and not SHA256.fullmatch(digest):
         raise UsageError(f"--sha256 expects 64 hexadecimal digits, got {sha256!r}")
-    sources = resolve_all(refs, project, select=select)
-    if digest and len(sources) > 1:
-        raise UsageError(f"--sha256 is of one file, {refs[0].file!r} means {len(sources)}")
+    files = resolve_all(refs, project, select=select)
+    if digest and len(files) > 1:
+        raise UsageError(f"--sha256 is of one file, {refs[0].file!r} means {len(files)}")
     orders = []
-    for source, place in zip(sources, _places(sources, select), strict=True):
+    for source, place in zip(files, _places(files, select), strict=True):
         if source.parts and digest not in (None, source.sha256):
             raise UsageError(f"--sha256 is {sha256}, {source.name} is pinned to {source.sha256}")
         listed = source.sha256

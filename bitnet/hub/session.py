@@ -65,7 +65,7 @@ MAX_REDIRECTS = 8
 
 _UNKNOWN_HOST = "the host name cannot be resolved"
 _REFUSED = "connection refused"
-_REFUSALS = (400, 401, 403)  # of storage, for a signature that has expired
+_REFUSALS = (400, 401, 403)  # statuses by which storage refuses a signature that has expired
 # Text of http.client about a proxy that answers itself, instead of connecting to the server.
 _REFUSED_TUNNEL = re.compile(r"Tunnel connection failed: (401|403|407)")
 
@@ -121,7 +121,7 @@ class HubSession:
     ) -> requests.Response:
         """The reply to one request after redirects, with its body unread; no retries.
 
-        A redirect to another host is the reply unless *leave_origin* allows to follow it.
+        Without *leave_origin*, a redirect to another host is not followed, but returned.
         """
         if self.options.is_offline:
             raise Offline(
@@ -141,16 +141,16 @@ class HubSession:
         if response.status_code == 401 and with_token:
             # An expired token must not prevent access to a public file.
             with suppress(BitnetError, Transient):
-                without, _, _ = follow(None)
-                if without.is_redirect or without.status_code in accept:
+                public, _, _ = follow(None)
+                if public.is_redirect or public.status_code in accept:
                     self._token_refused = True
                     logger.warning(
                         "the hub does not accept the token in HF_TOKEN; the file is public and "
                         "comes without it; make a new token at %s/settings/tokens",
                         redact_url(self.options.endpoint),
                     )
-                    return without
-                without.close()
+                    return public
+                public.close()
         if response.status_code in (401, 403) and self._login_for(address, url):
             raise AuthError(
                 f"HTTP error {response.status_code}: {redact_url(url)}: the server refuses the "
@@ -211,13 +211,13 @@ class HubSession:
     ) -> tuple[requests.Response, str, bool]:
         """The last reply with its redirects, its address, and true if *secret* was sent there."""
         address = url
-        passed: list[requests.Response] = []
+        redirects: list[requests.Response] = []
         for _ in range(MAX_REDIRECTS):
             with_token = secret is not None and self._is_the_hub(address)
             sent = dict(headers)
             if with_token:
                 text = secret or ""
-                # Requests would quote a header that is not valid in its error.
+                # The error of requests for a header that is not valid would quote it.
                 if not (text.isascii() and text.isprintable() and " " not in text):
                     raise TokenInvalid(
                         "HF_TOKEN holds characters that no access token has",
@@ -229,14 +229,14 @@ class HubSession:
                 with_token = False
                 sent["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
             response = self._send(method, address, sent)
-            response.history = [*passed]
+            response.history = [*redirects]
             if not response.is_redirect:
                 return response, address, with_token
             target = _target(address, response)
             if not (leave_origin or origin(target) == origin(address) or self._is_the_hub(target)):
                 return response, address, with_token
             response.close()
-            passed.append(response)
+            redirects.append(response)
             address = target
         raise NetworkError(f"{redact_url(url)}: more than {MAX_REDIRECTS} redirects")
 
@@ -468,7 +468,7 @@ def _target(here: str, redirect: requests.Response) -> str:
 
 
 class _Requests(requests.Session):
-    """A session that leaves redirects alone: it would parse their addresses even unasked."""
+    """A session that ignores redirects; requests parses their addresses even if told not to."""
 
     def get_redirect_target(self, resp: requests.Response) -> None:
         """Nothing: :meth:`HubSession.open` follows redirects."""

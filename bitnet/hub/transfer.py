@@ -381,6 +381,7 @@ class Transfer:
         session = self.session
         limits = self._limits
         start = piece.at
+        # A stall is judged by the speed from the time *since* on, when *at_since* was reached.
         since = session.clock()
         at_since = start
         most = READ_BYTES

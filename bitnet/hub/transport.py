@@ -121,7 +121,8 @@ def mount_transport(
 ) -> None:
     """Carry the requests of *session* with up to *connections* at once.
 
-    *drill* breaks some: one fault for each request, in order; if true, the first for all of them.
+    *drill* makes requests fail: faults, one for each request in order, and True if the first of
+    them is for every request instead.
     """
     options: dict[str, Any] = {"pool_maxsize": connections}
     verify = session.merge_environment_settings("https://", {}, None, None, None)["verify"]

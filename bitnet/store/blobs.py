@@ -47,7 +47,7 @@ class Store:
         self.rehash = rehash
         self.folder = tree.store_folder(root)
         self.verified = VerifiedFiles(tree.digests_folder(self.folder))
-        # records of the names that were looked up, one file for each
+        # pins of files, by their names; one record for each
         self.index = RecordFolder(
             tree.names_folder(self.folder), partial(from_record, where="index"), to_record
         )
@@ -269,7 +269,8 @@ class Store:
     ) -> Blob:
         """Store a file made of *chunks*, if it is the *expected* one; *name* is its file name.
 
-        *alone*: no other process does the same. *ready* is called before it becomes visible.
+        With *alone*, no other process stores this file meanwhile. *ready* is called before it
+        becomes visible.
         """
         sha256 = expected.sha256
         size = expected.size

@@ -31,7 +31,7 @@ SETTLED_S = 3.0
 
 
 class RecordFolder(Generic[T]):
-    """Records by name in *folder*, a JSON file for each; one that is not readable is not there."""
+    """Records by name in *folder*, a JSON file for each; an unreadable one counts as missing."""
 
     def __init__(
         self, folder: Path, read: Callable[[Any], T], write: Callable[[T], dict[str, Any]]
@@ -131,7 +131,10 @@ class VerifiedFiles(RecordFolder[Verified]):
         return super().file_for(*map(os.path.abspath, name))
 
     def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
-        """Record that *path*, now *placed* by us, has this digest, unless it was just changed."""
+        """Record the digest of *path*, unless the file was changed a moment ago.
+
+        With *placed*, this program put it there.
+        """
         try:
             status = path.stat()
         except OSError:

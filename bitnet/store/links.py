@@ -63,6 +63,7 @@ class Prepared:
         return os.open(self._fresh, flags, 0o666, dir_fd=self._folder)
 
     def _make(self, source: Path) -> str:
+        """Make the second name of *source*; return how."""
         if self._reflink(source):
             self._set_time(source)
             return "reflink"
@@ -99,7 +100,7 @@ class Prepared:
         return False
 
     def _set_time(self, source: Path) -> None:
-        """Take over the time of *source*: in the past, so that a change shows at once."""
+        """Set the time of *source*, which is in the past, so that every later change shows."""
         status = source.stat()
         times = status.st_atime_ns, status.st_mtime_ns
         with suppress(OSError):

@@ -129,7 +129,7 @@ class Partial:
     """A file that only this process writes; :meth:`begin` creates one."""
 
     def __init__(self, path: Path, version: Version, fd: int, of: Sequence[str] = ()) -> None:
-        self.path = path  # at present
+        self.path = path  # until it is published or left for another process
         self.fd = fd
         self.done = Ranges()  # parts already written
         self.resumed = 0  # bytes fetched by an earlier process
@@ -213,10 +213,10 @@ class Partial:
 
     @classmethod
     def _copy(cls, folder: Path, own: Path, version: Version, of: Sequence[str]) -> Partial | None:
-        """Continue a copy of what a process has that may still be writing; None without one.
+        """A copy of what another process has fetched so far, to continue it; None without one.
 
-        Without working locks this cannot be known. What it has written from the beginning does not
-        change, and the digest of the whole file decides in the end.
+        Without working locks it is not known whether that process is still writing. Its bytes from
+        the beginning do not change, and the digest of the whole file decides in the end.
         """
         usable = _usable(_partials(folder), version)
         path = next((path for path, sidecar in usable if sidecar.done is None), None)
@@ -314,7 +314,7 @@ class Partial:
             self.close()
             self.path.replace(rest)
             _unlink(_sidecar_of(self.path))
-        except OSError:  # for example a full disk: the first sidecar is enough
+        except OSError:  # for example a full disk: the sidecar of the beginning is enough
             self.close()
 
     def discard(self) -> None:
@@ -325,7 +325,7 @@ class Partial:
             self.path.parent.rmdir()
 
     def close(self) -> None:
-        """Close the file; the last step in any case."""
+        """Close the file, if it is still open."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -366,7 +366,7 @@ def _partials(folder: Path) -> list[Path]:
 
 
 def _is_free(path: Path, *, alone: bool) -> bool:
-    """True if no process writes into *path* any more; *alone*: none of this machine can."""
+    """True if no process writes into *path* any more; with *alone*, none of this machine can."""
     sidecar = _read_sidecar(path)
     if path.name.endswith(".partial") and sidecar is not None:
         return True

@@ -163,7 +163,7 @@ def _problem(record: Mapping[str, Any]) -> str:
 def relative(path: Path, folder: Path) -> str | None:
     """*path* relative to *folder* with forward slashes; ``None`` if it is outside."""
     try:
-        # Only then, so that a link in *folder* to a file outside of it counts as inside.
+        # Links are followed only then: one in *folder* to a file outside of it counts as inside.
         if ".." in path.parts or ".." in folder.parts:
             path = path.resolve()
             folder = folder.resolve()

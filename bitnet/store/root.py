@@ -25,7 +25,7 @@ _BESIDE = {*tree.AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"
 def make_cache(root: Path) -> None:
     """Create the cache folder *root* and its ``store``; a new or empty one is marked as ours.
 
-    Another may be a project's, and backups would leave it out.
+    Any other folder may be a project's, and the mark would exclude it from backups.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@
     <cache>/store/partial/<key>/model.gguf.partial.json   its version and finished parts
     <cache>/store/partial/<key>.lock                      held by the process that fetches it
     <cache>/store/partial/<digest>.in-use.lock            held together by those that need the file
-    <cache>/store/partial/<digest>.superseded             a version that its name left
+    <cache>/store/partial/<digest>.superseded             mark of a file whose name means another
     <cache>/store/partial/placing-<name>.json             files that are being placed, and a lock
     <cache>/store/partial/.pip-<host>-<digest>-<random>/  temporary files of pip, while it runs
 
@@ -64,7 +64,7 @@ def names_folder(store: Path) -> Path:
 
 
 def partial_folder(store: Path) -> Path:
-    """Folder of what is on its way."""
+    """Folder of partial files, and of locks, notes and marks."""
     return store / "partial"
 
 
@@ -84,7 +84,7 @@ def claim_path(store: Path, sha256: str) -> Path:
 
 
 def mark_path(store: Path, sha256: str) -> Path:
-    """Mark of a version that its name left."""
+    """Mark of a file whose name means another file by now."""
     return partial_folder(store) / f"{sha256}{SUPERSEDED}"
 
 
