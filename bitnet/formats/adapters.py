@@ -22,6 +22,7 @@ from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
 from bitnet.formats import safetensors
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.gguf import GGUF
+from bitnet.formats.other_folders import ADAPTER, ADAPTER_WEIGHTS
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-CONFIG = "adapter_config.json"
-TENSORS = "adapter_model.safetensors"
 MERGE = "merge the adapter into its model with PEFT, and run that"  # hint of refusals
 _AGAIN = "fetch the adapter again"
 _MODEL = "config.json"
@@ -142,7 +141,7 @@ def read_adapter(path: Path) -> Adapter:
     A model's folder that has adapters of tasks (Jina v3) has each at ``FOLDER/TASK``.
     """
     if path.is_dir():
-        if (path / CONFIG).is_file():
+        if (path / ADAPTER).is_file():
             return _of_folder(path)
         tasks = _tasks_of(path)
         if tasks:
@@ -150,7 +149,7 @@ def read_adapter(path: Path) -> Adapter:
                 f"{path.name} has adapters of {len(tasks)} tasks: {', '.join(tasks)}",
                 hint=f"name one of them: --lora {path / tasks[0]}",
             )
-        raise NotFound(f"{path} has no {CONFIG}", hint="name a folder that PEFT saved")
+        raise NotFound(f"{path} has no {ADAPTER}", hint="name a folder that PEFT saved")
     if not path.exists() and (tasks := _tasks_of(path.parent)):
         return _of_task(path.parent, path.name, tasks)
     if not path.is_file():
@@ -183,20 +182,20 @@ def _of_file(path: Path) -> Adapter:
 def _of_folder(path: Path) -> Adapter:
     """The adapter in PEFT's folder *path*."""
     files = Inventory(path)
-    config = files.json(CONFIG, dict)
+    config = files.json(ADAPTER, dict)
     for key, value in config.items():
         usual = _USUAL.get(key)
         changes = value not in usual if usual else bool(value)
         if key not in _NEUTRAL and changes:
             raise _refusal(path, key, f"it is {value!r:.60}")
     if "peft_type" not in config:
-        raise InvalidFormat(f"{path.name}: {CONFIG} names no peft_type", hint=_AGAIN)
-    if TENSORS not in files:
-        raise NotFound(f"{path} has no {TENSORS}", hint="save the adapter as safetensors")
+        raise InvalidFormat(f"{path.name}: {ADAPTER} names no peft_type", hint=_AGAIN)
+    if ADAPTER_WEIGHTS not in files:
+        raise NotFound(f"{path} has no {ADAPTER_WEIGHTS}", hint="save the adapter as safetensors")
     factors = {}
     magnitudes = {}
     matrices = {}
-    for name, tensor in safetensors.read_file(files, TENSORS).items():
+    for name, tensor in safetensors.read_file(files, ADAPTER_WEIGHTS).items():
         if not tensor.quant.known:
             raise _refusal(path, name, f"it is {tensor.quant.name}")
         values = registry.dequantize(tensor)
@@ -217,7 +216,8 @@ def _of_folder(path: Path) -> Adapter:
         raise InvalidFormat(f"{path.name}: {name} has magnitudes and no factors", hint=_AGAIN)
     if config.get("use_dora") and magnitudes.keys() != named.keys():
         raise InvalidFormat(
-            f"{path.name}: {CONFIG} says use_dora, and not all factors have magnitudes", hint=_AGAIN
+            f"{path.name}: {ADAPTER} says use_dora, and not all factors have magnitudes",
+            hint=_AGAIN,
         )
     return Adapter(path, named, "", is_gguf=False, magnitudes=magnitudes, matrices=matrices)
 
@@ -279,7 +279,8 @@ def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> flo
     expected = _of_pattern(config.get("rank_pattern"), module, config.get("r"))
     if expected != rank:
         raise InvalidFormat(
-            f"{path.name}: {module} has the rank {rank}, {CONFIG} says {expected}", hint=_AGAIN
+            f"{path.name}: {module} has the rank {rank}, {ADAPTER} says {expected}",
+            hint=_AGAIN,
         )
     alpha = _of_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):

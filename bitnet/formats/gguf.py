@@ -272,7 +272,7 @@ def _version(view: memoryview, total: int, label: str) -> int:
         raise mapped_file.other_kind(bytes(view[:32]), label)
     if len(view) < 8:
         if total > len(view):
-            raise NeedMoreBytes(24)
+            raise NeedMoreBytes(gguf_header.FIXED_BYTES)
         if not view:
             raise mapped_file.empty(label)
         raise InvalidFormat(f"{label} ends after {len(view)} bytes", hint=_REFETCH)

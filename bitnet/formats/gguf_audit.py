@@ -90,7 +90,7 @@ def _general(gguf: GGUF) -> Iterator[Finding]:
         text = f"{key} is not a key of llama.cpp b11434 or of gguf-py: nothing reads it"
         yield Finding("warning", "unknown-key", text)
     for key in find_not_followed(gguf.metadata):
-        text = f"{key} names a sampler that answers here do not have: they leave it out"
+        text = f"{key} names a sampler that does not exist here: answers are computed without it"
         yield Finding("warning", "sampling-not-followed", text)
     original = gguf.metadata.get(f"{gguf.architecture}.rope.scaling.original_context_length")
     if "rope_factors_long.weight" in gguf.tensors and isinstance(original, int):

@@ -51,7 +51,7 @@ VALUE_TYPES: tuple[tuple[str, str, int], ...] = (
     ("float64", "d", 8),
 )
 
-_HEADER_BYTES = 24  # magic, version, numbers of tensors and keys: 4 + 4 + 8 + 8
+FIXED_BYTES = 24  # magic, version, numbers of tensors and keys: 4 + 4 + 8 + 8
 _MIN_KEY_BYTES = 8 + 4 + 1  # length of the name, type, the smallest value
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8  # length of the name, number of dimensions, type, offset
 _MAX_U64 = 2**64 - 1
@@ -163,14 +163,14 @@ class _Walker:
         self.name = b""
 
     def run(self) -> Index:
-        self.need(_HEADER_BYTES)
+        self.need(FIXED_BYTES)
         n_tensors, n_keys = struct.unpack_from("<QQ", self.data, 8)
         expected = f"announced, at most {MAX_ENTRIES:,} expected"
         if n_tensors > MAX_ENTRIES:
             self.fail(8, f"{n_tensors:,} tensors {expected}")
         if n_keys > MAX_ENTRIES:
             self.fail(16, f"{n_keys:,} metadata keys {expected}")
-        self.at = _HEADER_BYTES
+        self.at = FIXED_BYTES
         self.need(n_keys * _MIN_KEY_BYTES + n_tensors * _MIN_TENSOR_BYTES)
         keys = []
         self.section = "key"
@@ -342,7 +342,7 @@ class Array:
                 offsets = module.gguf_string_starts(self.raw, self.length)
             else:
                 offsets = array("Q", [0, *_string_ends(self.raw, 0, self.length)])
-            self._starts = memoryview(self._whole(offsets)).cast("B").cast("Q").toreadonly()
+            self._starts = memoryview(self._check_count(offsets)).cast("B").cast("Q").toreadonly()
         return self._starts
 
     def bytes_at(self, at: int) -> bytes:
@@ -355,7 +355,8 @@ class Array:
         self._expect_strings()
         module = native.module()
         if module is not None:
-            return self._whole(module.gguf_strings(self.raw, self.length))  # type: ignore[no-any-return]
+            texts: list[str] = self._check_count(module.gguf_strings(self.raw, self.length))
+            return texts
         starts = self.starts.tolist()
         data = bytes(self.raw)
         return [
@@ -378,7 +379,7 @@ class Array:
         if self._type != STRING:
             raise InvalidFormat(f"an array of {self.item_type} where strings are expected")
 
-    def _whole(self, items: Any) -> Any:
+    def _check_count(self, items: Any) -> Any:
         """*items*, if there is still one for each string: the file may change meanwhile."""
         if items is None or len(items) < self.length:
             raise InvalidFormat(

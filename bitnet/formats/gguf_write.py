@@ -147,12 +147,14 @@ def _verify(path: Path, header: bytes, values: Mapping[str, bytes], source: GGUF
             raise IntegrityError(
                 f"{path.name}: tensor data read back differs", hint="check the disk"
             )
-        new, old = (
-            [(info.name, info.shape, info.type) for info in container.tensors.values()]
-            for container in (copy, source)
-        )
-        if new != old or list(raw_values(copy).items()) != list(values.items()):
+        is_same_directory = _directory(copy) == _directory(source)
+        if not is_same_directory or list(raw_values(copy).items()) != list(values.items()):
             raise IntegrityError(f"{path.name}: the header read back differs")
+
+
+def _directory(gguf: GGUF) -> list[tuple[str, tuple[int, ...], QuantType]]:
+    """Name, shape and type of each tensor of *gguf*, in file order."""
+    return [(info.name, info.shape, info.type) for info in gguf.tensors.values()]
 
 
 def _index(gguf: GGUF) -> Index:

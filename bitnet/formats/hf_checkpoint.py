@@ -210,7 +210,8 @@ def _rename(
     }
     if left_out:
         logger.info("left out, as text does not need them: %s", ", ".join(left_out))
-    head, embedding = (names.get(name) for name in ("output.weight", "token_embd.weight"))
+    head = names.get("output.weight")
+    embedding = names.get("token_embd.weight")
     if description.tied and head:
         if embedding is None:
             names["token_embd.weight"] = names.pop("output.weight")
@@ -224,9 +225,10 @@ def _rename(
     tensors = {name: stored[original] for name, original in names.items()}
     tensors = split_gates(tensors, folder.name)
     tensors = _split(tensors, description)
-    of_heads, heads = map(description.value, ("attention.key_length_mla", "attention.head_count"))
-    if of_heads is not None:
-        key_dim = of_heads - description.value("rope.dimension_count")
+    heads = description.value("attention.head_count")
+    key_length = description.value("attention.key_length_mla")
+    if key_length is not None:
+        key_dim = key_length - description.value("rope.dimension_count")
         tensors = split_heads(tensors, heads, key_dim, folder.name)
     return tensors, names
 
@@ -237,7 +239,7 @@ def _take_numbers(
     """Keys of those *tensors* that are one number of each layer, which are removed from them."""
     keys: dict[str, list[float]] = {}
     for name in description.family.numbers:
-        numbers = keys[name] = []
+        numbers: list[float] = []
         for layer in range(description.value("block_count")):
             tensor = tensors.pop(f"blk.{layer}.{name}", None)
             values = np.empty(0) if tensor is None else registry.dequantize(tensor).reshape(-1)
@@ -247,6 +249,7 @@ def _take_numbers(
                     hint=COMPARE,
                 )
             numbers.append(float(values[0]))
+        keys[name] = numbers
     return keys
 
 

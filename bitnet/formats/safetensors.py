@@ -19,6 +19,7 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, NotFound
 from bitnet.base.files import open_file
 from bitnet.formats.checkpoint import damage_error, parse_json
+from bitnet.formats.other_folders import ADAPTER_WEIGHTS
 from bitnet.quants.types import QuantType, by_name
 from bitnet.quants.weight import Weight
 
@@ -109,7 +110,7 @@ def _names(files: Inventory) -> tuple[list[str], dict[str, str] | None]:
         if SINGLE in files:
             return [SINGLE], None
         candidates = sorted(path.name for path in folder.glob("*.safetensors"))
-        candidates = [name for name in candidates if name != "adapter_model.safetensors"]
+        candidates = [name for name in candidates if name != ADAPTER_WEIGHTS]
         if not candidates:
             raise NotFound(f"{folder} holds no safetensors file", hint="check the path")
         if len(candidates) > 1:

@@ -301,8 +301,10 @@ class _Fetch:
             if here is not None:
                 return here  # another process fetched it while we waited
             file = source.file.rpartition("/")[2]
-            of = [redact_url(source.url)] if source.url else source.index_name
-            partial = self.store.begin(facts, file, alone=lock.is_kernel, fresh=self.fresh, of=of)
+            name = [redact_url(source.url)] if source.url else source.index_name
+            partial = self.store.begin(
+                facts, file, alone=lock.is_kernel, fresh=self.fresh, source_name=name
+            )
             with Progress(self.order.label, mode=self.progress, clock=clock) as bar:
                 digest, announced = self._transfer(facts, partial, bar, lock)
                 if announced is not None:

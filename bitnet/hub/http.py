@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     import requests
 
 
-_known = socket.has_ipv6
+_has_ipv6 = socket.has_ipv6
 socket.has_ipv6 = False
 try:
     import requests
     import urllib3
     import urllib3.util.connection
 finally:
-    socket.has_ipv6 = _known
-urllib3.util.connection.HAS_IPV6 = _known
+    socket.has_ipv6 = _has_ipv6
+urllib3.util.connection.HAS_IPV6 = _has_ipv6
 
 __all__ = ["requests", "urllib3"]
 
@@ -293,14 +293,14 @@ class Limits:
         self._sleep = sleep if sleep is not None else self.sleep
         self._slots = threading.BoundedSemaphore(self.connections)
         self._lock = threading.Lock()
-        self._told: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
         self._paid_until = clock()  # time at which the received bytes are within the rate
 
     def stop(self) -> None:
         """Cancel every transfer."""
         self._stopped.set()
         with self._lock:
-            listeners = list(self._told)
+            listeners = list(self._listeners)
         for end in listeners:
             end()
 
@@ -308,12 +308,12 @@ class Limits:
     def on_stop(self, end: Callable[[], None]) -> Iterator[None]:
         """Call *end* on cancellation, to wake up whatever is waiting."""
         with self._lock:
-            self._told.append(end)
+            self._listeners.append(end)
         try:
             yield
         finally:
             with self._lock:
-                self._told.remove(end)
+                self._listeners.remove(end)
 
     @property
     def is_stopped(self) -> bool:

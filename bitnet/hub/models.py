@@ -413,7 +413,7 @@ def _compare(pin: Pin, project: Project, session: HubSession) -> Finding:
     elif facts.git_oid not in (None, git_oid(path)):
         problem = f"the hub has another git object, {facts.git_oid}, at {revision}"
     elif digest != pin.sha256:
-        problem = f"fetched was {pin.sha256}"
+        problem = f"the file that was fetched had {pin.sha256}"
     if problem:
         return Finding("failed", pin.file, f"SHA-256 {digest}, {problem}", again)
     return Finding("ok", pin.file, f"SHA-256 {digest} is the hub's at {revision}")

@@ -235,10 +235,10 @@ def download(
         raise type(error)(error.message, hint=_OWN_DIGEST) from error
 
 
-def _places(sources: list[Source], select: FileSelection) -> list[Path]:
+def _places(files: list[Source], select: FileSelection) -> list[Path]:
     """Relative places of the files: parts of one model side by side, others in their folders."""
-    paths = [path_of(source.file) for source in sources]
-    is_one_model = len(sources) == 1 or all(source.file.endswith(".gguf") for source in sources)
+    paths = [path_of(source.file) for source in files]
+    is_one_model = len(files) == 1 or all(source.file.endswith(".gguf") for source in files)
     are_names_distinct = len({path.name for path in paths}) == len(paths)
     if is_one_model and are_names_distinct and not select:
         return [Path(path.name) for path in paths]

@@ -227,11 +227,19 @@ class Store:
             yield lock
 
     def begin(
-        self, version: Version, file: str, *, alone: bool, fresh: bool, of: Sequence[str] = ()
+        self,
+        version: Version,
+        file: str,
+        *,
+        alone: bool,
+        fresh: bool,
+        source_name: Sequence[str] = (),
     ) -> Partial:
         """A partial *file* for *version*, as :meth:`bitnet.store.partial.Partial.begin`."""
         folder = tree.transfer_folder(self.folder, version.key)
-        return Partial.begin(folder, file, version, alone=alone, fresh=fresh, of=of)
+        return Partial.begin(
+            folder, file, version, alone=alone, fresh=fresh, source_name=source_name
+        )
 
     def publish(
         self,

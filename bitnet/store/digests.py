@@ -116,7 +116,7 @@ class Verified:
         """True if, in addition, no link was made to it and no time was set."""
         with suppress(OSError, ValueError):
             changed = os.stat(self.path).st_ctime_ns  # noqa: PTH116
-            return self.is_unchanged and self.ctime_ns == changed > 0
+            return self.is_unchanged and changed > 0 and changed == self.ctime_ns
         return False
 
 

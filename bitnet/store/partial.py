@@ -128,7 +128,9 @@ class Sidecar:
 class Partial:
     """A file that only this process writes; :meth:`begin` creates one."""
 
-    def __init__(self, path: Path, version: Version, fd: int, of: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: Path, version: Version, fd: int, source_name: Sequence[str] = ()
+    ) -> None:
         self.path = path  # until it is published or left for another process
         self.fd = fd
         self.done = Ranges()  # parts already written
@@ -138,7 +140,7 @@ class Partial:
         self.is_contiguous = True
         self.server_etag: str | None = None  # strong ETag of the server that sends the bytes
         self._version = version
-        self._of = list(of)
+        self._source_name = list(source_name)
         self._seeking = threading.Lock()
         self._flushed = 0
 
@@ -151,33 +153,33 @@ class Partial:
         *,
         alone: bool,
         fresh: bool = False,
-        of: Sequence[str] = (),
+        source_name: Sequence[str] = (),
     ) -> Partial:
         """A file in *folder* for *version*, resuming what earlier processes left.
 
-        Other leftovers are deleted; with *fresh* all, since they proved wrong. *of* is the name
-        that is fetched, without secrets: repository, revision and file, or an address.
+        Other leftovers are deleted; with *fresh* all, since they proved wrong. *source_name* is the
+        name that is fetched, without secrets: repository, revision and file, or an address.
         """
         own = folder / fresh_name(name)
         left = [path for path in _partials(folder) if _is_free(path, alone=alone)]
         taken = None
         usable = [] if fresh else _usable(left, version)
         for path, sidecar in usable:
-            taken = cls._take(path, sidecar, own, version, of)
+            taken = cls._take(path, sidecar, own, version, source_name)
             if taken is not None:
                 break
         for path in left:
             _delete(path)
         if taken is None and not alone and not fresh and version.sha256 is not None:
-            taken = cls._copy(folder, own, version, of)
+            taken = cls._copy(folder, own, version, source_name)
         if taken is None:
-            taken = cls(own, version, _create(own), of)
+            taken = cls(own, version, _create(own), source_name)
             taken.note()
         return taken
 
     @classmethod
     def _take(
-        cls, path: Path, sidecar: Sidecar, own: Path, version: Version, of: Sequence[str]
+        cls, path: Path, sidecar: Sidecar, own: Path, version: Version, source_name: Sequence[str]
     ) -> Partial | None:
         """Rename *path* to *own*; ``None`` if another process was faster.
 
@@ -189,7 +191,7 @@ class Partial:
         except FileNotFoundError:
             return None
         try:
-            partial = cls(own, version, fd, of)
+            partial = cls(own, version, fd, source_name)
             for start, stop in _parts(sidecar, os.fstat(fd).st_size):
                 partial.done.add(start, stop)
             partial.resumed = partial.done.total
@@ -212,7 +214,9 @@ class Partial:
         return partial
 
     @classmethod
-    def _copy(cls, folder: Path, own: Path, version: Version, of: Sequence[str]) -> Partial | None:
+    def _copy(
+        cls, folder: Path, own: Path, version: Version, source_name: Sequence[str]
+    ) -> Partial | None:
         """A copy of what another process has fetched so far, to continue it; None without one.
 
         Without working locks it is not known whether that process is still writing. Its bytes from
@@ -222,7 +226,7 @@ class Partial:
         path = next((path for path, sidecar in usable if sidecar.done is None), None)
         if path is None:
             return None
-        partial = cls(own, version, _create(own), of)
+        partial = cls(own, version, _create(own), source_name)
         try:
             with path.open("rb") as source:
                 while chunk := source.read(_COPY_BYTES):
@@ -280,7 +284,7 @@ class Partial:
             done=None if self.is_contiguous else [list(part) for part in self.done],
             inode=os.fstat(self.fd).st_ino,
             boot=boot_id(),
-            name=self._of,
+            name=self._source_name,
         )
         unplaced = Path(f"{self.path}.json.new")
         unplaced.write_text(json.dumps(asdict(sidecar), indent=1), encoding="utf-8")
