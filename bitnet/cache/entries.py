@@ -1,4 +1,4 @@
-"""Content of the cache folder, found by listing it, and whether a file is what its name says."""
+"""Entries of the cache folder, found by listing it; and checks of single entries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Kind = Literal["tokenizer", "model", "compiled", "exact-head", "prompt", "partial", "leftover"]
 
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress", ".superseded")
-_LEFTOVER_PREFIXES = (".lock-", "placing-")  # trials of locks, and notes of placements
+_LEFTOVER_PREFIXES = (".lock-", "placing-")  # tests of locking, and notes of placements
 _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 
 
@@ -86,17 +86,21 @@ def entries(root: Path) -> list[Entry]:
     """Every entry of the cache, grouped by folder; empty if there is no cache yet."""
     all_entries: list[Entry] = _store_entries(root)
     for folder, names in _folders(root):
-        # the record of a partial file goes with it
-        beside = {f"{name}.json" for name in names if _PARTIAL.fullmatch(name)} & names
-        for name in sorted(names - beside):
+        # The record of a partial file belongs to the entry of that file.
+        records = {f"{name}.json" for name in names if _PARTIAL.fullmatch(name)} & names
+        for name in sorted(names - records):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                companions = [f"{name}.json"] if f"{name}.json" in beside else []
+                companions = [f"{name}.json"] if f"{name}.json" in records else []
                 all_entries.append(_entry(root, folder / name, companions))
     return all_entries
 
 
 def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Folders of the cache, without links, and the names of the files and links in each."""
+    """Folders of the cache, without links, and the names of the files and links in each.
+
+    Of the store, these are only the folders of partial files: :class:`bitnet.store.Store` lists the
+    others.
+    """
     waiting = [
         tree.partial_folder(tree.store_folder(root)) if area == "store" else root / area
         for area in tree.AREAS[::-1]
@@ -114,6 +118,7 @@ def _folders(root: Path) -> Iterator[tuple[Path, set[str]]]:
         except OSError as error:
             raise from_os_error(error, folder, in_cache=True) from error
         yield folder, files
+        # Temporary files of pip: the download that made them removes them, or the next one.
         inner = [name for name in inner if not name.startswith(".pip-")]
         waiting += [folder / name for name in sorted(inner, reverse=True)]
 
@@ -186,7 +191,7 @@ def _key(area: str, inner: list[str]) -> str:
 
 
 def is_same_file(entry: Entry, stored: Entry, root: Path) -> bool:
-    """True if *entry* is a link in the cache to the file *stored*, or its reflink or copy."""
+    """True if *entry* is a link, a reflink or a copy, in the cache, of the file *stored*."""
     if entry.is_stored:
         return False
     if entry.inode == stored.inode and any(entry.inode):
@@ -213,7 +218,7 @@ class EntryCheck:
     """Result of checking one entry; *problem* is empty if it is intact."""
 
     entry: Entry
-    check: str
+    check: str  # what was checked: ``SHA-256``, ``JSON``, ``GGUF``, ``checksums`` or ``file``
     problem: str = ""
 
     def facts(self) -> dict[str, Any]:
@@ -237,9 +242,11 @@ def verify(
     prompt_problem: Callable[[Path], str] | None = None,
     expected: Mapping[str, str] | None = None,
 ) -> EntryCheck:
-    """Check *entry* by its name, and by *expected*, SHA-256 by path.
+    """Check the file of *entry*.
 
-    *read_gguf* reads a model, and *prompt_problem* says what is wrong with a stored prompt.
+    *expected* has the SHA-256 of files by path. Without one, the suffix of the file selects the
+    check. *read_gguf* reads a model; *prompt_problem* returns the problem of a stored prompt, or an
+    empty text.
     """
     path = entry.path
     check = {".json": "JSON", ".gguf": "GGUF", ".kv": "checksums"}.get(path.suffix, "file")

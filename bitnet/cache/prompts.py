@@ -1,8 +1,8 @@
-"""Files with what models computed of prompts: keys, values and states behind a prefix of ids.
+"""Files with the keys, values and states that a model computed for the ids of a prompt.
 
-``<folder>/<model>/<name>.kv``, a folder for each model by the digest of its weights. The folder is
-bounded: what was used least recently goes first. A file is written under another name and then
-renamed, never changed, and only its user can read it.
+``<folder>/<model>/<name>.kv``, a folder for each model by the digest of its weights. Their total
+size is bounded: files used least recently are removed first. A file is written under another name
+and then renamed, never changed, and only its user can read it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DRAFT = re.compile(r"\.[0-9a-f]{32}\.kv\.\d+-[0-9a-f]+\.tmp")
 
 @dataclass(frozen=True)
 class Stored:
-    """A file of the folder."""
+    """A file with the state of a prompt."""
 
     path: Path
     size_bytes: int
@@ -50,7 +50,7 @@ class PromptFolder:
     """The files of all models in one folder, which several processes may use at the same time."""
 
     def __init__(self, root: Path, *, limit_bytes: float, in_cache: bool = False) -> None:
-        """Files in *root*, of *limit_bytes* in all; *in_cache*, if it is that of the cache."""
+        """Files in *root*, of *limit_bytes* in all; *in_cache*: *root* is part of the cache."""
         self.root = root
         self.limit_bytes = limit_bytes
         self._in_cache = in_cache
@@ -60,9 +60,9 @@ class PromptFolder:
         return [file.path for file in _files_in(self.root / model)]
 
     def write(self, model: str, name: str, parts: Sequence[bytes | memoryview]) -> str:
-        """Write *parts* as the file *name* of *model*; the reason why not, or nothing.
+        """Write *parts* as the file *name* of *model*; return why it failed, empty if it did not.
 
-        Files that were not used for the longest time make room for it.
+        The least recently used files are removed to make room for it.
         """
         size = sum(len(part) for part in parts)
         if size > self.limit_bytes:
@@ -94,7 +94,7 @@ class PromptFolder:
     def _make_room(self, size_bytes: int, new: Path) -> None:
         """Delete files until *size_bytes* more fit, and drafts that killed processes left.
 
-        The file that *new* replaces does not count.
+        The file at *new* does not count, because it will be replaced.
         """
         files: list[Stored] = []
         with suppress(OSError):

@@ -47,10 +47,11 @@ class Removal:
     root: Path  # the cache folder
     remove: tuple[Entry, ...]  # entries to remove
     busy: tuple[Entry, ...] = ()  # entries kept because a process holds them
-    names: tuple[Pin, ...] = ()  # names to drop, also of bytes that others keep
-    kept: tuple[tuple[Entry, tuple[str, ...]], ...] = ()  # of the store; other names of the bytes
+    names: tuple[Pin, ...] = ()  # names to drop, also of bytes that stay for other names
+    # entries of the store that stay for other models, each with the repositories of these
+    kept: tuple[tuple[Entry, tuple[str, ...]], ...] = ()
     is_whole: bool = False  # nothing is removed if one of the entries is busy
-    marks: tuple[Path, ...] = ()  # of versions that their names left; removed at the end
+    marks: tuple[Path, ...] = ()  # marks of superseded versions, to be removed at the end
 
     @property
     def size_bytes(self) -> int:
@@ -160,7 +161,7 @@ def plan_model(root: Path, files: ModelFiles) -> Removal:
 
     # Links: at the places of the model, and to the bytes that go.
     places = {root / record.place for record in mine if record.place is not None}
-    links = [
+    link_entries = [
         entry
         for entry in everything
         if files.is_link(entry.path)
@@ -169,11 +170,11 @@ def plan_model(root: Path, files: ModelFiles) -> Removal:
     ]
     unfinished = [entry for entry in everything if files.is_unfinished(entry)]
     names = tuple(record for record in mine if record.kind != "version")
-    return Removal(root, (*gone, *unfinished, *links), (), names, shared, is_whole=True)
+    return Removal(root, (*gone, *unfinished, *link_entries), (), names, shared, is_whole=True)
 
 
 def plan_superseded(root: Path) -> list[Removal]:
-    """Removal of each version that an update left, unless another name or a project has it."""
+    """Removal of each version that an update replaced, unless another name or a project has it."""
     store = Store(root)
     marks = store.list_superseded()
     if not marks:
@@ -196,7 +197,7 @@ def plan_superseded(root: Path) -> list[Removal]:
 
 
 def drop_superseded(root: Path) -> None:
-    """Remove the versions that updates left; what is in use is left for the next command."""
+    """Remove the versions that updates replaced; those in use are left for the next command."""
     try:
         for planned in plan_superseded(root):
             for entry in prune(planned).remove:
@@ -266,7 +267,7 @@ def _of_key(
 
 def _means(own: str, key: str) -> bool:
     """True if *key*, as people write it, means the key *own*."""
-    if SHA256.fullmatch(own):  # as a terminal shows it, or whole
+    if SHA256.fullmatch(own):  # *key* may be a digest as it is shown on a terminal, cut with "…"
         digits = key.rstrip("…")
         return len(digits) >= DIGITS and own.startswith(digits)
     spelled = key.replace("/", "--", 1) if key.count("/") == 1 else key  # org/repo as people write
@@ -290,7 +291,10 @@ def refuse_unless_cache(root: Path) -> None:
 
 
 def prune(planned: Removal) -> Removal:
-    """Remove the planned entries that are still unused; those removed, and those that are busy."""
+    """Remove the planned entries that are still unused.
+
+    The result has the entries that were removed, and those that are busy.
+    """
     store = Store(planned.root)
     removed: list[Entry] = []
     busy = list(planned.busy)
@@ -339,13 +343,14 @@ def _lock(
     """Lock *batch* until *stack* ends: what may be removed, links first, and what is busy."""
     free: list[Entry] = []
     busy: list[Entry] = []
+    # Files of the store first: a link to one that is busy stays, too.
     for entry in sorted(batch, key=lambda entry: not entry.is_stored):
         if root.resolve() not in entry.path.parent.resolve().parents:
             busy.append(replace(entry, owner="a link that leads out of the cache"))
             continue
         holder = next((candidate for candidate in busy if candidate.inode == entry.inode), None)
         if holder is not None and any(entry.inode):
-            busy.append(replace(entry, owner=holder.owner))  # the link to a file that stays
+            busy.append(replace(entry, owner=holder.owner))
             continue
         try:
             for path in locks_for(entry.path):
@@ -364,13 +369,13 @@ def _remove(root: Path, entry: Entry) -> None:
     try:
         for path in (entry.path, *entry.companions):
             # Windows cannot delete the lock file while it is held.
-            held = os.name == "nt" and path.suffix == ".lock"
-            with contextlib.suppress(PermissionError) if held else contextlib.nullcontext():
+            may_be_held = os.name == "nt" and path.suffix == ".lock"
+            with contextlib.suppress(PermissionError) if may_be_held else contextlib.nullcontext():
                 links.remove(path)
     except OSError as error:
         raise from_os_error(error, error.filename or entry.path, in_cache=True) from error
     for folder in entry.path.parents:
-        if folder.parent in (root, folder):
+        if folder.parent in (root, folder):  # the cache's own folders, such as models, stay
             return
         try:
             folder.rmdir()

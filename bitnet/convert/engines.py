@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from bitnet.families.streams import Streams
     from bitnet.formats.checkpoint import Checkpoint
 
-    _Texts = Iterator[tuple[str, str]]  # an engine, and what it does
+    _Texts = Iterator[tuple[str, str]]  # names of engines, each with how it differs
 
-# Constants of models of several streams in llama.cpp.
-_INPUT_WIDTH = 256
-_RANK = 64
-_OWN_CACHES = 20
-_SPARSE_LAYERS = 10
-_DEVIATIONS = 1.64485
+# Constants of models of several streams (Gemma 3n) in llama.cpp.
+_INPUT_WIDTH = 256  # numbers that each token has for each layer
+_RANK = 64  # of the low-rank residuals
+_OWN_CACHES = 20  # layers with keys and values of their own, from the first on
+_SPARSE_LAYERS = 10  # layers whose gates are lowered, from the first on
+_DEVIATIONS = 1.64485  # standard deviations by which they are: 95 % of a normal distribution
 _CLASSIFIERS = ("bert", "modern-bert", "neo-bert")  # encoders whose classifiers llama.cpp loads
 _EVERY = "every engine"
 _LLAMA_CPP = "llama.cpp"
@@ -83,8 +83,8 @@ def _of_model(checkpoint: Checkpoint, config: ModelConfig) -> _Texts:
         yield _LLAMA_CPP, f"{family.llama_cpp.always} {checkpoint.architecture} models"
     if not (config.looks_back or family.encodes or family.llama_cpp.both_ways):
         yield _LLAMA_CPP, "lets no position see those behind it, unless it is told to"
-    is_erf = any(getattr(mixer, "activation", "") == "gelu" for mixer in config.mixers())
-    if family.llama_cpp.gelu_tanh and is_erf:
+    has_exact_gelu = any(getattr(mixer, "activation", "") == "gelu" for mixer in config.mixers())
+    if family.llama_cpp.gelu_tanh and has_exact_gelu:
         deviation = f"computes GELU of {checkpoint.architecture} models by the hyperbolic tangent"
         yield _LLAMA_CPP, f"{deviation}, up to 5e-4 from what it is"
     if config.projections and not family.llama_cpp.projections:
@@ -130,9 +130,10 @@ def _streams(checkpoint: Checkpoint, config: ModelConfig, streams: Streams) -> _
 
 
 def _is_cut_as_in_llama_cpp(layer: int, network: FeedForward) -> bool:
-    """True if llama.cpp lowers the gates of a *network* so, but for the fifth digit."""
+    """True if llama.cpp lowers the gates of *network* as the model does, to about four digits."""
     if layer >= _SPARSE_LAYERS or network.cutoff is None:
         return layer >= _SPARSE_LAYERS and network.cutoff is None
+    # llama.cpp divides the sum of squares by the width less 1, not by the width.
     cutoff = _DEVIATIONS * math.sqrt(network.width / max(network.width - 1, 1))
     return math.isclose(network.cutoff, cutoff, rel_tol=1e-4)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Rows of token types, without which llama.cpp loads no encoder.
 _TEXT_COUNT = "tokenizer.ggml.token_type_count"
-# general.file_type as llama.cpp numbers it; 40 is Q1_0 as well as bitnet.cpp's I2_S, 137
+# general.file_type as llama.cpp numbers it, but: 40 is Q1_0 there, and I2_S in bitnet.cpp; 137 is
 # ik_llama.cpp's, 141 and 143 are PrismML's.
 _FILE_TYPES = {
     "F32": 0,
@@ -48,13 +48,14 @@ def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes
             f"{checkpoint.path.name}: its rope scaling is dynamic, and GGUF has no word for it",
             hint="run the model as it is",
         )
-    about: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "general.file_type": _FILE_TYPES[request.type],
         "general.quantization_version": 2,
     }
+    # Encodings of BitNet's own imply that products round their inputs; others need a key.
     if request.type in registry.OF_ANY_MODEL and checkpoint.rounds_inputs:
         key, per_token = INPUTS
-        about[key] = per_token
+        overrides[key] = per_token
     gguf = checkpoint.gguf
     if gguf is None:
         keys = _keys_of_folder(checkpoint)
@@ -74,8 +75,8 @@ def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes
             }
             keys |= _tokenizer(checkpoint, request, default=None)
         elif pre := request.pre or _missing_pre(gguf):
-            about["tokenizer.ggml.pre"] = pre
-    keys |= {key: encode_value(value) for key, value in about.items()}
+            overrides["tokenizer.ggml.pre"] = pre
+    keys |= {key: encode_value(value) for key, value in overrides.items()}
     return keys
 
 

@@ -112,8 +112,8 @@ _COUNTS = ".counts"
 class _TensorPosition:
     """A tensor as the rules see it."""
 
-    layer: int  # number among *layers* tensors of its role, or its block's
-    layers: int
+    layer: int  # its number among the tensors of its role; with experts, that of its block
+    layers: int  # the number of these tensors, or of the blocks
     sharing: int  # query heads per key head in the first block
     weighted: bool  # there is an importance matrix
 
@@ -184,22 +184,23 @@ class _Assignment:
             experts = len(weight.shape) > 2 and weight.shape[0] > 1
             return "MXFP4" if experts and not is_head else "Q8_0"
         if is_head:
-            wide = weight.shape[-1] % types.by_name(default).block_size
-            return "Q8_0" if wide or default == "Q8_0" else "Q6_K"
-        eight = self.experts == 8
+            rest = weight.shape[-1] % types.by_name(default).block_size
+            return "Q8_0" if rest or default == "Q8_0" else "Q6_K"
+        has_eight_experts = self.experts == 8
         if role == "values":
             type_ = self._apply(_VALUES, weight.name, role, self.values)
+            # What llama.cpp calls LLM_TYPE_70B, by the number of blocks.
             is_70b = self.blocks == 80 and self.architecture in ("llama", "qwen2", "olmo")
             is_70b = is_70b and (self.architecture != "llama" or self.sharing != 1)
             if is_70b and type_ in ("Q3_K", "Q4_K"):
                 type_ = "Q5_K"
-            return "Q8_0" if eight else type_
-        if role == "keys" and eight:
+            return "Q8_0" if has_eight_experts else type_
+        if role == "keys" and has_eight_experts:
             return "Q8_0"
         if role == "down":
             return self._apply(_DOWN, weight.name, role, self.blocks)
         if role == "attention output":
-            if eight:
+            if has_eight_experts:
                 return "Q5_K" if self.mixture in _EIGHT_EXPERTS_OUTPUT else default
             return _ATTENTION_OUTPUT.get(self.mixture, default)
         return default
@@ -226,7 +227,7 @@ def _role(name: str) -> str:
     return next((role for part, role in _PARTS.items() if part in name), "")
 
 
-Importance = Mapping[str, NDArray[np.float32]]  # weights of the inputs of a matrix, by its name
+Importance = Mapping[str, NDArray[np.float32]]  # a weight for each input of a matrix, by its name
 
 
 def importance_of(importance: Importance, weight: Weight) -> NDArray[np.float32] | None:
@@ -236,7 +237,7 @@ def importance_of(importance: Importance, weight: Weight) -> NDArray[np.float32]
     if values is None or values.size == math.prod(shape):
         return values if values is None else values.reshape(shape)
     if weight.name in ("token_embd.weight", "per_layer_token_embd.weight"):
-        return None  # it was computed for the head, which has the same numbers
+        return None  # the values are those of the head, which shares the tensor
     raise InvalidFormat(
         f"--imatrix has {values.size:,} numbers for {weight.name}, expected {math.prod(shape):,}",
         hint="use the importance matrix of this model",

@@ -62,15 +62,13 @@ class Conversion:
             "size_bytes": self.size_bytes,
             "exact": self.exact,
             "ignored_keys": list(self.ignored_keys),
-            "warnings": [{"engine": one.subject, "text": one.text} for one in self.warnings],
+            "warnings": [{"engine": each.subject, "text": each.text} for each in self.warnings],
             "tensors": [asdict(tensor) for tensor in self.tensors],
         }
 
     def lines(self) -> Iterator[str]:
-        """Number of tensors by conversion."""
-        kinds = Counter(
-            (one.before, one.after, one.exact, one.keeps_rounding) for one in self.tensors
-        )
+        """The kinds of conversions with their numbers of tensors and largest errors, as text."""
+        kinds = Counter((t.before, t.after, t.exact, t.keeps_rounding) for t in self.tensors)
         for (before, after, exact, keeps_rounding), count in kinds.items():
             errors = [t.error for t in self.tensors if (t.before, t.after) == (before, after)]
             how = "exactly" if exact else f"rounded, by {max(errors):.2g} of the largest at most"
@@ -93,11 +91,11 @@ class ConversionPlan:
         """The conversions and the size of the file, as text."""
         yield f"{human_size(self.size_bytes)}, {quantity(len(self.jobs), 'tensor')}:"
         sizes: dict[str, list[int]] = {}
-        for one in self.jobs:
-            kind = f"{one.weight.quant.name} -> {one.target.name}"
-            sizes.setdefault(kind, []).append(one.size_bytes)
-        for kind, each in sizes.items():
-            yield f"  {quantity(len(each), 'tensor')} {kind}, {human_size(sum(each))}"
+        for planned in self.jobs:
+            kind = f"{planned.weight.quant.name} -> {planned.target.name}"
+            sizes.setdefault(kind, []).append(planned.size_bytes)
+        for kind, of_kind in sizes.items():
+            yield f"  {quantity(len(of_kind), 'tensor')} {kind}, {human_size(sum(of_kind))}"
 
     def write(
         self, output: Path, on_progress: Callable[[int, int], None] = lambda *_: None
@@ -110,7 +108,8 @@ class ConversionPlan:
         views = [view for job in self.jobs for view in job.weight.views]
 
         def check(path: Path) -> None:
-            written = open_gguf(path).weights  # without the warnings, which name the file
+            # Not by open_checkpoint, whose warnings would name the temporary file.
+            written = open_gguf(path).weights
             for planned, (tensor, digest) in zip(self.jobs, results, strict=True):
                 raw = written[tensor.name].data[: planned.size_bytes].data
                 if hashlib.sha256(raw).digest() != digest:
@@ -169,7 +168,7 @@ def _new(job: Job, chunks: Callable[[], Iterator[bytes | memoryview]]) -> NewTen
 
 @dataclass(frozen=True)
 class Converted:
-    """One tensor, decoded again and read back."""
+    """Result for one tensor, which was decoded again and read back."""
 
     name: str  # GGUF name
     before: str  # its encoding in the source

@@ -44,7 +44,8 @@ _PACKERS = {
     "IQ2_BN": pack_iq2_bn,
     **{name: layout.pack for name, layout in SCALED_BLOCKS.items()},
 }
-# F32, as in llama.cpp's files: routers, and tables whose rows are added to embeddings.
+# Endings of the matrices that are stored as F32, as in llama.cpp's files: routers, and tables whose
+# rows are added to embeddings.
 _EXACT = (
     ".ffn_gate_inp.weight",
     ".ffn_gate_inp_shexp.weight",
@@ -69,11 +70,11 @@ class Job:
 
     weight: Weight  # of the source
     target: QuantType  # its new type
-    # new row i is old row ``order[i]``; ``None``: rows are unchanged
+    # row i of the new tensor is row ``order[i]`` of the source; ``None``: the order is unchanged
     order: NDArray[np.intp] | None
     allow_lossy: bool  # allow a loss beyond the rounding of floats
     rounds: bool = False  # products with the new tensor round their input to int8 per token
-    columns: NDArray[np.intp] | None = None  # as *order*, of columns
+    columns: NDArray[np.intp] | None = None  # the order of columns, as *order*
     # weights of the inputs' squared errors, ``(columns,)`` or ``(experts, columns)``
     importance: NDArray[np.float32] | None = None
 
@@ -98,7 +99,7 @@ class Job:
 
     @property
     def from_ternary(self) -> bool:
-        """True if the source has codes and scales."""
+        """True if the source stores ternary codes and scales, not numbers."""
         return self.weight.quant.is_ternary or self.weight.quant in _UNNUMBERED
 
     def pieces(self) -> Iterator[Encoded]:
@@ -117,8 +118,8 @@ class Job:
     def _encode(self, values: NDArray[np.float32]) -> Encoded:
         """*values* in the new type, with the error that decoding them again shows.
 
-        A loss beyond the rounding of floats is refused. A ternary type has all values of the tensor
-        at once.
+        A loss beyond the rounding of floats is refused. For a ternary type, *values* are those of
+        the whole matrix.
         """
         name = self.weight.name
         target = self.target
@@ -166,7 +167,7 @@ class Job:
     def values(self) -> Iterator[NDArray[np.float32]]:
         """Values of a vector or matrix in their new order, some rows at a time.
 
-        All at once if a type has no separate rows.
+        They are returned all at once if the rows of the source or the new type cannot be separated.
         """
         weight = self.weight
         if self.from_ternary or self.target.is_ternary or len(weight.shape) < 2:
@@ -197,7 +198,7 @@ class Job:
                     hint="run the model as it is",
                 )
             ternary = Ternary(self._with_columns(ternary.codes), ternary.scales)
-        else:  # numbers that are ternary already, unchanged; others only if that is allowed
+        else:  # Numbers that are ternary already are unchanged; others are rounded if allowed.
             values = self._with_columns(registry.dequantize(self.weight))
             exact = _as_ternary(values, self.target)
             if exact is None and not self.allow_lossy:
@@ -272,8 +273,8 @@ class Job:
                 f"scales, {self.target.name} holds one per {whole}",
                 hint="choose TQ2_0 or F16",
             )
-        only: NDArray[np.float32] = np.where(np.isinf(low), 1, low).astype(np.float32)
-        return only
+        single: NDArray[np.float32] = np.where(np.isinf(low), 1, low).astype(np.float32)
+        return single
 
 
 def _count_nonzero(ternary: Ternary) -> NDArray[np.int64]:
@@ -297,17 +298,17 @@ def job(
 ) -> Job:
     """Job for one *weight* of *checkpoint*, a model of *config*, according to *request*.
 
-    Matrices whose name is one of *vectors* take part in no product, and keep their numbers. Those
-    named in *mixture* have the type that it gives them. *importance* weighs the errors of rounding.
+    *vectors* names matrices that take part in no product: they keep their numbers. *mixture* has
+    the types of some tensors by name. *importance* weighs the errors of rounding.
     """
-    keeps = checkpoint.path.is_file()
-    is_other = len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_EXACT)
+    is_gguf = checkpoint.path.is_file()
+    is_exact = len(weight.shape) < 2 or weight.name in vectors or weight.name.endswith(_EXACT)
     if weight.name in mixture:
         target = mixture[weight.name]
-    elif is_other or request.type in MIXTURES:
-        target = _RENAMED.get(weight.quant, weight.quant) if keeps else types.by_name("F32")
+    elif is_exact or request.type in MIXTURES:
+        target = _RENAMED.get(weight.quant, weight.quant) if is_gguf else types.by_name("F32")
     else:
-        target = _target(weight, request, keeps=keeps)
+        target = _target(weight, request, keeps=is_gguf)
     if len(weight.shape) == 3 and target.name == "I2_S":
         raise Unsupported(
             f"{weight.name} has {weight.shape[0]:,} matrices, and I2_S has one scale for a tensor",
@@ -325,7 +326,7 @@ def job(
 
 
 def _target(weight: Weight, request: ConvertOptions, *, keeps: bool) -> QuantType:
-    """New type of the matrix *weight*; a GGUF file *keeps* the types that are not to change."""
+    """New type of the matrix *weight*; with *keeps*, its own type if it need not change."""
     own = _RENAMED.get(weight.quant, weight.quant)
     quant = types.by_name(request.type)
     if own.name == "MXFP4" and request.type != "F32":  # smaller than any other, and exact
@@ -351,9 +352,9 @@ def _seems_ternary(weight: Weight, target: QuantType) -> bool:
 
 
 def _as_ternary(values: NDArray[np.float32], target: QuantType) -> Ternary | None:
-    """*values* as codes and scales, exactly; ``None`` if *target* does not hold them.
+    """*values* as codes and scales, exactly; ``None`` if *target* cannot hold them.
 
-    A scale belongs to a block of *target*, or to the matrix where *target* stores one.
+    There is a scale for each block of *target*, or one for the whole matrix if it has no blocks.
     """
     rows, columns = values.shape
     layout = SCALED_BLOCKS.get(target.name)

@@ -15,22 +15,22 @@ evidence alone, and the report shows both.
     plan.py                the prompts, the texts to tokenize, and the facts known before
     trace.py               a question to an engine, and its answer
     references.py          the engines by name
-    ask.py                 one of them asked in its own process, within a limit of time
+    ask.py                 runs an engine in its own process, within a time limit
     reference_process.py   the program in that process
-    llama_library.py       llama.cpp's C API in it
-    transformers_engine.py models of transformers in it
-    recording.py           an answer in a file, in the place of its engine
+    llama_library.py       its engines with llama.cpp's C API
+    transformers_engine.py its engine for models of transformers
+    recording.py           a recorded answer, used instead of an engine
     ours.py                our own answer, and what computed it
     float64.py             the pass in double precision that both are measured by
-    compare.py             answers compared: whole, text by text, position by position
+    compare.py             compares answers: completeness, each text, each position
     operations.py          every operation, computed again from the engine's own inputs
     bounds.py              how far an operation may be from float64
     prefix.py              the caches that an operation reads, from the engine's own values
-    names.py               our names of llama.cpp's intermediates
-    modules.py             our names of what modules of transformers read and give
+    names.py               our names for llama.cpp's intermediates
+    modules.py             our names for inputs and outputs of transformers' modules
     evidence.py            all results as one record
     records.py             records as JSON, and back
     judge.py               the verdict, from that record alone, and its thresholds
     report.py              report.json, report.md and, by report.html.j2, report.html
-    check.py               a report derived and made again
+    check.py               derives the verdict of a report again, and compares a second run with it
 """

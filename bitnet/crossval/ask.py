@@ -52,7 +52,7 @@ _MOST_STDERR_BYTES = 1 << 20  # of a failed engine's stderr that are read
 
 
 def time_limit(checkpoint: Checkpoint, requested: float | None = None) -> float:
-    """Seconds that a reference has to answer about *checkpoint*, unless some are *requested*."""
+    """Time limit for one answer about *checkpoint*, in seconds; *requested* overrides it."""
     if requested is not None:
         return requested
     size_bytes = sum(weight.size_bytes for weight in checkpoint.weights.values())
@@ -64,15 +64,16 @@ def ask(
 ) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
     """The answer of *engine* to *request*, and the intermediates that it wrote, by name.
 
-    :mod:`bitnet.crossval.reference_process` runs it, and writes into *folder*. *model* is the name
-    of the model in messages. Intermediates are ``(rows, width)``. An engine that crashed, took too
-    long, refused the request or wrote something else has failed.
+    :mod:`bitnet.crossval.reference_process` runs the engine, and writes into *folder*. *model* is
+    the name of the model in messages. Intermediates are ``(rows, width)``. :class:`EngineFailed` is
+    raised if the engine crashed, took too long, refused the request, or wrote an answer that cannot
+    be read.
     """
     target = folder / ANSWER
     command = isolate("bitnet.crossval.reference_process", str(target))
-    ended = run(command, name=engine, limit_s=limit_s, stdin=json.dumps(request))
-    if ended.returncode or not target.exists():
-        text = f"{engine} did not survive: {describe_ending(ended)}"
+    completed = run(command, name=engine, limit_s=limit_s, stdin=json.dumps(request))
+    if completed.returncode or not target.exists():
+        text = f"{engine} did not survive: {describe_ending(completed)}"
         raise EngineFailed(text, hint=OTHER_ENGINE)
     try:
         answer = read_json(target, hint=OTHER_ENGINE)
@@ -102,10 +103,10 @@ def _read_intermediates(folder: Path) -> dict[str, NDArray[np.float32]]:
 def run(
     command: Sequence[str], *, name: str, limit_s: float, stdin: str = ""
 ) -> subprocess.CompletedProcess[bytes]:
-    """Exit status and stderr of *command*, whose program messages call *name*.
+    """Run *command*, and return its exit status and stderr; messages call the program *name*.
 
-    It has failed if it does not start, or has not ended after *limit_s* seconds; then it is killed
-    with all processes that it started.
+    After *limit_s* seconds it is killed with all processes that it started. :class:`EngineFailed`
+    is raised if it was killed, or does not start.
     """
     # Files instead of pipes: a process that outlives the engine may hold a pipe open.
     with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:
@@ -118,7 +119,7 @@ def run(
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env=settings.child_environment(**_WAITING),
-                start_new_session=True,  # with its children it is one group
+                start_new_session=True,  # so that it can be killed together with its children
             )
         except OSError as error:
             raise EngineFailed(f"{name} does not start: {error}", hint=OTHER_ENGINE) from error
@@ -131,6 +132,7 @@ def run(
         finally:
             if process.poll() is None:
                 _kill_group(process)
+        # Only the end is read: engines write logs of any length.
         errors.seek(0, os.SEEK_END)
         errors.seek(max(errors.tell() - _MOST_STDERR_BYTES, 0))
         return subprocess.CompletedProcess(command, process.returncode, stderr=errors.read())

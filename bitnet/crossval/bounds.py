@@ -1,13 +1,13 @@
 """Bounds on the difference of one operation of an engine from float64, and its measures.
 
 Three measures of the residual, ``theirs - float64``, each with a bound for every kind of
-operation. *error* is its size in the worst row: the window of one row, or one head, shows there.
-*gain* is the slope of theirs over float64's values, less 1: an epsilon or a norm that is off scales
-all rows alike, while rounding scatters them. *mean* is the size of the mean residual of all rows: a
-bias that is left out is in each of them, while rounding averages out.
+operation. *error* is its size in the worst row: a mistake in the window of one row, or in one head,
+shows there. *gain* is the slope of theirs over float64's values, less 1: a wrong epsilon or norm
+scales all rows alike, while rounding scatters them. *mean* is the size of the mean residual of all
+rows: a missing bias is in each of them, while rounding averages out.
 
-``benchmarks/results/sensitivity.json`` has what right models of every family measure, in every
-encoding and engine, and what models with one mistake do. A test holds these bounds against it.
+``benchmarks/results/sensitivity.json`` holds the measures of correct models of every family, in
+every encoding and engine, and those of models with one mistake. A test checks these bounds with it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Positions whose operations are computed again; ik_llama.cpp computes as many at a time.
+# Positions whose operations are computed again; also the batch size of ik_llama.cpp.
 ROWS = 16
 
-# What an operation rounds, from the least to the most.
+# Kinds of operations by what they round, from the smallest error to the largest. An operation with
+# several roundings has the last of their kinds.
 Kind = Literal[
     "sum",
     "state",

@@ -29,8 +29,8 @@ _RELATIVE = 1e-3
 _ABSOLUTE = 1e-13
 _SHOWN = 5  # differences in a message
 
-# Fields about what made the report. If one of them differs here, its numbers cannot be computed
-# again.
+# Prefixes of the fields about the machine and the engines of the report. If one of them differs
+# here, the numbers of the report cannot be computed again.
 _MAKERS = (
     "machine",
     "ours.version",
@@ -121,6 +121,7 @@ def _differences(reported: Any, computed: Any, path: str) -> Iterator[str]:
 
     *path* names the field of the report that has the values; it is empty for the whole report.
     """
+    # The type of both values, None if they differ in it.
     kind = type(reported) if type(reported) is type(computed) else None
     if kind is dict and reported.keys() == computed.keys():
         for key in reported:

@@ -1,9 +1,10 @@
 """Two traces compared: whether both are whole, tokenizers text by text, logits row by row.
 
-*theirs* is the reference, *ours* is under test. KL divergences are in nats and never exceed the
-full ones: tokens that were not stored count as one event, and a token that one side did not store
-as no more likely than the last one it did. Comparisons pair the answers of both sides. A missing
-answer would silently drop out of these pairs, so each side is held to the request first.
+*theirs* is the reference, *ours* is under test. KL divergences are in nats, and lower bounds of
+those over the whole vocabulary: the tokens that were not stored count as one event, and a token
+that only one side stored is, on the other, at most as likely as the last token stored there.
+Comparisons pair the answers of both sides. A missing answer would silently drop out of these pairs,
+so the answers of each side are compared with the request first (:func:`faults_of`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _TINY = 1e-12  # smallest remaining probability; anything below is rounding
 _ALIKE = 1e-6  # spread of log-probabilities below which no slope is measured
 _ROUNDING = 1e-7  # of a remaining probability, from writing down logits
 _LEAST = 10  # tokens stored at a position; fewer than that are not a distribution
-_SHOWN = 8
+_SHOWN = 8  # faults that are listed
+# Texts that decode differently on purpose: see :class:`bitnet.crossval.evidence.TokenizerParity`.
 _CLEANED_UP = re.compile(r" [?!.,]| ' | n't| '(?:m|s|ve|re)| \u2047 ")
 
 
@@ -35,7 +37,7 @@ def faults_of(
 ) -> tuple[str, ...]:
     """Descriptions of what *trace* lacks or has beyond the request; empty if it is whole.
 
-    *texts* is the number of texts to tokenize.
+    *texts* is the number of texts to tokenize, *vocabulary* that of the model's tokens.
     """
     faults = []
     if len(trace.prompts) != len(prompts):
@@ -76,36 +78,39 @@ def compare(
     """*ours* beside *theirs*: a row for each position, and one for each continuation.
 
     Prompts are paired by index and only if their tokens are equal; unpaired ones have no row, and
-    :mod:`bitnet.crossval.run` has found them. *exact* is the float64 pass over the same prompts.
+    :func:`faults_of` reports them. *exact* is the float64 pass over the same prompts.
     """
     rows: list[Row] = []
     continuations: list[Row] = []
     pairs = zip(ours.prompts, theirs.prompts, strict=False)
-    for number, (answer, reply) in enumerate(pairs):
-        if (answer.ids, answer.first) != (reply.ids, reply.first):
+    for number, (our_answer, their_answer) in enumerate(pairs):
+        if (our_answer.ids, our_answer.first) != (their_answer.ids, their_answer.first):
             continue
         exact_positions: Sequence[Position] = ()
         if exact is not None and number < len(exact.prompts):
             exact_positions = exact.prompts[number].positions
-        pairs_of_positions = zip(answer.positions, reply.positions, strict=False)
+        pairs_of_positions = zip(our_answer.positions, their_answer.positions, strict=False)
         for at, (position, their_position) in enumerate(pairs_of_positions):
-            index = answer.first + at
+            index = our_answer.first + at
             rows.append(
                 _compare_position(
                     (number, index),
                     position,
                     their_position,
                     exact=exact_positions[at] if at < len(exact_positions) else None,
-                    following=answer.ids[index + 1] if index + 1 < len(answer.ids) else None,
+                    following=(
+                        our_answer.ids[index + 1] if index + 1 < len(our_answer.ids) else None
+                    ),
                 )
             )
-        tokens = list(zip(answer.greedy, reply.greedy, strict=False))
+        # Of a continuation, the first step with different tokens, or else the last step.
+        tokens = list(zip(our_answer.greedy, their_answer.greedy, strict=False))
         if tokens:
             differing = (
                 step for step, (token, their_token) in enumerate(tokens) if token != their_token
             )
             step = next(differing, len(tokens) - 1)
-            continuations.append(Row(number, step, *tokens[step], reply.top2_gaps[step]))
+            continuations.append(Row(number, step, *tokens[step], their_answer.top2_gaps[step]))
     return tuple(rows), tuple(continuations)
 
 
@@ -141,7 +146,7 @@ def _likeliest(position: Position | None) -> int | None:
 
 
 def divergence(p: Position | None, q: Position | None) -> float | None:
-    """KL from *p* to *q*, at least 0; the module describes the sum. None without finite logits."""
+    """Lower bound of the KL divergence from *p* to *q*, at least 0; None without finite logits."""
     if p is None or q is None or not (p.is_finite and q.is_finite):
         return None
     log_ps = p.log_probabilities()
@@ -152,9 +157,9 @@ def divergence(p: Position | None, q: Position | None) -> float | None:
 
 
 def _sum(log_ps: Mapping[int, float], log_qs: Mapping[int, float]) -> float:
-    """The divergence over the tokens of *log_ps*, with all others as one event.
+    """KL divergence over the tokens of *log_ps*, with all others as one event.
 
-    A token that *log_qs* lacks is there at most as likely as the last one that it has.
+    A token that *log_qs* lacks counts as likely as the least likely one in it.
     """
     floor = min(log_qs.values())
     total = 0.0
@@ -178,15 +183,16 @@ def _sum(log_ps: Mapping[int, float], log_qs: Mapping[int, float]) -> float:
 def nearness(exact: Position | None, engine: Position) -> tuple[float | None, float | None]:
     """KL from *exact* to *engine*, and the slope of its log-probabilities over the exact ones.
 
-    Both are None without finite logits, the slope also where the exact ones are equal.
+    Both are None without finite logits. The slope is also None where both stored fewer than three
+    common tokens, or the exact log-probabilities are equal.
     """
     if exact is None or not (exact.is_finite and engine.is_finite):
         return None, None
-    right = exact.log_probabilities()
-    theirs = engine.log_probabilities()
-    common = [token for token in exact.ids if token in theirs]
-    x = np.array([right[token] for token in common])
-    y = np.array([theirs[token] for token in common])
+    exact_log_ps = exact.log_probabilities()
+    their_log_ps = engine.log_probabilities()
+    common = [token for token in exact.ids if token in their_log_ps]
+    x = np.array([exact_log_ps[token] for token in common])
+    y = np.array([their_log_ps[token] for token in common])
     scale: float | None = None
     if len(common) > 2 and float(np.std(x)) > _ALIKE:
         x = x - x.mean()
@@ -207,7 +213,7 @@ def tokenizer_parity(
 ) -> TokenizerParity | None:
     """*tokenizer* compared with the reference's on *texts*, ``None`` if the reference has none.
 
-    Texts that the reference left out count as read differently.
+    If the reference left out a text, all of them count as read differently.
     """
     if theirs.tokenized is None or not texts:
         return None

@@ -28,9 +28,9 @@ ComputePath = Literal["real", "reference", "mock", "none"]
 class Row:
     """One position, teacher-forced: both engines were given the same tokens.
 
-    In a continuation, it is the first step where the engines part, or the last one, and holds
-    tokens and the gap alone. A field is ``None`` if one of them has no finite logits there, which
-    never passes.
+    The row of a continuation is its first step with different tokens, or its last step; it has only
+    the tokens and the gap. A field is ``None`` if one of the engines has no finite logits there,
+    which never passes.
     """
 
     prompt: int  # index of the prompt
@@ -81,14 +81,14 @@ class Plan:
     """Plan of a comparison, made before any engine runs."""
 
     against: str  # name of the reference on the command line
-    float64: bool  # a float64 pass is there to judge it: today's, or one that was recorded with it
-    asked: tuple[str, ...]  # the texts of all prompts, as they were given
+    float64: bool  # a float64 pass judges the reference: today's, or the one in the recording
+    asked: tuple[str, ...]  # the texts of all prompts, before they were cut
     limit: int  # positions to compare at most
     greedy: int  # steps of each continuation; 0: none
     texts: int  # texts that are tokenized by both; 0: the reference has no tokenizer of its own
     tokenizer_only: bool = False  # nothing else is compared
     require_real: bool = False  # only the native kernels are accepted
-    recorded_sha256: str = ""  # of the file that a recording is of, if known
+    recorded_sha256: str = ""  # SHA-256 of the model file of a recording; empty if unknown
 
     @property
     def live(self) -> bool:
@@ -106,7 +106,7 @@ class TestedModel:
     """The model under test."""
 
     file: str  # its name, without folders
-    sha256: str  # of the file; of a folder, over names and digests of its weights
+    sha256: str  # of the file; of several files, over their names and digests
     architecture: str  # from the file
     origin: str = "a file"  # its source, for messages
     attestation: str = ""  # digest of its content, empty if unknown
@@ -114,8 +114,8 @@ class TestedModel:
     problem: str = ""  # difference from the known model that it claims to be
     ignored_keys: tuple[str, ...] = ()  # metadata keys that were ignored
     tokenizer: str = ""  # file of the tokenizer of the prompts, without folders
-    tokenizer_sha256: str = ""  # its fingerprint
-    vocab_size: int = 0  # tokens it has
+    tokenizer_sha256: str = ""  # fingerprint of that tokenizer
+    vocab_size: int = 0  # number of tokens of that tokenizer
     layers: int = 0  # of the model; 0 if its weights are not read
     has_experts: bool = False
 
@@ -127,8 +127,8 @@ class Evidence:
     schema_version: int  # of this record
     created: str  # time in ISO 8601, UTC
     plan: Plan  # what was planned
-    # ``system``, ``processor``, ``python`` and ``features``, the instruction sets that the native
-    # module can use, of the machine that ran both
+    # the machine that ran both: ``system``, ``processor``, ``python`` and ``features``, the
+    # instruction sets that the native module can use
     machine: dict[str, str]
     model: TestedModel  # the model
     ours: EngineFacts  # our engine; its library is the native module
@@ -140,16 +140,15 @@ class Evidence:
     compute_path: ComputePath = "none"  # kind of backend that computed our side
     # calls of each kernel, as counted inside the backend
     kernels: dict[str, int] = field(default_factory=dict)
-    # of the answers of ``ours``, ``reference`` and ``float64``; empty for a whole answer
+    # faults of the answers of ``ours``, ``reference`` and ``float64``; empty for a whole answer
     faults: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tokenizer_parity: TokenizerParity | None = None  # text by text; ``None`` if none were compared
     prompts: tuple[Prompt, ...] = ()  # texts to run
     rows: tuple[Row, ...] = ()  # position by position
-    # continuation by continuation, the first step where they part or the last one
-    greedy: tuple[Row, ...] = ()
-    # of each engine that gives intermediates, by its name
+    greedy: tuple[Row, ...] = ()  # continuation by continuation
+    # the operations of each engine that returns its intermediates, by name of the engine
     operations: dict[str, tuple[Operation, ...]] = field(default_factory=dict)
-    # text of each token of the prompts, and of those that an engine preferred, by id
+    # text of each token of the prompts, and of each token that an engine found likeliest, by id
     spellings: dict[str, str] = field(default_factory=dict)
 
     @property

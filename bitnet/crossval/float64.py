@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 # Best tokens stored per position: more than ``trace.KEPT``, so that those of the other traces are
 # among them.
 STORED_TOKENS = 256
-_MOST_BYTES = 4 << 30  # weights in float64 at a time
+_MOST_BYTES = 4 << 30  # of all weights in float64; those of a larger model are unpacked on use
 _ROWS = 1 << 14  # rows of a matrix converted to float64 at a time
 
 
 class Float64(Reference):
     """Our graph in NumPy and double precision: reveals rounding, but not mistakes of the graph.
 
-    It rounds only where the model's format itself does (ternary weights with int8 activations). As
-    the yardstick for both sides it answers several questions about one checkpoint.
+    It rounds only where the model's format itself does (ternary weights with int8 activations). One
+    instance keeps its model loaded: all of its questions are about the same checkpoint.
     """
 
     name = "float64"

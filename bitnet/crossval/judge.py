@@ -5,7 +5,8 @@ longer than requested.
 
 The thresholds are mean KL divergences in nats, measured on SmolLM2-135M (Q4_1) and Gemma-3-270M
 (Q4_K_M), six prompts with 272 positions: benchmarks/results/crossval.md has the tables.
-Engines that round activations to 8 bit (``int8``) differ by that much, so no bound can be lower.
+Correct engines that round activations to 8 bits (``int8``) differ by as much as :data:`NOISE` says,
+so no bound can be lower.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 NOISE: dict[Arithmetic, float] = {
     "int8": 5e-3,  # 4.3e-3 in llama.cpp; two correct C++ engines are 5.1e-3 apart
     "float": 4e-6,  # 2.5e-6 in transformers (ternary), 8.4e-7 in llama.cpp (float16 cache)
-    "float32": 1e-9,  # 500 times the value of NumPy
+    "float32": 1e-9,  # 500 times what was measured for NumPy
 }
 
 # Bounds are three times the measured value: other prompts and processors give other values.
 ALLOWANCE = 3.0
 
-# A bound is lowered by the values measured on a model to 1 / 30 at most: even two correct engines
-# round differently.
+# Values that were measured on the model lower a bound, but to 1 / 30 of it at most: even two
+# correct engines round differently.
 MOST_TIGHTENING = 30.0
 
 # Least number of positions on which the distance of a reference lowers our bound. The divergence
@@ -116,8 +117,8 @@ class Verdict:
 
     status: Status  # ``passed`` only if every planned check did
     findings: tuple[Finding, ...]  # one per planned check
-    # positions and continuations where the reference was sure of another token, but the float64
-    # pass agrees with us
+    # number of positions and continuations where the reference was sure of another token, but the
+    # float64 pass agrees with us
     excused: int = 0
     # metrics over all positions by name, None where a position lacks the number
     summary: dict[str, float | None] = field(default_factory=dict)

@@ -46,9 +46,10 @@ _NO_POOLING = 0  # LLAMA_POOLING_TYPE_NONE
 _UNKNOWN_LAYOUT = "the engine's parameters are laid out in an unknown way"
 
 _SOURCES = 10  # pointers in a tensor to those that it was computed from: GGML_MAX_SRC
-# Operations whose result is named by the weight that they read, in ggml's words.
+# Operations, by their names in ggml, whose result is found by the weight that they read.
 _OF_WEIGHTS = ("MUL_MAT", "ADD", "MUL", "FUSED_RMS_NORM", "SSM_CONV")
 
+# Type of a function that returns an address, where ``char *`` would become bytes.
 _Address = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 _Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 
@@ -132,9 +133,17 @@ class Llama:
     ) -> None:
         """Load the GGUF file *path* with *library*, a ``ctypes.CDLL`` of the C API.
 
-        Without *weights* it can only tokenize; some forks *tokenize_with_model*, others with its
-        vocabulary. With *half_cache* keys and values are stored as float16, else as float32. A
-        *head*, ``(vocabulary, width)``, is the one of a model that has none and gives vectors.
+        Args:
+            library: the loaded library; its functions get argument types.
+            path: the GGUF file.
+            file: the library's own file, for the report.
+            threads: compute threads.
+            weights: load the weights too; without them it can only tokenize.
+            tokenize_with_model: some forks tokenize with the model, others with its vocabulary.
+            batch: positions to compute at a time; 0: all.
+            half_cache: store keys and values as float16, else as float32.
+            head: ``(vocabulary, width)``, for a model without an output layer: its logits are the
+                products of its hidden states with this matrix.
         """
         self._c = library
         self.library = file  # file of the library that computes
@@ -228,9 +237,11 @@ class Llama:
             # ggml_tensor: type and buffer, then the four sizes, innermost first.
             kind = int(ctypes.cast(tensor, ctypes.POINTER(ctypes.c_int32))[0])
             is_float32 = kind == _F32
+            # ggml first *asks* whether to pass a tensor, and calls again once it is computed.
             if asks or watch is None or not is_float32:
                 return is_float32
             shape = ctypes.cast(tensor + 16, ctypes.POINTER(ctypes.c_int64))[0:4]
+            # A view with gaps between its rows spans more bytes, and is left out.
             if self._c.ggml_nbytes(tensor) == 4 * int(np.prod(shape)):
                 values = np.empty(shape[::-1], dtype=np.float32)
                 pointer = values.ctypes.data_as(ctypes.c_void_p)
@@ -245,13 +256,16 @@ class Llama:
         return params, callback
 
     def _node(self, tensor: int) -> Node:
-        """Name of *tensor*, the operation that gave it, and the weight that this read."""
+        """The graph node of *tensor*: its name, its operation, and the weight behind it."""
         name = self._text("ggml_get_name", tensor)
         operation = self._text("ggml_op_desc", tensor)
         return Node(name, operation, self._weight(tensor))
 
     def _weight(self, tensor: int) -> str:
-        """Weight that gave *tensor*; of a rotation, the weight that gave what is rotated."""
+        """Name of the weight that the operation of *tensor* reads, empty if it reads none.
+
+        Operations that only change the result of another, such as rotations, have its weight.
+        """
         operation = self._text("ggml_op_desc", tensor)
         sources = self._sources(tensor)
         if operation in _OF_WEIGHTS:
@@ -264,8 +278,8 @@ class Llama:
     def _sources(self, tensor: int) -> list[int]:
         """Addresses of the tensors that *tensor* was computed from.
 
-        The pointers to them are in front of three more numbers and the name; what is before
-        differs between versions.
+        The pointers to them are found from the end of the struct, because what is before them
+        differs between versions: ``src``, then ``view_src``, ``view_offs``, ``data`` and ``name``.
         """
         name = ctypes.cast(self._c.ggml_get_name, _Address)(tensor)
         pointers = ctypes.cast(name - 8 * (_SOURCES + 3), ctypes.POINTER(ctypes.c_void_p))
@@ -319,8 +333,8 @@ class Llama:
 def _set_vocab_only(params: Params) -> None:
     """Change *params* so that only the vocabulary of a model is read.
 
-    The switches, the first of which is this one, are bytes after the last pointer; it is off by
-    default.
+    The switches are bytes after the last pointer, which is null by default. The first of them is
+    ``vocab_only``, which is off by default.
     """
     raw = bytes(params.raw)
     for at in range(8, _PARAMS_BYTES, 8):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.program import Program, Register
 
-#: Values that are not those of a module with a weight.
+#: Values that do not belong to a module with a weight, by our names or prefixes of them.
 EMBEDDINGS = "embed"  # input of the first block
 BLOCK = "l_out-"  # output of a block, by its number
 STACK = "stack_norm-"  # output of a stack of blocks, by its number
@@ -58,7 +58,7 @@ def key_of_call(key: str, number: int) -> str:
 def keys_of(
     config: ModelConfig, program: Program, checkpoint: Checkpoint
 ) -> dict[str, tuple[str, float]]:
-    """Key and factor of each value of *program* that a module reads or gives, by our name.
+    """Key and factor of each value of *program* that a module reads or returns, by our name.
 
     The factor is part of our tensor, but transformers applies it after the module: our value is
     the module's times the factor. Tensors that a folder stores in another form have no keys: the

@@ -1,4 +1,4 @@
-"""Our names of llama.cpp's intermediates.
+"""Our names for llama.cpp's intermediates.
 
 A node of its graph has a name, an operation, and the weight that it reads. Weights are called as in
 the model's file, on both sides: the product with ``blk.0.attn_q.weight`` is ``Qcur_product-0`` in
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import Branch, ModelConfig
     from bitnet.kernels.program import Instruction, Program, Register
 
-# Names in the graphs of llama.cpp of what :meth:`Model.trace` calls otherwise, in every family.
+# Names in the graphs of llama.cpp, each with that of :meth:`Model.trace`, where the two differ in
+# every family. Of several names for one value of ours, a later one here is a later state of it.
 _EVERYWHERE = {
     "embd": "embed",
     "inp_embd": "embed",
@@ -48,11 +49,11 @@ _EVERYWHERE = {
     "ffn_up_gate": "ffn_act",
     "ffn_moe_logits_biased": "ffn_moe_logits",
 }
-# Taken before the factor on the result of a branch.
+# Values that llama.cpp names before it applies the factor on the result of a branch.
 _BEFORE_SCALE_OF_EXPERTS = ("ffn_moe_out", "ffn_shexp")
 _BEFORE_SCALE = ("ffn_out", *_BEFORE_SCALE_OF_EXPERTS)
-# Activations of networks without a gate, a later one behind the earlier ones. With a gate, the
-# value is that of the product with it.
+# Activations of networks without a gate, in the order of computation. With a gate, our ``ffn_act``
+# is the product with it, which has another name.
 _WITHOUT_GATE = ("ffn_gelu", "ffn_relu", "ffn_sqr(relu)", "ffn_xielu")
 # Results of a shared expert with a gate, in different graphs.
 _GATED_SHARED = ("ffn_shexp_out", "ffn_shexp_gated")
@@ -67,16 +68,16 @@ _LOGITS = "result_output"
 _PRODUCT = "MUL_MAT"
 _ROTATION = "ROPE"
 _SILU = "SILU"
-# Those that do not read a weight, and whose node has the weight of what they read.
+# Operations that read no weight: their node has the weight of their input.
 PASSED_ON = (_ROTATION, _SILU, "UNARY", "RESHAPE", "VIEW", "PERMUTE", "CONT")
 
 
 class Node(NamedTuple):
     """A value in the graph of llama.cpp."""
 
-    name: str  # as the graph calls it
-    operation: str  # that gave it, as ggml calls it
-    weight: str  # name of the weight that gave it, or what it rotates; empty: none
+    name: str  # in the graph
+    operation: str  # ggml's name of the operation that computed it
+    weight: str  # name of the weight that it, or its input, is computed from; empty: none
 
     @property
     def operation_name(self) -> str:
@@ -98,18 +99,18 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Weight that gives a value of a program, and what is done to its result."""
+    """Weight that a value of a program is computed from, and what is done to the product."""
 
     weight: str  # name of the tensor: the bias where there is one
     scale: float = 1.0  # factor that is part of our tensor, and that llama.cpp applies later
-    then: str = ""  # beginning of the name of ggml's operation behind it; empty: none
-    is_part: bool = False  # only some columns of the result
+    then: str = ""  # ggml's operation on the product, as a prefix of its name; empty: none
+    is_part: bool = False  # the value has only some columns of the product
 
 
 def sources_of(
     program: Program, scales: Mapping[str, float], tensors: Container[str]
 ) -> dict[str, WeightSource]:
-    """The source of each value that *program* marks, by name, for those that a weight gives.
+    """Source of each value that *program* marks, by name; values without a weight have none.
 
     Args:
         program: the pass.
@@ -166,7 +167,7 @@ class Names:
     head: str = ""  # weight whose product is the logits, where these may lack a name
 
     def whole(self, names: Iterable[str]) -> list[str]:
-        """Beginnings of names, and weights, of the nodes that we call *names*."""
+        """Prefixes of node names, and weights, by which an engine finds the nodes of *names*."""
         needed = set(names)
         operations = {name.rpartition("-")[0] for name in needed}
         theirs = (name for name, ours in self.ours.items() if ours in operations)
@@ -192,6 +193,7 @@ class Names:
             ]
             if len(candidates) > 1 and source.is_part:
                 candidates = [node for node in candidates if self._ours(node) == name]
+            # A weight may be used several times in one layer: uses and nodes are in one order.
             uses = self._uses(name, source)
             if candidates and len(candidates) == len(uses):
                 chosen = candidates[uses.index(name)]
@@ -214,17 +216,17 @@ class Names:
         """Our names of what the weight of *source* gives in the layer of *name*, in order."""
         layer = name.rpartition("-")[2]
         return [
-            known
-            for known, other in self.sources.items()
-            if (other.weight, other.then) == (source.weight, source.then)
-            and known.rpartition("-")[2] == layer
+            our_name
+            for our_name, candidate in self.sources.items()
+            if (candidate.weight, candidate.then) == (source.weight, source.then)
+            and our_name.rpartition("-")[2] == layer
         ]
 
     def _by_their_name(self, nodes: Mapping[Node, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Values by our names, found by the names of their nodes alone.
 
-        A name that differs from ours is that of a later state, which replaces the earlier one; so
-        does one that is behind another in the table of names.
+        Several nodes may be states of one value of ours; the latest counts. That with our own name
+        is the earliest, and the others are in the order of the table of names.
         """
         name_of_weight = {
             source.weight: name
@@ -284,11 +286,12 @@ def names_for(
         config: the model.
         program: its pass.
         tensors: names of its tensors.
-        more: names in the graphs of a fork of llama.cpp, which go before those of llama.cpp.
+        more: names in the graphs of a fork of llama.cpp, which override those of llama.cpp.
     """
     names = {**_EVERYWHERE, **dict(_of_networks(config)), **more}
     if config.text_rows:
         names["inp_embd"] = "inpL"  # with the embeddings of texts and positions
+    # The factor on the results of branches, if all have the same, or all branches with experts do.
     branches = [branch for block in config.blocks for branch in block]
     factors: dict[str, float] = {}
     scales = {branch.scale for branch in branches}

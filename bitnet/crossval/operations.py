@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _BLOCK = "l_out-"  # name of the residual stream behind a block
 _STREAM = ("embed", _BLOCK, "result_")  # names of the residual stream itself
 _HALF = ("F16", "BF16")
-_CACHED = ("Kcur-", "Vcur-")
+_CACHED = ("Kcur-", "Vcur-")  # prefixes of the values that a cache stores
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ def list_planned(program: Program) -> tuple[tuple[str, ...], ...]:
 def missing_operations(
     steps: Sequence[Operation], planned: Sequence[Sequence[str]], *, all_of_them: bool
 ) -> tuple[Operation, ...]:
-    """An operation that was not given for each that is *planned* and not among *steps*.
+    """An operation with the error :data:`NOT_GIVEN` for each *planned* name that *steps* lack.
 
-    If not *all_of_them* are expected, one of each group of :func:`list_planned` is enough, and two
-    kinds of values may be absent, whose error the next value shows, which is then computed from
-    ours: the embeddings, which ik_llama.cpp does not name, and the sum behind a block, which
-    llama.cpp does not name in ModernBERT.
+    Without *all_of_them*, one operation of each group of :func:`list_planned` is enough. Two kinds
+    of values may then be absent: the embeddings, which ik_llama.cpp does not name, and the sum
+    behind a block, which llama.cpp does not name in ModernBERT. Their error shows in the next
+    value, which the float64 pass then computes from its own value of the absent one.
     """
     compared = {step.name for step in steps}
     missing: list[str] = []
@@ -121,7 +121,8 @@ def missing_operations(
 def describe(engine: str, steps: Sequence[Operation], layers: int) -> tuple[bool, str]:
     """True if the operations of *engine* are right, and the result in one sentence.
 
-    They are right if all are near, and of every layer the sum, or the norm behind it, was compared.
+    They are right if all are near float64, and the sum behind every layer, or the norm that reads
+    that sum, was compared.
     """
     real_steps = [step for step in steps if step.error != NOT_GIVEN]
     wrong = next((step for step in real_steps if not step.is_near), None)
@@ -156,6 +157,7 @@ def _is_shown(layer: int, layers: int, compared: Container[str]) -> bool:
 
 def our_intermediates(model: Model, ids: Sequence[int]) -> dict[str, NDArray[Any]]:
     """Intermediates of *model* for *ids*; the last is its ``result_output``, the logits."""
+    # Of the first ids only what fills the caches is needed, and is put before the other rows.
     stop = _count_cached(model, ids)
     cache = KVCache(model.config, len(ids))
     before: dict[str, NDArray[Any]] = {}
@@ -222,9 +224,9 @@ def check_operations(
 
 
 def _count_cached(model: Model, ids: Sequence[int]) -> int:
-    """Number of the first of *ids* whose operations only fill the caches.
+    """Number of *ids*, from the first on, whose operations only fill the caches.
 
-    None, where a position attends to later ones: such a text cannot be run in parts.
+    It is 0 if positions attend to later ones: such a text cannot be run in parts.
     """
     return max(len(ids) - ROWS, 0) if model.config.looks_back else 0
 
@@ -265,7 +267,11 @@ def _kinds(
     arithmetic: Arithmetic,
     attention: Kind,
 ) -> dict[str, Kind]:
-    """Kind of every marked value, by what was rounded since the values that *theirs* replaces."""
+    """Kind of every marked value, by all that is rounded after the last values in *theirs*.
+
+    The float64 pass continues from the engine's own values in *theirs*, so that what was rounded
+    before them does not count.
+    """
     kinds: dict[Register, Kind] = {}
     mark_kinds: dict[str, Kind] = {}
 

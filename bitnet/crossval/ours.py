@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.piece import Piece
     from bitnet.tokenizer import Tokenizer
 
-_MOCK = "mock"  # fingerprint of the tokenizer that treats bytes as tokens
+_MOCK = "mock"  # fingerprint of the mock tokenizer, which treats bytes as tokens
 
 
 def our_trace(model: LanguageModel, question: Question) -> Trace:
@@ -39,7 +39,11 @@ def our_trace(model: LanguageModel, question: Question) -> Trace:
 
 
 def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
-    """Arithmetic of *model*: 8-bit activations on the native backend and for ternary weights."""
+    """Arithmetic of *model*.
+
+    Activations are rounded to 8 bits for ternary weights on every backend, and for other quantized
+    weights on the native backend.
+    """
     weights = checkpoint.weights.values()
     if any(map(registry.rounds_activations, weights)):
         return "int8"
@@ -62,10 +66,11 @@ def _our_prompt(
     try:
         cache = KVCache(model.config, len(ids))
         forward = partial(model.engine.model.forward, cache=cache)
-        alone = replace(prompt, steps=0)
-        answer = prompt_trace(forward, alone, causal=model.config.looks_back)
+        positions_only = replace(prompt, steps=0)
+        answer = prompt_trace(forward, positions_only, causal=model.config.looks_back)
         if not prompt.steps:
             return answer
+        # Without drafts, and with log-probabilities of two tokens that are not suppressed.
         request = Request(
             max_tokens=prompt.steps,
             lookup=0,
@@ -83,7 +88,7 @@ def _our_prompt(
 
 
 def _gap(piece: Piece, left_out: frozenset[int]) -> float:
-    """Distance of the two likeliest tokens of *piece* that are not *left_out*."""
+    """Difference of the log-probabilities of the two likeliest tokens that are not *left_out*."""
     allowed = [value for id, value in piece.top_logprobs if id not in left_out]
     return allowed[0] - allowed[1]
 

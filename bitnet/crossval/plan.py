@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.tokenizer import Tokenizer
 
-# Of a longer prompt only the last positions are compared: they attend to all others.
+# Of a prompt with more than LONG tokens, only the last COMPARED positions are compared: they attend
+# to all others.
 LONG = 128
 COMPARED = 48
 
-# Prose, a story, code, a fact with numbers, another language, digits: 137 tokens of SmolLM2's. The
-# last has more than 544 of every vocabulary we know, behind the windows of 512 that models have.
+# Prose, a story, code, a fact with numbers, another language, digits: 137 tokens of SmolLM2's
+# vocabulary. The last prompt has more than 544 tokens in every vocabulary we know: its compared
+# positions are beyond the windows of 512 tokens that some models have.
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a village at the foot of a mountain, there lived a watchmaker who",
@@ -126,7 +128,7 @@ def _prompt(model: LanguageModel, text: str, steps: int) -> Prompt:
 def texts_for(
     reference: Reference, tokenizer: Tokenizer, texts: Sequence[str]
 ) -> tuple[tuple[str, bool], ...]:
-    """Texts to tokenize, each with true if special tokens are added.
+    """Texts to tokenize, each with True if special tokens are added.
 
     A recording brings its own texts; our own code is not asked.
     """
@@ -172,7 +174,7 @@ def _is_judged(tokenizer: Tokenizer, id_of: Mapping[bytes, int], text: str, spec
             if id is not None and encode(name) != [id]:
                 return False
         return not (special and encode(text)[:1] == [tokenizer.bos_id])
-    except BitnetError:  # of a prompt; its answer says so
+    except BitnetError:  # a prompt that cannot be encoded: its answer reports the error
         return False
 
 

@@ -119,10 +119,10 @@ def fill_caches(
         cache: an empty one of that model.
         ids: the earlier positions.
         theirs: intermediates of the engine by name, whose first rows are of *ids*.
-        stored: keys or values as the engine's cache holds them.
+        stored: rounds keys or values as the engine's cache does.
     """
     segment = Segment(ids, cache, "all")
-    on = Pass(exact.program, exact.weights, exact.ops, [segment])
+    current = Pass(exact.program, exact.weights, exact.ops, [segment])
     count = len(ids)
     # A register holds a value only while every row of it follows from the engine's rows.
     for step in exact.program.instructions:
@@ -130,21 +130,21 @@ def fill_caches(
             rows = theirs.get(step.name)
             if rows is not None and len(rows) >= count and rows[0].size == step.register.width:
                 values = rows[:count].reshape(count, step.register.width)
-                on.registers[step.register] = values.astype(np.float64)
+                current.registers[step.register] = values.astype(np.float64)
         elif isinstance(step, Attend):
             if step.k is not None and step.v is not None:
-                if not {step.k, step.v} <= on.registers.keys():
+                if not {step.k, step.v} <= current.registers.keys():
                     return False
-                keys = on.heads(step.k, step.kind.head_dim)
-                values = on.heads(step.v, step.kind.head_dim)
+                keys = current.heads(step.k, step.kind.head_dim)
+                values = current.heads(step.v, step.kind.head_dim)
                 cache.append(step.cache, stored(keys), stored(values))
-            on.registers.pop(step.out, None)
-        elif isinstance(step, _REPEATED) and on.registers.keys() >= set(inputs(step)):
-            exact.ops.run(step, on)
+            current.registers.pop(step.out, None)
+        elif isinstance(step, _REPEATED) and current.registers.keys() >= set(inputs(step)):
+            exact.ops.run(step, current)
         elif isinstance(step, _WITH_STATE):  # an input is missing, so its state is unknown
             return False
         else:  # a product, or an instruction of which an input is missing
             for register in results(step):
-                on.registers.pop(register, None)
+                current.registers.pop(register, None)
     cache.advance(count)
     return True

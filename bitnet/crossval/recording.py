@@ -1,4 +1,4 @@
-"""Recordings: a trace in a file, which answers in the place of its engine."""
+"""Recordings: a trace in a file, which is used instead of asking its engine."""
 
 from __future__ import annotations
 

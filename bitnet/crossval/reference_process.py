@@ -3,13 +3,20 @@
     python -m bitnet.crossval.reference_process ANSWER.json < request.json
 
 A separate process, because a foreign engine may crash, print, keep threads or bring its own
-OpenMP. The request names ``engine``, ``model``, ``prompts`` (text, ids, first compared position and
-steps of the continuation of each), ``texts`` to tokenize (each with whether special tokens are
-added), ``threads``, its ``arithmetic``, and the ``library`` of an engine that is not a Python
-package. A prompt of a model that is not ``causal`` runs in one pass. Logits of one that is
-``headless`` are products of hidden states and embeddings, as those of this runtime are. To dump
-intermediates of the only prompt to ANSWER.safetensors instead of running it, ``whole`` has the
-beginnings of the names of those that are dumped for every id; of others the last rows are.
+OpenMP. Fields of the request:
+
+- ``engine``, ``model``: name of the engine, path of the model;
+- ``prompts``: text, ids, first compared position, and steps of the continuation of each;
+- ``texts``: texts to tokenize, each with true if special tokens are added;
+- ``threads``, ``arithmetic``: number of compute threads; arithmetic of the engine, for its facts;
+- ``library``: path of the library of an engine that is not a Python package;
+- ``suppressed``: ids that no continuation has, and ids that none begins with;
+- ``causal``: if false, a prompt runs in one pass;
+- ``headless``: if true, logits are products of hidden states and embeddings, as in this runtime;
+- ``whole``: instead of running the only prompt, write its intermediates to ANSWER.safetensors;
+  those whose names begin with one of these have a row for every id, others for the last ids;
+- ``family``: title of the model's family, for intermediates of transformers.
+
 The answer is a trace (:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
 """
 
@@ -69,7 +76,7 @@ def answer(request: dict[str, Any], tensors: Path) -> dict[str, Any]:
 
     # What the engine is.
     digest = sha256_of(engine.library)
-    version = f"build {digest[:12]}"  # of a user's own
+    version = f"build {digest[:12]}"  # a user's own build has no version
     if distribution := _DISTRIBUTIONS.get(name):
         version = f"{distribution} {importlib.metadata.version(distribution)}"
     if isinstance(engine, TransformersEngine) and engine.changes:
@@ -113,14 +120,14 @@ def _intermediates(
     """Intermediates of *ids*, by the keys of their nodes.
 
     Those whose names begin with one of *whole*, or whose weight is one of them, have a row for each
-    id, others for those from *stop* on.
+    id, the others for the ids from *stop* on.
     """
     parts: dict[str, list[NDArray[np.float32]]] = {}
     seen: dict[str, NDArray[np.float32]] = {}
     is_last = False
 
     def watch(node: Node, values: NDArray[np.float32]) -> None:
-        # A name with a space is a view.
+        # A name with a space is a view; attention scores have no row for each id.
         is_state = " " not in node.name and not node.name.startswith(("kq-", "kq_"))
         is_wanted = is_last or node.name.startswith(whole) or node.weight in whole
         if is_state and is_wanted:
@@ -136,7 +143,7 @@ def _intermediates(
             seen.clear()
             if start < end:
                 logits = forward(ids[start:end], all_positions=is_last)
-                if engine.head is not None:  # its graph has no node for them
+                if engine.head is not None:  # the graph has no node with these logits
                     seen[_LOGITS] = logits
             for key, values in seen.items():
                 if not values.size % (end - start):
@@ -195,7 +202,8 @@ def _bitnet_cpp(path: str, threads: int, weights: bool, *, headless: bool, libra
     product = getattr(c, "ggml_vec_dot_i2_i8_s", None)
     if product is None:
         raise EngineFailed(f"{library} has no products of I2_S: it is not of bitnet.cpp")
-    # It keeps the results of a product on the stack, for all positions of a batch.
+    # It keeps the results of a product on the stack, for all positions of a batch: so batches must
+    # be small.
     file = _file_of(product) or Path(library)
     return Llama(c, path, file, threads=threads, weights=weights, batch=64)
 

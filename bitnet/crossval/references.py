@@ -88,8 +88,8 @@ class _InProcess(Reference):
     """An engine that runs in its own process."""
 
     package: str  # the module that must be importable
-    needs: tuple[str, ...] = ()  # and further required modules
-    extra = "crossval"  # that installs it
+    needs: tuple[str, ...] = ()  # further modules that must be importable
+    extra = "crossval"  # the extra of this package that installs it
 
     def is_installed(self) -> bool:
         return all(map(importlib.util.find_spec, (self.package, *self.needs)))
@@ -165,8 +165,8 @@ class LlamaCpp(_InProcess):
 
     name = "llama.cpp"
     package = "xllamacpp"
-    # Names of intermediates that differ from llama.cpp's for most families, and those that are
-    # not comparable ("").
+    # Our names for intermediates that a fork calls differently from llama.cpp; empty: the value is
+    # not comparable.
     names: ClassVar[dict[str, str]] = {}
 
     def reads(self, checkpoint: Checkpoint) -> bool:
@@ -198,7 +198,7 @@ class IkLlamaCpp(LlamaCpp):
     name = "ik_llama.cpp"
     package = "ik_llama_cpp"
     extra = "crossval-ternary"
-    # Its fused operations leave some unwritten; inp_embd is that before its scale.
+    # Fused operations do not write some values; inp_embd is the embedding before its factor.
     names: ClassVar[dict[str, str]] = {
         "ffn_norm": "",
         "kqv_out": "",
@@ -255,8 +255,8 @@ class BitnetCpp(LlamaCpp):
         self, question: Question, **more: Any
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         # Built with clang it has no OpenMP, and its own threads wait for each other by spinning.
-        alone = replace(question, threads=1)
-        return super()._ask(alone, library=str(bitnet_cpp_library()), **more)
+        single_threaded = replace(question, threads=1)
+        return super()._ask(single_threaded, library=str(bitnet_cpp_library()), **more)
 
     def _missing(self) -> ReferenceUnavailable:
         return ReferenceUnavailable(
@@ -321,9 +321,10 @@ def choose(
 ) -> Reference:
     """The reference *name*, or else the first of :data:`CHAIN` that supports *checkpoint*.
 
-    One that is installed goes before one that is not, and bitnet.cpp, which takes a build of one's
-    own, before them all. If none of them computes the model right, the first is asked, and has no
-    answer; with *tokenizer_only* it need not. A *recording* is a reference by itself.
+    An installed engine is preferred, and the user's own build of bitnet.cpp to all others. An
+    engine supports a model that it reads and computes right; with *tokenizer_only* reading is
+    enough. If none does, the result is llama.cpp, which then fails with the reason. A *recording*
+    is a reference by itself.
     """
 
     def supports(engine: Reference) -> bool:

@@ -159,7 +159,7 @@ def _title(evidence: Evidence) -> str:
 
 
 def _metrics(verdict: Verdict) -> list[tuple[str, str]]:
-    """Names and values; the first are those of ``llama-perplexity --kl-divergence``."""
+    """Names and values of the metrics of *verdict*, as text."""
     return [
         (_METRICS[key][0], _number(value, _METRICS[key][1]))
         for key, value in verdict.summary.items()
@@ -182,7 +182,7 @@ def _worst(evidence: Evidence) -> Iterator[tuple[str, ...]]:
 
 
 def _provenance(evidence: Evidence) -> list[tuple[str, str]]:
-    """Names and values of what ran."""
+    """Names and values of the facts about what ran."""
     model = evidence.model
     machine = evidence.machine
     processor = [machine.get("processor", ""), machine.get("features", "")]

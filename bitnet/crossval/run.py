@@ -261,7 +261,7 @@ def _compare_operations(
     evidence: Evidence,
     question: Question,
 ) -> tuple[dict[str, tuple[Operation, ...]], dict[str, str]]:
-    """Operations of a pass over the prompt of our *answer*, by engine; and problems by side.
+    """Operations of a pass over the prompt of our *answer*, by engine; and faults, by side.
 
     The engines are ours and the reference, if it returns intermediates.
     """

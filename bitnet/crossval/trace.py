@@ -70,7 +70,7 @@ class Position:
 class EngineFacts:
     """Engine of one side."""
 
-    name: str  # for people
+    name: str  # for messages and reports
     version: str = ""  # of the engine
     arithmetic: Arithmetic = "int8"  # of its products; int8, the coarsest, where unknown
     library: str = ""  # file that computed, without its folder
@@ -132,7 +132,8 @@ def positions_from(logits: NDArray[np.floating[Any]], *, count: int = KEPT) -> l
         highest = row.max()
         lse = highest + np.log(np.exp(row - highest).sum())
         largest = np.argpartition(-row, min(count, len(row)) - 1)[:count]
-        # Equal logits: the lower id first, as in argmax.
+        # Equal logits: the lower id first, as in argmax. If more of them are equal than fit into
+        # *count*, any of these may be missing.
         best = largest[np.lexsort((largest, -row[largest]))]
         positions.append(Position(tuple(map(int, best)), tuple(map(float, row[best])), float(lse)))
     return positions
@@ -150,8 +151,8 @@ def prompt_trace(
 
     *forward* appends ids to the sequence and returns their logits, ``(T, vocabulary)``; with
     ``all_positions=False`` only those of the last id are needed. A model that is not *causal* is
-    given all ids at once. As in an answer, a continuation has no ids that *generation* suppresses;
-    it ends early where a logit is not finite.
+    given all ids at once. As in an answer, a continuation has no ids that *generation* suppresses.
+    It ends early where a logit is not finite, or every id is suppressed.
     """
     if not prompt.ids:
         return PromptTrace(prompt.text, ())

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Prefix of weights that a folder may lack: a pooler reads the hidden states, which are compared
 # without it.
 _POOLER = "pooler."
-# Path of the module of a block.
+# Path of the module of a block, with its number.
 _BLOCK = re.compile(r"(?:\w+\.)*?(?:layers|h|blocks|layer)\.(\d+)")
 
 
@@ -85,12 +85,12 @@ class TransformersEngine:
         self._headless = headless
         self._prompt_length = 0
         self.changes = ""
-        built = Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"
-        self.library = built if built.exists() else Path(torch._C.__file__ or "")
+        cpu_library = Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"
+        self.library = cpu_library if cpu_library.exists() else Path(torch._C.__file__ or "")
         if weights:
             torch.set_num_threads(threads)
-            kind = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
-            self._model, loading = kind.from_pretrained(
+            auto_class = transformers.AutoModel if headless else transformers.AutoModelForCausalLM
+            self._model, loading = auto_class.from_pretrained(
                 path, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
             # Packed ternary weights get the type in config.json, not the requested one.
@@ -124,7 +124,7 @@ class TransformersEngine:
     def context(self, _size: int) -> Iterator[Callable[..., NDArray[np.float32]]]:
         """Function that appends ids to a new sequence and returns their logits.
 
-        Its arguments are those of the function that the engine of llama.cpp gives.
+        It has the arguments of that of :meth:`bitnet.crossval.llama_library.Llama.context`.
         """
         yield partial(self._append, [])
 
@@ -172,10 +172,10 @@ class TransformersEngine:
         """
         values: dict[str, NDArray[np.float32]] = {}
         calls: Counter[str] = Counter()
-        (names,) = [entry for entry in families() if entry.title == family]
+        (gguf_family,) = [entry for entry in families() if entry.title == family]
         paths = [path for path, _ in self._model.named_parameters()]
-        stack = layers_of_stack(paths, names)
-        tensors = {gguf_name(path, names, stack) for path in paths}
+        stack = layers_of_stack(paths, gguf_family)
+        tensors = {gguf_name(path, gguf_family, stack) for path in paths}
 
         def keep(key: str, tensor: Any) -> None:
             own_key = key_of_call(key, calls[key])
@@ -187,7 +187,7 @@ class TransformersEngine:
 
         handles = []
         for path, module in self._model.named_modules():
-            for key, is_input in self._keys_of(path, module, names, tensors, stack):
+            for key, is_input in self._keys_of(path, module, gguf_family, tensors, stack):
                 is_block = key.startswith(BLOCK)
                 handle = _hook(module, partial(keep, key), is_input=is_input, is_block=is_block)
                 handles.append(handle)

@@ -68,7 +68,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Result of :func:`inspect_gguf`; :meth:`as_json` and :meth:`lines` show it."""
+    """Result of :func:`inspect_gguf`, which :meth:`as_json` and :meth:`lines` return."""
 
     path: str
     files: list[str]
@@ -84,7 +84,7 @@ class Inspection:
     tokenizer: dict[str, Any]
     memory: Memory
     generation: dict[str, Any] = field(default_factory=dict)  # what the file recommends
-    basis: str = ""  # rotation of the weights, or "not rotated"
+    basis: str = ""  # rotation of the weights, as :func:`describe_basis`
     ternary: list[TernaryCounts] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 

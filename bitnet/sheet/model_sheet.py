@@ -45,7 +45,7 @@ class SpecialToken:
 
 @dataclass(frozen=True)
 class TokenizerSheet:
-    """The tokenizer that the model gets."""
+    """The tokenizer that is found for the model."""
 
     source: str  # file, or the GGUF file that embeds it
     place: str  # where it was found: ``embedded``, ``sibling``, ``cache`` ...
@@ -60,7 +60,7 @@ class TokenizerSheet:
 
 @dataclass(frozen=True)
 class ModelSheet:
-    """The page; :meth:`facts` and :meth:`lines` show it."""
+    """The page about one model, as :meth:`facts` and :meth:`lines`."""
 
     path: str
     plan: ModelPlan
@@ -121,8 +121,8 @@ class ModelSheet:
         names = ", ".join(map(printable, tokenizer.templates))
         yield f"  {'chat templates':<16}{names or 'none: the model continues text'}"
         for name, difference in tokenizer.others.items():
-            same = f"another tokenizer: {difference}" if difference else "the same tokenizer"
-            yield f"  {printable(name)}: {printable(same)}"
+            text = f"another tokenizer: {difference}" if difference else "the same tokenizer"
+            yield f"  {printable(name)}: {printable(text)}"
 
     def _generation_lines(self) -> Iterator[str]:
         settings = self.generation

@@ -73,16 +73,16 @@ class MemoryParts:
         each :data:`KVType`: 16 bits, then q8.
         """
         sizes = {tensor.name: _bytes_in_file(tensor) for tensor in tensors}
-        read = dict(sizes)
+        touched = dict(sizes)
         experts = [tensor for tensor in tensors if len(tensor.shape) == 3]
         for tensor in experts:
-            read[tensor.name] = (
+            touched[tensor.name] = (
                 sizes[tensor.name] * min(used, tensor.shape[0]) // max(tensor.shape[0], 1)
             )
         if "output.weight" in sizes and "token_embd.weight" in sizes:
-            del read["token_embd.weight"]  # a token reads one row of it, which is negligible
+            del touched["token_embd.weight"]  # a token reads one row of it, which is negligible
         mapped = sum(sizes[tensor.name] for tensor in experts if multiplies_in_rows(tensor))
-        return cls(sum(sizes.values()), mapped, sum(read.values()), *caches)
+        return cls(sum(sizes.values()), mapped, sum(touched.values()), *caches)
 
     @property
     def total(self) -> int:
@@ -99,8 +99,8 @@ class MemoryParts:
 class ModelPlan:
     """Requirements of a model, compared with a machine."""
 
-    name: str  # of the file
-    size_bytes: int | None  # of the file, ``None`` if unknown
+    name: str  # of the file or folder
+    size_bytes: int | None  # of the file, or of all files with weights; ``None`` if unknown
     header_bytes: int = 0  # bytes of it that were read; 0 for a folder
     licence: str = ""  # as named by the server, or else by the file
     # the server requires the token of an account that accepted the licence; ``None``: unknown
@@ -110,13 +110,13 @@ class ModelPlan:
     parameters: int = 0  # weights in all tensors
     # quantization types with their share of the bytes, the largest first
     encodings: dict[str, float] = field(default_factory=dict)
-    basis: str = ""  # whether the weights are rotated; empty if unknown
+    basis: str = ""  # rotation of the weights, as :func:`describe_basis`; empty if unknown
     context_length: int | None = None  # positions the model was trained for
     vocab_size: int | None = None  # number of token ids
     tokenizer: str  # description of the embedded tokenizer
     has_tokenizer: bool = False  # it is embedded and complete
     chat_template: bool = False  # one is embedded
-    # weights, KV cache of *memory_context* tokens, overhead; ``None`` if unknown
+    # of the weights, the KV cache of *memory_context* tokens, and the rest; ``None`` if unknown
     memory_bytes: int | None
     memory_context: int = 0  # tokens of context that are included
     memory: MemoryParts | None = None  # the parts of *memory_bytes*; ``None`` if unknown
@@ -271,7 +271,7 @@ def _plan(
         config: its configuration; None if the model is refused, so that its memory is unknown.
         experts_used: number of experts that a token uses.
         describe_tokenizer: returns a description of the tokenizer, and True if there is a chat
-            template; an error of it becomes a finding.
+            template; an error that it raises becomes a finding.
         findings: problems that are already known.
         facts: other fields of the plan.
     """
@@ -309,7 +309,10 @@ def _plan(
 
 
 def plan_path(path: Path, machine: Resources, **origin: Any) -> ModelPlan:
-    """Requirements of the model at *path*, a GGUF file or a folder, as :func:`plan_model`."""
+    """Requirements of the model at *path*, a GGUF file or a folder, on *machine*.
+
+    *origin* has further fields of the plan, as in :func:`plan_model`.
+    """
     if path.is_dir():
         return _plan_folder(open_checkpoint(path), machine, **origin)
     with GGUF.open(path) as gguf:

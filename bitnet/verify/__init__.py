@@ -1,7 +1,7 @@
 """Checks whether a model is complete, authentic, consistent with its tokenizer, and working.
 
-A check is a method with its name before it, in the order of the methods. One that an earlier
-failure makes impossible is skipped, with the reason.
+Each check is a method of ``_Examination``, decorated with its name; they run in the order of their
+definition. A check that an earlier failure makes impossible is skipped, with the reason.
 
 Only ``identity`` compares with an original: an attestation, a digest, or a model that this package
 knows. Without one the other checks can only say that a model looks sound.
@@ -98,7 +98,7 @@ def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
 
 
 class _Skipped(Exception):
-    """The check is impossible; or, as a note, the model has nothing that it could judge."""
+    """The check is impossible; with the severity ``note``, the model has nothing to be checked."""
 
     def __init__(self, text: str, severity: Severity = "skipped") -> None:
         super().__init__(text)
@@ -113,8 +113,8 @@ def _check(name: str) -> Callable[[_Method], _Method]:
 def verify_model(path: str | os.PathLike[str], **options: Any) -> Iterator[Finding]:
     """Check the model at *path* and its tokenizer; yields verdicts as they become known.
 
-    A damaged model gets verdicts; a file that is not a model is refused. *options* are the first
-    fields of ``_Examination``.
+    A damaged model gets verdicts; a file that is not a model is refused. *options* are the fields
+    of ``_Examination`` from ``tokenizer`` to ``ignore_keys``.
     """
     container_of(Path(path))
     return _Examination(Path(path), **options).run()
@@ -129,25 +129,26 @@ class _Examination:
     pre: str | None = None  # name of the pre-tokenizer
     # a missing tokenizer is a warning, unless BITNET_STRICT_TOKENIZERS=1
     allow_mock: bool = False
-    # expected digest of a file, if known
+    # the digest that a file must have, or None if nothing says
     find_pin: Callable[[Path], Digest | None] = lambda _: None
-    against: Attestation | None = None  # every byte must agree with it
+    against: Attestation | None = None  # the content must agree with it
     # every file must agree with it, and no file may be missing
     manifest: FileManifest | None = None
-    # files of the model that a lock file names, with its name; each must exist
+    # files of the model that a lock file names, with the name of that lock file; each must exist
     named: Mapping[Path, str] = field(default_factory=dict)
-    # file that the expectations come from: every other file of the folder must be covered by them,
-    # also one that no reader opens, and so must the tokenizer
+    # file with the expectations above. If there is one, they must cover the tokenizer and every
+    # other file of the folder, even those that no reader opens
     proof: Path | None = None
     ignore_keys: Collection[str] = ()
 
-    trace: Mapping[str, Any] | None = None  # of the same content
+    # results of earlier checks that later ones need
+    trace: Mapping[str, Any] | None = None  # recorded pass of a model with the same content
     checkpoint: Checkpoint | None = None
     config: ModelConfig | None = None
     judged: Tokenizer | None = None  # the tokenizer, if it fits
     fits: bool = False  # every tensor has the shape that the architecture requires
     mock: bool = False
-    name: str = ""  # of the present check
+    name: str = ""  # of the running check
 
     def run(self) -> Iterator[Finding]:
         for self.name, check in _CHECKS.items():
@@ -166,7 +167,7 @@ class _Examination:
             yield replace(finding, duration_s=time.perf_counter() - started)
 
     def _report(self, severity: Severity, text: str, hint: str = "") -> Finding:
-        """The finding of the present check; a text alone is ``ok``."""
+        """A finding of the running check."""
         return Finding(severity, self.name, text, hint)
 
     @_check("file")
@@ -240,10 +241,10 @@ class _Examination:
     def _find_uncovered(
         self, files: Inventory, unread: list[str], attested: Mapping[str, str]
     ) -> Iterator[str]:
-        """Files that no reader opens and that have no attested or pinned digest, or another."""
+        """Messages about the *unread* files without the digest that is pinned or *attested*."""
         for name, sha256 in files.unread_sha256(unread).items():
             if self.manifest is not None and self.manifest.covers(name, files.root):
-                continue  # its bytes were compared with it
+                continue  # its bytes were compared with the manifest
             pin = self.find_pin(files.path(name))
             expected = pin.sha256 if pin is not None else attested.get(name)
             if expected is None:
@@ -252,7 +253,7 @@ class _Examination:
                 yield f"{name} was edited"
 
     def _compare_pins(self, files: Inventory) -> tuple[list[str], list[str]]:
-        """Digests that are as pinned, if every file is, and those that are not."""
+        """One message if every file has its pinned digest, and one about each that has another."""
         pin_by_name = {name: self.find_pin(files.path(name)) for name in files.names}
         pins = {name: pin for name, pin in pin_by_name.items() if pin is not None}
         wrong = [
@@ -391,7 +392,7 @@ class _Examination:
             return verdict
         try:
             own = extract_tokenizer_from_gguf(gguf, pre=self.pre)
-        except BitnetError:  # nothing to compare with: the given one is the only one
+        except BitnetError:  # the file has no other tokenizer to compare with
             return verdict
         agreement = measure_agreement(tokenizer.encode, own.encode)
         if agreement.first_difference is None:

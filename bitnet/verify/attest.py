@@ -51,8 +51,8 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 SECTIONS = ("metadata", "template", "tensors", "tokenizer")
-_THREADS = 8
-_SHOWN = 5
+_THREADS = 8  # that compute digests, at most
+_SHOWN = 5  # differences that a message lists
 HINT = (
     "fetch it again; a change of yours: bitnet attest F --output FILE, "
     "then bitnet verify F --against FILE"
@@ -132,12 +132,12 @@ class Attestation:
     def text(self) -> str:
         """Text of the attestation's file: a line per tensor and key."""
         parts = []
-        for field_, value in self.facts().items():
+        for name, value in self.facts().items():
             if isinstance(value, dict) and value:
                 lines = [f"  {_plain(key)}: {_plain(entry)}" for key, entry in value.items()]
-                parts.append(f" {_plain(field_)}: {{\n" + ",\n".join(lines) + "\n }")
+                parts.append(f" {_plain(name)}: {{\n" + ",\n".join(lines) + "\n }")
             else:
-                parts.append(f" {_plain(field_)}: {_plain(value)}")
+                parts.append(f" {_plain(name)}: {_plain(value)}")
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
     def write(self, path: Path) -> None:
@@ -171,7 +171,7 @@ class Attestation:
 
 
 def _encoding(weight: Weight) -> str:
-    """Name of its quantization type: I2_S of any processor is one."""
+    """Name of the quantization type of *weight*; I2_S has the same name for every processor."""
     return weight.quant.name.removesuffix("_ARM")
 
 
@@ -203,7 +203,7 @@ def beside(model: Path) -> Path:
 def _differences(
     attestation: Attestation, content: Content
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Texts about the tensors and about the keys of *content* that are not as attested, by name."""
+    """Messages about the tensors and about the keys of *content* that differ, by name."""
     tensors, keys = digest_content(content)
 
     def about_tensor(was: TensorDigest | None, now: TensorDigest | None) -> str:
@@ -255,11 +255,11 @@ def _trace(trace: Mapping[str, Any]) -> Mapping[str, Any]:
     """*trace* if it is a valid trace: ids, and for each backend a token and a number per id."""
     rows = {name: rows for name, rows in trace.items() if name != "ids"}
     ids = [*trace["ids"]] if rows else []
-    whole = all(isinstance(id, int) and id >= 0 for id in ids) and bool(ids or not rows)
+    is_valid = all(isinstance(id, int) and id >= 0 for id in ids) and bool(ids or not rows)
     for name, positions in rows.items():
-        whole &= name in ("reference", "native") and len(positions) == len(ids)
-        whole &= all(isinstance(id, int) and math.isfinite(value) for id, value in positions)
-    if not whole:
+        is_valid &= name in ("reference", "native") and len(positions) == len(ids)
+        is_valid &= all(isinstance(id, int) and math.isfinite(value) for id, value in positions)
+    if not is_valid:
         raise ValueError("not a trace")
     return trace
 
@@ -283,7 +283,7 @@ def _sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-# --- of a model ----------------------------------------------------------------------------------
+# --- attest and recognise models -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -291,9 +291,10 @@ class Recognition:
     """A model for which this package has an attestation."""
 
     attestation: Attestation  # of the model; its name is one such as ``smollm2-135m``
-    # ``content`` (most of it is the model's) or ``name`` (only the file's name is)
+    # how it was recognised: ``content``: most of it is the known model's; ``name``: only the file
+    # has its name
     by: Literal["content", "name"]
-    # texts about tensors, keys, tokens and merges that differ; empty: it is the model
+    # messages about tensors, keys, tokens and merges that differ; empty: it is the known model
     differences: tuple[str, ...]
 
     @property
@@ -315,7 +316,7 @@ def attest(
 ) -> Attestation:
     """Attestation of *checkpoint*, called *name* or as its file.
 
-    With *trace* both backends run over a few tokens, of its own *tokenizer*.
+    With *trace* it has a pass of each backend over a few tokens, which *tokenizer* makes of a text.
     """
     from bitnet.verify.trace import record
 
@@ -362,7 +363,7 @@ def attestation_of(against: str) -> Attestation:
 
 
 def unread_files(checkpoint: Checkpoint) -> list[str]:
-    """Files in the folder of *checkpoint* that no reader asks for, without its attestation."""
+    """Files in the folder of *checkpoint* that no reader opens, other than its attestation."""
     if not checkpoint.path.is_dir():
         return []
     own = beside(checkpoint.path).name
@@ -370,7 +371,7 @@ def unread_files(checkpoint: Checkpoint) -> list[str]:
 
 
 def compare(attestation: Attestation, checkpoint: Checkpoint) -> list[str]:
-    """Texts about what in *checkpoint* is not as in *attestation*; empty if all is."""
+    """Messages about the differences of *checkpoint* from *attestation*; empty without any."""
     tensors, keys = _differences(attestation, content_of(checkpoint))
     return [*tensors.values(), *keys.values()]
 
@@ -399,10 +400,11 @@ def recognise(checkpoint: Checkpoint) -> Recognition | None:
 
 
 def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
-    """Attest the GGUF file at *path*, just verified, in a file next to it; the path of that file.
+    """Attest the GGUF file at *path*, just verified, in a file next to it; return that file's path.
 
-    A folder is attested by ``bitnet attest`` once it is complete. *fresh*: it was fetched now, so
-    an existing attestation is of other bytes.
+    The result is None if nothing was written: *path* is not the first GGUF file of a model, has an
+    attestation, or cannot be read. A folder is attested by ``bitnet attest`` once it is complete.
+    *fresh*: the file was fetched now, so an existing attestation is of other bytes.
     """
     target = beside(path)
     is_first = part_number(path.name) == 1  # it stands for all parts of a split model

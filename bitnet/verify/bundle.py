@@ -1,7 +1,7 @@
-"""Signed attestations in the OpenSSF model-signing form, for tools of others and from them.
+"""Signed attestations in the OpenSSF model-signing form, to be exchanged with other tools.
 
 An in-toto statement names every file of a model with its SHA-256 (``resources``), and their root
-digest as its subject; beside these it holds our attestation by content (``content``), which others
+digest as its subject. It also contains our attestation by content (``content``), which other tools
 ignore. With a key it is signed as a DSSE envelope inside a Sigstore bundle.
 
 Form: sigstore/model-transparency, predicate ``https://model_signing/signature/v1.0``.
@@ -32,20 +32,22 @@ if TYPE_CHECKING:
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://model_signing/signature/v1.0"
 _PAYLOAD = "application/vnd.in-toto+json"
-_ISSUER = "1.3.6.1.4.1.57264.1.1"  # of a certificate by Sigstore: who identified its holder
+# OID of the extension of Sigstore's certificates that names the OIDC issuer.
+_ISSUER = "1.3.6.1.4.1.57264.1.1"
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 
 def statement_of(checkpoint: Checkpoint, attestation: Attestation) -> dict[str, Any]:
     """In-toto statement about *checkpoint*: its files by SHA-256, and *attestation*.
 
-    Files of a folder that no reader opens are among them; hidden ones are left out by name.
+    Files of a folder that no reader opens are among them; its hidden files are not, but are listed
+    as ignored.
     """
     files = read_files(checkpoint)
     if checkpoint.path.is_dir():
         names = {name: name for name in (*files.names, *attestation.unread)}
         hidden = [path.name for path in checkpoint.path.iterdir() if path.name.startswith(".")]
-    else:  # the form has no name for the only file of a model
+    else:  # model-signing calls the only file of a model "."
         names = {name: "." if len(files.names) == 1 else name for name in files.names}
         hidden = []
     digests = {names[n]: sha256 for n, sha256 in (files.sha256 | dict(attestation.unread)).items()}
@@ -233,7 +235,7 @@ def _check_signature(bundle: dict[str, Any], key: Path, path: Path) -> bytes:
 
 
 def _message_of(payload: bytes) -> bytes:
-    """The bytes that a DSSE signature is of."""
+    """The bytes that a DSSE signature of *payload* signs."""
     return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD), _PAYLOAD.encode(), len(payload), payload)
 
 

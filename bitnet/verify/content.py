@@ -1,7 +1,7 @@
 """Content of a model regardless of its layout: tensors, values by key, lists.
 
-Two files with the same content are the same model: only the order of keys and tensors, alignment,
-padding and the split into several files are disregarded.
+Two files with the same content are the same model: they differ at most in the order of keys and
+tensors, alignment, padding, and the split into several files.
 
 | | GGUF | folder with safetensors |
 |---|---|---|
@@ -47,7 +47,7 @@ _OF_TOKENIZER = (
 )
 
 _DIGITS = 8  # hexadecimal, of a row's digest: 32 bits
-_NAMED = 4  # items
+_NAMED = 4  # differing items that a message lists
 
 
 def key_in(name: str, *path: str | int) -> str:
@@ -63,7 +63,7 @@ MERGE_PAIRS = key_in("tokenizer.json", "model", "merges", "pairs")
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """A list."""
+    """The items of a list in a model's files, as bytes."""
 
     kind: str  # type of the items: ``string``, ``float32``, ``int32``
     raw: memoryview  # the items one after the other; strings after their 64-bit length
@@ -108,11 +108,11 @@ class Items:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """Content of a model, by name."""
+    """Content of a model."""
 
-    tensors: Mapping[str, Weight]
-    values: Mapping[str, Any]
-    lists: Mapping[str, Items]
+    tensors: Mapping[str, Weight]  # by name
+    values: Mapping[str, Any]  # by key
+    lists: Mapping[str, Items]  # long lists, such as tokens and merges, by key
 
 
 def section_of(key: str) -> str:
@@ -200,7 +200,7 @@ def _is_pair(merge: Any) -> bool:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Every value in the JSON file *name* by its key; objects in a list are values."""
+    """Every value in the JSON file *name* by its key; each object in a list is one value."""
     pending: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
     while pending:
         path, value = pending.pop()

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _TITLES = {"sha256": "SHA-256", "blake2b": "BLAKE2b"}
 _DIGEST_BYTES = {"sha256": 32, "blake2b": 64}
 _CHUNK_BYTES = 1 << 20
-ALONE = "."  # name of the only file of a model
+ALONE = "."  # name, in a statement, of the only file of a model
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """A part of a file."""
+    """A part of a file, with its digest."""
 
-    start: int
-    stop: int | None  # None: the end of the file
+    start: int  # offset of the first byte
+    stop: int | None  # offset behind the last byte; None: the end of the file
     algorithm: str  # a key of _TITLES
     digest: str  # lower-case hexadecimal
 
@@ -71,7 +71,7 @@ class FileManifest:
 
     @property
     def titles(self) -> str:
-        """Names of the digests."""
+        """Names of the digest algorithms, for messages."""
         algorithms = {part.algorithm for parts in self.files.values() for part in parts}
         return " and ".join(_TITLES[name] for name in sorted(algorithms))
 

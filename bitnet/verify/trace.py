@@ -29,17 +29,17 @@ TEXT = (
     "The capital of France is Paris, and the capital of Italy is Rome. "
     "One, two, three, four, five, six, seven, eight, nine, ten."
 )
-POSITIONS = 12
+POSITIONS = 12  # of a recorded pass
 # Largest difference of a log-probability, in nats: the reference differs by the order of additions
 # in a library, the native backend by activations that round to another 8-bit number.
 TOLERANCE = {"reference": 1e-3, "native": 0.25}
 
-TOKENS = 48
+TOKENS = 48  # of the pass that is checked, at most
 FLATTEST = 1e-3  # spread of the logits of one position; in working models it is 10 and more
 
 
 def ids_for(tokenizer: Tokenizer | None, vocab_size: int, limit: int) -> list[int]:
-    """At most *limit* ids of an English text; without a tokenizer the first of the vocabulary."""
+    """At most *limit* ids of an English text; without a tokenizer the first ids there are."""
     if tokenizer is None:
         return list(range(min(8, vocab_size, limit)))
     return tokenizer.encode(TEXT)[:limit]

@@ -1,8 +1,8 @@
 """Plausibility checks of a tokenizer without its original: known vocabularies, consistent parts.
 
 A trained byte-level vocabulary has its tokens in the order of the merges that produce them, and a
-merge for each. One with only a few exceptions has lost or exchanged something; one with many was
-made in another way, and is not judged.
+merge for each. In a vocabulary with only a few exceptions, something was lost or exchanged; one
+with many exceptions was made in another way, and is not judged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BEGINS = frozenset(
 
 
 def vocabulary_out_of_range(checkpoint: Checkpoint, pre: str | None = None) -> list[str] | None:
-    """Anomalies of the tokenizer in *checkpoint*; ``None`` if there is none that can be run."""
+    """Anomalies of the tokenizer in *checkpoint*; ``None`` if it has no tokenizer that can run."""
     content = content_of(checkpoint)
     try:
         if checkpoint.gguf is None:
@@ -107,16 +107,17 @@ def _out_of_order(spec: TokenizerSpec, types: Mapping[int, int]) -> Iterator[str
         return
     tokens = list(spec.tokens)
     ids = {text: id for id, text in enumerate(tokens)}
-    made = [tokens[left] + tokens[right] for left, right in spec.merges]
-    back = [(before, now) for before, now in pairwise(map(ids.__getitem__, made)) if now < before]
-    if 0 < len(back) <= FEW:
-        names = ", ".join(f"{id} {tokens[id]!r}" for pair in back for id in pair)
+    products = [tokens[left] + tokens[right] for left, right in spec.merges]
+    # Ids of the products of two consecutive merges, where the second id is the smaller one.
+    inversions = [(a, b) for a, b in pairwise(map(ids.__getitem__, products)) if b < a]
+    if 0 < len(inversions) <= FEW:
+        names = ", ".join(f"{id} {tokens[id]!r}" for pair in inversions for id in pair)
         yield f"tokens are not in the order of their merges: {names}"
-    merged = set(made)
-    alone = [
+    merged = set(products)
+    without_merge = [
         f"{id} {text!r}"
         for id, text in enumerate(tokens)
         if len(text) > 1 and text not in merged and types.get(id, NORMAL) == NORMAL
     ]
-    if 0 < len(alone) <= FEW:
-        yield f"no merge makes the tokens {', '.join(alone)}"
+    if 0 < len(without_merge) <= FEW:
+        yield f"no merge makes the tokens {', '.join(without_merge)}"

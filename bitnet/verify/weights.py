@@ -43,8 +43,9 @@ MOST_ZEROS = 0.98  # of ternary weights; trained ones have 30 to 60 %
 MOST_ONE_SIGN = 0.9  # of the weights that are not zero; trained ones have 50 %
 
 # Scales of each block: their offset, their type, and True if quantizers write negative ones. Block
-# layouts of ggml (ggml-common.h); minima (``m``) may have either sign, steps (``d``) only where the
-# quantizer takes the extreme value with its sign.
+# layouts of ggml (ggml-common.h); minima (``m``) may have either sign, the scales of minima
+# (``dmin``) may not, and steps (``d``) only where the quantizer takes the extreme value with its
+# sign.
 _SCALES: dict[str, tuple[tuple[int, str, bool], ...]] = {
     **dict.fromkeys(("Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), ((0, "<f2", True),)),
     **dict.fromkeys(("Q4_1", "Q5_1"), ((0, "<f2", False), (2, "<f2", True))),
@@ -59,15 +60,16 @@ _SCALES: dict[str, tuple[tuple[int, str, bool], ...]] = {
 _FLOATS = {"F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80), "F32": ("<u4", 0x7F800000)}
 _ALL_ZERO_CODES = 0x55  # a byte of four I2_S codes for 0
 
-MATRIX = (1 / 16, 8.0)
-NORM = (1 / 50, 50.0)
-LARGEST_ROW = 20.0
-MOST_NEGATIVE = 0.5
-LARGEST_OF_NORM = 500.0
-FEWEST_LAYERS = 4
+# Limits of the ranges that the module lists.
+MATRIX = (1 / 16, 8.0)  # root mean square of a matrix, as a multiple of the median of its kind
+NORM = (1 / 50, 50.0)  # the same of a norm
+LARGEST_ROW = 20.0  # of a matrix, as a multiple of its median row
+MOST_NEGATIVE = 0.5  # share of the numbers of a norm
+LARGEST_OF_NORM = 500.0  # number of a norm, as a multiple of its median number
+FEWEST_LAYERS = 4  # with which tensors of one kind are compared
 SAMPLE = 1 << 19  # weights of a tensor that are decoded, in whole rows
-CHUNK = 256
-KEY = 16  # bytes of a row or chunk that are sorted first
+CHUNK = 256  # bytes of a stretch that is searched for copies
+KEY = 16  # bytes of a row or stretch that are sorted first
 # From config.json of released models, by prefix of the architecture's name.
 RELEASED: dict[str, dict[str, frozenset[float]]] = {
     "rope.freq_base": {
@@ -148,7 +150,7 @@ def _number_anomalies(
 
 def _block_anomalies(weight: Weight) -> list[Finding]:
     anomalies = []
-    present = np.zeros(0, dtype=bool)
+    present = np.zeros(0, dtype=bool)  # per block: it may have weights other than zero
     blocks = weight.data.reshape(-1, weight.quant.type_size)
     for offset, dtype, signed in _SCALES[weight.quant.name]:
         end = offset + np.dtype(dtype).itemsize
@@ -295,7 +297,7 @@ def _odd_norm(name: str, values: NDArray[np.float32]) -> Iterator[str]:
 
 
 def _copies_within(weight: Weight) -> Iterator[str]:
-    """Rows, or stretches of a page, that occur twice, except those of one repeated byte."""
+    """Rows, or else stretches of bytes, that occur twice, except those of one repeated byte."""
     raw = weight.data
     rows = weight.shape[0]
     if raw.size % rows == 0 and (count := _twice(raw.reshape(rows, -1))):
@@ -320,6 +322,7 @@ def _twice(pieces: NDArray[np.uint8]) -> int:
     keys = np.ascontiguousarray(pieces[:, :KEY]).view([("a", "<u8"), ("b", "<u8")]).reshape(-1)
     _, where, counts = np.unique(keys, return_inverse=True, return_counts=True)
     occurrences: dict[bytes, int] = {}
+    # Not more than 100,000 candidates are compared, which bounds the time.
     for at in np.flatnonzero(counts[where.reshape(-1)] > 1)[:100_000]:
         piece = pieces[at]
         if (piece != piece[0]).any():
