@@ -212,7 +212,8 @@ class _Assignment:
         )
         self.counts[role] += 1
         rule = rules.get(self.mixture)
-        return (rule(tensor) if callable(rule) else rule) or self.default
+        type_ = rule(tensor) if callable(rule) else rule
+        return type_ or self.default
 
 
 def _block(name: str) -> int:
@@ -233,9 +234,11 @@ Importance = Mapping[str, NDArray[np.float32]]  # a weight for each input of a m
 def importance_of(importance: Importance, weight: Weight) -> NDArray[np.float32] | None:
     """Weights of the inputs of *weight*, ``(columns,)`` or ``(experts, columns)``."""
     values = importance.get(weight.name)
+    if values is None:
+        return None
     shape = (*weight.shape[:-2], weight.shape[-1])
-    if values is None or values.size == math.prod(shape):
-        return values if values is None else values.reshape(shape)
+    if values.size == math.prod(shape):
+        return values.reshape(shape)
     if weight.name in ("token_embd.weight", "per_layer_token_embd.weight"):
         return None  # the values are those of the head, which shares the tensor
     raise InvalidFormat(

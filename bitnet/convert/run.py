@@ -146,18 +146,19 @@ def plan_conversion(source: Path, request: ConvertOptions) -> ConversionPlan:
         for weight in checkpoint.weights.values()
     )
     keys = metadata(checkpoint, request)
-    size = file_size(keys, [_new(one, lambda: iter(())) for one in jobs])
+    size = file_size(keys, [_new(each, lambda: iter(())) for each in jobs])
     warnings = [*differences(checkpoint, config, jobs)]
     if importance is not None:
-        rounded = [one for one in jobs if one.target.name in BLOCKS and not one.is_copy]
-        missing = [one.weight.name for one in rounded if one.importance is None]
-        if missing and len(missing) == len(rounded):
+        rounded = [each for each in jobs if each.target.name in BLOCKS and not each.is_copy]
+        unweighted = [each.weight.name for each in rounded if each.importance is None]
+        if unweighted and len(unweighted) == len(rounded):
             raise InvalidFormat(
                 f"--imatrix has nothing for any of the {len(rounded)} matrices",
                 hint="use the importance matrix of this model",
             )
-        if missing:
-            text = f"has nothing for {quantity(len(missing), 'tensor')}, such as {missing[0]}"
+        if unweighted:
+            count = quantity(len(unweighted), "tensor")
+            text = f"has nothing for {count}, such as {unweighted[0]}"
             warnings.append(Finding("warning", "--imatrix", text))
     return ConversionPlan(checkpoint, jobs, keys, size, tuple(warnings))
 

@@ -147,11 +147,11 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def describe_ending(ended: subprocess.CompletedProcess[bytes]) -> str:
+def describe_ending(completed: subprocess.CompletedProcess[bytes]) -> str:
     """Exit status of a process, and the lines of its stderr that name an error, or the last."""
-    code = ended.returncode
+    code = completed.returncode
     status = f"signal {-code}" if code < 0 else f"exit code {code}"
-    lines = ended.stderr.decode("utf-8", "replace").splitlines()
+    lines = completed.stderr.decode("utf-8", "replace").splitlines()
     # Lines that name a fault: ggml's GGML_ASSERT, and "error" or "Error" of all engines.
     errors = [line for line in lines if "ASSERT" in line or "rror" in line] or lines[-3:]
     text = " ".join(" ".join(errors).split())[:_STDERR_CHARACTERS]

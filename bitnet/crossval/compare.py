@@ -41,13 +41,13 @@ def faults_of(
     """
     faults = []
     if len(trace.prompts) != len(prompts):
-        faults.append(f"{len(trace.prompts)} prompts, asked were {len(prompts)}")
+        faults.append(f"{len(trace.prompts)} prompts, expected {len(prompts)}")
     least = min(_LEAST, vocabulary)
     for number, (answer, prompt) in enumerate(zip(trace.prompts, prompts, strict=False)):
         faults += [f"prompt {number}: {fault}" for fault in _faults(answer, prompt, least)]
     tokenized = len(trace.tokenized or ()) if texts else 0
     if tokenized != texts:
-        faults.append(f"ids of {tokenized:,} texts, asked were {texts:,}")
+        faults.append(f"ids of {tokenized:,} texts, expected {texts:,}")
     return tuple(faults[:_SHOWN])
 
 
@@ -69,7 +69,7 @@ def _faults(answer: PromptTrace, prompt: Prompt, least: int) -> Iterator[str]:
             yield f"{len(position.ids)} tokens stored at position {at}, expected at least {least}"
             break
     if len(answer.greedy) != prompt.steps and not answer.error:
-        yield f"a continuation of {len(answer.greedy)} tokens, asked were {prompt.steps}"
+        yield f"a continuation of {len(answer.greedy)} tokens, expected {prompt.steps}"
 
 
 def compare(
@@ -153,10 +153,10 @@ def divergence(p: Position | None, q: Position | None) -> float | None:
     log_qs = q.log_probabilities()
     common = {token: log_p for token, log_p in log_ps.items() if token in log_qs}
     # Neither sum exceeds the divergence over the whole vocabulary: the larger one is nearer to it.
-    return max(_sum(common, log_qs), _sum(log_ps, log_qs), 0.0)
+    return max(_divergence_over(common, log_qs), _divergence_over(log_ps, log_qs), 0.0)
 
 
-def _sum(log_ps: Mapping[int, float], log_qs: Mapping[int, float]) -> float:
+def _divergence_over(log_ps: Mapping[int, float], log_qs: Mapping[int, float]) -> float:
     """KL divergence over the tokens of *log_ps*, with all others as one event.
 
     A token that *log_qs* lacks counts as likely as the least likely one in it.

@@ -353,7 +353,7 @@ def _compute_path(evidence: Evidence) -> Finding:
     return Finding("ok", "compute path", summary)
 
 
-def _distance(values: Sequence[float | None], most: float) -> tuple[bool, str]:
+def _check_divergences(values: Sequence[float | None], most: float) -> tuple[bool, str]:
     """True if KL divergences are within *most* on average, and each within WORST times *most*.
 
     The other result is the metrics as text.
@@ -371,13 +371,13 @@ def _distance(values: Sequence[float | None], most: float) -> tuple[bool, str]:
     return average <= most and worst <= WORST * most, text
 
 
-def _nearness(evidence: Evidence, side: str, most: float, stretch: float) -> tuple[bool, str]:
+def _check_nearness(evidence: Evidence, side: str, most: float, stretch: float) -> tuple[bool, str]:
     """True if *side*, ``ours`` or ``theirs``, is close to the float64 pass; and the metrics.
 
     *most* bounds the mean KL divergence, *stretch* the deviation of the mean slope from 1.
     """
     rows = rows_to_judge(evidence)
-    near, text = _distance([getattr(row, f"{side}_kl") for row in rows], most)
+    near, text = _check_divergences([getattr(row, f"{side}_kl") for row in rows], most)
     slopes = (getattr(row, f"{side}_scale") for row in rows)
     measured = [slope for slope in slopes if slope is not None]
     scale = fmean(measured) if measured else 1.0
@@ -391,7 +391,7 @@ def _nearness(evidence: Evidence, side: str, most: float, stretch: float) -> tup
 def _reference(evidence: Evidence) -> Finding:
     """Check that the reference is as close to float64 as its arithmetic allows."""
     theirs = evidence.reference.arithmetic
-    near, text = _nearness(evidence, "theirs", kl_of_reference(theirs), SCALE[theirs])
+    near, text = _check_nearness(evidence, "theirs", kl_of_reference(theirs), SCALE[theirs])
     if near:
         return Finding("ok", "reference", text)
     text += ": it computes wrong logits, or we read the model wrong"
@@ -405,7 +405,7 @@ def _logits(evidence: Evidence) -> Finding:
     ours_kl = mean(row.ours_kl for row in rows)
     theirs_kl = mean(row.theirs_kl for row in rows)
     most = kl_between(ours, theirs, ours_kl, theirs_kl)
-    near, text = _distance([row.kl for row in rows], most)
+    near, text = _check_divergences([row.kl for row in rows], most)
     if left_out := len(evidence.rows) - len(rows):
         text += f"; without the {left_out} furthest positions, since a rounding may choose experts"
     return Finding.from_check("logits", near, text)
@@ -439,7 +439,7 @@ def _exact(evidence: Evidence) -> Finding:
     ours_kl = mean(row.ours_kl for row in rows)
     theirs_kl = mean(row.theirs_kl for row in rows)
     most = kl_of_ours(ours, theirs, theirs_kl, positions=len(rows))
-    near, text = _nearness(evidence, "ours", most, SCALE[ours])
+    near, text = _check_nearness(evidence, "ours", most, SCALE[ours])
     if ours_kl is not None and theirs_kl is not None and evidence.plan.independent:
         closer = "ours is closer" if ours_kl < theirs_kl else "the reference is closer"
         text += f"; {theirs_kl:.1e} to the reference: {closer}"

@@ -163,7 +163,7 @@ class Llama:
         if hasattr(library, "llama_model_get_vocab"):
             library.llama_model_get_vocab.restype = ctypes.c_void_p
             self._vocabulary = library.llama_model_get_vocab(ctypes.c_void_p(self._model))
-        self._tokenizes = self._model if tokenize_with_model else self._vocabulary
+        self._tokenizer = self._model if tokenize_with_model else self._vocabulary
         self.n_vocab = int(library.llama_vocab_n_tokens(self._vocabulary))  # tokens of the model
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
@@ -174,7 +174,7 @@ class Llama:
         raw = text.encode("utf-8", "surrogatepass")
         room = len(raw) + 16
         ids = (ctypes.c_int32 * room)()
-        count = self._c.llama_tokenize(self._tokenizes, raw, len(raw), ids, room, add_special, True)
+        count = self._c.llama_tokenize(self._tokenizer, raw, len(raw), ids, room, add_special, True)
         if count < 0:
             raise EngineFailed(f"the engine does not tokenize {text[:40]!r}")
         return list(ids[:count])

@@ -92,9 +92,11 @@ class Node(NamedTuple):
     @classmethod
     def from_key(cls, key: str) -> Node:
         """The node that has *key*; one that is a name alone has no operation and no weight."""
-        name, *rest = key.rsplit(_SEPARATOR, 2)
-        operation, weight = rest if len(rest) == 2 else ("", "")
-        return cls(name if len(rest) == 2 else key, operation, weight)
+        parts = key.rsplit(_SEPARATOR, 2)
+        if len(parts) < 3:
+            return cls(key, "", "")
+        name, operation, weight = parts
+        return cls(name, operation, weight)
 
 
 @dataclass(frozen=True)
@@ -192,9 +194,9 @@ class Names:
                 and not _is_of_another_layer(node, name)
             ]
             if len(candidates) > 1 and source.is_part:
-                candidates = [node for node in candidates if self._ours(node) == name]
+                candidates = [node for node in candidates if self._our_name(node) == name]
             # A weight may be used several times in one layer: uses and nodes are in one order.
-            uses = self._uses(name, source)
+            uses = self._list_uses(name, source)
             if candidates and len(candidates) == len(uses):
                 chosen = candidates[uses.index(name)]
                 by_our_name[name] = scale_values(nodes[chosen], source.scale)
@@ -212,7 +214,7 @@ class Names:
                 by_our_name[_LOGITS] = nodes[products[-1]]
         return by_our_name
 
-    def _uses(self, name: str, source: WeightSource) -> list[str]:
+    def _list_uses(self, name: str, source: WeightSource) -> list[str]:
         """Our names of what the weight of *source* gives in the layer of *name*, in order."""
         layer = name.rpartition("-")[2]
         return [
@@ -236,7 +238,7 @@ class Names:
         order = {operation: number for number, operation in enumerate(self.ours)}
         by_our_name: dict[str, NDArray[Any]] = {}
         for node in sorted(nodes, key=lambda node: order.get(node.operation_name, -1)):
-            ours = self._ours(node)
+            ours = self._our_name(node)
             is_of_a_weight = node.weight in name_of_weight and _follows(node.operation, "")
             if is_of_a_weight and name_of_weight[node.weight] != ours:
                 continue  # llama.cpp calls the result of another weight so
@@ -245,7 +247,7 @@ class Names:
                 by_our_name[ours] = scale_values(nodes[node], scale)
         return by_our_name
 
-    def _ours(self, node: Node) -> str:
+    def _our_name(self, node: Node) -> str:
         """Our name for what *node* is called; empty: it is another value."""
         operation, dash, layer = node.name.rpartition("-")
         if not dash:

@@ -84,7 +84,7 @@ def _is_headless(checkpoint: Checkpoint) -> bool:
     return family is not None and (family.encodes or family.headless)
 
 
-class _InProcess(Reference):
+class _SeparateProcess(Reference):
     """An engine that runs in its own process."""
 
     package: str  # the module that must be importable
@@ -113,9 +113,9 @@ class _InProcess(Reference):
     ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """The answer of the process, and the intermediates that it wrote, by name."""
         if question.prompts and not self.computes(question.checkpoint):
-            raise self._computes_otherwise(question.checkpoint)
+            raise self._model_error(question.checkpoint)
         if not self.is_installed():
-            raise self._missing()
+            raise self._installation_error()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             checkpoint = question.checkpoint
@@ -143,13 +143,13 @@ class _InProcess(Reference):
             model = checkpoint.path.name
             return ask(self.name, request, folder, model=model, limit_s=question.limit_s)
 
-    def _computes_otherwise(self, checkpoint: Checkpoint) -> ReferenceUnavailable:
+    def _model_error(self, checkpoint: Checkpoint) -> ReferenceUnavailable:
         return ReferenceUnavailable(
             f"{self.name} does not compute {checkpoint.architecture} models as they are",
             hint="compare with this runtime's own pass in double precision: --against float64",
         )
 
-    def _missing(self) -> ReferenceUnavailable:
+    def _installation_error(self) -> ReferenceUnavailable:
         return ReferenceUnavailable(
             f"the reference {self.name} is not installed: there is no package {self.package}",
             hint=f"{extra_command(self.extra)}, or accept that nothing is compared: "
@@ -157,7 +157,7 @@ class _InProcess(Reference):
         )
 
 
-class LlamaCpp(_InProcess):
+class LlamaCpp(_SeparateProcess):
     """llama.cpp from the wheel ``xllamacpp``.
 
     Its graph for BitNet is that of an earlier model than 2B-4T, with another activation.
@@ -211,7 +211,7 @@ class IkLlamaCpp(LlamaCpp):
     def reads(self, checkpoint: Checkpoint) -> bool:
         # It computes a few positions at a time, none of which could see those of the next ones.
         causal = checkpoint.value("attention.causal", True) is not False
-        return causal and not _is_headless(checkpoint) and _InProcess.reads(self, checkpoint)
+        return causal and not _is_headless(checkpoint) and _SeparateProcess.reads(self, checkpoint)
 
     def computes(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.architecture in _COMPUTED_BY_IK
@@ -229,10 +229,10 @@ class IkLlamaCpp(LlamaCpp):
         head = ["--token-embedding-type", "f16", "--output-tensor-type", "f16"]
         files = [str(path.absolute()), str(converted)]
         command = [program, "--allow-requantize", *head, *files, kind]
-        ended = run(command, name="llama-quantize", limit_s=question.limit_s)
-        if ended.returncode or not converted.exists():
+        completed = run(command, name="llama-quantize", limit_s=question.limit_s)
+        if completed.returncode or not converted.exists():
             text = f"llama-quantize does not convert {path.name} to {kind.upper()}"
-            raise EngineFailed(f"{text}: {describe_ending(ended)}", hint=OTHER_ENGINE)
+            raise EngineFailed(f"{text}: {describe_ending(completed)}", hint=OTHER_ENGINE)
         return converted
 
 
@@ -243,7 +243,7 @@ class BitnetCpp(LlamaCpp):
 
     def reads(self, checkpoint: Checkpoint) -> bool:
         is_i2_s = any(weight.quant.name == "I2_S" for weight in checkpoint.weights.values())
-        return _InProcess.reads(self, checkpoint) and is_i2_s
+        return _SeparateProcess.reads(self, checkpoint) and is_i2_s
 
     def computes(self, _checkpoint: Checkpoint) -> bool:
         return True
@@ -258,7 +258,7 @@ class BitnetCpp(LlamaCpp):
         single_threaded = replace(question, threads=1)
         return super()._ask(single_threaded, library=str(bitnet_cpp_library()), **more)
 
-    def _missing(self) -> ReferenceUnavailable:
+    def _installation_error(self) -> ReferenceUnavailable:
         return ReferenceUnavailable(
             f"the reference {self.name} is not installed: BITNET_CPP_DIR is not set",
             hint="build bitnet.cpp, and name its folder in BITNET_CPP_DIR; "
@@ -266,7 +266,7 @@ class BitnetCpp(LlamaCpp):
         )
 
 
-class Transformers(_InProcess):
+class Transformers(_SeparateProcess):
     """Hugging Face's own code in float32."""
 
     name = "transformers"

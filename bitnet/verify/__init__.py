@@ -190,8 +190,8 @@ class _Examination:
         rewritten: list[str] = []  # files whose content is compared, and not their bytes
         if self.against is not None:
             name = self.against.name
-            if texts := compare(self.against, checkpoint):
-                wrong.append(f"not what {name} is attested to be: {summarize(texts)}")
+            if mismatches := compare(self.against, checkpoint):
+                wrong.append(f"not what {name} is attested to be: {summarize(mismatches)}")
             else:
                 right.append(f"as {name} is attested ({self.against.digest[:16]})")
                 self.trace = self.against.trace
@@ -207,9 +207,9 @@ class _Examination:
         if self.manifest is not None:
             manifest = self.manifest
             files = checkpoint.inventory
-            texts = manifest.differences(checkpoint.path, files, rewritten=rewritten)
-            if texts:
-                wrong.append(summarize(texts))
+            mismatches = manifest.differences(checkpoint.path, files, rewritten=rewritten)
+            if mismatches:
+                wrong.append(summarize(mismatches))
             else:
                 right.append(f"{manifest.titles} as {manifest.source} says")
 

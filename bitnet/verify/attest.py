@@ -227,11 +227,15 @@ def _differences(
     old_tensors = dict(attestation.tensors)
     old_keys = dict(attestation.keys)
     pairs = {name: (old_tensors.get(name), tensors.get(name)) for name in old_tensors | tensors}
-    return {
+    tensor_texts = {
         name: f"tensor {name} {about_tensor(was, now)}"
         for name, (was, now) in pairs.items()
         if was != now
-    }, {key: about_key(key) for key in old_keys | keys if old_keys.get(key) != keys.get(key)}
+    }
+    key_texts = {
+        key: about_key(key) for key in old_keys | keys if old_keys.get(key) != keys.get(key)
+    }
+    return tensor_texts, key_texts
 
 
 def _from_facts(facts: Mapping[str, Any]) -> Attestation:

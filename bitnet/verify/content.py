@@ -17,7 +17,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,14 +82,6 @@ class Items:
         if self.kind == "string":
             return repr(raw[8:].decode("utf-8", "backslashreplace"))
         return str(np.frombuffer(raw, self.kind)[0])
-
-    def texts(self) -> list[str]:
-        """All strings."""
-        raw = bytes(self.raw)
-        return [
-            raw[start + 8 : end].decode("utf-8", "surrogateescape")
-            for start, end in pairwise(self.starts)
-        ]
 
     @classmethod
     def of_texts(cls, texts: Iterable[str]) -> Items:

@@ -63,8 +63,11 @@ def _special(spec: TokenizerSpec, types: Mapping[int, int]) -> Iterator[str]:
             yield f"{id} {text!r} ends a text and is an ordinary token"
         if text in BEGINS:
             yield f"{id} {text!r} ends a text and is a token that begins one"
-    words = [f"{id} {spec.tokens[id]!r}" for id, kind in types.items()
-             if kind == CONTROL and spec.tokens[id].isalpha()]  # fmt: skip
+    words = [
+        f"{id} {spec.tokens[id]!r}"
+        for id, kind in types.items()
+        if kind == CONTROL and spec.tokens[id].isalpha()
+    ]
     if 0 < len(words) <= FEW:
         yield f"control tokens that are words: {', '.join(words)}"
 

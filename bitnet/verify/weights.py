@@ -308,7 +308,7 @@ def _copies_within(weight: Weight) -> Iterator[str]:
 
 def _constant(weight: Weight) -> Iterator[str]:
     """Stretches of one repeated byte, other than the code of zero weights."""
-    zero = 0x55 if weight.quant.name == "I2_S" else 0
+    zero = _ALL_ZERO_CODES if weight.quant.name == "I2_S" else 0
     chunks = weight.data[: weight.data.size - weight.data.size % CHUNK].reshape(-1, CHUNK)
     count = int(np.count_nonzero((chunks == chunks[:, :1]).all(axis=1) & (chunks[:, 0] != zero)))
     if count:
