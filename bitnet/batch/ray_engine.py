@@ -104,7 +104,10 @@ def ray_answers(
 
 
 def cores_per_actor(nodes: Iterable[int], actors: int) -> int:
-    """Most cores, at least 1, that so many *actors* can have if each runs on one of *nodes*."""
+    """Largest number of cores, at least 1, with which *actors* actors fit on *nodes*.
+
+    *nodes* are the numbers of cores of the nodes; an actor cannot be spread over two.
+    """
     cores = list(nodes)
     for share in range(max(cores, default=1), 1, -1):
         if sum(count // share for count in cores) >= actors:

@@ -108,9 +108,9 @@ class BatchRow:
         return [Request.from_mapping(facts, default)]
 
     def list_ignored(self, model: LanguageModel, *, strict_names: bool = False) -> list[str]:
-        """Names of its fields that cannot change the answer of *model*, also another's name.
+        """Names of its fields without effect on the answer of *model*.
 
-        With *strict_names* the name of another model is refused.
+        The name of another model is one of them; with *strict_names* it is refused.
         """
         if self.problem or not self.is_openais:
             return []
@@ -130,7 +130,7 @@ class BatchRow:
         return names
 
     def reply(self, answers: abc.Sequence[Answer], model: LanguageModel) -> dict[str, Any]:
-        """Fields for :meth:`output`: the ``body`` of a reply, or those of the answer."""
+        """Fields for :meth:`output`: an OpenAI line's reply as ``body``, or the answer's."""
         if self.is_openais:
             path = self.facts["url"]
             name = model_name(model.path)
@@ -156,7 +156,7 @@ class BatchRow:
         }
 
     def output(self, facts: abc.Mapping[str, Any]) -> dict[str, Any]:
-        """The line of the output with *facts*: what :meth:`reply` gave, or ``error``."""
+        """The line of the output with *facts*: those of :meth:`reply`, or an ``error``."""
         if not self.is_openais:
             return {"id": self.id, "row": self.digest, **facts}
         error = facts.get("error")
@@ -222,10 +222,10 @@ def answers(
 ) -> abc.Iterator[tuple[BatchRow, dict[str, Any]]]:
     """Yield *rows* with their answers, as they are finished.
 
-    An error in a row becomes its answer, as ``error``; other rows are not affected. A row may say
-    otherwise about *max_tokens* and *sampling*, and they about what the model's files recommend;
-    *max_batch* answers are generated at the same time. With *strict_model_name* a row that names
-    another model is refused.
+    An error in a row becomes its answer, as ``error``; other rows are not affected. *max_tokens*
+    and *sampling* replace what the model's files recommend, and a row may replace them. *max_batch*
+    answers are generated at the same time. With *strict_model_name* a row that names another model
+    is refused.
     """
     scheduler = model.scheduler(max_batch=max_batch)
     waiting = iter(rows)
@@ -259,7 +259,8 @@ def answers(
             row, answer, choices = running[sequence]
             if not answer.take(piece).finish_reason:
                 continue
-            # A stop text may have ended it, and one that fails ends the whole row.
+            # The scheduler does not know that a stop text ends an answer, so it is cancelled there.
+            # An answer that fails ends all answers of its row.
             ended = choices if answer.error else [answer]
             for choice in ended:
                 running.pop(choice.sequence, None)

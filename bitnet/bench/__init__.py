@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 READ_BYTES = 256 << 20  # more than any cache holds
 
-SCHEMA = 1
+SCHEMA = 1  # version of the report's form
 
 MAX_TOKENS = 1 << 20
-WRITTEN_TOKENS = 64  # of the answer for which the tokenizer's share is measured
+WRITTEN_TOKENS = 64  # of the answer in which the share of tokenizing is measured
 TEXT = (
     "The old lighthouse keeper counted the ships that passed in the night, and wrote their names "
     "into a book with a blue cover. When the fog came in from the sea he lit the great lamp and "
@@ -321,7 +321,7 @@ def _rates(
 def _prefill_s(engine: Scheduler, ids: TokenIds, test: Test) -> float:
     engine.forget()
     started = 0.0
-    # The engine has the first *depth* positions when the clock starts again.
+    # The first run fills *depth* positions, which the second one reuses: only that one is timed.
     for end in filter(None, (test.depth, test.positions)):
         started = time.perf_counter()
         deque(engine.generate(ids[:end], Request(max_tokens=1, lookup=0)), maxlen=0)

@@ -1,7 +1,7 @@
 """Coding agents that ``launch`` starts: how each is told about a server.
 
-An agent gets variables, arguments, and files in a folder of its own. It reads no other settings,
-and its own stay as they are.
+An agent gets variables, arguments, and files in a temporary folder. It reads only these settings;
+the user's own settings of the agent are neither read nor changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Setup:
 
     environment: dict[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)  # texts by their places in its folder
+    files: dict[str, str] = field(default_factory=dict)  # texts by their paths in its folder
 
 
 @dataclass(frozen=True)

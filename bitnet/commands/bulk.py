@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # failed rows
 AT_ONCE = 1024  # texts that are read, sorted by length and computed together
-# Options of the model that change its vectors, beside its files.
+# Options that change the vectors of a model whose files are the same.
 _COMPUTED_WITH = ("i2_s_layout", "ignore_key", "kv_type", "pre")
 _NPY_HEADER = 128  # bytes before the numbers, as numpy.save writes them
 
@@ -69,8 +69,8 @@ def batch(
     target = Path(options.output)
     _check(target, options, model)
     target.parent.mkdir(parents=True, exist_ok=True)
-    whole = target.resolve()  # two names of one file have one lock
-    lock = whole.with_name(f".{whole.name}.bitnet-lock")  # not the name of a user's file
+    real_path = target.resolve()  # two names of one file have one lock
+    lock = real_path.with_name(f".{real_path.name}.bitnet-lock")  # not the name of a user's file
     hint = "wait for that run to end, or choose another --output"
     with (
         locks.hold(lock, timeout_s=0, what=options.output, hint=hint, leave=False),
@@ -96,7 +96,7 @@ def batch(
 
 
 def _check(target, options, model):
-    """Refuse what could only fail, or would be left out, before anything is opened."""
+    """Refuse an --output that cannot be written, and options that Ray would ignore."""
     if target.is_dir():
         raise UsageError(
             f"--output {options.output} is a folder", hint="name a file in it for the answers"
@@ -106,7 +106,7 @@ def _check(target, options, model):
 
 
 def _refuse_options_of_the_process(model):
-    """Refuse options of *model* that the processes of Ray cannot be given."""
+    """Refuse options of *model* that are not passed on to the processes of Ray."""
     accepted = ("model", "threads", "features", "no_default_features")
     for entry in fields(model):
         name = entry.name
@@ -117,7 +117,7 @@ def _refuse_options_of_the_process(model):
 
 
 def _answer(files, options, sampling, model, common):
-    """Answer the rows that are left; gives back the keys of the model that were ignored."""
+    """Answer the remaining rows; return the keys of the model that were ignored."""
     from bitnet.batch.rows import answers, in_order
 
     rows = list(files.remaining_rows())
@@ -199,7 +199,7 @@ class _Vectors:
     Attributes:
         rows: number of vectors so far, with those of an earlier run.
         dimensions: numbers of a vector.
-        shown: vectors for a report that contains them.
+        shown: the vectors themselves, for a report on stdout.
     """
 
     def __init__(self, running: LanguageModel, options: VectorOptions, model: ModelOptions) -> None:
@@ -221,7 +221,7 @@ class _Vectors:
             self.rows += len(block)
 
     def write_at_once(self, texts: Iterator[str], output: OutputFile) -> None:
-        """Write the vectors of *texts* to a pipe or a device."""
+        """Write the vectors of *texts*, all at the end, to a pipe or a device."""
         is_array = output.path.suffix.lower() == ".npy"
         parts: list[bytes] = []
         for block in _blocks(texts):
@@ -230,7 +230,7 @@ class _Vectors:
         output.write(self._header() if is_array else b"", *parts)
 
     def write_growing(self, texts: Iterator[str], output: OutputFile) -> None:
-        """Write the vectors of *texts*, behind those that an interrupted run left."""
+        """Append the vectors of *texts* to those that an interrupted run left."""
         from bitnet.base.growing import GrowingFile
 
         is_array = output.path.suffix.lower() == ".npy"
@@ -271,7 +271,7 @@ class _Vectors:
         return round_vectors(vectors, options.precision)
 
     def _encode(self, vectors: NDArray[Any], *, is_array: bool) -> bytes:
-        """The next *vectors* as the output has them: numbers of an array, or lines."""
+        """The next *vectors* as bytes of the output: numbers of an array, or lines."""
         return vectors.tobytes() if is_array else _lines(vectors, self.rows).encode()
 
     def _header(self) -> bytes:
@@ -280,14 +280,14 @@ class _Vectors:
 
         from bitnet.runtime.sequence import round_vectors
 
-        form = round_vectors(np.zeros((1, self.dimensions), np.float32), self._options.precision)
+        sample = round_vectors(np.zeros((1, self.dimensions), np.float32), self._options.precision)
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
             header,
             {
-                "descr": np.lib.format.dtype_to_descr(form.dtype),
+                "descr": np.lib.format.dtype_to_descr(sample.dtype),
                 "fortran_order": False,
-                "shape": (self.rows, form.shape[1]),
+                "shape": (self.rows, sample.shape[1]),
             },
         )
         return header.getvalue()
@@ -372,12 +372,12 @@ def bench(
     plan = BenchPlan.of(tests, thread_counts, repetitions, threads=model.threads)
     before = read_report(Path(against)) if against else None
     running = open_model(model, common)
-    again = replace(model, model=str(running.path), features="", no_default_features=False)
+    bench_options = replace(model, model=str(running.path), features="", no_default_features=False)
     with LiveLine() as line:
         report = measure(
             running,
             plan,
-            reload=lambda: open_model(again, common),
+            reload=lambda: open_model(bench_options, common),
             on_step=(lambda _text: None) if common.output.no_progress else line.tell,
         )
     lines = [*report_lines(report)]
@@ -394,7 +394,11 @@ def bench(
         ]
         head = ("metric", "before", "after", "ratio")
         lines += ["", *table(head, rows, right=(1, 2, 3))]
-        was = before["model"]["name"], before["machine"]["cpu"], before["machine"]["backend"]
-        if was != (report["model"]["name"], report["machine"]["cpu"], report["machine"]["backend"]):
-            say(f"Note: the earlier report is of another model or machine: {', '.join(was)}")
+        old_facts = before["model"]["name"], before["machine"]["cpu"], before["machine"]["backend"]
+        if old_facts != (
+            report["model"]["name"],
+            report["machine"]["cpu"],
+            report["machine"]["backend"],
+        ):
+            say(f"Note: the earlier report is of another model or machine: {', '.join(old_facts)}")
     common.output.finish(report, lines)

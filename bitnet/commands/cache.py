@@ -77,12 +77,12 @@ def _users(entry):
 
 
 def _note(entry):
-    """Known users of a file, and under how many other names, as far as that is known."""
+    """Users of a file, and the number of its other names, as far as they are known."""
     others = max(entry.links - 1, len(entry.users))
-    stored = quantity(others, "link") if others else "unreferenced"
+    references = quantity(others, "link") if others else "unreferenced"
     notes = _users(entry)
     if entry.is_stored:
-        notes.append(stored)
+        notes.append(references)
     elif entry.links > 1:
         notes.append("a link")
     return ", ".join(notes)
@@ -167,24 +167,27 @@ def rm(
     from bitnet.hub.models import remove_model
     from bitnet.hub.ref import parse
 
-    done = remove_model(parse(model), common.project(), dry_run=dry_run)
+    deletion = remove_model(parse(model), common.project(), dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
-    removed = [entry for entry in done.remove if entry.is_stored or entry.kind == "partial"]
-    holders = {entry.path: done.holders_of(entry) for entry in removed if entry.is_stored}
+    removed = [entry for entry in deletion.remove if entry.is_stored or entry.kind == "partial"]
+    holders = {entry.path: deletion.holders_of(entry) for entry in removed if entry.is_stored}
     lines = [f"{verb} {entry.path} ({human_size(entry.size_bytes)})" for entry in removed]
     for path, names in holders.items():
         if names:
             lines.append(f"still on the disk: {path.name}: {', '.join(names)}")
-    lines += [f"kept {entry.path}: it is also {', '.join(names)}" for entry, names in done.kept]
-    lines.append(f"{verb} {quantity(len(removed), 'file')}, {human_size(done.size_bytes)} freed")
+    lines += [f"kept {entry.path}: it is also {', '.join(names)}" for entry, names in deletion.kept]
+    lines.append(
+        f"{verb} {quantity(len(removed), 'file')}, {human_size(deletion.size_bytes)} freed"
+    )
     files = [
         {**entry.facts(), "removed": True, "held_by": holders.get(entry.path, [])}
         for entry in removed
     ]
     files += [
-        {**entry.facts(), "removed": False, "held_by": list(names)} for entry, names in done.kept
+        {**entry.facts(), "removed": False, "held_by": list(names)}
+        for entry, names in deletion.kept
     ]
-    common.output.finish({"size_bytes": done.size_bytes, "files": files}, map(brief, lines))
+    common.output.finish({"size_bytes": deletion.size_bytes, "files": files}, map(brief, lines))
 
 
 @task(
@@ -212,18 +215,18 @@ def clean_cache(
         show(*map(brief, planned.files("would remove")))
     if not output.json and (dry_run or not yes):
         show(planned.summary("would remove"))
-    sure = not dry_run and (yes or not planned.remove)
-    if not (sure or dry_run or terminal):
+    is_confirmed = not dry_run and (yes or not planned.remove)
+    if not (is_confirmed or dry_run or terminal):
         raise UsageError(
             "nothing was removed: there is no terminal to ask on",
             hint="bitnet cache clean --yes, or --dry-run",
         )
-    if not (sure or dry_run):
+    if not (is_confirmed or dry_run):
         print("Remove them? [y/N] ", end="", file=sys.stderr, flush=True)
-        sure = sys.stdin.readline().strip().lower() in ("y", "yes")
-    done = prune(planned) if sure else planned
-    lines = [f"Cache cleanup complete: {done.summary('removed')}"] if sure else []
-    output.finish({"removed": sure, **done.facts()}, lines)
+        is_confirmed = sys.stdin.readline().strip().lower() in ("y", "yes")
+    outcome = prune(planned) if is_confirmed else planned
+    lines = [f"Cache cleanup complete: {outcome.summary('removed')}"] if is_confirmed else []
+    output.finish({"removed": is_confirmed, **outcome.facts()}, lines)
 
 
 @task(

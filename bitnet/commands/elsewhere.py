@@ -1,7 +1,7 @@
-"""Commands and options of other programs, and what they are called here.
+"""Commands and options of other programs, and their names here.
 
-Users of ollama, llama.cpp, huggingface_hub and uv type what they know. It is not accepted as it is,
-since it rarely means the same; the hint is the command line with the names of this program.
+Users of ollama, llama.cpp, huggingface_hub and uv type the names they know. These are not accepted,
+since they rarely mean the same; the error's hint is the command line with the names used here.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def explain(word: str) -> str:
 
 
 def translate(words: Sequence[str], commands: Collection[str]) -> str:
-    """The command line that *words* of another program mean here; empty if that is unknown.
+    """Our command line for *words*, which are those of another program; empty if unknown.
 
-    *commands* are the names of ours.
+    *commands* are the names of our commands.
     """
     options = [OPTIONS.get(word, word) for word in words]
     command = COMMANDS.get(words[0], "")

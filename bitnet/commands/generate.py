@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _LONG = {"max_tokens": 1024}  # length of an answer to a person
 
-LARGE_VOCABULARY = 128_000
+LARGE_VOCABULARY = 128_000  # tokens
 
 LEAVE = ("/exit", "/quit", "/bye")
 HELP = """\
@@ -59,7 +59,7 @@ HELP = """\
 //TEXT        the message /TEXT, which is not a command"""
 BLOCK = '"""'
 EDIT = "!edit"
-ESCAPED = "//"  # begins a message whose first character is one of them
+ESCAPED = "//"  # at the start of a line: a message that begins with a single slash
 COMMANDS = (
     "/clear", "/system", "/set", "/show", "/save", "/load", "/stats", "/help", *LEAVE,
 )  # fmt: skip
@@ -111,19 +111,19 @@ def run(
             talk = Conversation(running, request, system=instructions)
             talk_on_terminal(_begin(talk, preset))
             return
-        asked = PromptOptions(prompt=text, chat=chats, system=instructions)
-        answer_once(running, asked, request, common.output, preset)
+        question = PromptOptions(prompt=text, chat=chats, system=instructions)
+        answer_once(running, question, request, common.output, preset)
 
 
 def _begin(talk, preset):
-    """The conversation *talk* after the messages of *preset*, if there is one."""
+    """*talk*, which begins with the messages of *preset*, if there is one."""
     if preset is not None:
         talk.turns = [dict(message) for message in preset.messages]
     return talk
 
 
 def _question(prompt):
-    """The prompt, or what is piped in; ``None``: there is a person to talk with."""
+    """The prompt with piped text; None on a terminal without a prompt, for a chat."""
     if not prompt and sys.stdin is not None and sys.stdin.isatty():
         return None
     missing = "run needs a prompt, a text that is piped into it, or a terminal"
@@ -132,7 +132,7 @@ def _question(prompt):
 
 
 def _check_text(text, missing, *, hint):
-    """*text*; wrong ones are refused before a model is loaded, none at all as *missing*."""
+    """*text*, checked before a model is loaded; without a text the error is *missing*."""
     from bitnet.runtime.request_checks import check_prompt
 
     if text is None:
@@ -176,15 +176,15 @@ def infer(
                 "Large vocabulary (%d) running on CPU - consider GPU acceleration",
                 running.config.vocab_size,
             )
-        asked = replace(prompt, prompt=text, prompt_file="")
-        answer_once(running, asked, request, common.output, preset)
+        question = replace(prompt, prompt=text, prompt_file="")
+        answer_once(running, question, request, common.output, preset)
         quiet = common.output.json or common.output.no_warnings or not sys.stdout.isatty()
         if running.tokenizer.chat_template and not prompt.chat and not quiet:
             say("Note: this model answers messages; --chat takes the text as one")
 
 
 def answer_once(running, prompt, request, output, preset=None):
-    """Show what the model *running* writes after the text of *prompt*, and its metrics."""
+    """Print the answer of the model *running* to *prompt*, and its metrics."""
     turns = [("system", decode_text(prompt.system, "--system"))] if prompt.system else []
     turns.append(("user", prompt.prompt))
     messages = [{"role": role, "content": content} for role, content in turns]
@@ -201,10 +201,10 @@ def answer_once(running, prompt, request, output, preset=None):
     )
     answer = running.answer(request)
     ready = answer.sequence.request
-    drawn = {"seed": ready.seed} if ready.sampling.temperature else {}  # what repeats the answer
+    seed_facts = {"seed": ready.seed} if ready.sampling.temperature else {}  # repeats the answer
     if output.json:
         "".join(answer)
-        facts = _facts(answer, ids=prompt.dump_ids) | drawn
+        facts = _facts(answer, ids=prompt.dump_ids) | seed_facts
         facts["generation"] = ready.sampling_facts()
         if running.ignored_keys:
             facts["ignored_keys"] = list(running.ignored_keys)
@@ -215,12 +215,12 @@ def answer_once(running, prompt, request, output, preset=None):
             say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
     if prompt.stats:
         lines = [*_metric_lines(answer, running), _sampling_line(ready)]
-        say("\n".join([*lines, *(f"{name}: {value}" for name, value in drawn.items())]))
+        say("\n".join([*lines, *(f"{name}: {value}" for name, value in seed_facts.items())]))
     say(summary(answer))
 
 
 def _sampling_line(request):
-    """The values with which tokens were chosen, each with its origin."""
+    """Sampling values of *request*, each with its origin, as a line."""
     facts = request.sampling_facts()
     settings_ = (
         f"{name} {json.dumps(entry['value'])} ({entry['from']})" for name, entry in facts.items()
@@ -229,7 +229,7 @@ def _sampling_line(request):
 
 
 def _schema(options):
-    """The JSON schema that --json-schema gives or names, ``None`` when there is none."""
+    """The JSON schema in --json-schema or in the file that it names; None without the option."""
     named = options.json_schema.strip()
     if not named or named in ("true", "false") or named[0] in "{[":
         return named or None
@@ -237,7 +237,7 @@ def _schema(options):
 
 
 def _grammar(options):
-    """The grammar that --grammar gives or names, ``None`` when there is none."""
+    """The grammar in --grammar or in the file that it names; None without the option."""
     named = options.grammar
     if not named or "::=" in named:
         return named or None
@@ -245,7 +245,7 @@ def _grammar(options):
 
 
 def _show(pieces):
-    """Write *pieces* of an answer; what was written stays whole when it is interrupted."""
+    """Write *pieces* of an answer; end the line even if the answer is interrupted."""
     begun = escaped = False
     try:
         for piece in pieces:
@@ -274,10 +274,10 @@ def _token(entry):
 
 
 def _metric_lines(answer, running):
-    """More about *answer*, line by line."""
+    """Lines with more metrics of *answer*."""
     sequence = answer.sequence
     blocks = sequence.passes * running.config.n_layers
-    passed = answer.prefill_s + answer.decode_s
+    elapsed_s = answer.prefill_s + answer.decode_s
     exact_head = f"{sequence.exact_head_tokens} of {answer.tokens}"
     if sequence.exact_head_tokens:
         exact_head += f", with {sequence.exact_head_rows:.3%} of its rows"
@@ -287,8 +287,8 @@ def _metric_lines(answer, running):
     if sequence.draft_gain:
         drafts += f", {sequence.draft_gain:.2f} times the speed without"
     reading = f"{human_size(answer.read_bytes)}, {answer.page_faults} page faults"
-    if passed > 0:
-        reading += f", {human_size(answer.read_bytes / passed)} a second"
+    if elapsed_s > 0:
+        reading += f", {human_size(answer.read_bytes / elapsed_s)} a second"
     return (
         f"finish reason: {answer.finish_reason}",
         f"load {answer.load_s:.3f} s, prompt {answer.prefill_s:.3f} s, "
@@ -333,7 +333,7 @@ def chat(
 
 
 def talk_on_terminal(talk):
-    """Hold the conversation *talk* with the person at this terminal, who sees errors in it."""
+    """Hold the conversation *talk* on this terminal; an error does not end it."""
     say(f"{talk.model.path.name} on {talk.model.backend}. /help lists commands.")
     with recall_lines(), suppress(EOFError):
         while _turn(talk):
@@ -342,7 +342,7 @@ def talk_on_terminal(talk):
 
 
 def _turn(talk):
-    """One line and its answer; whether the talk goes on."""
+    """Read one line and answer it; return False if the user leaves."""
     try:
         typed, is_verbatim = _read_message()
         line = decode_text(typed, "the line").strip()
@@ -355,8 +355,8 @@ def _turn(talk):
         say("\n(stopped; /exit leaves)")
         return True
     except BitnetError as error:
-        full = isinstance(error, InferenceError) and talk.turns
-        hint = "/clear forgets the conversation" if full else error.hint
+        is_full = isinstance(error, InferenceError) and talk.turns
+        hint = "/clear forgets the conversation" if is_full else error.hint
         say(f"Error: {error.message}" + (f"\nhint: {hint}" if hint else ""))
         return True
     return line not in LEAVE

@@ -1,4 +1,4 @@
-"""``launch``: a coding agent whose model is one of ours, without a change to its settings."""
+"""``launch``: start a coding agent with a local model, without changing its settings."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _check_installed(agent: Agent) -> None:
 
 @contextmanager
 def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
-    """Serve the model at *path* until the context ends; its value is the server's address."""
+    """Serve the model at *path* until the context ends; yield the server's address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -144,9 +144,9 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
 
 
 def _options_of(model: ModelOptions) -> Iterator[str]:
-    """Command-line words for the options of *model* that differ from the default.
+    """Command-line words for the options of *model* that differ from their default.
 
-    The model itself is not among them.
+    The name of the model is left out.
     """
     default = ModelOptions()
     for entry in fields(model):

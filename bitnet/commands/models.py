@@ -32,7 +32,7 @@ from bitnet.hub.fetch_options import FileSelection
 
 _YES = {True: "yes", False: "no", None: "?"}
 _MOST_RESULTS = 100  # of a search
-_Q4_K_M_BYTES = 0.61  # for each parameter, of usual models: 4.85 bits
+_Q4_K_M_BYTES = 0.61  # per parameter: 4.85 bits, as in usual models
 REV = option("main", "branch, tag or commit", synonyms=("ref", "revision"), metavar="REV")
 
 _SUFFIXES = (".gguf", ".safetensors")
@@ -75,7 +75,7 @@ def models(
 
 
 def _facts(model, machine):
-    """*model* as JSON values, with whether it runs on *machine*, and why not."""
+    """*model* as JSON values: also if it runs on *machine*, and why not."""
     from bitnet.models.load import ARCHITECTURES
     from bitnet.sheet.plan import plan_path, plan_unread
 
@@ -160,7 +160,7 @@ def search(
 
 
 def _runs(model):
-    """True if a model that the hub describes runs here; None if that is not known."""
+    """True if *model*, as the hub describes it, runs here; None if that is not known."""
     from bitnet.models.load import ARCHITECTURES
 
     if model.family and model.family not in ARCHITECTURES:
@@ -223,7 +223,7 @@ def show_model(
 
 
 def _list_files(model, file, rev, select, common):
-    """Show the files that ``download-model`` would fetch; fails where the disk has no room."""
+    """Show the files that ``download-model`` would fetch; fail if they do not fit on the disk."""
     from bitnet.hub.resolve import refs_of, resolve_all
     from bitnet.sheet.plan import this_machine
 
@@ -247,7 +247,7 @@ def _list_files(model, file, rev, select, common):
 
 
 def _here(model, common):
-    """Path of *model* if it is here, or can only be a path; ``None``: look on the hub."""
+    """Path of *model* if it exists, or if *model* can only be a path; None: look on the hub."""
     with suppress(NotFound, Offline):
         path = common.model(model)
         if path.exists() or not REPOSITORY.fullmatch(model) or path.suffix in _SUFFIXES:
@@ -256,7 +256,7 @@ def _here(model, common):
 
 
 def _plan(model, file, rev, common, local):
-    """The plan of *model*, which is at *local* or on the hub."""
+    """The plan of *model*, which is at the path *local* or, if that is None, on the hub."""
     from bitnet.sheet.plan import plan_model, plan_path, plan_unread, this_machine
 
     if local is not None:
@@ -266,14 +266,14 @@ def _plan(model, file, rev, common, local):
     project = common.project()
     machine = this_machine(Path("models"))
     (ref,) = refs_of(model, file, rev)
-    source, path, read = locate_model(resolve(ref, project)[0], project)
+    source, path, read_remote = locate_model(resolve(ref, project)[0], project)
     origin: dict[str, Any] = {"licence": source.licence, "gated": source.gated}
     if path is not None:
         return plan_path(path, machine, **origin)
     name = source.file.rpartition("/")[2]
-    if read is None:
+    if read_remote is None:
         return plan_unread(name, source.size, machine, **origin)
-    return plan_model(read, machine, name=name, size=source.size, **origin)
+    return plan_model(read_remote, machine, name=name, size=source.size, **origin)
 
 
 @task(group="Models", example="bitnet download-model smollm2-135m", aliases=("pull",))
@@ -348,7 +348,7 @@ def download(
 
 
 def _download(refs, select, output, sha256, common, **options):
-    """Fetch the files of *refs*, and say where they are."""
+    """Fetch the files of *refs*, and print their paths."""
     from bitnet.hub.resolve import download
     from bitnet.verify.attest import attest_fetched
 
@@ -435,7 +435,7 @@ def sync(
 
 
 def _check(project, entries, output):
-    """Every pinned file of the project is there with its digest; nothing is written."""
+    """Check that every pinned file exists with its digest; write nothing."""
     findings = []
     for entry in entries:
         name = f"{entry.repo}/{entry.file}"

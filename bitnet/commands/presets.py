@@ -70,14 +70,14 @@ def create(
         options = {**preset.options, **options}
     values |= {key: value for key, value in overrides.items() if value}
     values |= {"name": name, "options": options}
-    made = Preset(**values)
+    new_preset = Preset(**values)
 
     path = settings.presets_file()
     if name in read_presets(path) and not force:
         raise UsageError(f"there is a preset {name!r} in {path}", hint="add --force to replace it")
     before = read_text(str(path), whole=True) if path.exists() else ""
     path.parent.mkdir(parents=True, exist_ok=True)
-    OutputFile(path, _FILE, option="BITNET_PRESETS").write_text(with_preset(before, made))
+    OutputFile(path, _FILE, option="BITNET_PRESETS").write_text(with_preset(before, new_preset))
     for ignored_setting in ignored:
         say(f"Note: {ignored_setting} has no effect here")
     if output.json:
@@ -96,7 +96,7 @@ _FILE = OutputKind("a file of presets", _is_presets)
 
 
 def _read_source(name, model, file):
-    """The preset that *file* describes, if one is given, and what in it has no effect."""
+    """The preset that *file* describes, or None without a file, and settings without effect."""
     if not file:
         if not model:
             hint = f"bitnet create {shell_quote(name)} --from MODEL"
@@ -118,7 +118,7 @@ def _read_source(name, model, file):
 
 
 def _locate_preset(preset, folder):
-    """*preset* with the files that it names, relative to *folder*, as they are recorded."""
+    """*preset* with absolute paths for the files that it names relative to *folder*."""
     return replace(
         preset,
         model=_locate(preset.model, folder),
@@ -128,7 +128,7 @@ def _locate_preset(preset, folder):
 
 
 def _locate(name, folder):
-    """*name* of a model or file as it is recorded: absolute, if it is a path that exists.
+    """*name* of a model or file as the preset stores it: absolute, if it is an existing path.
 
     A pipe or a device is refused at once, rather than by each command that uses the preset.
     """
@@ -137,7 +137,7 @@ def _locate(name, folder):
 
 
 def _locate_template(file, folder):
-    """The *file* of a chat template as it is recorded; one that cannot be read is refused."""
+    """Absolute path of *file*, a chat template; one that cannot be read is refused."""
     if not file:
         return ""
     path = (folder / file).absolute()
@@ -146,7 +146,7 @@ def _locate_template(file, folder):
 
 
 def _locate_adapter(text, folder):
-    """The adapter *text*, ``PATH[:SCALE]``, as it is recorded."""
+    """The adapter *text*, ``PATH[:SCALE]``, with an absolute path."""
     path, colon, scale = text.rpartition(":")
     if not colon:
         return _locate(text, folder)
@@ -164,13 +164,13 @@ def find_preset(name):
 
 
 def apply_preset(model):
-    """The options of the *model*, and the preset that they name, or None."""
+    """The options *model*, completed by the preset that they name; and that preset, or None."""
     preset = find_preset(model.model)
     return (model, None) if preset is None else (with_model(model, preset), preset)
 
 
 def with_model(model, preset):
-    """*model* as *preset* has it, where the command line says nothing else."""
+    """The options *model* completed by *preset*; the command line takes precedence."""
     return replace(
         model,
         model=preset.model,

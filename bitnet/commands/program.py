@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 COLUMN = 28  # where the help of an option starts
 NAMES = 22  # and that of a command
-NARROWEST = 40
-WIDEST = 100  # columns
-_TOO_NARROW = 60  # for two columns
+NARROWEST = 40  # columns of help, in characters
+WIDEST = 100
+_TOO_NARROW = 60  # for a column of names beside their texts
 
 _ABOUT = "Run language models locally, and verify their results."
 _EXAMPLE = 'bitnet run smollm2-135m "Why is the sky blue?"'
@@ -88,13 +88,13 @@ class Program(InvokeProgram):
         return 0
 
     def _run_steps(self, argv: list[str]) -> None:
-        writes_bytecode = sys.dont_write_bytecode
+        bytecode_is_off = sys.dont_write_bytecode
         self.create_config()
         try:
             self.parse_core(argv)
         except ValueError as error:  # Invoke converts its own numbers unguarded
             raise UsageError(f"bad value for a core option: {error}") from None
-        sys.dont_write_bytecode = writes_bytecode  # Invoke switches it off; imports need it on
+        sys.dont_write_bytecode = bytecode_is_off  # Invoke switches it off; imports need it on
         self.parse_collection()
         self.parse_tasks()
         self.parse_cleanup()
@@ -150,7 +150,10 @@ class Program(InvokeProgram):
         self.tasks = [(name, Words(command, words).values)]  # type: ignore[assignment]
 
     def _with_full_name(self, words: list[str]) -> list[str]:
-        """*words* with the collection's name of their command; ``help`` and the like are obeyed."""
+        """*words* with the full name of their command in the collection.
+
+        ``help`` and ``version`` print their text and end the program.
+        """
         by_name = self.collection.task_names.items()
         names = {name: own for own, aliases in by_name for name in (own, *aliases)}
         if words == ["help", "network"]:
@@ -178,7 +181,7 @@ class Program(InvokeProgram):
         raise self._unknown_command(words, names)
 
     def _unknown_command(self, words: list[str], names: Names[str]) -> UsageError:
-        """The error for *words*, whose first is not one of *names*, with what is likely meant."""
+        """The error for *words*, whose first is not one of *names*, with the likely command."""
         first = words[0].replace("_", "-")
         meant = elsewhere.translate(words, names)
         if first.startswith("-"):
@@ -227,7 +230,7 @@ def _is_model(word: str) -> bool:
 
 
 def _end_with(lines: Iterable[str]) -> Exit:
-    """Print *lines*: the program ends with them."""
+    """Print *lines*; return the exception that then ends the program."""
     print(as_started("\n".join(lines)))
     return Exit()
 
@@ -237,13 +240,13 @@ class _Terminated(BaseException):
 
 
 def _translate(error: BaseException) -> BitnetError:
-    """The error with which the program ends because of *error*."""
+    """*error* as the error that the program reports, with its exit code."""
     if isinstance(error, BitnetError):
         return error
     if isinstance(error, KeyboardInterrupt | _Terminated):
         terminated = isinstance(error, _Terminated)
         return Interrupted("terminated" if terminated else "interrupted")
-    if isinstance(error, ParseError | UnknownFileType):  # of the options before the command
+    if isinstance(error, ParseError | UnknownFileType):  # in Invoke's options before the command
         flag = r"Flag <Argument: ([\w-]+).*?> needed value.*"
         return UsageError(re.sub(flag, r"--\1 needs a value", str(error)), hint="bitnet --help")
     if isinstance(error, OSError):
@@ -355,12 +358,12 @@ def _commands(collection: Collection) -> list[Task]:
 
 
 def summary(command: object) -> str:
-    """The first line of the text of *command*."""
+    """The first line of the docstring of *command*."""
     return (command.__doc__ or "").strip().partition("\n")[0]
 
 
 def _entry(name: str, text: str, column: int) -> Iterator[str]:
-    """A name and its text; a long name has a line of its own, and every one where it is narrow."""
+    """Lines of a name and its text; a name that is too long for *column* has its own line."""
     if _width() < _TOO_NARROW:
         column = 6
     lines = _wrap(text, column)

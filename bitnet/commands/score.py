@@ -112,6 +112,7 @@ def iterate_texts(name: str) -> Iterator[str]:
         )
     is_json = name.lower().endswith(".jsonl")
     lines = _lines(name)
+    # No line, or a single empty one: the input has no text.
     first = next(lines, "")
     second = next(lines, None)
     if not first and second is None:
@@ -141,7 +142,7 @@ def _lines(name: str) -> Iterator[str]:
 
 
 def _text_of(line: str, where: str) -> str:
-    """The text in a *line* of JSON: it is one, or an object that has it."""
+    """The text in *line*, a JSON text or an object with the key ``text``."""
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):

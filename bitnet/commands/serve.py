@@ -80,12 +80,13 @@ def _serve(parts, options, sampling, model, common, prompt_cache):
 
 
 def _prepare_models(options, sampling, model, common, narrate, prompt_cache):
-    """The models that *options* and *model* name, none of them loaded, and what counts."""
+    """The models that *options* and *model* name, none of them loaded, and their metrics."""
     from bitnet.server.loading import failures
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
 
     metrics = Metrics()
+    # A single model that is not found is a model that does not load.
     with failures(narrate) if not options.models else nullcontext():
         slots = _slots(options, model, common, prompt_cache)
     limits = ["max_batch", "queue", "max_output_tokens", "kv_budget_bytes"]
@@ -122,31 +123,33 @@ def _slots(options, model, common, prompt_cache):
                 hint="rename one of them, or serve them with two workers",
             )
         chosen = model if preset is None else with_model(model, preset)
-        here = replace(chosen, model=str(path))
-        opener = partial(open_file, here, common)
-        loader = partial(load_model, here, common, prompt_cache=prompt_cache)
+        own_options = replace(chosen, model=str(path))
+        opener = partial(open_file, own_options, common)
+        loader = partial(load_model, own_options, common, prompt_cache=prompt_cache)
         aliases = () if argument in ("", name) or Path(argument) == path else (argument,)
         if taken := {name, *aliases} & set(adapters):
             raise UsageError(f"--lora {min(taken)}=...: that is the name of the model itself")
-        settings = {"aliases": aliases, "adapters": [*adapters], "context": here.context}
+        settings = {"aliases": aliases, "adapters": [*adapters], "context": own_options.context}
         settings["preset"] = preset
         slots.setdefault(name, Slot(name, path, opener, loader, **settings))
     for alias in options.alias:
-        short, _, of = alias.partition("=")
-        of = of or next(iter(slots))
+        new_name, _, target = alias.partition("=")
+        target = target or next(iter(slots))
         by_name = {name: slot for slot in reversed(slots.values()) for name in slot.names}
-        if of not in by_name:
+        if target not in by_name:
             names = ", ".join(map(repr, slots))
-            raise UsageError(f"--alias {alias}: there is no model {of!r}, only {names}")
-        slot = by_name[of]
-        if not short or by_name.get(short, slot) is not slot:
-            raise UsageError(f"--alias {alias}: {short!r} cannot be another name of {slot.name!r}")
-        slot.aliases = (*slot.aliases, short)
+            raise UsageError(f"--alias {alias}: there is no model {target!r}, only {names}")
+        slot = by_name[target]
+        if not new_name or by_name.get(new_name, slot) is not slot:
+            raise UsageError(
+                f"--alias {alias}: {new_name!r} cannot be another name of {slot.name!r}"
+            )
+        slot.aliases = (*slot.aliases, new_name)
     return [*slots.values()]
 
 
 def _paths(options, model, common):
-    """Each model to serve: what was given for it, the file or folder, and its preset or None."""
+    """For each model to serve: its name as given, its file or folder, and its preset or None."""
     if not options.models:
         chosen, preset = apply_preset(model)
         yield model.model, model_path(chosen, common), preset
@@ -182,7 +185,7 @@ def _paths(options, model, common):
 
 
 def _parts(options):
-    """Modules of the server."""
+    """The functions ``bind`` and ``run`` of the server, and the narrator of its events."""
     from bitnet.server.narration import narrator
 
     try:
@@ -190,7 +193,7 @@ def _parts(options):
     except ModuleNotFoundError as error:
         text = f"serving needs the package {error.name}"
         raise Unsupported(text, hint=extra_command("serve")) from None
-    write = partial(say, stream=sys.stderr)  # also when something else stands for stderr
+    write = partial(say, stream=sys.stderr)  # the stderr of now: it may be replaced later
     form = options.narration
     if form == "auto":
         form = "brief" if sys.stderr.isatty() else "console"
@@ -199,7 +202,7 @@ def _parts(options):
 
 
 def _tell(options, narrate, fetch, address):
-    """Call back that the worker is ready; it serves even if that fails."""
+    """Tell --callback-url that the worker is ready; a failure is only narrated."""
     if not options.calls_back:
         narrate("test_mode")
         return

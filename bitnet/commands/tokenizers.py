@@ -124,7 +124,7 @@ def pre_download_tokenizers(
 
 
 def _tokenizer_for(model, project):
-    """Result for *model*; raises if its tokenizer cannot be provided."""
+    """Result for *model*, whose tokenizer is fetched if it is missing."""
     from bitnet import sources
     from bitnet.hub.provide import fetch_source
     from bitnet.tokenizer.discover import model_facts, search
@@ -142,9 +142,9 @@ def _tokenizer_for(model, project):
             f"vocab_size {need.model.vocab_size} (strict mode){reason}",
             hint="put the model's own tokenizer.json beside it",
         )
-    got = fetch_source(source, project, check=check_vocabulary)
-    state = f"{'in the cache' if got.cached else 'fetched'} from {source.repo}: {got.path}"
-    return {"state": state, "path": str(got.path), "source": source.name}
+    file = fetch_source(source, project, check=check_vocabulary)
+    state = f"{'in the cache' if file.cached else 'fetched'} from {source.repo}: {file.path}"
+    return {"state": state, "path": str(file.path), "source": source.name}
 
 
 @task(group="Tokenizers", example="bitnet explain-tokenizer smollm2-135m")
@@ -252,8 +252,10 @@ def verify_tokenizer(
     failure = None
     if not agreement.complete:
         problem = _describe(agreement, specs, parts)
-        see = f"see which one the model gets: bitnet explain-tokenizer {shell_quote(model)}"
-        hint = see if problem else "give a corpus with a line in it"
+        explain_hint = (
+            f"see which one the model gets: bitnet explain-tokenizer {shell_quote(model)}"
+        )
+        hint = explain_hint if problem else "give a corpus with a line in it"
         failure = VerificationFailed(problem or "no text was compared", hint=hint)
     output.finish(asdict(agreement) | {"passed": agreement.complete}, lines, failure)
 
@@ -420,8 +422,8 @@ def render(
     text, *_ = conversation_text(loaded, request)
     if output.json:
         ids = loaded.encode(text, add_special=False)
-        takes = asdict(template_of(loaded).facts)
-        print(as_json({"text": text, "ids": ids, "template": takes}))
+        template_facts = asdict(template_of(loaded).facts)
+        print(as_json({"text": text, "ids": ids, "template": template_facts}))
     else:
         print(text)
 

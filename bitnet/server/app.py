@@ -49,10 +49,10 @@ _ollama = APIRouter(prefix="/api", tags=["Ollama"])
 def create_app(
     models: Models, metrics: Metrics, narrate: Narrate, options: ServeOptions
 ) -> FastAPI:
-    """The application that serves *models*, which end with it.
+    """The application that serves *models*, and closes them when it ends.
 
-    *metrics* and *narrate* hear of requests; *options* say who may call, and how large a request
-    may be.
+    *metrics* and *narrate* are told of requests; *options* limit who may call, and how large a
+    request may be.
     """
 
     @asynccontextmanager
@@ -67,7 +67,7 @@ def create_app(
         summary="Language models over HTTP, OpenAI-compatible",
         lifespan=lifespan,
         redoc_url=None,
-        docs_url=None,  # the page comes from another host; /docs below does not
+        docs_url=None,  # that page loads scripts from another host: pages.py has ours
         openapi_url="/openapi.json",
     )
     app.state.models = models
@@ -82,7 +82,8 @@ def create_app(
     describe = app.openapi
     app.openapi = lambda: without_validation(describe())  # type: ignore[method-assign]
     app.add_middleware(Guard, options=options, metrics=metrics, narrate=narrate)
-    if options.allow_origin:  # outside of the guard: a page can read the reason of a refusal
+    if options.allow_origin:
+        # Added after the guard, so around it: a page can read why a request was refused.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=options.allow_origin,
@@ -95,7 +96,7 @@ def create_app(
 
 
 def _add_routes(app: FastAPI, path: str, form: Form, handle: Callable[..., Any]) -> None:
-    """Have *handle* answer bodies of *form* at *path*, and at its other addresses."""
+    """Route bodies of *form*, at *path* and at the aliases of the form, to *handle*."""
     respond = respond_with(handle, form)
     for each in (path, *form.aliases):
         app.add_api_route(
@@ -163,7 +164,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
             "display_name": name or slot.name,
             "created_at": timestamp(models.created),
         }
-        with suppress(BitnetError):  # a broken one is said to be so when it is asked
+        with suppress(BitnetError):  # the list has broken models, too: a request gets the error
             header = await slot.header()
             facts["context_length"] = header["context"]
             if header["writes"]:
@@ -201,7 +202,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Return every error in OpenAI's form, without a traceback."""
+    """Return every error in the form of the address's dialect, without a traceback."""
 
     async def refuse(request: Request, error: Exception) -> JSONResponse:
         return from_error(error).response(request.url.path)
@@ -215,7 +216,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return refusal.response(request.url.path, error.headers)
 
 
-# --- what a worker tells of itself as llama.cpp's server and Ollama do ---------------------------
+# --- facts about the worker, as llama.cpp's server and Ollama report them ------------------------
 
 
 @_llama_server.get(
@@ -318,7 +319,7 @@ async def show(request: Request) -> dict[str, Any]:
     facts = await slot.header()
     listed = await _describe_model(slot)
     name = facts["architecture"]
-    can = ["completion", *(["tools"] if facts["template"] else [])] if facts["writes"] else []
+    abilities = ["completion", *(["tools"] if facts["template"] else [])] if facts["writes"] else []
     return {
         "template": facts["template"],
         "details": listed["details"],
@@ -328,7 +329,7 @@ async def show(request: Request) -> dict[str, Any]:
             f"{name}.context_length": facts["context"],
             f"{name}.embedding_length": facts["dim"],
         },
-        "capabilities": [*can, "embedding"],
+        "capabilities": [*abilities, "embedding"],
     }
 
 
@@ -346,7 +347,7 @@ async def _describe_model(slot: Slot) -> dict[str, Any]:
     stats = [file.stat() for file in files]
     details: dict[str, Any] = {"format": "gguf" if path.suffix == ".gguf" else "safetensors"}
     digest = ""
-    with suppress(BitnetError):  # a broken one is said to be so when it is asked
+    with suppress(BitnetError):  # the list has broken models, too: a request gets the error
         facts = await slot.header()
         details |= {
             "parent_model": "",

@@ -9,8 +9,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     import asyncio
 
-HEADER_PATIENCE_S = 10.0  # from the first byte of a request, or from connecting, to the last header
-PROBES_S = (0.0, 0.2, 1.0, 5.0, 30.0)  # after a client's last byte; a single probe cannot fail
+HEADER_PATIENCE_S = 10.0  # to the last header, from connecting or the first byte of a request
+# Seconds after a client's last byte. The first write to a closed socket succeeds and is answered by
+# a reset; only the next one fails.
+PROBES_S = (0.0, 0.2, 1.0, 5.0, 30.0)
 MAX_CONNECTIONS = 512  # most systems permit 1,024 open files per process
 MAX_OF_A_CLIENT = MAX_CONNECTIONS // 2  # so that none alone can shut out the others
 READER_PATIENCE_S = 60.0  # time a client may leave sent bytes unread
@@ -28,7 +30,7 @@ class PatientProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, within the time limit."""
-        self._timers: dict[str, asyncio.TimerHandle] = {}  # by what is waited for
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # by the event that they wait for
         super().connection_made(transport)
         if self._is_one_too_many():
             transport.write(_BUSY)
@@ -37,7 +39,7 @@ class PatientProtocol(H11Protocol):
         self._wait_for("headers", HEADER_PATIENCE_S)
 
     def data_received(self, data: bytes) -> None:
-        """Receive data."""
+        """Receive data, and bound the time from the first byte of a request to its last header."""
         if "headers" not in self._timers and not self._answering:
             self._wait_for("headers", HEADER_PATIENCE_S)
         super().data_received(data)
@@ -45,10 +47,10 @@ class PatientProtocol(H11Protocol):
             self._stop_waiting("headers")
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client has finished sending: it has gone, or it waits for its answer.
+        """Keep the connection open for an answer: the client has sent its last byte.
 
-        Only writing tells the two apart, so it continues to wait; a client that has gone resets the
-        connection.
+        It has closed the connection, or waits for the answer. Only writing tells the two apart, so
+        probes are sent while the answer is computed.
         """
         if not self._answering:
             return False
@@ -68,12 +70,12 @@ class PatientProtocol(H11Protocol):
             self.transport.write(b"3\r\n:\n\n\r\n")
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is sent data."""
+        """Close the connection if the client does not read what was sent to it in time."""
         super().pause_writing()
         self._wait_for("reader", READER_PATIENCE_S)
 
     def resume_writing(self) -> None:
-        """The client has continued to read."""
+        """Stop waiting for the client, which reads again."""
         self._stop_waiting("reader")
         super().resume_writing()
 
@@ -84,7 +86,7 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _is_one_too_many(self) -> bool:
-        """True if this client has its share of the connections without this one."""
+        """True if this client had its share of the connections before this one."""
         if not self.client:
             return False
         clients = [getattr(connection, "client", None) for connection in self.connections]
@@ -97,7 +99,7 @@ class PatientProtocol(H11Protocol):
         return cycle is not None and not cycle.response_complete
 
     def _wait_for(self, timer_name: str, patience_s: float) -> None:
-        """Close the connection after *patience_s*, unless *timer_name* comes."""
+        """Close the connection after *patience_s* if the event *timer_name* does not come first."""
         self._timers[timer_name] = self.loop.call_later(patience_s, self._give_up, timer_name)
 
     def _stop_waiting(self, timer_name: str) -> None:

@@ -44,7 +44,7 @@ _PROMPTS = ("messages", "prompt", "input", "content", "input_prefix")  # fields 
 
 
 def taking(form: Form) -> dict[str, Any]:
-    """Description of a route whose body is *form*, for its decorator."""
+    """OpenAPI description of the body of a route that takes *form*."""
     content = {"application/json": {"schema": form.openapi()}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -55,7 +55,7 @@ async def body_of(request: Request, form: Form) -> Body:
 
 
 async def open_slot(request: Request, name: str | None) -> Slot:
-    """Slot of the model *name*, which is loaded, and stays so until *request* has ended."""
+    """Slot of the model *name*, loaded if necessary; it stays loaded until *request* has ended."""
     models: Models = request.app.state.models
     state = request.scope["state"]
     state["deadline"] = time.monotonic() + models.deadline_s
@@ -70,7 +70,7 @@ async def open_slot(request: Request, name: str | None) -> Slot:
 def respond_with(
     reply: Callable[[Request, Form], Awaitable[Response]], form: Form
 ) -> Callable[[Request], Awaitable[Response]]:
-    """A route's function that has *reply* answer bodies of *form*."""
+    """A function for FastAPI's route that calls *reply* with the request and *form*."""
 
     async def respond(request: Request) -> Response:
         return await reply(request, form)
@@ -90,7 +90,7 @@ async def compute(request: Request, form: Form) -> JSONResponse:
 
 
 async def answer(request: Request, form: Form) -> JSONResponse | StreamingResponse:
-    """The response to *request*, whose body is of *form*: whole, or as events if that wants them.
+    """The response to *request*, whose body is of *form*: whole, or as events if the body asks.
 
     A failure before anything has been sent is raised.
     """
@@ -169,9 +169,9 @@ def _unload(models: Models, name: str) -> None:
 
 
 def name_ignored(request: Request, slot: Slot, form: Form, body: Body) -> dict[str, str]:
-    """Headers that name the fields in *body* which cannot change the answer of *slot*.
+    """Headers that name the fields in *body* without effect on the answer of *slot*.
 
-    Each is also told once in the events of the worker.
+    The worker also narrates each of them once.
     """
     models: Models = request.app.state.models
     names = form.list_ignored(body, slot.model)
@@ -181,7 +181,7 @@ def name_ignored(request: Request, slot: Slot, form: Form, body: Body) -> dict[s
         names.append("keep_alive")
     most = min(models.max_output_tokens, slot.model.context)
     if form.clamps:
-        # The answer ends at the limit, and says so.
+        # The limit is lowered, and the finish reason of the answer shows it.
         names += [name for name in _LENGTHS if (body.get(name) or 0) > most]
     for name in names:
         if (form.name, name) not in models.ignored:
@@ -201,7 +201,7 @@ async def _collect(request: Request, slot: Slot, form: Form, body: Body) -> list
 
 
 def event_text(stream: str, facts: Any) -> str:
-    """*facts* as an event of a stream that is written as *stream* says: ``Form.stream``."""
+    """*facts* as an event of a stream in the format *stream*: see ``Form.stream``."""
     line = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
     if stream == "lines":
         return f"{line}\n"
@@ -220,7 +220,7 @@ def last_event(path: str, refusal: Refused, sent: int) -> str:
 
 
 async def _event_texts(path: str, stream: str, events: AsyncIterator[Any]) -> AsyncIterator[str]:
-    """*events* of the address *path*, written as *stream* says; an error becomes the last one."""
+    """*events* of the address *path* in the format *stream*; an error becomes the last one."""
     sent = 0
     try:
         async for facts in events:
@@ -239,7 +239,7 @@ async def _with_first(first: T, following: AsyncIterator[T]) -> AsyncIterator[T]
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Result of *work*, which is cancelled when the client has gone, or the worker stops."""
+    """Result of *work*, which is cancelled if the client disconnects or the worker stops."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -268,35 +268,37 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 async def generate(
     request: Request, slot: Slot, form: Form, body: Body
 ) -> AsyncGenerator[tuple[int, Piece, Answer]]:
-    """Pieces of the answers to *body*, as they come.
+    """Pieces of the answers to *body*, as they are generated.
 
-    Each comes with the number of its answer and with the answer itself, which may be further.
+    Each comes with the number of its answer and the answer itself, which may be ahead of the piece.
     """
     models: Models = request.app.state.models
     pieces: Pieces = asyncio.Queue()
-    asked = await _requests_of(request, slot, form, body)
-    # Texts to embed take only the places that they use at a time: others can be answered as well.
-    at_once = models.max_batch if asked[0].embed else len(asked)
-    parts = [asked[begin : begin + at_once] for begin in range(0, len(asked), at_once)]
+    all_requests = await _requests_of(request, slot, form, body)
+    # Texts to embed are submitted a batch at a time, so that other requests get places as well.
+    at_once = models.max_batch if all_requests[0].embed else len(all_requests)
+    parts = [
+        all_requests[begin : begin + at_once] for begin in range(0, len(all_requests), at_once)
+    ]
     submit = partial(_submit, request, slot, form, body, pieces)
     answers = await submit(parts[0], 0)
-    count = len(asked) * (body.get("n") or 1)
+    count = len(all_requests) * (body.get("n") or 1)
     limit_s = (body.get("t_max_predict_ms") or 0) / 1000
     models.queues.add(pieces)
     try:
         with _narrate_answers(request, slot, answers, count):
             for number, part in enumerate(parts):
-                begun = len(answers) if number else 0
+                first_index = len(answers) if number else 0
                 if number:
-                    answers += await submit(part, begun)
-                left = len(answers) - begun
-                while left:
-                    following = await pieces.get()
-                    if following is None:
+                    answers += await submit(part, first_index)
+                unfinished = len(answers) - first_index
+                while unfinished:
+                    numbered_piece = await pieces.get()
+                    if numbered_piece is None:
                         raise stopping()
-                    index, piece = following
+                    index, piece = numbered_piece
                     _check(answers[index], piece, request)
-                    left -= piece.finish_reason is not None
+                    unfinished -= piece.finish_reason is not None
                     # A time limit waits for the end of a line, as editors expect.
                     if limit_s and "\n" in piece.text and answers[index].decode_s > limit_s:
                         slot.cancel(answers)
@@ -311,10 +313,10 @@ async def generate(
 def _narrate_answers(
     request: Request, slot: Slot, answers: list[Answer], count: int
 ) -> Iterator[None]:
-    """Narrate the beginning and the end of *count* answers; *answers* has those that began."""
+    """Narrate the beginning and the end of *count* answers; *answers* gets them as they begin."""
     state = request.scope["state"]
     narrate = partial(slot.narrate, request_id=state["request_id"])
-    is_whole = len(answers) == count  # else the prompts of later ones are not tokenized yet
+    is_whole = len(answers) == count  # else later prompts are not tokenized yet
     prompt_tokens = sum(answer.prompt_tokens for answer in answers) if is_whole else None
     narrate("inference_start", answers=quantity(count, "answer"), prompt_tokens=prompt_tokens)
     try:
@@ -334,10 +336,10 @@ def _narrate_answers(
 
 
 async def _requests_of(request: Request, slot: Slot, form: Form, body: Body) -> list[ModelRequest]:
-    """The requests that *body* is, one for each prompt."""
+    """The model's requests for *body*, one for each prompt."""
     models: Models = request.app.state.models
-    is_open = form.tokens == EVERYTHING
-    longest = EVERYTHING if is_open else min(form.tokens, models.max_output_tokens)
+    is_unlimited = form.tokens == EVERYTHING
+    longest = EVERYTHING if is_unlimited else min(form.tokens, models.max_output_tokens)
     default = replace(models.defaults, fallback={"max_tokens": longest})
     preset = slot.preset
     if preset is not None:
@@ -345,12 +347,12 @@ async def _requests_of(request: Request, slot: Slot, form: Form, body: Body) -> 
     make = partial(form.requests, body, default, slot.model)
     lora = slot.adapter(body["model"])
     with name_as_sent(form, body):
-        asked = [replace(each, lora=lora) for each in await models.run_in_thread(make)]
+        model_requests = [replace(each, lora=lora) for each in await models.run_in_thread(make)]
         if preset is None:
-            return asked
+            return model_requests
         return [
             replace(each, messages=preset.begin(each.messages)) if each.messages else each
-            for each in asked
+            for each in model_requests
         ]
 
 
@@ -365,7 +367,7 @@ async def _submit(
 ) -> list[Answer]:
     """Submit the answers to *asked*, all or none; *pieces* gets theirs, numbered from *first*.
 
-    The later parts of a request, after answer 0, were admitted with it, also by a full queue.
+    The first part of a request is refused if the queue is full; later parts are not.
     """
     models: Models = request.app.state.models
     choices = body.get("n") or 1
@@ -389,13 +391,13 @@ async def _submit(
     with name_as_sent(form, body), slot.place(count, admitted=first > 0) as reservation:
         answers = await models.run_in_thread(prepare_answers, compiles=compiles)
         slot.submit(answers, [partial(put, first + index) for index in range(count)])
-        reservation.clear()  # the answers have them now
+        reservation.clear()  # each answer frees its place when it ends
     return answers
 
 
 @contextmanager
 def name_as_sent(form: Form, body: Body) -> Iterator[None]:
-    """Errors about a field name it as *body*, of *form*, does."""
+    """Rename the field of an error raised here to the name that it has in *body*, of *form*."""
     try:
         yield
     except UsageError as error:
@@ -404,7 +406,7 @@ def name_as_sent(form: Form, body: Body) -> Iterator[None]:
         if refusal.code == TOO_LONG:
             refusal.param = next((name for name in _PROMPTS if body.get(name) is not None), None)
         raise
-    except InvalidFormat as error:  # caused by the client's input: the template itself was parsed
+    except InvalidFormat as error:  # the template was parsed before, so the messages are wrong
         raise Refused(400, error.message, param="messages") from error
 
 
@@ -414,8 +416,8 @@ def prepare_sequences(
     """Sequences for the prompt or the messages of *request*, one for each choice.
 
     Each choice has its own seed, and *limit* tokens at most. An answer without a length limit
-    reserves at most its share of the memory, so that others fit as well. With *clamps*, one that
-    asks for more than there is room for gets as many as there is room for.
+    reserves at most its share of the memory, so that others fit as well. With *clamps*, a limit
+    beyond the room there is gets lowered instead of refused.
     """
     ids, ready = slot.model.prepare(request)
     tokens = ready.length_limit

@@ -38,12 +38,12 @@ _JSON = re.compile(rb"application/([\w.+-]+\+)?json(\s*;.*)?", re.ASCII | re.IGN
 
 
 class Guard:
-    """ASGI middleware; refusals are in OpenAI's form."""
+    """ASGI middleware; refusals are in the form of the address's dialect."""
 
     def __init__(
         self, app: App, *, options: ServeOptions, metrics: Metrics, narrate: Narrate
     ) -> None:
-        """Guard *app* as *options* say; *metrics* and *narrate* hear of requests.
+        """Guard *app* as *options* say; *metrics* and *narrate* are told of requests.
 
         Without a key, a worker on a loopback address refuses requests whose ``Host`` is not this
         machine: a foreign page whose name resolves to this machine (DNS rebinding) must not read
@@ -75,8 +75,8 @@ class Guard:
             nonlocal status
             if event["type"] == "http.response.start":
                 status = event["status"]
-                named = (b"x-request-id", request_id.encode())
-                event["headers"] = [*event.get("headers", ()), named, *_HEADERS]
+                id_header = (b"x-request-id", request_id.encode())
+                event["headers"] = [*event.get("headers", ()), id_header, *_HEADERS]
             await send(event)
 
         try:
@@ -148,7 +148,8 @@ class Guard:
 
         Browsers send a POST without a preflight if its content type is missing or not JSON.
         """
-        if scope["method"] == "OPTIONS":  # answered before this, or not at all
+        # CORSMiddleware answers preflights before the guard; without it they fail by their method.
+        if scope["method"] == "OPTIONS":
             return
         origin = headers.get(b"origin")
         if origin is not None and not self._is_allowed(origin, headers.get(b"host", b"")):
@@ -173,9 +174,9 @@ class Guard:
             return False
 
     async def _body(self, receive: Receive) -> Receive:
-        """*receive* that returns the whole body first, read here."""
+        """Read the whole body; return a function like *receive* whose first event is that body."""
         parts = []
-        seen = 0
+        size_bytes = 0
         expects_more = True
         now = asyncio.get_running_loop().time
         until = now() + BODY_PATIENCE_S
@@ -188,13 +189,13 @@ class Guard:
                 raise Refused(400, "the connection was closed before the request was complete")
             parts.append(event.get("body", b""))
             expects_more = event.get("more_body", False)
-            seen += len(parts[-1])
-            if seen > self._options.max_body:
+            size_bytes += len(parts[-1])
+            if size_bytes > self._options.max_body:
                 raise self._too_large()
         waiting = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def replay() -> Event:
-            return waiting.pop() if waiting else await receive()  # until the client leaves
+            return waiting.pop() if waiting else await receive()  # then: the client disconnects
 
         return replay
 

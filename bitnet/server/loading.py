@@ -1,4 +1,4 @@
-"""Load a model step by step, with narration; and what is known of one that is not loaded."""
+"""Load a model step by step, with narration; read the facts about one that is not loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrate) -> Checkpoint:
-    """The model that *open_file* opens; no weight is read, and *narrate* tells of the header."""
+    """The checkpoint that *open_file* opens, without reading weights; its header is narrated."""
     with failures(narrate):
         checkpoint = open_file()
         if checkpoint.gguf is not None:
@@ -39,7 +39,7 @@ def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrate) -> Chec
 def load_narrated(
     checkpoint: Checkpoint, load: Callable[[Checkpoint], LanguageModel], narrate: Narrate
 ) -> LanguageModel:
-    """The model that *load* makes of the open *checkpoint*; *narrate* tells of each step."""
+    """The model that *load* makes of the open *checkpoint*; its steps are narrated."""
     with failures(narrate):
         model = load(checkpoint)
     count = model.tokenizer.vocab_size
@@ -58,7 +58,7 @@ def load_narrated(
 
 @contextmanager
 def failures(narrate: Narrate) -> Iterator[None]:
-    """Say that a model does not load, and why."""
+    """Narrate an error raised here as the reason why a model does not load."""
     try:
         yield
     except BitnetError as error:
@@ -91,14 +91,14 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
     """Facts about the open *checkpoint*.
 
     ``architecture`` (GGUF's), ``context`` in positions, ``dim``, ``writes`` (False: vectors
-    only), ``template`` (empty: none), number of ``parameters``, the ``encoding`` of most, and
-    the ``generation`` settings of the model's files.
+    only), ``template`` (empty: none), number of ``parameters``, the ``encoding`` of most bytes,
+    and the ``generation`` settings of the model's files.
     *context* bounds the positions of a sequence; ``None``: as many as it was made for.
     """
     config = config_from(checkpoint)
     try:
         template = resolve_tokenizer(checkpoint).chat_template or ""
-    except BitnetError:  # to be named, or fetched, when the model is loaded
+    except BitnetError:  # loading the model names or fetches a tokenizer, or reports the error
         template = ""
     bytes_of: Counter[str] = Counter()
     for weight in checkpoint.weights.values():

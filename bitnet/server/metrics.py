@@ -1,6 +1,6 @@
 """Metrics for Prometheus, in their own registry, and traces for OpenTelemetry.
 
-Those that vLLM or llama.cpp's server have as well have their names, so that existing dashboards
+Metrics that vLLM or llama.cpp's server have as well are named as there, so that existing dashboards
 work: docs.vllm.ai/en/latest/usage/metrics, and llama-server's README.
 """
 
@@ -72,7 +72,7 @@ class _Alias(Collector):
 
 
 class Metrics:
-    """Counters and histograms of one worker; :meth:`of` has those of one model."""
+    """Counters and histograms of one worker; :meth:`of` returns those of one model."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -95,7 +95,7 @@ class Metrics:
     def of(self, model: str) -> dict[str, Any]:
         """Metrics of *model* by our names, and the counter ``answers`` by finish reason.
 
-        They go on when the model is unloaded and loaded again.
+        They keep their values when the model is unloaded and loaded again.
         """
         metrics = {name: metric.labels(model) for name, metric in self._of_model.items()}
         return metrics | {"answers": partial(self._answers.labels, model)}
@@ -122,10 +122,10 @@ def count_answer(metrics: dict[str, Any], answer: Answer) -> None:
 
 
 def trace_requests(app: FastAPI) -> Callable[[], object]:
-    """Send a span for each request to *app*, if configured; a function that sends the last ones.
+    """Have *app* send a span for each request, if configured; return a function that flushes them.
 
-    It needs the extra ``otel``, and nothing of that is imported before. A worker that cannot be
-    traced still answers, with a warning.
+    The extra ``otel`` is imported only then. Without it the worker logs a warning and serves
+    untraced.
     """
     if not settings.otel_endpoint():
         return lambda: None

@@ -1,8 +1,8 @@
-"""The models of a worker: which there are, and which of them are in memory.
+"""The models of a worker, loaded on request and unloaded again.
 
-A request names a model. One that is not loaded is loaded for it, once for all that wait, in a
-thread; it stays as long as a request uses it, and after that until it has been idle for too long
-or another one needs its memory. Models are loaded and unloaded one at a time, in the order in which
+A request names a model. If the model is not loaded, a thread loads it, once for all requests that
+wait for it. It stays while a request uses it, and after that until it has been idle for too long or
+another model needs its memory. Models are loaded and unloaded one at a time, in the order in which
 they were asked for. Everything here happens in the event loop, except where a thread is named.
 Templates, tokenizing and grammars run in a small pool of threads.
 """
@@ -46,7 +46,7 @@ TURN_S = 10.0  # longest time that a grammar waits until its own compilation beg
 
 
 class Models:
-    """The models of a worker by their names, and what runs those that are loaded."""
+    """The models of a worker by their names, and the threads that prepare their requests."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class Models:
 
         Of each model, *queue* answers may wait, and keys and values take *kv_budget_bytes*. It is
         unloaded after *idle_s* without a request; loaded ones may take *memory_bytes* together.
-        A single model answers to any name, unless *strict_names*. *sampling* is for requests that
-        do not say it, instead of what the models' files recommend.
+        A single model answers to any name, unless *strict_names*. *sampling* replaces what the
+        models' files recommend, and a request may replace it.
         """
         options = asdict(sampling or SamplingOptions())
         self.defaults = Request(**options).with_origin("command line")
@@ -95,9 +95,9 @@ class Models:
         self._memory_bytes = memory_bytes
         self._draining = False
         self._turn = asyncio.Lock()  # to load or to unload
-        self._freed = asyncio.Event()  # a model may be idle, or a load not be needed any more
+        self._freed = asyncio.Event()  # a request ended: a model may be idle, or a load unnecessary
         self._tasks: set[asyncio.Task[None]] = set()
-        self.given_up = asyncio.Event()  # open requests end without what they wait for
+        self.given_up = asyncio.Event()  # open requests must end now
         self.queues: set[Pieces] = set()  # of requests whose answers are being generated
 
     @property
@@ -112,7 +112,7 @@ class Models:
 
     @property
     def dead(self) -> Slot | None:
-        """A model whose thread ended where it should not have; ``None`` while all is well."""
+        """A model whose thread failed, or None while all is well."""
         return next((slot for slot in self.slots.values() if slot.failure is not None), None)
 
     def has(self, name: str) -> bool:
@@ -140,7 +140,7 @@ class Models:
         return self._named.get(name) or self._named.get(name.removesuffix(":latest"))
 
     def drain(self, within_s: float | None = None) -> None:
-        """Refuse new requests, as :meth:`Slot.drain` does, and those that wait for a model."""
+        """Refuse new requests and those that wait for a model; drain each model that is loaded."""
         self._draining = True
         self._freed.set()
         for slot in self._in_memory():
@@ -170,7 +170,7 @@ class Models:
         self.pin(slot, load_narrated(checkpoint, slot.load, slot.narrate))
 
     def pin(self, slot: Slot, model: LanguageModel) -> None:
-        """Have *model*, which is loaded, answer for *slot* until the end."""
+        """Put the loaded *model* into *slot*, where it stays until the end."""
         slot.pinned = True
         slot.fill(model, **self._sizes)
 
@@ -298,7 +298,7 @@ class Models:
             slot.loading = None
 
     def _check_needed(self, slot: Slot) -> None:
-        """Give up the load of *slot* if no request waits for it any more."""
+        """Raise the refusal that ends the load of *slot* if no request waits for it any more."""
         if not slot.queued or self._draining:
             raise stopping()
 

@@ -1,11 +1,12 @@
 """Narration of a worker: events for people and for programs.
 
-Each event names its actor and action, and describes it twice: plainly and kindly. On a console::
+Each event names its actor and action, and describes the action twice: plainly (``human``) and
+playfully (``cute``). On a console::
 
     INFO actor="model-loader" action="gguf_load_complete" human="..." cute="..."
 
-or, as one JSON object per line, for a collector. A terminal gets the address, warnings and errors
-alone. If the destination cannot be written to (a full disk, a closed pipe), the event is lost and
+For a collector, each line is a JSON object instead. A terminal gets only the address, warnings and
+errors. If the destination cannot be written to (a full disk, a closed pipe), the event is lost and
 nothing else.
 """
 
@@ -35,25 +36,25 @@ Narrate = Callable[..., None]  # as narrator returns it
 
 SPAN_S = 10.0
 MOST_LINES = 20  # refusals in a span; the rest are counted
-_SENTENCES = ("plain", "open")  # actions for readers of a console alone
-_UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # controls that JSON does not escape
+_SENTENCES = ("plain", "open")  # sentences for a console and for a terminal
+_UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # controls and line ends that JSON does not escape
 
 _WORKER = "llm-worker-rbee"
 _LOADER = "model-loader"
 _TOKENIZER = "tokenizer-loader"
 _SERVER = "http-server"
-#: Facts that every event lists if it has them.
+#: Facts that any event may have, beside those of its action.
 _COMMON_FACTS = ("model_name", "request_id", "left_out")
 
 
 @dataclass(frozen=True)
 class Action:
-    """Something that a worker does: the actor, and both descriptions with facts in braces."""
+    """Something that a worker does: the actor, and two descriptions with facts in braces."""
 
     actor: str  # empty: the caller names it
     human: str
     cute: str = ""
-    facts: tuple[str, ...] = ()  # names of the facts that an event lists by themselves
+    facts: tuple[str, ...] = ()  # names of the facts that become fields of the event
     level: Level = "INFO"  # unless the caller says otherwise
 
 
@@ -148,7 +149,7 @@ ACTIONS: dict[str, Action] = {
         "Let me just finish my sentence! 🧹",
     ),
     "server_stop": Action(_SERVER, "The worker has stopped", "Good night! 🌙"),
-    # For readers of a console, and what others write to the log.
+    # Lines for readers of a console, and records of other loggers.
     "plain": Action(_SERVER, "{text}"),
     "open": Action(_SERVER, "Serving {names} on {address} (Ctrl-C stops it)"),
     "log": Action("", "{text}", facts=("error",)),
@@ -163,15 +164,15 @@ def narrator(
 ) -> Narrate:
     """A function that passes events of one worker, as lines without a newline, to *write*.
 
-    It takes the name of an action of :data:`ACTIONS` and its facts, of which those that are
-    ``None`` are left out; ``level`` and ``actor`` replace those of the table. With the *form*
-    ``brief`` there are the address, warnings and errors alone, as sentences. Of many refused
-    requests, the first line of the next span says how many were left out.
+    It takes the name of an action of :data:`ACTIONS` and its facts; facts that are ``None`` are
+    left out, and ``level`` and ``actor`` replace those of the table. With the *form* ``brief``,
+    only the address, warnings and errors are written, as sentences. At most MOST_LINES refused
+    requests are written per span; the first line of the next span has the number of the others.
     """
     writing = threading.Lock()
     begin = -SPAN_S
     lines = 0
-    left_out = 0  # of the span of refusals
+    left_out = 0  # refusals that were only counted
 
     def narrate_event(
         name: str, /, *, level: Level | None = None, actor: str = "", **facts: Any
@@ -207,7 +208,7 @@ def narrator(
 
 
 def _line(form: str, facts: dict[str, Any], level: Level) -> str:
-    """The line of an event in this *form*; empty: it has none."""
+    """The line of an event in this *form*; empty if the event is not written in it."""
     action = facts["action"]
     human = facts["human"]
     if form == "brief":
@@ -246,7 +247,7 @@ def narrate(
         fields: further facts, such as ``request_id``; ``None`` is left out.
 
     Raises:
-        UsageError: *level* is not one of those there are.
+        UsageError: *level* is unknown.
         WrongType: a value is not a text.
     """
     texts = {"actor": actor, "action": action, "human": human, "cute": cute, "worker_id": worker_id}
@@ -279,6 +280,7 @@ class _Events(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         kind = type(error).__name__ if error else None
+        # 0, 1 or 2: the index of the level
         at = (record.levelno >= logging.WARNING) + (record.levelno >= logging.ERROR)
         level = get_args(Level)[at]
         self._narrate("log", text=record.getMessage(), level=level, actor=record.name, error=kind)
@@ -307,7 +309,7 @@ class _Lines(io.TextIOBase):
 def output_as_events(narrate: Narrate) -> Iterator[None]:
     """Turn log lines, and everything else written to stderr, into events.
 
-    *narrate* writes to the stream that was stderr before.
+    *narrate* must write to another stream, such as the previous stderr.
     """
     loggers = [logging.getLogger(), logging.getLogger("bitnet")]
     before = [logger.handlers[:] for logger in loggers]

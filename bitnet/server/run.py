@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 30
 SENDING_S = 5  # time for clients to read the end of their answers on shutdown
-PASS_S = 3  # part of it that a pass of the model, or a load, may take until requests end without it
+PASS_S = 3  # of these, the time after which requests end even if a pass or a load is still running
 LAST_WORDS_S = 1  # instead of SENDING_S after a second SIGINT
 _HOSTS = "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for every one"
 
@@ -75,7 +75,7 @@ def run(
 
 @contextmanager
 def _filter_log(narrate: Narrate) -> Iterator[None]:
-    """Log requests that are not HTTP like other refused ones, and clients cut off not at all."""
+    """Narrate malformed HTTP as a refused request, and drop the log of cancelled requests."""
 
     def accept(record: logging.LogRecord) -> bool:
         if not record.getMessage().startswith("Invalid HTTP request"):
@@ -111,7 +111,7 @@ def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server; a signal drains the models and does not end the program by itself."""
+    """uvicorn's server, which drains the models after a signal, before it shuts down."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Server(uvicorn.Server):
         threading.Thread(target=self._open, args=(address,), daemon=True).start()
 
     def _open(self, address: str) -> None:
-        """Tell that the worker is ready; what to open is the last line."""
+        """Announce that the worker is ready; the last line is the address to open in a browser."""
         at = f"{'https' if self.config.is_ssl else 'http'}://{address}"
         self._ready(at)
         here = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
@@ -169,10 +169,10 @@ class _Server(uvicorn.Server):
         self.force_exit = self.should_exit and self.interrupts > 1
 
     async def on_tick(self, counter: int) -> bool:
-        """True if serving is to stop; until then new requests are refused with a reason."""
+        """True if serving must stop; while answers finish, new requests are refused."""
         if (until := self._draining_until) is not None:
             left_s = max(0, until - time.monotonic())
-            # Answers that are finished may be read until the time of those that are not is over.
+            # Clients may read finished answers until the time of unfinished ones is over.
             self.config.timeout_graceful_shutdown = math.ceil(left_s + SENDING_S)
             if self.interrupts > 1:
                 left_s = 0
@@ -197,7 +197,7 @@ class _Server(uvicorn.Server):
             await self.lifespan.shutdown()
 
     async def _cut_off(self) -> None:
-        """End all requests; those that do not end by themselves are cancelled."""
+        """End all requests; cancel those that have not ended after LAST_WORDS_S."""
         self.models.give_up()
         tasks = set(self.server_state.tasks)
         if not tasks:

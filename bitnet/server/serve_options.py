@@ -25,6 +25,7 @@ def _is_address(text: str) -> bool:
 
 
 def _memory() -> int:
+    """Bytes of memory of this machine; 8 GB if the system does not tell."""
     return total_memory() or 8 * 10**9
 
 
@@ -104,7 +105,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        _ = self.idle_s
+        _ = self.idle_s  # refuses a --models-idle that is not a duration
         for name in ("deadline", "drain"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"--{name} is {getattr(self, name)}, expected a number above 0")
@@ -152,7 +153,7 @@ class ServeOptions:
                 f"--tls-cert {self.tls_cert}: no certificate with its key, as PEM ({reason})",
                 hint="--tls-cert takes the certificate first, then those that vouch for it",
             ) from None
-        except OSError as error:  # does not name a file
+        except OSError as error:  # it does not have the name of the file
             name = self.tls_cert if not os.access(self.tls_cert, os.R_OK) else self.tls_key
             raise from_os_error(error, name) from None
 
@@ -168,7 +169,7 @@ class ServeOptions:
 
     @property
     def idle_s(self) -> float:
-        """Seconds after which a model is unloaded that no request has used."""
+        """Seconds without a request after which a model is unloaded."""
         if self.models_idle.strip().lower() in ("0", "never"):
             return float("inf")
         return parse_duration(self.models_idle, "--models-idle")

@@ -1,7 +1,7 @@
-"""A served model: what is known of it, and while it is loaded the thread that runs it.
+"""A served model: facts about it, and the thread that runs it while it is loaded.
 
 Handlers never touch the model and the thread never touches HTTP. Between them are an inbox of
-answers and, for each answer, a function that takes its pieces to the event loop.
+answers and, for each answer, a function that hands its pieces to the event loop.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ class Slot:
     name: str  # of the model, for clients
     path: Path  # its file or folder
     open: Callable[[], Checkpoint]  # as :func:`bitnet.formats.containers.open_checkpoint`
-    load: Callable[[Checkpoint], LanguageModel]  # what *open* returned, with its tokenizer
+    load: Callable[[Checkpoint], LanguageModel]  # makes a model of what *open* returned
     aliases: tuple[str, ...] = ()  # other names that clients may use
     adapters: tuple[str, ...] = ()  # names that stand for the model with one of its adapters
     context: int | None = None  # positions of a sequence; None: as many as the model was made for
     preset: Preset | None = None  # options and messages of requests that have none
     narrate: Narrate = field(init=False)  # reports its events; Models sets it
-    state: State = "unloaded"  # waiting: for others to make room
+    state: State = "unloaded"  # waiting: until other models have made room
     users: int = 0  # requests that use it or wait for it
-    queued: int = 0  # those that wait
+    queued: int = 0  # those of them that wait until it is loaded
     pinned: bool = False  # loaded when the worker starts, and never unloaded
-    idle_s: float = FOREVER  # without a request, after which it is unloaded
+    idle_s: float = FOREVER  # seconds without a request after which it is unloaded
     used_at: float = 0.0  # ``time.monotonic``
     size_bytes: int = 0  # memory that it takes, or took when it was loaded last
     expires_at: float | None = None  # when it is unloaded, in seconds since the epoch
-    timer: asyncio.TimerHandle | None = None  # that unloads it then
+    timer: asyncio.TimerHandle | None = None  # unloads it then
     loading: asyncio.Task[None] | None = None
     places: int = 0  # answers that are generated or wait, at most
     fair_positions: int = 0  # positions per answer with which a full batch fits the memory
     draining: bool = False  # new requests are refused
-    failure: BaseException | None = None  # that ended the thread
+    failure: BaseException | None = None  # the error that ended the thread
     _model: LanguageModel | None = None
     _header: dict[str, Any] = field(default_factory=dict)
     _digest: str = ""
@@ -82,7 +82,7 @@ class Slot:
         return (self.name, *self.aliases, *self.adapters)
 
     def adapter(self, name: str | None) -> str:
-        """The adapter that clients call *name*; empty: none."""
+        """The adapter that clients call *name*; empty if it is not an adapter."""
         name = (name or "").removesuffix(":latest")  # a tag of Ollama's clients
         return name if name in self.adapters else ""
 
@@ -99,7 +99,7 @@ class Slot:
         return self._model
 
     def watch(self, metrics: dict[str, Any]) -> None:
-        """Have *metrics* read its state, and count its answers in them."""
+        """Report its state and its answers in *metrics*."""
 
         def running() -> int:
             return len(self._scheduler.running) if self.loaded else 0
@@ -127,7 +127,7 @@ class Slot:
         return self._digest
 
     def cancel_timer(self) -> None:
-        """Do not unload the model after its time: it is in use, or is being unloaded."""
+        """Stop the timer that unloads the model: it is in use, or is being unloaded."""
         if self.timer is not None:
             self.timer.cancel()
         self.timer = self.expires_at = None
@@ -137,10 +137,10 @@ class Slot:
     def fill(
         self, model: LanguageModel, *, max_batch: int, kv_budget_bytes: int | None = None
     ) -> None:
-        """Have *model* answer, in a thread; it must not be used elsewhere.
+        """Start the thread in which *model* answers; the model must not be used elsewhere.
 
-        *max_batch* answers are generated at the same time, their keys and values take
-        *kv_budget_bytes*; ``None``: as much as they need.
+        *max_batch* answers are generated at the same time. Their keys and values take at most
+        *kv_budget_bytes*, or as much as they need if it is None.
         """
         self.draining = False
         self.failure = None
@@ -177,9 +177,9 @@ class Slot:
 
     @contextmanager
     def place(self, count: int = 1, *, admitted: bool = False) -> Iterator[list[int]]:
-        """Reserve places in the queue; those left in the list are returned at the end.
+        """Reserve *count* places in the queue; those left in the list are freed at the end.
 
-        The next part of an *admitted* request gets its places from a full queue as well.
+        A later part of an *admitted* request gets its places even if the queue is full.
         """
         with self._changed:
             if self.draining or self.failure is not None:
@@ -210,7 +210,7 @@ class Slot:
             self._changed.notify()
 
     def cancel(self, answers: list[Answer]) -> None:
-        """End *answers*, as far as they run, before the next pass; from any thread."""
+        """End those of *answers* that still run before the next pass; callable from any thread."""
         for answer in answers:
             answer.sequence.cancelled = True
 
@@ -233,7 +233,7 @@ class Slot:
         self.state = "unloaded"
 
     def full(self, message: str) -> Refused:
-        """Count a request that finds the queue full; its refusal."""
+        """The refusal of a request that finds the queue full, which is counted."""
         self._metrics["refused"].inc()
         return Refused(429, message, kind="rate_limit_error", code="queue_full", retry_after_s=1)
 
@@ -317,7 +317,7 @@ class Slot:
         self._finish(answer, put, taken)
 
     def _finish(self, answer: Answer, put: Put, last: Piece) -> None:
-        # First: when its place is free, it must already be counted.
+        # Counted before its place is freed: the metrics of an idle worker must be complete.
         count_answer(self._metrics, answer)
         with self._changed:
             self._open -= 1

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from bitnet.wire.forms import Body, Events, Pieces, Served
 
 PREFIX = "/v1/messages"  # of the addresses
-STREAM = "named"  # events
+STREAM = "named"  # see Form.stream
+#: Anthropic's name of an error, by its HTTP status.
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -48,9 +49,10 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+#: Finish reasons that have another name in Anthropic's API.
 _STOPS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
-_HINTS = mark_ignored(cache_control=OBJECT)
-#: What a block of a content may have, by its type.
+_HINTS = mark_ignored(cache_control=OBJECT)  # prompts are cached here without being asked to
+#: Schemas of the entries of a content block, by the type of the block.
 _BLOCKS: dict[str, dict[str, Schema]] = {
     "text": {"type": TEXT, "text": TEXT, **_HINTS, **mark_ignored(citations=OBJECTS)},
     "thinking": {"type": TEXT, "thinking": TEXT, **mark_ignored(signature=TEXT)},
@@ -132,7 +134,7 @@ _FIELDS: dict[str, Schema] = {
 def message_requests(body: Body, default: Request | None = None, _: Served = None) -> list[Request]:
     """The request of *body*, as :data:`MESSAGE` or :data:`COUNT` reads it.
 
-    *default* has what it leaves out.
+    *default* supplies the fields that the body leaves out.
     """
     thinking = body["thinking"] or {}
     mode = thinking.get("type")
@@ -149,12 +151,12 @@ def message_requests(body: Body, default: Request | None = None, _: Served = Non
     for number, message in enumerate(body["messages"]):
         turns += _turns(message, f"messages.{number}")
     choice = body["tool_choice"] or {}
-    kinds = {"auto": "auto", "any": "required", "none": "none", None: None}
-    kind = choice.get("type")
-    if kind == "tool":
+    own_choices = {"auto": "auto", "any": "required", "none": "none", None: None}
+    choice_type = choice.get("type")
+    if choice_type == "tool":
         tool_choice: Any = {"type": "function", "function": {"name": choice.get("name")}}
-    elif kind is None or (isinstance(kind, str) and kind in kinds):
-        tool_choice = kinds[kind]
+    elif choice_type is None or (isinstance(choice_type, str) and choice_type in own_choices):
+        tool_choice = own_choices[choice_type]
     else:
         raise UsageError("tool_choice.type is not auto, any, tool or none", field="tool_choice")
     tools = [_tool(tool, f"tools.{number}") for number, tool in enumerate(body["tools"] or ())]
@@ -165,6 +167,7 @@ def message_requests(body: Body, default: Request | None = None, _: Served = Non
         "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
         "json_schema": _schema(body),
         "stop": body.get("stop_sequences"),
+        # adaptive: the chat template decides, as if the field were left out.
         "thinking": {"disabled": False, "enabled": True}.get(str(mode)),
         "thinking_budget": budget if mode == "enabled" else None,
         "reasoning_effort": (body["output_config"] or {}).get("effort"),
@@ -175,7 +178,7 @@ def message_requests(body: Body, default: Request | None = None, _: Served = Non
 
 
 def message_places(body: Body) -> list[str]:
-    """Places in *body* of the messages of its request."""
+    """For each message of the request, the path in *body* of the entry that it was made from."""
     places = ["system"] if body.get("system") else []
     for number, message in enumerate(body["messages"]):
         path = f"messages.{number}"
@@ -184,7 +187,7 @@ def message_places(body: Body) -> list[str]:
 
 
 def message_ignores(body: Body, model: Served) -> Iterator[str]:
-    """Names of fields in *body* that cannot change the answer of *model*, as it is."""
+    """Names of the fields in *body* that have no effect on the answer of this *model*."""
     for tool in body["tools"] or ():
         yield from find_ignored(_TOOL, tool, "tools")
     contents = [message["content"] for message in body["messages"]]
@@ -209,7 +212,7 @@ def _find_ignored_in_blocks(content: Any) -> Iterator[str]:
 
 
 def _schema(body: Mapping[str, Any]) -> Any:
-    """Schema of the answer; ``None``: none."""
+    """JSON schema that the answer must follow, or None."""
     form = (body["output_config"] or {}).get("format")
     return None if form is None else form["schema"]
 
@@ -231,7 +234,10 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Turns for chat templates from one of Anthropic's; tool results become turns of their own."""
+    """Messages for chat templates from one *message* of Anthropic's.
+
+    Each tool result becomes a message of its own.
+    """
     content = message.get("content")
     if not isinstance(content, list):
         return [{"role": message["role"], "content": content}]
@@ -247,7 +253,7 @@ def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         if kind == "text" and isinstance(block.get("text"), str):
             texts.append(block["text"])
         elif kind == "thinking" and isinstance(block.get("thinking"), str):
-            reasoning.append(block["thinking"])  # templates write that before the latest calls
+            reasoning.append(block["thinking"])  # templates write it before the latest calls
         elif kind == "redacted_thinking":
             continue  # only Anthropic can read it
         elif kind == "tool_use" and isinstance(block.get("name"), str):
@@ -293,12 +299,13 @@ def _texts(content: Any, where: str) -> str:
         name = "text" if kind == "text" else "tool_name"
         if not isinstance(block.get(name), str):
             raise UsageError(f"{at}.{name}: expected a text", field=f"{at}.{name}")
-        # All tools are described to the model already: the reference is the name of one.
+        # The model was told of every tool already, so a reference needs only the tool's name.
         texts.append(block[name])
     return "\n".join(texts)
 
 
 def _stop_facts(answer: Answer) -> dict[str, Any]:
+    """Fields that say why *answer* ended; a stop text takes precedence over calls."""
     reason = answer.finish_reason
     stop_reason = _STOPS.get(str(reason), str(reason))
     if reason == "stop":
@@ -334,7 +341,7 @@ def message_reply(_body: Body, head: Body, answers: Sequence[Answer]) -> dict[st
 
 
 async def message_events(_body: Body, head: Body, pieces: Pieces) -> Events:
-    """The reply of ``/v1/messages`` as events: blocks of text and calls, one by one."""
+    """The reply of ``/v1/messages`` as events: one content block after the other."""
     index = -1
     kind = ""  # of the open block
     begun = False
@@ -345,6 +352,7 @@ async def message_events(_body: Body, head: Body, pieces: Pieces) -> Events:
             usage = _usage(answer) | {"output_tokens": 0}
             yield {"type": "message_start", "message": _message(head) | empty | {"usage": usage}}
         for block, delta in _parts(piece):
+            # A block with content opens a new one, unless text or thinking is open already.
             if block and (block["type"] != kind or kind == "tool_use"):
                 if kind:
                     yield {"type": "content_block_stop", "index": index}
@@ -364,7 +372,10 @@ def _message(head: Body) -> dict[str, Any]:
 
 
 def _parts(piece: Piece) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Parts of *piece*, each as the block that it opens or continues, and a delta of that."""
+    """Parts of *piece*, each as a content block and a delta of that block.
+
+    The block is empty if the part continues an open call; the delta is empty if it has no text.
+    """
     if piece.reasoning:
         block = {"type": "thinking", "thinking": "", "signature": ""}
         yield block, {"type": "thinking_delta", "thinking": piece.reasoning}
@@ -373,6 +384,7 @@ def _parts(piece: Piece) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     for call in piece.calls:
         opens = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         delta = {"type": "input_json_delta", "partial_json": call.arguments}
+        # Only the first part of a call has an id.
         yield opens if call.id else {}, delta if call.arguments else {}
 
 

@@ -31,7 +31,7 @@ def embedding_requests(
 ) -> list[Request]:
     """The requests of *body*, as :data:`EMBEDDING` reads it: one for each text.
 
-    A known *model* is asked whether its vectors can have the form.
+    If *model* is known, dimensions and a precision that its vectors cannot have are refused.
     """
     if model is not None:
         check_vectors(model.config.vector_dim, body["dimensions"], vector_precision(body))
@@ -51,7 +51,7 @@ def vector_precision(body: Body) -> Precision:
 
 
 def texts_of(inputs: Any, field: str, *, at_most: int) -> list[str | list[int]]:
-    """Texts of *field* in any of the four forms that OpenAI accepts."""
+    """Texts of *field*: a text, a list of texts, the token ids of a text, or a list of these."""
     if isinstance(inputs, str):
         return [inputs]
     if inputs and isinstance(inputs[0], int):
@@ -61,7 +61,7 @@ def texts_of(inputs: Any, field: str, *, at_most: int) -> list[str | list[int]]:
 
 
 def check_count(texts: Sequence[Any], field: str, *, at_most: int) -> None:
-    """Check the number of *texts*, which are those of *field*."""
+    """Refuse *texts*, the value of *field*, if there are none or too many."""
     if not texts:
         raise UsageError(f"{field}: the list is empty, expected at least one text", field=field)
     if len(texts) > at_most:
@@ -71,7 +71,7 @@ def check_count(texts: Sequence[Any], field: str, *, at_most: int) -> None:
 
 
 def vectors_of(body: Body, answers: Sequence[Answer]) -> list[NDArray[Any]]:
-    """The vectors that *answers* are, as *body* wants them."""
+    """Vectors of *answers*, with the scale, length and precision that *body* asks for."""
     normalize = body.get("normalize") is not False
     dimensions = body.get("dimensions")
     precision = vector_precision(body)
@@ -99,7 +99,7 @@ def embeddings_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[
 
 
 def usage_of(answers: Sequence[Answer]) -> dict[str, int]:
-    """Tokens that the texts of *answers* have, which are only read."""
+    """Number of tokens in the texts of *answers*; none are generated."""
     tokens = sum(answer.prompt_tokens for answer in answers)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 

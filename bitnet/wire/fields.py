@@ -28,9 +28,9 @@ from bitnet.wire.schemas import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Sampling of OpenAI's and Anthropic's addresses, where nothing else says it.
+#: Default sampling of OpenAI's and Anthropic's addresses.
 RANDOM = {"temperature": 1.0}
-MAX_SAMPLERS = 32  # names in a list, of which some stand there twice
+MAX_SAMPLERS = 32  # names in a list, which may name a sampler twice
 DIALECTS = ("openai", "responses", "anthropic", "ollama", "llama_server")
 #: The name of each field of a request in the dialects, in their order; empty: it has none there.
 NAMES: dict[str, tuple[str, str, str, str, str]] = {
@@ -112,7 +112,7 @@ TOOL: Schema = {
         **mark_ignored(cache_control=OBJECT),
     },
 }
-# Forms of the fields whose annotations are not numbers or flags.
+# Schemas of the fields whose type is not a number or a flag.
 _SHAPES: dict[str, Schema] = {
     "stop": {
         "anyOf": [TEXT, STOPS],
@@ -141,27 +141,28 @@ def schemas_by_name(dialect: str, *only: str, without: Iterable[str] = ()) -> di
 
 
 def with_defaults(default: Request | None = None, /, **sampling: float) -> Request:
-    """*default*, with a dialect's *sampling* for what the model's files do not recommend.
+    """*default* with the *sampling* of a dialect as its fallback.
 
-    Without *default* the request is of any length.
+    It applies where neither the request nor the model's files set a value. Without *default*, the
+    answer has no length limit.
     """
     base = default or Request(fallback={"max_tokens": EVERYTHING})
     return replace(base, fallback={**base.fallback, **sampling})
 
 
 def _schema(name: str) -> Schema:
-    """Schema of the request's field *name*, by its declaration."""
+    """Schema of the request's field *name*: its declared type, bounds and help."""
     entry = Request.__dataclass_fields__[name]
-    whole = dict(_SHAPES.get(name) or {"type": _json_type(name)})
+    schema = dict(_SHAPES.get(name) or {"type": _json_type(name)})
     low, high = entry.metadata.get("bounds") or (None, None)
-    if whole.get("type") in ("integer", "number") and low is not None:
-        whole |= {"minimum": low} | ({} if high is None else {"maximum": high})
+    if schema.get("type") in ("integer", "number") and low is not None:
+        schema |= {"minimum": low} | ({} if high is None else {"maximum": high})
     about = entry.metadata.get("help", "")
     if name in _MINUS_ONE:
-        whole[DEFAULT], about = -1, f"{about}; -1: the default"
-    if about and "description" not in whole:
-        whole["description"] = about
-    return whole
+        schema[DEFAULT], about = -1, f"{about}; -1: the default"
+    if about and "description" not in schema:
+        schema["description"] = about
+    return schema
 
 
 def _json_type(name: str) -> str:

@@ -1,6 +1,7 @@
 """Forms: the JSON object that an address takes, read up to its first error.
 
-A field of a form is done, refused by name, or cannot change an answer; its schema says which.
+A field of a form is supported, refused by name, or accepted without effect on the answer; its
+schema says which.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     Pieces = AsyncIterator[tuple[int, Piece, Answer]]
     Events = AsyncIterator[dict[str, Any]]
     Body = Mapping[str, Any]
-    Default = Request | None  # what a body leaves out
-    Served = LanguageModel | None  # the model that answers, where it is known
+    Default = Request | None  # supplies what a body leaves out
+    Served = LanguageModel | None  # the model that answers, if it is known
     #: What a body has its model do, and the seconds without a request after which the model may be
     #: unloaded; None: those of the worker.
     ModelUse = tuple[Literal["answer", "load", "unload"], float | None]
@@ -46,6 +47,7 @@ def read_json(raw: bytes | str) -> Any:
     except RecursionError:
         raise UsageError("the body is nested too deep") from None
     except ValueError as error:
+        # A UnicodeDecodeError has no ``msg``; some messages of JSONDecodeError end with "at".
         reason = getattr(error, "msg", str(error)).removesuffix(" at")
         offset = getattr(error, "pos", None)
         at = "" if offset is None else f" at character {offset:,}"
@@ -60,13 +62,14 @@ def check_entries(value: Mapping[str, Any], schemas: Mapping[str, Schema], where
 
 
 def _refusal(problem: Problem) -> UsageError:
+    """Error for *problem*: ``top_p is 2, expected ...`` or ``top_p: expected ...``."""
     field = encodable(".".join(map(str, problem.place))[:200])
     colon = "" if problem.text.startswith("is ") else ":"
     return UsageError(f"{field}{colon} {problem.text}", field=field)
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object with *pairs* of keys and values."""
+    """The object with *pairs* of keys and values; a key that comes twice is refused."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         names: set[str] = set()
@@ -90,33 +93,34 @@ def answer_only(_: Body) -> ModelUse:
 
 @dataclass(frozen=True)
 class Form:
-    """The JSON object that an address takes, and what it is answered."""
+    """The JSON object that an address takes, and the functions that make the reply to it."""
 
     name: str  # on the OpenAPI page
-    fields: Mapping[str, Schema]  # one that is missing or null is None when it is read
+    fields: Mapping[str, Schema]  # one that is missing or null is read as None
     required: tuple[str, ...] = ()
-    dialect: str = "openai"  # whose names its fields have
-    prefix: str = ""  # that stands before those names in errors
-    #: Names of further fields in a body that cannot change the answer of a model, if it is known.
+    dialect: str = "openai"  # a name in DIALECTS
+    prefix: str = ""  # of fields that lie in an object of the body, in errors: ``options.``
+    #: Names of the fields in a body without effect on the answer of the model, if it is known;
+    #: those whose schema says so are not among them.
     ignores: Callable[[Body, LanguageModel | None], Iterable[str]] | None = None
-    #: The requests of a body to a model, one for each prompt; a default has what it leaves out.
+    #: The requests of a body to a model, one for each prompt; a default supplies missing fields.
     requests: Callable[[Body, Request, LanguageModel | None], list[Request]] = _refuse_to_answer
-    #: The whole reply to a body by its answers, each part of which begins with given fields.
+    #: The reply to a body, from the fields that it begins with (:attr:`head`) and the answers.
     reply: Callable[[Body, Body, Sequence[Answer]], Any] = _refuse_to_answer
-    events: Callable[[Body, Body, Pieces], Events] | None = None  # the same as events
+    events: Callable[[Body, Body, Pieces], Events] | None = None  # the reply as a stream
     #: How events are written: ``openai`` (with a last line), ``named``, ``unnamed``, ``lines``.
     stream: str = "openai"
-    compute: Callable[[Body, LanguageModel], Any] = _refuse_to_answer  # a reply without answers
-    #: Places in a body of the messages of its request, where they are not ``messages.N``.
+    compute: Callable[[Body, LanguageModel], Any] = _refuse_to_answer  # reply without an answer
+    #: For each message of the request, its path in the body; default: ``messages.N``.
     places: Callable[[Body], list[str]] | None = None
-    clamps: bool = False  # more tokens than there is room for are as many as there is room for
-    use: Callable[[Body], ModelUse] = answer_only  # of the model, by a body
-    empty_reply: Callable[[Body, str], Any] = _refuse_to_answer  # once it is loaded or unloaded
+    clamps: bool = False  # a token limit beyond the room there is is lowered, not refused
+    use: Callable[[Body], ModelUse] = answer_only  # what a body wants the model to do
+    empty_reply: Callable[[Body, str], Any] = _refuse_to_answer  # to a body that only (un)loads
     head: tuple[str, ...] = ("id", "created", "model")  # fields with which a reply begins
-    id_prefix: str = ""  # that the id of a reply begins with
-    #: Other fields that set a field of a request, by the name of that one.
+    id_prefix: str = ""  # of the id of a reply
+    #: For a field of the request, other fields of the body that set it.
     setters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    tokens: int = EVERYTHING  # most tokens of an answer whose body does not say it
+    tokens: int = EVERYTHING  # most tokens of an answer if the body sets no limit
     tag: str = ""  # API that the address belongs to
     summary: str = ""  # what comes back, for the OpenAPI page
     aliases: tuple[str, ...] = ()  # other addresses for it
@@ -141,13 +145,13 @@ class Form:
             if schema is None:
                 self._refuse_unknown(name)
                 continue
-            check_value(name, value, nul=True)  # where there may be none, the request says so
+            check_value(name, value, nul=True)  # Request.check refuses NUL where it must not be
             if problem := find_problem(schema, value, (name,)):
                 raise _refusal(problem)
         return {name: body.get(name) for name in self.fields}
 
     def list_ignored(self, body: Body, model: LanguageModel | None = None) -> list[str]:
-        """Names of the fields in *body* that cannot change the answer of *model*, each once."""
+        """Names of the fields in *body* without effect on the answer of *model*, each once."""
         names: dict[str, None] = {}
         for name, schema in self.fields.items():
             names |= dict.fromkeys(find_ignored(schema, body.get(name), name))
@@ -184,28 +188,28 @@ class Form:
         }
 
     def rename(self, error: UsageError, body: Body | None = None) -> UsageError:
-        """*error* about a field of a request, with the name that clients of this form gave it.
+        """*error* about a field of a request, under the name of that field in this form.
 
-        A *body* says by which one of several fields it was set.
+        If several fields of the form can set it, *body* decides which of them is meant.
         """
-        own = error.field
-        match = _MESSAGE.match(own)
+        field_name = error.field
+        match = _MESSAGE.match(field_name)
         if match and self.places is not None and body is not None:
             places = self.places(body)
             number = int(match[1])
             return _with_name(error, places[number]) if number < len(places) else error
-        if body is not None and body.get(own) is None:
-            for setter in self.setters.get(own, ()):
+        if body is not None and body.get(field_name) is None:
+            for setter in self.setters.get(field_name, ()):
                 if body.get(setter) is not None:
                     return _with_name(error, setter)
-        names = NAMES.get(own)
+        names = NAMES.get(field_name)
         own_name = names[DIALECTS.index(self.dialect)] if names else ""
         if own_name:
-            own = own_name if own_name in self.fields else f"{self.prefix}{own_name}"
-        return error if own == error.field else _with_name(error, own)
+            field_name = own_name if own_name in self.fields else f"{self.prefix}{own_name}"
+        return error if field_name == error.field else _with_name(error, field_name)
 
 
 def _with_name(error: UsageError, name: str) -> UsageError:
-    """*error* about the field that a client calls *name*."""
+    """*error*, about a field that clients call *name*."""
     message = error.message.replace(error.field, name, 1)
     return UsageError(message, hint=error.hint, field=name)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer import Tokenizer
 
-#: Tokens before the text before a gap, before the text after it, and before what fills it: of Qwen,
+#: Tokens that mark the text before a gap, the text after it, and the answer that fills it: of Qwen,
 #: StarCoder, Granite, DeepSeek, CodeLlama and CodeGemma.
 _MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -50,13 +50,14 @@ def gap_prompt(
     file = next((token for token in separators if token is not None), None)
     bos = tokenizer.bos_id
     prompt: list[int] = []
+    # The prompt begins with BOS only if the tokenizer adds it to texts.
     if bos is not None and tokenizer.encode("a")[:1] == [bos]:
         prompt.append(bos)
     for part in files:
         name = part.get("filename") or "file"
         prompt += encode("\n\n") if file is None else [file, *encode(f"{name}\n")]
         prompt += encode(part["text"])
-    if files and file is not None:
+    if files and file is not None:  # the file with the gap is the last one
         prompt += [file, *encode("file\n")]
     prompt += [before, *encode(prefix)]
     prompt += [after, *encode(suffix), middle]
@@ -65,14 +66,14 @@ def gap_prompt(
 
 
 def _find(tokenizer: Tokenizer, mark: str) -> int | None:
-    """Id of the token that *mark* is, if it is one."""
+    """Token id of *mark*, or None if it is not a single token."""
     ids = tokenizer.encode(mark, add_special=False)
     is_token = len(ids) == 1 and tokenizer.token_bytes(ids[0]) == mark.encode()
     return ids[0] if is_token else None
 
 
 def _find_all(tokenizer: Tokenizer, marks: Sequence[str]) -> list[int] | None:
-    """Ids of *marks*, if each is a token."""
+    """Token ids of *marks*, or None if one of them is not a single token."""
     ids = [_find(tokenizer, mark) for mark in marks]
     tokens = [token for token in ids if token is not None]
     return tokens if len(tokens) == len(marks) else None

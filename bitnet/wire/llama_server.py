@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 #: Addresses whose errors have this form.
 PATHS = {"/completion", "/props", "/slots", "/apply-template", "/health", "/infill", "/embedding"}
-STREAM = "unnamed"  # events
+STREAM = "unnamed"  # see Form.stream
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _DIALECT = "llama_server"
 MAX_FILES = 256
@@ -67,7 +67,7 @@ def prompt_of(body: Body, model: LanguageModel) -> dict[str, str]:
 
 
 def completion_requests(body: Body, default: Default = None, _: object = None) -> list[Request]:
-    """The request of *body*, as :data:`COMPLETION` reads it; *default* for what it leaves out."""
+    """The request of *body*, as :data:`COMPLETION` reads it; *default* has its missing fields."""
     at = DIALECTS.index(_DIALECT)
     fields = {name: body[names[at]] for name, names in NAMES.items() if names[at]}
     if fields["max_tokens"] == 0:  # only the prompt is run, so that a later request finds it
@@ -102,7 +102,7 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
     """The reply of ``/completion`` as events."""
     is_empty = body["n_predict"] == 0
     described: list[TokenLogprob] = []  # since the last event
-    async for _, piece, answer in pieces:  # noqa: B007 - used behind it
+    async for _, piece, answer in pieces:  # noqa: B007 - used after the loop
         if piece.described:
             described.append(piece.described)
         if piece.text and not is_empty:
@@ -111,7 +111,7 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
             yield _only_wanted(body, facts | _probabilities(described))
             described = []
     end = _end_facts(body, head, answer) | {"content": "", "tokens": []}
-    # Tokens that the end of the answer took out of its text have no other event.
+    # Tokens of a stop text are not in the text of any event: their probabilities come here.
     yield _only_wanted(body, end | ({} if is_empty else _probabilities(described)))
 
 
@@ -144,7 +144,10 @@ def _token_with_id(token: TokenLogprob) -> dict[str, Any]:
 
 
 def _only_wanted(body: Body, facts: dict[str, Any]) -> dict[str, Any]:
-    """Those of *facts* that ``response_fields`` names, ``timings/prompt_n`` by its last part."""
+    """Those of *facts* that ``response_fields`` names.
+
+    A path becomes its last part: ``timings/prompt_n`` is ``prompt_n``.
+    """
     if not body["response_fields"]:
         return facts
     wanted = {}
@@ -164,7 +167,7 @@ def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
     stopped = "word" if answer.stop_text else "eos"
     kind = stopped if reason == "stop" else "limit"
     is_empty = body["n_predict"] == 0
-    run = answer.prompt_tokens - answer.sequence.reused_tokens
+    computed = answer.prompt_tokens - answer.sequence.reused_tokens
     return {
         "content": "" if is_empty else answer.text,
         "tokens": [] if is_empty else _ids(body, [*answer.ids]),
@@ -177,7 +180,7 @@ def _end_facts(body: Body, head: Body, answer: Answer) -> dict[str, Any]:
         "tokens_cached": answer.sequence.reused_tokens,
         "truncated": False,
         "timings": {
-            "prompt_n": run,
+            "prompt_n": computed,
             "prompt_ms": answer.prefill_s * 1000,
             "prompt_per_second": answer.prefill_tokens_per_s,
             "predicted_n": answer.tokens,
@@ -246,7 +249,7 @@ EMBED = Form(
     tag="llama-server", summary="Vectors of texts, as llama.cpp's server has it",
     requests=embedding_requests, reply=embedding_reply,
 )  # fmt: skip
-# Fields of a chat that its prompt depends on.
+# Fields of a chat that change its prompt.
 _OF_PROMPT = (
     "messages", "model", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
     "reasoning_effort", "continue_final_message",

@@ -1,6 +1,6 @@
 """Messages of a conversation as OpenAI's and Ollama's clients send them.
 
-Every entry of a message reaches the chat template, or is refused, or cannot change the text: an
+Every entry of a message reaches the chat template, is refused, or has no effect on the text. An
 entry with an unknown name is refused unless the model's template reads it.
 """
 
@@ -43,7 +43,7 @@ PART: Schema = {
             cache_control=OBJECT, annotations=OBJECTS, citations=OBJECTS, logprobs=OBJECTS
         ),
     },
-    "additionalProperties": True,  # :func:`read_messages` names them
+    "additionalProperties": True,  # :func:`read_messages` refuses them by name
 }
 CALL: Schema = {
     "type": "object",
@@ -63,7 +63,7 @@ CALL: Schema = {
     },
     "required": ["function"],
 }
-#: A message of OpenAI's and Ollama's; other entries are those of the model's template.
+#: A message of OpenAI's and Ollama's; the model's template may read further entries.
 MESSAGE: Schema = {
     "type": "object",
     "properties": {
@@ -83,25 +83,25 @@ MESSAGE: Schema = {
         **mark_refused("reasoning_details", hint="send it as reasoning_content"),
     },
     "required": ["role"],
-    "additionalProperties": True,  # :func:`read_messages` names them
+    "additionalProperties": True,  # :func:`read_messages` refuses them by name
 }
 MESSAGES: Schema = {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES}
 _OWN = frozenset(MESSAGE["properties"])
-#: Entries that cannot change the text, and those that are refused unless they are empty.
+#: Entries that do not reach the template: those without effect, and refused ones, which are empty.
 _LEFT_OUT = frozenset(
     name for name, schema in MESSAGE["properties"].items() if IGNORED in schema or REFUSED in schema
 )
-#: Entries that stand for nothing if the template does not read them.
+#: Entries that are ignored, not refused, if the template does not read them.
 _NAMES = ("name", "tool_name")
 
 
 def read_messages(
     messages: Iterable[Mapping[str, Any]], model: LanguageModel | None
 ) -> list[dict[str, Any]]:
-    """*messages*, which follow :data:`MESSAGES`, as chat templates know them.
+    """*messages*, which follow :data:`MESSAGES`, in the form that chat templates expect.
 
-    Entries that are null are left out: some templates would write the word. A known *model* is
-    asked whether its template reads the entries that are not known here.
+    Entries that are null are left out: some templates would write the word. If *model* is known,
+    an entry with an unknown name is refused unless its template reads it.
     """
     turns = []
     for number, message in enumerate(messages):
@@ -126,7 +126,7 @@ def read_messages(
 def find_unread_names(
     messages: Iterable[Mapping[str, Any]], model: LanguageModel | None
 ) -> Iterator[str]:
-    """Entries of *messages* with names that the template of *model* does not read."""
+    """Paths of the names in *messages* that the template of *model* does not read."""
     for message in messages:
         for name in _NAMES:
             if message.get(name) and model is not None and not reads(model, name):
@@ -134,7 +134,7 @@ def find_unread_names(
 
 
 def reads(model: LanguageModel, name: str) -> bool:
-    """True if the chat template of *model* has the word *name*."""
+    """True if the source of the chat template of *model* contains the word *name*."""
     template = model.tokenizer.chat_template or ""
     return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
@@ -151,7 +151,7 @@ def _check_read(model: LanguageModel | None, name: str, where: str) -> None:
 
 
 def _text_part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A part of a content as templates know it; only text is one."""
+    """A content part in the form that templates expect; one that is not text is refused."""
     kind = part.get("type", "text")
     name = "refusal" if kind == "refusal" else "text"
     if kind not in ("text", "refusal", "input_text", "output_text"):

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 _BLOCK = '"""'
 _COMMAND = re.compile(r"\s*(\w+)\s+(.*)", re.DOTALL)
 _ROLES = ("system", "user", "assistant")
-#: Commands of a Modelfile without an effect here: a licence's text, and Ollama's own readers.
+#: Commands of a Modelfile without effect here: the licence, and choices of Ollama's own code.
 _IDLE = ("LICENSE", "PARSER", "RENDERER", "REQUIRES")
-
-
 _PAIRS = ("PARAMETER", "MESSAGE")  # commands whose value is a name and a value
 
-#: Names of llama.cpp's options that are those of a preset.
+#: Options of llama.cpp and the keys of a preset that they set.
 _OF_LLAMA_CPP = {
     "m": "model", "model": "model", "hf-repo": "model", "hf": "model", "c": "context",
     "ctx-size": "context", "sys": "system", "system-prompt": "system", "lora": "lora",
@@ -41,7 +39,7 @@ _OF_LLAMA_CPP = {
     "mirostat": "mirostat", "mirostat-lr": "mirostat_eta", "mirostat-ent": "mirostat_tau",
     "s": "seed", "seed": "seed", "samplers": "samplers", "reasoning-budget": "thinking_budget",
 }  # fmt: skip
-#: Options for running a model, which it does by itself here, or that choose how it is loaded.
+#: Options of llama.cpp for loading and running a model, without effect here.
 _RUNNING_OF_LLAMA_CPP = {
     "ngl", "gpu-layers", "n-gpu-layers", "t", "threads", "b", "batch-size", "ub", "ubatch-size",
     "fa", "flash-attn", "mlock", "mmap", "no-mmap", "load-on-startup", "stop-timeout", "jinja",
@@ -51,9 +49,10 @@ _EVERY = "*"  # name of the section whose options every model has
 
 
 def read_modelfile(text: str, name: str) -> tuple[Preset, list[str]]:
-    """The preset *name* of the Modelfile *text*, and what in it has no effect here.
+    """The preset *name* that the Modelfile *text* describes, and commands without effect here.
 
-    The form is that of ollama's ``docs/modelfile.mdx``. What cannot be done is refused by name.
+    The form is that of ollama's ``docs/modelfile.mdx``. A command that is not supported is refused
+    by name.
     """
     values: dict[str, Any] = {}
     messages: list[dict[str, str]] = []
@@ -99,7 +98,10 @@ def read_modelfile(text: str, name: str) -> tuple[Preset, list[str]]:
 
 
 def _commands(text: str) -> Iterator[tuple[int, str, str]]:
-    """Commands of a Modelfile: the number of the line, the name in capitals, and the value."""
+    """Commands of a Modelfile: the number of the line, the name in capitals, and the value.
+
+    A value between triple quotation marks may have several lines.
+    """
     lines = text.removeprefix("\ufeff").split("\n")
     at = 0
     while at < len(lines):
@@ -174,22 +176,22 @@ def _error(number: int, reason: str, *, hint: str = "") -> UsageError:
 
 
 def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
-    """The presets of *text* in the form of llama.cpp's ``preset.ini``, and what has no effect."""
+    """The presets in *text*, a ``preset.ini`` of llama.cpp, and its options without effect here."""
     common: dict[str, str] = {}
     sections: dict[str, dict[str, str]] = {}
-    present = common
+    section = common
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
         if not line or line[0] in "#;":
             continue
         if line.startswith("[") and line.endswith("]"):
             name = line[1:-1].strip()
-            present = common if name == _EVERY else sections.setdefault(name, {})
+            section = common if name == _EVERY else sections.setdefault(name, {})
             continue
         key, equals, value = line.partition("=")
         if not equals:
             raise UsageError(f"preset.ini, line {number:,}: expected NAME = VALUE")
-        present[key.strip().lstrip("-").lower()] = value.strip()
+        section[key.strip().lstrip("-").lower()] = value.strip()
     ignored: dict[str, None] = {}
     presets = []
     for name, entries in sections.items():
@@ -219,10 +221,11 @@ def _set(values: dict[str, Any], options: dict[str, Any], own: str, key: str, va
         options[own] = value.split(";")
     else:
         number = _number(key, value, whole=_is_whole(own))
+        # -1 is llama.cpp's default, but as repeat_last_n it means the whole text.
         if number != -1 or own == "repeat_last_n":
             options[own] = number
 
 
 def _name_of(section: str) -> str:
-    """A name for the preset of a *section*, which llama.cpp may call by a repository."""
+    """Name for the preset of *section*, whose heading may be a repository: ``ORG/REPO:TAG``."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", section).strip("-.")[:64]

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from bitnet.wire.forms import Body, Default, Events, ModelUse, Pieces, Served
 
 PREFIX = "/api/"  # of the addresses
-STREAM = "lines"
-NANO = 10**9
-MOST_SECONDS = 10 * 365 * 86_400  # longer is for ever
-NEVER = "9999-12-31T23:59:59+00:00"
+STREAM = "lines"  # see Form.stream
+NANO = 10**9  # nanoseconds in a second
+MOST_SECONDS = 10 * 365 * 86_400  # ten years; a longer keep_alive means for ever
+NEVER = "9999-12-31T23:59:59+00:00"  # expires_at of a model that stays loaded
 _UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}
 _DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h|)", re.ASCII)
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 # Fields of a body; the rest are options.
 _BODY = ("json_schema", "messages", "tools", "prompt", "thinking")
-#: Options that change an answer, read as a body of their own.
+#: Options that change an answer, by the names that they have below ``options`` of a body.
 OPTIONS = Form("Options", schemas_by_name("ollama", without=_BODY), dialect="ollama")
 #: Options for loading and running the model, without effect on an answer.
 RUNNING = {
@@ -49,6 +49,7 @@ RUNNING = {
     "num_thread", "num_keep", "vocab_only", "logits_all", "embedding_only",
 }  # fmt: skip
 
+#: Fields that chats and completions share.
 _ASKED = {
     "model": TEXT,
     "format": optional(TEXT, OBJECT, about="json, or a JSON schema"),
@@ -67,7 +68,7 @@ SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialec
 
 
 def chat_requests(body: Body, default: Default = None, model: Served = None) -> list[Request]:
-    """The request of *body*, as :data:`CHAT` reads it; a known *model* has what it asks for."""
+    """The request of *body*, as :data:`CHAT` reads it, for *model* if it is known."""
     messages = read_messages(body["messages"] or (), model)
     for message in messages:
         if message.get("role") == "tool" and "tool_name" in message:
@@ -109,6 +110,7 @@ def embedding_requests(body: Body, _: object = None, model: Served = None) -> li
 
 
 def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[Request]:
+    """The request of *body*, with *asked*, the fields of the prompt or of the conversation."""
     options = _check_options(body, model)
     think = body["think"]
     if think and not can_reason(model):
@@ -125,7 +127,7 @@ def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[
         for name, names in NAMES.items()
         if name not in _BODY and names[at] in options
     }
-    if fields.get("max_tokens") == -2:  # Ollama's word for as many as fit
+    if fields.get("max_tokens") == -2:  # Ollama: until the context is full
         fields["max_tokens"] = None
     request = Request.from_mapping(
         {
@@ -142,7 +144,7 @@ def _requests(body: Body, default: Default, model: Served, asked: Body) -> list[
 
 
 def answer_ignores(body: Body, model: Served) -> Iterator[str]:
-    """Names of fields in *body* that cannot change the answer of *model*, as it is."""
+    """Names of the fields in *body* that have no effect on the answer of this *model*."""
     yield from find_unread_names(body.get("messages") or (), model)
     if isinstance(body["think"], str) and not takes_effort(model, body["think"]):
         yield "think"
@@ -150,14 +152,14 @@ def answer_ignores(body: Body, model: Served) -> Iterator[str]:
 
 
 def find_ignored_options(body: Body, _: Served = None) -> Iterator[str]:
-    """Names of the options in *body* for running a model, which it does by itself."""
+    """Names of the options in *body* for loading and running a model, which have no effect."""
     for name, value in (body["options"] or {}).items():
         if name in RUNNING and value is not None:
             yield f"options.{name}"
 
 
 def _check_options(body: Body, model: Served) -> dict[str, Any]:
-    """The options of *body*, all of which a *model* can serve."""
+    """The options of *body*; one that *model* cannot serve is refused."""
     options: dict[str, Any] = body["options"] or {}
     for name, value in options.items():
         is_served = name in OPTIONS.fields or name in RUNNING or value is None
@@ -191,12 +193,12 @@ def answer_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> dict[str
 
 async def answer_lines(body: Body, _head: Body, pieces: Pieces) -> Events:
     """The reply of ``/api/chat`` or ``/api/generate`` as lines."""
-    async for _, piece, answer in pieces:  # noqa: B007 - used behind it
+    async for _, piece, answer in pieces:  # noqa: B007 - used after the loop
         described = [piece.described] if piece.described else []
         if piece.text or piece.reasoning or described:
             line = _line(body, piece.text, thinking=piece.reasoning)
             yield line | _logprobs(body, described) | {"done": False}
-    # Calls are sent complete: Ollama's are objects, and part of one is not an object.
+    # Calls are sent whole: Ollama has their arguments as an object, not as JSON text.
     for call in _calls(answer):
         yield _line(body, "", [call]) | {"done": False}
     yield _line(body, "") | _end_facts(answer)
@@ -230,9 +232,9 @@ def read_embedding_use(body: Body) -> ModelUse:
 
 
 def _read_use(body: Body, prompt: str) -> ModelUse:
-    """Use of the model by *body*: without its field *prompt*, the model is only loaded.
+    """Use of the model by *body*: if its field *prompt* is empty, the model is only loaded.
 
-    With a time of 0 it is unloaded instead.
+    With a ``keep_alive`` of 0 it is unloaded instead.
     """
     idle_s = _idle_seconds(body)
     if body[prompt]:
@@ -248,13 +250,14 @@ def _idle_seconds(body: Body) -> float | None:
 
 
 def empty_reply(body: Body, reason: str) -> dict[str, Any]:
-    """The reply to a body without a prompt, which has a model loaded or unloaded."""
+    """The reply to a body without a prompt, which only loads or unloads a model."""
     return _line(body, "") | {"done": True, "done_reason": reason}
 
 
 def _line(
     body: Body, text: str, calls: Sequence[dict[str, Any]] = (), thinking: str = ""
 ) -> dict[str, Any]:
+    """The beginning of a reply, or of a line of one: a message for chats, else a text."""
     now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
     head = {"model": body["model"], "created_at": now}
     thoughts = {"thinking": thinking} if thinking else {}
@@ -265,7 +268,7 @@ def _line(
 
 
 def seconds_of(keep_alive: float | str) -> float:
-    """Seconds that *keep_alive* stands for: a number, or a text such as ``5m``; below 0: always."""
+    """Seconds in *keep_alive*, a number or a text such as ``5m``; infinite if it is below 0."""
     parts = _DURATION.fullmatch(str(keep_alive).strip())
     if parts is None:
         raise UsageError(
@@ -344,6 +347,7 @@ GENERATE = Form(
     summary="The answer to a prompt, as Ollama has it",
     requests=generate_requests, reply=answer_reply, events=answer_lines, stream=STREAM,
 )  # fmt: skip
+#: Fields that both addresses for embeddings share.
 _KEPT = {"model": TEXT, "options": OBJECT, "keep_alive": optional(NUMBER, TEXT)}
 EMBED = Form(
     "OllamaEmbed",

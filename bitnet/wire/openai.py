@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 MAX_CHOICES = 8
 MAX_PROMPTS = 64
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
-_SPECIAL = re.compile(r"[][\\.+*?()|{}^$#&~-]")  # of a regular expression
-# Variables of a chat template that clients must not set.
+_SPECIAL = re.compile(r"[][\\.+*?()|{}^$#&~-]")  # characters that a regular expression escapes
+# Variables of a chat template that only this program sets.
 _OURS = {
     "self", "messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt",
 }  # fmt: skip
@@ -57,7 +57,7 @@ ANSWER: dict[str, Schema] = {
     "repeat_penalty": {"type": "number", "description": "another name of repetition_penalty"},
     "structured_outputs": OBJECT | {"description": "json, regex, choice or grammar; json_object"},
 }
-#: Fields that set one of a request by another name.
+#: For a field of the request, other names under which a body may have it.
 SETTERS = {
     "json_schema": ("response_format", "structured_outputs"),
     "regex": ("structured_outputs",),
@@ -67,10 +67,11 @@ SETTERS = {
     "thinking_budget": BUDGETS,
     "thinking_message": ("reasoning_budget_message",),
 }
-#: Samplers of llama.cpp that there are not here; their fields are refused unless they are off.
+#: Samplers of llama.cpp that are not supported: refused unless their value turns them off.
 UNSERVED = mark_refused("adaptive_target", neutral=(-1, -1.0)) | mark_refused(
     "tfs_z", neutral=(1, 1.0)
 )
+#: Fields of chats and completions, which may have several choices and be streamed.
 _STREAMED: dict[str, Schema] = {
     "n": {"type": "integer", "minimum": 1, "maximum": MAX_CHOICES},
     "stream": FLAG,
@@ -87,19 +88,18 @@ IDLE: dict[str, Schema] = mark_ignored(
 )  # fmt: skip
 #: Fields about the most tokens of reasoning.
 _ABOUT_BUDGETS = (*BUDGETS, "reasoning_budget_message")
-#: What describes a schema. It is followed strictly in any case.
+#: Entries beside a schema. Without ``strict``, too, the answer follows the schema exactly.
 _DESCRIBED = ("schema", "name", "description", "strict")
 
-#: Form of streams: events with a last word.
-STREAM = "openai"
+STREAM = "openai"  # see Form.stream
 
 
 def chat_requests(
     body: Body, default: Request | None = None, model: Served = None
 ) -> list[Request]:
-    """The request of *body*, a chat as :data:`CHAT` reads it; *default* for what it leaves out.
+    """The request of *body*, a chat as :data:`CHAT` reads it; *default* has its missing fields.
 
-    A known *model* is asked which entries of messages its template reads.
+    If *model* is known, entries of messages that its template does not read are refused.
     """
     _check_stream(body)
     check_messages(body["messages"])
@@ -108,19 +108,19 @@ def chat_requests(
     variables = body["chat_template_kwargs"]
     if wrong := _OURS.intersection(variables or ()):
         raise UsageError(f"{', '.join(sorted(wrong))} cannot be set", field="chat_template_kwargs")
-    asked = continuation(body, with_defaults(default, **RANDOM))
+    base = continuation(body, with_defaults(default, **RANDOM))
     budget = find_budget(body)[1]
     request = replace(
-        asked,
+        base,
         logprobs=(body["top_logprobs"] or 0) if body["logprobs"] else None,
         messages=read_messages(body["messages"], model),
         tools=None if body["tool_choice"] == "none" else body["tools"],
         tool_choice=body["tool_choice"],
         parallel_tool_calls=body["parallel_tool_calls"] is not False,
         template_variables=variables or None,
-        reasoning_effort=body["reasoning_effort"] or asked.reasoning_effort,
-        thinking_budget=asked.thinking_budget if budget is None else budget,
-        thinking_message=body["reasoning_budget_message"] or asked.thinking_message,
+        reasoning_effort=body["reasoning_effort"] or base.reasoning_effort,
+        thinking_budget=base.thinking_budget if budget is None else budget,
+        thinking_message=body["reasoning_budget_message"] or base.thinking_message,
         separate_reasoning=True,
         continue_final_message=bool(body["continue_final_message"]),
     )
@@ -128,7 +128,7 @@ def chat_requests(
 
 
 def chat_ignores(body: Body, model: Served) -> Iterator[str]:
-    """Names of fields in *body* that cannot change the answer of *model*, as it is."""
+    """Names of the fields in *body* that have no effect on the answer of this *model*."""
     yield from find_unread_names(body["messages"], model)
     effort = body.get("reasoning_effort")
     if effort and not takes_effort(model, effort):
@@ -182,7 +182,10 @@ def _check_stream(body: Body) -> None:
 
 
 def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
-    """The field of *body* that constrains the answer, and that field of its request."""
+    """The field of *body* that constrains the answer, and the entry of the request that it sets.
+
+    Both are empty if the answer is not constrained.
+    """
     grammars: dict[str, tuple[str, Any]] = {}
     form = schema_of(body.get("response_format"))
     for name, schema in (("json_schema", body.get("json_schema")), ("response_format", form)):
@@ -190,18 +193,18 @@ def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
             grammars[name] = "json_schema", schema
     if body.get("grammar"):  # an empty one asks for nothing
         grammars["grammar"] = "grammar", body["grammar"]
-    kinds = {
+    request_fields = {
         "json": "json_schema",
-        "json_object": "any",
+        "json_object": "any",  # a JSON object of any form
         "regex": "regex",
         "choice": "choice",
         "grammar": "grammar",
     }
     for name, value in (body.get("structured_outputs") or {}).items():
         field = f"structured_outputs.{name}"[:100]
-        if name not in kinds:
+        if name not in request_fields:
             raise UsageError(f"{field} is not served", field=field)
-        grammars[field] = kinds[name], value
+        grammars[field] = request_fields[name], value
     if len(grammars) > 1:
         raise UsageError(f"{' and '.join(grammars)} are both given", field=next(iter(grammars)))
     for name, (kind, value) in grammars.items():
@@ -216,10 +219,10 @@ def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
 
 
 def schema_of(form: Any, field: str = "response_format") -> dict[str, Any] | None:
-    """Schema of the answer that *form* asks for, as in chats or responses; ``None``: any text.
+    """JSON schema that *form*, a response format, asks for; None if the answer may be any text.
 
     Responses have the schema beside the type, chats below ``json_schema``. llama.cpp's clients
-    send one with ``json_object``, which the answer then follows.
+    send a schema with ``json_object``, too.
     """
     if form is None:
         return None
@@ -298,9 +301,9 @@ async def chat_events(body: Body, head: Body, pieces: Pieces) -> Events:
             yield event(index, {"content": piece.text}, logprobs)
         for call in piece.calls:
             function = {"name": call.name} if call.name else {}
-            begun = {"id": call.id, "type": "function"} if call.id else {}
+            opening = {"id": call.id, "type": "function"} if call.id else {}
             function["arguments"] = call.arguments
-            delta = {"index": call.index, **begun, "function": function}
+            delta = {"index": call.index, **opening, "function": function}
             yield event(index, {"tool_calls": [delta]})
         if piece.finish_reason:
             yield event(index, {}, finish=chat_finish(answer))
@@ -309,7 +312,7 @@ async def chat_events(body: Body, head: Body, pieces: Pieces) -> Events:
 
 
 def completion_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The reply of ``/v1/completions``; *answers* has those of a prompt together."""
+    """The reply of ``/v1/completions``; the *answers* to one prompt follow each other."""
     choices = [
         {
             "index": index,
@@ -347,23 +350,23 @@ async def completion_events(body: Body, head: Body, pieces: Pieces) -> Events:
 
 
 def usage(answers: Sequence[Answer] | dict[int, Answer], *, choices: int) -> dict[str, Any]:
-    """Tokens that *answers* took; a prompt counts once for its *choices*, which come together."""
+    """Token counts of *answers*; the prompt of *choices* successive ones counts once."""
     if isinstance(answers, dict):
         answers = [answers[index] for index in sorted(answers)]
     firsts = answers[::choices]
     prompt = sum(answer.prompt_tokens for answer in firsts)
-    written = sum(answer.tokens for answer in answers)
+    generated = sum(answer.tokens for answer in answers)
     cached = sum(answer.sequence.reused_tokens for answer in firsts)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
 def finish_of(reason: FinishReason | None) -> str | None:
-    """OpenAI's name of a finish reason; ours where OpenAI has none."""
+    """OpenAI's name of a finish *reason*, or ours if OpenAI does not have it."""
     return "length" if reason == "context" else reason
 
 

@@ -72,7 +72,7 @@ class Preset:
         object.__setattr__(self, "options", options)
 
     def fill(self, request: Request) -> Request:
-        """*request* with this preset's options, except where it differs from the defaults."""
+        """*request* with this preset's options, where the request still has the default."""
         plain = Request()
         changes = {
             name: value
@@ -83,9 +83,9 @@ class Preset:
         return replace(request, **changes, origins=origins)
 
     def begin(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The conversation *messages*, after the instructions and messages of this preset.
+        """The instructions and messages of this preset, followed by the conversation *messages*.
 
-        Instructions that *messages* begin with replace those of this preset.
+        If *messages* begin with instructions, these replace the ones of this preset.
         """
         instructions = [message for message in messages[:1] if message.get("role") in _SYSTEM]
         rest = messages[len(instructions) :]
@@ -129,7 +129,7 @@ def parse_presets(text: str) -> dict[str, Preset]:
 
 
 def with_preset(text: str, preset: Preset) -> str:
-    """*text* of a file of presets with *preset* appended, and without one of the same name."""
+    """*text* of a file of presets with *preset* appended, in place of one of the same name."""
     # Cut the table out of the text, so that comments and layout of the others stay.
     lines: list[str] = []
     is_in_table = False
@@ -142,10 +142,10 @@ def with_preset(text: str, preset: Preset) -> str:
     before = "".join(lines).rstrip()
     changed = f"{before}\n\n{preset.to_toml()}" if before else preset.to_toml()
 
-    # A cut by lines is wrong for some files: with subtables, or ``[`` in a text of several lines.
-    unchanged = {name: each for name, each in parse_presets(text).items() if name != preset.name}
+    # Cutting by lines fails for subtables, and for lines of a text that begin with ``[``.
+    rest = {name: each for name, each in parse_presets(text).items() if name != preset.name}
     try:
-        is_right = parse_presets(changed) == {**unchanged, preset.name: preset}
+        is_right = parse_presets(changed) == {**rest, preset.name: preset}
     except ValueError:
         is_right = False
     if not is_right:
@@ -175,7 +175,7 @@ def _preset(name: str, table: Any) -> Preset:
 
 
 def _key(name: str) -> str:
-    """*name* as a bare key, or quoted."""
+    """*name* as a key of TOML, quoted if it has to be."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)
 
 

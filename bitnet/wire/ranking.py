@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.request import Request
     from bitnet.wire.forms import Body
 
-#: A document of Jina and Cohere: a text, or an object with one.
+#: A document, as Jina and Cohere have it: a text, or an object with one.
 _DOCUMENT = optional(TEXT, {"type": "object", "properties": {"text": TEXT}, "required": ["text"]})
 
 

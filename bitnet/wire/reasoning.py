@@ -1,4 +1,4 @@
-"""Fields about reasoning, which do something for models that reason and nothing for others."""
+"""Fields about reasoning, which have no effect on models that do not reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from bitnet.wire.forms import Served
 
-#: How much the model reasons, for templates that know the word.
+#: How much the model reasons, for templates that have such a variable.
 EFFORT: Schema = TEXT | {
     "maxLength": 16,
     "description": "none, low, medium or high: how much the model reasons, if its template can",
@@ -34,7 +34,7 @@ BUDGET: Schema = {
 
 
 def find_budget(body: Mapping[str, Any]) -> tuple[str, int | None]:
-    """The field of *body* that limits the reasoning, and its number; ``None``: no limit."""
+    """The field of *body* that limits the reasoning, and its number of tokens; None: no limit."""
     names = [name for name in BUDGETS if body.get(name) is not None]
     if len(names) > 1:
         raise UsageError(f"{' and '.join(names)} are both given", field=names[1])
@@ -45,12 +45,12 @@ def find_budget(body: Mapping[str, Any]) -> tuple[str, int | None]:
 
 
 def can_reason(model: Served) -> bool:
-    """True if answers of *model* may have a reasoning part, or no model is known."""
+    """True if answers of *model* may have a reasoning part, or if the model is not known."""
     if model is None or not model.tokenizer.chat_template:
         return model is None
     return reasoning_rules(model.tokenizer, "") is not None
 
 
 def takes_effort(model: Served, effort: str | None) -> bool:
-    """True if an *effort* changes what the template of *model* writes, or no model is known."""
+    """True if *effort* changes the prompt of *model*, or if the model is not known."""
     return model is None or bool(effort_variables(model.tokenizer, effort))

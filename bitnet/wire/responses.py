@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from bitnet.wire.forms import Body, Default, Events, Pieces, Served
 
 PATH = "/v1/responses"
-STREAM = "named"  # events
+STREAM = "named"  # see Form.stream
 LOGPROBS = "message.output_text.logprobs"  # entry of ``include``
 #: Tools that clients offer beside functions: the model is not told of them.
 _SKIPPED_TOOLS = {
@@ -59,7 +59,7 @@ _FUNCTION: Schema = {
     },
 }
 _CONTENT = optional(TEXT, OBJECTS)
-#: What a part of a content may have.
+#: Schemas of the entries of a content part.
 _PART = {
     "type": TEXT,
     "text": TEXT,
@@ -67,7 +67,7 @@ _PART = {
     **mark_ignored(annotations=OBJECTS, logprobs=OBJECTS),
 }
 _ITEM_ID = mark_ignored(id=TEXT, status=TEXT, phase=TEXT)
-#: What an item of the input may have, by its type; a message may leave its type out.
+#: Schemas of the entries of an input item, by its type; a message may leave the type out.
 _ITEMS: dict[str, Any] = {
     "message": {"type": TEXT, "role": TEXT, "content": _CONTENT, **_ITEM_ID},
     "function_call": {
@@ -83,7 +83,7 @@ _ITEMS: dict[str, Any] = {
 
 
 def response_requests(body: Body, default: Default = None, _: Served = None) -> list[Request]:
-    """The request of *body*, as :data:`RESPONSE` reads it; *default* for what it leaves out."""
+    """The request of *body*, as :data:`RESPONSE` reads it; *default* has its missing fields."""
     instructions = body["instructions"]
     system = [{"role": "system", "content": instructions}] if instructions else []
     tools = []
@@ -111,13 +111,13 @@ def response_requests(body: Body, default: Default = None, _: Served = None) -> 
 
 
 def response_places(body: Body) -> list[str]:
-    """Places in *body* of the messages of its request."""
+    """For each message of the request, the path in *body* of the entry that it was made from."""
     places = ["instructions"] if body.get("instructions") else []
     return places + [path for path, _ in _messages(body["input"])]
 
 
 def response_ignores(body: Body, model: Served) -> Iterator[str]:
-    """Names of fields in *body* that cannot change the answer of *model*, as it is."""
+    """Names of the fields in *body* that have no effect on the answer of this *model*."""
     for tool in body["tools"] or ():
         if tool.get("type") in _SKIPPED_TOOLS:
             yield f"tools.{tool['type']}"
@@ -135,7 +135,7 @@ def response_ignores(body: Body, model: Served) -> Iterator[str]:
 
 
 def response_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The schema that the answer to *body* follows; ``None``: none."""
+    """JSON schema that the answer to *body* must follow, or None."""
     return schema_of((body["text"] or {}).get("format"), "text.format")
 
 
@@ -155,11 +155,11 @@ def _choice(choice: Any) -> Any:
 
 
 def _messages(input_: str | list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Turns that templates know for a text or items, each with the place of its first item."""
+    """Messages for chat templates from a text or items, each with the path of its first item."""
     if isinstance(input_, str):
         return [("input", {"role": "user", "content": input_})]
     turns: list[tuple[str, dict[str, Any]]] = []
-    reasoning: list[str] = []  # that belongs to the next message or call of the assistant
+    reasoning: list[str] = []  # precedes the message or call of the assistant that it led to
     for number, item in enumerate(input_):
         where = f"input.{number}"
         kind = item.get("type", "message")
@@ -188,7 +188,7 @@ def _messages(input_: str | list[dict[str, Any]]) -> list[tuple[str, dict[str, A
 
 
 def _add_reasoning(turn: dict[str, Any], reasoning: list[str]) -> dict[str, Any]:
-    """*turn*, with *reasoning* if it is the assistant's; then none is left."""
+    """*turn*, with *reasoning* added if it is the assistant's; the list is emptied in any case."""
     if turn["role"] == "assistant" and reasoning:
         turn["reasoning_content"] = "\n\n".join(reasoning)
     reasoning.clear()
@@ -234,14 +234,14 @@ def error_event(number: int, message: str, code: str, field: str | None = None) 
 
 
 class _Items:
-    """The items of one response, and the events that tell of them."""
+    """The items of one response, and the events that report them as they grow."""
 
     def __init__(self, body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
         """Items of the answer to *body*; *head* has the id, the model and the time."""
         self._output: list[dict[str, Any]] = []
         self._is_open = False
-        self._described: list[TokenLogprob] = []  # tokens whose text has not come yet
-        self._count = -1
+        self._described: list[TokenLogprob] = []  # of the next text
+        self._count = -1  # number of the last event
         fields = {name: value for name, value in body.items() if value is not None}
         self._response: dict[str, Any] = {
             "id": head["id"],
@@ -267,25 +267,27 @@ class _Items:
         return {"type": kind, "sequence_number": self._count, **facts}
 
     def show_sampling(self, answer: Answer) -> None:
-        """Show the values with which the tokens of *answer* are chosen."""
+        """Put the sampling values of *answer* into the response."""
         sampling = answer.sequence.request.sampling
         self._response |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
 
     def add_logprobs(self, tokens: Sequence[TokenLogprob]) -> None:
-        """Have the next text begin with *tokens*."""
+        """Report the log-probabilities of *tokens* with the next text."""
         self._described += tokens
 
     def of(self, piece: Piece) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
         if self._count < 0:
-            begun = self._response | {"status": "in_progress", "output": []}
-            yield self.event("response.created", response=begun)
-            yield self.event("response.in_progress", response=begun)
+            initial = self._response | {"status": "in_progress", "output": []}
+            yield self.event("response.created", response=initial)
+            yield self.event("response.in_progress", response=initial)
         if piece.described:
             self._described.append(piece.described)
         if piece.reasoning:
+            # Only messages have log-probabilities. A piece without a token is a whole answer, from
+            # response_reply: there they belong to its text.
             if piece.token is not None:
-                self._described.clear()  # a message alone has them
+                self._described.clear()
             if not self._is_in("reasoning"):
                 yield from self._open_text("reasoning", summary=[])
             self._output[-1]["content"][0]["text"] += piece.reasoning
@@ -316,10 +318,10 @@ class _Items:
         reason = answer.finish_reason
         status = {"stop": "completed", "cancelled": "cancelled"}.get(str(reason), "incomplete")
         yield from self._close("completed" if status == "completed" else "incomplete")
-        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        ended = self._response | {
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        final = self._response | {
             "status": status,
-            "incomplete_details": cut,
+            "incomplete_details": details,
             "output": self._output,
             "usage": {
                 "input_tokens": answer.prompt_tokens,
@@ -333,7 +335,7 @@ class _Items:
             },
         }
         kind = "completed" if status == "completed" else "incomplete"
-        yield self.event(f"response.{kind}", response=ended)
+        yield self.event(f"response.{kind}", response=final)
 
     def _is_in(self, kind: str) -> bool:
         """True if the open item is of the type *kind*."""
@@ -395,8 +397,8 @@ def response_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[st
     piece = Piece(None, text=answer.text, reasoning=answer.reasoning, calls=calls)
     items.show_sampling(answer)
     items.add_logprobs(answer.logprobs[answer.reasoning_tokens :])
-    *_, ended = (*items.of(piece), *items.end(answer))
-    return dict(ended["response"])
+    *_, final = (*items.of(piece), *items.end(answer))
+    return dict(final["response"])
 
 
 async def response_events(body: Body, head: Body, pieces: Pieces) -> Events:

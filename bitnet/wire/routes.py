@@ -1,6 +1,6 @@
 """The addresses that take a form, as two tables, and the dialect of any address.
 
-The server and a batch read the same rows: how a body becomes requests, and answers a reply.
+The server and batches use the same forms, which turn a body into requests and answers into a reply.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROUTES: dict[str, Form] = {
     "/api/embed": ollama.EMBED,
     "/api/embeddings": ollama.EMBED_ONE,
 }
-#: The form of each address that computes something else.
+#: The form of each address that computes its reply without generating.
 COMPUTED: dict[str, Form] = {
     "/tokenize": worker.TOKENIZE,
     "/detokenize": worker.DETOKENIZE,

@@ -1,7 +1,7 @@
 """JSON schemas of the values that clients send, and whether a value follows one.
 
-A schema says of its field that it is refused, or that it cannot change an answer; without a word
-about that, the field is done.
+A schema may mark its field as refused, or as without effect on an answer; a field without such a
+mark is supported.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Problem(NamedTuple):
     """A place where a value does not follow its schema, and why."""
 
     place: Place
-    text: str  # for people
-    is_of_type: bool = True  # the value has the type of the schema, and is wrong in another way
+    text: str  # ``expected a text``; with a verb if it continues the name: ``is not served``
+    is_of_type: bool = True  # the type is right, and something else is wrong
 
 
-#: Key of a schema: the field cannot change an answer, and a reply names it.
+#: Key of a schema: the field has no effect on an answer, and a header of the reply names it.
 IGNORED = "x-bitnet-ignored"
-#: Key of a schema: the field would change the answer and cannot be done; the value is a hint.
+#: Key of a schema: the field would change the answer and is not supported; the value is a hint.
 REFUSED = "x-bitnet-refused"
-_NEUTRAL = "x-bitnet-neutral"  # key of a schema that is refused: values that are taken
+_NEUTRAL = "x-bitnet-neutral"  # key beside REFUSED: values that ask for nothing
 DEFAULT = "x-default-as"  # key of a schema: the number that stands for the default
 
 TEXT: Schema = {"type": "string"}
@@ -42,7 +42,7 @@ OBJECTS: Schema = {"type": "array", "items": OBJECT}
 TEXTS: Schema = {"type": "array", "items": TEXT}
 TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 
-#: The types of a schema: those of their values, and how an error calls them.
+#: For each type of a schema, the types of its values in Python, and its name in errors.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "string": ((str,), "a text"), "integer": ((int,), "a whole number"),
     "number": ((int, float), "a number"), "boolean": ((bool,), "true or false"),
@@ -52,13 +52,16 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def optional(*schemas: Schema, about: str = "") -> Schema:
-    """A schema of values that follow one of *schemas*; a field may always be left out or null."""
-    whole = dict(schemas[0]) if len(schemas) == 1 else {"anyOf": [*schemas]}
-    return whole | ({"description": about} if about else {})
+    """A schema of values that follow any of *schemas*, with the description *about*.
+
+    Null needs no schema of its own: every field may be null, unless it is required.
+    """
+    any_of = dict(schemas[0]) if len(schemas) == 1 else {"anyOf": [*schemas]}
+    return any_of | ({"description": about} if about else {})
 
 
 def mark_ignored(**fields: Schema) -> dict[str, Schema]:
-    """*fields* that cannot change an answer: they are taken, and a reply names them."""
+    """*fields* without effect on an answer: accepted, and named in a header of the reply."""
     return {name: schema | {IGNORED: True} for name, schema in fields.items()}
 
 
@@ -77,14 +80,14 @@ def is_neutral(schema: Schema, value: Any) -> bool:
 
 
 def is_empty(value: Any) -> bool:
-    """True if *value* says no more than a field that was left out."""
+    """True if *value* means the same as leaving the field out."""
     return value is None or value is False or value == "" or value == [] or value == {}
 
 
 def find_ignored(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
-    """Names of the fields in *value*, which follows *schema*, that cannot change an answer.
+    """Names of the fields in *value*, which follows *schema*, that have no effect on an answer.
 
-    *path* is the name of the value itself. Numbers of list entries are left out of names.
+    *path* is the name of the value itself. Names do not contain the numbers of list entries.
     """
     if is_empty(value) or REFUSED in schema:
         return
@@ -120,7 +123,7 @@ def find_problem(schema: Schema, value: Any, path: Place) -> Problem | None:
 
 
 def _problem_of_all(schemas: Sequence[Schema], value: Any, path: Place) -> Problem | None:
-    """The problem of *value* with the one of *schemas* that it follows furthest."""
+    """None if *value* follows any of *schemas*, else its problem with the closest one."""
     problems = []
     for schema in schemas:
         if _has_type(schema, value):
@@ -129,7 +132,8 @@ def _problem_of_all(schemas: Sequence[Schema], value: Any, path: Place) -> Probl
                 return None
             problems.append(problem)
     if problems:
-        # A number out of its bounds says more than a type that another schema expects there.
+        # The deepest problem is the most specific one. Of two at one place, a number out of its
+        # bounds is more specific than a type that another schema expects.
         return max(problems, key=lambda problem: (len(problem.place), problem.is_of_type))
     kinds = dict.fromkeys(schema["type"] for schema in schemas)
     words = [_KINDS[kind][1] for kind in kinds if kind != "null"]
@@ -170,7 +174,7 @@ def _list_problem(schema: Schema, value: list[Any], path: Place) -> Problem | No
     if high is not None and len(value) > high:
         return Problem(path, f"{len(value):,} entries, expected at most {high:,}")
     items = schema["items"]
-    # Long lists of one kind are checked at once.
+    # Fast path: prompts are long lists of texts or token ids.
     kinds = set(map(type, value))
     if items == TEXT and kinds <= {str}:
         return None
