@@ -81,7 +81,7 @@ class BatchRow:
         return row
 
     @property
-    def is_openais(self) -> bool:
+    def is_openai_line(self) -> bool:
         """True if it is a line of one of OpenAI's batch files."""
         return "custom_id" in self.facts
 
@@ -91,7 +91,7 @@ class BatchRow:
         An OpenAI line has one for each answer, those of a prompt together, and is refused if
         *model* cannot give what it asks for.
         """
-        if self.is_openais:
+        if self.is_openai_line:
             return self._requests_of_body(default, model)
         facts = PLAIN.read({name: value for name, value in self.facts.items() if name != "id"})
         schema = schema_of(facts.pop("response_format"))
@@ -112,7 +112,7 @@ class BatchRow:
 
         The name of another model is one of them; with *strict_names* it is refused.
         """
-        if self.problem or not self.is_openais:
+        if self.problem or not self.is_openai_line:
             return []
         form = URLS[self.facts["url"]]
         body = form.read(self.facts["body"])
@@ -131,7 +131,7 @@ class BatchRow:
 
     def reply(self, answers: abc.Sequence[Answer], model: LanguageModel) -> dict[str, Any]:
         """Fields for :meth:`output`: an OpenAI line's reply as ``body``, or the answer's."""
-        if self.is_openais:
+        if self.is_openai_line:
             path = self.facts["url"]
             name = model_name(model.path)
             form = URLS[path]
@@ -157,7 +157,7 @@ class BatchRow:
 
     def output(self, facts: abc.Mapping[str, Any]) -> dict[str, Any]:
         """The line of the output with *facts*: those of :meth:`reply`, or an ``error``."""
-        if not self.is_openais:
+        if not self.is_openai_line:
             return {"id": self.id, "row": self.digest, **facts}
         error = facts.get("error")
         response = None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.language_model import LanguageModel
 
-SHOWN = 20  # failed rows
+MOST_SHOWN = 20  # failed rows
 AT_ONCE = 1024  # texts that are read, sorted by length and computed together
 # Options that change the vectors of a model whose files are the same.
 _COMPUTED_WITH = ("i2_s_layout", "ignore_key", "kv_type", "pre")
@@ -86,10 +86,10 @@ def batch(
     if failed:
         facts["errors"] = files.errors
         if not common.output.json:
-            for row_id, error in [*files.errors.items()][:SHOWN]:
+            for row_id, error in [*files.errors.items()][:MOST_SHOWN]:
                 say(f"row {row_id!r}: {error}")
         hint = "correct the rows that are wrong, then run this again with --retry-errors"
-        names = ", ".join(map(repr, [*files.errors][:SHOWN]))
+        names = ", ".join(map(repr, [*files.errors][:MOST_SHOWN]))
         failure = RowsFailed(f"{failed} of {files.total} rows failed: {names}", hint=hint)
     line = f"{files.total} rows answered, {files.done} of them before, {failed} failed"
     common.output.finish(facts, [line], failure)

@@ -359,7 +359,7 @@ def bundle_import(
     placed = [obtained.path for obtained in files]
     for path in (*models.values(), *placed):
         _attest(path, bundle.attestations, context)
-    state = f"{len(imported)} new files" if imported else "everything was here"
+    state = quantity(len(imported), "new file") if imported else "everything was here"
     show(f"✓ {state}", stream=sys.stderr)
     for name in models:
         show(as_started(f"✓ {name}: bitnet run {shell_quote(name)} --offline"), stream=sys.stderr)

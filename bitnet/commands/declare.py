@@ -411,7 +411,7 @@ class Words:
     def _take(self, flag: str, text: str | None) -> None:
         """Set the option *flag* to the value *text*, or to the next word."""
         option = self._flags[flag]
-        name = self._flags[flag].name
+        name = option.name
         if not option.takes_value:
             if text is not None:
                 raise _takes_no_value(option, flag, text)

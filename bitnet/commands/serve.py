@@ -70,7 +70,7 @@ def _serve(parts, options, sampling, model, common, prompt_cache):
     options.key()
     options.check_tls()
     narrate("startup", port=options.port)
-    ready = partial(_tell, options, narrate, common.fetch)
+    ready = partial(_announce, options, narrate, common.fetch)
     with bind(options.host, options.port) as bound:  # before a client waits for a model
         models, metrics = _prepare_models(options, sampling, model, common, narrate, prompt_cache)
         with closing(models):
@@ -81,13 +81,13 @@ def _serve(parts, options, sampling, model, common, prompt_cache):
 
 def _prepare_models(options, sampling, model, common, narrate, prompt_cache):
     """The models that *options* and *model* name, none of them loaded, and their metrics."""
-    from bitnet.server.loading import failures
+    from bitnet.server.loading import narrate_failure
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
 
     metrics = Metrics()
     # A single model that is not found is a model that does not load.
-    with failures(narrate) if not options.models else nullcontext():
+    with narrate_failure(narrate) if not options.models else nullcontext():
         slots = _slots(options, model, common, prompt_cache)
     limits = ["max_batch", "queue", "max_output_tokens", "kv_budget_bytes"]
     limits += ["idle_s", "memory_bytes"] if options.models else []
@@ -201,7 +201,7 @@ def _parts(options):
     return bind, run, narrate
 
 
-def _tell(options, narrate, fetch, address):
+def _announce(options, narrate, fetch, address):
     """Tell --callback-url that the worker is ready; a failure is only narrated."""
     if not options.calls_back:
         narrate("test_mode")

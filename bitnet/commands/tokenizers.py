@@ -120,7 +120,10 @@ def pre_download_tokenizers(
     common.output.finish(rows, [])
     if code:
         failed = [row for row in rows if not row["ok"]]
-        raise Exit(f"{len(failed)} of {len(rows)} models: {failed[0]['hint']}", code=code)
+        raise Exit(
+            f"{len(failed)} of {len(rows)} models failed; for the first: {failed[0]['hint']}",
+            code=code,
+        )
 
 
 def _tokenizer_for(model, project):

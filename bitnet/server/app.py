@@ -20,9 +20,9 @@ from bitnet.server.exchange import (
     answer,
     body_of,
     compute,
+    describe_body,
     open_slot,
     respond_with,
-    taking,
 )
 from bitnet.server.guard import Guard
 from bitnet.server.metrics import trace_requests
@@ -101,7 +101,7 @@ def _add_routes(app: FastAPI, path: str, form: Form, handle: Callable[..., Any])
     for each in (path, *form.aliases):
         app.add_api_route(
             each, respond, methods=["POST"], tags=[form.tag], summary=form.summary,
-            openapi_extra=taking(form), responses=replies_of(path, form),
+            openapi_extra=describe_body(form), responses=replies_of(path, form),
             include_in_schema=each == path,
         )  # fmt: skip
 
@@ -309,7 +309,7 @@ async def running(request: Request) -> dict[str, Any]:
 @_ollama.post(
     "/show",
     summary="A model, as Ollama describes it",
-    openapi_extra=taking(SHOW),
+    openapi_extra=describe_body(SHOW),
     responses=refusals_of("/api/show", 400, 404, 408, 413, 415),
 )
 async def show(request: Request) -> dict[str, Any]:

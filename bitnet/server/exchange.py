@@ -43,7 +43,7 @@ TOO_LONG = "context_length_exceeded"
 _PROMPTS = ("messages", "prompt", "input", "content", "input_prefix")  # fields with the prompt
 
 
-def taking(form: Form) -> dict[str, Any]:
+def describe_body(form: Form) -> dict[str, Any]:
     """OpenAPI description of the body of a route that takes *form*."""
     content = {"application/json": {"schema": form.openapi()}}
     return {"requestBody": {"required": True, "content": content}}
@@ -297,7 +297,7 @@ async def generate(
                     if numbered_piece is None:
                         raise stopping()
                     index, piece = numbered_piece
-                    _check(answers[index], piece, request)
+                    _raise_failure(answers[index], piece, request)
                     unfinished -= piece.finish_reason is not None
                     # A time limit waits for the end of a line, as editors expect.
                     if limit_s and "\n" in piece.text and answers[index].decode_s > limit_s:
@@ -322,12 +322,12 @@ def _narrate_answers(
     try:
         yield
     except Exception as error:
-        state["told"] = True
+        state["is_narrated"] = True
         refusal = from_error(error)
         narrate("inference_failed", message=refusal.message, code=refusal.code)
         raise
     except BaseException:
-        state["told"] = True
+        state["is_narrated"] = True
         narrate("inference_cancelled")
         raise
     tokens = sum(answer.tokens for answer in answers)
@@ -440,8 +440,8 @@ def prepare_sequences(
         raise Refused(400, error.message, code=TOO_LONG, param="prompt") from error
 
 
-def _check(answer: Answer, piece: Piece, request: Request) -> None:
-    """Raise the error that ended an answer with *piece*."""
+def _raise_failure(answer: Answer, piece: Piece, request: Request) -> None:
+    """Raise the error of *answer* if it ended with *piece*, and failed."""
     if piece.finish_reason == "deadline":
         raise too_late(request.app.state.models.deadline_s)
     if piece.finish_reason == "error":

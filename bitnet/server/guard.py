@@ -105,7 +105,7 @@ class Guard:
                 "http_request", request=text, request_id=request_id, status=status,
                 seconds=round(seconds, 6), client=client,
             )  # fmt: skip
-        if status >= 400 and status != GONE and not state.get("told"):
+        if status >= 400 and status != GONE and not state.get("is_narrated"):
             level = "WARN" if status < 500 else "ERROR"
             self._narrate(
                 "request_refused", level=level, request=text, request_id=request_id, status=status

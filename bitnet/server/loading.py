@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrate) -> Checkpoint:
     """The checkpoint that *open_file* opens, without reading weights; its header is narrated."""
-    with failures(narrate):
+    with narrate_failure(narrate):
         checkpoint = open_file()
         if checkpoint.gguf is not None:
             _describe(checkpoint.gguf, narrate)
@@ -40,7 +40,7 @@ def load_narrated(
     checkpoint: Checkpoint, load: Callable[[Checkpoint], LanguageModel], narrate: Narrate
 ) -> LanguageModel:
     """The model that *load* makes of the open *checkpoint*; its steps are narrated."""
-    with failures(narrate):
+    with narrate_failure(narrate):
         model = load(checkpoint)
     count = model.tokenizer.vocab_size
     if checkpoint.gguf is not None:
@@ -57,7 +57,7 @@ def load_narrated(
 
 
 @contextmanager
-def failures(narrate: Narrate) -> Iterator[None]:
+def narrate_failure(narrate: Narrate) -> Iterator[None]:
     """Narrate an error raised here as the reason why a model does not load."""
     try:
         yield

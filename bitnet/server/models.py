@@ -263,7 +263,7 @@ class Models:
     async def _wait_until_loaded(self, slot: Slot, deadline: float) -> None:
         """Begin to load *slot*, or join those that wait for it, until *deadline*."""
         if slot.queued >= slot.places:
-            raise slot.full(f"{slot.queued} requests wait for {slot.name!r} to be loaded")
+            raise slot.queue_full(f"{slot.queued} requests wait for {slot.name!r} to be loaded")
         slot.queued += 1
         try:
             slot.loading = slot.loading or self._begin(self._load(slot))

@@ -151,7 +151,7 @@ class ServeOptions:
             reason = error.reason or "unreadable"
             raise UsageError(
                 f"--tls-cert {self.tls_cert}: no certificate with its key, as PEM ({reason})",
-                hint="--tls-cert takes the certificate first, then those that vouch for it",
+                hint="--tls-cert takes the server's certificate first, then its intermediates",
             ) from None
         except OSError as error:  # it does not have the name of the file
             name = self.tls_cert if not os.access(self.tls_cert, os.R_OK) else self.tls_key

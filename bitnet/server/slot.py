@@ -188,7 +188,7 @@ class Slot:
             if count > most:
                 raise Refused(400, f"{count} answers in one request, {most} are taken at a time")
             if self._open + count > most and not admitted:
-                raise self.full(f"{self._open} answers wait or are being written, {most} may")
+                raise self.queue_full(f"{self._open} answers wait or are being written, {most} may")
             self._open += count
         reservation = [count]
         try:
@@ -232,7 +232,7 @@ class Slot:
         del self._scheduler, self._new_scheduler
         self.state = "unloaded"
 
-    def full(self, message: str) -> Refused:
+    def queue_full(self, message: str) -> Refused:
         """The refusal of a request that finds the queue full, which is counted."""
         self._metrics["refused"].inc()
         return Refused(429, message, kind="rate_limit_error", code="queue_full", retry_after_s=1)

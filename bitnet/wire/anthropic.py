@@ -24,10 +24,10 @@ from bitnet.wire.schemas import (
     TEXTS,
     WHOLE,
     Schema,
+    any_of,
     find_ignored,
     mark_ignored,
     mark_refused,
-    optional,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ _BLOCKS: dict[str, dict[str, Schema]] = {
         **mark_ignored(caller=OBJECT),
     },
     "tool_result": {
-        "type": TEXT, "tool_use_id": TEXT, "content": optional(TEXT, OBJECTS), "is_error": FLAG,
+        "type": TEXT, "tool_use_id": TEXT, "content": any_of(TEXT, OBJECTS), "is_error": FLAG,
         **_HINTS,
     },
     "tool_reference": {"type": TEXT, "tool_name": TEXT, **_HINTS},
@@ -71,7 +71,7 @@ _MESSAGE: Schema = {
     "type": "object",
     "properties": {
         "role": {"type": "string", "enum": ["user", "assistant", "system"]},
-        "content": optional(TEXT, OBJECTS),
+        "content": any_of(TEXT, OBJECTS),
         **_HINTS,
     },
     "required": ["role", "content"],
@@ -94,7 +94,7 @@ _TOOL: Schema = {
 _FIELDS: dict[str, Schema] = {
     "model": TEXT,
     "messages": {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES},
-    "system": optional(TEXT, OBJECTS),
+    "system": any_of(TEXT, OBJECTS),
     "tools": OBJECTS,
     "tool_choice": {
         "type": "object",
@@ -356,7 +356,7 @@ async def message_events(_body: Body, head: Body, pieces: Pieces) -> Events:
             if block and (block["type"] != kind or kind == "tool_use"):
                 if kind:
                     yield {"type": "content_block_stop", "index": index}
-                index = index + 1
+                index += 1
                 kind = block["type"]
                 yield {"type": "content_block_start", "index": index, "content_block": block}
             if delta:

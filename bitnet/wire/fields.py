@@ -21,8 +21,8 @@ from bitnet.wire.schemas import (
     TEXTS,
     TOKEN_ID,
     Schema,
+    any_of,
     mark_ignored,
-    optional,
 )
 
 if TYPE_CHECKING:
@@ -159,7 +159,8 @@ def _schema(name: str) -> Schema:
         schema |= {"minimum": low} | ({} if high is None else {"maximum": high})
     about = entry.metadata.get("help", "")
     if name in _MINUS_ONE:
-        schema[DEFAULT], about = -1, f"{about}; -1: the default"
+        schema[DEFAULT] = -1
+        about = f"{about}; -1: the default"
     if about and "description" not in schema:
         schema["description"] = about
     return schema
@@ -175,6 +176,6 @@ def _json_type(name: str) -> str:
 ROW: dict[str, Schema] = {
     **{name: _schema(name) for name in NAMES},
     **{name: _schema(name) for name in ("lookup", "logprobs", "regex")},
-    "prompt": optional(TEXT, {"type": "array", "items": TOKEN_ID}),
-    "json_schema": optional(OBJECT, FLAG, TEXT),
+    "prompt": any_of(TEXT, {"type": "array", "items": TOKEN_ID}),
+    "json_schema": any_of(OBJECT, FLAG, TEXT),
 }

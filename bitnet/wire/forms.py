@@ -17,7 +17,15 @@ from bitnet.base.trust import encodable
 from bitnet.runtime.request import EVERYTHING, Request
 from bitnet.runtime.request_checks import check_value
 from bitnet.wire.fields import DIALECTS, NAMES
-from bitnet.wire.schemas import IGNORED, REFUSED, Problem, Schema, find_ignored, find_problem
+from bitnet.wire.schemas import (
+    IGNORED,
+    NULL,
+    REFUSED,
+    Problem,
+    Schema,
+    find_ignored,
+    find_problem,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -171,10 +179,7 @@ class Form:
     def openapi(self) -> Schema:
         """This form as a JSON schema; fields that are refused are listed by themselves."""
         properties = {
-            name: schema
-            if name in self.required
-            else {"anyOf": [*schema.get("anyOf", [schema]), {"type": "null"}]}
-            | {key: schema[key] for key in ("description", IGNORED) if key in schema}
+            name: schema if name in self.required else _or_null(schema)
             for name, schema in self.fields.items()
             if REFUSED not in schema
         }
@@ -207,6 +212,12 @@ class Form:
         if own_name:
             field_name = own_name if own_name in self.fields else f"{self.prefix}{own_name}"
         return error if field_name == error.field else _with_name(error, field_name)
+
+
+def _or_null(schema: Schema) -> Schema:
+    """*schema* for a field that may also be null, with the same description."""
+    notes = {key: schema[key] for key in ("description", IGNORED) if key in schema}
+    return {"anyOf": [*schema.get("anyOf", [schema]), NULL]} | notes
 
 
 def _with_name(error: UsageError, name: str) -> UsageError:

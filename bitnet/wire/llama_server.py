@@ -26,8 +26,8 @@ from bitnet.wire.schemas import (
     TEXTS,
     TOKEN_ID,
     WHOLE,
+    any_of,
     mark_ignored,
-    optional,
 )
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ COMPLETION = Form(
     "LlamaCompletion",
     {
         **schemas_by_name(_DIALECT, without=("messages", "tools", "tool_choice")),
-        "prompt": optional(TEXT, {"type": "array", "items": TOKEN_ID}),
+        "prompt": any_of(TEXT, {"type": "array", "items": TOKEN_ID}),
         "model": TEXT,
         "n_predict": WHOLE
         | {"description": "-1: as many as there is room for; 0: only the prompt is run"},
@@ -245,7 +245,7 @@ INFILL = Form(
     stream=STREAM,
 )  # fmt: skip
 EMBED = Form(
-    "LlamaEmbedding", {"content": optional(TEXT, TEXTS), "model": TEXT}, required=("content",),
+    "LlamaEmbedding", {"content": any_of(TEXT, TEXTS), "model": TEXT}, required=("content",),
     tag="llama-server", summary="Vectors of texts, as llama.cpp's server has it",
     requests=embedding_requests, reply=embedding_reply,
 )  # fmt: skip

@@ -21,9 +21,9 @@ from bitnet.wire.schemas import (
     TEXT,
     WHOLE,
     Schema,
+    any_of,
     mark_ignored,
     mark_refused,
-    optional,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ CALL: Schema = {
             "type": "object",
             "properties": {
                 "name": TEXT,
-                "arguments": optional(TEXT, OBJECT),
+                "arguments": any_of(TEXT, OBJECT),
                 **mark_ignored(index=WHOLE, description=TEXT),
             },
             "required": ["name"],

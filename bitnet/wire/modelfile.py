@@ -209,21 +209,21 @@ def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
     return presets, [*ignored]
 
 
-def _set(values: dict[str, Any], options: dict[str, Any], own: str, key: str, value: str) -> None:
-    """Put the *value* of llama.cpp's option *key*, which is our *own*, where it belongs."""
-    if own in ("model", "system", "chat_template"):
-        values[own] = value
-    elif own == "lora":
+def _set(values: dict[str, Any], options: dict[str, Any], name: str, key: str, value: str) -> None:
+    """Set *name*, a field of a preset or an option, to the *value* of llama.cpp's option *key*."""
+    if name in ("model", "system", "chat_template"):
+        values[name] = value
+    elif name == "lora":
         values["lora"] = (value,)
-    elif own == "context":
+    elif name == "context":
         values["context"] = int(_number(key, value, whole=True)) or None
-    elif own == "samplers":
-        options[own] = value.split(";")
+    elif name == "samplers":
+        options[name] = value.split(";")
     else:
-        number = _number(key, value, whole=_is_whole(own))
+        number = _number(key, value, whole=_is_whole(name))
         # -1 is llama.cpp's default, but as repeat_last_n it means the whole text.
-        if number != -1 or own == "repeat_last_n":
-            options[own] = number
+        if number != -1 or name == "repeat_last_n":
+            options[name] = number
 
 
 def _name_of(section: str) -> str:

@@ -22,7 +22,7 @@ from bitnet.wire.logprobs import chat_logprobs
 from bitnet.wire.messages import MESSAGES, find_unread_names, read_messages
 from bitnet.wire.openai import finish_of
 from bitnet.wire.reasoning import can_reason, takes_effort
-from bitnet.wire.schemas import FLAG, NUMBER, OBJECT, TEXT, TEXTS, WHOLE, mark_refused, optional
+from bitnet.wire.schemas import FLAG, NUMBER, OBJECT, TEXT, TEXTS, WHOLE, any_of, mark_refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,15 +52,15 @@ RUNNING = {
 #: Fields that chats and completions share.
 _ASKED = {
     "model": TEXT,
-    "format": optional(TEXT, OBJECT, about="json, or a JSON schema"),
+    "format": any_of(TEXT, OBJECT, about="json, or a JSON schema"),
     "options": OBJECT,
     "stream": FLAG | {"description": "true by default"},
-    "think": optional(
+    "think": any_of(
         FLAG,
         {"type": "string", "enum": ["low", "medium", "high"]},
         about="whether the model reasons first, or how much; by default as it does",
     ),
-    "keep_alive": optional(NUMBER, TEXT),
+    "keep_alive": any_of(NUMBER, TEXT),
     "logprobs": FLAG,
     "top_logprobs": TOP_LOGPROBS,
 }
@@ -348,12 +348,12 @@ GENERATE = Form(
     requests=generate_requests, reply=answer_reply, events=answer_lines, stream=STREAM,
 )  # fmt: skip
 #: Fields that both addresses for embeddings share.
-_KEPT = {"model": TEXT, "options": OBJECT, "keep_alive": optional(NUMBER, TEXT)}
+_KEPT = {"model": TEXT, "options": OBJECT, "keep_alive": any_of(NUMBER, TEXT)}
 EMBED = Form(
     "OllamaEmbed",
     {
         **_KEPT,
-        "input": optional(TEXT, TEXTS),
+        "input": any_of(TEXT, TEXTS),
         "truncate": FLAG | {"description": "true by default: cut what is too long"},
         "dimensions": WHOLE,
     },

@@ -8,18 +8,17 @@ from bitnet.base.errors import UsageError
 from bitnet.runtime.vectors import relevance, to_rank
 from bitnet.wire.embeddings import MAX_TEXTS, check_count, usage_of
 from bitnet.wire.forms import Form
-from bitnet.wire.schemas import FLAG, TEXT, TEXTS, mark_ignored, optional
+from bitnet.wire.schemas import FLAG, TEXT, TEXTS, any_of, mark_ignored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.request import Request
     from bitnet.wire.forms import Body
 
 #: A document, as Jina and Cohere have it: a text, or an object with one.
-_DOCUMENT = optional(TEXT, {"type": "object", "properties": {"text": TEXT}, "required": ["text"]})
+_DOCUMENT = any_of(TEXT, {"type": "object", "properties": {"text": TEXT}, "required": ["text"]})
 
 
 _RANK_FIELDS = {
@@ -37,11 +36,8 @@ _RANK_FIELDS = {
 }  # fmt: skip
 
 
-def rank_requests(
-    body: Body, _: Request | None = None, model: LanguageModel | None = None
-) -> list[Request]:
+def rank_requests(body: Body, *_: object) -> list[Request]:
     """The requests of *body*, as :data:`RERANK` reads it: one for each document."""
-    del model
     texts = _documents(body)
     return [to_rank(body["query"], text) for text in texts]
 
@@ -80,11 +76,8 @@ def rank_reply(body: Body, head: Body, answers: Sequence[Answer]) -> Any:
     return {"model": head["model"], "object": "list", "usage": usage, "results": results}
 
 
-def score_requests(
-    body: Body, _: Request | None = None, model: LanguageModel | None = None
-) -> list[Request]:
+def score_requests(body: Body, *_: object) -> list[Request]:
     """The requests of *body*, as :data:`SCORE` reads it: one for each pair."""
-    del model
     firsts, seconds = (
         [body[name]] if isinstance(body[name], str) else list(body[name])
         for name in ("text_1", "text_2")
@@ -125,8 +118,8 @@ RERANK = Form(
 )  # fmt: skip
 SCORE = Form(
     "ScoreRequest",
-    {"text_1": optional(TEXT, TEXTS), "text_2": optional(TEXT, TEXTS), "model": TEXT},
-    required=("text_1", "text_2"), head=("id", "created", "model"), id_prefix="score-",
+    {"text_1": any_of(TEXT, TEXTS), "text_2": any_of(TEXT, TEXTS), "model": TEXT},
+    required=("text_1", "text_2"), id_prefix="score-",
     tag="vLLM", summary="Score of each pair of texts",
     requests=score_requests, reply=score_reply, aliases=("/score",),
 )  # fmt: skip

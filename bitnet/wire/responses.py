@@ -27,10 +27,10 @@ from bitnet.wire.schemas import (
     TEXT,
     TEXTS,
     Schema,
+    any_of,
     find_ignored,
     mark_ignored,
     mark_refused,
-    optional,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _FUNCTION: Schema = {
         **mark_ignored(strict=FLAG, defer_loading=FLAG),
     },
 }
-_CONTENT = optional(TEXT, OBJECTS)
+_CONTENT = any_of(TEXT, OBJECTS)
 #: Schemas of the entries of a content part.
 _PART = {
     "type": TEXT,
@@ -275,7 +275,7 @@ class _Items:
         """Report the log-probabilities of *tokens* with the next text."""
         self._described += tokens
 
-    def of(self, piece: Piece) -> Iterator[dict[str, Any]]:
+    def events_of(self, piece: Piece) -> Iterator[dict[str, Any]]:
         """Events of one piece."""
         if self._count < 0:
             initial = self._response | {"status": "in_progress", "output": []}
@@ -397,7 +397,7 @@ def response_reply(body: Body, head: Body, answers: Sequence[Answer]) -> dict[st
     piece = Piece(None, text=answer.text, reasoning=answer.reasoning, calls=calls)
     items.show_sampling(answer)
     items.add_logprobs(answer.logprobs[answer.reasoning_tokens :])
-    *_, final = (*items.of(piece), *items.end(answer))
+    *_, final = (*items.events_of(piece), *items.end(answer))
     return dict(final["response"])
 
 
@@ -406,7 +406,7 @@ async def response_events(body: Body, head: Body, pieces: Pieces) -> Events:
     items = _Items(body, head)
     async for _, piece, answer in pieces:
         items.show_sampling(answer)
-        for event in items.of(piece):
+        for event in items.events_of(piece):
             yield event
     for event in items.end(answer):
         yield event
@@ -416,7 +416,7 @@ RESPONSE = Form(
     "ResponseRequest",
     {
         "model": TEXT,
-        "input": optional(TEXT, OBJECTS | {"minItems": 1, "maxItems": MAX_MESSAGES}),
+        "input": any_of(TEXT, OBJECTS | {"minItems": 1, "maxItems": MAX_MESSAGES}),
         "instructions": TEXT,
         **schemas_by_name("responses", "max_tokens", "temperature", "top_p"),
         **schemas_by_name("responses", "tool_choice", "parallel_tool_calls"),

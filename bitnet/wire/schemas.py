@@ -51,13 +51,13 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }  # fmt: skip
 
 
-def optional(*schemas: Schema, about: str = "") -> Schema:
+def any_of(*schemas: Schema, about: str = "") -> Schema:
     """A schema of values that follow any of *schemas*, with the description *about*.
 
     Null needs no schema of its own: every field may be null, unless it is required.
     """
-    any_of = dict(schemas[0]) if len(schemas) == 1 else {"anyOf": [*schemas]}
-    return any_of | ({"description": about} if about else {})
+    schema = dict(schemas[0]) if len(schemas) == 1 else {"anyOf": [*schemas]}
+    return schema | ({"description": about} if about else {})
 
 
 def mark_ignored(**fields: Schema) -> dict[str, Schema]:
@@ -115,14 +115,14 @@ def find_problem(schema: Schema, value: Any, path: Place) -> Problem | None:
             return None
         return Problem(path, f"is not served: {hint}" if hint else "is not served")
     if "anyOf" in schema:
-        return _problem_of_all(schema["anyOf"], value, path)
+        return _any_of_problem(schema["anyOf"], value, path)
     if not _has_type(schema, value):
         return Problem(path, f"expected {_KINDS[schema['type']][1]}", is_of_type=False)
     check = _CHECKS.get(schema["type"])
     return check(schema, value, path) if check else None
 
 
-def _problem_of_all(schemas: Sequence[Schema], value: Any, path: Place) -> Problem | None:
+def _any_of_problem(schemas: Sequence[Schema], value: Any, path: Place) -> Problem | None:
     """None if *value* follows any of *schemas*, else its problem with the closest one."""
     problems = []
     for schema in schemas:
