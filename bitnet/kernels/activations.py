@@ -22,7 +22,7 @@ def softmax(x: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """``1 / (1 + exp(-x))``, whose exponential may overflow to the right 0."""
+    """``1 / (1 + exp(-x))``; where the exponential overflows, 0 is right."""
     with np.errstate(over="ignore"):
         return 1 / (1 + np.exp(-x))
 
@@ -39,11 +39,13 @@ def _gelu_tanh(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
+    # (1 + erf(z)) / 2 as erfc(-z) / 2, which keeps its digits where it is near 0.
     share = _erfc(x.astype(np.float64) * -(0.5**0.5)) / 2
     product: Array = x * share.astype(x.dtype)
     return product
 
 
+#: Activations by name. ``Gate`` clamps the input of ``silu_clamped``, and computes ``swiglu_oai``.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": silu,
     "gelu_tanh": _gelu_tanh,

@@ -1,4 +1,4 @@
-"""The instructions of a program, and what each means.
+"""The instructions of a program, and the definition of each.
 
 ``run`` computes an instruction in NumPy, one expression per formula, and in the type of its
 registers; this defines what it means. The compiled module reads its fields by their names
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Pass, Register
 
 
-_LIMIT = 7  # of activations that clamp their inputs
+_LIMIT = 7  # of clamped gates and ups: swiglu_limit of gpt-oss, swiglu_clamp_exp of Maple
 
 
 @dataclass(frozen=True)
 class Embed:
     """``out = table[tokens] * scale``.
 
-    Where the table has *rows* for the first tokens alone, those beyond have row 0; 0: all have one.
+    If *rows* is above 0, the table has rows for so many tokens only, and the others take row 0.
     """
 
     out: Register
@@ -51,10 +51,10 @@ class Embed:
 
 @dataclass(frozen=True)
 class Lookup:
-    """``out`` = a row of *table* for each token.
+    """``out`` = a row of *table* for each token, by its position or by its text.
 
-    It is that of the position, or of the text: row 0 for tokens of the first, 1 for the second. A
-    table with fewer *rows* has the last one for both.
+    Tokens of the first text take row 0, those of the second row 1, or the last row if the table has
+    only one.
     """
 
     out: Register
@@ -74,7 +74,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Center:
-    """``out = x - mean(x)`` in groups of *width*, 0: in one group."""
+    """``out = x - mean(x)`` in groups of *width* columns; 0 means one group."""
 
     out: Register
     x: Register
@@ -89,7 +89,7 @@ class Center:
 
 @dataclass(frozen=True)
 class Clamp:
-    """``out`` = *x*, at most *limit* above and below zero."""
+    """``out`` = *x*, clamped between ``-limit`` and *limit*."""
 
     out: Register
     x: Register
@@ -128,8 +128,9 @@ class Xielu:
 class Norm:
     """``out`` = RMS norm of *x* in groups as wide as the *weight*.
 
-    Each of *parts* of the weight is that of every group as wide as itself. Without a weight, groups
-    are *width* wide and not multiplied. A *bias*, as large as the weight, is added.
+    The weight consists of *parts* vectors of equal width, and groups take them in turn: group i is
+    multiplied by vector ``i % parts``. Without a weight, groups are *width* wide and only
+    normalized. A *bias* of the weight's size is added.
     """
 
     out: Register
@@ -181,9 +182,9 @@ class Take:
 
 @dataclass(frozen=True)
 class Join:
-    """``out`` = the columns of *parts*, one after the other, in each of *groups* equal parts.
+    """``out`` = the columns of *parts*, one after the other, in each of *groups* equal groups.
 
-    It is none of them.
+    *out* is not the register of any part.
     """
 
     out: Register
@@ -198,7 +199,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Split:
-    """*outs* are neighbouring columns of *x*, or of each of *groups* equal parts of it."""
+    """*outs* are neighbouring columns of *x*, or of each of its *groups* equal groups."""
 
     outs: tuple[Register, ...]
     x: Register
@@ -257,9 +258,9 @@ class Rotate:
 
 @dataclass(frozen=True)
 class Temper:
-    """Rows of *x* behind the first *length* positions are scaled, more with each such stretch.
+    """``out = x * (1 + scale * log(1 + position // length))``.
 
-    ``out = x * (1 + scale * log(1 + position // length))``.
+    So the factor is 1 in the first *length* positions, and grows every *length* positions.
     """
 
     out: Register
@@ -268,7 +269,7 @@ class Temper:
     length: int
 
     def factor(self, position: int) -> float:
-        """On the row at *position*."""
+        """Factor on the row at *position*."""
         return 1.0 + self.scale * math.log(1 + position // self.length)
 
     def run(self, on: Pass) -> None:
@@ -279,15 +280,15 @@ class Temper:
 
 @dataclass(frozen=True)
 class Attend:
-    """*k* and *v* go into the caches of number *cache*; *out* is what the queries *q* see there.
+    """*out* is the attention of queries *q* over cache *cache*, after *k* and *v* are stored in it.
 
-    Without *k* and *v*, the queries see those that an earlier instruction of the pass stored. A
-    query sees as many keys as the window of the cache, itself included; unless it is *causal*, it
-    also sees those behind it, as many as before. With a *softcap*, scores become ``softcap *
-    tanh(scores / softcap)``. A score loses the *slope* of its head for each position between query
-    and key. *sinks* names the scores of one more key per head, whose value is zero. *distances*
-    names what is added to scores by the distance of key and query, ``(heads, 2 * reach + 1)``; a
-    key beyond *reach* gets what is added to one at it.
+    Without *k* and *v*, queries attend to what an earlier instruction of the pass stored. A query
+    sees keys up to its own position, or, unless *causal*, later ones, too; with a window, only
+    those less than ``window`` positions away. With a *softcap*, scores become ``softcap *
+    tanh(scores / softcap)``. A score loses its head's slope, one of *slopes*, for each position
+    between query and key. *sinks* names the scores of one more key per head, whose value is zero.
+    *distances* names biases of scores by the distance of key and query, ``(heads, 2 * reach + 1)``;
+    keys farther than reach have the bias of those at that distance.
     """
 
     out: Register
@@ -321,6 +322,7 @@ class Attend:
             else:
                 continue
             mixed.append(self.attend(q[rows], *seen, sinks, distances))
+        # Without outputs there are no queries: q has no rows, and neither has the result.
         on.registers[self.out] = np.concatenate(mixed) if mixed else on.registers[self.q]
 
     def attend(
@@ -365,22 +367,24 @@ class Attend:
         weights = softmax(scores)[..., :s]
         with np.errstate(invalid="ignore"):
             mixed = weights @ values[:, None]  # (KV, G, T, D)
-        if not np.isfinite(mixed).all():  # where it is seen, but not by 0 * NaN
-            bad = ~np.isfinite(np.abs(values).max(axis=-1))  # (KV, S)
-            lost = (bad[:, None] & ~hidden).any(axis=-1)  # (KV, T)
-            clean = weights @ np.where(bad[..., None], q.dtype.type(0), values)[:, None]
-            mixed = np.where(lost[:, None, :, None], mixed, clean)
+        # A value that is not finite spoils the results of queries that see it, and not those of
+        # the others, whose weight of 0 times NaN or infinity is NaN.
+        if not np.isfinite(mixed).all():
+            is_spoilt = ~np.isfinite(np.abs(values).max(axis=-1))  # (KV, S)
+            sees_spoilt = (is_spoilt[:, None] & ~hidden).any(axis=-1)  # (KV, T)
+            clean = weights @ np.where(is_spoilt[..., None], q.dtype.type(0), values)[:, None]
+            mixed = np.where(sees_spoilt[:, None, :, None], mixed, clean)
         return mixed.transpose(2, 0, 1, 3).reshape(t, heads * head_dim)
 
 
 @dataclass(frozen=True)
 class Gate:
-    """``out = activation(gate) * up``; it is neither of the others, which may be one register.
+    """``out = activation(gate) * up``; *gate* and *up* may be one register, but not that of *out*.
 
-    Without *up* it is the activation alone. A narrower *gate* has a number for each group of
+    Without *up*, *out* is the activation alone. A narrower *gate* has one number for each group of
     columns.
 
-    Two forms clamp both. With ``g = min(gate, 7)`` and ``u = clamp(up, -7, 7)``::
+    Two activations clamp *gate* and *up*. With ``g = min(gate, 7)`` and ``u = clamp(up, -7, 7)``::
 
         silu_clamped: silu(g) * u
         swiglu_oai:   g * sigmoid(1.702 * g) * (u + 1)
@@ -407,10 +411,10 @@ class Gate:
 
 @dataclass(frozen=True, eq=False)
 class Hadamard:
-    """``out = H(signs * x)``, or ``signs * H(x)`` where it is the *inverse*.
+    """``out = H(signs * x)``, or its *inverse*, ``signs * H(x)``.
 
-    H is the Walsh-Hadamard transform of each *block* of neighbouring columns in natural order, over
-    the root of their number.
+    H is the Walsh-Hadamard transform of each *block* neighbouring columns in natural order, divided
+    by ``sqrt(block)``.
     """
 
     out: Register
@@ -469,7 +473,7 @@ class Select:
         on.registers = {register: on.registers[register][rows] for register in self.registers}
 
 
-#: Instructions that work row by row and column by column: *out* may be the register of *x*.
+#: Instructions whose *out* may be the register of *x*: they read nothing that they have replaced.
 IN_PLACE = (Add, Center, Clamp, Hadamard, Norm, Rotate, Scale, Temper, Xielu)
-#: Instructions that wait for all rows of those before, and whose rows those behind wait for.
+#: Instructions that need all rows of earlier ones, and all of whose rows later ones wait for.
 WHOLE = (Attend, Linear, Select)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.kv_pages import Page
 
-SPLIT = 4 * PAGE  # keys whose results are merged in one go; ``kSplitPages`` in kernels.hpp
+# Keys of a split: attention merges partial results of splits in order; kSplitPages in kernels.hpp.
+SPLIT = 4 * PAGE
 
 
 class Backing(Protocol):
@@ -58,9 +59,9 @@ class CacheContent:
 
     length: int  # positions of the prefix
     reach: int  # positions of the prompt, as :attr:`KVCache.reach`
-    kept: tuple[int, ...]  # lengths to which windows and states return
-    tables: tuple[Mapping[int, Page], ...]  # pages of each table, by place
-    states: Mapping[int, Array]  # states of fixed size, by the length that each belongs to
+    kept: tuple[int, ...]  # lengths to which layers with windows and states can return
+    tables: tuple[Mapping[int, Page], ...]  # pages of each table, by page number
+    states: Mapping[int, Array]  # states of fixed size, by the number of positions before each
 
 
 class KVCache:
@@ -80,17 +81,18 @@ class KVCache:
         # positions of the prompt, which select the RoPE scaling; *capacity* until it is set
         self.reach: int = capacity
         self.length: int = 0  # positions stored
-        # of the sequence that uses it or used it last, of which a prefix is stored
+        # ids of the sequence that uses the cache, or used it last; a prefix of them is stored
         self.ids: list[int] = []
-        self.adapter = ""  # name of the adapter with which they were run; empty: none
-        self.reserved_bytes = 0  # its part of a memory budget
+        self.adapter = ""  # name of the adapter with which the ids were run; empty: none
+        self.reserved_bytes = 0  # part of a memory budget that is reserved for it
         self.busy = True  # a sequence uses it
-        self.backing: Backing | None = None  # of pages that are views of a file
+        self.backing: Backing | None = None  # the file that pages are views of
         self._dtype = np.dtype(dtype)
         self._coded = self._dtype == np.int16
         if not self._coded and self._dtype.kind != "f":
             raise UsageError(f"keys and values are int16 codes or floats, not {self._dtype}")
         self._tables: list[Pages] = []
+        # table, index of the layer in its pages and kind, by the number of a cache
         self._places: dict[int, tuple[Pages, int, KeysValues]] = {}
         for kind, numbers in page_tables(config.caches).items():
             words = kv_codes.page_words(kind.head_dim, kind.kv_type)
@@ -99,11 +101,13 @@ class KVCache:
             self._tables.append(table)
             self._places |= {number: (table, layer, kind) for layer, number in enumerate(numbers)}
         ranges = self._ranges = state_ranges(config.caches)
-        floats = self._dtype if self._dtype == np.float64 else np.float32
-        self._states = States(max((range_.stop for range_ in ranges.values()), default=0), floats)
+        precision = self._dtype if self._dtype == np.float64 else np.float32
+        self._states = States(
+            max((range_.stop for range_ in ranges.values()), default=0), precision
+        )
         self._parts: tuple[Pages | States, ...] = (*self._tables, self._states)
-        self._kept: list[int] = []
-        self._marked = 0
+        self._kept: list[int] = []  # the lengths that keep() was called with last
+        self._marked = 0  # the length that mark() was called at last
         # the cache of the decoder that drafts tokens; ``None``: there is none
         self.drafter: KVCache | None = None
         if drafter_config := config.drafter:
@@ -119,7 +123,7 @@ class KVCache:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the states of a sequence at most, with the copies that it keeps of them."""
+        """Most bytes of a sequence's states: the live one, the kept copies and a marked one."""
         return (2 + KEPT) * self._states.state_bytes
 
     def cost(self, positions: int, step: int) -> int:
@@ -175,8 +179,9 @@ class KVCache:
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, with room for *count* more positions, for the native module.
 
-        One array for each table, in the order of :func:`page_tables`; 0 where a page was
-        freed. They stay valid until the next call of any method. ``None`` if it holds floats.
+        One array for each table, in the order of :func:`page_tables`; 0 where a page was freed. The
+        addresses are valid until positions are appended, truncated or copied. The result is None
+        if the cache holds floats.
         """
         if not self._coded:
             return None
@@ -189,8 +194,8 @@ class KVCache:
 
     def state(self, number: int) -> NDArray[np.floating[Any]]:
         """State of cache *number*, which the pass that has begun changes in place."""
-        floats = self._ranges[number]
-        return self._states.live[floats.start : floats.stop]
+        own = self._ranges[number]
+        return self._states.live[own.start : own.stop]
 
     def advance(self, count: int) -> None:
         """Count *count* positions that every layer has appended."""
@@ -201,7 +206,7 @@ class KVCache:
 
     @property
     def next_stop(self) -> int | None:
-        """The next kept length, if a pass must end there to keep its state; ``None``: none."""
+        """The next kept length at which a pass must end, to keep the state; None without one."""
         later = [length for length in self._kept if length > self.length and self._states.size]
         return min(later, default=None)
 
@@ -262,7 +267,7 @@ class KVCache:
             self.drafter.copy_prefix(source.drafter, source.drafter.reusable(length))
 
     def content(self) -> CacheContent:
-        """Its pages and states, not copied: it must not change while they are in use."""
+        """Its pages and states, not copied: the cache must not change while these are in use."""
         return CacheContent(
             self.length,
             self.reach,
@@ -274,7 +279,8 @@ class KVCache:
     def restore(self, content: CacheContent, backing: Backing) -> None:
         """Hold *content*, which the file *backing* keeps; pages are copied when they change.
 
-        If it is not that of a cache of this model, that is an :class:`InvalidFormat`.
+        Raises:
+            InvalidFormat: *content* is not that of a cache of this model.
         """
         if len(content.tables) != len(self._tables):
             raise InvalidFormat(
@@ -289,6 +295,7 @@ class KVCache:
         self._kept = list(content.kept)
 
     def _snapshot_positions(self) -> list[range]:
+        """Positions before each kept length from which a sequence can continue."""
         return [range(max(0, length - SLACK), length) for length in self._kept]
 
     def _make_room(self, stop: int) -> None:
@@ -304,7 +311,7 @@ class KVCache:
 
 
 def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]]:
-    """Caches of keys and values of one kind, which share pages, by number."""
+    """Numbers of the caches of each kind of keys and values; caches of one kind share pages."""
     return {
         kind: tuple(number for number, cache in enumerate(caches) if cache == kind)
         for kind in dict.fromkeys(cache for cache in caches if isinstance(cache, KeysValues))
@@ -312,7 +319,7 @@ def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]
 
 
 def state_ranges(caches: Sequence[CacheKind]) -> dict[int, range]:
-    """Numbers of each cache of fixed size, by its own, in one state for all of them."""
+    """Range of each cache of fixed size in the one state that has all of them, by its number."""
     sizes = [
         (number, cache.size) for number, cache in enumerate(caches) if isinstance(cache, State)
     ]

@@ -20,34 +20,34 @@ if TYPE_CHECKING:
 Array: TypeAlias = "NDArray[np.floating[Any]]"
 
 PAGE = 64  # positions; ``kKeyBlock`` in native/kernels/isa/kernels.hpp
-_WIDTH = 16  # zeros fill the last as many codes of a vector
+_WIDTH = 16  # vectors are padded with zeros to a multiple of so many codes
 _KEY_RANGE = np.float32(32767)
 _VALUE_RANGE = np.float32(16383)
-# Their squares are normal numbers.
+# Lengths and magnitudes that can be encoded: their squares are normal numbers.
 _LARGEST = np.float32(1e18)
 _SMALLEST = np.float32(1e-18)
-_LARGEST_BYTES = np.float32(1e14)  # of a q8 vector: products of whole heads stay finite
-_LANES = 16  # partial sums of a length, as in native/kernels/ops/float_ops.hpp
+_LARGEST_BYTES = np.float32(1e14)  # largest magnitude of a q8 vector: products of heads are finite
+_LANES = 16  # partial sums of squares, as in native/kernels/ops/float_ops.hpp
 
 
 class Vectors(NamedTuple):
     """Vectors as codes."""
 
     codes: NDArray[np.int16]  # ``(..., D)``, int16
-    # of each vector, ``(...)``, so that it is ``codes * step``; NaN where its size, a length or a
-    # largest magnitude, was above 1e18 or not a number
+    # a step per vector, ``(...)``: the vector is ``codes * step``; NaN where its length or largest
+    # magnitude is too large to be encoded, or not a number
     steps: NDArray[np.float32]
 
 
 def encode_keys(x: Array) -> Vectors:
-    """Codes of the vectors ``(..., D)`` of keys or queries; one shorter than 1e-18 becomes zero."""
+    """Quantize keys or queries, ``(..., D)``; a vector shorter than 1e-18 becomes zero."""
     numbers: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
     with np.errstate(all="ignore"):
         return _encode(numbers, np.sqrt(_sum(numbers * numbers)), _KEY_RANGE)
 
 
 def encode_values(x: Array) -> Vectors:
-    """Codes of the vectors ``(..., D)`` of values; below 1e-18 all of one becomes zero."""
+    """Quantize values, ``(..., D)``; a vector of magnitudes below 1e-18 becomes zero."""
     numbers: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
     with np.errstate(all="ignore"):
         return _encode(numbers, np.abs(numbers).max(axis=-1), _VALUE_RANGE)
@@ -63,10 +63,10 @@ def _encode(x: NDArray[np.float32], size: NDArray[np.float32], extent: np.float3
 
 
 def rotate(x: Array) -> Array:
-    """*x* ``(..., D)`` by the matrix of Walsh and Hadamard, which spreads what is large.
+    """*x* ``(..., D)`` times a Hadamard matrix, which spreads large elements over a block.
 
-    Blocks of the largest power of two that divides D are rotated, :func:`rotation_block`. Twice is
-    that many times *x*.
+    Blocks are as wide as the largest power of two that divides D, :func:`rotation_block`. The
+    matrix is not normalized: rotating twice gives *x* times the width of a block.
     """
     block = rotation_block(x.shape[-1])
     parts = x.reshape(*x.shape[:-1], -1, block)
@@ -78,7 +78,7 @@ def rotate(x: Array) -> Array:
 
 
 def rotation_block(head_dim: int) -> int:
-    """Elements that :func:`rotate` mixes."""
+    """Number of neighbouring elements that :func:`rotate` mixes."""
     return head_dim & -head_dim
 
 
@@ -92,6 +92,7 @@ def encode_bytes(x: Array) -> Vectors:
         size = np.abs(turned).max(axis=-1)
         finite = size <= _LARGEST_BYTES
         zero = ~finite | (size < _SMALLEST)
+        # Steps are rounded up to floats whose lower 16 bits are zero: no code is above 127.
         bits = np.where(zero, np.float32(0), size / np.float32(127)).view(np.uint32)
         steps = ((bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
         scale = np.where(zero, np.float32(0), np.float32(1) / steps)
@@ -113,7 +114,7 @@ def _sum(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def page_words(head_dim: int, kv_type: KVType = "f16") -> int:
-    """int16 of a page that the keys, or the values, of one head take: codes and their steps."""
+    """Size in int16 of one head's keys, or values, in a page: codes and their steps."""
     width = _whole(head_dim)
     return PAGE * (width // 2 + 1 if kv_type == "q8" else width + 2)
 
@@ -121,14 +122,14 @@ def page_words(head_dim: int, kv_type: KVType = "f16") -> int:
 def store(
     page: NDArray[np.int16], slots: slice, keys: Array, values: Array, kv_type: KVType = "f16"
 ) -> None:
-    """Put *keys* and *values*, ``(T, kv_heads, D)``, into places *slots* of *page*.
+    """Store *keys* and *values*, ``(T, kv_heads, D)``, at positions *slots* of *page*.
 
-    *page* is that of a layer, ``(2, kv_heads, page_words(D, kv_type))``.
+    *page* is one layer's part of a page, ``(2, kv_heads, page_words(D, kv_type))``.
     """
     at = np.arange(PAGE)[slots]
     head_dim = keys.shape[-1]
     (key_codes, value_codes), steps = _parts(page, head_dim, kv_type)
-    each = key_codes.shape[-1]
+    per_word = key_codes.shape[-1]  # codes in 32 bits
     if kv_type == "q8":
         k = encode_bytes(keys)
         v = encode_bytes(values)
@@ -140,10 +141,10 @@ def store(
         np.pad(encoded.codes.astype(key_codes.dtype), padding) for encoded in (k, v)
     )
     if kv_type == "q8":
-        of_keys ^= np.int8(-128)
-    neighbours = of_keys.reshape(*of_keys.shape[:2], -1, each)
+        of_keys ^= np.int8(-128)  # keys are stored plus 128
+    neighbours = of_keys.reshape(*of_keys.shape[:2], -1, per_word)
     key_codes[:, :, slots] = neighbours.transpose(1, 2, 0, 3)
-    value_codes[:, at // each, :, at % each] = of_values
+    value_codes[:, at // per_word, :, at % per_word] = of_values
     of_both = np.stack((k.steps.T, v.steps.T))
     steps[:, :, slots] = of_both.view(np.uint32) >> 16 if kv_type == "q8" else of_both
 
@@ -163,7 +164,7 @@ def load(pages: NDArray[np.int16], head_dim: int, kv_type: KVType = "f16") -> tu
         orders = keys.transpose(0, 2, 1, 3), values.transpose(0, 1, 3, 2)
         for to, codes, step in zip(keys_and_values, orders, steps, strict=True):
             numbers = codes.reshape(kv_heads, PAGE, -1)[..., :head_dim].astype(np.float32)
-            with np.errstate(all="ignore"):  # places that hold nothing may hold anything
+            with np.errstate(all="ignore"):  # positions behind the last one may have any bytes
                 numbers = numbers * step[..., None]
                 if kv_type == "q8":
                     numbers = rotate(numbers) / np.float32(rotation_block(head_dim))
@@ -172,22 +173,26 @@ def load(pages: NDArray[np.int16], head_dim: int, kv_type: KVType = "f16") -> tu
 
 
 def _whole(head_dim: int) -> int:
+    """Codes of a vector, with padding."""
     return -(-head_dim // _WIDTH) * _WIDTH
 
 
 def _parts(
     page: NDArray[np.int16], head_dim: int, kv_type: KVType
 ) -> tuple[tuple[NDArray[Any], NDArray[Any]], NDArray[Any]]:
-    """Views of a layer's *page*, of codes of width W.
+    """Views of a layer's *page*: codes of keys and of values, and the steps of both.
 
-    Those of keys are ``(kv_heads, W / 2, 64, 2)``, those of values ``(kv_heads, 32, W, 2)``, with
-    ``q8`` in fours, the keys plus 128; the steps of both ``(2, kv_heads, 64)``, with ``q8`` their
-    upper halves.
+    With W codes in a padded vector, codes of keys are ``(kv_heads, W / 2, 64, 2)`` and codes of
+    values ``(kv_heads, 32, W, 2)``; with ``q8``, ``(kv_heads, W / 4, 64, 4)``, plus 128, and
+    ``(kv_heads, 16, W, 4)``. Steps are ``(2, kv_heads, 64)``; with ``q8``, their upper 16 bits.
     """
     heads = page.shape[1]
     width = _whole(head_dim)
-    each, code, step = (4, np.int8, np.uint16) if kv_type == "q8" else (2, np.int16, np.float32)
+    per_word, code, step = (4, np.int8, np.uint16) if kv_type == "q8" else (2, np.int16, np.float32)
     words = PAGE * width * np.dtype(code).itemsize // 2
     keys, values = (codes.view(code) for codes in page[:, :, :words])
-    codes = keys.reshape(heads, -1, PAGE, each), values.reshape(heads, PAGE // each, width, each)
+    codes = (
+        keys.reshape(heads, -1, PAGE, per_word),
+        values.reshape(heads, PAGE // per_word, width, per_word),
+    )
     return codes, page[:, :, words:].view(step)

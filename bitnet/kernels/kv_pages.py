@@ -1,6 +1,6 @@
 """Pages of keys and values, and states of fixed size: the parts of a cache.
 
-What a page holds, and which layers share one, is that of :class:`bitnet.kernels.kv_cache.KVCache`.
+:class:`bitnet.kernels.kv_cache.KVCache` says what a page holds and which layers share one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     Page: TypeAlias = NDArray[Any]
 
 SLACK = 256  # positions before a kept one to which the cache can be truncated as well
-MAPPED_BYTES = 256 << 10  # a page from this size on is a mapping: neighbours share huge pages
-KEPT = 2  # positions to which it can be truncated; and with states the start of a drafted pass
+# A page of this size or larger is a mapping of its own: neighbouring ones share huge pages.
+MAPPED_BYTES = 256 << 10
+# Kept positions, to which a cache can be truncated. One with states can also return to the position
+# that was marked last, the start of a pass over drafts.
+KEPT = 2
 
 
 def pages_for(positions: int) -> int:
@@ -33,7 +36,7 @@ def pages_for(positions: int) -> int:
 
 
 class Pages:
-    """Pages by place: place i holds positions 64i to 64i + 63, of all layers of one window.
+    """Pages by number: page i holds positions 64i to 64i + 63, of all layers of one kind.
 
     Pages that no later query attends to are freed and reused for later positions, so memory stops
     growing with a window. A page may be shared with other tables; it is copied before it is
@@ -43,13 +46,13 @@ class Pages:
     def __init__(self, window: int, page_shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """An empty table."""
         self.window = window  # positions a query attends to, itself included; 0: all
-        self.pages: list[Page | None] = []  # by place; ``None``: freed
-        # of the pages, 0 for freed ones
+        self.pages: list[Page | None] = []  # by number; None for freed ones
+        # addresses of the pages, 0 for freed ones
         self.addresses: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
         self._page_shape = page_shape
         self._dtype = dtype
-        self._shared: set[int] = set()  # places of pages that another table may hold too
-        self._spare: list[Page] = []
+        self._shared: set[int] = set()  # numbers of pages that another table may have, too
+        self._spare: list[Page] = []  # freed pages that will be used again
 
     @property
     def page_bytes(self) -> int:
@@ -76,12 +79,16 @@ class Pages:
         return min(whole, running + KEPT * (pages_for(self.window + SLACK) + 1))
 
     def make_room(self, length: int, stop: int, rereadable: Iterable[range]) -> None:
-        """Own the pages from *length*, what is stored, to *stop*; *rereadable* ones stay."""
+        """Make positions *length* to *stop* writable; the first *length* ones are stored.
+
+        Free the pages that queries from *length* on do not read, except for those that queries at
+        *rereadable* positions read.
+        """
         pages = list(self.pages)
-        seen = self.first_page(length)
-        if any(page is not None for page in pages[:seen]):
+        first_needed = self.first_page(length)
+        if any(page is not None for page in pages[:first_needed]):
             keep = {page_number for part in rereadable for page_number in self._read_pages(part)}
-            for page_number in range(min(seen, len(pages))):
+            for page_number in range(min(first_needed, len(pages))):
                 self._release(pages, page_number, keep)
         for page_number in range(length // PAGE, pages_for(stop)):
             if page_number >= len(pages):
@@ -110,7 +117,10 @@ class Pages:
         self._set(self.pages[: pages_for(length)])
 
     def copy(self, source: Pages, length: int, rereadable: Iterable[range]) -> None:
-        """Share the first *length* positions of *source*, as far as they may be read again."""
+        """Share the first *length* positions of *source*, as far as later queries may read them.
+
+        They are read from *length* on, and at *rereadable* positions.
+        """
         keep = {page_number for part in rereadable for page_number in self._read_pages(part)}
         keep.update(range(self.first_page(length), pages_for(length)))
         held = {page_number for page_number in keep if source.pages[page_number] is not None}
@@ -131,11 +141,12 @@ class Pages:
     def fill(self, length: int, held: Mapping[int, Page]) -> None:
         """Hold the pages *held* of *length* positions, which are never written to.
 
-        If they are not pages of this table, or one is missing, that is an :class:`InvalidFormat`.
+        Raises:
+            InvalidFormat: they are not pages of this table, or one is missing.
         """
         places = range(pages_for(length))
-        wanted = range(0) if self.window else places
-        if not set(wanted) <= set(held) <= set(places):
+        required = range(0) if self.window else places  # with a window, pages may be freed
+        if not set(required) <= set(held) <= set(places):
             raise InvalidFormat(f"its pages are not those of {length:,} positions")
         for page in held.values():
             if page.shape != self._page_shape or page.dtype != self._dtype:
@@ -152,10 +163,11 @@ class Pages:
         return np.stack([empty if page is None else page[layer] for page in self.pages[start:stop]])
 
     def _read_pages(self, positions: range) -> range:
-        """Numbers of the pages before *positions* that queries there attend to."""
+        """Numbers of the pages that queries at *positions* attend to."""
         return range(self.first_page(positions.start), pages_for(positions.stop))
 
     def _release(self, pages: list[Page | None], page_number: int, keep: set[int]) -> None:
+        """Free page *page_number* of *pages*, unless it is one to *keep*; spare it for reuse."""
         page = pages[page_number]
         if page is None or page_number in keep:
             return
@@ -186,9 +198,10 @@ class Pages:
 
 
 class States:
-    """States after the positions so far, changed in place by a pass.
+    """The state after the positions so far, which a pass changes in place, and copies of it.
 
-    A state cannot be cut as keys and values can: it returns to lengths that were copied.
+    A state cannot be cut as keys and values can: it can only return to a length at which it was
+    copied.
     """
 
     def __init__(self, size: int, dtype: DTypeLike) -> None:
@@ -196,8 +209,9 @@ class States:
         self.size = size  # numbers of a state
         self._dtype = np.dtype(dtype)
         self._live: Array = np.zeros(0, dtype=self._dtype)
-        self._length: int | None = 0  # of the live one; None: a pass changes it
-        self._copies: dict[int, Array] = {}
+        # positions before the live state; None while a pass changes it
+        self._length: int | None = 0
+        self._copies: dict[int, Array] = {}  # by the number of positions before each
 
     @property
     def state_bytes(self) -> int:
@@ -210,7 +224,7 @@ class States:
         return self._live.nbytes + sum(copy.nbytes for copy in self._copies.values())
 
     def begin(self, length: int) -> Array:
-        """The live state, after *length* positions, which a pass may change."""
+        """Begin a pass: the live state, after *length* positions, which the pass may change."""
         if self._length != length:
             raise InferenceError(
                 f"the state after {length:,} positions was lost: a pass was interrupted",
@@ -228,26 +242,26 @@ class States:
         return self._live
 
     def end(self, length: int) -> None:
-        """The pass has ended, after *length* positions."""
+        """End the pass, after *length* positions."""
         self._length = length
 
     def copy_live(self) -> None:
-        """Keep a copy of the live state, whose length is one to return to."""
+        """Keep a copy of the live state, so that it can return to its length."""
         if self.size and self._length and self._length not in self._copies:
             self._copies[self._length] = self._live.copy()
 
     def drop_copies(self, lengths: Collection[int]) -> None:
-        """Free the copies whose lengths are not among the *lengths* ones."""
+        """Free the copies of other lengths than *lengths*."""
         self._copies = {at: copy for at, copy in self._copies.items() if at in lengths}
 
     def reach(self, length: int) -> int:
-        """The longest length, up to *length*, that it can return to."""
+        """The longest length, up to *length*, that the state can return to."""
         if not self.size:
             return length
         return max(at for at in (0, self._length or 0, *self._copies) if at <= length)
 
     def list_held(self, length: int) -> dict[int, Array]:
-        """The states up to *length*, by the length that each belongs to."""
+        """The states up to *length*, by the number of positions before each."""
         states = {at: copy for at, copy in self._copies.items() if at <= length}
         if self.size and self._length == length > 0:
             states[length] = self._live
@@ -256,7 +270,8 @@ class States:
     def fill(self, length: int, held: Mapping[int, Array]) -> None:
         """Hold copies of the states *held*, of which one is that after *length* positions.
 
-        If they are not such states, or that one is missing, that is an :class:`InvalidFormat`.
+        Raises:
+            InvalidFormat: they are not states of this model, or that one is missing.
         """
         is_complete = length in held if self.size and length else not held
         if not is_complete or not all(0 < at <= length for at in held):
@@ -271,17 +286,17 @@ class States:
         self._length = length
 
     def cut(self, length: int) -> None:
-        """Return to *length*, which it can reach, also from a pass that did not end."""
+        """Return to *length*, which :meth:`reach` gave, even if a pass was interrupted."""
         self._copies = {at: copy for at, copy in self._copies.items() if at <= length}
         if self._length != length:
             self._live = self._copies[length].copy() if self.size and length else self._live[:0]
             self._length = length
 
     def copy(self, source: States, length: int) -> None:
-        """Share what *source* has up to *length*, which it can reach."""
+        """Share what *source* has up to *length*, which its :meth:`reach` gave."""
         self._copies = {at: copy for at, copy in source._copies.items() if at <= length}
-        floats = (
+        state = (
             source._live if source._length == length else self._copies.get(length, self._live[:0])
         )
-        self._live = floats.copy()
+        self._live = state.copy()
         self._length = length

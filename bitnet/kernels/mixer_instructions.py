@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from bitnet.kernels.kv_codes import Array
     from bitnet.kernels.program import Pass, Register
 
-LEAST_SUM = 2.0**-14  # of weights that are divided by it, as in llama.cpp
+# Weights of experts are divided by their sum, or by this if it is larger, as in llama.cpp.
+LEAST_SUM = 2.0**-14
 
 
 @dataclass(frozen=True)
 class Convolve:
     """*out* is a causal convolution of each column of *x*, or silu of it.
 
-    *weights* have ``(columns, width)``, the last of each for the position itself; those of several
-    tensors are of neighbouring columns. The inputs before those of a pass are the first numbers of
-    state *cache*, ``(width - 1, columns)``. An empty *bias* means that there is none.
+    The kernels are *weights*, ``(columns, width)``, the last number of each for the position
+    itself; several tensors have those of neighbouring columns. The inputs before those of a pass
+    are the first numbers of state *cache*, ``(width - 1, columns)``. An empty *bias* means no bias.
     """
 
     out: Register
@@ -56,7 +57,7 @@ class Convolve:
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """*out* is what the queries *q* read from a matrix per head, into which keys write values.
+    """*out* is what the queries *q* read from a matrix per head, to which keys *k* add values *v*.
 
     The matrices S are the last numbers of state *cache*, ``(heads, key_dim, value_dim)``. With q
     and k of length one, position by position::
@@ -128,6 +129,7 @@ class DeltaRule:
 
 
 def _of_length_one(x: Array) -> Array:
+    """Vectors of *x* scaled to length one; 1e-6 is added to the squared length, as in training."""
     squares = np.sum(x * x, axis=-1, keepdims=True)
     unit: Array = x / np.sqrt(squares + x.dtype.type(1e-6))
     return unit
@@ -135,7 +137,7 @@ def _of_length_one(x: Array) -> Array:
 
 @dataclass(frozen=True)
 class SelectiveScan:
-    """*out* is what *c* reads from a state per head, into which *b* writes *x* (Mamba).
+    """*out* is what *c* reads from a state per head, to which *b* adds *x* (Mamba).
 
     Neighbouring heads share one of the *groups* of *b* and *c*. The states S are the last numbers
     of state *cache*, ``(heads, state_size, head_dim)``. With ``step = softplus(dt + bias)``,
@@ -144,8 +146,8 @@ class SelectiveScan:
         S = S * exp(a * step) + outer(b, step * x)
         out = S.T @ c + skip * x
 
-    *a* has a number for each head (Mamba-2), or for each row of its state (Mamba-1), whose *dt* has
-    the bias already.
+    *a* has a number for each head (Mamba-2), or for each row of a head's state (Mamba-1, where *dt*
+    includes the bias already).
     """
 
     out: Register
@@ -168,10 +170,10 @@ class SelectiveScan:
             np.repeat(on.heads(vectors, state_size), heads // self.groups, axis=1)  # (T, H, N)
             for vectors in (self.b, self.c)
         )
-        raised = on.registers[self.dt]
+        dt = on.registers[self.dt]
         if self.bias:
-            raised = raised + on.weights[self.bias]
-        step = np.logaddexp(x.dtype.type(0), raised)  # (T, H)
+            dt = dt + on.weights[self.bias]
+        step = np.logaddexp(x.dtype.type(0), dt)  # (T, H)
         decay = np.exp(on.weights[self.a].reshape(heads, -1) * step[:, :, None])
         written = step[:, :, None] * x
         skip = on.weights[self.skip][:, None]
@@ -190,7 +192,8 @@ class SelectiveScan:
 class Route:
     """*experts* are the numbers of each token's experts, best first, and *weights* their weights.
 
-    *bias* is added to the scores for the choice alone; an empty name means that there is none.
+    *bias* is added to the scores for the choice alone, not for the weights; an empty name means no
+    bias.
     """
 
     experts: Register
@@ -245,8 +248,9 @@ class Enumerate:
 class ExpertLinear:
     """``outs[i]`` = products of *x* with the matrices ``weights[i]`` of each token's *experts*.
 
-    The products of a token follow each other, and so do the parts of *x* if they are *apart*, each
-    for one expert; otherwise *x* is the input of all. An empty name means no bias.
+    A row of *outs* has the products of all experts of a token, one after the other. If the inputs
+    are *apart*, a row of *x* has an input for each expert in the same way; otherwise it is the
+    input of all of them. An empty name means no bias.
     """
 
     outs: tuple[Register, ...]
@@ -269,16 +273,16 @@ class ExpertLinear:
             )
             y = np.empty((len(chosen), rows), dtype=x.dtype)
             for expert in np.unique(chosen):
-                at = chosen == expert
-                y[at] = on.ops.linear(parts[at], matrices[expert], biases[expert])
+                uses = chosen == expert
+                y[uses] = on.ops.linear(parts[uses], matrices[expert], biases[expert])
             on.registers[out] = y.reshape(len(x), out.width)
 
 
 @dataclass(frozen=True)
 class Combine:
-    """*out* is the sum of the parts of *x*, each times its of the *weights*, first to last.
+    """*out* is the sum of the parts of *x*, each times its weight, added from first to last.
 
-    A *bias* is added at the end.
+    Each of the *weights* belongs to one part of a row. A *bias* is added at the end.
     """
 
     out: Register
@@ -317,9 +321,9 @@ class Blend:
 
 @dataclass(frozen=True)
 class Resize:
-    """*out* is *x* with the length of *like*: times the root of the quotient of mean squares.
+    """*out* is *x*, scaled to the root mean square of *like*.
 
-    The mean square of *x* counts as at least *eps*. *out* is not the register of *like*.
+    The mean square of *x* is taken to be at least *eps*. *out* is not the register of *like*.
     """
 
     out: Register
@@ -329,14 +333,14 @@ class Resize:
 
     def run(self, on: Pass) -> None:
         x = on.registers[self.x]
-        wanted = _mean_square(on.registers[self.like])
+        target = _mean_square(on.registers[self.like])
         own = np.maximum(_mean_square(x), self.eps)
-        on.registers[self.out] = x * (np.sqrt(wanted) / np.sqrt(own)).astype(x.dtype)
+        on.registers[self.out] = x * (np.sqrt(target) / np.sqrt(own)).astype(x.dtype)
 
 
 @dataclass(frozen=True)
 class Cutoff:
-    """*out* is what *x* exceeds its mean by, less so many standard *deviations*, or 0."""
+    """``out = max(x - (mean(x) + deviations * std(x)), 0)``."""
 
     out: Register
     x: Register
@@ -346,8 +350,8 @@ class Cutoff:
         x = on.registers[self.x]
         mean = x.mean(axis=-1, keepdims=True, dtype=np.float64)
         deviation = np.sqrt(_mean_square(x.astype(np.float64) - mean))
-        least = (mean + deviation * self.deviations).astype(x.dtype)
-        on.registers[self.out] = np.maximum(x - least, x.dtype.type(0))
+        threshold = (mean + deviation * self.deviations).astype(x.dtype)
+        on.registers[self.out] = np.maximum(x - threshold, x.dtype.type(0))
 
 
 def _mean_square(x: Array) -> NDArray[np.float64]:
@@ -357,15 +361,15 @@ def _mean_square(x: Array) -> NDArray[np.float64]:
     return mean
 
 
-#: Those of them that wait for all rows, as :data:`bitnet.kernels.instructions.WHOLE`.
+#: Instructions of this module that :data:`bitnet.kernels.instructions.WHOLE` would have.
 WHOLE_IN_MIXERS = (Convolve, DeltaRule, ExpertLinear, SelectiveScan)
 
 
 def _shares_of_near(logits: Array, experts: NDArray[np.intp], nearness: float) -> Array:
-    """Weights of *experts*, best first: each is a softmax over what is left of the *logits*.
+    """Weights of *experts*, best first: each is a softmax over *logits* of experts not chosen yet.
 
-    It is over those alone whose distance from the best is small beside the larger of the best and
-    of their own size (SparseMixer, arXiv:2409.12136).
+    Only logits near the best one count: their distance, divided by the larger of the best logit and
+    their own magnitude, is at most *nearness* (SparseMixer, arXiv:2409.12136).
     """
     left = logits.copy()
     weights = np.empty(experts.shape, dtype=logits.dtype)
@@ -381,6 +385,7 @@ def _shares_of_near(logits: Array, experts: NDArray[np.intp], nearness: float) -
 
 
 def _logits_alone(logits: Array) -> Array:
+    """*logits* as scores; these gatings compute weights from those of the chosen experts."""
     return logits
 
 

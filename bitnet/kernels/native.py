@@ -50,17 +50,21 @@ logger = logging.getLogger(__name__)
 _NOTHING = np.empty(0, dtype=np.float32)
 _LAST = 2**63 - 1  # a position behind every text
 
-SMALLEST = 256 << 20  # ternary weights of a model that no cache holds
+# Least number of ternary weights from which dense packing is faster: no cache holds so many.
+SMALLEST = 256 << 20
 
 
 def floats(x: Array) -> NDArray[np.float32]:
-    """*x* as C++ reads it."""
+    """*x* as a contiguous array of float32, as C++ reads it."""
     return np.ascontiguousarray(x, dtype=np.float32)
 
 
 @cache
 def _self_test(module: ModuleType) -> None:
-    """Use a slower level if kernels of one disagree with the scalar ones, once per process."""
+    """Compare the kernels with the scalar ones, once per process.
+
+    If some disagree, the module uses those of a slower instruction set; log which and why.
+    """
     level = module.kernel_level()
     if wrong := module.kernel_self_test():
         logger.warning(
@@ -110,7 +114,7 @@ class NativeOps(Ops):
         return self._native
 
     def expect(self, weights: Collection[Weight]) -> None:
-        """Choose how ternary matrices are packed, and where experts are."""
+        """Choose how ternary matrices are packed, and whether experts stay in their files."""
         self._map_experts = experts_stay(weights)
         ternary = (w.shape for w in weights if registry.rounds_activations(w))
         self._dense = packs_dense(self._native, sum(math.prod(shape) for shape in ternary))
@@ -131,6 +135,7 @@ class NativeOps(Ops):
         graph = CompiledProgram(self._native, program, weights)
 
         def run(segments: Sequence[Segment]) -> Array:
+            # The graph reads codes, and turns all positions of a segment by the same frequencies.
             placements = []
             for segment in segments:
                 cache = segment.cache
@@ -140,6 +145,7 @@ class NativeOps(Ops):
                 if pages is None or context is None:
                     return interpreted(segments)
                 placements.append((count, cache.length, segment.rows, context, pages))
+            # A cache begins its pass only when it is certain that the graph runs it.
             pieces = [
                 (
                     *placement,
@@ -173,12 +179,12 @@ class NativeOps(Ops):
 
         operands = [value for value in values.values() if isinstance(value, Register)]
         registers = list(dict.fromkeys(operands))
-        taken = [register for register in registers if register in on.registers]
+        sources = [register for register in registers if register in on.registers]
         whole = Register("", sum(register.width for register in registers))
-        steps = (*map(Take, taken), instruction, Join(whole, tuple(registers)))
+        steps = (*map(Take, sources), instruction, Join(whole, tuple(registers)))
         graph = CompiledProgram(self._native, Program(steps, caches, whole), on.weights)
 
-        inputs = floats(np.concatenate([on.registers[register] for register in taken], axis=1))
+        inputs = floats(np.concatenate([on.registers[register] for register in sources], axis=1))
         rotation = values.get("rotation")
         pieces = []
         at = 0
@@ -239,12 +245,12 @@ class CompiledProgram:
         self._graph = module.Graph()
         self._weights = weights
         tables = page_tables(program.caches)
-        # by the number of a cache, the operands that say where it is
+        # operands that say where a cache is, by its number
         self._places: dict[int, dict[str, int]] = {
             number: {"start": range_.start, "stop": range_.stop}
             for number, range_ in state_ranges(program.caches).items()
         }
-        self._graph.set_state(max((range_["stop"] for range_ in self._places.values()), default=0))
+        self._graph.set_state(max((place["stop"] for place in self._places.values()), default=0))
         for table, (kind, numbers) in enumerate(tables.items()):
             q8 = kind.kv_type == "q8"
             self._graph.add_table(len(numbers), kind.kv_heads, kind.head_dim, kind.window, q8)
@@ -256,9 +262,10 @@ class CompiledProgram:
                 pairs = len(instruction.rotation.frequencies(1)[0])
                 half = instruction.rotation.style != "interleaved"
                 self._rotations[instruction.rotation] = self._graph.add_rotation(pairs, half)
+        # numbers of the sets of frequencies, by the regime of each rotation
         self._contexts: dict[tuple[int, ...], int] = {}
         self._registers: dict[Register, int] = {}
-        self._names: dict[str, int] = {}  # numbers of their places in memory
+        self._names: dict[str, int] = {}  # numbers of places in memory, by the name of registers
         for instruction in program.instructions:
             self._add(instruction)
         self._result = self._operand(program.result)
@@ -266,7 +273,7 @@ class CompiledProgram:
 
     def _add(self, instruction: Instruction) -> None:
         if isinstance(instruction, Mark):
-            return  # it is for traces
+            return  # only traces read it
         values = dict(vars(instruction))
         if "cache" in values:
             values |= self._places[values["cache"]]
@@ -304,14 +311,15 @@ class CompiledProgram:
     def run(self, tokens: Sequence[int], pieces: Sequence[tuple[Any, ...]]) -> Array:
         """Rows of the outputs of all *pieces* of the tokens, ``(R, width)``.
 
-        A piece has its number of tokens, position, outputs, context, pages, state and hidden rows.
+        A piece has its number of tokens, position, number of outputs, context, pages, state and
+        hidden rows, and may have the position from which on tokens are those of a second text.
         """
         out = np.empty((sum(rows for _, _, rows, *_ in pieces), self._width), dtype=np.float32)
         self._graph.run(np.array(tokens, dtype=np.int64), pieces, self._result, out)
         return out
 
     def context(self, reach: int, positions: range) -> int | None:
-        """The C++ side's number of the RoPE frequencies of *positions*; ``None``: they differ."""
+        """Number of the graph's RoPE frequencies for *positions*, or None if these need several."""
         first, last = (max(reach, at + 1) for at in (positions[0], positions[-1]))
         regimes = tuple(rotation.regime(last) for rotation in self._rotations)
         if first != last and regimes != tuple(
@@ -325,9 +333,9 @@ class CompiledProgram:
 
 
 def select(*, threads: int = 0) -> Ops:
-    """The backend ``BITNET_BACKEND`` asks for; without it the fastest there is.
+    """The backend that ``BITNET_BACKEND`` names, by default the fastest available one.
 
-    It has the compiled module's :func:`thread_count` unless *threads* says how many.
+    The compiled one computes with *threads* threads; 0 means :func:`thread_count`.
     """
     if not 0 <= threads <= settings.MAX_THREADS:
         expected = f"expected 0 to {settings.MAX_THREADS}"

@@ -1,4 +1,4 @@
-"""A weight in the bytes that the kernels of the compiled module read, and pages of mapped files.
+"""Weights in the layouts that the compiled kernels read, and pages of the files they come from.
 
 Block-quantized and float matrices are copied with their rows interleaved 16 by 16 (``*_R16``;
 ``native/kernels/encodings/tiles.hpp``), and the pages of the mapped file are given back, so weights
@@ -39,13 +39,14 @@ logger = logging.getLogger(__name__)
 
 _TILE_ROWS = 16
 _SAME_LAYOUT = {"Q2_0_G128": "PQ2_0"}  # types whose bytes are those of another one
-_COPIED = ("Q2_K", "Q3_K")  # types of other numbers than those of any kernel, or of other codes
-_SLICE_BYTES = 8 << 20  # of a file that are in memory beside their copy
+_COPIED = ("Q2_K", "Q3_K")  # types that are converted, since no kernel reads them: to F32 and Q6_K
+_SLICE_BYTES = 8 << 20  # bytes of a file that are in memory at a time, beside their copy
 
-_LINE = 64  # bytes of all rows of a tile
-COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
-_MOST_DENSE = 1 << 17  # columns of whole lines; kDenseCols in native/kernels/ternary/layout.hpp
-# Columns of a block where rows must be whole blocks to be read in place.
+_LINE = 64  # bytes of a line, which has some columns of all rows of a tile
+COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # columns of a line, by layout
+_MOST_DENSE = 1 << 17  # columns of a dense matrix; kDenseCols in native/kernels/ternary/layout.hpp
+# Encodings that are packed from the bytes of the file, if the width is a multiple of so many
+# columns; other ternary weights are unpacked to int8 codes first.
 _IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 64}
 
 
@@ -58,9 +59,9 @@ class Matrix:
     rows: int  # outputs
     columns: int  # inputs, a whole number of blocks
     inputs: int  # width of the matrix in the model; the columns behind it are zeros
-    # what each output is multiplied with afterwards, ``(rows,)`` or ``(1,)``
+    # factors on the outputs, ``(rows,)`` or ``(1,)``
     factors: NDArray[np.float32] | None = None
-    scale: float = 1.0  # factor the ternary kernels apply
+    scale: float = 1.0  # factor that the ternary kernels apply
 
 
 def multiplies_in_rows(weight: Weight) -> bool:
@@ -72,7 +73,8 @@ def multiplies_in_rows(weight: Weight) -> bool:
 def experts_stay(weights: Collection[Weight]) -> bool:
     """True if matrices of experts among *weights* stay in their files.
 
-    An error says that copies of all others do not fit in memory.
+    Raises:
+        InferenceError: the copies of the other weights do not fit in memory.
     """
     choice = settings.experts()
     free = free_memory()
@@ -97,11 +99,11 @@ def experts_stay(weights: Collection[Weight]) -> bool:
 def prepare_matrix(
     native: ModuleType, weight: Weight, *, in_rows: bool = False, dense: bool = False
 ) -> Matrix:
-    """*weight*, of two dimensions, for the kernels of *native*; without one it becomes F32.
+    """Pack the matrix *weight* for the kernels of *native*; a type without a kernel becomes F32.
 
-    *in_rows* keeps a block-quantized or float matrix where it is in the file, which is enough
-    for ``embed``; ``linear`` is slower on it, and slow where it is not multiplies_in_rows.
-    *dense* packs ternary weights at 1.6 bits, where two are more.
+    *in_rows* leaves a block-quantized or float matrix in the file, row by row. That is enough for
+    ``embed``; ``linear`` is slower on it, and very slow unless :func:`multiplies_in_rows`. *dense*
+    packs ternary weights with 1.6 bits each instead of two.
     """
     rows, columns = weight.shape
     weight = registry.with_kernels(weight)
@@ -135,11 +137,11 @@ def _tile(
     columns: int,
     factors: NDArray[np.float32] | None,
 ) -> Matrix:
-    """A copy of the matrix *data* with interleaved rows, made slice by slice."""
+    """A copy of the matrix *data* with interleaved rows, made slice by slice to save memory."""
     kind, tiled = map(native.kernel_types().index, (name, f"{name}_R16"))
-    wide = native.tiled_columns(kind, columns)
+    padded_columns = native.tiled_columns(kind, columns)
     row_bytes = native.row_bytes(kind, columns)
-    tile_bytes = _TILE_ROWS * native.row_bytes(tiled, wide)
+    tile_bytes = _TILE_ROWS * native.row_bytes(tiled, padded_columns)
     tiles = native.allocate_weights(-(-rows // _TILE_ROWS) * tile_bytes)
     step = max(1, _SLICE_BYTES // (_TILE_ROWS * row_bytes)) * _TILE_ROWS
     for begin in range(0, rows, step):
@@ -149,14 +151,14 @@ def _tile(
         last = -(-(begin + count) // _TILE_ROWS)
         native.pack_rows(kind, piece, count, columns, tiles[first * tile_bytes : last * tile_bytes])
         give_back_pages(piece)
-    return Matrix(tiled, tiles, rows, wide, columns, factors)
+    return Matrix(tiled, tiles, rows, padded_columns, columns, factors)
 
 
 def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
-    """*weight*, a ternary matrix in any encoding.
+    """Pack the ternary matrix *weight*, whatever its encoding.
 
-    Five weights to a byte if *dense*, unless blocks of a row have scales of their own: those lie
-    behind the codes.
+    Bytes have five weights if *dense*, unless blocks of a row have scales of their own, which are
+    stored behind the codes of all rows.
     """
     rows, inputs = weight.shape
     name = weight.quant.name
@@ -189,26 +191,29 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
             hint="the file is damaged, or written with another layout; download it again",
         )
     give_back_pages(weight.data)
-    first = scales[0, 0]
+    first_scale = scales[0, 0]
     factors = None
     if groups > 1:
-        filled = np.zeros((tiles * _TILE_ROWS, groups), dtype=np.float32)
-        filled[:rows] = scales
+        padded_scales = np.zeros((tiles * _TILE_ROWS, groups), dtype=np.float32)
+        padded_scales[:rows] = scales
         tail = data[code_bytes:].view(np.float32).reshape(tiles, groups, _TILE_ROWS)
-        tail[:] = filled.reshape(tiles, _TILE_ROWS, groups).transpose(0, 2, 1)
-    elif (scales != first).any():
+        tail[:] = padded_scales.reshape(tiles, _TILE_ROWS, groups).transpose(0, 2, 1)
+    elif (scales != first_scale).any():
         factors = scales[:, 0].copy()
-    scale = 1.0 if groups > 1 or factors is not None else float(first)
+    scale = 1.0 if groups > 1 or factors is not None else float(first_scale)
     return Matrix(kind, data, rows, columns, inputs, factors, scale)
 
 
 def _whole_lines(layout: str, inputs: int) -> int:
-    """Columns of the lines that hold *inputs*."""
+    """*inputs* columns, rounded up to whole lines of *layout*."""
     return -(-inputs // COLUMNS[layout]) * COLUMNS[layout]
 
 
 def give_back_pages(data: NDArray[np.uint8]) -> None:
-    """Let go of the whole pages of a file, mapped to be read, that *data* lies in."""
+    """Drop the pages that *data* fills, if it is part of a file mapped for reading.
+
+    The system reads them again when they are used.
+    """
     base: object = data
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base
@@ -225,9 +230,10 @@ def give_back_pages(data: NDArray[np.uint8]) -> None:
 
 
 def open_again(data: NDArray[np.uint8]) -> tuple[int, int] | None:
-    """The file that *data* is mapped from, opened to be read, and the offset of *data* there.
+    """Open the file that *data* is mapped from; its descriptor and the offset of *data* in it.
 
-    The caller closes it. ``None`` where the system does not tell, or the file has been replaced.
+    The caller closes the descriptor. The result is None if the system is not Linux, if *data* is
+    not part of a mapped file, or if that file has been replaced.
     """
     if sys.platform != "linux" or not data.nbytes:
         return None

@@ -1,8 +1,9 @@
 """A model's forward pass as data, instructions over named registers, and its run on a backend.
 
 A register holds float rows, one per token of the batch: ``(T, width)``. Weights are named; the
-tokens of all segments of a batch follow each other. ``instructions.py`` says what each instruction
-means, in NumPy; a backend multiplies weights, in its own form, and may compile the list instead.
+tokens of all segments of a batch follow each other. ``instructions.py`` and
+``mixer_instructions.py`` define what each instruction means, in NumPy; a backend multiplies
+weights, in its own form, and may compile the list instead.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from bitnet.quants.weight import Weight
 
 
-#: Names in counters of the operations that are a kernel, by their instruction.
+#: Kernel that computes an instruction, by the name of its class; counters use these names.
 KERNELS = {
     "Attend": "attention",
     "Convolve": "convolve",
@@ -56,7 +57,7 @@ class Segment:
     tokens: Sequence[int]  # ids that continue what *cache* holds
     cache: KVCache  # of this sequence; no two segments of a batch share one
     outputs: Literal["none", "last", "all"] = "last"  # the tokens whose hidden states are returned
-    # of the tokens before *tokens*, ``(T, dim)``, for a program that takes them
+    # hidden state of the token before each of *tokens*, ``(T, dim)``, for programs with ``Take``
     hidden: Array | None = None
     # position from which on the tokens are those of a second text; ``None``: there is one text
     second: int | None = None
@@ -72,16 +73,17 @@ class Segment:
 
 
 class Instruction(Protocol):
-    """A step of a program, a dataclass; ``instructions.py`` has all there are."""
+    """A step of a program, a dataclass of ``instructions.py`` or ``mixer_instructions.py``."""
 
     def run(self, on: Pass) -> None:
-        """Do it in NumPy, with the products of any backend, which defines what it means."""
+        """Compute it in NumPy, with the products of the pass's backend: this is its definition."""
 
 
 class Register(NamedTuple):
     """Rows of a pass, one per token."""
 
-    name: str  # of its place in memory; of the registers of one name, one is in use at a time
+    # Registers of one name share memory: only one of them is in use at a time.
+    name: str
     width: int  # numbers in a row
 
 
@@ -117,7 +119,7 @@ class Program:
     """A forward pass."""
 
     instructions: tuple[Instruction, ...]  # in order
-    caches: tuple[CacheKind, ...]  # kind of cache of each number that an instruction names
+    caches: tuple[CacheKind, ...]  # kinds of the caches, which instructions name by their index
     result: Register  # the register that holds the result, one row per token of the outputs
 
 
@@ -129,7 +131,7 @@ class Mark:
     register: Register
 
     def run(self, on: Pass) -> None:
-        """Nothing: a trace stops here."""
+        """Do nothing: only traces stop here."""
 
 
 class Ops(ABC):
@@ -138,14 +140,14 @@ class Ops(ABC):
     name: str  # what ``--version`` and reports call it
 
     def expect(self, weights: Collection[Weight]) -> None:  # noqa: B027 - most have nothing to choose
-        """Choose the form of a model's *weights* by all of them, before they are prepared."""
+        """Choose how to prepare *weights*, all of a model, before the first one is prepared."""
 
     @abstractmethod
     def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Prepared:
         """Prepare *weight* once, in the layout that the other operations expect.
 
-        It is *looked_up* if mostly :meth:`embed` and others that take single rows will read
-        it, an *expert* if it is one of a mixture, of which a token reads few.
+        It is *looked_up* if it is read mostly by single rows, as by :meth:`embed`, and an *expert*
+        if it belongs to a mixture, of which a token reads few matrices.
         """
 
     def reads(self, prepared: Prepared) -> list[NDArray[np.uint8]]:  # noqa: ARG002
@@ -163,7 +165,7 @@ class Ops(ABC):
 
     @abstractmethod
     def run(self, instruction: Instruction, on: Pass) -> None:
-        """Do *instruction* in a pass, near to what its own ``run`` computes in float64."""
+        """Run *instruction*; results are close to those of its own ``run`` in float64."""
 
     @abstractmethod
     def counters(self) -> Mapping[str, int]:
@@ -209,7 +211,7 @@ class Pass:
         self.registers: dict[Register, Array] = {}  # their values, ``(T, width)`` each
         self.states: list[Array] = [segment.cache.begin() for segment in segments]
         self._angles: dict[int, tuple[Array, float]] = {}
-        self._selected = False
+        self._selected = False  # the rows are those of the outputs alone
 
     def finish(self) -> Array:
         """The result; the caches now hold the segments' tokens."""
@@ -218,7 +220,7 @@ class Pass:
         return self.registers[self.program.result]
 
     def select(self) -> list[int]:
-        """Numbers of the requested rows, which are all rows from now on."""
+        """Indices of the requested rows; from now on the pass has only these."""
         requested: list[int] = []
         at = 0
         for segment in self.segments:
@@ -251,17 +253,23 @@ class Pass:
     def states_of(
         self, number: int, shape: tuple[int, ...], *, first: bool = False
     ) -> Iterator[tuple[slice, Array]]:
-        """Rows of each segment, and the last or the *first* numbers of its state *number*."""
+        """Rows of each segment, and a view ``(*shape)`` of numbers of its state *number*.
+
+        They are the last numbers of the state, or the *first* ones.
+        """
         size = math.prod(shape)
         for rows, cache in self.rows():
             state = cache.state(number)
             yield rows, (state[:size] if first else state[-size:]).reshape(shape)
 
     def angles(self, rotation: Rope) -> tuple[Array, float]:
-        """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""
+        """Angles of every row, ``(T, pairs)``, and the factor on what is rotated.
+
+        The array is computed once per pass and rotation.
+        """
         angles = self._angles.get(id(rotation))
         if angles is None:
-            parts = [np.empty((0, len(rotation.frequencies(1)[0])))]
+            parts = [np.empty((0, len(rotation.frequencies(1)[0])))]  # there may be no rows
             scale = rotation.frequencies(1)[1]
             for segment, positions in zip(self.segments, self.positions(), strict=True):
                 for part in by_regime(positions, segment.cache.reach, rotation):
@@ -297,9 +305,9 @@ class Interpreter:
     def trace(
         self, segments: Sequence[Segment]
     ) -> Generator[tuple[str, Array], Array | None, Array]:
-        """As :meth:`run`, with the name and the value of every mark that is passed.
+        """Run as :meth:`run` does, and yield the name and the value of every mark.
 
-        A value sent in return takes the place of the marked one.
+        A value that is sent back replaces the marked one.
         """
         on = Pass(self.program, self._weights, self._ops, segments)
         yield from self._steps(on)

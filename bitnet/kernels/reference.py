@@ -1,7 +1,7 @@
 """The backend that defines what is correct, in NumPy.
 
-Weights become float arrays once, when they are prepared. Ternary weights of BitNet's stay int8
-codes, since their product with int8 activations is exact in float32 (fewer than 2**17 inputs).
+Weights become float arrays once, when they are prepared. Ternary weights of BitNet models stay int8
+codes: their product with int8 activations is exact in float32 (fewer than 2**17 inputs).
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 18  # codes turned into floats at a time: they stay in the processor's cache
 
 # OpenBLAS computes products of up to 2**18 multiplications (matrix by matrix), or of fewer than
-# 9,216 weights (matrix by vector), on the thread that asks; its threads wait for each other with
-# every other product, which takes a hundred times as long as the product on a busy machine.
-_FEW_TOKENS = 32
-_PIECE = 8192  # weights; times _FEW_TOKENS 2**18
+# 9,216 weights (matrix by vector), on the calling thread. For larger ones its threads wait for each
+# other, and on a busy machine that takes a hundred times as long as the product.
+_FEW_TOKENS = 32  # up to so many tokens, a product is computed in pieces
+_PIECE = 8192  # weights of a piece; 2**18 multiplications for _FEW_TOKENS tokens
 _calls: Counter[str] = Counter()
 
 
 @dataclass(frozen=True, eq=False)
 class _TernaryMatrix:
-    """Codes ``(outputs, inputs)`` int8, scales ``(outputs or 1, groups)``; rounds its input."""
+    """A ternary matrix whose product rounds activations to int8.
+
+    Codes are ``(outputs, inputs)`` int8, scales ``(outputs or 1, groups)``.
+    """
 
     codes: NDArray[np.int8]
     scales: Array

@@ -1,4 +1,5 @@
-// Reads from a mapped file that ends before them: zeros and a mark, where the system sends SIGBUS.
+// Guard of mapped files that become shorter: a read behind the end, at which the system sends
+// SIGBUS, gives zeros and marks the file.
 #include "bind/module.hpp"
 
 #if !defined(_WIN32)
@@ -30,9 +31,9 @@ constexpr int kRanges = 1024;
 Range ranges[kRanges];
 uintptr_t page_size = 4096;
 
-// The handlers that were there, each once, the latest last. One that gives the signal back to its
-// predecessor (as faulthandler does) means the one before it, so they are asked one after the
-// other.
+// The handlers before ours, each once, the latest last. A handler may restore its predecessor and
+// raise the signal again, as faulthandler does. That comes here, too, and is for the handler before
+// it: *asked* counts how many have had the signal.
 constexpr int kHandlers = 16;
 struct sigaction handlers[kHandlers];
 std::atomic<int> handler_count{0}, asked{0};

@@ -5,7 +5,7 @@ namespace bitnet {
 namespace {
 
 // Calls take(at, size) with the text of each of *count* strings from *at* on; ends at the first one
-// that does not fit.
+// that does not fit, or where too few bytes are left for the lengths of all others.
 template <class Take>
 void each_string(std::string_view data, size_t& at, uint64_t& count, Take take) {
     for (; count > 0 && count <= (data.size() - at) / sizeof(uint64_t); --count) {

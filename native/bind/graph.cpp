@@ -111,26 +111,26 @@ public:
              const OutFloats& out) {
         std::vector<Segment> all;
         for (nb::handle item : segments) {
-            const auto it = nb::cast<nb::tuple>(item);
-            require(it.size() == 7 || it.size() == 8,
+            const auto parts = nb::cast<nb::tuple>(item);
+            require(parts.size() == 7 || parts.size() == 8,
                     "a segment is not a tuple of seven or eight parts");
             Segment& s = all.emplace_back();
-            s.count = nb::cast<int64_t>(it[0]);
-            s.start = nb::cast<int64_t>(it[1]);
-            s.outputs = nb::cast<int64_t>(it[2]);
-            s.context = nb::cast<int64_t>(it[3]);
-            for (const nb::handle table : nb::cast<nb::tuple>(it[4])) {
+            s.count = nb::cast<int64_t>(parts[0]);
+            s.start = nb::cast<int64_t>(parts[1]);
+            s.outputs = nb::cast<int64_t>(parts[2]);
+            s.context = nb::cast<int64_t>(parts[3]);
+            for (const nb::handle table : nb::cast<nb::tuple>(parts[4])) {
                 const auto pages = nb::cast<Addresses>(table);
                 auto& own = s.pages.emplace_back();
                 for (size_t i = 0; i < pages.size(); ++i)
                     own.push_back(reinterpret_cast<int16_t*>(uintptr_t(pages.data()[i])));
             }
-            const auto state = nb::cast<OutFloats>(it[5]);
+            const auto state = nb::cast<OutFloats>(parts[5]);
             s.state = state.data();
             s.state_size = int64_t(state.size());
-            const auto given = nb::cast<Floats>(it[6]);
+            const auto given = nb::cast<Floats>(parts[6]);
             s.given = {given.data(), int64_t(given.size())};
-            if (it.size() == 8) s.second = nb::cast<int64_t>(it[7]);
+            if (parts.size() == 8) s.second = nb::cast<int64_t>(parts[7]);
         }
         const Computing computing;
         Graph::run(tokens.data(), int64_t(tokens.size()), all, result, out.data(),

@@ -65,7 +65,8 @@ nb::object to_tuple(HeadResult&& r) {
                           r.tail, r.refined);
 }
 
-// The likeliest rows for each hidden state of *x*, (tokens, cols), as to_tuple has them.
+// For each hidden state of *x*, (tokens, cols), the tuple of to_tuple: the best *count* rows
+// outside of its *listed* ones, those within its margin, and the listed ones.
 nb::list bind_find(const BoundHead& self, const Floats& x, int64_t count,
                    const std::vector<float>& margins,
                    const std::vector<Array<const int64_t>>& listed) {

@@ -156,7 +156,7 @@ void bind_attention(const Floats& q, const Pages& pages, int64_t start, float sc
     a.head_dim = int64_t(q.shape(2));
     a.kv_heads = int64_t(pages.shape(2));
     require(q.size() > 0, "there are no queries");
-    // No width of a head has both.
+    // For one head_dim, the sizes of the two types always differ.
     const auto words = int64_t(pages.shape(3));
     a.kv_type = words == head_words(a.head_dim, KvType::q8) ? KvType::q8 : KvType::f16;
     require(
@@ -166,11 +166,11 @@ void bind_attention(const Floats& q, const Pages& pages, int64_t start, float sc
     require(start >= 0 && window >= 0 && int64_t(pages.shape(0)) * kKeyBlock - a.tokens >= start,
             "the pages must hold every position up to the last query");
     check_scores(scale, softcap);
-    std::vector<const int16_t*> each;
+    std::vector<const int16_t*> starts;
     for (size_t i = 0; i < pages.shape(0); ++i)
-        each.push_back(pages.data() + int64_t(i) * pages.stride(0));
+        starts.push_back(pages.data() + int64_t(i) * pages.stride(0));
     a.q = q.data();
-    a.pages = each.data();
+    a.pages = starts.data();
     a.out = out.data();
     require(!sinks || int64_t(sinks->size()) == a.heads, "sinks must be one per head");
     a.start = start;

@@ -301,7 +301,8 @@ nb::object pair_ids(nb::list pairs, nb::dict ids) {
         if (joined != is_text(0)) return nb::none();  // as the library, which reads one form alone
         if (PyList_CheckExact(pair) && PyList_GET_SIZE(pair) == 2) {
             known = look_up(PyList_GET_ITEM(pair, 0)) && look_up(PyList_GET_ITEM(pair, 1));
-        } else if (joined) {  // both halves in one text, with a space between them
+        } else if (joined) {  // both halves in one text, with a space between them, after the first
+                              // character: a half is never empty, and may begin with a space
             const Py_ssize_t size = PyUnicode_GET_LENGTH(pair);
             const Py_ssize_t at = size > 1 ? PyUnicode_FindChar(pair, ' ', 1, size, 1) : -1;
             if (at > 0) {

@@ -37,7 +37,7 @@ public:
         for (PyObject* number : made_) Py_XDECREF(number);
     }
 
-    // A list that ids are put into by and by, made for about as many as are expected.
+    // A list of ids that grows in steps; it is allocated for the number that is *expected*.
     class List {
     public:
         List(Numbers& numbers, uint32_t n_tokens, size_t expected) : numbers_(numbers) {
@@ -102,7 +102,7 @@ public:
         return list.take();
     }
 
-    // The ids that encode lists, without a number of Python's for each.
+    // The ids of encode as an array, without a Python object for each.
     nb::ndarray<nb::numpy, uint32_t, nb::ndim<1>> encode_array(nb::str text, bool parse_special,
                                                                size_t threads) {
         const std::string_view input = utf8(text);
@@ -138,7 +138,7 @@ public:
         }
         nb::list out;
         ManyTexts many(engine_, parse_special, threads);
-        std::optional<Numbers::List> ids;  // of the text whose parts come
+        std::optional<Numbers::List> ids;  // of the text whose parts are being taken
         {
             const Released released;
             for (const std::string_view input : inputs) many.add(input);
@@ -279,6 +279,8 @@ nb::str replace_all(const std::string& pattern, const std::string& content, nb::
     return nb::str(out.data(), out.size());
 }
 
+// (the pieces that a scanner of *pattern* cuts *text* into, the rest that it cannot read), or None
+// without a scanner for the pattern.
 nb::object scan_all(const std::string& pattern, nb::str text) {
     const Scanner scanner(pattern);
     if (!scanner.known()) return nb::none();

@@ -15,8 +15,7 @@
 #pragma fp_contract(off)
 #endif
 
-// Before a loop: what it does so many times stands there as often, so that arrays that it goes over
-// are in registers.
+// Unrolls the loop that follows by *count*, so that arrays that it indexes stay in registers.
 #if defined(__GNUC__)
 #define BITNET_PRAGMA(text) _Pragma(#text)
 #define BITNET_UNROLL(count) BITNET_PRAGMA(GCC unroll count)
@@ -123,7 +122,7 @@ constexpr Encoding kEncodings[kTypes] = {
 constexpr const Encoding& encoding(Type t) { return kEncodings[int(t)]; }
 
 constexpr bool is_tiled(Type t) { return t >= Type::F32_R16 && t <= Type::PTQ1_0_R16; }
-// Tiles of weights of two bits and fewer that take floats, rounded 32 at a time.
+// Tiles of weights of up to two bits whose inputs are rounded in runs of 32 columns.
 constexpr bool is_grouped(Type t) { return t >= Type::Q1_0_R16 && t <= Type::PTQ1_0_R16; }
 // The same in rows.
 constexpr bool is_grouped_row(Type t) { return t >= Type::Q1_0 && t <= Type::PTQ1_0; }
@@ -131,10 +130,10 @@ constexpr bool is_float(Type t) {
     return t <= Type::BF16 || (t >= Type::F32_R16 && t <= Type::BF16_R16);
 }
 constexpr bool is_ternary(Type t) { return t >= Type::Ternary && t <= Type::TernaryDense; }
-// The encoding with interleaved rows of one that has none.
+// True for encodings in rows, as in a file; `tiled` gives the one with interleaved rows.
 constexpr bool can_tile(Type t) { return t <= Type::PTQ1_0; }
 constexpr Type tiled(Type t) { return Type(int(t) + int(Type::F32_R16)); }
-// Columns of the tiles of a matrix of *cols*: those behind it are zero weights.
+// *cols* columns, rounded up to whole blocks of a tile: those behind the last are zero weights.
 constexpr int64_t tiled_cols(Type t, int64_t cols) {
     const int step = encoding(tiled(t)).weights;
     return is_grouped_row(t) ? (cols + step - 1) / step * step : cols;

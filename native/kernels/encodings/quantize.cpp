@@ -16,7 +16,7 @@ struct BlockQ3_K {
 };
 static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110, "ggml layout");
 
-// The integer part, and INT_MIN for what is none, as x86-64 converts.
+// The integer part, or INT_MIN if it is not an int, as x86-64 converts.
 int truncate(float v) { return v > -2147483648.0f && v < 2147483648.0f ? int(v) : INT_MIN; }
 
 // Weights of squared errors: importance times sqrt(mean square + x^2), so that large weights count
@@ -68,6 +68,7 @@ uint16_t round_symmetric(const float* x, const float* importance, float mean_squ
     return float_to_half(scale);
 }
 
+// The search with an importance matrix.
 constexpr AffineSearch kWeighted{-0.9f, 0.05f, 36, false, true};
 
 // Codes 0 to *top* of Q4_1 and Q5_1.
@@ -149,8 +150,8 @@ void round_mxfp4(const float* x, const float*, float, BlockMXFP4& block) {
 
 struct AffineType {
     int group, top, scale_top;
-    AffineSearch plain;
-    float mean_squares;  // their number in the weights of an importance matrix
+    AffineSearch plain;  // without an importance matrix
+    float mean_squares;  // factor on the mean square that weigh() takes
 };
 
 struct AffineSuper {
@@ -188,9 +189,9 @@ void round_super(const AffineType& type, const float* x, const float* importance
         if (importance) {
             weigh(part, importance + g * group, group, mean_square, w);
         } else {
-            const float least =
+            const float base =
                 type.plain.absolute ? 0.0f : std::sqrt(sum_of_squares(part, group) / float(group));
-            for (int i = 0; i < group; ++i) w[i] = least + std::fabs(part[i]);
+            for (int i = 0; i < group; ++i) w[i] = base + std::fabs(part[i]);
         }
         weights[g] = sum(w, group);
         float minimum;
@@ -335,8 +336,8 @@ void round_q6_k(const float* x, const float* importance, float, BlockQ6_K& block
 
 // ---- 32 weights with a scale of sixteen uneven values: IQ4_NL, and IQ4_XS with eight of them
 
-// Code of the value nearest to *v*: as many as have a neighbour below that is not nearer. Without
-// branches, because a search of sixteen tries takes most of the time.
+// Code of the value nearest to *v*: the number of midpoints between neighbouring values that *v*
+// reaches. Without branches, because a search of sixteen tries takes most of the time.
 int nearest_uneven(float v) {
     int code = 0;
     for (int i = 1; i < 16; ++i)

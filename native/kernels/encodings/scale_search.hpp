@@ -87,7 +87,7 @@ inline float fit_symmetric(const float* x, const float* w, int n, int half, int8
 }
 
 // Changes single codes, from *low* to *high*, while the gain of *fit* grows, in at most five
-// rounds. *rest_needed*: a weight is left alone where the others alone have no fit.
+// rounds. If *rest_needed*, a code stays where the other codes alone have no fit.
 template <class Code>
 inline void improve_codes(const float* x, const float* w, int n, int low, int high,
                           bool rest_needed, Code* codes, Fit& fit) {
@@ -167,7 +167,7 @@ inline float fit_positive(const float* x, const float* w, int n, int top, uint8_
     return fit.cc > 0.0f ? fit.scale() : 0.0f;
 }
 
-// Step widths that fit_affine tries: of range / (codes + first + step * i), i from 0 to steps.
+// Step widths that fit_affine tries: range / (top + first + step * i), i from 0 to steps.
 struct AffineSearch {
     float first, step;
     int steps;
@@ -225,18 +225,18 @@ inline float fit_affine(const AffineSearch& search, const float* x, const float*
         }
         const float determinant = sum_w * sum_cc - sum_c * sum_c;
         if (!(determinant > 0.0f)) continue;
-        float its_scale = (sum_w * sum_xc - sum_x * sum_c) / determinant;
-        float its_minimum = (sum_cc * sum_x - sum_c * sum_xc) / determinant;
-        if (its_minimum > 0.0f) {
-            its_minimum = 0.0f;
-            its_scale = sum_xc / sum_cc;
+        float tried_scale = (sum_w * sum_xc - sum_x * sum_c) / determinant;
+        float tried_minimum = (sum_cc * sum_x - sum_c * sum_xc) / determinant;
+        if (tried_minimum > 0.0f) {
+            tried_minimum = 0.0f;
+            tried_scale = sum_xc / sum_cc;
         }
-        const float error = error_of(its_scale, its_minimum, tried);
+        const float error = error_of(tried_scale, tried_minimum, tried);
         if (error < least) {
             std::copy(tried, tried + n, codes);
             least = error;
-            scale = its_scale;
-            minimum = its_minimum;
+            scale = tried_scale;
+            minimum = tried_minimum;
         }
     }
     return scale;

@@ -6,17 +6,16 @@
 //
 //   F32 F16 BF16   column by column: weight [r]
 //   Q*_0 Q*_1      per 32 columns: scale f16 [r], minimum f16 [r] (Q*_1), high bits, codes
-//   Q4_K Q5_K      per 256: d f16 [r], dmin f16 [r], scales u8 [8][r], minima u8 [8][r], then per
-//   32:
-//                  high bits (Q5_K), codes
+//   Q4_K Q5_K      per 256: d f16 [r], dmin f16 [r], scales u8 [8][r], minima u8 [8][r],
+//                  then per 32: high bits (Q5_K), codes
 //   Q6_K           per 256: d f16 [r], scales s8 [8][2][r], then per 32: high bits, codes
 //   MXFP4          per 32: power u8 [r], codes
 //   IQ4_NL         per 32: scale f16 [r], codes
 //   IQ4_XS         per 256: d f16 [r], scales s8 [8][r], then per 32: codes
 //
 //   codes          4 x 64 bytes: byte b of dword r of line i has column 4i + b in its low four bits
-//                  and column 16 + 4i + b in the high ones. Q8_0: 8 x 64, code + 128 of column 4i +
-//                  b
+//                  and column 16 + 4i + b in the high ones.
+//                  Q8_0: 8 x 64 bytes, code + 128 of column 4i + b
 //   high bits      Q5: 64 bytes, bit j of byte b of dword r belongs to column 4j + b.
 //                  Q6: 2 x 64, bits 2j, 2j + 1 of line h to column 16h + 4j + b
 #pragma once
@@ -68,7 +67,7 @@ constexpr TileLayout tile_layout(Type type) {
     }
 }
 
-// Of a power of two, such as `offset` is where it is not 0.
+// Logarithm of a power of two, which `offset` is unless it is 0.
 constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
 constexpr bool tile_sizes_agree() {
@@ -115,7 +114,9 @@ void each_block_type(Add add) {
     return code - layout.offset;
 }
 
-// Group *g* of row *lane* of a tile in a block encoding. This is the specification.
+// Group *g* of row *lane* of a tile in a block encoding. This is the specification. The size of the
+// header tells what it has: 16 for powers, 32 for scales, 64 for scales and minima, 320 for Q4_K
+// and Q5_K, 160 for IQ4_XS, 288 for Q6_K.
 [[maybe_unused]] inline void unpack_tile_group(Type type, const uint8_t* tile, int lane, int64_t g,
                                                Group& out) {
     const TileLayout layout = tile_layout(type);

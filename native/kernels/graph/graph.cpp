@@ -87,7 +87,7 @@ std::vector<int> Graph::regs(const Operands& operands, const char* field) const 
     return all;
 }
 
-// Registers that are, in each of equal groups, the pieces of a whole one.
+// The registers *parts* of an instruction, which in each of equal groups make up register *whole*.
 std::vector<int> Graph::groups(const Operands& operands, const char* parts,
                                const char* whole) const {
     const std::vector<int> all = regs(operands, parts);
@@ -114,8 +114,8 @@ std::vector<const float*> Graph::biases(const Operands& operands,
     return all;
 }
 
-// Where in the state of a sequence an instruction has its *size* floats: the first or the last of
-// those of its layer.
+// Offset in the state of a sequence of the *size* floats of an instruction: the first or the last
+// ones of its layer.
 int64_t Graph::state_offset(const Operands& operands, int64_t size, bool first) const {
     const int64_t start = operands.integer("start"), stop = operands.integer("stop");
     require(!selected_, "a state behind the outputs alone");

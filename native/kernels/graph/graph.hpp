@@ -31,24 +31,23 @@ struct Segment {
     std::vector<std::vector<int16_t*>> pages;
     float* state = nullptr;  // of its layers with a state of fixed size
     int64_t state_size = 0;
-    int64_t second =
-        std::numeric_limits<int64_t>::max();  // position from which on tokens are the second text's
-    FloatArray given;  // what the program takes for each token, (count, width)
+    // Position from which on tokens are those of the second text.
+    int64_t second = std::numeric_limits<int64_t>::max();
+    FloatArray given;  // what Take instructions read, (count, width)
 };
 
-// The fields of an instruction by their names in kernels/instructions.py, with numbers for
-// registers and rotations, and what the names of weights stand for. A field without a value has no
-// items.
+// The fields of an instruction by their names in kernels/instructions.py. Registers and rotations
+// are numbers, and weights themselves stand for their names. A field without a value has no items.
 class Operands {
 public:
     virtual ~Operands() = default;
     virtual std::vector<int64_t> integers(const char* field) const = 0;
     virtual double number(const char* field) const = 0;
     virtual std::string text(const char* field) const = 0;
-    virtual std::vector<FloatArray> arrays(
-        const char* field) const = 0;  // without data where one has no value
-    virtual std::vector<std::vector<Matrix>> matrices(
-        const char* field) const = 0;  // several for experts
+    // An array without a value has no data.
+    virtual std::vector<FloatArray> arrays(const char* field) const = 0;
+    // Several matrices for each name that is one of a mixture of experts.
+    virtual std::vector<std::vector<Matrix>> matrices(const char* field) const = 0;
 
     int64_t integer(const char* field) const {
         const std::vector<int64_t> all = integers(field);
@@ -74,22 +73,21 @@ public:
     int add_register(int64_t width, int64_t place);
     int64_t width(int r) const { return registers_[size_t(r)].width; }
 
-    // A table of pages, with keys and values of heads of one shape that see as far, of so many
-    // layers.
+    // A table of pages, with the keys and values of layers whose heads have one shape and window.
     struct Table {
         int64_t layers, kv_heads, head_dim, window;
         KvType type = KvType::f16;
-        int64_t layer_words() const {
-            return 2 * kv_heads * head_words(head_dim, type);
-        }  // int16 of one layer in a page
+        // int16 of one layer in a page.
+        int64_t layer_words() const { return 2 * kv_heads * head_words(head_dim, type); }
     };
     int64_t add_table(const Table& table);
 
-    // Frequencies per position of each pair, and the factor on what is rotated, for every rotation.
+    // Frequencies of a rotation, in radians per position, and its factor on what is rotated.
     struct Frequencies {
         std::vector<double> of_pair;
         double scale;
     };
+    // Number of a set of frequencies, one for each rotation.
     int64_t add_context(std::vector<Frequencies> rotations);
     int add_rotation(int64_t pairs, bool half);  // before all instructions
     void set_state(int64_t size);                // floats of the state of a sequence
@@ -97,8 +95,8 @@ public:
     // The next instruction of the program. Weights must outlive the graph.
     void add(std::string_view instruction, const Operands& operands);
 
-    // The output rows of register *result*, those of all segments one after the other, *out* with
-    // room for *rows*.
+    // Writes the output rows of register *result*, those of all segments one after the other, to
+    // *out*, which has *size* floats.
     void run(const int64_t* tokens, int64_t count, const std::vector<Segment>& segments,
              int64_t result, float* out, int64_t size);
 
@@ -107,10 +105,10 @@ private:
     using PassFunction = std::function<void(Pass&)>;
     using RowFunction = std::function<void(Pass&, int64_t row)>;
     struct Stage {
-        std::vector<RowFunction> rows;  // each for every row; or
-        PassFunction whole;
+        std::vector<RowFunction> rows;     // all of them for a row before the next one; or
+        PassFunction whole;                // one function for all rows
         std::vector<PassFunction> before;  // once per pass: counters, room for activations
-        int64_t multiple = 1;              // of rows that one thread takes
+        int64_t multiple = 1;              // rows are given to threads in multiples of it
     };
     struct Rotation {
         int64_t pairs;
@@ -192,14 +190,15 @@ private:
     std::vector<Register> registers_;
     std::vector<int64_t> widths_, offsets_;  // of places
     int64_t total_width_ = 0, state_size_ = 0, vocabulary_ = 0, taken_ = 0;
-    int64_t positions_ =
-        std::numeric_limits<int64_t>::max();  // that have a row in every table of positions
-    bool selected_ = false;                   // what is added runs on the rows of the outputs
+    // Positions that have a row in every table of positions.
+    int64_t positions_ = std::numeric_limits<int64_t>::max();
+    bool selected_ = false;  // what is added runs on the rows of the outputs
     std::vector<Table> tables_;
     std::vector<Stage> stages_;
     std::vector<Rotation> rotations_;
     std::vector<std::vector<Frequencies>> contexts_;
-    std::map<int, int64_t> numbers_;          // of experts, by the register of the chosen ones
+    std::map<int, int64_t> numbers_;  // of experts, by the register of the chosen ones
+    // Instructions point at the numbers of these, which stay in place when the outer vectors grow.
     std::vector<std::vector<float>> ones_;    // weights of norms without any
     std::vector<std::vector<float>> joined_;  // kernels of convolutions that are several tensors
 

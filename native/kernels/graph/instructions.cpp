@@ -34,8 +34,8 @@ std::vector<T> stretch(const std::vector<T>& items, size_t begin, size_t end) {
 
 void Graph::embed(const Operands& operands) {
     const int out = reg(operands, "out");
-    const Matrix given = operands.matrices("table").at(0).at(0);
-    const Matrix table = shaped(given, width(out), given.rows);
+    const Matrix stored = operands.matrices("table").at(0).at(0);
+    const Matrix table = shaped(stored, width(out), stored.rows);
     const float scale = operands.real("scale");
     const int64_t rows = operands.integer("rows");
     require(rows >= 0 && rows <= table.rows, "more rows than the table has");
@@ -54,8 +54,8 @@ void Graph::embed(const Operands& operands) {
 
 void Graph::lookup(const Operands& operands) {
     const int out = reg(operands, "out");
-    const Matrix given = operands.matrices("table").at(0).at(0);
-    const Matrix table = shaped(given, width(out), given.rows);
+    const Matrix stored = operands.matrices("table").at(0).at(0);
+    const Matrix table = shaped(stored, width(out), stored.rows);
     const bool by_position = operands.text("by") == "position";
     require(by_position || operands.text("by") == "text", "rows of a table by something unknown");
     if (by_position) positions_ = std::min(positions_, table.rows);
@@ -171,11 +171,11 @@ void Graph::linear(const Operands& operands) {
     std::vector<int64_t> widths;
     for (const int out : outs) widths.push_back(width(out));
     const std::vector<const float*> bias = biases(operands, widths);
-    const auto given = operands.matrices("weights");
-    require(given.size() == outs.size(), "lists differ in length");
+    const auto stored = operands.matrices("weights");
+    require(stored.size() == outs.size(), "lists differ in length");
     std::vector<Matrix> matrices;
     for (size_t i = 0; i < outs.size(); ++i)
-        matrices.push_back(shaped(given[i].at(0), width(x), widths[i]));
+        matrices.push_back(shaped(stored[i].at(0), width(x), widths[i]));
     size_t begin = 0;
     while (begin < outs.size()) {  // neighbours that share their rounded input are one product
         size_t end = begin + 1;
@@ -288,8 +288,7 @@ void Graph::temper(const Operands& operands) {
     });
 }
 
-// Keys and values are the *place*-th of the pages of *table*; without k and v, those that are
-// stored there.
+// The cache is layer *place* of the pages of *table*. Without k and v, nothing is stored in it.
 void Graph::attend(const Operands& operands) {
     const int out = reg(operands, "out");
     const int q = reg(operands, "q");
@@ -378,7 +377,7 @@ void Graph::gate(const Operands& operands) {
         [](Pass&) { count_call(Op::gate); });
 }
 
-// A number of *g* for each group of columns of *up*.
+// A gate with one number of *g* for each group of columns of *up*.
 void Graph::gate_groups(int out, int g, int up, Gate kind) {
     const int64_t groups = width(g);
     const int64_t columns = width(out) / groups;

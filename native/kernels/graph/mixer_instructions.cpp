@@ -10,7 +10,8 @@ using detail::active;
 
 namespace {
 
-// One matrix of each type and width among *matrices*: an input is rounded once for each of them.
+// One matrix of each type and width among *matrices*: an input is rounded once for each type and
+// width.
 std::vector<Matrix> input_forms(const std::vector<std::vector<Matrix>>& matrices) {
     std::vector<Matrix> forms;
     for (const auto& experts : matrices) {
@@ -62,7 +63,8 @@ void Graph::convolve(const Operands& operands) {
     });
 }
 
-// A *kernel* of one head, position by position; *fill* says where the rows from one on are.
+// Adds a *kernel* that runs one head of a sequence, position by position; fill(pass, args, row)
+// sets the pointers of its arguments to the rows from *row* on.
 template <class Args, class Fill>
 void Graph::add_recurrence(Op op, const Args& same, int64_t offset,
                            void (*Kernels::*kernel)(const Args&, int64_t), Fill fill) {

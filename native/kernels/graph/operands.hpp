@@ -5,7 +5,7 @@
 
 namespace bitnet {
 
-// The numbers of *field*, none where it has no value; of another size they are refused.
+// The numbers of *field*, or null if it has no value; throws *otherwise* if there are not *size*.
 inline const float* floats(const Operands& operands, const char* field, int64_t size,
                            const char* otherwise) {
     const FloatArray array = operands.arrays(field).at(0);
@@ -13,7 +13,7 @@ inline const float* floats(const Operands& operands, const char* field, int64_t 
     return array.data;
 }
 
-// The same where there must be one.
+// The same of a field that must have a value.
 inline const float* required(const Operands& operands, const char* field, int64_t size,
                              const char* otherwise) {
     const float* data = floats(operands, field, size, otherwise);
@@ -21,6 +21,7 @@ inline const float* required(const Operands& operands, const char* field, int64_
     return data;
 }
 
+// *m*, which must be (rows, inputs).
 inline Matrix shaped(const Matrix& m, int64_t inputs, int64_t rows) {
     require(m.inputs == inputs && m.inputs <= m.cols && m.rows == rows,
             "the matrix has another shape than its registers");

@@ -10,7 +10,7 @@ namespace bitnet {
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr int64_t kRowsAhead = 6;  // whose sixth bits are on their way
+constexpr int64_t kRowsAhead = 6;  // rows whose sixth bits are fetched ahead
 
 const HeadKernels& kernels() { return detail::active().exact_head; }
 

@@ -126,9 +126,9 @@ struct HeadResult {
     bool usable = false;        // false: this hidden state cannot be bounded, and nothing was found
     std::vector<int64_t> ids;   // rising
     int64_t refined = 0;        // rows whose sixth bits were read
-    std::vector<float> logits;  // the very bits the head's own kernel gives
+    std::vector<float> logits;  // of *ids*, with the bits that the head's own kernel gives
     float bound = 0.0f;         // the logit of every other row is below it
-    double tail = 0.0;          // with a margin: sum of exp(logit - bound) over them at most
+    double tail = 0.0;  // with a margin: sum of exp(logit - bound) of those rows, rounded up
 };
 
 std::vector<HeadResult> find_logits(const ExactHead& m, const std::vector<HeadQuery>& queries);
@@ -162,6 +162,7 @@ namespace {
     }
 }
 
+// Twelve blocks ahead.
 [[maybe_unused]] inline void prefetch_block(const uint8_t* block) {
     prefetch_bytes(block + 12 * kHeadBlockBytes, kHeadBlockBytes);
 }

@@ -55,7 +55,7 @@ inline void block_product(const uint8_t* block, const int8_t* high, const int8_t
         product[v] = Vec::add(Vec::times_power(coarse[v].total(), 7), fine[v].total());
 }
 
-// `HeadKernels::tile`; what finish_row does of each row.
+// `HeadKernels::tile`, with finish_row for vectors of rows.
 void head_tile(const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step,
                const float* residual, const float* norm, float* approx, float* upper) {
     const uint8_t *norms = tile, *codes = tile + head_codes(blocks);

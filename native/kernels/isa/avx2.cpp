@@ -12,7 +12,7 @@ struct Vec : Avx2 {
 
     // Codes in a byte are summed in 16 bits. Those above the offset may overflow on the way, but
     // the sums start at -offset * sum(q), modulo 2^16, and end within 16 bits.
-    static constexpr int kDepth = 64;  // so many pairs of products of ternary codes
+    static constexpr int kDepth = 64;  // pairs of products of ternary codes that fit a sum
     static_assert(kDepth * 2 * 2 * 127 <= 32767, "16-bit sums overflow");
     template <int kMost = 2, int kOffset = 0, bool kSigned = false>
     struct Sum {

@@ -83,8 +83,8 @@ struct Avx512 {
     static Int or_masked(Int a, Int b, int byte) {  // a | (b & byte)
         return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi8(char(byte)), 0xf8);
     }
-    // Bits of each byte moved up, or down by less than nothing; those of its neighbours are masked
-    // by the caller.
+    // Bits of each byte shifted left, or right if *left* is negative; the caller masks those that
+    // come from the neighbouring byte.
     static Int shift(Int a, int left) {
         if (left == 0) return a;
         return left < 0 ? _mm512_srli_epi16(a, unsigned(-left))
@@ -99,7 +99,7 @@ struct Avx512 {
     static Int times_power(Int a, int n) { return _mm512_slli_epi32(a, unsigned(n)); }
     static Int over_power(Int a, int n) { return n ? _mm512_srai_epi32(a, unsigned(n)) : a; }
     static Lanes to_float(Int a) { return {_mm512_cvtepi32_ps(a)}; }
-    // Sum of 64 bytes with signs at a time.
+    // Sum of *n* signed bytes, 64 at a time.
     static int32_t sum_bytes(const int8_t* q, int n) {
         Int sum = zero();
         for (int i = 0; i < n; i += 64)
@@ -119,7 +119,7 @@ struct Avx512 {
                                    _mm512_cvtpd_ps(a.high), 1)};
     }
 
-    static constexpr int kDepth = 0;  // so many products of ternary codes fit; 0: any number
+    static constexpr int kDepth = 0;  // products of ternary codes that fit a sum; 0: any number
     static Int dot(Int sum, Int codes, Int x) { return _mm512_dpbusd_epi32(sum, codes, x); }
     template <int = 2, int kOffset = 0, bool = false>
     using Sum = DotSum<Avx512, kOffset>;

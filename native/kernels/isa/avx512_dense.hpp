@@ -15,7 +15,8 @@ using Vec = Avx512;
 namespace bitnet {
 namespace {
 
-// What vpermb finds by the lowest six bits of a byte, with i / divisor % modulus * factor at i.
+// A table that vpermb looks up by the lowest six bits of a byte; entry i is
+// i / divisor % modulus * factor.
 struct Table {
     alignas(64) uint8_t at[64];
     __m512i of(__m512i index) const {
@@ -35,9 +36,9 @@ constexpr uint32_t inverse(uint32_t odd) {  // modulo 2^32, by Newton's method
 }
 static_assert(inverse(21) * 21 == 1);
 
-// A byte is 28 g + low, and its upper six bits divided by seven are g. The last two digits are the
-// multiple of 28 and of 84 they stand for, which spares a table, and have sums of their own, or
-// they are as they are.
+// A byte is 28 g + low, and its upper six bits divided by seven are g. If kInPlace, the last two
+// digits stay multiples of 28 and of 84, which spares a table, and have sums of their own;
+// otherwise they are plain digits, added to the sum of the others.
 template <bool kInPlace>
 struct DenseDigits {
     static constexpr int kDigits = 5, kSums = kInPlace ? kDigits : 1, kLargest = 1,

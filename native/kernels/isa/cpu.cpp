@@ -58,24 +58,25 @@ CpuFeatures detect() { return detect_features({cpuid, saved_state, grant_tiles})
 #elif defined(BITNET_ARM)
 
 CpuFeatures detect() {
-    CpuFeatures found;
+    CpuFeatures features;
 #if defined(__linux__)
     constexpr unsigned long kAsimdDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
-    found.neon_dotprod = (getauxval(AT_HWCAP) & kAsimdDotProduct) != 0;
+    features.neon_dotprod = (getauxval(AT_HWCAP) & kAsimdDotProduct) != 0;
 #if defined(BITNET_I8MM)
     constexpr unsigned long kMatrixProduct = 1ul << 13;  // HWCAP2_I8MM
-    found.neon_i8mm = found.neon_dotprod && (getauxval(AT_HWCAP2) & kMatrixProduct) != 0;
+    features.neon_i8mm = features.neon_dotprod && (getauxval(AT_HWCAP2) & kMatrixProduct) != 0;
 #endif
 #elif defined(__APPLE__)
-    found.neon_dotprod = true;  // every Apple processor that runs 64-bit macOS
+    features.neon_dotprod = true;  // every Apple processor that runs 64-bit macOS
 #if defined(BITNET_I8MM)
-    int there = 0;
-    size_t size = sizeof there;
-    found.neon_i8mm =
-        sysctlbyname("hw.optional.arm.FEAT_I8MM", &there, &size, nullptr, 0) == 0 && there != 0;
+    int is_present = 0;
+    size_t size = sizeof is_present;
+    features.neon_i8mm =
+        sysctlbyname("hw.optional.arm.FEAT_I8MM", &is_present, &size, nullptr, 0) == 0 &&
+        is_present != 0;
 #endif
 #endif
-    return found;
+    return features;
 }
 
 #else
@@ -87,39 +88,40 @@ CpuFeatures detect() { return {}; }
 }  // namespace
 
 CpuFeatures& cpu_features() {
-    static CpuFeatures found = detect();
-    return found;
+    static CpuFeatures features = detect();
+    return features;
 }
 
 #if defined(BITNET_X86)
 CpuFeatures detect_features(const CpuQueries& ask) {
-    CpuFeatures found;
-    if (ask.cpuid(0, 0).a < 7) return found;
+    CpuFeatures features;
+    if (ask.cpuid(0, 0).a < 7) return features;  // leaf 7 has AVX2 and what followed
     const CpuRegisters basic = ask.cpuid(1, 0), extended = ask.cpuid(7, 0);
     const auto bit = [](uint32_t value, int n) { return ((value >> n) & 1u) != 0; };
-    if (!bit(basic.c, 27)) return found;  // OSXSAVE
+    if (!bit(basic.c, 27)) return features;  // OSXSAVE
     const uint64_t state = ask.saved_state();
-    const bool ymm = (state & 0x6) == 0x6;
-    const bool zmm = (state & 0xe6) == 0xe6;
+    const bool ymm = (state & 0x6) == 0x6;    // registers of SSE and AVX
+    const bool zmm = (state & 0xe6) == 0xe6;  // and of AVX-512, masks included
     const bool fma = bit(basic.c, 12);
     const bool f16c = bit(basic.c, 29);
-    found.avx2 = ymm && fma && f16c && bit(extended.b, 5);
+    features.avx2 = ymm && fma && f16c && bit(extended.b, 5);
     // With F, DQ, BW and VL.
-    found.avx512_vnni = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) &&
-                        bit(extended.b, 30) && bit(extended.b, 31) && bit(extended.c, 11);
+    features.avx512_vnni = features.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) &&
+                           bit(extended.b, 30) && bit(extended.b, 31) && bit(extended.c, 11);
 #if defined(BITNET_AVX_VNNI_PLAIN)
-    found.avx_vnni = found.avx2;
+    features.avx_vnni = features.avx2;
 #elif defined(BITNET_AVX_VNNI_EVEX)
-    found.avx_vnni = found.avx512_vnni;
+    features.avx_vnni = features.avx512_vnni;
 #else
-    found.avx_vnni = found.avx2 && extended.a >= 1 && bit(ask.cpuid(7, 1).a, 4);
+    features.avx_vnni = features.avx2 && extended.a >= 1 && bit(ask.cpuid(7, 1).a, 4);
 #endif
-    found.avx512_vbmi = found.avx512_vnni && bit(extended.c, 1);
+    features.avx512_vbmi = features.avx512_vnni && bit(extended.c, 1);
 #if defined(BITNET_AMX)
+    // AMX-TILE and AMX-INT8, and the state of the tiles.
     const bool tiles = bit(extended.d, 24) && bit(extended.d, 25) && (state & 0x60000) == 0x60000;
-    found.amx = found.avx512_vbmi && tiles && ask.grant_tiles();
+    features.amx = features.avx512_vbmi && tiles && ask.grant_tiles();
 #endif
-    return found;
+    return features;
 }
 #endif
 

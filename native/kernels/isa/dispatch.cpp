@@ -85,7 +85,7 @@ bool has_type(int op) { return op <= int(Op::embed); }
 }  // namespace
 
 void count_call(Op op, Type type) {
-    size_t level = 0;
+    size_t level = 0;  // names are compared by their addresses: a table in use is a copy
     while (detail::offered()[level]->name != active().name) ++level;
     calls[level][int(op)][has_type(int(op)) ? int(type) : 0].fetch_add(1,
                                                                        std::memory_order_relaxed);

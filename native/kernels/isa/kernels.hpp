@@ -6,7 +6,7 @@
 //     Each run of kFloatRun columns has two chains of fused multiply-adds in float32, one over the
 //     even and one over the odd columns. Their sum is added to that of the runs before.
 //
-//   block     Q*_0, Q*_1, Q*_K, MXFP4, IQ4_*
+//   block     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4, IQ4_NL, IQ4_XS
 //     Activations become int8 in groups of 16 columns: step = max|x| / 127,
 //     q = round_half_even(x * (127 / max|x|)). The sum p of code * q in a group is an exact
 //     integer. Each 32 columns are two groups, 0 and 1, with sum = step0 * sum(q0) + step1 *
@@ -95,7 +95,7 @@ struct alignas(64) BlockInput {
     float step[2];              // of the first 16 and of the others
     float sum;                  // of step * q
     int32_t minus_q[2];         // -sum(q) of each 16
-    int16_t minus_pairs[2][2];  // that sum in two: of columns 4i and 4i + 1, of 4i + 2 and 4i + 3
+    int16_t minus_pairs[2][2];  // the two parts of it: columns 4i and 4i + 1, 4i + 2 and 4i + 3
 };
 static_assert(sizeof(BlockInput) == 64, "one cache line");
 
@@ -142,8 +142,8 @@ using LinearKernel = void (*)(const LinearArgs&, int64_t r0, int64_t r1, uint8_t
 // at a time become a tile, so that results have the bits of interleaved rows (ops/ops.cpp).
 void linear_in_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch);
 
-// Room for the tiles that a kernel unpacks; amx.cpp, neon_i8mm.cpp and tile_groups.hpp assert that
-// theirs fit.
+// Room for the tiles that a kernel unpacks, up to 96 bytes a column; amx.cpp, neon_i8mm.cpp and
+// tile_groups.hpp assert that theirs fit.
 constexpr size_t scratch_bytes(int64_t cols) { return size_t(cols) * 96 + 4096; }
 
 constexpr int kKeyBlock = 64;  // positions of a cache page, and keys per step of the online softmax
@@ -257,7 +257,7 @@ struct ConvolveArgs {
     const float* bias = nullptr;  // (channels), or none
     float* out = nullptr;         // (tokens, channels)
     int64_t tokens = 0, channels = 0, width = 0;
-    bool silu = false;  // of the result
+    bool silu = false;  // applied to the result
 };
 // Channels of a cache line, which threads should not take from each other.
 constexpr int64_t kLineFloats = 16;
@@ -355,7 +355,7 @@ struct CpuFeatures {
     bool avx512_vbmi = false;  // only with avx512_vnni; has kernels for dense ternary tiles
 };
 
-// Those of this processor. Tests may change them before a level is chosen.
+// The features of this processor. Tests may change them before a level is chosen.
 CpuFeatures& cpu_features();
 
 #if defined(BITNET_X86)

@@ -47,7 +47,7 @@ inline int32x4_t dot_lane(int32x4_t sum, int8x16_t w, int8x16_t x, int lane) {
     }
 }
 
-// Bits of each byte moved up by *n*, down when it is negative.
+// Bits of each byte shifted left by *n*, or right if *n* is negative.
 inline uint8x16_t shift_bytes(uint8x16_t a, int n) { return vshlq_u8(a, vdupq_n_s8(int8_t(n))); }
 
 // Eight floats.

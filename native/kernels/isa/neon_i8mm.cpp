@@ -15,8 +15,8 @@ struct Vec : Neon {
 };
 
 constexpr int kTokens = 4;  // two pairs
-constexpr int kPairs = kTileRows / 2,
-              kHalf = kPairs / 2;  // of rows; those whose sums of floats fit the registers
+// Pairs of rows of a tile, and those of half a tile, whose sums of floats fit the registers.
+constexpr int kPairs = kTileRows / 2, kHalf = kPairs / 2;
 
 }  // namespace
 }  // namespace bitnet

@@ -7,6 +7,7 @@
 namespace bitnet {
 namespace {
 
+// Eight floats; isa/avx512.hpp and isa/avx2.hpp say what the functions do.
 struct Lanes {
     static constexpr int kWidth = 8;
     float v[8];
@@ -179,6 +180,7 @@ void tile_scalar(const uint8_t* tile, int64_t blocks, const HeadInput& x, const 
             const uint8_t* block = codes + b * kHeadBlockBytes;
             int32_t product = 0;
             for (int64_t i = 0; i < kHeadBlock; ++i) {
+                // Groups 0 to 7 and 8 to 15 are in the two halves of a block, five lines each.
                 const int64_t g = i / 4, at = 4 * r + i % 4;
                 const int low = block[64 * (1 + g / 8 + g / 2) + at] >> (4 * (g % 2)) & 15;
                 const int high = block[320 * (g / 8) + at] >> (g % 8) & 1;

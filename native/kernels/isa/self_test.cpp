@@ -27,7 +27,8 @@ struct Random {
     }
 };
 
-// Random bytes are valid codes almost everywhere; scales must be ordinary numbers.
+// Random bytes are valid codes almost everywhere; scales, whose places in a block differ, must be
+// ordinary numbers.
 std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Random& random) {
     const Encoding& size = encoding(type);
     std::vector<uint8_t> bytes(size_t(weight_bytes(type, rows, cols)));
@@ -92,8 +93,8 @@ bool close(const std::vector<float>& got, const std::vector<float>& expected, bo
     return error <= kSelfTestNmse * norm;
 }
 
-// Whether run(kernels, out) writes the same *n* numbers with *k* as with the scalar kernels; if
-// they are not to be *exact*, floats near them.
+// Whether run(kernels, out) writes the same *n* numbers with *k* as with the scalar kernels, or, if
+// not *exact*, floats near them.
 template <class T, class Run>
 bool agrees(const Kernels& k, int64_t n, bool exact, Run run) {
     std::vector<T> got(static_cast<size_t>(n)), expected(got.size());
@@ -117,7 +118,7 @@ std::vector<uint8_t> random_matrix(Type type, int64_t rows, int64_t cols, Random
 
 // A product of random numbers, which any kernel of *type* can compute.
 struct Product {
-    int64_t rows, tokens;  // enough for tiles of either in pairs and alone, whole and not
+    int64_t rows, tokens;  // whole tiles and a rest, and pairs of tiles and a single one
     std::vector<uint8_t> weight;
     std::vector<float> x;
     Activations activations;
@@ -475,7 +476,7 @@ std::vector<std::string> self_test() {
     };
     check(rounding_agrees(chosen), "rounding of activations");
     for (int i = 0; i < kTypes; ++i)
-        if (!can_tile(Type(i)))  // else in rows: scalar
+        if (!can_tile(Type(i)))  // matrices in rows are checked with gather, as tiles
             check(linear_agrees(Type(i), chosen), std::string("linear ") + kEncodings[i].name);
     check(dequantize_agrees(chosen), "dequantize");
     check(gather_agrees(chosen), "gather");

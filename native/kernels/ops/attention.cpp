@@ -1,6 +1,6 @@
-// Who computes which part of attention. A query's keys are seen in splits that begin at fixed
-// positions, and their partial results are merged in order, whether one thread does them all or
-// each is done by another: a long context keeps every thread busy and the bits do not change.
+// How attention is divided among threads. Keys are read in splits that begin at fixed positions,
+// and their partial results are merged in order, whether one thread computes them all or each
+// another: a long context keeps every thread busy, and the bits do not change.
 
 #include "ops/ops.hpp"
 #include "ops/partial_attention.hpp"
@@ -13,7 +13,7 @@ namespace {
 
 // Rows of a unit, which share a page in the first caches; at least those of kQueryBlock tokens.
 constexpr int64_t kQueryRows = 128;
-// Units that each thread has, at least, before units grow: a slow core does not delay the others.
+// Units grow only if each thread has at least so many: a slow core does not delay the others.
 constexpr int64_t kUnitsPerThread = 4;
 constexpr int64_t kSplitKeys = int64_t(kSplitPages) * kKeyBlock;
 
@@ -21,7 +21,7 @@ constexpr int64_t kSplitKeys = int64_t(kSplitPages) * kKeyBlock;
 struct Unit {
     const AttentionArgs* args;
     int64_t kv_head, t0, t1, first, last;
-    int64_t partials;  // where in the shared memory they go; -1: the unit is finished by itself
+    int64_t partials;  // where its partial results begin in shared memory; -1: it has none
 
     int64_t rows() const { return (t1 - t0) * (args->heads / args->kv_heads); }
     int64_t floats() const { return PartialAttention::floats(rows(), args->head_dim); }
@@ -36,6 +36,7 @@ float with_sink(float sink, float top, float sum) {
     return before / (sum * before + power_or_zero(sink_score - most));
 }
 
+// Writes the results of a unit; *spare* has room for a head.
 void write(const Unit& unit, const PartialAttention& part, float* spare) {
     const AttentionArgs& a = *unit.args;
     const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;

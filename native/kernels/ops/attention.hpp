@@ -23,7 +23,9 @@ inline void fetch(const void* at) {
 #endif
 }
 
-// Scores of one row without those of keys it does not see, and the lanes of the largest.
+// Finishes the scores of one row: softcap, slope, biases by distance, and -infinity for keys that
+// it does not see. *largest* are lanes of the largest. *octave* is log2(e) in units of a score, by
+// which softcapped scores, slopes and biases are still to be multiplied.
 inline void look(const AttentionArgs& a, const QueryRow& row, float octave, float* score,
                  Parts& largest) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
@@ -77,8 +79,8 @@ struct Block {
     Code* const q;  // of each tile (width / kEach, N, kEach)
     Form form;
     float* const step;     // of each row's query, times the scale
-    int32_t* const start;  // of each row's sums of products with keys
-    float* const rest;     // behind all
+    int32_t* const start;  // where each row's sums of products with keys start
+    float* const rest;     // the scratch memory behind all these
 
     Block(const AttentionArgs& args, int64_t head, int64_t from, int64_t to, float* scratch)
         : a(args),
@@ -122,7 +124,7 @@ struct Block {
         });
     }
 
-    // What *count* rows from *r* on see of the page that begins at *base*.
+    // Fills *out* with what *count* rows from *r* on see of the page that begins at *base*.
     void see(int64_t r, int count, int64_t base, QueryRow* out) const {
         int64_t t = t0 + r / group, end = (r / group + 1) * group;
         for (int n = 0; n < count; ++n) {
@@ -145,8 +147,8 @@ struct Block {
     }
 
     // Scores of M tiles from row *r* on and of keys [first, last), and maybe some around them: keys
-    // that are in the first cache are multiplied with all tiles. What is at *soon* is fetched
-    // meanwhile.
+    // that are in the first cache are multiplied with all tiles. Codes at *soon* are fetched into
+    // the caches meanwhile.
     template <int N, int M>
     void score(int64_t r, Page keys, const Code* soon, int first, int last,
                float (*score)[kKeyBlock]) const {
@@ -194,8 +196,8 @@ struct Block {
             }
     }
 
-    // The softmax of a tile's rows, step by step, so that none waits for what another one does
-    // last. What is one number of a row is computed for all of them at once.
+    // The softmax of a tile's rows. Each step is done for all rows before the next, so that rows do
+    // not wait for each other; numbers of which a row has one are computed for all rows at once.
     template <int N>
     void weigh_rows(QueryRow* seen, Page values, float* top, float* sum, float (*score)[kKeyBlock],
                     Weights* weights) {
@@ -347,7 +349,7 @@ void attend_with(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1
 template <class Form>
 void attend_by(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first,
                int64_t last, float* partial, float* scratch) {
-    // With so few rows a pass waits for the cache, which is in memory, and not for products.
+    // With so few rows a pass waits for the keys and values, which are in memory, not for products.
     const bool few = (t1 - t0) * (a.heads / a.kv_heads) <= 2 * Form::kFewRows;
     (few ? attend_with<Block<Form, Form::kFewRows, Form::kFewVectors, true>>
          : attend_with<Block<Form, Form::kManyRows, Form::kManyVectors, false>>)(a, kv_head, t0, t1,

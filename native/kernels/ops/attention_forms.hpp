@@ -11,16 +11,16 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
-// What a row (a query of one head) sees of the page at hand, and what the page changes of it.
+// What a row (a query of one head) sees of the current page, and how the page changes its sums.
 struct QueryRow {
     int first, last;
-    int at;                    // place of the query, seen from the first key of the page
-    float slope;               // what a score loses per position between query and key
-    const float* at_distance;  // what is added to it, from the query on; null: nothing
-    float before, factor;      // of the sum so far, and of a sum of codes
+    int at;                    // position of the query, counted from the first key of the page
+    float slope;               // loss of a score per position between query and key
+    const float* at_distance;  // biases of scores for keys -reach to reach away; null: none
+    float before, factor;      // factors on the sums so far, and on sums of codes
     bool sees() const { return first < last; }
 
-    // *sum* of codes to the sums so far, a register of them.
+    // Adds a register *sum* of codes to the sums so far.
     void add(Lanes sum, float* acc) const {
         (Lanes::load(acc) * Lanes::set(before) + sum * Lanes::set(factor)).store(acc);
     }
@@ -94,7 +94,7 @@ struct PairForm {
     static constexpr int kManyRows = 1, kManyVectors = 2, kFewRows = 1, kFewVectors = 4;
 #endif
     static constexpr int kEach = 2, kPageFloats = 0;
-    static constexpr float kUnits = 1.0f;  // of scores, in a factor of two
+    static constexpr float kUnits = 1.0f;  // units of a score that make a factor of two
     using Code = int16_t;
     using Step = float;
     using Keys = PairSums;
@@ -122,8 +122,8 @@ struct PairForm {
     // Called for each page, before its products.
     void take_page(Page, Page) {}
 
-    // Codes of the weights times the steps of the values. Their sum, or the largest where it says
-    // less, keeps every sum of values below 2^31.
+    // Codes of the weights times the steps of the values. Their unit is chosen by their sum, or by
+    // the largest if that gives a larger unit, and keeps every sum of values below 2^31.
     template <int N>
     static void weigh(const QueryRow* rows, const float* of_page, Page values,
                       float (*score)[kKeyBlock], Weights* codes, float* sums, float* steps) {
@@ -162,8 +162,8 @@ struct PairForm {
     }
 
 private:
-    // Weights of one row, and those times the steps of the values, which *score* becomes: the lanes
-    // of the sum of the first, and of the sum and the largest of the second.
+    // Weights of one row, and their products with the steps of the values, which replace *score*:
+    // lanes of the sum of the weights, and of the sum and the largest of the products.
     static void weigh_row(float top, const float* steps, float* score, Parts& sum, Parts& of_parts,
                           Parts& largest) {
         constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
@@ -214,7 +214,7 @@ struct QuadForm {
     static Lanes steps(const uint16_t* p) { return Lanes::upper(p); }
     static Code stored(Code code, bool key) { return Code(key ? code ^ 128 : code); }
     static float factor(int64_t dim) { return 1.0f / float(rotated_block(dim)); }
-    // Keys are 128 more than they are.
+    // Keys are stored plus 128, which adds 128 times the sum of the query to every product.
     static int32_t start(const Code* query, int64_t width) {
         int32_t sum = 0;
         for (int64_t i = 0; i < width; ++i) sum += int8_t(query[i]);
@@ -274,7 +274,8 @@ struct QuadForm {
         for (int n = 0; n < kWholeRows; ++n) {
             sums[n] *= 1.0f / kWhole;
             const float top = largest[n] > 1.0f ? largest[n] : 1.0f;
-            shifts[n] = int(142 - (float_to_bits(top) >> 23));  // to 16 bits
+            // So that 2^15 <= top * 2^shift < 2^16.
+            shifts[n] = int(142 - (float_to_bits(top) >> 23));
             const float doubled = bits_to_float(uint32_t(127 + shifts[n]) << 23);
             factors[n] = int32_t(kMost * 65536.0f / (top * doubled));
             steps[n] *= 128.0f * 65536.0f / (float(factors[n]) * doubled);
@@ -290,8 +291,8 @@ private:
     float unit = 0.0f;
     bool all_numbers = true, all_keys = true;
 
-    // A page's steps of values as ratios of their largest one; returns what the product of the
-    // least weight and ratio stands for, times a value's code.
+    // A page's steps of values as ratios of their largest one. Returns the factor on a value's code
+    // for a part (a product of a weight and a ratio) of 1.
     static float ratios_of(const uint16_t* steps, int16_t* ratios) {
         constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
         Lanes wide_steps[kKeyBlock / kWidth], most[kParts], sums[kParts];
@@ -322,8 +323,8 @@ private:
         }
     };
 
-    // What the values count for one row: weights times ratios. The lanes of the sum of the weights,
-    // and of the largest product.
+    // How much each value counts for one row: *parts*, weights times ratios. Lanes of the sum of
+    // the weights, and of the largest product.
     static void weigh_row(const Power& power, float top, const float* score, const int16_t* ratios,
                           int16_t* parts, Parts& sum, Parts& most) {
         constexpr int kWidth = Lanes::kWidth;

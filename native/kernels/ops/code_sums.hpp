@@ -288,9 +288,9 @@ struct Words {
 };
 #endif
 
-// What is taken from a code with seven bits behind the point before it is rounded: each of a page's
-// 64 keys has another fraction, so that of many small weights, each a part of a code, as many count
-// as their sum says.
+// What is subtracted from a code with seven bits behind the point before it is rounded. Each of a
+// page's 64 keys has another fraction (ordered dithering): of many weights that are small parts of
+// a code, so many are rounded up that the codes have their sum.
 struct Thresholds {
     alignas(64) int16_t at[kKeyBlock] = {};
     constexpr Thresholds() {
@@ -303,8 +303,8 @@ struct Thresholds {
 };
 constexpr Thresholds kThresholds;
 
-// Codes, up to 255, of what the values at *i* of a row count, of which the largest becomes 255 by
-// *shift* and *factor*.
+// Codes, up to 255, of 2 * kWidth *parts* of a row from *i* on; *shift* and *factor* make that of
+// the row's largest part 255.
 inline Words codes_at(const int16_t* parts, int shift, int factor, int i) {
     return (Words::load(parts + i).scaled(shift, factor) - Words::load(kThresholds.at + i)) *
            Words::set(256);

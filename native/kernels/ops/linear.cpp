@@ -173,10 +173,10 @@ void softmax(float* x, int64_t n) {
 
 // The place of the best of the scores that are *left*, the first of equal ones.
 int64_t best(const float* scores, const uint8_t* left, int64_t n) {
-    int64_t found = -1;
+    int64_t place = -1;
     for (int64_t i = 0; i < n; ++i)
-        if (left[i] && (found < 0 || scores[i] > scores[found])) found = i;
-    return found;
+        if (left[i] && (place < 0 || scores[i] > scores[place])) place = i;
+    return place;
 }
 
 // Leaves only the experts of the best groups; the score of a group is the sum of its two best.
@@ -198,9 +198,9 @@ void keep_groups(const Routing& routing, const float* scores, uint8_t* left, flo
         if (groups_left[g]) std::memset(left + g * size, 0, size_t(size));
 }
 
-// Rows of an input and of a result that belong to one expert.
+// Uses of one expert: *count* of them, from place *first* on in the order of experts.
 struct Rows {
-    int64_t expert, first, count;  // places in the order of experts
+    int64_t expert, first, count;
     bool alone() const { return count == 1; }
 };
 
@@ -215,7 +215,8 @@ struct Piece {
     int64_t r0, r1;
 };
 
-// Uses of experts, token by token, in the order of experts: their places begin at room.begins.
+// Sorts the uses of experts, numbered token by token, by expert: room.order has their numbers, and
+// room.begins the place where each expert's begin.
 std::vector<Rows> sort_by_expert(const ExpertInput& in, ExpertRoom& room) {
     const int64_t uses = in.tokens * in.used;
     room.begins.assign(size_t(in.count) + 1, 0);
@@ -224,16 +225,16 @@ std::vector<Rows> sort_by_expert(const ExpertInput& in, ExpertRoom& room) {
     room.order.resize(size_t(uses));
     room.next = room.begins;
     for (int64_t i = 0; i < uses; ++i) room.order[size_t(room.next[size_t(in.experts[i])]++)] = i;
-    std::vector<Rows> found;
+    std::vector<Rows> all;
     for (int64_t e = 0; e < in.count; ++e) {
         const int64_t first = room.begins[size_t(e)], end = room.begins[size_t(e) + 1];
-        if (first < end) found.push_back({e, first, end - first});
+        if (first < end) all.push_back({e, first, end - first});
     }
-    return found;
+    return all;
 }
 
-// Inputs of experts with several tokens, neighbours in room.inputs, and in room.x where a matrix
-// has floats.
+// Gathers the inputs of experts with several tokens in room.inputs, in the order of experts, and in
+// room.x if a matrix has floats.
 void gather(const ExpertInput& in, const std::vector<Rows>& all, const Activations& activations,
             const std::vector<Matrix>& forms, ExpertRoom& room) {
     if (std::all_of(all.begin(), all.end(), [](const Rows& rows) { return rows.alone(); })) return;
@@ -255,6 +256,7 @@ void gather(const ExpertInput& in, const std::vector<Rows>& all, const Activatio
     });
 }
 
+// The product of job *j* for the uses *rows* of an expert.
 Part part_of(const std::vector<ExpertJob>& jobs, size_t j, const Rows& rows, const ExpertInput& in,
              const Activations& activations, ExpertRoom& room) {
     const ExpertJob& job = jobs[j];
@@ -272,7 +274,7 @@ Part part_of(const std::vector<ExpertJob>& jobs, size_t j, const Rows& rows, con
     return {product, j, rows};
 }
 
-// Rows [r0, r1) of what was computed of gathered tokens, to where each token has them.
+// Copies rows [r0, r1) of the products of gathered tokens to the results *y* of each token.
 void scatter(const Part& part, float* y, const ExpertRoom& room, int64_t r0, int64_t r1) {
     const int64_t stride = part.product.args.rows;
     for (int64_t i = 0; !part.rows.alone() && i < part.rows.count; ++i) {
@@ -285,8 +287,9 @@ void scatter(const Part& part, float* y, const ExpertRoom& room, int64_t r0, int
 
 namespace {
 
-// Softmax of the logit of *expert*, the best of those that are *left*, over itself and the others
-// whose distance from it is small beside the larger of it and of their own size.
+// Softmax of the logit of *expert*, the best of those that are *left*, over itself and those near
+// it: their distance, divided by the larger of the best logit and their own magnitude, is at most
+// routing.nearness.
 float share_of_near(const Routing& routing, const float* logits, const uint8_t* left,
                     int64_t expert) {
     const float best = logits[expert];
@@ -319,6 +322,7 @@ void check(const Routing& routing) {
 void route(const Routing& routing, const float* logits, const float* bias, float* experts,
            float* weights) {
     const int64_t n = routing.count;
+    // Floats: *n* scores, *n* choices, a score per group; then a byte per expert and per group.
     auto* scores =
         reinterpret_cast<float*>(thread_scratch(size_t(n + routing.groups) * 9 + size_t(n) * 4));
     float* choice = scores + n;
@@ -360,8 +364,8 @@ void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& in,
             room.y[j].resize(size);
     }
     std::vector<Part> parts;
-    std::vector<int64_t>
-        costs;  // of a tile: its weights are read once, whatever the number of tokens
+    // Cost of a tile, in tokens: reading its weights costs about as much as four of them.
+    std::vector<int64_t> costs;
     int64_t work = 0, total = 0;
     for (const Rows& rows : all)
         for (size_t j = 0; j < jobs.size(); ++j) {
@@ -371,12 +375,12 @@ void expert_products(const std::vector<ExpertJob>& jobs, const ExpertInput& in,
             total += costs.back() * ((m.rows + kTileRows - 1) / kTileRows);
             work += m.rows * m.cols * rows.count;
         }
-    const int64_t wanted =
+    const int64_t piece_cost =
         work < kSerialWork ? total : total / (threads() * (threads() > 1 ? 8 : 1)) + 1;
     std::vector<Piece> pieces;
     for (size_t i = 0; i < parts.size(); ++i) {
         const int64_t rows = parts[i].product.args.rows,
-                      step = std::max<int64_t>(1, wanted / costs[i]) * kTileRows;
+                      step = std::max<int64_t>(1, piece_cost / costs[i]) * kTileRows;
         for (int64_t r = 0; r < rows; r += step) pieces.push_back({i, r, std::min(rows, r + step)});
     }
     auto run = [&](int64_t i) {

@@ -35,10 +35,11 @@ public:
     void quantize(const float* x, int64_t t);
     // Row *t* is row *from* of *other*, which was prepared for the same matrices.
     void take(const Activations& other, int64_t from, int64_t t);
+    // Makes *args* read these rows.
     void point(LinearArgs& args) const;
 
 private:
-    // With a step per token, or per run of 32.
+    // Rows with a step per token, or per run of 32 columns.
     struct Rounded {
         int64_t cols = 0;  // 0: no weight reads that form
         std::vector<int8_t> q;
@@ -47,7 +48,7 @@ private:
         void make_room(int64_t tokens, int64_t steps);
         void take(const Rounded& other, int64_t from, int64_t t, int64_t steps);
     };
-    int64_t block_cols_ = 0;  // 0: as above
+    int64_t block_cols_ = 0;  // 0: no weight reads blocks
     std::vector<BlockInput> blocks_;
     Rounded tokens_, runs_;
     int64_t inputs_ = 0;
@@ -75,12 +76,11 @@ void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t to
 // The same for one job, quantization included.
 void linear(const LinearJob& job, const float* x, int64_t tokens);
 
-// ---- a mixture of experts: which of its networks a token goes through, and products with the
-// matrices of these
+// ---- mixtures of experts: the choice of a token's experts, and products with their matrices
 
 enum class Gating : int { softmax, softmax_chosen, sigmoid, sparse };
 
-Gating gating_of(std::string_view name);  // in families/mixers.py
+Gating gating_of(std::string_view name);  // by its name in families/network_mixers.py
 
 // How experts are chosen and weighted; Routing in families/blocks.py has the meaning.
 struct Routing {
@@ -88,13 +88,13 @@ struct Routing {
     Gating gating = Gating::softmax;
     bool renormalised = false;
     float scale = 1.0f;
-    float nearness = 0.0f;  // of the logits that a softmax of Gating::sparse is over
+    float nearness = 0.0f;  // Gating::sparse: largest relative distance of logits in a softmax
 };
 
-void check(const Routing& routing);  // std::invalid_argument for one that cannot be
+void check(const Routing& routing);  // throws std::invalid_argument if it contradicts itself
 
-constexpr float kLeastSum =
-    6.103515625e-5f;  // of weights that are divided by it; llama.cpp has the same
+// Weights are divided by their sum, or by this if it is larger, as in llama.cpp.
+constexpr float kLeastSum = 6.103515625e-5f;
 
 // Numbers of the experts of one token and their weights, `used` each, best first; of equal scores
 // the lower number is chosen. *bias* (count,), or null, is added to the scores for the choice
@@ -116,7 +116,7 @@ struct ExpertRoom {
     std::vector<std::vector<float>> y;
 };
 
-// What a token is multiplied with.
+// Inputs of expert_products.
 struct ExpertInput {
     const float* x = nullptr;  // (tokens, cols), or (tokens, used, cols) where they are *apart*
     const float* experts = nullptr;  // (tokens, used), their numbers below *count*

@@ -16,7 +16,7 @@ inline void require(bool condition, const char* what) {
     if (!condition) throw std::invalid_argument(what);
 }
 
-// The place of *name* among *names*; *otherwise*: what is said of one that is not there.
+// The index of *name* among *names*; the message is *otherwise* if it is not one of them.
 template <class Names>
 int place_of(const Names& names, std::string_view name, const char* otherwise) {
     const auto* found = std::find(std::begin(names), std::end(names), name);
@@ -42,7 +42,7 @@ std::vector<std::string> self_test();
 enum class Op : int { decode, prefill, embed, attention, BITNET_ROW_OPS(BITNET_COUNTED) kCount };
 #undef BITNET_COUNTED
 
-// One more call of *op* of the active kernels; *type* only matters for the first three.
+// Counts one call of *op* of the active kernels; *type* only matters for the first three.
 void count_call(Op op, Type type = Type::F32);
 
 // Calls since the process began, by "linear/Q4_1/avx2/decode", "embed/F16/avx2", "attention/avx2".
@@ -60,15 +60,15 @@ void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, in
 // Rows *ids* of a matrix as float32, out (count, cols).
 void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale,
            const int64_t* ids, int64_t count, float* out);
-// By the name of an activation in families/mixers.py.
+// The activation of a name in families/network_mixers.py.
 Gate gate_of(std::string_view name);
 inline void check_scores(float scale, float softcap) {
     require(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0.0f,
             "scale or softcap is out of range");
 }
-// *args* of several sequences.
+// Attention of several sequences.
 void attention(const std::vector<AttentionArgs>& batch);
-// What rope turns by: cos and sin of each angle, times *scale*.
+// Cosine and sine of each angle, times *scale*, as rope takes them.
 void turns(const double* angles, int64_t n, double scale, float* cos, float* sin);
 // ---- rounding rows of floats to blocks, with the bytes that llama-quantize writes on x86-64
 // (encodings/quantize.cpp)
@@ -90,7 +90,7 @@ const Quantizer* find_quantizer(int ggml_id);
 void quantize_rows(const Quantizer& quantizer, const float* x, const float* importance,
                    int64_t rows, int64_t cols, uint8_t* out);
 
-// Sum of the 64-bit words of *n* bytes: what reading memory costs, for benchmarks to compare with.
+// Sum of the 64-bit words of *n* bytes: benchmarks measure with it how fast memory is read.
 uint64_t sum_bytes(const uint8_t* bytes, int64_t n);
 
 }  // namespace bitnet

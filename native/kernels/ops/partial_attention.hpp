@@ -1,4 +1,4 @@
-// What a few queries have seen of a stretch of the cache, how two stretches become one, and the
+// Partial results of attention over a part of the cache: how two of them are merged, and the
 // rotation of a q8 cache.
 #pragma once
 
@@ -16,8 +16,8 @@ constexpr float kLog2E = 1.44269504f;  // scores are powers of two
 // Elements that are rotated together: a power of two.
 constexpr int64_t rotated_block(int64_t dim) { return dim & -dim; }
 
-// *x* by the matrix of Walsh and Hadamard, without a scale: twice is rotated_block(dim) times *x*.
-// *spare* has as many floats.
+// Multiplies *x* by a Hadamard matrix that is not normalized: rotating twice gives
+// rotated_block(dim) times *x*. *spare* has room for a block.
 [[maybe_unused]] void rotate(float* __restrict x, int64_t dim, float* __restrict spare) {
     const int64_t block = rotated_block(dim), half = block / 2;
     for (float* end = x + dim; x < end; x += block)
@@ -30,7 +30,7 @@ constexpr int64_t rotated_block(int64_t dim) { return dim & -dim; }
         }
 }
 
-// *from* comes behind *into*.
+// Adds the results *from* to *into*, whose keys come before.
 [[maybe_unused]] void merge(const PartialAttention& into, const PartialAttention& from,
                             int64_t rows, int64_t head_dim) {
     const int64_t dim = code_width(head_dim);

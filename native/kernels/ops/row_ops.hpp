@@ -103,7 +103,7 @@ inline void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, 
 
 // ---- layers with a state
 
-constexpr int kStateColumns = 32;
+constexpr int kStateColumns = 32;      // columns of a state that are computed together
 constexpr double kLeastLength = 1e-6;  // added to squared lengths, as in the models' training
 
 // *x*, (n,), scaled to the length *scale*.

@@ -34,7 +34,7 @@ struct Lines {
     }
 };
 
-// Line *out* of what *dword* is for each row.
+// Writes a line to *out*: dword(r) for each row.
 template <class Dword>
 inline void put_line(uint8_t* out, Dword dword) {
     uint32_t line[kTileRows];
@@ -42,8 +42,8 @@ inline void put_line(uint8_t* out, Dword dword) {
     std::memcpy(out, line, sizeof line);
 }
 
-// Four lines of half bytes from the eight dwords *q* with 32 columns, of which *shift* bits belong
-// to others.
+// Four lines of half bytes from the eight dwords *q* of 32 columns, whose codes begin at bit
+// *shift* of each byte.
 inline void put_halves(uint8_t* codes, const uint32_t (*q)[kTileRows], int shift) {
     for (int i = 0; i < 4; ++i)
         put_line(codes + 64 * i, [&](int r) {
@@ -72,6 +72,7 @@ inline void gather_32(RowPointers rows, int64_t at, uint8_t* out) {
         for (int r = 0; r < kTileRows; ++r) high[r] = read<uint32_t>(rows[r] + at);
         put_line(out, [&](int r) {
             uint32_t dword = 0;
+            // The product moves bit i of four to byte i.
             for (int j = 0; j < 8; ++j)
                 dword |= (((high[r] >> (4 * j)) & 15) * 0x00204081u & 0x01010101u) << j;
             return dword;

@@ -32,7 +32,7 @@ template <Type kType>
 using Codes = CodeForm<largest_code(kType), kSignedBytes<kType> ? 0 : tile_layout(kType).offset,
                        kSignedBytes<kType>, kType == Type::Q6_K_R16, encoding(kType).minimum>;
 
-// The table of a type as products take its codes: with a sign, or plus the offset.
+// The table of a type with the codes that products take: signed, or plus the offset.
 template <Type kType>
 constexpr CodeTable byte_codes() {
     CodeTable out = code_table(kType);

@@ -24,7 +24,7 @@ std::atomic<int> fork_count{0};
     pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1); });
 #endif
 
-constexpr int kCallerSpins = 200;  // then the caller gives its core to a worker that lost one
+constexpr int kCallerSpins = 200;  // then the caller yields its core to a worker without one
 
 void pause_core() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -57,13 +57,13 @@ struct Job {
 
 class Pool {
 public:
-    // Where the system has no room for another thread there are fewer: slower, and right.
+    // If the system cannot start another thread, there are fewer: that is slower, and still right.
     explicit Pool(int workers) : requested_(workers) {
         try {
             workers_.reserve(size_t(workers));
             for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { loop(); });
         } catch (const std::exception&) {
-            // The threads that there are do all of it.
+            // The threads that have started do all the work.
         }
     }
 

@@ -85,13 +85,14 @@ private:
 // thread.
 uint8_t* thread_scratch(size_t size);
 
-// Memory for repacked weights: *size* bytes, 64-aligned, zero or never touched, near others in a
-// large mapping, which gets huge pages where there are any and goes when its last piece does. Null
-// when there is no memory.
+// Memory for repacked weights: *size* bytes, 64-aligned, not initialized, next to others in a large
+// mapping, which has huge pages if the system has them, and is freed with its last piece. Null if
+// there is no memory.
 std::shared_ptr<uint8_t> allocate_weights(size_t size);
 
-// The mode of every computation here while this lives: to nearest, small numbers as they are.
-// Callers may have another one in their thread (torch.set_flush_denormal sets it), and get it back.
+// Sets the floating-point mode that the kernels are written for: rounding to nearest, subnormal
+// numbers kept. Callers may have another mode in their thread (torch.set_flush_denormal sets it),
+// which is restored at the end.
 class FloatMode {
 public:
     FloatMode() : before_(read()) {
@@ -128,9 +129,9 @@ private:
 // Forks between the process that loaded this module and this one.
 int forks();
 
-// A T for this process. A child of fork gets one of its own when it first asks: threads that the
-// child does not have may have held the locks of its parent's, and left it half changed. That one
-// stays in memory as it is.
+// A T for this process. A child of fork gets one of its own when it first asks: threads of the
+// parent, which the child does not have, may have held locks of the parent's T and left it half
+// changed. The child leaves that one in memory as it is.
 template <class T>
 class PerProcess {
 public:

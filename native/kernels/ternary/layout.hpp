@@ -38,7 +38,8 @@ constexpr int64_t ternary_code_bytes(Type type, int64_t rows, int64_t cols) {
     return ternary_tiles(rows) * ternary_tile_bytes(type, cols);
 }
 
-// What a ternary matrix may be packed from. Rows are one after the other except in packed_u8.
+// Encodings that a ternary matrix can be packed from. Rows are one after the other except in
+// packed_u8.
 enum class TernarySource : int {
     codes,      // int8 -1, 0, +1
     i2_s,       // bitnet.cpp on x86: 128 weights in 32 bytes, the first 32 on top
@@ -71,7 +72,7 @@ constexpr int64_t ternary_source_bytes(TernarySource source, int64_t rows, int64
 
 // Packs a matrix of *inputs* columns into tiles of *cols*, a multiple of ternary_step(type) that is
 // not smaller; the rest is zero weights. *out* has ternary_code_bytes(type, rows, cols) bytes.
-// False: a code was 3, or not one of -1, 0 and 1.
+// Returns false if a code was 3, or, in `codes`, not one of -1, 0 and 1.
 bool pack_ternary(TernarySource source, const uint8_t* data, int64_t rows, int64_t inputs,
                   Type type, int64_t cols, uint8_t* out);
 
@@ -132,12 +133,12 @@ struct Inputs {
 // A tile is its scales, (groups, 16) float16, and lines of 64 bytes. Eight lines, a block, are as
 // many runs of 32 columns as a byte has digits. Byte 4 r + k of line i holds, as digit f, column 32
 // f + 4 i + k of row r of the block. So one register holds four neighbouring columns of every row
-// once a digit is isolated, as in ternary/layout.hpp, and the products of a digit in eight lines
-// are the sum of a run, whose inputs share a step.
+// once a digit is isolated, as in the tiles above, and the products of a digit in eight lines are
+// the sum of a run, whose inputs share a step.
 //
 //   two bits   4 runs: digit f is worth 4^f
 //   one bit    8 runs: 2^f; a bit is half of its code, which is 0 or 2
-//   dense      5 runs: 1, 3, 9, 28 and 84, as in TernaryDense; code 3 has no place
+//   dense      5 runs: 1, 3, 9, 28 and 84, as in TernaryDense; code 3 cannot be stored
 //
 // Rows behind the last one and groups behind the last column have the scale 0.
 
@@ -146,7 +147,7 @@ constexpr int kRunLines = 8;  // lines of a block
 constexpr int kBlockBytes = kRunLines * 64;
 
 constexpr int runs_of(Type type) { return encoding(type).weights / kRun; }  // of a block
-constexpr int group_runs(Type type) {                                       // that share a scale
+constexpr int group_runs(Type type) {  // runs that share a scale
     return encoding(Type(int(type) - int(Type::F32_R16))).weights / kRun;
 }
 constexpr bool is_one_bit(Type type) { return type == Type::Q1_0_R16; }

@@ -48,7 +48,7 @@ struct Source {
                 return tq1_0_part(data + (r * cols + c) / 256 * 54, int(c % 256 / 64), out);
             case TernarySource::packed_u8:
                 return fields(data + r % (rows / 4) * cols + c, n, int(2 * (r / (rows / 4))), out);
-            default: {
+            default: {  // iq2_bn: Kernels::pack_two_bits packs the others
                 const uint8_t* bytes = data + r * (4 + cols / 4) + 4 + c / 4;
                 for (int i = 0; i < 4; ++i) fields(bytes, 16, 2 * i, out + 16 * i);
             }
@@ -253,13 +253,13 @@ void pack_group_tile(Type source, const uint8_t* weight, int64_t rows, int64_t i
     const Encoding& from = encoding(source);
     const int64_t cols = tiled_cols(source, inputs), groups = inputs / from.weights;
     const int64_t scales = group_scale_bytes(type, cols),
-                  where = source == Type::PTQ1_0 ? from.bytes - 2 : 0;
+                  scale_at = source == Type::PTQ1_0 ? from.bytes - 2 : 0;
     std::memset(out, 0, size_t(scales));
     for (int lane = 0; lane < int(kTernaryRows); ++lane) {
         const uint8_t* row = weight + lane * groups * from.bytes;
         const int64_t filled = lane < rows ? inputs : 0;
         for (int64_t g = 0; g < filled / from.weights; ++g)
-            std::memcpy(out + (g * kTernaryRows + lane) * 2, row + g * from.bytes + where, 2);
+            std::memcpy(out + (g * kTernaryRows + lane) * 2, row + g * from.bytes + scale_at, 2);
         put_row(source, row, filled, cols, lane, out + scales);
     }
 }

@@ -1,13 +1,20 @@
-// Weights of few bits times int8 activations on tiles of 16 rows: ternary ones
-// (ternary/layout.hpp), and those with a scale per group of columns (ternary/layout.hpp).
+// Weights of few bits times int8 activations on tiles of 16 rows: ternary weights, and those with a
+// scale per group of columns. ternary/layout.hpp has the layouts of both.
 //
 // Few tokens: the codes stay packed, and the digits of every byte of a line are isolated. More
 // tokens: the codes of some tiles are unpacked to bytes once and multiplied with several tokens per
 // load. Sums are integers until the columns of a scale are complete, and then added in the order of
 // the columns, so it is the same result either way.
 //
-// The including file defines `Vec`, with the numbers of tokens and tiles whose sums its registers
-// hold.
+// The including file defines `Vec`, with numbers that suit its registers:
+//   kPackedTokens, kRunTokens     up to so many tokens, codes stay packed (ternary, with groups)
+//   kPackedAtOnce                 tokens whose sums are held meanwhile
+//   kTernaryTokens, kGroupTokens  tokens per pass over unpacked codes (ternary, with groups)
+//   kTernaryTiles, kGroupTiles    tiles of such a pass
+//   kInputs, kUnrolledColumns     columns of one step over unpacked codes, and steps unrolled
+//   places(tokens), kRunPlaces    digits of a byte that are multiplied where they stand (Fields)
+//   kRunsTogether                 all digits of a byte are isolated at once
+//   kDepth                        pairs of products that fit a sum; 0: any number
 #pragma once
 
 #include "ops/tile_groups.hpp"
@@ -17,11 +24,12 @@ namespace bitnet {
 // Each instruction set compiles its own copy: no unit may run code of another's flags.
 namespace {
 
+// How many bytes ahead lines are prefetched, for ternary weights and for those with groups.
 constexpr int64_t kPrefetchLines = 512, kPrefetchRuns = 1024;
 using TileSums = Vec::Int[kVecs];  // of the rows of a tile
 
-// Fields of kBits bits. Each kPlaces neighbours are multiplied where the first of them stand, as
-// multiples of their codes, and have sums of their own.
+// Fields of kBits bits. Field f is multiplied at the place of field f % kPlaces, as a multiple
+// 2^place of its code, which spares shifts. Each place has a sum of its own, which `total` divides.
 template <int kBits, int kPlaces>
 struct Fields {
     static constexpr int kDigits = 8 / kBits, kSums = kPlaces,
@@ -99,8 +107,8 @@ inline void unpacked_sums(const LinearArgs& a, const uint8_t* bytes, int64_t t, 
     }
 }
 
-// The codes of *count* lines as bytes, (cols / 4, 16, 4), every *stride*; of runs where the lines
-// are those of blocks.
+// The codes of *count* lines as bytes, (cols / 4, 16, 4), *stride* bytes from one line to the next.
+// If kRuns, the lines are those of blocks, whose digits are runs of columns.
 template <class Digits, bool kRuns>
 void unpack_lines(const uint8_t* lines, int64_t count, uint8_t* out, int64_t stride) {
     for (int64_t line = 0; line < count; ++line) BITNET_UNROLL(2) for (int v = 0; v < kVecs; ++v) {
