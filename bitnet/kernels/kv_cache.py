@@ -100,11 +100,10 @@ class KVCache:
             table = Pages(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
             self._tables.append(table)
             self._places |= {number: (table, layer, kind) for layer, number in enumerate(numbers)}
-        ranges = self._ranges = state_ranges(config.caches)
+        self._ranges = state_ranges(config.caches)
         precision = self._dtype if self._dtype == np.float64 else np.float32
-        self._states = States(
-            max((range_.stop for range_ in ranges.values()), default=0), precision
-        )
+        size = max((range_.stop for range_ in self._ranges.values()), default=0)
+        self._states = States(size, precision)
         self._parts: tuple[Pages | States, ...] = (*self._tables, self._states)
         self._kept: list[int] = []  # the lengths that keep() was called with last
         self._marked = 0  # the length that mark() was called at last
@@ -148,9 +147,9 @@ class KVCache:
         self._make_room(stop)
         table, layer, kind = self._places[number]
         for at in range(start // PAGE, pages_for(stop)):
-            held = table.pages[at]
-            assert held is not None, "there is room"
-            page = held[layer]
+            whole_page = table.pages[at]
+            assert whole_page is not None, "there is room"
+            page = whole_page[layer]
             base = at * PAGE
             slots = slice(max(0, start - base), min(PAGE, stop - base))
             new = slice(base + slots.start - start, base + slots.stop - start)
@@ -169,12 +168,14 @@ class KVCache:
         # Start at a split, so that the partial sums equal those of the native module.
         first = table.first_page(start) * PAGE // SPLIT * SPLIT // PAGE
         stored = table.stack(layer, first, pages_for(stop))
-        held = stop - first * PAGE
+        size = stop - first * PAGE
         if self._coded:
-            all_keys, all_values = kv_codes.load(stored, kind.head_dim, kind.kv_type)
-            return all_keys[:, :held], all_values[:, :held]
-        together = stored.transpose(1, 2, 0, 3, 4).reshape(2, kind.kv_heads, -1, kind.head_dim)
-        return together[0, :, :held], together[1, :, :held]
+            keys, values = kv_codes.load(stored, kind.head_dim, kind.kv_type)
+        else:
+            keys, values = stored.transpose(1, 2, 0, 3, 4).reshape(
+                2, kind.kv_heads, -1, kind.head_dim
+            )
+        return keys[:, :size], values[:, :size]
 
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, with room for *count* more positions, for the native module.

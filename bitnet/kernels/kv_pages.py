@@ -95,7 +95,7 @@ class Pages:
                 pages.append(self._spare.pop() if self._spare else self._new_page())
             elif page_number in self._shared:
                 page = pages[page_number]
-                assert page is not None, "what is written next is never let go of"
+                assert page is not None, "a page that is written next is never freed"
                 pages[page_number] = page.copy()
         del self._spare[1:]
         self._set(pages)
@@ -295,8 +295,9 @@ class States:
     def copy(self, source: States, length: int) -> None:
         """Share what *source* has up to *length*, which its :meth:`reach` gave."""
         self._copies = {at: copy for at, copy in source._copies.items() if at <= length}
-        state = (
-            source._live if source._length == length else self._copies.get(length, self._live[:0])
-        )
+        if source._length == length:
+            state = source._live
+        else:
+            state = self._copies.get(length, self._live[:0])
         self._live = state.copy()
         self._length = length

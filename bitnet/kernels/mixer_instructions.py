@@ -91,16 +91,9 @@ class DeltaRule:
         heads = self.beta.width
         key_dim = self.k.width // self.key_heads
         value_dim = self.v.width // heads
-        repeats = heads // self.key_heads
         v = on.heads(self.v, value_dim)
-        q, k = (
-            np.repeat(vectors, repeats, axis=1)
-            if self.grouped
-            else np.concatenate([vectors] * repeats, 1)
-            for vectors in (
-                _of_length_one(on.heads(vectors, key_dim)) for vectors in (self.q, self.k)
-            )
-        )
+        q = self._for_each_head(_of_length_one(on.heads(self.q, key_dim)), heads)  # (T, H, key_dim)
+        k = self._for_each_head(_of_length_one(on.heads(self.k, key_dim)), heads)
         q = q / v.dtype.type(np.sqrt(key_dim))
         decay = self._decays(on, heads).astype(v.dtype)  # (T, H, 1), or (T, H, key_dim)
         rate = v.dtype.type(self.strength) * sigmoid(on.registers[self.beta])  # (T, H)
@@ -114,6 +107,13 @@ class DeltaRule:
                 out[t] = np.einsum("hij,hi->hj", matrices, q[t])
             state[:] = matrices
         on.registers[self.out] = out.reshape(-1, self.out.width)
+
+    def _for_each_head(self, vectors: Array, heads: int) -> Array:
+        """*vectors* of key heads, ``(T, key_heads, D)``, repeated for each of the *heads*."""
+        repeats = heads // self.key_heads
+        if self.grouped:
+            return np.repeat(vectors, repeats, axis=1)
+        return np.concatenate([vectors] * repeats, axis=1)
 
     def _decays(self, on: Pass, heads: int) -> Array:
         step = on.registers[self.alpha] + on.weights[self.dt]

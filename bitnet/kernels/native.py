@@ -131,7 +131,7 @@ class NativeOps(Ops):
     def compile(
         self, program: Program, weights: Mapping[str, Any]
     ) -> Callable[[Sequence[Segment]], Array]:
-        interpreted = Interpreter(program, weights, self).run
+        interpret = Interpreter(program, weights, self).run
         graph = CompiledProgram(self._native, program, weights)
 
         def run(segments: Sequence[Segment]) -> Array:
@@ -143,7 +143,7 @@ class NativeOps(Ops):
                 pages = cache.pages(count)
                 context = graph.context(cache.reach, range(cache.length, cache.length + count))
                 if pages is None or context is None:
-                    return interpreted(segments)
+                    return interpret(segments)
                 placements.append((count, cache.length, segment.rows, context, pages))
             # A cache begins its pass only when it is certain that the graph runs it.
             pieces = [

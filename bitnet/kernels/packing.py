@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _TILE_ROWS = 16
 _SAME_LAYOUT = {"Q2_0_G128": "PQ2_0"}  # types whose bytes are those of another one
-_COPIED = ("Q2_K", "Q3_K")  # types that are converted, since no kernel reads them: to F32 and Q6_K
+_CONVERTED = ("Q2_K", "Q3_K")  # types that no kernel reads: they become F32 and Q6_K
 _SLICE_BYTES = 8 << 20  # bytes of a file that are in memory at a time, beside their copy
 
 _LINE = 64  # bytes of a line, which has some columns of all rows of a tile
@@ -67,7 +67,7 @@ class Matrix:
 def multiplies_in_rows(weight: Weight) -> bool:
     """True if *weight* can be multiplied as it lies in a file, tile by tile."""
     name = weight.quant.name
-    return not weight.quant.is_ternary and name not in SCALED_BLOCKS and name not in _COPIED
+    return not weight.quant.is_ternary and name not in SCALED_BLOCKS and name not in _CONVERTED
 
 
 def experts_stay(weights: Collection[Weight]) -> bool:
@@ -181,9 +181,8 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
         layout = "TERNARY_DENSE"
     columns = _whole_lines(layout, inputs)
     code_bytes = tiles * columns // COLUMNS[layout] * _LINE
-    data: NDArray[np.uint8] = native.allocate_weights(
-        code_bytes + (tiles * _TILE_ROWS * groups * 4 if groups > 1 else 0)
-    )
+    scale_bytes = tiles * _TILE_ROWS * groups * 4 if groups > 1 else 0
+    data: NDArray[np.uint8] = native.allocate_weights(code_bytes + scale_bytes)
     kind = native.kernel_types().index(layout)
     if not native.pack_ternary(source, codes, rows, inputs, kind, columns, data[:code_bytes]):
         raise InvalidFormat(
@@ -193,6 +192,7 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
     give_back_pages(weight.data)
     first_scale = scales[0, 0]
     factors = None
+    scale = 1.0
     if groups > 1:
         padded_scales = np.zeros((tiles * _TILE_ROWS, groups), dtype=np.float32)
         padded_scales[:rows] = scales
@@ -200,7 +200,8 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
         tail[:] = padded_scales.reshape(tiles, _TILE_ROWS, groups).transpose(0, 2, 1)
     elif (scales != first_scale).any():
         factors = scales[:, 0].copy()
-    scale = 1.0 if groups > 1 or factors is not None else float(first_scale)
+    else:
+        scale = float(first_scale)
     return Matrix(kind, data, rows, columns, inputs, factors, scale)
 
 

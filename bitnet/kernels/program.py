@@ -276,15 +276,16 @@ class Pass:
                     rows = np.array(part, dtype=np.float64)
                     frequencies, scale = rotation.frequencies(max(segment.cache.reach, part.stop))
                     parts.append(rows[:, None] * frequencies)
-            angles = self._angles[id(rotation)] = (np.concatenate(parts), scale)
+            angles = np.concatenate(parts), scale
+            self._angles[id(rotation)] = angles
         return angles
 
 
 def by_regime(positions: range, reach: int, rotation: Rope) -> Iterator[range]:
     """*positions* in parts that *rotation* turns by the same frequencies."""
     for _, group in groupby(positions, lambda at: rotation.regime(max(reach, at + 1))):
-        first, *more = group
-        yield range(first, first + 1 + len(more))
+        part = list(group)
+        yield range(part[0], part[-1] + 1)
 
 
 class Interpreter:

@@ -128,8 +128,8 @@ public:
             const auto state = nb::cast<OutFloats>(parts[5]);
             s.state = state.data();
             s.state_size = int64_t(state.size());
-            const auto given = nb::cast<Floats>(parts[6]);
-            s.given = {given.data(), int64_t(given.size())};
+            const auto hidden = nb::cast<Floats>(parts[6]);
+            s.hidden = {hidden.data(), int64_t(hidden.size())};
             if (parts.size() == 8) s.second = nb::cast<int64_t>(parts[7]);
         }
         const Computing computing;

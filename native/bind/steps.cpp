@@ -296,11 +296,11 @@ nb::object pair_ids(nb::list pairs, nb::dict ids) {
     };
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pairs.ptr()); ++i) {
         PyObject* const pair = PyList_GET_ITEM(pairs.ptr(), i);
-        bool known = false;
+        bool has_ids = false;
         const bool joined = is_text(i);
         if (joined != is_text(0)) return nb::none();  // as the library, which reads one form alone
         if (PyList_CheckExact(pair) && PyList_GET_SIZE(pair) == 2) {
-            known = look_up(PyList_GET_ITEM(pair, 0)) && look_up(PyList_GET_ITEM(pair, 1));
+            has_ids = look_up(PyList_GET_ITEM(pair, 0)) && look_up(PyList_GET_ITEM(pair, 1));
         } else if (joined) {  // both halves in one text, with a space between them, after the first
                               // character: a half is never empty, and may begin with a space
             const Py_ssize_t size = PyUnicode_GET_LENGTH(pair);
@@ -308,12 +308,12 @@ nb::object pair_ids(nb::list pairs, nb::dict ids) {
             if (at > 0) {
                 const auto left = nb::steal(PyUnicode_Substring(pair, 0, at));
                 const auto right = nb::steal(PyUnicode_Substring(pair, at + 1, size));
-                known = left.is_valid() && right.is_valid() && look_up(left.ptr()) &&
-                        look_up(right.ptr());
+                has_ids = left.is_valid() && right.is_valid() && look_up(left.ptr()) &&
+                          look_up(right.ptr());
             }
         }
         if (PyErr_Occurred() != nullptr) throw nb::python_error();
-        if (!known) return nb::none();
+        if (!has_ids) return nb::none();
     }
     return nb::bytes(halves.data(), halves.size() * sizeof(uint32_t));
 }

@@ -71,15 +71,15 @@ public:
 
 private:
     PyObject* number(uint32_t id) {
-        PyObject* known = id < made_.size() ? made_[id] : nullptr;
-        if (known == nullptr) {
-            known = PyLong_FromUnsignedLong(id);
-            if (known == nullptr) throw nb::python_error();
-            if (id >= made_.size()) return known;
-            made_[id] = known;
+        PyObject* object = id < made_.size() ? made_[id] : nullptr;
+        if (object == nullptr) {
+            object = PyLong_FromUnsignedLong(id);
+            if (object == nullptr) throw nb::python_error();
+            if (id >= made_.size()) return object;
+            made_[id] = object;
         }
-        Py_INCREF(known);
-        return known;
+        Py_INCREF(object);
+        return object;
     }
     std::vector<PyObject*> made_;  // by id
 };
@@ -130,11 +130,11 @@ public:
 
     // Lists of ids, one for each text.
     nb::list encode_many(nb::list texts, bool parse_special, size_t threads) {
-        std::vector<nb::object> kept;  // whatever happens to the list meanwhile
+        std::vector<nb::object> strings;  // which live on if the list is changed meanwhile
         std::vector<std::string_view> inputs;
         for (const nb::handle text : texts) {
-            kept.push_back(nb::cast<nb::str>(text));
-            inputs.push_back(utf8(kept.back()));
+            strings.push_back(nb::cast<nb::str>(text));
+            inputs.push_back(utf8(strings.back()));
         }
         nb::list out;
         ManyTexts many(engine_, parse_special, threads);
@@ -176,7 +176,10 @@ public:
             engine_.encode(input, parse_special, ids, &spans);
             characters.reserve(input.size());
             size_t count = 0;
-            for (const char c : input) characters.push_back(count += !unicode::continues(c));
+            for (const char c : input) {
+                if (!unicode::continues(c)) ++count;
+                characters.push_back(count);
+            }
         }
         nb::list out;
         for (size_t i = 0; i < ids.size(); ++i) {
@@ -285,26 +288,26 @@ nb::object scan_all(const std::string& pattern, nb::str text) {
     const Scanner scanner(pattern);
     if (!scanner.known()) return nb::none();
     const std::string_view input = utf8(text);
-    nb::list found;
+    nb::list pieces;
     const char* const end = input.data() + input.size();
     for (const char *p = input.data(), *stop = p; p != end; p = stop) {
         stop = scanner.next(p, end);
-        if (stop == nullptr) return nb::make_tuple(found, nb::str(p, size_t(end - p)));
-        found.append(nb::str(p, size_t(stop - p)));
+        if (stop == nullptr) return nb::make_tuple(pieces, nb::str(p, size_t(end - p)));
+        pieces.append(nb::str(p, size_t(stop - p)));
     }
-    return nb::make_tuple(found, nb::str(""));
+    return nb::make_tuple(pieces, nb::str(""));
 }
 
 // Where a text may be cut for threads, as numbers of characters.
 nb::list scan_parts(nb::str text) {
     const std::string_view input = utf8(text);
-    nb::list found;
+    nb::list cuts;
     for (size_t at = 0, characters = 0; at < input.size(); ++at) {
         if (unicode::continues(input[at])) continue;
-        if (Scanner::parts(input, at)) found.append(characters);
+        if (Scanner::parts(input, at)) cuts.append(characters);
         ++characters;
     }
-    return found;
+    return cuts;
 }
 
 }  // namespace

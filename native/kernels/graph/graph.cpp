@@ -18,7 +18,7 @@ int Graph::add_register(int64_t width, int64_t place) {
     return int(registers_.size()) - 1;
 }
 
-int Graph::known(int64_t r) const {
+int Graph::checked_register(int64_t r) const {
     require(r >= 0 && r < int64_t(registers_.size()), "no such register");
     return int(r);
 }
@@ -83,7 +83,7 @@ void Graph::add(std::string_view instruction, const Operands& operands) {
 
 std::vector<int> Graph::regs(const Operands& operands, const char* field) const {
     std::vector<int> all;
-    for (const int64_t r : operands.integers(field)) all.push_back(known(r));
+    for (const int64_t r : operands.integers(field)) all.push_back(checked_register(r));
     return all;
 }
 
@@ -160,7 +160,7 @@ void Graph::check(const std::vector<Segment>& segments) const {
         require(s.context >= 0 && s.context < int64_t(contexts_.size()), "no such context");
         require(s.pages.size() == tables_.size(), "pages of another number of tables");
         require(s.state_size == state_size_, "a state of another size");
-        require(s.given.size == s.count * taken_, "the program takes rows of another width");
+        require(s.hidden.size == s.count * taken_, "the program takes rows of another width");
         for (size_t i = 0; i < tables_.size(); ++i) {
             const std::vector<int16_t*>& pages = s.pages[i];
             require(int64_t(pages.size()) * kKeyBlock - s.count >= s.start,
@@ -216,7 +216,8 @@ void Graph::run(const int64_t* tokens, int64_t count, const std::vector<Segment>
     for (int64_t i = 0; i < count && taken_ == 0; ++i)
         require(tokens[i] >= 0 && tokens[i] < vocabulary_, "a token is outside of the vocabulary");
     require(selected_ || outputs == count, "nothing selects the rows of the outputs, so all are");
-    require(size == outputs * width(known(result)), "out has another size than the output rows");
+    require(size == outputs * width(checked_register(result)),
+            "out has another size than the output rows");
     wake_threads();
     start(pass, tokens, segments);
     for (const Stage& stage : stages_) {

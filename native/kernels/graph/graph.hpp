@@ -33,7 +33,7 @@ struct Segment {
     int64_t state_size = 0;
     // Position from which on tokens are those of the second text.
     int64_t second = std::numeric_limits<int64_t>::max();
-    FloatArray given;  // what Take instructions read, (count, width)
+    FloatArray hidden;  // what Take instructions read, (count, width)
 };
 
 // The fields of an instruction by their names in kernels/instructions.py. Registers and rotations
@@ -145,9 +145,9 @@ private:
         attend, convolve, delta_rule, selective_scan, gate, route, enumerate, expert_linear,
         combine, hadamard, add_to, scale, select, clamp, xielu, blend, resize, cutoff;
 
-    int known(int64_t r) const;
+    int checked_register(int64_t r) const;
     int reg(const Operands& operands, const char* field) const {
-        return known(operands.integer(field));
+        return checked_register(operands.integer(field));
     }
     std::vector<int> regs(const Operands& operands, const char* field) const;
     std::vector<int> groups(const Operands& operands, const char* parts, const char* whole) const;

@@ -77,7 +77,7 @@ void Graph::take(const Operands& operands) {
     add_row([=](Pass& pass, int64_t row) {
         const Row& input = pass.of_row[size_t(row)];
         const Segment& own = segment(pass, input);
-        std::copy_n(own.given.data + (input.position - own.start) * taken_ + offset, width(out),
+        std::copy_n(own.hidden.data + (input.position - own.start) * taken_ + offset, width(out),
                     at(pass, out, row));
     });
 }
@@ -461,11 +461,11 @@ void Graph::select(const Operands& operands) {
     require(!selected_, "the rows of the outputs are selected already");
     selected_ = true;
     add_whole([=](Pass& pass) {
-        int64_t kept = 0;
+        int64_t outputs = 0;
         each_segment(pass, false, [&](const Segment& segment, int64_t row, int64_t rows) {
             const int64_t first = row + rows - segment.outputs;
             const auto move = [&](float* all, int64_t width) {
-                std::memmove(all + kept * width, all + first * width,
+                std::memmove(all + outputs * width, all + first * width,
                              size_t(segment.outputs * width) * sizeof(float));
             };
             for (const int r : registers) move(at(pass, r, 0), width(r));
@@ -473,10 +473,11 @@ void Graph::select(const Operands& operands) {
                 move(pass.turns[i].cos.data(), rotations_[i].pairs);
                 move(pass.turns[i].sin.data(), rotations_[i].pairs);
             }
-            std::copy_n(pass.of_row.begin() + first, segment.outputs, pass.of_row.begin() + kept);
-            kept += segment.outputs;
+            std::copy_n(pass.of_row.begin() + first, segment.outputs,
+                        pass.of_row.begin() + outputs);
+            outputs += segment.outputs;
         });
-        pass.rows = kept;
+        pass.rows = outputs;
     });
 }
 

@@ -96,6 +96,7 @@ std::vector<int64_t> likely_best(const Bounds& s, int64_t count) {
     return order;
 }
 
+// Rows whose upper bound reaches *threshold*, rising.
 std::vector<int64_t> rows_from(const Bounds& s, float threshold) {
     std::vector<int64_t> rows;
     for (size_t t = 0; t < s.highest.size(); ++t) {
@@ -127,7 +128,8 @@ void refine(const ExactHead& m, const HeadInput& x, const std::vector<int64_t>& 
     });
 }
 
-// Pieces are the same for any number of threads, and added in their order.
+// Sum of exp(upper bound - threshold) over rows below *threshold*, rounded up. Pieces are the same
+// for any number of threads, and added in their order.
 double tail_below(const Bounds& s, float threshold) {
     constexpr int64_t kPiece = 64;  // tiles
     const auto tiles = int64_t(s.highest.size()), pieces = (tiles + kPiece - 1) / kPiece;
@@ -143,6 +145,7 @@ double tail_below(const Bounds& s, float threshold) {
     return total * (1.0 + 1e-9);
 }
 
+// The result of one query. *s*, what the copy says of its hidden state, is changed.
 HeadResult choose(const ExactHead& m, const HeadQuery& query, const HeadInput& x, Bounds& s) {
     HeadResult out;
     out.usable = true;
@@ -163,17 +166,16 @@ HeadResult choose(const ExactHead& m, const HeadQuery& query, const HeadInput& x
     if (query.margin >= 0.0f && !exact.empty())
         threshold =
             std::min(threshold, *std::max_element(exact.begin(), exact.end()) - query.margin);
-    std::vector<int64_t> found = rows_from(s, threshold);
+    std::vector<int64_t> rows = rows_from(s, threshold);
     if (threshold > kNone) {
-        out.refined = int64_t(found.size());
-        refine(m, x, found, s, false);
-        found.erase(std::remove_if(found.begin(), found.end(),
-                                   [&](int64_t r) { return s.upper[size_t(r)] < threshold; }),
-                    found.end());
+        out.refined = int64_t(rows.size());
+        refine(m, x, rows, s, false);
+        rows.erase(std::remove_if(rows.begin(), rows.end(),
+                                  [&](int64_t r) { return s.upper[size_t(r)] < threshold; }),
+                   rows.end());
     }
-    out.ids.resize(found.size() + query.listed.size());
-    std::merge(found.begin(), found.end(), query.listed.begin(), query.listed.end(),
-               out.ids.begin());
+    out.ids.resize(rows.size() + query.listed.size());
+    std::merge(rows.begin(), rows.end(), query.listed.begin(), query.listed.end(), out.ids.begin());
     out.logits.resize(out.ids.size());
     linear_rows(m, query.x, out.ids.data(), int64_t(out.ids.size()), out.logits.data());
     out.bound = threshold;

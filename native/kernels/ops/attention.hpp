@@ -26,8 +26,8 @@ inline void fetch(const void* at) {
 // Finishes the scores of one row: softcap, slope, biases by distance, and -infinity for keys that
 // it does not see. *largest* are lanes of the largest. *octave* is log2(e) in units of a score, by
 // which softcapped scores, slopes and biases are still to be multiplied.
-inline void look(const AttentionArgs& a, const QueryRow& row, float octave, float* score,
-                 Parts& largest) {
+inline void finish_scores(const AttentionArgs& a, const QueryRow& row, float octave, float* score,
+                          Parts& largest) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
     if (a.softcap > 0.0f) {
         softcap(score + row.first, row.last - row.first, a.softcap, score + row.first);
@@ -125,7 +125,7 @@ struct Block {
     }
 
     // Fills *out* with what *count* rows from *r* on see of the page that begins at *base*.
-    void see(int64_t r, int count, int64_t base, QueryRow* out) const {
+    void find_visible_keys(int64_t r, int count, int64_t base, QueryRow* out) const {
         int64_t t = t0 + r / group, end = (r / group + 1) * group;
         for (int n = 0; n < count; ++n) {
             if (r + n == end) {
@@ -206,7 +206,7 @@ struct Block {
         Parts largest[kWhole];
         for (int n = 0; n < kWhole; ++n)
             if (n < N && seen[n].sees())
-                look(a, seen[n], kLog2E * Form::kUnits, score[n], largest[n]);
+                finish_scores(a, seen[n], kLog2E * Form::kUnits, score[n], largest[n]);
             else
                 zero(largest[n]);
         fold_rows<N, false>(largest, of_page);
@@ -289,7 +289,7 @@ struct Block {
     void attend_page(int64_t r, Page keys, Page values, const Code* next, int64_t base,
                      const PartialAttention& part) {
         QueryRow row[M * N];
-        see(r, M * N, base, row);
+        find_visible_keys(r, M * N, base, row);
         // Later rows see no fewer keys and begin no earlier.
         const int first = row[0].first, last = row[M * N - 1].last;
         if (first >= last) return;

@@ -226,7 +226,7 @@ struct QuadForm {
         rotate(spare, dim, spare + dim);
         const Coding coding(max_abs(spare, dim));
         coding.encode(spare, dim, reinterpret_cast<int8_t*>(codes));
-        all_numbers = all_numbers && coding.step == coding.step;
+        queries_are_numbers = queries_are_numbers && coding.step == coding.step;
         return coding.step;
     }
 
@@ -234,7 +234,7 @@ struct QuadForm {
         unit = ratios_of(values.steps, ratios);
         int most = 0;
         for (int i = 0; i < kKeyBlock; ++i) most = std::max(most, keys.steps[i] & 0x7fff);
-        all_keys = most <= 0x7f80;
+        keys_are_numbers = most <= 0x7f80;  // the bits of NaN are larger than those of infinity
     }
 
     template <int N>
@@ -242,7 +242,10 @@ struct QuadForm {
                Weights* codes, float* sums, float* steps) const {
         constexpr int kWholeRows = whole_eights(N);
         Parts lanes[kWholeRows], most[kWholeRows];
-        alignas(64) int16_t own[kKeyBlock], parts[N][kKeyBlock];
+        // Ratios of the steps that a row sees, for rows that see a part of the page; neighbouring
+        // rows often see the same part.
+        alignas(64) int16_t own[kKeyBlock];
+        alignas(64) int16_t parts[N][kKeyBlock];
         alignas(64) float largest[kWholeRows] = {};
         int shifts[kWholeRows], factors[kWholeRows];
         float own_unit = 0.0f;
@@ -281,7 +284,7 @@ struct QuadForm {
             steps[n] *= 128.0f * 65536.0f / (float(factors[n]) * doubled);
         }
         for (int n = 0; n < N; ++n) codes[n].set(parts[n], shifts[n], factors[n]);
-        if (all_numbers && all_keys) return;
+        if (queries_are_numbers && keys_are_numbers) return;
         for (int n = 0; n < N; ++n)  // integers lose what is not a number
             for (int i = rows[n].first; i < rows[n].last; ++i) sums[n] += score[n][i] * 0.0f;
     }
@@ -289,7 +292,7 @@ struct QuadForm {
 private:
     int16_t* ratios;  // of a page's values
     float unit = 0.0f;
-    bool all_numbers = true, all_keys = true;
+    bool queries_are_numbers = true, keys_are_numbers = true;
 
     // A page's steps of values as ratios of their largest one. Returns the factor on a value's code
     // for a part (a product of a weight and a ratio) of 1.

@@ -128,10 +128,10 @@ inline double softplus(double x) { return x > 40 ? x : std::log1p(std::exp(x)); 
 
 inline void gate(Gate kind, const float* gates, const float* ups, int64_t n, float* out) {
     const auto each = [&](auto value) { map_pairs(gates, ups, n, out, value); };
-    const auto clamped = [&](float slope, float more) {
+    const auto clamped = [&](float slope, float offset) {
         each([=](float g, float u) {
             const float x = g > 7.0f ? 7.0f : g, y = u > 7.0f ? 7.0f : u < -7.0f ? -7.0f : u;
-            return x / (1.0f + exp_fast(-slope * x)) * (y + more);
+            return x / (1.0f + exp_fast(-slope * x)) * (y + offset);
         });
     };
     switch (kind) {

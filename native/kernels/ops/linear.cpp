@@ -167,7 +167,10 @@ namespace {
 void softmax(float* x, int64_t n) {
     const float top = *std::max_element(x, x + n);
     float sum = 0.0f;
-    for (int64_t i = 0; i < n; ++i) sum += x[i] = exp_fast(x[i] - top);
+    for (int64_t i = 0; i < n; ++i) {
+        x[i] = exp_fast(x[i] - top);
+        sum += x[i];
+    }
     for (int64_t i = 0; i < n; ++i) x[i] /= sum;
 }
 
@@ -282,10 +285,6 @@ void scatter(const Part& part, float* y, const ExpertRoom& room, int64_t r0, int
         std::copy(from + r0, from + r1, y + room.order[size_t(part.rows.first + i)] * stride + r0);
     }
 }
-
-}  // namespace
-
-namespace {
 
 // Softmax of the logit of *expert*, the best of those that are *left*, over itself and those near
 // it: their distance, divided by the larger of the best logit and their own magnitude, is at most

@@ -98,7 +98,10 @@ inline void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, 
         round_32(x + i, {*s, *s}, q + i, code);
         *sum += sum_of(code);
     }
-    for (; i < cols; ++i) *sum += q[i] = int8_t(round_half_even(x[i] * *s));
+    for (; i < cols; ++i) {
+        q[i] = int8_t(round_half_even(x[i] * *s));
+        *sum += q[i];
+    }
 }
 
 // ---- layers with a state

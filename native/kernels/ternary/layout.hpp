@@ -146,7 +146,6 @@ constexpr int kRun = 32;      // columns whose inputs share a step
 constexpr int kRunLines = 8;  // lines of a block
 constexpr int kBlockBytes = kRunLines * 64;
 
-constexpr int runs_of(Type type) { return encoding(type).weights / kRun; }  // of a block
 constexpr int group_runs(Type type) {  // runs that share a scale
     return encoding(Type(int(type) - int(Type::F32_R16))).weights / kRun;
 }

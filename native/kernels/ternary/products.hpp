@@ -390,8 +390,10 @@ void many_tokens(const LinearArgs& a, int64_t r, uint8_t* bytes) {
     int64_t t = 0;
     for (; t + kTokens <= a.tokens; t += kTokens)
         Product::template unpacked<G, kTokens>(a, bytes, r, t);
-    if (t > 0 && t + 1 < a.tokens)
-        Product::template unpacked<G, kTokens>(a, bytes, r, a.tokens - kTokens), t = a.tokens;
+    if (t > 0 && t + 1 < a.tokens) {
+        Product::template unpacked<G, kTokens>(a, bytes, r, a.tokens - kTokens);
+        t = a.tokens;
+    }
     if (t > 0 && t < a.tokens) return Product::template unpacked<G, 1>(a, bytes, r, t);
     for (int g = 0; g < G; ++g) packed_tokens<Product, 2>(a, r + kTernaryRows * g, t);
 }
@@ -421,11 +423,11 @@ void use(Kernels& k, Type type) {
 
 // Layouts of two bits and of one.
 [[maybe_unused]] void add_fields(Kernels& k) {
-    use<TernaryProduct<FieldCode<2>, false>>(k, Type::Ternary),
-        use<TernaryProduct<FieldCode<2>, true>>(k, Type::TernaryBlocks);
+    use<TernaryProduct<FieldCode<2>, false>>(k, Type::Ternary);
+    use<TernaryProduct<FieldCode<2>, true>>(k, Type::TernaryBlocks);
     use<GroupProduct<FieldCode<1>>>(k, Type::Q1_0_R16);
-    use<GroupProduct<FieldCode<2>>>(k, Type::Q2_0_R16),
-        use<GroupProduct<FieldCode<2>>>(k, Type::PQ2_0_R16);
+    use<GroupProduct<FieldCode<2>>>(k, Type::Q2_0_R16);
+    use<GroupProduct<FieldCode<2>>>(k, Type::PQ2_0_R16);
 }
 
 }  // namespace
