@@ -28,21 +28,21 @@ class AddedVocabulary:
 
     @classmethod
     def of(cls, document: dict[str, Any], file: dict[str, Any] | None) -> AddedVocabulary:
-        """The vocabulary of *document*, with the added tokens of *file* if there is one."""
+        """The vocabulary of *document*, with the added tokens of the ``tokenizer.json`` *file*."""
         entries = document["model"]["vocab"]
         if isinstance(entries, dict):
             ids = dict(entries)
         else:
             ids = {entry[0]: id for id, entry in enumerate(entries)}
-        made = cls(ids, len(entries))
+        vocabulary = cls(ids, len(entries))
         for entry in (file or {}).get("added_tokens") or ():
-            made.tokens[entry["id"]] = make_token(entry["content"], **read_flags(entry))
-            made.added_ids[entry["content"]] = entry["id"]
+            vocabulary.tokens[entry["id"]] = make_token(entry["content"], **read_flags(entry))
+            vocabulary.added_ids[entry["content"]] = entry["id"]
             if entry.get("special"):
-                made.special.add(entry["content"])
+                vocabulary.special.add(entry["content"])
             if entry.get("normalized"):
-                made.once_normalized.add(entry["content"])
-        return made
+                vocabulary.once_normalized.add(entry["content"])
+        return vocabulary
 
     def id_of(self, text: str) -> int | None:
         """Id of *text*, ``None`` if it is not a token."""
@@ -74,14 +74,14 @@ class AddedVocabulary:
 
 
 def make_token(text: str, **flags: bool) -> Token:
-    """An added token with the defaults of the library for flags that are not given."""
+    """An added token; flags that are not among *flags* have the defaults of the library."""
     special = flags.get("special", False)
-    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
-    return {"content": text, **usual, "special": special, **flags}
+    defaults = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": not special}
+    return {"content": text, **defaults, "special": special, **flags}
 
 
 def find_default_tokens(special: Mapping[str, Token], config: Mapping[str, Any]) -> Iterator[Token]:
-    """*special* tokens by role that *config* does not name, of each text its first role."""
+    """Tokens of *special*, unless *config* names their role or an earlier role has their text."""
     texts = set()
     for role, token in special.items():
         if role not in config and token["content"] not in texts:

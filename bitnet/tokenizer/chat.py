@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-_WALL_S = 30  # of one rendering, where the system does not count processor time
+# Most seconds of one rendering: the limit where the system does not count processor time.
+_WALL_S = 30
 _HINT = "name another template with --chat-template FILE"
 
-_PROBED_DAY = "2026-01-01T00:00:00"
+_PROBED_DAY = "2026-01-01T00:00:00"  # the clock of probes: facts must not depend on the day
 
 
 def chat_template(tokenizer: Tokenizer, *, tools: bool = False) -> ChatTemplate:
@@ -65,11 +66,11 @@ def chat_template(tokenizer: Tokenizer, *, tools: bool = False) -> ChatTemplate:
 
 
 class ChatTemplate:
-    """A *template*, Jinja source, which was compiled once and sees the texts of BOS and EOS.
+    """A chat template, compiled once to find errors in its syntax.
 
-    *tokens* are the texts of other special tokens by the name that it sees (``pad_token``). *text*
-    is its source, *source* the tokenizer's name in messages, *now* the clock behind
-    ``strftime_now``.
+    *template* is its Jinja source, which the attribute ``text`` keeps. It sees the texts of BOS and
+    EOS, and *tokens*, texts of other special tokens by their names in templates (``pad_token``).
+    *source* is the tokenizer's name in messages, *now* the clock behind ``strftime_now``.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class ChatTemplate:
         """
         if tools is None and self.facts.needs_list:
             tools = []
-        own = {"tools": tools, "documents": documents, **(variables or {})}
-        return self._render([*map(self.adapt, messages)], add_generation_prompt, **own)
+        values = {"tools": tools, "documents": documents, **(variables or {})}
+        return self._render([*map(self.adapt, messages)], add_generation_prompt, **values)
 
     def render_pair(self, prompt: str = "") -> str:
         """The text around a query and a document, ``{query}`` and ``{document}`` in it.
@@ -141,25 +142,25 @@ class ChatTemplate:
     def adapt(self, message: Message) -> Message:
         """*message* with its content, calls and reasoning in the form that the template takes."""
         facts = self.facts
-        suited = dict(message)
+        adapted = dict(message)
         calls = message.get("tool_calls")
         if isinstance(calls, list):
             change = _with_object if facts.arguments == "object" else _with_text
-            suited["tool_calls"] = [change(call) for call in calls]
+            adapted["tool_calls"] = [change(call) for call in calls]
         content = message.get("content")
         if content is None and message.get("role") == "assistant":
             content = ""
         if isinstance(content, list):
-            flat = flatten(content)  # refuses content other than text
-            content = content if facts.takes_parts else flat
+            text = flatten(content)  # refuses content other than text
+            content = content if facts.takes_parts else text
         elif isinstance(content, str) and not facts.takes_text:
             content = [{"type": "text", "text": content}]
         if "content" in message or content is not None:
-            suited["content"] = content
+            adapted["content"] = content
         reasoning = message.get("reasoning_content")
         if facts.reasoning and isinstance(reasoning, str) and reasoning:
-            self._add_reasoning(suited, reasoning)
-        return suited
+            self._add_reasoning(adapted, reasoning)
+        return adapted
 
     def _add_reasoning(self, suited: Message, reasoning: str) -> None:
         """Put *reasoning* where the template looks for it in *suited*."""
@@ -240,7 +241,7 @@ class TemplateProcess:
     def _abandon(self) -> None:
         """Leave the process to the parent of this fork."""
         if self._process is not None:
-            self._process.returncode = 0
+            self._process.returncode = 0  # Popen takes it for ended, and does not wait for it
             _close_pipes(self._process)
         self._renew()
 
@@ -296,6 +297,7 @@ class TemplateProcess:
         return content[0], content[1:].decode("utf-8", "surrogatepass")
 
     def _answer(self, job: bytes) -> bytes:
+        """The answer to *job*, kind and text; a process that ended or was stopped is closed."""
         process = self._start()
         overdue = threading.Timer(_WALL_S, process.kill)
         overdue.start()
@@ -303,7 +305,7 @@ class TemplateProcess:
             process.stdin.write(len(job).to_bytes(8, "little") + job)
             process.stdin.flush()
             size = int.from_bytes(process.stdout.read(8), "little")
-            most = 4 * chat_child.MAX_CHARS + 1
+            most = 4 * chat_child.MAX_CHARS + 1  # bytes of UTF-8, behind the one of the kind
             content: bytes = process.stdout.read(size) if size <= most else b""
         except OSError:  # it has ended
             content = b""
@@ -314,7 +316,7 @@ class TemplateProcess:
             overdue.cancel()
         if content and content[0] != chat_child.STOPPED:
             return content
-        self.close()  # its memory may be in pieces
+        self.close()  # after reaching a limit, its state is unknown
         if content:
             return content
         seconds = chat_child.CPU_MS / 1000
@@ -326,14 +328,14 @@ class TemplateProcess:
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None:
-            windows = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+            flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", chat_child.__file__, *_paths()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # an interrupt of the terminal is for the parent
-                creationflags=windows,
+                creationflags=flags,
             )
         return self._process
 

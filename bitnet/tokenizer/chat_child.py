@@ -2,7 +2,9 @@
 
 They run in an immutable sandbox set up as in ``transformers`` (``utils/chat_template_utils.py``);
 the system ends this process at its limits, also in the middle of one long operation. The script
-imports nothing of this package. It reads and writes frames: a length of eight bytes, and as many.
+imports nothing of this package. It reads and writes frames: a length in eight bytes, little-endian,
+and as many bytes. A job is marshalled arguments of :func:`answer`, behind its limit of time; an
+answer is a byte for its kind, and a text in UTF-8.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ MAX_CHARS = 16 << 20  # of the text that a template renders
 # First byte of an answer: what the rest is.
 TEXT, REFUSED, INVALID, FAILED, STOPPED = b"TRIFS"
 
-# Names of Jinja, and of Python's objects, from which programs leave a sandbox. The others begin
-# with an underscore.
+# Jinja's globals, and attributes of Python's objects, through which templates escape a sandbox.
+# All other such attributes begin with an underscore.
 _GLOBALS = frozenset({"cycler", "joiner", "lipsum", "self"})
 _INTERNALS = frozenset(
     {
@@ -56,7 +58,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as in the training data of models: not escaped for HTML, keys in order."""
+    """JSON as in the training data of models: not escaped for HTML, keys not sorted by default."""
     form = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
     return json.dumps(value, ensure_ascii=ensure_ascii, **form)  # type: ignore[arg-type]
 
@@ -105,11 +107,11 @@ def reach(source: str) -> list[str]:
     tree = _sandbox().parse(source)
     names = set()
     for attribute in tree.find_all(nodes.Getattr):
-        of = attribute.node.name if isinstance(attribute.node, nodes.Name) else ""
+        owner = attribute.node.name if isinstance(attribute.node, nodes.Name) else ""
         if _is_internal(attribute.attr):
             names.add(f".{attribute.attr}")
-        elif of in _GLOBALS:
-            names.add(f"{of}.{attribute.attr}")
+        elif owner in _GLOBALS:
+            names.add(f"{owner}.{attribute.attr}")
     for item in tree.find_all(nodes.Getitem):
         if isinstance(item.arg, nodes.Const) and _is_internal(item.arg.value):
             names.add(f"[{item.arg.value!r}]")
@@ -122,6 +124,7 @@ def reach(source: str) -> list[str]:
             names |= {f"|map({text!r})" for text in texts if text == "attr" or _is_internal(text)}
     for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
         if tree.find(kind) is not None:
+            # FromImport is the statement ``from``; Import leaves an empty text.
             statement = kind.__name__.removesuffix("Import").lower() or "import"
             names.add(f"{{% {statement} %}}")
     return sorted(names)
@@ -180,7 +183,7 @@ def _limit_memory() -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """End this process after *seconds* of processor time; 0: no longer."""
+    """End this process after *seconds* of processor time; 0 lifts the limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -53,15 +53,15 @@ def builds_byte_level(name: str) -> bool:
 def builds_ends(name: str) -> bool:
     """True if the class *name* puts tokens of its own choice around a text."""
     sections = _row_named(name).get("sections", ())
-    own = [each["post_processor"] for each in sections if isinstance(each, dict)]
-    return any(processor != "that of the file" for processor in own)
+    processors = [each["post_processor"] for each in sections if isinstance(each, dict)]
+    return any(processor != "that of the file" for processor in processors)
 
 
 def check_rank_class(file: TokenizerFile) -> None:
     """Refuse a *file* of ranks of which the class of its folder makes another tokenizer.
 
-    Beside a ``tokenizer.json`` it is not the one that the class reads. Classes that transformers
-    does not know, and those that keep what a file says, do not change it.
+    The class does not read the ranks if a ``tokenizer.json`` is beside them. Classes that
+    transformers does not know, and those that keep what a file says, do not change them.
     """
     file.side.check_code(str(file.path))
     name = file.side.class_name

@@ -33,7 +33,7 @@ _OPTIONS = (
 )
 _UNCERTAIN = frozenset({
     "normalizer", "pre_tokenizer", "decoder", "unknown_id", "bos_id", "eos_id", "chat_template",
-    "stop_ids", "fuse_unknown", "ignore_merges",  # most vocabularies give these two nothing to do
+    "stop_ids", "fuse_unknown", "ignore_merges",  # the last two rarely change any ids
 })  # fmt: skip
 
 
@@ -43,7 +43,9 @@ class TokenizerDifference:
 
     part: str  # ``vocabulary``, ``merges``, ``added tokens``, ``normalizer`` ...
     text: str  # the two values, or the first examples
-    certain: bool = True  # some text or ids show it; steps can be written in several ways
+    # true if a text or ids give another result; false for parts that can differ without that, such
+    # as steps, which can be written in several ways
+    certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Agreement:
     first_difference: str | None  # the first text with different ids, ``None`` if there is none
     decoded_equal: int = 0  # lists of ids that both decode to the same text
     decoded: int = 0  # lists of ids decoded; 0 if decoding was not compared
-    first_ids: tuple[int, ...] | None = None  # the first that decode to different texts
+    first_ids: tuple[int, ...] | None = None  # the first ids that decode to different texts
     differences: tuple[TokenizerDifference, ...] = ()  # parts, if specifications were compared
 
     @property
@@ -145,10 +147,11 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
         parts += _tables("scores", *(dict(enumerate(map(float, s.scores))) for s in (left, right)))
     elif models <= {"bpe", "spm"}:
         parts += _tables("merges", *(dict(enumerate(_merges(spec))) for spec in (left, right)))
-    # Where no text is normalized, the stage in which a token is found makes no difference.
-    plain = left.is_sentencepiece or right.is_sentencepiece
-    plain = plain or not (left.normalizer or right.normalizer)
-    flags = ADDED_FLAGS[: -1 if plain else None]
+    # The last flag is ``normalized``. Where no text is normalized, it makes no difference whether a
+    # token is found in raw or in normalized text.
+    no_stages = left.is_sentencepiece or right.is_sentencepiece
+    no_stages = no_stages or not (left.normalizer or right.normalizer)
+    flags = ADDED_FLAGS[: -1 if no_stages else None]
     parts += _tables("added tokens", *(_flags_of_added(spec, flags) for spec in (left, right)))
     ours = _values(left)
     theirs = _values(right)
@@ -235,12 +238,13 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
     the same if all merges that produce one token are adjacent and none is missing.
     """
     steps = [(step.type, step.options.get("content")) for step in spec.normalizer]
+    # A Prepend has no option ``content``. Behind it, or first, there must be one Replace.
     prepends = steps[:1] == [("Prepend", None)]
     plain = steps[prepends:] == [("Replace", SPACE_SYMBOL)] and not spec.ignore_merges
     if spec.model != "bpe" or not spec.byte_fallback or not plain:
         return None
     tokens = list(spec.tokens)
-    places: dict[str, int] = {}
+    places: dict[str, int] = {}  # of results in the order of the merges
     for left, right in spec.merges:
         result = tokens[left] + tokens[right]
         if next(reversed(places), None) != result:
@@ -248,6 +252,7 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
                 return None
             places[result] = len(places)
     vocabulary = set(tokens)
+    # Every way to make a token must be a merge.
     ways = (halves_of(text, vocabulary) for text in tokens if text not in BYTE_NAMES)
     if sum(1 for way in ways for _ in way) != len(set(spec.merges)):
         return None
@@ -279,7 +284,7 @@ def compatibility(
 ) -> Compatibility:
     """Check *tokenizer* against *model*: size, embedded token texts if any, stop ids, template."""
     facts = model_facts(model)
-    has = tokenizer.vocab_size
+    n_tokens = tokenizer.vocab_size
     spare = facts.padding(tokenizer.vocab_size)
     findings: list[str] = []
     problem = ""
@@ -290,10 +295,10 @@ def compatibility(
         findings.append(f"{beyond:,} added tokens have no row: a prompt with one is refused")
     elif spare is None:
         size = facts.token_count or facts.vocab_size
-        problem = f"vocabulary size differs (Model: {size}, Tokenizer: {has})"
+        problem = f"vocabulary size differs (Model: {size}, Tokenizer: {n_tokens})"
     elif own is not None and different:
         spellings = f"{own.spelling(different[0])!r} and {tokenizer.spelling(different[0])!r}"
-        count = f"{len(different):,} of {has:,} tokens differ, first id {different[0]}"
+        count = f"{len(different):,} of {n_tokens:,} tokens differ, first id {different[0]}"
         problem = f"same size, other vocabulary: {count}: {spellings}"
     elif own is not None and not findings:
         ids = measure_agreement(own.encode, tokenizer.encode)
@@ -316,9 +321,9 @@ def compatibility(
     if problem:
         verdict = f"NOT COMPATIBLE: {verdict}{problem}"
     else:
-        how = "token by token" if own is not None else "by vocabulary size"
-        verdict = f"compatible: {verdict}{has:,} tokens, {how}"
-    return Compatibility(not problem, verdict, tuple(findings), facts.vocab_size, has, spare)
+        basis = "token by token" if own is not None else "by vocabulary size"
+        verdict = f"compatible: {verdict}{n_tokens:,} tokens, {basis}"
+    return Compatibility(not problem, verdict, tuple(findings), facts.vocab_size, n_tokens, spare)
 
 
 def _own(facts: ModelFacts, pre: str | None, findings: list[str]) -> Tokenizer | None:

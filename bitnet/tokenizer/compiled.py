@@ -55,6 +55,7 @@ _NO_ID = 0xFFFFFFFF
 NORMAL = int(TokenType.NORMAL)
 CONTROL = int(TokenType.CONTROL)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
+# Fields of a specification that a compiled file stores as they are.
 _META = (
     *("bos_id", "eos_id", "chat_template", "named_templates", "template_tokens", "pre", "source"),
     *("fingerprint", "model", "byte_level"),
@@ -84,6 +85,7 @@ def _config(spec: TokenizerSpec) -> bytes:
     bits = sum(bool(flag) << bit for bit, flag in enumerate(flags))
     unknown = _NO_ID if spec.unknown_id is None or spec.byte_level else spec.unknown_id
     model = get_args(Model).index(spec.model)
+    # ``Config`` of native/tokenizer/file.hpp; the builder fills in the 2,084 bytes that are zero.
     return struct.pack("<4I2084x", model, bits, unknown, spec.max_chars_per_word)
 
 
@@ -95,8 +97,8 @@ def is_spelled(spec: TokenizerSpec) -> bool:
     if not spec.byte_level:
         return False
     steps = [step.type == "ByteLevel" for step in spec.pre_tokenizer]
-    unknown = spec.decoder and (spec.unknown_id is not None or spec.byte_fallback)
-    alphabet = set(spec.tokens) if unknown else ()
+    has_fallback = spec.decoder and (spec.unknown_id is not None or spec.byte_fallback)
+    alphabet = set(spec.tokens) if has_fallback else ()
     return not (
         spec.model == "bpe"
         and steps.count(True) == 1
@@ -104,7 +106,7 @@ def is_spelled(spec: TokenizerSpec) -> bool:
         and all(step.type != "ByteLevel" for step in spec.normalizer)
         and spec.decoding[0].type in ("Bytes", "ByteLevel")
         and not (spec.continuing_prefix or spec.word_suffix)
-        and not (unknown and any(BYTE_TO_CHARACTER[byte] not in alphabet for byte in _OF_TEXT))
+        and not (has_fallback and any(BYTE_TO_CHARACTER[byte] not in alphabet for byte in _OF_TEXT))
     )
 
 
@@ -194,12 +196,12 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
         module.TokenizerEngine(compiled)  # content that cannot be opened is not kept
         return bytes(compiled)
     except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
-        # The library refuses damaged ones.
+        # If the specification is damaged, the library that is tried next refuses it.
         raise NotNative(f"{type(error).__name__}: {error}") from error
 
 
 def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
-    """Facts that :func:`meta_of` stored in a compiled file, checked: others may write there."""
+    """Facts that :func:`meta_of` stored; checked, since other programs may write to the cache."""
     meta: dict[str, Any] = json.loads(engine.meta)
     lists = [meta[name] for name in ("prefix", "suffix", "stop_ids", "special_ids")]
     single = [meta[name] for name in ("bos_id", "eos_id") if meta[name] is not None]
@@ -241,7 +243,7 @@ def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | 
 
 
 def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]:
-    """As :func:`find_compiled`, or of the sequences of *spec*, which are not read before."""
+    """Engine and facts of *spec*, cached or compiled now; only compiling reads its sequences."""
     cached = find_compiled(spec.fingerprint)
     if cached is not None:
         return cached
@@ -255,7 +257,7 @@ def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]
 
 
 class NativeEngine:
-    """Runs compiled tables; *meta* is what :func:`~bitnet.tokenizer.compiled.meta_of` says."""
+    """Runs compiled tables; *meta* are facts as :func:`meta_of` returns them."""
 
     name = "native"
 
@@ -280,11 +282,11 @@ class NativeEngine:
         """Ids of *text* without BOS or EOS, as an array."""
         with self._translate_errors():
             ids = self._engine.encode_array(text, parse_special, thread_count())
-        # No vocabulary has so many ids that one of them would become negative.
+        # Ids are below 2^21, so none becomes negative.
         return ids.view("int32")
 
     def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
-        """Ids of each of *texts*, found on as many threads as a forward pass uses."""
+        """Ids of each of *texts*, encoded on as many threads as a forward pass uses."""
         with self._translate_errors():
             return self._engine.encode_many(list(texts), parse_special, thread_count())
 

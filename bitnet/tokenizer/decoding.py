@@ -34,12 +34,16 @@ _CLEANUP = (
     (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
 )  # fmt: skip
 
-# transformers' ``clean_up_tokenization``, which lacks one of them.
+# Those of transformers' ``clean_up_tokenization``, which lacks one.
 _CLEANUP_OF_TEXTS = tuple(pair for pair in _CLEANUP if pair[0] != " do not")
 
 
 class _Chain:
-    """One decoding: text of ids (``piece``), what becomes certain with one (``take``), the rest."""
+    """One decoding in progress.
+
+    Subclasses have ``piece``, the bytes of one id alone; ``take``, the text that becomes certain
+    with the next id; and ``finish``, the text that was held back.
+    """
 
     def __init__(
         self, steps: Sequence[Sequence[Any]], spellings: Engine, texts: dict[int, str]
@@ -87,6 +91,7 @@ class _SentencePiece(_Chain):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
+        # Pieces lose their space: with this option each one until there is text, else the first.
         self._strip_on: bool = self._options["remove_extra_whitespaces"]
         self._strip: bool = self._options["add_space_prefix"] or self._strip_on
         self._unknown: int | None = self._options["unknown_id"]
@@ -129,7 +134,7 @@ class _SentencePiece(_Chain):
         """Complete characters; each byte that is not part of one is U+FFFD."""
         out: list[str] = []
         while self._run:
-            width = 1 + sum(self._run[0] >= lead for lead in (0x80, 0xE0, 0xF0))
+            width = 1 + sum(self._run[0] >= lead for lead in (0x80, 0xE0, 0xF0))  # by lead byte
             try:
                 out.append(self._run[:width].decode())
                 self._run = self._run[width:]
@@ -152,6 +157,7 @@ class _Steps(_Chain):
         value: Any = self._text(id)
         fused = False
         for stage in self._stages:
+            # Once tokens are joined, a step that needs whole tokens does nothing to one of them.
             fused = fused or stage.fuses
             if isinstance(value, str) and (not fused or stage.anywhere):
                 value = stage.inside(value)
@@ -260,7 +266,7 @@ class DecodingStep:
         return str(self.inside(text))
 
     def inside(self, text: str) -> Any:
-        """Output for a token that is neither first nor last: text, or its bytes."""
+        """Output for a token that is not treated as the first or the last: text, or its bytes."""
         return text
 
 
@@ -321,6 +327,7 @@ class _Strip(DecodingStep):
             self._left -= 1
         if text:
             self._left = 0
+        # These characters are stripped if the token ends here.
         ending = min(len(text) - len(text.rstrip(self._char)), self._stop)
         end = len(text) - ending
         self._held = "" if part.last else text[end:]
@@ -412,7 +419,7 @@ class _CleanUp(DecodingStep):
 
 
 class _Ctc(DecodingStep):
-    """``CTC``: repeated tokens are one, padding is nothing, and a token stands for the space."""
+    """``CTC``: writes a repeated token once, no padding, and the word delimiter as a space."""
 
     _before: str | None = None
 

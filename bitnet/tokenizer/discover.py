@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Embedding matrices are padded to round sizes; more spare rows than this: another vocabulary.
+# Embedding matrices are padded to round sizes. This many spare rows are of another vocabulary.
 MAX_PADDING = 1024
 
 
@@ -42,7 +42,7 @@ class ModelFacts:
     declared: int | None  # vocabulary size in the metadata, ``None`` if absent (normal for GGUF)
     token_count: int  # tokens in the embedded list, 0 if there is none
     embedding_rows: int | None  # rows of the token embedding, ``None`` in files without weights
-    filler_tokens: int = 0  # tokens at its end that only pad it to the embedding (``[PAD151665]``)
+    filler_tokens: int = 0  # ``[PAD151665]`` at the end of that list, which pad it to the embedding
     repository: str = ""  # repository named by the model, empty if unknown
     gguf: GGUF | None = None  # the open file; ``None`` for a folder
     files: Inventory | None = None  # of an open folder; ``None`` for others
@@ -112,24 +112,24 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
         else:
             config = files.json("config.json", dict)
     if gguf is None:
-        inner = config.get("text_config")
-        text = {**(inner if isinstance(inner, dict) else {}), **config}
-        declared = _whole(text, "vocab_size")
-        name = str(text.get("model_type", "unknown"))
-        repo = str(text.get("_name_or_path", ""))
+        inner_config = config.get("text_config")
+        text_config = {**(inner_config if isinstance(inner_config, dict) else {}), **config}
+        declared = _whole(text_config, "vocab_size")
+        name = str(text_config.get("model_type", "unknown"))
+        repo = str(text_config.get("_name_or_path", ""))
         return ModelFacts(path, name, declared, 0, declared, repository=repo, files=files)
     tokens = gguf.metadata.get("tokenizer.ggml.tokens", ())
     embedding = gguf.tensors.get("token_embd.weight")
-    last = len(tokens)
-    while last and tokens[last - 1] == f"[PAD{last - 1}]":
-        last -= 1
+    end = len(tokens)
+    while end and tokens[end - 1] == f"[PAD{end - 1}]":
+        end -= 1
     return ModelFacts(
         path=gguf.path,
         architecture=gguf.architecture,
         declared=_whole(gguf.metadata, f"{gguf.architecture}.vocab_size"),
         token_count=len(tokens),
         embedding_rows=int(embedding.shape[0]) if embedding and embedding.shape else None,
-        filler_tokens=len(tokens) - last,
+        filler_tokens=len(tokens) - end,
         repository=repository_of(gguf.metadata),
         gguf=gguf,
     )
@@ -275,9 +275,9 @@ def _consider(outcome: Search, place: str, path: Path, pre: str | None) -> None:
     if not path.exists():
         outcome.note(place, path, "absent", "no such file")
         return
-    refused = outcome.refusal
-    if place == "sibling" and refused is not None and refused[0].parent == model.path:
-        name = refused[0].name
+    refusal = outcome.refusal
+    if place == "sibling" and refusal is not None and refusal[0].parent == model.path:
+        name = refusal[0].name
         outcome.note(place, path, "not needed", f"transformers reads {name}, which is refused")
         return
     if place == "embedded" and model.token_count == 0:
@@ -345,24 +345,24 @@ def check_vocab(model: ModelFacts, tokenizer: Tokenizer) -> str:
     A mismatch is a :class:`VocabMismatch`, or a warning if mismatches are permitted.
     """
     needed = model.token_count or model.vocab_size
-    has = tokenizer.vocab_size
-    spare = model.padding(has)
+    n_tokens = tokenizer.vocab_size
+    spare = model.padding(n_tokens)
     if spare is not None:
         padded = f", {spare} padded embedding rows" if spare else ""
-        return f"{has:,} tokens, as the model needs{padded}"
+        return f"{n_tokens:,} tokens, as the model needs{padded}"
     beyond = model.tokens_beyond(tokenizer)
     if beyond:
-        text = f"{has:,} tokens, the last {beyond:,} of them without a row of the embedding"
+        text = f"{n_tokens:,} tokens, the last {beyond:,} of them without a row of the embedding"
         logger.warning("%s: %s: a prompt with one of these is refused", tokenizer.source, text)
         return text
-    if needed == has:  # the list fits, the embedding does not
+    if needed == n_tokens:  # the list fits, the embedding does not
         needed = model.embedding_rows or needed
-    text = f"Vocabulary size mismatch: expected {needed}, got {has}"
+    text = f"Vocabulary size mismatch: expected {needed}, got {n_tokens}"
     if settings.strict_tokenizers() is False:
         logger.warning("%s", text)
         return text
     raise VocabMismatch(
-        f"{text} (Model: {needed}, Tokenizer: {has}): {tokenizer.source} is not the tokenizer "
+        f"{text} (Model: {needed}, Tokenizer: {n_tokens}): {tokenizer.source} is not the tokenizer "
         f"of {model.path.name}",
         hint=f"bitnet explain-tokenizer {shell_quote(model.path)}",
     )

@@ -1,7 +1,7 @@
 """Write a tokenizer as Hugging Face's files, or as the ``tokenizer.*`` keys of a GGUF file.
 
-Both are read back and compared with the original on the probe texts: what cannot be said exactly is
-not written.
+Both are read back and compared with the original on the probe texts: a copy that would not be exact
+is not written.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def export_tokenizer(
             "clean_up_tokenization_spaces": any(step.type == "CleanUp" for step in spec.decoder),
             "add_bos_token": spec.add_bos,
             "add_eos_token": spec.add_eos,
-            # A role makes a token one that texts can contain, so only those that are have one.
+            # Readers add the token of every role to those that are found in texts. So only tokens
+            # that are added ones already get a role.
             **{role: text for role, text in roles.items() if text in added},
             "chat_template": templates or spec.chat_template,
         },
@@ -79,13 +80,16 @@ def export_tokenizer(
     try:
         _prove_files(files, spec)
     except Unsupported:
+        # A token that is listed twice can have only one entry: try the other one of the two.
         if len({token.id for token in spec.added}) == len(spec.added):
             raise
         files["tokenizer.json"] = tokenizer_json(spec, finds_raw=True)
         _prove_files(files, spec)
-    there = [folder / name for name in files if (folder / name).exists()]
-    if there and not force:
-        raise UsageError(f"{there[0]} exists already", hint="choose another folder, or add --force")
+    existing = [folder / name for name in files if (folder / name).exists()]
+    if existing and not force:
+        raise UsageError(
+            f"{existing[0]} exists already", hint="choose another folder, or add --force"
+        )
     inputs = tuple(inputs)
     outputs = [OutputFile(folder / name, _JSON, inputs=inputs, force=force) for name in files]
     for output in outputs:
@@ -138,7 +142,7 @@ def _compare(
         for text, ids, copied_ids in zip(texts, id_lists, copies, strict=True):
             if ids != copied_ids:
                 raise _inexact(spec, form, f"{text!r} would be {copied_ids}")
-            if not special:
+            if not special:  # decoded texts are compared once
                 continue
             comparable = [id for id in ids if id not in unknown]
             decoded = copy.decode(comparable)
@@ -170,23 +174,25 @@ def gguf_keys(
             f"the model has {rows:,}",
             hint="name the model's own tokenizer: --tokenizer PATH",
         )
-    form = as_sentencepiece(spec) or spec
-    ids = {"bos": form.bos_id, "eos": form.eos_id, "unknown": form.unknown_id}
-    padding = range(form.vocab_size, rows)
-    types = [*map(int, form.token_types or _types(form))][: form.vocab_size]
-    tokens = _phantom_spaces(form, types) if form.model == "wordpiece" else form.tokens
+    gguf_spec = as_sentencepiece(spec) or spec
+    ids = {"bos": gguf_spec.bos_id, "eos": gguf_spec.eos_id, "unknown": gguf_spec.unknown_id}
+    padding = range(gguf_spec.vocab_size, rows)
+    types = [*map(int, gguf_spec.token_types or _types(gguf_spec))][: gguf_spec.vocab_size]
+    tokens = (
+        _phantom_spaces(gguf_spec, types) if gguf_spec.model == "wordpiece" else gguf_spec.tokens
+    )
     keys: dict[str, Any] = {
         f"{_GGML}tokens": [*tokens, *(f"[PAD{id}]" for id in padding)],
         f"{_GGML}token_type": types + [int(TokenType.UNUSED)] * len(padding),
-        **_kind(form, rows, pre),
+        **_kind(gguf_spec, rows, pre),
     }
     keys |= {f"{_GGML}{role}_token_id": id for role, id in ids.items() if id is not None}
-    keys[f"{_GGML}add_bos_token"] = form.add_bos and form.bos_id is not None
-    keys[f"{_GGML}add_eos_token"] = form.add_eos and form.eos_id is not None
+    keys[f"{_GGML}add_bos_token"] = gguf_spec.add_bos and gguf_spec.bos_id is not None
+    keys[f"{_GGML}add_eos_token"] = gguf_spec.add_eos and gguf_spec.eos_id is not None
     if spec.chat_template is not None:
         keys["tokenizer.chat_template"] = spec.chat_template
-    left = sorted(spec.stop_ids - _read_back(keys, further_keys or {}, spec).stop_ids)
-    for role, id in zip(("eot", "eom"), left, strict=False):
+    missing_stops = sorted(spec.stop_ids - _read_back(keys, further_keys or {}, spec).stop_ids)
+    for role, id in zip(("eot", "eom"), missing_stops, strict=False):
         keys[f"{_GGML}{role}_token_id"] = id
     _prove(_read_back(keys, further_keys or {}, spec), spec)
     return keys
@@ -231,8 +237,9 @@ def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
         }
     if spec.model == "wordpiece":
         return _wordpiece(spec)
-    own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
-    if not own or not len(spec.scores):
+    # True if the model implies all steps, as SentencePiece's models do.
+    is_implied = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
+    if not is_implied or not len(spec.scores):
         raise Unsupported(
             f"{spec.source} ({spec.model}) cannot be said in GGUF: neither byte-level nor with the "
             "scores of SentencePiece",
@@ -268,6 +275,7 @@ def _wordpiece(spec: TokenizerSpec) -> dict[str, Any]:
     }
     added = {token.text: token.id for token in spec.added}
     names = dict(spec.template_tokens)
+    # GGUF spells the key of the separator this way.
     for role, name in (("padding", "pad"), ("mask", "mask"), ("seperator", "sep")):
         id = added.get(names.get(f"{name}_token", ""))
         if id is not None:
@@ -278,7 +286,7 @@ def _wordpiece(spec: TokenizerSpec) -> dict[str, Any]:
 
 
 def _phantom_spaces(spec: TokenizerSpec, types: Sequence[int]) -> list[str]:
-    """Tokens of BERT's tokenizer as GGUF spells them: U+2581 begins a word, nothing continues one.
+    """Tokens of BERT's tokenizer as GGUF spells them: U+2581 begins a word, without ``##`` inside.
 
     Special tokens keep their spelling.
     """

@@ -58,7 +58,10 @@ def spec_from_gguf(gguf: GGUF, *, pre: str | None = None) -> TokenizerSpec:
 def spec_from_metadata(
     metadata: Mapping[str, Any], *, pre: str | None = None, source: str = "embedded"
 ) -> TokenizerSpec:
-    """As :func:`spec_from_gguf`, from the metadata alone; of lists it is not kept in the cache."""
+    """As :func:`spec_from_gguf`, from the metadata alone.
+
+    If its arrays are lists, the specification has no fingerprint, so it is not kept in the cache.
+    """
     fields = _Fields(metadata, source)
     model = fields.text("model")
     if model in ("", "none", "no_vocab"):
@@ -106,7 +109,7 @@ def _bpe(fields: _Fields, pre: str | None) -> TokenizerSpec:
     is_gpt2 = fields.text("model") == "gpt2"
     name = _pre_name(fields, pre) if is_gpt2 else pre or "gemma4"
     kind = pre_tokenizer(name)
-    fallback = 11 if is_gpt2 else None
+    fallback = 11 if is_gpt2 else None  # llama.cpp's default id of both
     bos = fields.special_id("bos", fallback if kind.has_bos else None)
     eos = fields.special_id("eos", fallback)
     separator = fields.token_id("seperator", None)
@@ -365,7 +368,8 @@ class _Fields:
     @cached_property
     def tokens(self) -> Sequence[str]:
         """The text of every token."""
-        own = _Fields(self._metadata, self.source)  # not self, which keeps this sequence
+        # Not self, which keeps this sequence: the two would keep each other and the file alive.
+        own = _Fields(self._metadata, self.source)
         return LazySequence(self.length("tokens"), partial(own.strings, "tokens"))
 
     def tokens_at(self, id: int) -> str:

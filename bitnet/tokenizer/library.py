@@ -1,9 +1,9 @@
 """Engines: the compiled one, and without it the libraries ``tokenizers`` and ``sentencepiece``.
 
-``tokenizers`` runs every ``tokenizer.json``, and what other files say as one, which is written here
-too; ``sentencepiece`` runs SentencePiece's models between the tokens that are found in raw text.
-Their expressions take time without a bound: only those of published tokenizers, and the simplest,
-are run.
+``tokenizers`` runs every ``tokenizer.json``, and specifications from most other files, which are
+written as one here; ``sentencepiece`` runs SentencePiece's models between the tokens that are found
+in raw text. The time that regular expressions take in ``tokenizers`` has no bound: only those of
+published tokenizers, and the simplest, are run.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _HINT = (
     "install the compiled module of this program (a wheel, or a C++ compiler), or name another"
     " tokenizer with --tokenizer FILE"
 )
-# What never takes a step back: only the last part of an alternative is repeated.
+# Expressions that never backtrack: only the last part of an alternative is repeated.
 _PART = r"(?:[^\\\[\](){}|*+?^$.]|\\[a-zA-Z](?:\{\w+\})?|\[[^\[\]\\]*\])"
 _FORWARD = re.compile(rf"{_PART}+[+*]?(?:\|{_PART}+[+*]?)*")
-# Expressions of ours that take the library quadratic time.
+# Pre-tokenizers of ours whose expressions take the library quadratic time.
 _SLOW = ("afmoe", "tiny_aya", "cohere2moe", "deepseek-llm", "superbpe")
 
 logger = logging.getLogger(__name__)
@@ -62,16 +62,17 @@ def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str,
     A token that is found in raw and in normalized text can have one entry there: that of
     normalized text, or with *finds_raw* the other one, where merges make it of normalized text.
     """
-    own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
-    normalizer = _sentencepiece_normalizer(spec) if own else _steps(spec.normalizer)
-    if own and spec.model == "unigram":
+    # True if the model implies all steps, as SentencePiece's models do.
+    is_implied = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
+    normalizer = _sentencepiece_normalizer(spec) if is_implied else _steps(spec.normalizer)
+    if is_implied and spec.model == "unigram":
         scheme = "always" if spec.add_space_prefix else "never"
         metaspace = {"type": "Metaspace", "replacement": SPACE_SYMBOL, "prepend_scheme": scheme}
         cut = [metaspace | {"split": True}]
     else:
         cut = _steps(spec.pre_tokenizer)
-    # The last entry of an id counts. What raw text holds of such a token (U+2581 themselves) is the
-    # same in normalized text, unless spaces are beside it.
+    # Of the entries of one id, the last one is written. A token in raw text (U+2581 themselves) is
+    # found in normalized text as well, unless spaces are beside it.
     added = sorted(spec.added, key=lambda token: (token.id, token.normalized != finds_raw))
     return {
         "version": "1.0",
@@ -79,7 +80,7 @@ def tokenizer_json(spec: TokenizerSpec, *, finds_raw: bool = False) -> dict[str,
         "padding": None,
         "added_tokens": [
             *{
-                token.id: _entry(token, token.text if own else _content(spec, token))
+                token.id: _entry(token, token.text if is_implied else _content(spec, token))
                 for token in added
             }.values()
         ],
@@ -98,10 +99,11 @@ def _entry(token: AddedToken, content: str) -> dict[str, Any]:
 
 
 def _content(spec: TokenizerSpec, token: AddedToken) -> str:
-    """Text of *token* as the library takes it, which normalizes what it looks for itself."""
-    before = spec.tokens[token.id]  # the normalizer; converters write U+2581 as spaces
-    is_text = not token.normalized or token.text == before.replace(" ", SPACE_SYMBOL)
-    return token.text if is_text else before
+    """Text of *token* as the library takes it: not normalized, as the library does that itself."""
+    spelling = spec.tokens[token.id]
+    # Converters write U+2581 as spaces: such a spelling is not the text before normalization.
+    is_text = not token.normalized or token.text == spelling.replace(" ", SPACE_SYMBOL)
+    return token.text if is_text else spelling
 
 
 def _steps(steps: Iterable[Step]) -> list[dict[str, Any]]:
@@ -245,7 +247,7 @@ class LibraryEngine:
         self._spec = spec
         self._added = {token.id for token in spec.added}
         self._lock = threading.Lock()
-        # The library walks along the run of spaces again for each of these in it.
+        # For each such token in a run of spaces, the library walks along the run again.
         widens = (token.lstrip or token.rstrip for token in spec.added if token.text.isspace())
         self._walks = any(widens)
 
@@ -285,8 +287,8 @@ class LibraryEngine:
     def is_byte(self, id: int) -> bool:
         """True if the token spells one byte, as ``<0x0A>`` does."""
         spec = self._spec
-        own = spec.model in ("spm", "unigram")
-        may_be_byte = not own or self._type(id) in (TokenType.NORMAL, TokenType.BYTE)
+        is_sentencepiece = spec.model in ("spm", "unigram")
+        may_be_byte = not is_sentencepiece or self._type(id) in (TokenType.NORMAL, TokenType.BYTE)
         return spec.byte_fallback and may_be_byte and spec.tokens[id] in BYTE_NAMES
 
     def text(self, id: int) -> str:
@@ -308,8 +310,8 @@ class _Tokenizers(LibraryEngine):
         self._what = f"the tokenizer {spec.source}"
         document = json.loads(spec.document) if spec.document else _document(spec)
         _check_patterns(document, spec.source)
-        aside = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
-        self._library = load_library(spec.source, **document | aside)
+        absent = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
+        self._library = load_library(spec.source, **document | absent)
         self._renamed = {} if spec.document else _renumber(self._library, spec)
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
@@ -327,14 +329,16 @@ class _Tokenizers(LibraryEngine):
 def _renumber(library: Tokenizer, spec: TokenizerSpec) -> dict[int, int]:
     """Ids of the added tokens that *library* numbers differently."""
     ids = {}
-    steps = library.normalizer
+    normalizer = library.normalizer
     for token in spec.added:
         text = _content(spec, token)
-        made = steps.normalize_str(text) if steps and token.normalized else token.text
-        if made != token.text:
+        normalized = (
+            normalizer.normalize_str(text) if normalizer and token.normalized else token.text
+        )
+        if normalized != token.text:
             raise Unsupported(
                 f"{spec.source} has the added token {token.text!r:.60}, which the normalizer"
-                f" changes: the tokenizers library looks for {made!r:.60}",
+                f" changes: the tokenizers library looks for {normalized!r:.60}",
                 hint=_HINT,
             )
         ids[library.token_to_id(text)] = token.id
@@ -407,7 +411,7 @@ class _SentencePiece(LibraryEngine):
             self._model.LoadFromSerializedProto(write_model(spec))
         raw = [token for token in spec.added if not token.normalized and token.text]
         self._raw = _splitter(raw, spec.source)
-        # Tokens are found in the text of control tokens that are not looked for.
+        # Where special tokens are not looked for, others are found inside of their texts.
         self._ordinary = _splitter([token for token in raw if not token.special], spec.source)
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
@@ -427,7 +431,10 @@ class _SentencePiece(LibraryEngine):
         return out
 
     def _widen(self, spans: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-        """*spans*, of a character in bytes with the whole of it: the library has it at the last."""
+        """*spans*, changed so that each byte of a character has the whole character.
+
+        The library gives the whole to the last byte, and an empty span to those before.
+        """
         continues = False
         end = 0
         for index in range(len(spans) - 1, -1, -1):
@@ -442,7 +449,7 @@ class _SentencePiece(LibraryEngine):
 
 
 def _splitter(tokens: Sequence[AddedToken], source: str) -> tuple[Tokenizer, dict[int, int]]:
-    """A tokenizer that finds only *tokens*, and their ids by those that it gives them."""
+    """A tokenizer that finds only *tokens*, and the ids of these by the ids that it gives them."""
     entries = [_entry(token, token.text) | {"id": at} for at, token in enumerate(tokens, 1)]
     model = {"type": "WordLevel", "vocab": {"\U0010ffff": 0}, "unk_token": "\U0010ffff"}
     library = load_library(source, model=model, added_tokens=entries)

@@ -136,10 +136,10 @@ def _check_ids(spec: TokenizerSpec, merges: Iterable[tuple[int, int]]) -> None:
         if type(id) is not int or not 0 <= id < size:
             raise ValueError(f"the id {id!r} for {size:,} tokens")
     affixes = (spec.continuing_prefix, spec.word_suffix)
-    most = spec.max_chars_per_word
-    if type(most) is not int or not all(type(affix) is str for affix in affixes):
+    max_chars = spec.max_chars_per_word
+    if type(max_chars) is not int or not all(type(affix) is str for affix in affixes):
         raise ValueError("WordPiece options of a wrong type")
-    _within(spec, "characters in a word", most, WORD_CHARS)
+    _within(spec, "characters in a word", max_chars, WORD_CHARS)
     for affix in affixes:
         _within(spec, "bytes in an affix", len(affix.encode()), ADDED_TOKEN_BYTES)
 

@@ -190,8 +190,8 @@ def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
     # Results may change with our version.
     digest = hashlib.sha256(f"{__version__}\n{pre}".encode())
     try:
-        named = template_files(Inventory(path.parent))
-        for part in (path, *map(path.parent.joinpath, ("merges.txt", *SIDE_FILES, *named))):
+        templates = template_files(Inventory(path.parent))
+        for part in (path, *map(path.parent.joinpath, ("merges.txt", *SIDE_FILES, *templates))):
             with suppress(FileNotFoundError), open_file(part) as file:
                 if part is path and file.read(len(MAGIC)) in (MAGIC, b""):
                     return ""
@@ -216,8 +216,8 @@ def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         digest = hashlib.sha256(content).hexdigest()
     after = path.stat()
-    same = ("st_ino", "st_dev", "st_size", "st_mtime_ns", "st_ctime_ns")
-    if settled and all(getattr(before, name) == getattr(after, name) for name in same):
+    status_fields = ("st_ino", "st_dev", "st_size", "st_mtime_ns", "st_ctime_ns")
+    if settled and all(getattr(before, name) == getattr(after, name) for name in status_fields):
         records.remember(path, digest)
     else:
         records.forget(path)

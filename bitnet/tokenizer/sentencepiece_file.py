@@ -66,7 +66,8 @@ def spec_from_sentencepiece(file: TokenizerFile) -> TokenizerSpec:
         file = TokenizerFile(file.path, file.pre, file.files)
         file.side = replace(side, added=added)
     adds = {f"add_{role}": side.config.get(f"add_{role}_token") is True for role in ("bos", "eos")}
-    unknown = spec.tokens[spec.unknown_id or 0]  # an added token there
+    # In transformers the unknown token is an added one, which is shown as its piece.
+    unknown = spec.tokens[spec.unknown_id or 0]
     roles = {"unk_token": unknown}
     for role, id in (("bos_token", spec.bos_id), ("eos_token", spec.eos_id)):
         roles.update({role: spec.tokens[id]} if id is not None else {})
@@ -116,7 +117,7 @@ def _as_library(
 
 
 def _kind_behind(token: AddedToken | None) -> TokenType:
-    """Kind of an id behind the pieces: only special tokens are left out of a text."""
+    """Kind of an id behind the pieces: decoded text leaves out only special tokens."""
     return TokenType.CONTROL if token is None or token.special else TokenType.UNUSED
 
 
@@ -192,10 +193,11 @@ def _merges(vocabulary: dict[str, int]) -> list[list[str]]:
 
 
 def _with_pieces(side: SideFiles, spec: TokenizerSpec) -> SideFiles:
-    """*side* with the control and user-defined pieces, if no file lists tokens without a role.
+    """*side* with the control and user-defined pieces as ``additional_special_tokens``.
 
-    They take the place of ``additional_special_tokens``, which transformers renames before in one
-    of the two files.
+    Unchanged if ``extra_special_tokens`` of either file is a list, or that key of
+    ``tokenizer_config.json`` under its former name. ``additional_special_tokens`` of
+    ``special_tokens_map.json`` is dropped.
     """
     name, former = _EXTRA
     own = side.tokenizer_config

@@ -58,9 +58,10 @@ def _parse(data: bytes, source: str) -> TokenizerSpec:
     if kind not in (_UNIGRAM, _BPE):
         name = {3: "word", 4: "char"}.get(kind, kind)
         raise refusal(f"{source} is a SentencePiece {name} model; supported: BPE, Unigram")
+    # treat_whitespace_as_suffix, escape_whitespaces
     if trainer.get(24, 0) or not normalizer.get(5, 1):
         raise refusal(f"{source} marks spaces as suffixes, or not at all: that is not supported")
-    # Negative ids, stored as 64-bit two's complement, are those of tokens that are switched off.
+    # bos_id and eos_id; a negative one, in two's complement of 64 bits, switches the token off.
     ids = (_as(int, trainer.get(field, usual)) for field, usual in ((41, 1), (42, 2)))
     bos, eos = (None if id >> 63 else id for id in ids)
     return TokenizerSpec(
@@ -70,10 +71,10 @@ def _parse(data: bytes, source: str) -> TokenizerSpec:
         token_types=types,
         byte_fallback=bool(trainer.get(35, 0)),
         charsmap=_as(bytes, normalizer.get(2, b"")),
-        add_space_prefix=bool(normalizer.get(3, 1)),
+        add_space_prefix=bool(normalizer.get(3, 1)),  # add_dummy_prefix
         remove_extra_whitespaces=bool(normalizer.get(4, 1)),
         unknown_id=unknown[0],  # as in the library, whatever the trainer's settings are
-        unknown_text=_as(bytes, trainer.get(44, " \u2047 ".encode())).decode(),
+        unknown_text=_as(bytes, trainer.get(44, " \u2047 ".encode())).decode(),  # unk_surface
         bos_id=bos,
         eos_id=eos,
         source=source,
@@ -164,6 +165,8 @@ def check_charsmap(blob: bytes) -> None:
     if good:
         units = np.frombuffer(blob, "<u4", size // 4, 4).astype(np.int64)
         texts = np.frombuffer(blob, np.uint8, offset=4 + size)
+        # Units of darts-clone: bit 31 marks a value. The others have the offset of their children
+        # in bits 10 to 30, times 256 if bit 9 is set, and a value among the children if bit 8 is.
         at = np.flatnonzero(units >> 31 == 0)
         child = at ^ (units[at] >> 10 << ((units[at] & 1 << 9) >> 6))
         good = bool(((child | 0xFF) < len(units)).all())
@@ -197,14 +200,16 @@ def write_model(spec: TokenizerSpec) -> bytes:
         elif kind == TokenType.UNKNOWN or not 1 <= kind <= len(TokenType) or not piece:
             kind = TokenType.CONTROL
         body = _pack_field(1, (piece or f"\U0010ffff{id}").encode())
+        # The tag is field 2, of 32 bits.
         body += b"\x15" + struct.pack("<f", score) + _pack_field(3, kind)
         out += _pack_field(1, body)
+    # Fields 40 to 42 are unk_id, bos_id and eos_id; 45 to 47 the texts of these pieces.
     trainer = _pack_field(3, _BPE if spec.model == "spm" else _UNIGRAM)
     trainer += _pack_field(44, spec.unknown_text.encode())
     trainer += _pack_field(35, int(spec.byte_fallback))
     for field, role in ((40, spec.unknown_id), (41, spec.bos_id), (42, spec.eos_id)):
         trainer += _pack_field(field, -1 if role is None else role)
-        if role is not None:  # the library looks these up by text, and insists on finding them
+        if role is not None:  # the library looks the piece up by its text, and fails without it
             trainer += _pack_field(field + 5, spec.tokens[role].encode())
     normalizer = _pack_field(1, b"user_defined" if spec.charsmap else b"identity")
     normalizer += _pack_field(2, spec.charsmap) + _pack_field(3, int(spec.add_space_prefix))

@@ -123,7 +123,7 @@ class SideFiles:
         named = read_token_text(self.config.get(f"{role}_token"))
         if named is not None:
             return special.get(named, default)
-        is_null = f"{role}_token" in self.config  # as the model has no such token
+        is_null = f"{role}_token" in self.config  # null: the model has no such token
         if default is not None or is_null:
             return default
         return next((special[text] for text in _USUAL[role].split() if text in special), None)

@@ -93,7 +93,7 @@ def read_steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
     yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})
 
 
-# Of vocabularies with U+2581 for the space and ``<0xNN>`` for bytes.
+# Decoding of vocabularies with U+2581 for the space and ``<0xNN>`` for bytes.
 PLAIN_DECODING = (
     Step("Replace", {"pattern": {"String": SPACE_SYMBOL}, "content": " "}),
     Step("ByteFallback"),
@@ -167,16 +167,16 @@ class TokenizerSpec:
 
     @property
     def shows_unknown_text(self) -> bool:
-        """True if *unknown_id* stands for a part of the text: SentencePiece shows another text.
+        """True if *unknown_id* is decoded to *unknown_text*, not its piece, as in SentencePiece.
 
-        In transformers 5 it is an added token, whose text is that of its piece.
+        In transformers 5 it is an added token, which is decoded to its piece.
         """
         id = self.unknown_id
         return self.is_sentencepiece and id is not None and self.tokens[id] != self.unknown_text
 
     @property
     def has_steps(self) -> bool:
-        """True for a Unigram model of a ``tokenizer.json``."""
+        """True for a Unigram model with steps of its own, those of a ``tokenizer.json``."""
         return self.model == "unigram" and not self.is_sentencepiece
 
     @property

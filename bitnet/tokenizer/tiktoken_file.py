@@ -32,6 +32,7 @@ _NO_BYTES = b"="  # how Whisper's file writes its last token, which is empty
 
 _VERSIONS = ("v1", "v2", "v3", "v7", "v11", "v13", "v15")
 _NAMED = ("v1", "v2", "v3", "v7")  # versions whose files may leave out the special tokens
+# The special tokens of files that leave them out, by id.
 _USUAL = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
@@ -169,8 +170,8 @@ def _spec(file: TokenizerFile) -> TokenizerSpec:
         raise refusal(f"{path} has the tekken version {version!r:.40}; supported: {supported}")
     name = file.pre or _pre_of_pattern(path, config["pattern"])
     special = _special(document, version)
-    own = _whole(config, "default_vocab_size") - len(special)
-    tokens = special + _tekken_ranks(document["vocab"], own)
+    n_ranks = _whole(config, "default_vocab_size") - len(special)
+    tokens = special + _tekken_ranks(document["vocab"], n_ranks)
     ids = {text: id for id, text in enumerate(special)}
     own_ids = range(len(special), len(tokens))
     return bpe_spec(

@@ -118,7 +118,10 @@ class Tokenizer:
 
     @property
     def around_pair(self) -> tuple[list[int], list[int], list[int]] | None:
-        """Ids before, between and behind two texts that a model compares; None if it says none."""
+        """Ids before, between and behind two texts that a model compares.
+
+        None if the tokenizer does not define how two texts are joined.
+        """
         if self._middle is None:
             return None
         return list(self._prefix), list(self._middle), list(self._suffix)
@@ -138,7 +141,7 @@ class Tokenizer:
             add_special: put BOS and EOS around it if the model uses them; a text that begins with
                 BOS, or ends with EOS, gets no second one.
             parse_special: read text that spells a special token as that token.
-            at_most: ids to return; those of the end of *text* are left out, before EOS is added.
+            at_most: most ids to return; ids at the end of *text* are dropped, BOS and EOS are not.
 
         Raises:
             UsageError: *text* contains half of a surrogate pair.
@@ -245,6 +248,7 @@ class Tokenizer:
         return prefix, count, suffix
 
     def _within_affixes(self, ids: list[int], at_most: int | None = None) -> list[int]:
+        """*ids*, changed in place, with the affixes around them."""
         prefix, count, suffix = self._affixes(ids, at_most)
         del ids[count:]
         ids[:0] = prefix
@@ -347,7 +351,7 @@ class TokenStream:
         self._tokenizer = tokenizer
         self._chain = chain
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._due = 0  # characters of the text before
+        self._due = 0  # characters of skipped ids that the chain has still to return
 
     def push(self, id: int) -> str:
         """Text that becomes certain with *id*, often empty inside a character.

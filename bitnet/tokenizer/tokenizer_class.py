@@ -183,9 +183,9 @@ class _Reading:
         """The *normalizer* of the file with the options that its side files name."""
         if not isinstance(normalizer, dict):
             raise self._refuse("tokenizer_class", self.name, "needs a normalizer")
-        wrong = former.wrong_option(self._config)
-        if wrong is not None:
-            raise self._refuse(wrong, self._config[wrong], "is not true or false")
+        wrong_key = former.wrong_option(self._config)
+        if wrong_key is not None:
+            raise self._refuse(wrong_key, self._config[wrong_key], "is not true or false")
         return former.set_options(normalizer, self._config)
 
     def _missing(self, vocabulary: AddedVocabulary) -> Iterator[Token]:
@@ -227,14 +227,14 @@ class _Reading:
         former = former_class(name or registered, model, self._config)
         if former is not None:
             return f"transformers {model['transformers_version']}", former.row()
-        wrong = model_type in table["wrong_in_files"]
+        is_wrong_in_files = model_type in table["wrong_in_files"]
         is_llama = name == "LlamaTokenizer" and registered != "MistralCommonBackend"
-        if is_llama and not wrong and self._is_byte_level:
+        if is_llama and not is_wrong_in_files and self._is_byte_level:
             return "TokenizersBackend", _KEEPS
         if name is not None and registered not in (None, name):
             if registered in _GENERIC:
                 return "TokenizersBackend", _KEEPS
-            name = registered if wrong else name
+            name = registered if is_wrong_in_files else name
         elif name is None:
             name = registered
         return self._row_of(name or "TokenizersBackend")
@@ -344,8 +344,8 @@ class _Reading:
         return token
 
     def _decoder_entry(self, key: str, value: Any) -> tuple[int, Token]:
-        right = isinstance(value, dict) and value.keys() <= TOKEN_KEYS and key.isdecimal()
-        if not right or not isinstance(value.get("content"), str):
+        is_token = isinstance(value, dict) and value.keys() <= TOKEN_KEYS and key.isdecimal()
+        if not is_token or not isinstance(value.get("content"), str):
             raise self._refuse("added_tokens_decoder", {key: value}, "is not an added token")
         return int(key), self._declare(make_token(value["content"], **read_flags(value)))
 
@@ -356,11 +356,11 @@ class _Reading:
         for role, value in self.row.get("special", {}).items():
             if role not in self._config:
                 tokens[role] = plain_token(value)
-        names = [key for key in self._config if key.endswith("_token") and key not in ROLES]
+        other_roles = [key for key in self._config if key.endswith("_token") and key not in ROLES]
         former = self.row.get("former")
         if former is not None:  # it knows names of ``extra_special_tokens`` alone
-            names = []
-        for role in [*ROLES, *names]:
+            other_roles = []
+        for role in [*ROLES, *other_roles]:
             value = self._config.get(role)
             if value is None or (role not in ROLES and not isinstance(value, (str, dict))):
                 continue
@@ -427,17 +427,17 @@ class _Reading:
             raise self._refuse("tokenizer_class", self.name, text)
         charsmap = find_charsmap(self._file.get("normalizer"))
         sections = self._fill(self._variant(charsmap is not None), charsmap)
-        made = {**sections["model"], "vocab": model["vocab"]}
+        section = {**sections["model"], "vocab": model["vocab"]}
         if kind == "BPE":
-            made["merges"] = model["merges"]
-        if made.get("unk_token") is not None and "unk_id" in made:
-            made["unk_id"] = None
-        if isinstance(made.get("unk_id"), str):
+            section["merges"] = model["merges"]
+        if section.get("unk_token") is not None and "unk_id" in section:
+            section["unk_id"] = None
+        if isinstance(section.get("unk_id"), str):
             texts = [entry[0] for entry in model["vocab"]]
-            if made["unk_id"] not in texts:
-                raise self._refuse("unk_token", made["unk_id"], "is not in the vocabulary")
-            made["unk_id"] = texts.index(made["unk_id"])
-        return {**self._file, **sections, "model": made}
+            if section["unk_id"] not in texts:
+                raise self._refuse("unk_token", section["unk_id"], "is not in the vocabulary")
+            section["unk_id"] = texts.index(section["unk_id"])
+        return {**self._file, **sections, "model": section}
 
     def _variant(self, charsmap: bool) -> dict[str, Any]:
         values = []

@@ -33,13 +33,13 @@ def spec_from_tokenizer_json(file: TokenizerFile) -> TokenizerSpec:
     source = str(file.path)
     with reading(source, "tokenizer.json"):
         _check_model(file.document, source)
-        read = apply_side_files(
+        folder_tokenizer = apply_side_files(
             file.document, file.side, source=source, is_byte_level=b'"ByteLevel"' in file.data
         )
-        document = read.document
-        roles = read.roles
+        document = folder_tokenizer.document
+        roles = folder_tokenizer.roles
         if document is not file.document:
-            _check_normalized_twice(document, read.once_normalized, source)
+            _check_normalized_twice(document, folder_tokenizer.once_normalized, source)
         spec = _spec(document, file.side, source, roles)
         spec = _clean_up(spec, file.side)
     data = file.data if document is file.document else json.dumps(document).encode()
@@ -67,13 +67,13 @@ def _check_normalized_twice(
     normalizer = document.get("normalizer")
     if not normalizer or not once_normalized:
         return
-    still = {entry["content"] for entry in document["added_tokens"] if entry["normalized"]}
-    names = once_normalized - still
+    normalized = {entry["content"] for entry in document["added_tokens"] if entry["normalized"]}
+    names = once_normalized - normalized
     if _kind(document["model"]) == "WordPiece":
-        names |= still
-    run = load_library(source, normalizer=normalizer).normalizer
+        names |= normalized
+    library_normalizer = load_library(source, normalizer=normalizer).normalizer
     for name in sorted(names):
-        if run.normalize_str(name) != name:
+        if library_normalizer.normalize_str(name) != name:
             raise refusal(
                 f"{source}: the files beside it add {name!r:.60} twice, with normalized: true, and"
                 " its normalizer changes this text"
@@ -155,15 +155,15 @@ def _outside(
     own_ids = set(vocabulary.values())
     outside: dict[str, int] = {}
     for token in added:
-        own = vocabulary.get(token.text, outside.get(token.text))
-        if own is None:  # the library gives it the next id
+        model_id = vocabulary.get(token.text, outside.get(token.text))
+        if model_id is None:  # the library gives it the next id
             last += 1
-            own = last
+            model_id = last
             outside[token.text] = last
-        if own != token.id or (token.text in outside and own in own_ids):
+        if model_id != token.id or (token.text in outside and model_id in own_ids):
             raise refusal(
                 f"{source} has the added token {token.text!r:.60} as {token.id:,}, and its model"
-                f" gives it the id {own:,}"
+                f" gives it the id {model_id:,}"
             )
     return frozenset(outside.values())
 
@@ -258,9 +258,13 @@ def _normalize_added(
     """Added tokens that are matched in normalized text, in their normalized form."""
     if not normalizer or not any(token.normalized for token in added):
         return added
-    run = load_library(source, normalizer=normalizer).normalizer
+    library_normalizer = load_library(source, normalizer=normalizer).normalizer
     with translate_errors(f"the tokenizer {source}"):
-        texts = {token: run.normalize_str(token.text) for token in added if token.normalized}
+        texts = {
+            token: library_normalizer.normalize_str(token.text)
+            for token in added
+            if token.normalized
+        }
     if "" in texts.values() or len(set(texts.values())) < sum(token.normalized for token in added):
         raise refusal(f"{source} has added tokens that normalization makes empty or the same")
     return tuple(
@@ -383,14 +387,14 @@ def _pair(
     items = processor.get("pair") if kind == "TemplateProcessing" else None
     if not items:
         return None, 0
-    places = [at for at, item in enumerate(items) if "Sequence" in item]
-    if [items[at]["Sequence"]["id"] for at in places] != ["A", "B"]:
+    texts_at = [at for at, item in enumerate(items) if "Sequence" in item]
+    if [items[at]["Sequence"]["id"] for at in texts_at] != ["A", "B"]:
         return None, 0
-    first, second = places
+    first, second = texts_at
     single = processor["single"]
-    only = next(at for at, item in enumerate(single) if "Sequence" in item)
+    single_text = next(at for at, item in enumerate(single) if "Sequence" in item)
     around_pair = [_names(items[:first]), _names(items[second + 1 :])]
-    around_single = [_names(single[:only]), _names(single[only + 1 :])]
+    around_single = [_names(single[:single_text]), _names(single[single_text + 1 :])]
     between = _names(items[first + 1 : second])
     if around_pair != around_single or len(between) > AFFIX_IDS:
         return None, 0  # a second text would change what is around the first

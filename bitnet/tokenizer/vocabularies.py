@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Fields of a specification whose values are not hashed: they are long, or have no effect.
+# Fields of a specification that are not hashed: long ones, which the hashed content has, and those
+# without an effect on results.
 _LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
 _ASIDE = frozenset({"source", "document", "fingerprint"})
 
@@ -93,13 +94,13 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 def bpe_spec(pre: str, **fields: Any) -> TokenizerSpec:
     """A BPE that cuts text as the pre-tokenizer *pre* does; *fields* are the others of its own."""
     kind = pre_tokenizer(pre)
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "byte_level": kind.byte_level,
         "ignore_merges": kind.ignore_merges,
         "pre": pre,
     }
-    usual |= {"normalizer": kind.normalizer, "pre_tokenizer": kind.steps}
-    return TokenizerSpec(model="bpe", **usual | fields)
+    defaults |= {"normalizer": kind.normalizer, "pre_tokenizer": kind.steps}
+    return TokenizerSpec(model="bpe", **defaults | fields)
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,8 @@ def another_pre(vocabulary: KnownVocabulary, named: object) -> bool:
     """True if *named* splits text differently from the pre-tokenizer of *vocabulary*."""
     if not vocabulary.pre or named in vocabulary.also or named == vocabulary.pre:
         return False
-    same = PRE_TOKENIZERS.get(named) if isinstance(named, str) else None
-    return same is None or same != PRE_TOKENIZERS.get(vocabulary.pre)
+    pre_named = PRE_TOKENIZERS.get(named) if isinstance(named, str) else None
+    return pre_named is None or pre_named != PRE_TOKENIZERS.get(vocabulary.pre)
 
 
 def identify_merges(n_merges: int, key: Callable[[], str]) -> KnownVocabulary | None:
@@ -174,7 +175,10 @@ def spec_key(spec: TokenizerSpec, *content: bytes) -> str:
 
 
 class LazySequence(Sequence[T]):
-    """A sequence that *load* creates when it is asked for; *raw* is the source of the elements."""
+    """A sequence that *load* creates when an element is needed.
+
+    *length* is its length, if that is known before; *raw* is the source of the elements.
+    """
 
     def __init__(
         self, length: int | None, load: Callable[[], list[T]], *, raw: list[Any] | None = None

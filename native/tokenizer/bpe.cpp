@@ -10,9 +10,8 @@
 namespace bitnet {
 namespace {
 
-// Bytes of all long pieces whose ids are cached, with their ids, and of one of them.
-constexpr size_t kLongBytes = 1 << 20;
-constexpr size_t kLongestPiece = kLongBytes / 16;
+constexpr size_t kLongBytes = 1 << 20;             // of all cached long pieces, with their ids
+constexpr size_t kLongestPiece = kLongBytes / 16;  // bytes of the longest that is cached
 
 bool has_all_bytes(const TokenizerFile& file) {
     if (!(file.config.flags & kByteLevel)) return false;
@@ -69,9 +68,9 @@ void Bpe::resolve_missed() {
     merge_lanes();
 }
 
-// Resolves *piece* from the caches; false if none has it. add() did not find it in words_: it is
-// there by now if this batch had it before, and there without ids if it has too many, which
-// phrases_ has.
+// Resolves *piece* from the caches; false if none has it. add() did not find it in words_, but an
+// earlier piece of this batch may have put it there. A piece with too many ids for words_ is there
+// without ids, and phrases_ may have them.
 bool Bpe::recall(Missed& piece) {
     uint32_t copied[Phrases::kMost];
     const uint32_t* ids = copied;
@@ -112,7 +111,7 @@ void Bpe::settle(Missed& piece, const uint32_t* ids, size_t count) {
     resolved_.insert(resolved_.end(), ids, ids + count);
     if (remember(words_, piece, ids) || remember(phrases_, piece, ids)) return;
     if (piece.size <= Phrases::Key::kBytes || piece.size > kLongestPiece) return;
-    // Lines of tables, runs of one character, scripts without spaces.
+    // Long pieces are lines of tables, runs of one character, and text without spaces.
     const size_t bytes = piece.size + count * sizeof(uint32_t);
     if (long_bytes_ + bytes > kLongBytes) {
         long_.clear();
@@ -154,8 +153,8 @@ void Bpe::mark_whole(std::string& flags) {
     mark();
 }
 
-// Rank of joining the tokens of two bytes, from a table that is filled in on the way. Its entries
-// are ranks plus 2: kNoId becomes 1, and 0 is one that has not been looked up.
+// Rank of joining the tokens of two bytes, from a table that is filled in as pairs occur. Its
+// entries are ranks plus 2: kNoId becomes 1, and 0 is a pair that has not been looked up.
 uint32_t Bpe::rank_of_bytes(unsigned char left, unsigned char right) {
     constexpr size_t kPairs = size_t{1} << 16;
     if (!byte_ranks_)
@@ -214,7 +213,7 @@ void Bpe::merge_lanes() {
     }
 }
 
-// Finds the pair of ids of a lane that is joined next, and prefetches the result.
+// Sets lane.best, the pair of ids that is joined next, and prefetches its result.
 void Bpe::choose(Lane& lane) {
     if (lane.changed) {
         const uint8_t at = lane.best, before = lane.before[at], behind = lane.behind[at];
@@ -232,7 +231,7 @@ void Bpe::choose(Lane& lane) {
     file_.expect_merged(lowest);
 }
 
-// Joins that pair, and prefetches the ranks of the pairs on both sides of it.
+// Joins the pair at lane.best, and prefetches the ranks of the pairs on both sides of it.
 void Bpe::join(Lane& lane) {
     const uint8_t at = lane.best, gone = lane.behind[at];
     const uint8_t before = lane.before[at], behind = lane.behind[gone];

@@ -28,9 +28,9 @@ constexpr size_t kAddedTokenBytes = 512;     // of one token that is cut out of 
 constexpr size_t kUnigramPieceBytes = 2048;  // 512 characters, the most that sentencepiece trains
 constexpr uint32_t kWordChars = 256;         // of one WordPiece word
 constexpr size_t kCharsmapKeyBytes = 128;    // of what one entry of a character map replaces
-constexpr size_t kGrowth = 64;               // times the size a normalizer may give a text
+constexpr size_t kGrowth = 64;               // bytes out of the normalizers for each byte in
 constexpr size_t kGrowthBase = 65536;        // bytes that any text may become
-constexpr float kScore = 1e30f;              // and above minus this lies every score
+constexpr float kScore = 1e30f;              // largest absolute score
 constexpr size_t kProbe = 1024;              // slots that one look-up in a table may read
 }  // namespace limits
 
@@ -50,8 +50,8 @@ public:
         if (steps > left_) draw(steps);
         left_ -= steps;
     }
-    // From now on copies of it spend the same steps, on any threads: one that ends early returns
-    // what it has left, so that all of them together cost what one text may.
+    // Makes copies draw their steps from one pool, on any threads, so that together they cost what
+    // one text may. A copy that needs no more returns what it has left.
     void share() { shared_ = std::make_shared<std::atomic<uint64_t>>(std::exchange(left_, 0)); }
     void give_back() {
         if (shared_) shared_->fetch_add(std::exchange(left_, 0), std::memory_order_relaxed);

@@ -63,8 +63,8 @@ std::vector<uint32_t> vocabulary_slots(const std::vector<uint32_t>& offsets,
     return slots;
 }
 
-// Whether the name of a byte stands inside a longer token: then what is joined is not what is
-// spelled.
+// True if a longer token contains the name of a byte, <0xNN>: then the text that merging makes is
+// not what its tokens spell.
 bool joins_byte_names(std::string_view text) {
     if (text.size() <= 6) return false;
     for (size_t at = text.find("<0x"); at != std::string_view::npos;
@@ -74,10 +74,11 @@ bool joins_byte_names(std::string_view text) {
     return false;
 }
 
-// Fills in where a text comes apart: where no token has both sides of a place inside, nothing is
-// ever joined across, and what is joined on one side does not depend on the other. False when it
-// does all the same: unknown characters on both sides can be one token where not every byte has
-// one, or U+2581 has none; or a token is taken apart again as it was made, perhaps elsewhere.
+// Fills in where a text may be cut into parts that are merged separately. Where no token has both
+// sides of a place inside, nothing is ever joined across it, so one side does not depend on the
+// other. Returns false if it does depend: unknown characters on both sides can become one token
+// unless every byte and U+2581 have one, and an unused token is split again in the way in which it
+// was last made, perhaps in another part.
 bool find_parts(const std::vector<uint32_t>& offsets, const TokenizerParts& parts, Config& config) {
     const auto byte_ids = copy_array<uint32_t>(parts.byte_ids, "odd byte ids");
     const bool all_bytes = (config.flags & kByteFallback) != 0 && byte_ids.size() == 256 &&
@@ -205,7 +206,7 @@ void TokenizerFile::check_sizes() const {
 
 void TokenizerFile::check_ids() const {
     const auto is_id = [this](uint32_t id) { return id == kNoId || id < n_tokens; };
-    // Without a way out of the loops, several entries are looked at in one instruction.
+    // Without early exits, compilers vectorize these loops.
     uint32_t wrong_slots = 0, wrong_results = 0;
     uint64_t wrong_merges = 0;
     for (size_t i = 0; i < n_slots_; ++i)
@@ -281,7 +282,8 @@ std::string build_tokenizer(const TokenizerParts& parts) {
     if (config.max_token_bytes > limits::kTokenBytes) wrong("a token is too long");
     const TrieTables pieces = piece_trie(config, offsets, parts);
     std::string flags(parts.flags);
-    // Only to look up what the merges make; the real file follows.
+    // A first file without merges serves to look up their results, a second one to mark whole
+    // tokens.
     std::vector<uint64_t> merge_slots;
     std::vector<uint32_t> results(merges.size() / 2, 0);
     const auto assemble = [&] {

@@ -17,22 +17,22 @@ constexpr uint32_t kTokenizerVersion = 7;
 constexpr uint32_t kNoId = 0xFFFFFFFF;
 
 enum class Section : uint32_t {
-    kMeta,
-    kConfig,
-    kOffsets,
-    kBytes,
-    kFlags,
-    kSlots,
-    kMergeSlots,
-    kMergeResults,
-    kScores,
-    kByteIds,
-    kAdded,
-    kSteps,
-    kCharsmap,
-    kPrefix,
-    kSuffix,
-    kTrieNodes,
+    kMeta,          // facts as JSON, see meta_of in compiled.py
+    kConfig,        // Config
+    kOffsets,       // where the spelling of each id begins in kBytes, and the end of the last one
+    kBytes,         // the spellings of all tokens
+    kFlags,         // TokenFlag of each id
+    kSlots,         // hash table from spellings to ids: 11 bits of the hash, 21 of the id plus 1
+    kMergeSlots,    // hash table from pairs of ids to ranks: 2 * 21 bits, 22 of the rank plus 1
+    kMergeResults,  // id of the token that each merge makes, by rank
+    kScores,        // of each id: floats, or doubles with kSteps
+    kByteIds,       // id of the token of each byte, or kNoId
+    kAdded,         // see read_added
+    kSteps,         // see read_steps
+    kCharsmap,      // see CharsMap
+    kPrefix,        // of tokens inside a word
+    kSuffix,        // of tokens at the end of a word
+    kTrieNodes,     // Trie of the pieces of a Unigram model
     kTrieEdges,
     kCount
 };
@@ -76,8 +76,8 @@ enum ConfigFlag : uint32_t {
     kIgnoreMerges = 4,
     kAddSpacePrefix = 8,
     kRemoveExtraWhitespaces = 16,
-    kSteps =
-        32,  // a Unigram model behind steps, as the tokenizers library runs it: scores are doubles
+    // A Unigram model behind steps, as the tokenizers library runs it: scores are doubles.
+    kSteps = 32,
     kFuseUnknown = 64,
     kWordsApart = 128  // parts are merged one by one, see Config::parts; filled in by the builder
 };
@@ -109,7 +109,7 @@ inline uint64_t hash_bytes(const char* p, size_t n) {
         std::memcpy(&word, p, 8);
         mix(word);
     }
-    // What is left, with zeros behind it, read without a call.
+    // The rest, with zeros behind it. A memcpy of a size that is not constant would be a call.
     if (n >= 4) {
         uint32_t first, last;
         std::memcpy(&first, p, 4);
@@ -127,7 +127,7 @@ inline uint64_t hash_pair(uint64_t left, uint64_t right) {
     return h ^ h >> 29;
 }
 
-// Begins to bring a cache line.
+// Starts to load a cache line.
 inline void prefetch(const void* line) {
 #if defined(__GNUC__)
     __builtin_prefetch(line);
@@ -138,7 +138,7 @@ inline void prefetch(const void* line) {
 
 uint64_t checksum(const char* data, size_t size);
 
-// A file that was checked as a whole; views into memory that someone else keeps alive.
+// A file that was checked as a whole: views into memory that the caller keeps alive.
 class TokenizerFile {
 public:
     TokenizerFile() = default;
@@ -201,8 +201,8 @@ public:
     // The token that the merge of this rank makes.
     uint32_t merged(uint32_t rank) const { return merge_results_[rank]; }
 
-    // Bring what find of a text with this hash, rank and merged will read: find in three steps, of
-    // which the second gives the id for the third.
+    // Prefetch what find(), rank() and merged() will read. For find() of a text with this hash that
+    // takes three steps: the slot, the offset of the id there (which is returned), the spelling.
     void expect(uint64_t h) const {
         if (n_slots_ != 0) prefetch(&slots_[h & (n_slots_ - 1)]);
     }
@@ -222,7 +222,7 @@ public:
         if (rank < n_merges_) prefetch(&merge_results_[rank]);
     }
 
-    // Of a Unigram model: the spellings that may stand in a text, to their ids.
+    // Of a Unigram model: the ids of the spellings that may occur in a text.
     const Trie& pieces() const { return pieces_; }
 
 private:

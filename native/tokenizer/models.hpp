@@ -1,4 +1,4 @@
-// The four ways to cut a piece of text into tokens.
+// Models: how a piece of text becomes tokens.
 #pragma once
 
 #include <cstdlib>
@@ -8,7 +8,7 @@
 #include "tokenizer/file.hpp"
 #include "tokenizer/steps.hpp"
 
-// What is done for each word: a call takes longer than what most words need.
+// For what is done for each word: a call takes longer than most words themselves.
 #if defined(__GNUC__)
 #define BITNET_EACH_WORD [[gnu::always_inline]] inline
 #else
@@ -17,7 +17,7 @@
 
 namespace bitnet {
 
-// ---- the ids of words met before: a set of two for each hash, the newer one first
+// ---- the ids of earlier words: a two-way set-associative cache, the newer word of a set first
 
 struct Free {
     void operator()(void* memory) const { std::free(memory); }
@@ -62,7 +62,7 @@ private:
         }
         words[kWords - 1] |= uint64_t{size} << 56;
     }
-    // Bytes of ones, and as many of zeros behind them.
+    // Bytes of all ones, and as many zeros behind them: a window of it keeps the first bytes.
     static constexpr auto kMask = [] {
         std::array<char, 2 * sizeof words> mask{};
         for (size_t i = 0; i < mask.size() / 2; ++i) mask[i] = -1;
@@ -81,17 +81,19 @@ public:
     BITNET_EACH_WORD const uint32_t* find(const Key& key) const {
         if (sets_ == nullptr) return nullptr;
         const Set& set = sets_[key.hash() >> (64 - kBits)];
-        const bool second =
-            !(set.keys[0] == key);  // no branch: it would be foretold wrongly too often
+        // Not a branch: it would be mispredicted too often.
+        const bool second = !(set.keys[0] == key);
         return set.keys[second] == key ? set.ids[second] : nullptr;
     }
-    // Writes what find gave, kIds numbers whatever their count is, which it gives back.
+    // Copies the ids of a word that find() returned and returns their count. It always writes kIds
+    // numbers, which is faster than as many as there are.
     static size_t copy(const uint32_t* found, uint32_t* out) {
         std::memcpy(out, found, kIds * sizeof(uint32_t));
         out[0] &= (1u << kShift) - 1;
         return found[0] >> kShift;
     }
-    // False for none and for more than fit: then none are found.
+    // Stores the ids of a word. False if there are none, or more than fit: then find() returns the
+    // word with a count of 0.
     bool put(const Key& key, const uint32_t* ids, size_t count) {
         if (!allocate()) return false;
         if (count > kIds) count = 0;
@@ -176,8 +178,8 @@ private:
         int32_t left;
         uint32_t halves[2];  // ids that were there when it was found
     };
-    // A piece that was not met before, with its place among the staged ids and among the resolved
-    // ones.
+    // A piece that was not in the cache, with its place among the staged ids (at), and that of its
+    // ids among the resolved ones (first, count).
     struct Missed {
         const char* begin;
         size_t size;
@@ -185,8 +187,8 @@ private:
         size_t at, first, count;
         std::string_view text() const { return {begin, size}; }
     };
-    // A piece that is being merged: its ids from 1 on, the rank of joining each with the one behind
-    // it, and which those are; 0 and end are none.
+    // A piece that is being merged, as a linked list: ids are numbered from 1, ranks[i] is that of
+    // joining id i with the one behind it. The numbers 0 and end stand for no neighbour.
     struct Lane {
         Missed* piece;
         uint8_t end, best;
@@ -210,16 +212,15 @@ private:
     void merge_by_heap();
 
     const TokenizerFile& file_;
-    const bool spells_bytes_;  // with a token for each
+    const bool spells_bytes_;  // every byte has a token
     Ids ids_, resolved_;
     std::string unit_;
     std::vector<Symbol> symbols_;
     std::vector<Candidate> heap_;
-    // Of pieces up to 15 and 63 bytes: those that have no id there, or more than fit, are in the
-    // next one.
+    // Ids of pieces up to 15 bytes, and up to 63: those with more ids than fit are in the next one.
     Words words_;
     Phrases phrases_;
-    std::unordered_map<std::string, Ids> long_;  // of pieces that fit into neither
+    std::unordered_map<std::string, Ids> long_;  // of pieces that fit into neither of them
     size_t long_bytes_ = 0;
     std::unique_ptr<uint32_t[], Free>
         byte_ranks_;  // of pairs of bytes, plus two; 0 where not looked up
@@ -229,8 +230,8 @@ private:
     Lane lanes_[kLanes];
 };
 
-// SentencePiece BPE: merges by score of the result, highest and leftmost first.
-// Of all of these, spans may be null.
+// SentencePiece BPE: merges by score of the result, highest and leftmost first. Here and below,
+// spans may be null.
 void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out,
                 Spans* spans = nullptr);
 
@@ -270,15 +271,15 @@ public:
     CharsMap() = default;
     explicit CharsMap(std::string_view blob);  // throws std::invalid_argument
     bool empty() const { return units_.empty(); }
-    // Appends what the longest known text at text[at] is replaced by; gives the bytes consumed.
+    // Appends what replaces the longest known text at text[at], and returns the bytes it consumed.
     // Throws std::invalid_argument for an entry that no real map has.
     size_t replace(std::string_view text, size_t at, std::string& out) const;
-    // What the shortest known text that `text` begins with is replaced by; false for none.
+    // Sets `made` to what replaces the shortest known text that `text` begins with; false if none.
     bool shortest(std::string_view text, std::string_view* made) const;
 
 private:
     // Calls each(size, value) for each known text that `text` begins with, from the shortest on,
-    // while it is true.
+    // until it returns false.
     template <class Each>
     void walk(std::string_view text, Each each) const;
     std::string_view replacement(size_t value) const {

@@ -7,8 +7,8 @@
 namespace bitnet {
 namespace {
 
-// A character of the changed text: one that is new (1 and more), or one in the place of another
-// (0), behind which as many as the negative number says are left out.
+// A character of the changed text, as NormalizedString::transform of the library takes it: 1 and
+// more for one that is inserted, 0 for one that replaces another, -n for one that replaces 1 + n.
 struct Changed {
     uint32_t code;
     int change;
@@ -36,7 +36,7 @@ void check_growth(size_t size, size_t before) {
         throw OverBudget("a normalizer that makes the text too long");
 }
 
-// Puts in what has changed; `removed` characters of the old text come before all of it.
+// Replaces the text by `changes`, after leaving out its first `removed` characters.
 void apply(Normalized& text, const Changes& changes, size_t removed) {
     std::string out;
     Origin origin;
@@ -76,10 +76,11 @@ void apply(Normalized& text, const Changes& changes, size_t removed) {
 }
 
 Changes decomposed(std::string_view text, bool compatible) {
+    // Hangul syllables: 19 leading consonants, 21 vowels, 27 trailing consonants or none.
     constexpr uint32_t kL = 0x1100, kV = 0x1161, kT = 0x11A7, kS = 0xAC00;
     Changes out;
     size_t ready = 0;
-    const auto order = [&] {  // those since the last character that begins something
+    const auto order = [&] {  // the marks since the last starter
         const auto before = [](const Changed& a, const Changed& b) {
             return unicode::combining_class(a.code) < unicode::combining_class(b.code);
         };
@@ -109,7 +110,7 @@ Changes decomposed(std::string_view text, bool compatible) {
 }
 
 Changes composed(const Changes& parts) {
-    Changes out, behind;  // marks behind the character that takes in others
+    Changes out, behind;  // marks behind the starter
     bool begun = false;
     Changed first{};
     int last_class = -1;
@@ -148,8 +149,8 @@ Changes composed(const Changes& parts) {
     return out;
 }
 
-// NFC or NFKC. A character that never changes joins nothing before it, so only the stretches from
-// the one before a character that may change up to the next one that does not are taken apart.
+// NFC or NFKC. A character that never changes does not compose with those before it. So only
+// stretches of characters that may change, with the one before them, are decomposed and composed.
 template <typename Test>
 void compose(Normalized& text, Test may_change, bool compatible) {
     const char* const begin = text.text.data();

@@ -9,7 +9,7 @@ using Node = RegexNode;
 using Inst = Regex::Inst;
 using Op = Regex::Op;
 
-// A start that took this many steps is worth remembering where it failed.
+// After this many steps of one attempt, it is worth remembering the states that failed.
 constexpr uint64_t kPatience = 32;
 
 bool can_be_empty(const Node& node) {
@@ -266,7 +266,8 @@ bool Regex::find(const char* begin, const char* from, const char* end, Budget& b
 
 bool RegexMatches::next(const char** match_begin, const char** match_end) {
     while (p_ != nullptr && regex_.find(begin_, p_, end_, budget_, match_begin, match_end)) {
-        // Of an empty match where the last one ended, the search goes on behind the next character.
+        // An empty match where the last one ended does not count: the search goes on one character
+        // later.
         if (*match_begin == *match_end && last_ == *match_end) {
             if (p_ == end_) break;
             unicode::next(p_, end_);
@@ -300,7 +301,7 @@ void Regex::push(uint32_t pc, uint32_t pos, uint32_t low) {
     stack_.push_back({pc, pos, low, uint32_t(trail_.size())});
 }
 
-// What is known about going on from here; if nothing is, that this state was entered.
+// Verdict on the search from this state. A state without one is added to the trail.
 StateMemo::Verdict Regex::enter_state(uint32_t pc, uint32_t pos) {
     if (spent_ < kPatience && memo_.empty()) return StateMemo::kUnknown;
     const uint64_t key = StateMemo::key(pc, pos);
@@ -351,7 +352,7 @@ bool Regex::enter_loop(const Inst& inst, uint32_t pc, uint32_t* pos) {
     return true;
 }
 
-// Goes back to the last way left to try; false when there is none above base.
+// Backtracks to the last way left to try; false when there is none above base.
 bool Regex::back(size_t base, uint32_t* pc, uint32_t* pos) {
     while (stack_.size() > base) {
         Frame& frame = stack_.back();

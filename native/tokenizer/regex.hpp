@@ -1,7 +1,7 @@
 // The regular expressions of pre-tokenizers, matched as Oniguruma (Ruby syntax) matches them.
 //
-// Alternatives in order, greedy, lazy and possessive quantifiers, classes with properties and
-// intersections, look-ahead, anchors. What is not here is refused when the pattern is compiled.
+// Supported are alternatives in order, greedy, lazy and possessive quantifiers, classes with
+// properties and intersections, look-ahead and anchors. Compiling a pattern refuses all others.
 #pragma once
 
 #include "tokenizer/budget.hpp"
@@ -65,7 +65,7 @@ public:
     };
 
 private:
-    static constexpr uint32_t kPlain = 0xFFFFFFFF;
+    static constexpr uint32_t kPlain = 0xFFFFFFFF;  // low of a frame that is not of a loop
     struct Frame {
         uint32_t pc, pos;
         uint32_t low;    // a greedy loop may give back characters down to here, or kPlain

@@ -15,7 +15,7 @@ enum : uint8_t {
     kLower = 32,
     kMark = 64
 };
-constexpr uint32_t kFlat = 0x34000;
+constexpr uint32_t kFlat = 0x34000;  // code points in the table of classes; rare ones are above
 
 uint8_t classify(uint32_t code) {
     static const auto of_category = [] {
@@ -60,7 +60,7 @@ uint8_t take(const uint8_t* table, const char*& p, const char* end) {
     return code < kFlat ? table[code] : classify(code);
 }
 
-// The end of the characters from p on that are in one of the classes, or in none.
+// The end of the characters from p on that are in one of the classes, or without kIn in none.
 template <bool kIn = true>
 const char* run(const uint8_t* table, const char* p, const char* end, uint8_t bits) {
     while (kIn && bits & kLetter && size_t(end - p) >= Ascii16::kBytes) {
@@ -115,7 +115,8 @@ std::array<std::string, 2> cased_words(std::string_view suffix) {
     return {prefix + upper + "*" + lower + "+" + end, prefix + upper + "+" + lower + "*" + end};
 }
 
-// Length of the contraction at p, an apostrophe: 0 for none, -1 where folding case needs tables.
+// Length of the contraction that begins at p, an apostrophe: 0 for none, -1 where only the engine
+// can fold the case of the letter.
 int contraction(const char* p, const char* end, bool any_case) {
     const auto letter = [&](const char* at) -> char {
         if (at >= end) return 0;

@@ -20,7 +20,7 @@
 
 namespace bitnet {
 
-// The number of zeros below the lowest bit that is set; one is.
+// Number of trailing zeros of bits, which is not 0.
 inline unsigned lowest_bit(uint32_t bits) {
 #if defined(_MSC_VER) && !defined(__clang__)
     unsigned long at = 0;

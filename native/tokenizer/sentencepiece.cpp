@@ -8,9 +8,9 @@
 namespace bitnet {
 namespace {
 
-constexpr float kUnknownPenalty = 10.0f;
+constexpr float kUnknownPenalty = 10.0f;  // kUnkPenalty of unigram_model.cc
 
-// Ids of a piece that begins at `at` in the text.
+// Appends the ids of a piece that begins at `at` in the text.
 void add_piece(const TokenizerFile& file, std::string_view piece, size_t at, bool& after_unknown,
                Ids& out, Spans* spans) {
     const auto add = [&](uint32_t id, size_t begin, size_t end) {

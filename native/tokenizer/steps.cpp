@@ -80,7 +80,8 @@ bool PreTokenizer::scans() const {
            expressions_[0].scanner.known();
 }
 
-// Where a scanner is not certain: it covers every text, so the match begins at p.
+// The end of the match at p by the engine, where the scanner is not certain. The expression covers
+// every text, so a match begins at p.
 const char* PreTokenizer::Expression::match(const char* begin, const char* p, const char* end,
                                             Budget& budget) {
     const char *from = nullptr, *to = nullptr;
@@ -110,7 +111,7 @@ void PreTokenizer::run(Cut& cut, Budget& budget) {
     }
 }
 
-// Makes *out*, cut as pieces_ and from *origin* of the text so far, the text of *cut*.
+// Makes *out* the text of *cut*, with pieces_ as its pieces and *origin* in the text so far.
 void PreTokenizer::rewrite(Cut& cut, std::string out, Origin origin) {
     follow(cut.origin, origin);
     cut.origin = std::move(origin);

@@ -124,7 +124,7 @@ inline Span source_of(const Origin& origin, Span span) {
     if (origin.empty() || span.begin >= span.end) return span;
     return {origin[span.begin].begin, origin[span.end - 1].end};
 }
-// Makes then, the origin of a second change, that of both.
+// Composes two changes: *then*, the origin of the second one, becomes that of both.
 void follow(const Origin& first, Origin& then);
 
 // Runs pre-tokenizer steps; every worker has its own, since matching needs scratch memory.

@@ -186,7 +186,7 @@ private:
             return finish_group(alternation());  // captures are never asked for
         }
         const bool fold = fold_;
-        Op op = Op::kMatch;  // none
+        Op op = Op::kMatch;  // stands for a group that only encloses
         if (take(':')) {
         } else if (take("i:")) {
             fold_ = true;

@@ -5,8 +5,8 @@
 
 namespace bitnet {
 
-// Instructions of a compiled pattern; those that enclose a part or assert something stand in its
-// tree, too.
+// Instructions of a compiled pattern. In its tree, nodes that enclose a part or assert something
+// name theirs.
 enum class RegexOp : uint8_t {
     kChar,
     kSet,

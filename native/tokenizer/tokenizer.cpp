@@ -7,8 +7,8 @@
 namespace bitnet {
 namespace {
 
-constexpr size_t kIdleWorkers = 4;
-constexpr size_t kPiecesBytes = size_t{64} << 10;
+constexpr size_t kIdleWorkers = 4;                 // kept for later calls
+constexpr size_t kPiecesBytes = size_t{64} << 10;  // of text that a relay sends at once
 
 template <typename Wanted>
 AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
@@ -113,7 +113,7 @@ void TokenizerEngine::cut(std::string_view text, bool parse_special, Relay& rela
 }
 
 void TokenizerEngine::Turn::encode(std::string_view text, bool parse_special, Ids& out) {
-    // One that threw is not used again.
+    // A worker that threw is not used again.
     auto worker = worker_ ? std::move(worker_) : engine_.borrow();
     engine_.encode_text(*worker, text, parse_special, out, nullptr);
     worker_ = std::move(worker);
@@ -265,7 +265,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, const
     }
 }
 
-// The parts of a text that is merged as a whole and readable up to limit.
+// Adds the parts of a text, see Config::parts, that is readable up to limit.
 void TokenizerEngine::add_parts(Worker& worker, std::string_view text, const char* limit,
                                 Ids& out) {
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
@@ -275,8 +275,8 @@ void TokenizerEngine::add_parts(Worker& worker, std::string_view text, const cha
     }
 }
 
-// A text whose pieces depend only on where the one before ends: those of a scanner, or else the
-// parts of what is merged as a whole, see kWordsApart, most of which were met before.
+// Encodes a text whose pieces depend only on where the one before ends. These are the matches of a
+// scanner, or parts of a text that the model takes as a whole, see kWordsApart.
 void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids& out) {
     const char* const end = text.data() + text.size();
     if (scans(worker)) {
@@ -292,7 +292,7 @@ void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids&
     worker.bpe.flush(out);
 }
 
-// The same in stretches that do not depend on each other.
+// Gives the relay such a text in stretches that do not depend on each other.
 void TokenizerEngine::relay_stretches(Worker& worker, std::string_view text) {
     const bool scanned = scans(worker);
     for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
@@ -342,7 +342,7 @@ void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& 
 namespace {
 
 constexpr size_t kGroupBytes = size_t{64} << 10;
-constexpr size_t kTextBytes = 64;                // of text take about as long as to begin a text
+constexpr size_t kTextBytes = 64;                // of text, take as long as starting a text does
 constexpr size_t kLongText = size_t{128} << 10;  // from here on a text is encoded in parts
 constexpr size_t kAhead = 16;                    // tasks that wait for each thread, at most
 
@@ -418,7 +418,7 @@ void ManyTexts::push(Task task) {
                 }
             });
         } catch (const std::system_error&) {
-            // No more threads are to be had: those that there are do all of it.
+            // No more threads can be started: the existing ones do all the work.
         }
     }
     if (waiting > kAhead * threads_) encode_next(turn_, false);

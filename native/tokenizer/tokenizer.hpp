@@ -41,7 +41,7 @@ class TokenizerEngine {
     struct Worker;
 
 public:
-    // What one thread encodes in a row: its tables and caches are looked for once.
+    // Several texts that one thread encodes with one worker, whose caches it keeps.
     class Turn {
     public:
         explicit Turn(TokenizerEngine& engine) : engine_(engine) {}
@@ -50,7 +50,7 @@ public:
         }
         Turn(const Turn&) = delete;
         Turn& operator=(const Turn&) = delete;
-        // As the engine's.
+        // As the engine's encode().
         void encode(std::string_view text, bool parse_special, Ids& out);
         // The ids of pieces; parse_special was said when they were made.
         void encode(const Pieces& pieces, bool parse_special, Ids& out);
@@ -153,12 +153,12 @@ public:
     // No more texts follow.
     void end();
 
-    // Whether ids are left that were not taken, and whether the next ones are there.
+    // Whether there are ids to take, and whether the next ones are encoded.
     bool pending() const { return taken_ < tasks_.size(); }
     bool is_ready();
     // Encodes some more here, or waits until the next ids are there.
     void help();
-    // The next ids, of a text or a part of one; what went wrong is thrown.
+    // The next ids, of a text or a part of one. Throws the error that encoding them met.
     Encoded take();
 
 private:

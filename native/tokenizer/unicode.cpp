@@ -9,11 +9,11 @@
 namespace bitnet::unicode {
 namespace {
 
-// Everything above is rare (tags, private use) and found by binary search.
+// Code points in flat tables. Those above are rare (tags, private use) and need a binary search.
 constexpr uint32_t kFlat = 0x34000;
 
 // Reads the numbers of a table: digits of five bits, the lowest first, and 32 more if another one
-// follows.
+// follows. unicode_tables.py writes them, and says what the numbers of each kind of table are.
 class Digits {
 public:
     explicit Digits(const char* table) : at_(table) {}
@@ -26,7 +26,7 @@ public:
         }
         return value;
     }
-    // Of a number with a sign, to be added without one.
+    // A signed number in zigzag form, to be added modulo 2^32.
     uint32_t next_difference() {
         const uint32_t value = next();
         return value >> 1 ^ (0 - (value & 1));
@@ -256,6 +256,7 @@ uint8_t combining_class(uint32_t code) {
 uint8_t script(uint32_t code) { return read<Runs, kScriptNumbers>().of(code); }
 
 uint32_t compose(uint32_t first, uint32_t second) {
+    // Hangul: a leading consonant and a vowel, or these and a trailing consonant.
     constexpr uint32_t kL = 0x1100, kV = 0x1161, kT = 0x11A7, kS = 0xAC00;
     if (first - kL < 19 && second - kV < 21) return kS + ((first - kL) * 21 + (second - kV)) * 28;
     if (first - kS < 11172 && (first - kS) % 28 == 0 && second - kT - 1 < 27)
@@ -301,7 +302,7 @@ size_t grapheme(std::string_view text, size_t at) {
 
 namespace {
 
-// Whether NFC (bit 1) or NFKC (bit 2) may change a character: it is a mark, composes with one
+// Whether NFC (if bit is 1) or NFKC (2) may change a character: it is a mark, composes with one
 // before, or is decomposed and not composed again.
 bool may_change(uint32_t code, uint8_t bit) {
     static const std::vector<uint8_t> flat = [] {
@@ -327,8 +328,8 @@ bool may_change_nfc(uint32_t code) { return code >= 0x300 && may_change(code, 1)
 bool may_change_nfkc(uint32_t code) { return code >= 0x80 && may_change(code, 2); }
 
 bool is_utf8(std::string_view text) {
-    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800,
-                                   0x10000};  // of the characters of so many bytes
+    // Lowest code point of a character, by its number of bytes.
+    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
     const char* const end = text.data() + text.size();
     for (const char* p = text.data(); p != end;) {
         uint64_t eight = ~uint64_t{0};

@@ -44,7 +44,7 @@ Codes compatible(uint32_t code);
 Codes lower(uint32_t code);
 uint8_t combining_class(uint32_t code);
 uint32_t compose(uint32_t first, uint32_t second);  // 0 for none
-uint8_t script(uint32_t code);                      // 0 fits to every other
+uint8_t script(uint32_t code);                      // 0 fits every other
 
 // Bytes of the extended grapheme cluster at text[at]; flags and letters behind a virama, which are
 // longer than any that is replaced as a whole, may come in parts.

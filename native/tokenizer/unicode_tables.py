@@ -103,7 +103,7 @@ def combining_classes() -> dict[int, int]:
     classes = {}
     for code in _CODE_POINTS:
         number = unicodedata.combining(chr(code))
-        # It goes before a mark of the highest class, and one of that class before no other.
+        # U+0345 has the highest class, 240. Normalization moves marks of other classes before it.
         moves = number == 240 or nfd(f"a\u0345{chr(code)}")[1] != "\u0345"
         if number and moves and nfd(chr(code)) == chr(code):
             classes[code] = number
@@ -154,13 +154,13 @@ def grapheme_classes() -> dict[int, int]:
         for code in chunk:
             char = chr(code)
             if after_letter("a" + char) == "X":
-                classes[code] = 1
+                classes[code] = 1  # kJoins
             elif own is not None and code and own(char + "b") == "X":
-                classes[code] = 2
+                classes[code] = 2  # kPrepends
             elif own is not None and code and code < 0x10000 and own(char + "\u0301") != "X":
-                classes[code] = 3
+                classes[code] = 3  # kControl
             elif after_sign(f"\u00a9\u200d{char}") != "X" + char:
-                classes[code] = 4
+                classes[code] = 4  # kPicture
     classes[0] = 3
     return classes
 
