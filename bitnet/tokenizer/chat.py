@@ -162,19 +162,20 @@ class ChatTemplate:
             self._add_reasoning(adapted, reasoning)
         return adapted
 
-    def _add_reasoning(self, suited: Message, reasoning: str) -> None:
-        """Put *reasoning* where the template looks for it in *suited*."""
+    def _add_reasoning(self, message: Message, reasoning: str) -> None:
+        """Put *reasoning* where the template looks for it in *message*, which is changed."""
         facts = self.facts
-        content = suited["content"]
+        content = message["content"]
         text = content if isinstance(content, str) else flatten(content)
         if facts.reasoning == "parts":
-            suited["content"] = reasoning_as_parts(reasoning, text)
+            message["content"] = reasoning_as_parts(reasoning, text)
             return
         is_either = facts.text_beside_calls and not facts.reasoning_beside_text
-        if is_either and suited.get("tool_calls") and text:
+        if is_either and message.get("tool_calls") and text:
             # gpt-oss: "Put the analysis message in one or the other, but not both."
-            reasoning, suited["content"] = f"{reasoning}\n\n{text}", ""
-        suited[facts.reasoning] = reasoning
+            reasoning = f"{reasoning}\n\n{text}"
+            message["content"] = ""
+        message[facts.reasoning] = reasoning
 
     def _render(self, messages: Sequence[Message], is_open: bool, /, **variables: Any) -> str:
         seen = {"tools": None, "documents": None, **self._tokens, **variables}

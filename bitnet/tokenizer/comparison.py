@@ -135,7 +135,9 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
         left = as_sentencepiece(left) or left
         right = as_sentencepiece(right) or right
     models = {left.model, right.model}
-    aside = {"model"} if left.byte_level == right.byte_level and models <= {"bpe", "spm"} else set()
+    aside: set[str] = set()
+    if left.byte_level == right.byte_level and models <= {"bpe", "spm"}:
+        aside.add("model")
     if left.pre and left.pre == right.pre:
         aside |= {"normalizer", "pre_tokenizer"}
     if not (left.is_sentencepiece and right.is_sentencepiece):
@@ -155,7 +157,9 @@ def differences(left: TokenizerSpec, right: TokenizerSpec) -> list[TokenizerDiff
     parts += _tables("added tokens", *(_flags_of_added(spec, flags) for spec in (left, right)))
     ours = _values(left)
     theirs = _values(right)
-    for name in (name for name in ours if name not in aside and ours[name] != theirs[name]):
+    for name in ours:
+        if name in aside or ours[name] == theirs[name]:
+            continue
         values = (ours[name], theirs[name])
         texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in values)
         both = " / ".join(text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
@@ -240,7 +244,8 @@ def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
     steps = [(step.type, step.options.get("content")) for step in spec.normalizer]
     # A Prepend has no option ``content``. Behind it, or first, there must be one Replace.
     prepends = steps[:1] == [("Prepend", None)]
-    plain = steps[prepends:] == [("Replace", SPACE_SYMBOL)] and not spec.ignore_merges
+    other_steps = steps[1:] if prepends else steps
+    plain = other_steps == [("Replace", SPACE_SYMBOL)] and not spec.ignore_merges
     if spec.model != "bpe" or not spec.byte_fallback or not plain:
         return None
     tokens = list(spec.tokens)
@@ -288,7 +293,7 @@ def compatibility(
     spare = facts.padding(tokenizer.vocab_size)
     findings: list[str] = []
     problem = ""
-    own = _own(facts, pre, findings)
+    own = _own_tokenizer(facts, pre, findings)
     different = different_ids(own, tokenizer) if own is not None else []
     beyond = facts.tokens_beyond(tokenizer)
     if beyond:
@@ -326,7 +331,7 @@ def compatibility(
     return Compatibility(not problem, verdict, tuple(findings), facts.vocab_size, n_tokens, spare)
 
 
-def _own(facts: ModelFacts, pre: str | None, findings: list[str]) -> Tokenizer | None:
+def _own_tokenizer(facts: ModelFacts, pre: str | None, findings: list[str]) -> Tokenizer | None:
     """The tokenizer in the model's file, at least for its token texts, or in its folder."""
     if facts.gguf is None:
         return search(facts, places=("sibling",), pre=pre).tokenizer

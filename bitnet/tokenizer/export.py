@@ -67,8 +67,7 @@ def export_tokenizer(
             "clean_up_tokenization_spaces": any(step.type == "CleanUp" for step in spec.decoder),
             "add_bos_token": spec.add_bos,
             "add_eos_token": spec.add_eos,
-            # Readers add the token of every role to those that are found in texts. So only tokens
-            # that are added ones already get a role.
+            # Readers find the token of a role in texts, so only added tokens get one.
             **{role: text for role, text in roles.items() if text in added},
             "chat_template": templates or spec.chat_template,
         },
@@ -152,7 +151,7 @@ def _compare(
 
 def _inexact(spec: TokenizerSpec, form: _Form, change: str) -> Unsupported:
     return Unsupported(
-        f"{spec.source} cannot be said exactly {form.name}: {change}", hint=form.hint
+        f"{spec.source} cannot be written exactly {form.name}: {change}", hint=form.hint
     )
 
 
@@ -241,8 +240,8 @@ def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
     is_implied = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
     if not is_implied or not len(spec.scores):
         raise Unsupported(
-            f"{spec.source} ({spec.model}) cannot be said in GGUF: neither byte-level nor with the "
-            "scores of SentencePiece",
+            f"{spec.source} ({spec.model}) cannot be written in GGUF: neither byte-level nor with "
+            "the scores of SentencePiece",
             hint=f"put the model's tokenizer.model beside it; or {_AS_GGUF.hint}",
         )
     keys: dict[str, Any] = {
@@ -310,7 +309,7 @@ def _read_back(
     try:
         return spec_from_metadata(plain, source="read back")
     except BitnetError as error:
-        text = f"{spec.source} cannot be said in GGUF: {error.message}"
+        text = f"{spec.source} cannot be written in GGUF: {error.message}"
         raise Unsupported(text, hint=_AS_GGUF.hint) from None
 
 

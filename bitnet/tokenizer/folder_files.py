@@ -168,12 +168,15 @@ def _reason_against(name: str, files: Inventory, templates: _Templates) -> str:
     has_decoder = "added_tokens_decoder" in templates.config
     if name in ("special_tokens_map.json", "added_tokens.json") and has_decoder:
         return f"{_CONFIG} has added_tokens_decoder, which counts instead"
-    if name == "chat_template.json" and (templates.are_in_files or _has_own(templates)):
+    if name == "chat_template.json" and (
+        templates.are_in_files or _has_template_in_config(templates)
+    ):
         return "another file has the chat template"
     return ""
 
 
-def _has_own(templates: _Templates) -> bool:
+def _has_template_in_config(templates: _Templates) -> bool:
+    """True if ``tokenizer_config.json`` has a chat template."""
     return isinstance(templates.config.get("chat_template"), (str, list, dict))
 
 

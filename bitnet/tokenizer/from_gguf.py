@@ -101,7 +101,7 @@ def _template_tokens(fields: _Fields) -> tuple[tuple[str, str], ...]:
     """Texts of the padding and unknown tokens, which templates may name."""
     roles = {"pad_token": "padding", "unk_token": "unknown"}
     ids = {role: fields.token_id(name, None) for role, name in roles.items()}
-    return tuple((role, fields.tokens_at(id)) for role, id in ids.items() if id is not None)
+    return tuple((role, fields.token_text(id)) for role, id in ids.items() if id is not None)
 
 
 def _bpe(fields: _Fields, pre: str | None) -> TokenizerSpec:
@@ -239,7 +239,7 @@ def _finish(fields: _Fields, spec: TokenizerSpec) -> TokenizerSpec:
     """Add the parts common to all kinds: added tokens and stop ids."""
     added: list[AddedToken] = []
     for id, kind in fields.special_types.items():
-        text = fields.tokens_at(id)
+        text = fields.token_text(id)
         if kind not in (CONTROL, USER_DEFINED, UNKNOWN) or not text or text == f"[PAD{id}]":
             continue  # converters fill ids without a token with [PAD9]
         added += _entries(fields, spec, AddedToken(id, text, special=kind != USER_DEFINED))
@@ -251,7 +251,7 @@ def _finish(fields: _Fields, spec: TokenizerSpec) -> TokenizerSpec:
     named = {spec.bos_id, spec.eos_id, spec.unknown_id, *ends}
     named |= {fields.token_id(name, None) for name in ("padding", "mask")}
     for id in sorted(id for id in named if id is not None and id not in marked):
-        text = fields.tokens_at(id)
+        text = fields.token_text(id)
         if (not types or types[id] == NORMAL) and text[:1] + text[-1:] in ("<>", "[]"):
             added += _entries(fields, spec, AddedToken(id, text))
 
@@ -358,7 +358,7 @@ class _Fields:
         value = self.token_id(name, None)
         if value is not None or default is None or default >= self.length("tokens"):
             return value
-        text = self.tokens_at(default)
+        text = self.token_text(default)
         return default if text[:1] + text[-1:] == "<>" and text not in BYTE_NAMES else None
 
     def length(self, name: str) -> int:
@@ -372,7 +372,7 @@ class _Fields:
         own = _Fields(self._metadata, self.source)
         return LazySequence(self.length("tokens"), partial(own.strings, "tokens"))
 
-    def tokens_at(self, id: int) -> str:
+    def token_text(self, id: int) -> str:
         """The text of one token, without reading all of them."""
         text = self._array("tokens")[id]
         if not isinstance(text, str):
@@ -396,12 +396,14 @@ class _Fields:
     @cached_property
     def scores(self) -> Sequence[float]:
         """Score of each token, as float32."""
-        return self._numbers("scores", "f", "float32")
+        return self._numbers("scores", "f", ("float32",))
 
     @cached_property
     def token_types(self) -> Sequence[int]:
         """Type of each token; empty if the file has none."""
-        return self._numbers("token_type", "i", "int32 uint32") if self.has("token_type") else ()
+        if not self.has("token_type"):
+            return ()
+        return self._numbers("token_type", "i", ("int32", "uint32"))
 
     @cached_property
     def special_types(self) -> dict[int, int]:
@@ -422,7 +424,7 @@ class _Fields:
         if "phi-3" in name or "phi3" in name:
             return True
         return any(
-            self.tokens_at(id) == "<|placeholder1|>"
+            self.token_text(id) == "<|placeholder1|>"
             for id, kind in self.special_types.items()
             if kind in (CONTROL, USER_DEFINED)
         )
@@ -447,13 +449,15 @@ class _Fields:
             raise self._wrong(key, "an array", value)
         return value
 
-    def _numbers(self, name: str, code: Literal["f", "i"], kinds: str) -> Sequence[Any]:
-        """A number for each token, as a view into the file if the array is of one of *kinds*."""
+    def _numbers(
+        self, name: str, code: Literal["f", "i"], item_types: tuple[str, ...]
+    ) -> Sequence[Any]:
+        """A number for each token, as a view into the file if its array has one of *item_types*."""
         array = self._array(name)
         if len(array) < (size := self.length("tokens")):
             text = f"{_PREFIX}{name} has {len(array):,} elements for {size:,} tokens"
             raise damage_error(f"{text}, {self.source}")
-        if getattr(array, "item_type", "none") in kinds.split():
+        if getattr(array, "item_type", "none") in item_types:
             view: memoryview = array.raw
             return view.cast("B").cast(code)
         values = list(array)

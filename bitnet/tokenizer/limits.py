@@ -46,7 +46,9 @@ GROWTH_BASE = 65_536
 SCORE = 1e30  # largest absolute score
 TEMPLATE_CHARS = 1 << 20  # source of a chat template
 
-_ELSE = "name another tokenizer of the model with --tokenizer FILE, such as its own tokenizer.json"
+_OTHER_TOKENIZER = (
+    "name another tokenizer of the model with --tokenizer FILE, such as its own tokenizer.json"
+)
 
 
 @contextmanager
@@ -61,7 +63,7 @@ def reading(source: object, kind: str) -> Iterator[None]:
 
 def damage_error(text: str) -> InvalidFormat:
     """Error for a file whose content is wrong."""
-    return InvalidFormat(text, hint=f"fetch the file again, or {_ELSE}")
+    return InvalidFormat(text, hint=f"fetch the file again, or {_OTHER_TOKENIZER}")
 
 
 def json_fault(error: Exception) -> str:
@@ -73,13 +75,13 @@ def json_fault(error: Exception) -> str:
 
 def refusal(text: str) -> Unsupported:
     """Error for a tokenizer that is not supported."""
-    return Unsupported(text, hint=_ELSE)
+    return Unsupported(text, hint=_OTHER_TOKENIZER)
 
 
 def over_budget(source: str, reason: object) -> Unsupported:
     """Error for a text that exceeds a bound."""
     text = f"the tokenizer {source} was stopped: {reason}"
-    return Unsupported(text, hint=f"send a shorter text, or {_ELSE}")
+    return Unsupported(text, hint=f"send a shorter text, or {_OTHER_TOKENIZER}")
 
 
 def beyond(source: str, what: str, most: float) -> Unsupported:

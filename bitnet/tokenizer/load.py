@@ -31,7 +31,7 @@ from bitnet.tokenizer.from_files import (
 )
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.side_files import SIDE_FILES, template_files
-from bitnet.tokenizer.spec import BYTE_NAMES, TokenizerSpec
+from bitnet.tokenizer.spec import BYTE_NAMES, TokenizerSpec, TokenType
 from bitnet.tokenizer.tokenizer import Tokenizer
 from bitnet.tokenizer.vocabularies import split_merge
 
@@ -169,7 +169,7 @@ def mock_tokenizer() -> Tokenizer:
         model="spm",
         tokens=list(BYTE_NAMES),
         scores=[0.0] * 256,
-        token_types=[6] * 256,
+        token_types=[int(TokenType.BYTE)] * 256,
         byte_fallback=True,
         source="MOCK (bytes; means nothing to any model)",
         fingerprint="mock",

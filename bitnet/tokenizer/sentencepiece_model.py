@@ -53,7 +53,7 @@ def _parse(data: bytes, source: str) -> TokenizerSpec:
         raise ValueError("it has no pieces")
     unknown = [id for id, kind in enumerate(types) if kind == TokenType.UNKNOWN]
     if len(unknown) != 1:
-        raise ValueError(f"it has {len(unknown)} pieces for what is unknown, expected 1")
+        raise ValueError(f"it has {len(unknown)} pieces for unknown text, expected 1")
     kind = _as(int, trainer.get(3, _UNIGRAM))
     if kind not in (_UNIGRAM, _BPE):
         name = {3: "word", 4: "char"}.get(kind, kind)

@@ -24,10 +24,10 @@ _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTE_TO_CHARACTER = [
     chr(byte if byte in _PRINTABLE else 0x100 + _OTHERS.index(byte)) for byte in range(256)
 ]
-_LETTERS = {ord(character): byte for byte, character in enumerate(BYTE_TO_CHARACTER)}
+_BYTE_OF_CODE = {ord(character): byte for byte, character in enumerate(BYTE_TO_CHARACTER)}
 # Latin-1 characters outside of the alphabet must not pass for a byte.
-_SHIFT = {code: 0xFFFD for code in range(256) if code not in _LETTERS} | _LETTERS
-_UNSHIFT = {byte: code for code, byte in _LETTERS.items()}
+_TO_BYTES = {code: 0xFFFD for code in range(256) if code not in _BYTE_OF_CODE} | _BYTE_OF_CODE
+_FROM_BYTES = {byte: code for code, byte in _BYTE_OF_CODE.items()}
 
 END_OF_GENERATION = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
@@ -209,14 +209,14 @@ class TokenizerSpec:
 def spell_bytes(text: str) -> bytes | None:
     """Bytes of a byte-level token, ``None`` if a character is not in the alphabet."""
     try:
-        return text.translate(_SHIFT).encode("latin-1")
+        return text.translate(_TO_BYTES).encode("latin-1")
     except UnicodeEncodeError:
         return None
 
 
 def byte_spelling(data: bytes) -> str:
     """*data* in the spelling of a byte-level vocabulary."""
-    return data.decode("latin-1").translate(_UNSHIFT)
+    return data.decode("latin-1").translate(_FROM_BYTES)
 
 
 def stop_ids(special: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:

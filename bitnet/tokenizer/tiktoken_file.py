@@ -31,7 +31,7 @@ RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 _NO_BYTES = b"="  # how Whisper's file writes its last token, which is empty
 
 _VERSIONS = ("v1", "v2", "v3", "v7", "v11", "v13", "v15")
-_NAMED = ("v1", "v2", "v3", "v7")  # versions whose files may leave out the special tokens
+_WITHOUT_LIST = ("v1", "v2", "v3", "v7")  # versions whose files may leave out the special tokens
 # The special tokens of files that leave them out, by id.
 _USUAL = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
@@ -213,7 +213,7 @@ def _special(document: dict[str, Any], version: str) -> list[str]:
     count = _whole(document["config"], "default_num_special_tokens")
     listed = document.get("special_tokens")
     if listed is None:
-        if version not in _NAMED:
+        if version not in _WITHOUT_LIST:
             raise ValueError(f"a file of version {version} without special_tokens")
         texts = list(_USUAL)
     else:

@@ -49,9 +49,9 @@ _ARGUMENTS = (
     *("tokenizer_truncation", "tokenizer_padding", "model_specific_special_tokens"),
 )
 # Registered classes in whose place AutoTokenizer takes TokenizersBackend.
-_GENERIC = (*("TokenizersBackend", "PythonBackend", "PreTrainedTokenizer", "MistralCommonBackend"),)
+_GENERIC = ("TokenizersBackend", "PythonBackend", "PreTrainedTokenizer", "MistralCommonBackend")
 _STRIP = ("CLIPTokenizer",)  # classes that remove white space around a decoded text
-_BETWEEN = "versions of transformers 4 follow and do not follow"
+_BETWEEN = "only some versions of transformers 4 follow"
 _KEEPS: dict[str, Any] = {"keeps": True}  # the row of a class that keeps the steps of the file
 
 

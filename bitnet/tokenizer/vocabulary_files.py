@@ -126,8 +126,8 @@ def _check_version(vocab: TokenizerFile) -> None:
         )
     if side.config.get("add_eos_token"):
         raise refusal(
-            f"{vocab.path}: tokenizer_config.json has add_eos_token: true, which versions of"
-            " transformers follow and do not follow"
+            f"{vocab.path}: tokenizer_config.json has add_eos_token: true, which only some versions"
+            " of transformers follow"
         )
 
 

@@ -83,7 +83,7 @@ def test_each_real_tokenizer_has_an_equal_copy_or_is_refused_with_the_difference
 
 def test_a_file_whose_ids_would_be_other_texts_is_not_written(test_data, tmp_path):
     spec = load_spec(test_data / "vocab" / "ggml-vocab-deepseek-llm.gguf")
-    with pytest.raises(Unsupported, match=r"cannot be said exactly as tokenizer\.json"):
+    with pytest.raises(Unsupported, match=r"cannot be written exactly as tokenizer\.json"):
         export_tokenizer(spec, tmp_path)
     assert not any(tmp_path.iterdir())
 
@@ -119,6 +119,8 @@ def test_spaces_that_converters_write_for_the_symbol_are_exported(tmp_path):
 @pytest.mark.slow
 def test_gemma_3_is_not_exported_where_the_copy_would_give_other_ids(test_models, tmp_path):
     spec = load_spec(test_models / "gemma-3-270m-q4_k_m.gguf")
-    with pytest.raises(Unsupported, match=r"cannot be said exactly as tokenizer\.json.*would be"):
+    with pytest.raises(
+        Unsupported, match=r"cannot be written exactly as tokenizer\.json.*would be"
+    ):
         export_tokenizer(spec, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -72,7 +72,7 @@ def test_other_merges_cannot_be_said_as_scores(merges):
 
 def test_what_reads_back_as_something_else_is_refused():
     spec = from_json(added=(AddedToken(0, "<unk>"), AddedToken(2, "</s>", lstrip=True)))
-    with pytest.raises(Unsupported, match="cannot be said exactly in GGUF"):
+    with pytest.raises(Unsupported, match="cannot be written exactly in GGUF"):
         gguf_keys(spec, rows=len(TOKENS))
 
 

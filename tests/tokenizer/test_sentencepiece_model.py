@@ -135,5 +135,5 @@ def test_what_is_unknown_follows_from_the_type_of_its_piece():
 def test_a_model_with_no_or_two_unknown_pieces_is_refused(changed):
     model = parse_model(TINY.read_bytes(), source="tiny")
     types = [changed if kind in (1, 2) else kind for kind in model.token_types]
-    with pytest.raises(InvalidFormat, match="pieces for what is unknown, expected 1"):
+    with pytest.raises(InvalidFormat, match="pieces for unknown text, expected 1"):
         parse_model(write_model(replace(model, token_types=types)), source="changed")
