@@ -236,36 +236,37 @@ void StateMemo::grow() {
     }
 }
 
-bool Regex::find(const char* begin, const char* from, const char* end, Budget& budget,
-                 const char** match_begin, const char** match_end) {
-    if (from == begin || begin != begin_ || end != end_) {
-        loops_.assign(loops_.size(), Loop{});
-        memo_.reset(limits::kBaseSteps + 4 * size_t(end - begin));
-    }
+void Regex::set_text(const char* begin, const char* end) {
     begin_ = begin;
     end_ = end;
     size_ = uint32_t(end - begin);
+    loops_.assign(loops_.size(), Loop{});
+    memo_.reset(limits::kBaseSteps + 4 * size_t{size_});
+}
+
+bool Regex::find(const char* from, Budget& budget, const char** match_begin,
+                 const char** match_end) {
     budget_ = &budget;
-    for (const char* p = from; p != end || nullable_;) {
+    for (const char* p = from; p != end_ || nullable_;) {
         const char* const start = p;
-        if (p != end) unicode::next(p, end);
-        if (!nullable_ && !first_.admits(start, end)) continue;
+        if (p != end_) unicode::next(p, end_);
+        if (!nullable_ && !first_.admits(start, end_)) continue;
         stack_.clear();
         trail_.clear();
         spent_ = 0;
         uint32_t stop = 0;
-        if (run(Op::kMatch, 0, uint32_t(start - begin), &stop)) {
+        if (run(Op::kMatch, 0, uint32_t(start - begin_), &stop)) {
             *match_begin = start;
-            *match_end = begin + stop;
+            *match_end = begin_ + stop;
             return true;
         }
-        if (start == end) break;
+        if (start == end_) break;
     }
     return false;
 }
 
 bool RegexMatches::next(const char** match_begin, const char** match_end) {
-    while (p_ != nullptr && regex_.find(begin_, p_, end_, budget_, match_begin, match_end)) {
+    while (p_ != nullptr && regex_.find(p_, budget_, match_begin, match_end)) {
         // An empty match where the last one ended does not count: the search goes on one character
         // later.
         if (*match_begin == *match_end && last_ == *match_end) {

@@ -47,10 +47,12 @@ public:
     // Throws std::invalid_argument naming the construct that is not supported.
     explicit Regex(const std::string& pattern);
 
-    // The leftmost match in [from, end) of a text that starts at begin, shorter than 4 GiB.
-    // Throws OverBudget.
-    bool find(const char* begin, const char* from, const char* end, Budget& budget,
-              const char** match_begin, const char** match_end);
+    // Makes [begin, end), shorter than 4 GiB, the text that find() searches. What is known of the
+    // last one is forgotten, also if it lay at the same address.
+    void set_text(const char* begin, const char* end);
+
+    // The leftmost match that begins at from or later. Throws OverBudget.
+    bool find(const char* from, Budget& budget, const char** match_begin, const char** match_end);
 
     // Whether it may match without taking a character.
     bool nullable() const { return nullable_; }
@@ -109,7 +111,8 @@ private:
 class RegexMatches {
 public:
     RegexMatches(Regex& regex, const char* begin, const char* end, Budget& budget)
-        : regex_(regex), begin_(begin), end_(end), p_(begin), budget_(budget) {
+        : regex_(regex), end_(end), p_(begin), budget_(budget) {
+        regex_.set_text(begin, end);
         if (begin == end) p_ = nullptr;  // nothing is looked for in an empty text
     }
     // Throws OverBudget.
@@ -117,7 +120,7 @@ public:
 
 private:
     Regex& regex_;
-    const char *begin_, *end_, *p_, *last_ = nullptr;
+    const char *end_, *p_, *last_ = nullptr;
     Budget& budget_;
 };
 

@@ -82,10 +82,9 @@ bool PreTokenizer::scans() const {
 
 // The end of the match at p by the engine, where the scanner is not certain. The expression covers
 // every text, so a match begins at p.
-const char* PreTokenizer::Expression::match(const char* begin, const char* p, const char* end,
-                                            Budget& budget) {
+const char* PreTokenizer::Expression::match(const char* p, const char* end, Budget& budget) {
     const char *from = nullptr, *to = nullptr;
-    return regex.find(begin, p, end, budget, &from, &to) && from == p ? to : end;
+    return regex.find(p, budget, &from, &to) && from == p ? to : end;
 }
 
 bool PreTokenizer::asks_for_first(bool moved) const {
@@ -219,9 +218,10 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
         case StepKind::kSplitRegex: {
             const char *from = nullptr, *to = nullptr;
             if (expression->scanner.known()) {
+                expression->regex.set_text(begin, end);
                 for (from = begin; from != end; from = to) {
                     to = expression->scanner.next(from, end);
-                    if (to == nullptr) to = expression->match(begin, from, end, *budget_);
+                    if (to == nullptr) to = expression->match(from, end, *budget_);
                     add(size_t(from - begin), size_t(to - begin));
                 }
                 break;

@@ -139,10 +139,14 @@ public:
     }
     // Whether the only step is an expression whose matches, found one by one, are the pieces.
     bool scans() const;
-    // The end of the piece that begins at p, of a text in [begin, end).
-    const char* scan(const char* begin, const char* p, const char* end, Budget& budget) {
+    // Makes [begin, end) the text that scan() cuts.
+    void begin_scan(const char* begin, const char* end) {
+        expressions_[0].regex.set_text(begin, end);
+    }
+    // The end of the piece that begins at p, in a text that ends at end.
+    const char* scan(const char* p, const char* end, Budget& budget) {
         const char* stop = expressions_[0].scanner.next(p, end);
-        return stop != nullptr ? stop : expressions_[0].match(begin, p, end, budget);
+        return stop != nullptr ? stop : expressions_[0].match(p, end, budget);
     }
     // Whether a step depends on a piece being the first, where that is not simply the first byte.
     bool asks_for_first(bool moved) const;
@@ -157,7 +161,7 @@ private:
     // The expression of a step: the engine, and a scanner where there is one for it.
     struct Expression {
         explicit Expression(const std::string& pattern) : regex(pattern), scanner(pattern) {}
-        const char* match(const char* begin, const char* p, const char* end, Budget& budget);
+        const char* match(const char* p, const char* end, Budget& budget);
         Regex regex;
         Scanner scanner;
     };

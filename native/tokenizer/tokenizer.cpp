@@ -281,8 +281,9 @@ void TokenizerEngine::encode_uniform(Worker& worker, std::string_view text, Ids&
     const char* const end = text.data() + text.size();
     if (scans(worker)) {
         const char* word = text.data();
+        worker.pre.begin_scan(word, end);
         while (word != end) {
-            const char* const next = worker.pre.scan(text.data(), word, end, worker.budget);
+            const char* const next = worker.pre.scan(word, end, worker.budget);
             worker.bpe.add(word, next, end, out);
             word = next;
         }

@@ -1,5 +1,6 @@
 """The native engine against the portable one and against SentencePiece."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,8 @@ from bitnet.base.errors import Unsupported
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.from_files import spec_from_file
 from bitnet.tokenizer.library import library_engine
-from bitnet.tokenizer.spec import Step, TokenizerSpec
+from bitnet.tokenizer.spec import BYTE_TO_CHARACTER, Step, TokenizerSpec
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, bpe_spec, pre_tokenizer
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 
@@ -97,6 +99,40 @@ def test_every_pre_tokenizer_step_cuts_as_the_library_does(name, text, parse_spe
 @given(text=joined)
 def test_every_normalizer_step_changes_what_the_library_changes(name, text):
     _same(normalizing(name), text)
+
+
+def merging_all_pairs(name, characters):
+    """A vocabulary for the pre-tokenizer *name* that joins each two bytes of *characters*.
+
+    So wherever a text is cut between two of them, its ids are others.
+    """
+    tokens = [*BYTE_TO_CHARACTER]
+    used = sorted(set(characters.encode()))
+    merges = [(left, right) for left in used for right in used]
+    tokens += [tokens[left] + tokens[right] for left, right in merges]
+    return bpe_spec(name, tokens=tokens, merges=merges, bos_id=None, eos_id=None)
+
+
+_CONTRACTIONS = "l'\u00e9t\u00e9 S'il M'a \u5b57' 12\n\u00e9"
+
+
+_BYTE_LEVEL = [name for name in PRE_TOKENIZERS if pre_tokenizer(name).byte_level]
+
+
+@pytest.mark.parametrize("name", _BYTE_LEVEL)
+def test_ids_of_a_text_do_not_depend_on_the_texts_before_it(name):
+    spec = merging_all_pairs(name, _CONTRACTIONS)
+    draws = random.Random(name)
+    # Texts of one length may lie at one address, one after the other.
+    texts = ["".join(draws.sample(_CONTRACTIONS, len(_CONTRACTIONS))) for _ in range(150)]
+    try:
+        portable = library_engine(spec)
+        expected = [portable.encode(text, parse_special=True) for text in texts]
+    except Unsupported:  # an expression that takes too long in the library
+        expected = [Tokenizer.from_spec(spec).encode(text) for text in texts]
+    tokenizer = Tokenizer.from_spec(spec)
+    assert tokenizer.encode_batch(texts) == expected
+    assert [tokenizer.encode("".join(text)) for text in texts] == expected
 
 
 def test_a_token_in_normalized_text_is_found_behind_what_is_put_before_it():
