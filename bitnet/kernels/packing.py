@@ -11,6 +11,7 @@ pages, which a core reads almost twice as fast as a mapped file.
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import os
 import sys
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.base import settings
-from bitnet.base.errors import InferenceError, InvalidFormat
+from bitnet.base.errors import InferenceError, InvalidFormat, Unsupported
 from bitnet.base.machine import free_memory, free_swap
 from bitnet.base.quantities import human_size
 from bitnet.quants import registry
@@ -39,11 +40,11 @@ logger = logging.getLogger(__name__)
 
 _TILE_ROWS = 16
 _SAME_LAYOUT = {"Q2_0_G128": "PQ2_0"}  # types whose bytes are those of another one
-_CONVERTED = ("Q2_K", "Q3_K")  # types that no kernel reads: they become F32 and Q6_K
 _SLICE_BYTES = 8 << 20  # bytes of a file that are in memory at a time, beside their copy
 
 _LINE = 64  # bytes of a line, which has some columns of all rows of a tile
 COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # columns of a line, by layout
+_SCALED_COLUMNS = 256  # columns of a scale in TERNARY_BLOCKS; kTernaryBlock in ternary/layout.hpp
 _MOST_DENSE = 1 << 17  # columns of a dense matrix; kDenseCols in native/kernels/ternary/layout.hpp
 # Encodings that are packed from the bytes of the file, if the width is a multiple of so many
 # columns; other ternary weights are unpacked to int8 codes first.
@@ -64,32 +65,58 @@ class Matrix:
     scale: float = 1.0  # factor that the ternary kernels apply
 
 
-def multiplies_in_rows(weight: Weight) -> bool:
-    """True if *weight* can be multiplied as it lies in a file, tile by tile."""
-    name = weight.quant.name
-    return not weight.quant.is_ternary and name not in SCALED_BLOCKS and name not in _CONVERTED
+def multiplies_in_rows(weight: Weight, kinds: Collection[str]) -> bool:
+    """True if *weight* can be multiplied as it lies in a file, by kernels of the types *kinds*."""
+    quant = weight.quant
+    return (
+        not quant.is_ternary
+        and quant.name not in SCALED_BLOCKS
+        and registry.type_for_kernels(weight) is quant
+        and _has_kernel(weight, kinds)
+    )
 
 
-def experts_stay(weights: Collection[Weight]) -> bool:
+def _has_kernel(weight: Weight, kinds: Collection[str]) -> bool:
+    quant = registry.type_for_kernels(weight)
+    is_known = _SAME_LAYOUT.get(quant.name, quant.name) in kinds
+    return is_known and weight.shape[-1] % quant.block_size == 0
+
+
+def bytes_in_memory(weight: Weight, kinds: Collection[str]) -> int:
+    """Bytes of *weight* as kernels of the types *kinds* take it.
+
+    Ternary weights have two bits, although some may have fewer; types without a kernel are F32.
+    """
+    numbers = math.prod(weight.shape)
+    if registry.rounds_activations(weight):
+        return numbers // 4
+    if len(weight.shape) < 2 or not _has_kernel(weight, kinds):
+        return 4 * numbers
+    return registry.type_for_kernels(weight).size_bytes(weight.shape) or weight.size_bytes
+
+
+def experts_stay(weights: Collection[Weight], kinds: Collection[str]) -> bool:
     """True if matrices of experts among *weights* stay in their files.
+
+    *kinds* are the types that kernels take.
 
     Raises:
         InferenceError: the copies of the other weights do not fit in memory.
     """
     choice = settings.experts()
     free = free_memory()
-    total = sum(weight.size_bytes for weight in weights)
+    total = sum(bytes_in_memory(weight, kinds) for weight in weights)
     staying = sum(
-        weight.size_bytes
+        bytes_in_memory(weight, kinds)
         for weight in weights
-        if len(weight.shape) == 3 and multiplies_in_rows(weight)
+        if len(weight.shape) == 3 and multiplies_in_rows(weight, kinds)
     )
     stay = choice == "mapped" or (choice == "auto" and free is not None and total > free)
     in_memory = total - staying if stay else total
     if free is not None and in_memory > free + free_swap():
         raise InferenceError(
             f"weights of {human_size(in_memory)} must be in memory, {human_size(free)} are free",
-            hint="choose a file with fewer bits per weight",
+            hint="choose a smaller file; types without a kernel take 32 bits per weight",
         )
     if stay and staying:
         logger.info("%s of experts stay in the file (mapped)", human_size(staying))
@@ -118,8 +145,8 @@ def prepare_matrix(
     size = weight.quant.size_bytes(weight.shape)
     if size is None or len(weight.data) < size:
         raise InvalidFormat(
-            f"{weight.name}: {len(weight.data):,} bytes, expected {size:,} for {name} "
-            f"{weight.shape}",
+            f"{weight.name}: {len(weight.data):,} bytes, expected {size or 'another number'} for "
+            f"{name} {weight.shape}",
             hint="the file is damaged; download it again",
         )
     factors = None if weight.scale == 1.0 else np.array([weight.scale], dtype=np.float32)
@@ -159,6 +186,9 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
 
     Bytes have five weights if *dense*, unless blocks of a row have scales of their own, which are
     stored behind the codes of all rows.
+
+    Raises:
+        Unsupported: the kernels do not have its scales or its weights.
     """
     rows, inputs = weight.shape
     name = weight.quant.name
@@ -173,6 +203,8 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
         scales = ternary.scales
     tiles = -(-rows // _TILE_ROWS)
     groups = scales.shape[1]
+    if groups > 1 and groups * _SCALED_COLUMNS != inputs:
+        raise _not_packed(weight, f"a scale for each {inputs // groups} columns")
     dense = dense and _whole_lines("TERNARY_DENSE", inputs) <= _MOST_DENSE
     layout = "TERNARY"
     if groups > 1:
@@ -185,6 +217,8 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
     data: NDArray[np.uint8] = native.allocate_weights(code_bytes + scale_bytes)
     kind = native.kernel_types().index(layout)
     if not native.pack_ternary(source, codes, rows, inputs, kind, columns, data[:code_bytes]):
+        if source == "CODES":  # which are valid in its encoding
+            raise _not_packed(weight, "weights of twice their scale")
         raise InvalidFormat(
             f"{weight.name}: code 3 where only 0, 1 and 2 are {name} weights",
             hint="the file is damaged, or written with another layout; download it again",
@@ -203,6 +237,14 @@ def _pack_ternary(native: ModuleType, weight: Weight, *, dense: bool) -> Matrix:
     else:
         scale = float(first_scale)
     return Matrix(kind, data, rows, columns, inputs, factors, scale)
+
+
+def _not_packed(weight: Weight, problem: str) -> Unsupported:
+    return Unsupported(
+        f"{weight.name}: {problem} in {weight.quant.name}, which the compiled kernels do not "
+        "multiply with inputs rounded to int8",
+        hint="compute with NumPy, slowly: BITNET_BACKEND=reference",
+    )
 
 
 def _whole_lines(layout: str, inputs: int) -> int:

@@ -85,21 +85,32 @@ def rounds_activations(weight: Weight) -> bool:
     return weight.quant.name in _TERNARY and weight.rounds_input
 
 
-def with_kernels(weight: Weight) -> Weight:
-    """*weight* in a type that has kernels for matrix products, with the same numbers.
+def type_for_kernels(weight: Weight) -> QuantType:
+    """The type that :func:`with_kernels` gives *weight*.
 
     TQ1_0 and TQ2_0 of a layer that does not round a token's whole input become Q4_0. (PQ2_0 would
     take half the memory, but its kernels round inputs in runs of 32, not of 16, and an outlier
-    causes three times the error.) Q3_K becomes Q6_K, which has the same scales and longer
-    codes. Other weights are returned as they are.
+    causes three times the error.) Q3_K becomes Q6_K, which has the same scales and longer codes.
+    Other types stay as they are.
     """
-    name = weight.quant.name
-    block_bytes = weight.quant.type_size
-    if name == "Q3_K" and weight.data.size % block_bytes == 0:
+    if weight.quant.name == "Q3_K":
+        return _Q6_K
+    if weight.quant.name in ("TQ1_0", "TQ2_0") and not weight.rounds_input:
+        return _Q4_0
+    return weight.quant
+
+
+def with_kernels(weight: Weight) -> Weight:
+    """*weight* in a type that has kernels for matrix products, with the same numbers."""
+    quant = type_for_kernels(weight)
+    if quant is weight.quant:
+        return weight
+    if quant is _Q6_K:
+        block_bytes = weight.quant.type_size
+        if weight.data.size % block_bytes:
+            raise _wrong_size(weight)
         data = _q3_k_as_q6_k(weight.data.reshape(-1, block_bytes))
         return replace(weight, quant=_Q6_K, data=data)
-    if weight.rounds_input or name not in ("TQ1_0", "TQ2_0"):
-        return weight
     ternary = unpack_ternary(replace(weight, scale=1.0))  # its scale stays a field
     codes = (ternary.codes.reshape(-1, 2, 16) + np.int8(8)).astype(np.uint8)  # halves of blocks
     blocks_of_scale = len(codes) // ternary.scales.size

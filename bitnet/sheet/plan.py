@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from bitnet.base import native
 from bitnet.base.errors import BitnetError, InvalidFormat
 from bitnet.base.files import free_space
 from bitnet.base.findings import Finding, render
@@ -24,7 +25,7 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_header import NeedMoreBytes
 from bitnet.kernels.kv_cache import KVCache
-from bitnet.kernels.packing import multiplies_in_rows
+from bitnet.kernels.packing import bytes_in_memory, multiplies_in_rows
 from bitnet.models.load import ARCHITECTURES, config_from
 from bitnet.quants.registry import dequantize
 from bitnet.quants.weight import Weight
@@ -72,7 +73,9 @@ class MemoryParts:
         *used* is the number of experts that a token uses, *caches* are the bytes of the cache with
         each :data:`KVType`: 16 bits, then q8.
         """
-        sizes = {tensor.name: _bytes_in_file(tensor) for tensor in tensors}
+        module = native.module()
+        kinds = [] if module is None else module.kernel_types()
+        sizes = {tensor.name: bytes_in_memory(tensor, kinds) for tensor in tensors}
         touched = dict(sizes)
         experts = [tensor for tensor in tensors if len(tensor.shape) == 3]
         for tensor in experts:
@@ -81,7 +84,7 @@ class MemoryParts:
             )
         if "output.weight" in sizes and "token_embd.weight" in sizes:
             del touched["token_embd.weight"]  # a token reads one row of it, which is negligible
-        mapped = sum(sizes[tensor.name] for tensor in experts if multiplies_in_rows(tensor))
+        mapped = sum(sizes[each.name] for each in experts if multiplies_in_rows(each, kinds))
         return cls(sum(sizes.values()), mapped, sum(touched.values()), *caches)
 
     @property

@@ -182,12 +182,13 @@ def test_experts_where_they_are_in_the_file_give_the_bits_of_their_copies(encodi
 def test_experts_stay_in_the_file_if_their_copies_do_not_fit(monkeypatch):
     checkpoint = in_encoding(tiny("qwen3moe"), "Q8_0")
     weights = checkpoint.weights.values()
-    total = sum(weight.size_bytes for weight in weights)
+    kinds = native.module().kernel_types()
+    total = sum(packing.bytes_in_memory(weight, kinds) for weight in weights)
     experts = sum(weight.size_bytes for weight in weights if len(weight.shape) == 3)
     monkeypatch.setattr(packing, "free_swap", lambda: 0)
     for free, stay in ((None, False), (total, False), (total - 1, True), (total - experts, True)):
         monkeypatch.setattr(packing, "free_memory", lambda free=free: free)
-        assert packing.experts_stay(weights) == stay
+        assert packing.experts_stay(weights, kinds) == stay
     monkeypatch.setattr(packing, "free_memory", lambda: total - experts - 1)
     with pytest.raises(InferenceError, match="must be in memory"):
         load_model(checkpoint, ops=NativeOps())

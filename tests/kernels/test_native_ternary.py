@@ -1,16 +1,20 @@
 """Ternary matrices of the compiled module: packed from every encoding, multiplied exactly."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
 from kernel_levels import each_level
 
 from bitnet.base import native
-from bitnet.base.errors import InvalidFormat
+from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import types
 from bitnet.quants.registry import I2_S_ARM, PACKED_U8, dequantize, quantize
+from bitnet.quants.scaled_blocks import SCALED_BLOCKS
+from bitnet.quants.ternary import Ternary
 from bitnet.quants.weight import Weight
 
 NATIVE = native.module()
@@ -151,6 +155,37 @@ def test_blocks_may_have_scales_of_their_own(name, level, ops):
         wanted = total.astype(np.float32) / s
         np.testing.assert_array_equal(ops.linear(x, matrix), wanted)
         np.testing.assert_array_equal(reference.linear(x, prepared), wanted)
+
+
+@pytest.mark.parametrize("blocks", [3, 8])
+@pytest.mark.parametrize("name", SCALED_BLOCKS)
+def test_scales_that_no_kernel_has_are_refused(name, blocks, ops):
+    layout = SCALED_BLOCKS[name]
+    columns = blocks * layout.weights
+    rng = np.random.default_rng(3)
+    scales = rng.uniform(0.5, 2, (32, columns // layout.weights)).astype(np.float16)
+    codes = rng.choice([-1, 1], (32, columns)).astype(np.int8)
+    data = layout.pack(Ternary(codes, scales.astype(np.float32))).reshape(-1)
+    weight = Weight("w", (32, columns), types.by_name(name), data)
+    if layout.weights == 256:
+        x = rng.standard_normal((3, columns)).astype(np.float32)
+        reference = ReferenceOps()
+        wanted = reference.linear(x, reference.prepare(weight))
+        np.testing.assert_array_equal(ops.linear(x, ops.prepare(weight)), wanted)
+        return
+    with pytest.raises(Unsupported, match=f"a scale for each {layout.weights} columns"):
+        ops.prepare(weight)
+
+
+@pytest.mark.parametrize("name", [name for name in SCALED_BLOCKS if SCALED_BLOCKS[name].double])
+def test_weights_of_twice_their_scale_are_not_damage(name, ops):
+    codes = np.random.default_rng(3).integers(-1, 3, (32, 512)).astype(np.int8)
+    layout = SCALED_BLOCKS[name]
+    scales = np.ones((32, 512 // layout.weights), np.float32)
+    weight = Weight("w", (32, 512), types.by_name(name), layout.pack(Ternary(codes, scales)))
+    weight = replace(weight, data=weight.data.reshape(-1))
+    with pytest.raises(Unsupported, match="weights of twice their scale"):
+        ops.prepare(weight)
 
 
 def test_rows_may_have_scales_of_their_own(level, ops):

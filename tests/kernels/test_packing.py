@@ -62,6 +62,25 @@ def test_a_table_of_rows_stays_where_it_is(tmp_path):
     np.testing.assert_array_equal(rows_of(matrix, [0, 999, 16]), values[[0, 999, 16]])
 
 
+# Types that no file has matrices in, so nothing decodes them.
+_OF_OTHER_TENSORS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64"}
+_NAMES = [kind.name for kind in gguf.GGMLQuantizationType if kind.name not in _OF_OTHER_TENSORS]
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_memory_is_counted_as_it_is_taken(name):
+    """Types without a kernel are copied as F32."""
+    quant = by_name(name)
+    data = np.zeros(quant.size_bytes((32, 512)), np.uint8)
+    weight = Weight("w", (32, 512), quant, data, rounds_input=False)
+    matrix = prepare_matrix(NATIVE, weight)
+    kinds = NATIVE.kernel_types()
+    counted = packing.bytes_in_memory(weight, kinds)
+    assert counted <= matrix.data.nbytes <= 1.05 * counted  # tiles have a few bytes more
+    if packing.multiplies_in_rows(weight, kinds):
+        assert np.shares_memory(prepare_matrix(NATIVE, weight, in_rows=True).data, weight.data)
+
+
 def test_memory_that_can_be_written_is_not_given_back():
     data = np.full(64 * 34, 7, dtype=np.uint8)
     prepare_matrix(NATIVE, Weight("w", (64, 32), by_name("Q8_0"), data))
