@@ -193,6 +193,10 @@ class KVCache:
         """Begin a pass: all states of fixed size, which the pass changes; empty if it has none."""
         return self._states.begin(self.length)
 
+    def abandon(self) -> None:
+        """End a pass that has changed nothing."""
+        self._states.end(self.length)
+
     def state(self, number: int) -> NDArray[np.floating[Any]]:
         """State of cache *number*, which the pass that has begun changes in place."""
         own = self._ranges[number]
@@ -326,3 +330,16 @@ def state_ranges(caches: Sequence[CacheKind]) -> dict[int, range]:
     ]
     ends = list(accumulate(size for _, size in sizes))
     return {number: range(end - size, end) for (number, size), end in zip(sizes, ends, strict=True)}
+
+
+def begin_together(caches: Sequence[KVCache]) -> list[NDArray[np.floating[Any]]]:
+    """Begin a pass of all *caches*, or of none if one refuses; the states that it changes."""
+    states: list[NDArray[np.floating[Any]]] = []
+    try:
+        for cache in caches:
+            states.append(cache.begin())  # noqa: PERF401 - those before the one that refuses count
+    except InferenceError:
+        for cache in caches[: len(states)]:
+            cache.abandon()
+        raise
+    return states

@@ -19,7 +19,7 @@ from bitnet.base.errors import Unsupported, UsageError
 from bitnet.base.machine import thread_count, usable_cores
 from bitnet.families.rope import Rope
 from bitnet.kernels.instructions import Join, Rotate, Take
-from bitnet.kernels.kv_cache import page_tables, state_ranges
+from bitnet.kernels.kv_cache import begin_together, page_tables, state_ranges
 from bitnet.kernels.packing import Matrix, experts_stay, multiplies_in_rows, prepare_matrix
 from bitnet.kernels.program import (
     KERNELS,
@@ -115,14 +115,16 @@ class NativeOps(Ops):
 
     def expect(self, weights: Collection[Weight]) -> None:
         """Choose how ternary matrices are packed, and whether experts stay in their files."""
-        self._map_experts = experts_stay(weights)
+        self._map_experts = experts_stay(weights, self._native.kernel_types())
         ternary = (w.shape for w in weights if registry.rounds_activations(w))
         self._dense = packs_dense(self._native, sum(math.prod(shape) for shape in ternary))
 
     def prepare(self, weight: Weight, *, looked_up: bool = False, expert: bool = False) -> Any:
         if len(weight.shape) != 2:
             return np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
-        in_rows = looked_up or (expert and self._map_experts and multiplies_in_rows(weight))
+        kinds = self._native.kernel_types()
+        stays = expert and self._map_experts and multiplies_in_rows(weight, kinds)
+        in_rows = looked_up or stays
         return prepare_matrix(self._native, weight, in_rows=in_rows, dense=self._dense)
 
     def reads(self, prepared: Any) -> list[NDArray[np.uint8]]:
@@ -146,14 +148,15 @@ class NativeOps(Ops):
                     return interpret(segments)
                 placements.append((count, cache.length, segment.rows, context, pages))
             # A cache begins its pass only when it is certain that the graph runs it.
+            states = begin_together([segment.cache for segment in segments])
             pieces = [
                 (
                     *placement,
-                    segment.cache.begin(),
+                    state,
                     _NOTHING if segment.hidden is None else floats(segment.hidden),
                     _LAST if segment.second is None else segment.second,
                 )
-                for placement, segment in zip(placements, segments, strict=True)
+                for placement, state, segment in zip(placements, states, segments, strict=True)
             ]
             out = graph.run([token for segment in segments for token in segment.tokens], pieces)
             for segment in segments:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from bitnet.kernels.kv_cache import begin_together
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
@@ -209,7 +211,7 @@ class Pass:
         self.ops = ops
         self.segments = segments
         self.registers: dict[Register, Array] = {}  # their values, ``(T, width)`` each
-        self.states: list[Array] = [segment.cache.begin() for segment in segments]
+        self.states: list[Array] = begin_together([segment.cache for segment in segments])
         self._angles: dict[int, tuple[Array, float]] = {}
         self._selected = False  # the rows are those of the outputs alone
 

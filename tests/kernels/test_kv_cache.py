@@ -8,7 +8,7 @@ from tiny_models import tiny
 
 from bitnet.base.errors import InferenceError, UsageError
 from bitnet.kernels import kv_pages
-from bitnet.kernels.kv_cache import KVCache
+from bitnet.kernels.kv_cache import KVCache, begin_together
 from bitnet.models.load import config_from
 
 CONFIG = config_from(tiny("llama"))  # 2 layers, 2 key heads of 64
@@ -169,3 +169,12 @@ def test_floats_are_kept_as_they_are_and_not_for_the_compiled_module(dtype):
 def test_other_types_are_refused(dtype):
     with pytest.raises(UsageError, match="int16 codes or floats"):
         KVCache(CONFIG, 200, dtype=dtype)
+
+
+def test_a_cache_that_refuses_a_pass_leaves_the_others_of_its_batch_as_they_were():
+    config = config_from(tiny("mamba"))
+    whole, interrupted, last = (KVCache(config, 64) for _ in range(3))
+    interrupted.begin()
+    with pytest.raises(InferenceError, match="a pass was interrupted"):
+        begin_together([whole, interrupted, last])
+    assert len(begin_together([whole, last])) == 2
