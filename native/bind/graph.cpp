@@ -15,6 +15,15 @@ using Doubles = Array<const double, nb::ndim<1>>;
 using IdArray = Array<const int64_t, nb::ndim<1>>;
 using Addresses = Array<const uint64_t, nb::ndim<1>>;
 
+// The array *source*. It is not converted: the graph keeps pointers to the caller's arrays.
+template <class A>
+A unconverted(nb::handle source, const char* refusal) {
+    A array;
+    if (!nb::try_cast(source, array, false)) throw nb::type_error(refusal);
+    return array;
+}
+constexpr char kNotFloats[] = "an array is not one of float32, row by row";
+
 // The keywords of one call.
 class Keywords : public Operands {
 public:
@@ -28,9 +37,7 @@ public:
         if (get(field).is_none()) return {{}};
         return all<FloatArray>(field, [](nb::handle item) -> FloatArray {
             if (item.is_none()) return {};
-            Floats array;
-            if (!nb::try_cast(item, array, false))
-                throw nb::type_error("an array is not one of float32, row by row");
+            const auto array = unconverted<Floats>(item, kNotFloats);
             return {array.data(), int64_t(array.size())};
         });
     }
@@ -66,7 +73,8 @@ private:
     }
     static Matrix matrix(nb::handle source) {
         Matrix m;
-        const auto bytes = nb::cast<Bytes>(source.attr("data"));
+        const auto bytes =
+            unconverted<Bytes>(source.attr("data"), "the weights of a matrix are not bytes");
         m.rows = nb::cast<int64_t>(source.attr("rows"));
         m.cols = nb::cast<int64_t>(source.attr("columns"));
         m.type = checked_type(nb::cast<int>(source.attr("kind")), m.rows, m.cols, bytes);
@@ -75,7 +83,7 @@ private:
         m.scale = nb::cast<float>(source.attr("scale"));
         require(m.inputs == m.cols || !is_float(m.type), "a float matrix is never padded");
         if (const nb::object factors = source.attr("factors"); !factors.is_none()) {
-            const auto values = nb::cast<Floats>(factors);
+            const auto values = unconverted<Floats>(factors, kNotFloats);
             require(values.size() == 1 || int64_t(values.size()) == m.rows,
                     "factors must be one, or one per row");
             m.factors = values.data();
@@ -125,10 +133,10 @@ public:
                 for (size_t i = 0; i < pages.size(); ++i)
                     own.push_back(reinterpret_cast<int16_t*>(uintptr_t(pages.data()[i])));
             }
-            const auto state = nb::cast<OutFloats>(parts[5]);
+            const auto state = unconverted<OutFloats>(parts[5], kNotFloats);
             s.state = state.data();
             s.state_size = int64_t(state.size());
-            const auto hidden = nb::cast<Floats>(parts[6]);
+            const auto hidden = unconverted<Floats>(parts[6], kNotFloats);
             s.hidden = {hidden.data(), int64_t(hidden.size())};
             if (parts.size() == 8) s.second = nb::cast<int64_t>(parts[7]);
         }

@@ -63,7 +63,9 @@ static_assert(sizeof(kSources) / sizeof(kSources[0]) == size_t(TernarySource::kC
 bool bind_pack_ternary(const std::string& source, const Bytes& weight, int64_t rows, int64_t inputs,
                        int type, int64_t cols, const OutBytes& out) {
     const auto kind = TernarySource(place_of(kSources, source, "unknown ternary source"));
-    const int64_t size = rows > 0 && inputs > 0 ? ternary_source_bytes(kind, rows, inputs) : 0;
+    check_shape(rows, inputs);
+    check_shape(rows, cols);
+    const int64_t size = ternary_source_bytes(kind, rows, inputs);
     require(size > 0 && int64_t(weight.size()) >= size,
             "weight has too few bytes or a wrong shape");
     require(type >= 0 && type < kTypes && is_ternary(Type(type)), "unknown ternary type");
@@ -219,7 +221,11 @@ void bind_kernels(nb::module_& m) {
     m.def("set_kernel_level", &set_level, "name"_a);
     m.def("has_kernel", [](int type) { return has_kernel(known_type(type)); }, "type"_a);
     m.def("dense_pays", &dense_pays);
-    m.def("kernel_self_test", &self_test);
+    // With the interpreter's lock: it may change the level that other calls use.
+    m.def("kernel_self_test", [] {
+        const FloatMode mode;
+        return self_test();
+    });
     m.def("kernel_counters", &counters);
     m.def("threads", &threads);
     m.def("set_threads", &set_threads, "count"_a);

@@ -91,11 +91,17 @@ inline Type known_type(int type) {
     return Type(type);
 }
 
+// Refuses shapes whose sizes in bytes, rounded up to whole tiles, might not fit in 64 bits.
+inline void check_shape(int64_t rows, int64_t cols) {
+    constexpr int64_t kMost = INT64_MAX / 1024;
+    require(rows > 0 && cols > 0, "a matrix has no rows or no columns");
+    require(rows <= kMost / cols, "the matrix is too large");
+}
+
 // The type of a matrix, whose bytes *weight* has.
 inline Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weight) {
-    require(rows > 0 && cols > 0 && row_bytes(known_type(type), cols) > 0,
-            "cols is not a whole number of blocks");
-    require(rows <= INT64_MAX / (8 * cols), "the matrix is too large");
+    check_shape(rows, cols);
+    require(row_bytes(known_type(type), cols) > 0, "cols is not a whole number of blocks");
     require(int64_t(weight.size()) >= weight_bytes(Type(type), rows, cols),
             "weight has too few bytes");
     return Type(type);

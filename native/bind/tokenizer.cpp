@@ -255,7 +255,7 @@ nb::list find_all(const std::string& pattern, nb::str text) {
     const std::string_view input = utf8(text);
     std::vector<std::string_view> matches;
     {
-        nb::gil_scoped_release release;
+        const Released released;
         each_match(pattern, input, [&](size_t begin, size_t end) {
             matches.push_back(input.substr(begin, end - begin));
         });
@@ -269,7 +269,7 @@ nb::str replace_all(const std::string& pattern, const std::string& content, nb::
     const std::string_view input = utf8(text);
     std::string out;
     {
-        nb::gil_scoped_release release;
+        const Released released;
         size_t done = 0;
         each_match(pattern, input, [&](size_t begin, size_t end) {
             out.append(input, done, begin - done).append(content);

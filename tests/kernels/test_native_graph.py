@@ -282,6 +282,35 @@ def test_rows_that_come_with_the_tokens_of_each_segment():
         graph.run(np.zeros(5, np.int64), [parts[0], (*parts[1][:6], given[3:])], 0, out)
 
 
+@pytest.mark.parametrize("token", [2, 10**12, -1])
+def test_a_program_that_takes_rows_and_looks_tokens_up_checks_them(token):
+    graph = graph_of([4, 4], [])
+    graph.add_context([])
+    table = Weight("t", (2, 4), F32, np.zeros(32, np.uint8))
+    graph.add("Take", out=0)
+    graph.add("Embed", out=1, table=NativeOps().prepare(table), scale=1.0, rows=0)
+    out = np.empty((1, 4), np.float32)
+    piece = (1, 0, 1, 0, (), NONE, np.ones((1, 4), np.float32))
+    graph.run(np.array([1]), [piece], 1, out)
+    with pytest.raises(ValueError, match="outside of the vocabulary"):
+        graph.run(np.array([token]), [piece], 1, out)
+
+
+def test_no_array_is_converted_whose_address_a_graph_keeps():
+    graph = graph_of([4, 4], [])
+    graph.add_context([])
+    graph.add("Take", out=0)
+    matrix = NativeOps().prepare(Weight("w", (4, 4), F32, np.zeros(64, np.uint8)))
+    doubles = np.full(4, 2.0)
+    for wrong in (replace(matrix, factors=doubles), replace(matrix, data=matrix.data.view("<u2"))):
+        with pytest.raises(TypeError, match=r"float32|not bytes"):
+            graph.add("Linear", outs=[1], x=0, weights=[wrong], biases=[None])
+    out = np.empty((1, 4), np.float32)
+    for state, hidden in ((NONE, np.ones((1, 4))), (np.empty(0), np.ones((1, 4), np.float32))):
+        with pytest.raises(TypeError, match="float32"):
+            graph.run(np.array([0]), [(1, 0, 1, 0, (), state, hidden)], 0, out)
+
+
 def test_what_does_not_fit_is_refused_when_it_is_built():
     graph = graph_of([8, 12], [(1, 1, 4, 0)])
     with pytest.raises(ValueError, match="widths differ"):

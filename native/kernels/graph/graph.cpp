@@ -213,7 +213,9 @@ void Graph::run(const int64_t* tokens, int64_t count, const std::vector<Segment>
         outputs += segment.outputs;
     }
     require(count == rows, "another number of tokens than the segments have");
-    for (int64_t i = 0; i < count && taken_ == 0; ++i)
+    // A program that takes rows and looks nothing up does not read the tokens.
+    const bool reads_tokens = taken_ == 0 || vocabulary_ > 0;
+    for (int64_t i = 0; i < count && reads_tokens; ++i)
         require(tokens[i] >= 0 && tokens[i] < vocabulary_, "a token is outside of the vocabulary");
     require(selected_ || outputs == count, "nothing selects the rows of the outputs, so all are");
     require(size == outputs * width(checked_register(result)),
