@@ -78,7 +78,8 @@ class Writer(llm.Model):
     ) -> Iterator[str]:
         """The answer to *prompt*, in pieces; it follows the earlier responses of *conversation*.
 
-        A model without a chat template continues the prompt, which must then be all there is.
+        A model without a chat template continues the prompt; a system prompt or earlier turns are
+        refused.
         """
         from bitnet.runtime.request import Request
 

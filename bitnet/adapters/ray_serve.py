@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PREFIX_CHARACTERS = 256  # of a conversation's beginning, which decides where it goes
-TRIES = 4  # replicas that a request is given to
-# The door waits for replicas, and is lost only with the head, with which all is lost.
+PREFIX_CHARACTERS = 256  # beginning of a long prompt that decides which replica gets it
+TRIES = 4  # most replicas that a request is sent to, one after another
+# The door only waits, so it takes no CPU; if the head node is lost, so is the cluster.
 ON_HEAD = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
 _NUMBERS = {
     "min_replicas": 1, "max_replicas": 1, "max_batch": 8, "queue": 64, "threads": 0, "drain": 30,
@@ -84,7 +84,7 @@ class Replica:
             max_output_tokens=options["max_output_tokens"],
         )
         self._models.load_first()
-        # The doors of other nodes send here, with any name of the host.
+        # Doors of other nodes pass on requests with whatever Host header their clients sent.
         access = ServeOptions(
             host="*", api_key=api_key, allow_unauthenticated=True, worker_id=worker_id
         )
@@ -94,7 +94,7 @@ class Replica:
     async def remember(self, prefix: str) -> str:
         """Note that this replica holds *prefix*; Ray tells the doors, which send more of it here.
 
-        A conversation that was not heard of for long is forgotten, as in the cache of prefixes.
+        Ray forgets the prefixes that were used least recently, as the cache of prefixes does.
         """
         return prefix
 
@@ -150,7 +150,7 @@ async def forward(scope: Scope, receive: Receive, send: Send) -> None:
 
 @serve.ingress(lambda: forward)  # a function is called for what it returns
 class Door:
-    """Sends each request to a replica, and again to another one if that is lost."""
+    """Sends each request to a replica, and to another one if the first is lost."""
 
     def __init__(self, replicas: Any, max_body: int = 16 << 20) -> None:
         """A door to *replicas*, a handle of Ray Serve's, for bodies up to *max_body* bytes."""
@@ -178,8 +178,8 @@ class Door:
         facts.setdefault("raw_path", scope["path"].encode())
         replicas = self._replicas.options(multiplexed_model_id=prefix_of(body))
         for attempt in range(TRIES):
-            parts = 0  # sent on; the status goes with the first part
-            held: list[Event] = []
+            parts = 0  # parts of the body sent on; the status goes with the first one
+            held: list[Event] = []  # the status, until then
             try:
                 async for event in replicas.respond.remote({**facts, "root_path": ""}, body):
                     held.append(event)
@@ -208,10 +208,10 @@ class Door:
 
 
 def prefix_of(body: bytes) -> str:
-    """Name of what *body* has in common with the next ones of its conversation; empty: nothing.
+    """Digest of what *body* shares with later requests of its conversation; empty if nothing.
 
-    That is the model with the instructions and the first two messages, or with the first
-    characters of a long prompt.
+    They share the model, the instructions and the first two messages, or the first characters of a
+    long prompt.
     """
     try:
         fields = json.loads(body)
@@ -219,15 +219,15 @@ def prefix_of(body: bytes) -> str:
         return ""
     if not isinstance(fields, dict):
         return ""
-    begun = [fields.get("system")]
+    beginning = [fields.get("system")]
     for turns in (fields.get("messages"), fields.get("input"), fields.get("prompt")):
         if isinstance(turns, list):
-            begun += turns[:2]
+            beginning += turns[:2]
         elif isinstance(turns, str) and len(turns) >= PREFIX_CHARACTERS:
-            begun.append(turns[:PREFIX_CHARACTERS])
-    if not any(begun):
+            beginning.append(turns[:PREFIX_CHARACTERS])
+    if not any(beginning):
         return ""
-    named = json.dumps([fields.get("model"), begun])
+    named = json.dumps([fields.get("model"), beginning])
     return hashlib.sha256(named.encode()).hexdigest()[:16]
 
 

@@ -161,14 +161,14 @@ def _with_changes(
 
 
 def _find_stored_name(name: str, checkpoint: Checkpoint) -> str:
-    """Name of the tensor that is the matrix *name*: the head may be the embedding."""
+    """Name of the tensor that stores the matrix *name*: a tied head is the embedding."""
     return _EMBEDDING if name == _HEAD and _HEAD not in checkpoint.weights else name
 
 
 def _for_model(adapter: Adapter, checkpoint: Checkpoint, factor: float) -> dict[str, Change]:
     """Changes of *adapter*, by GGUF name, with rows as *checkpoint* has them.
 
-    What it adds has the *factor*.
+    What the adapter adds is multiplied by *factor*.
     """
     name = adapter.path.name
     model = checkpoint.path.name
@@ -196,7 +196,7 @@ def _for_model(adapter: Adapter, checkpoint: Checkpoint, factor: float) -> dict[
             order = _order_of(matrix, adapter, checkpoint, config, folder)
             if order is not None:
                 own_change = own_change.take(order)
-            # A folder's factors on its matrices are on what is added to them, too.
+            # A factor on a folder's matrix applies to what is added to it, too.
             is_merged = matrix in _OUTER or own_change.magnitudes is not None
             own_factor = 1.0 if adapter.is_gguf or is_merged else weight.scale
             changes[matrix] = own_change.scale(own_factor).scale(factor)
@@ -274,6 +274,7 @@ def _order_of(
     order = row_order(matrix, replace(checkpoint, rope_style=family.rope_style), config)
     if order is None:
         return own
+    # A GGUF adapter has no folder, so its own order is None, and the order of the file is undone.
     if not is_file:
         return np.argsort(order)
     return order if own is None else own[order]

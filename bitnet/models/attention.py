@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Register:
-    """Attention of heads to keys and values of their own or of an attention before."""
+    """Attention to keys and values of its own, or to those that an earlier attention cached."""
     q, k, v, gate = _projections(write, mixer, h)
     if mixer.own_gate:
         width = mixer.head_dim if mixer.own_gate == "numbers" else 1
@@ -40,6 +40,7 @@ def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Re
         distances=_distances(write, mixer) if mixer.reach else "",
     )
     write.mark("kqv_out", mixed)
+    # An attention that reads another's cache writes none, so it is never the last to write one.
     if mixer.shared_cache is None:
         write.select_outputs()
     if gate is not None:
@@ -51,7 +52,7 @@ def attention(write: Builder, mixer: Attention, h: Register, scale: float) -> Re
 
 
 def _distances(write: Builder, mixer: Attention) -> str:
-    """Name of what all blocks add to scores by the distance of key and query."""
+    """Name of the bias on scores by the distance of key and query, which all blocks share."""
     name = "attn_rel_b.weight"
     write.layout.required[name] = (mixer.heads, 2 * mixer.reach + 1)
     write.layout.vectors.add(name)
@@ -122,7 +123,7 @@ def _prepare(
 
 
 def _mark_queries(write: Builder, state: str, q: Register, k: Register | None) -> None:
-    """Mark queries, and keys where there are any, before what comes next."""
+    """Mark the queries in *state*, and the keys if the attention has its own."""
     write.mark(f"Qcur_{state}", q)
     if k is not None:
         write.mark(f"Kcur_{state}", k)
@@ -185,7 +186,7 @@ def latent_attention(write: Builder, mixer: LatentAttention, h: Register, scale:
     mixed = write.attend(q, k, k, cache=cache, kind=mixer.reads, scale=mixer.scale)
     write.select_outputs()
 
-    # Keys stand for values, which have no rotary part: what was mixed of it is dropped.
+    # The cached keys serve as values, which have no rotary part: its mix is dropped.
     values, _ = write.split(mixed, heads * mixer.latent, heads * turning, groups=heads)
     result = write.by_head(values, every, "attn_v_b", heads * mixer.value_dim)  # (T, H V)
     write.mark("kqv_out", result)

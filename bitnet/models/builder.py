@@ -107,8 +107,8 @@ class Builder(ValueWriter):
             x = self.to_basis(x)
         outs = tuple(self.value(width) for width in widths)
         biases = [f"{name}.bias" for name in names]
-        there = tuple(bias if bias in self.tensors else "" for bias in biases)
-        self.append(Linear(outs, x, tuple(f"{name}.weight" for name in names), there))
+        present = tuple(bias if bias in self.tensors else "" for bias in biases)
+        self.append(Linear(outs, x, tuple(f"{name}.weight" for name in names), present))
         return tuple(
             self._adapt(out, x, f"{name}.weight") for out, name in zip(outs, names, strict=True)
         )
@@ -228,7 +228,7 @@ class Builder(ValueWriter):
         return resized
 
     def cut_off(self, x: Register, deviations: float) -> Register:
-        """Excess of *x* over its mean, less so many standard *deviations*, or 0."""
+        """``max(0, x - (mean(x) + deviations * std(x)))``."""
         cut = self.value(x.width)
         self.append(Cutoff(cut, x, deviations))
         return cut
@@ -282,7 +282,7 @@ class Builder(ValueWriter):
         return out
 
     def take(self, width: int) -> Register:
-        """Hidden states that come with the tokens of a pass."""
+        """The hidden states that a pass gets together with its tokens."""
         hidden = self.value(width)
         self.append(Take(hidden))
         return hidden
@@ -294,7 +294,7 @@ class Builder(ValueWriter):
         return rotated
 
     def temper(self, x: Register, growth: float, length: int) -> Register:
-        """*x*, larger with each *length* positions."""
+        """``x * (1 + growth * log(1 + position // length))``: queries grow with the position."""
         tempered = self.value(x.width)
         self.append(Temper(tempered, x, growth, length))
         return tempered
@@ -357,10 +357,10 @@ class Builder(ValueWriter):
     ) -> Register:
         """Causal convolution of each column of *x* over *kernel* positions.
 
-        Its weights may be tensors of *parts* of the columns, whose names end so.
+        With *parts*, widths by name, each part of the columns has its own tensor ``name_part``.
         """
         shapes: dict[str, tuple[int, ...]] = {name: (x.width, kernel)}
-        if parts:  # whose tensors have an axis more
+        if parts:  # their tensors have one more axis
             shapes = {f"{name}_{part}": (width, 1, kernel) for part, width in parts.items()}
         weights = tuple(self.vector(f"{whole}.weight", shape) for whole, shape in shapes.items())
         bias = f"{self.block}{name}.bias"
@@ -408,7 +408,8 @@ class Builder(ValueWriter):
     ) -> Register:
         """Values that *c* reads from a state per head, into which *b* writes *x*.
 
-        Each state has so many *decays*: one, or one for each of its rows, where *dt* has its bias.
+        With one of *decays*, a state decays as a whole (Mamba-2). Otherwise each of its rows has a
+        decay, and *dt* already has its bias (Mamba-1).
         """
         heads = dt.width
         a = self.vector("ssm_a", (heads, decays))

@@ -67,7 +67,7 @@ _NAMES_IN_SUM = {Experts: ("ffn_moe", "ffn_norm_2"), FeedForward: ("ffn_mlp", "f
 def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
     """Program from tokens to the normalized hidden state that the head reads.
 
-    *tensors* are the names of the model's; optional ones that it lacks are left out.
+    *tensors* are the names of the model's tensors; optional ones that it lacks are left out.
     """
     writer = _Decoder(decoder, tensors)
     result = writer.hidden_state()
@@ -75,7 +75,7 @@ def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
 
 
 def layout(decoder: ModelConfig) -> Layout:
-    """Tensors that *decoder* reads, and those of its own block that drafts."""
+    """Tensors that *decoder* and its drafting block read."""
     writer = _Decoder(decoder, ())
     writer.hidden_state()
     scores = decoder.classifier.layers if decoder.classifier else ()
@@ -89,7 +89,7 @@ def layout(decoder: ModelConfig) -> Layout:
 
 
 def _names_of(mixer: Mixer | Sum, branch: Branch) -> tuple[str, str]:
-    """Names in a trace of the result and the input of *mixer*; empty for what has none there."""
+    """Names in a trace of the result and the input of *mixer*; empty for one without a name."""
     if isinstance(mixer, Sum):
         return "ffn_out", ""
     if isinstance(mixer, BlockInput):
@@ -105,7 +105,7 @@ class _Decoder:
     """Writes the program of a decoder.
 
     Attributes:
-        write: what its instructions are added to.
+        write: the builder that its instructions are added to.
     """
 
     def __init__(self, decoder: ModelConfig, tensors: Container[str]) -> None:
@@ -140,27 +140,27 @@ class _Decoder:
         return self._norm_result(x)
 
     def _run_streams(self, streams: Streams, x: Register) -> Register:
-        """The mean of the streams behind the last block; *x* is the first stream before block 0."""
+        """The mean of the streams behind the last block; *x* is the first one before block 0."""
         write = self.write
-        every = spread(write, streams, x)
+        xs = spread(write, streams, x)
         for layer, block in enumerate(self._decoder.blocks):
             write.layer = layer
             write.block = f"blk.{layer}."
-            predicted = predict(write, streams, every)
+            predicted = predict(write, streams, xs)
             x = predicted[streams.active]
             for branch in block:
                 if branch.beside:
                     continue
                 x = self._branch(branch, x, predicted[streams.active] if branch.parallel else x)
-            every = correct(write, streams, predicted, x)
+            xs = correct(write, streams, predicted, x)
             for branch in block:
                 if branch.beside:
-                    every = self._add_beside(branch, streams, every)
+                    xs = self._add_beside(branch, streams, xs)
         write.block = ""
-        return merge(write, streams, every)
+        return merge(write, streams, xs)
 
     def _run_cycles(self, cycles: Cycles, x: Register) -> Register:
-        """The high stream behind all blocks, which *x* is before them."""
+        """The high stream behind the last block; *x* is the high stream before the first one."""
         write = self.write
         blocks = self._decoder.blocks
         high = x
@@ -201,12 +201,12 @@ class _Decoder:
         return (first, *(write.add(stream, y) for stream in others))
 
     def _number(self) -> int:
-        """Number of the tensors of the block that is written."""
+        """Number by which tensors of the current block are named; several blocks may share one."""
         numbers = self._decoder.block_numbers
         return numbers[self.write.layer] if numbers else self.write.layer
 
     def _norm_between(self, x: Register) -> Register:
-        """The stream between two turns of the same blocks."""
+        """The stream *x*, normalized before the same blocks run again."""
         write = self.write
         block = write.block
         write.block = ""

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Layout:
-    """Tensors that a decoder reads, by GGUF name."""
+    """Tensors that a decoder reads, by GGUF name, with shapes and how they are used."""
 
-    decoder: ModelConfig  # its blocks
-    required: dict[str, tuple[int, ...]] = field(default_factory=dict)  # shapes it must have
-    optional: dict[str, tuple[int, ...]] = field(default_factory=dict)  # shapes it may have
-    scales: dict[str, float] = field(default_factory=dict)  # factors on matrices, if not one
-    vectors: set[str] = field(default_factory=set)  # matrices that are used number by number
+    decoder: ModelConfig  # the decoder that reads the tensors
+    required: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensors it must have
+    optional: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensors it may have
+    scales: dict[str, float] = field(default_factory=dict)  # factors on tensors that have one
+    vectors: set[str] = field(default_factory=set)  # tensors used number by number
     tables: set[str] = field(default_factory=set)  # matrices of which only single rows are read
-    products: set[str] = field(default_factory=set)  # matrices in products of a block
+    products: set[str] = field(default_factory=set)  # matrices in products of blocks
 
     def include(self, other: Layout) -> None:
         """Add the tensors of *other*, which is a part of the same model."""

@@ -82,12 +82,12 @@ def experts(
 ) -> Register:
     """The weighted sum of the chosen experts of *h*, and of the network that all tokens share."""
     chosen, weights = _choice(write, mixer, logits)  # (T, K), twice
-    read = h
+    expert_input = h
     width = write.decoder.dim
     if mixer.latent:
         width = mixer.latent
-        read = write.linear(h, "ffn_latent_down", width)
-    act = _inside_experts(write, mixer, read, chosen)  # (T, K F)
+        expert_input = write.linear(h, "ffn_latent_down", width)
+    act = _inside_experts(write, mixer, expert_input, chosen)  # (T, K F)
     (down,) = write.expert_linears(  # (T, K dim)
         act,
         chosen,

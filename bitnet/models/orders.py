@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def row_order(name: str, checkpoint: Checkpoint, config: ModelConfig) -> NDArray[np.intp] | None:
-    """New row i of the tensor *name* is old row ``order[i]``; ``None``: rows are unchanged."""
+    """Order of rows that GGUF expects in the tensor *name*, or None if the rows stay as they are.
+
+    Row i of the result is row ``order[i]`` of the folder's tensor.
+    """
     for mixer, part in _mixers(name, config):
         if isinstance(mixer, DeltaNet) and mixer.grouped and not mixer.joined:
             heads, numbers = _tile_heads(mixer)
@@ -39,7 +42,7 @@ def row_order(name: str, checkpoint: Checkpoint, config: ModelConfig) -> NDArray
 
 
 def column_order(name: str, config: ModelConfig) -> NDArray[np.intp] | None:
-    """The same for columns."""
+    """Order of columns that GGUF expects in the tensor *name*, as :func:`row_order`."""
     for mixer, part in _mixers(name, config):
         is_tiled = isinstance(mixer, DeltaNet) and mixer.grouped and not mixer.joined
         if is_tiled and part == "ssm_out.weight":
@@ -58,7 +61,10 @@ def _mixers(name: str, config: ModelConfig) -> list[tuple[object, str]]:
 
 
 def _tile_heads(mixer: DeltaNet) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Heads so that those of one key head are *key_heads* apart, from neighbours; their numbers."""
+    """Orders of heads and of their rows, in which the heads of one key head are apart.
+
+    A folder has the value heads of a key head side by side; GGUF has them *key_heads* apart.
+    """
     heads = np.arange(mixer.heads).reshape(mixer.key_heads, -1).T.reshape(-1)
     return heads, (heads[:, None] * mixer.value_dim + np.arange(mixer.value_dim)).reshape(-1)
 

@@ -67,7 +67,8 @@ def delta_net(write: Builder, mixer: DeltaNet, h: Register, scale: float) -> Reg
 
 
 def _needs_neighbours(write: Builder, mixer: DeltaNet) -> bool:
-    """True if a rotated output matrix has heads of one key head side by side, and *mixer* not."""
+    """True if the rotated output matrix has heads in another order than the result of *mixer*."""
+    # Grouped: the heads of one key head are side by side.
     basis = write.decoder.basis
     if basis is None or not basis.grouped or mixer.grouped:
         return False
@@ -139,7 +140,7 @@ def short_convolution(
 
 
 def mamba1(write: Builder, mixer: Mamba1, h: Register, scale: float) -> Register:
-    """A state of N numbers for each of C channels, whose steps are made of R numbers."""
+    """A state space of N numbers for each of C channels; the time steps have rank R."""
     width = mixer.width
     size = mixer.state_size
     both = write.linear(h, "ssm_in", 2 * width)

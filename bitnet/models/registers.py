@@ -65,7 +65,7 @@ def allocate(
         values = registers_in(instruction)
         ended = [value for value in values if value in held and last_reads[value] == number]
         new = [value for value in values if value not in register_of]
-        # What an instruction reads is kept until it is done, unless it may work there.
+        # An instruction may write to the memory of its input only if it can work in place.
         if isinstance(instruction, IN_PLACE) and instruction.x in ended:
             (out,) = new
             held[out] = held.pop(instruction.x)
@@ -124,6 +124,7 @@ def _free_storage(
 def _with_registers(
     instruction: Instruction, register_of: Mapping[Register, Register]
 ) -> Instruction:
+    """*instruction* with the registers that its values got."""
     changes: dict[str, Any] = {}
     for entry in fields(instruction):  # type: ignore[arg-type]  # every instruction is a dataclass
         value = getattr(instruction, entry.name)

@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Register
     from bitnet.models.builder import Builder
 
-_LEAST_SQUARE = 1e-5  # of a product that is made as long as another stream
+_LEAST_SQUARE = 1e-5  # lower bound on the mean square of a product that is rescaled
 
 
 def spread(write: Builder, streams: Streams, x: Register) -> tuple[Register, ...]:
-    """The streams before the first block: *x*, and products of it that are as long."""
+    """The streams before the first block: *x*, and products of it, scaled to its length."""
     more = streams.count - 1
     dim = write.decoder.dim
-    every = write.enumerate(more)
-    (products,) = write.expert_linears(x, every, ["altup_proj"], dim, count=more)  # (T, (A-1) dim)
+    ids = write.enumerate(more)
+    (products,) = write.expert_linears(x, ids, ["altup_proj"], dim, count=more)  # (T, (A-1) dim)
     write.mark("altup_added", products, in_layer=False)
     parts = write.split(products, *([dim] * more))
     return (x, *(write.resize(part, x, _LEAST_SQUARE) for part in parts))
 
 
 def predict(write: Builder, streams: Streams, before: tuple[Register, ...]) -> tuple[Register, ...]:
-    """Every stream plus a sum of all, whose coefficients the active one gives."""
+    """Every stream plus a weighted sum of all; the weights come from the active stream."""
     count = streams.count
     states = _route(write, streams, before[streams.active], "predict")  # (T, A)
     matrix = write.linear(states, "altup_predict_coef", count * count)  # (T, A A)
@@ -47,26 +47,27 @@ def correct(
 ) -> tuple[Register, ...]:
     """The *predicted* streams, each with a share of what the block changed to make *x*."""
     states = _route(write, streams, x, "correct")  # (T, A)
-    shares = write.linear(states, "altup_correct_coef", streams.count)  # (T, A), less 1
+    shares = write.linear(states, "altup_correct_coef", streams.count)  # (T, A)
     write.mark("altup_correct_coef", shares)
     change = write.blend(x, predicted[streams.active], 1.0, -1.0)
     write.mark("innovation", change)
+    # The tensor stores shares less 1, so every stream gets the whole change as well.
     changed = (write.add(stream, change) for stream in predicted)
-    every = write.split(shares, *([1] * streams.count))
+    each_share = write.split(shares, *([1] * streams.count))
     return tuple(
         write.add(stream, write.gate(share, change, "identity"))
-        for stream, share in zip(changed, every, strict=True)
+        for stream, share in zip(changed, each_share, strict=True)
     )
 
 
 def merge(write: Builder, streams: Streams, last: tuple[Register, ...]) -> Register:
-    """The mean of the first stream and of products of the others that are as long."""
+    """The mean of the first stream and of products of the others, scaled to its length."""
     more = streams.count - 1
     dim = write.decoder.dim
-    every = write.enumerate(more)
+    ids = write.enumerate(more)
     joined = write.join(*last[1:])
     (products,) = write.expert_linears(  # (T, (A - 1) dim)
-        joined, every, ["altup_unembd_proj"], dim, count=more, apart=True
+        joined, ids, ["altup_unembd_proj"], dim, count=more, apart=True
     )
     write.mark("altup_unembd_product", products, in_layer=False)
     total = last[0]
@@ -78,9 +79,10 @@ def merge(write: Builder, streams: Streams, last: tuple[Register, ...]) -> Regis
 
 
 def _route(write: Builder, streams: Streams, x: Register, step: str) -> Register:
-    """Between -1 and 1: by how much each coefficient of a stream counts, from *x*."""
+    """Outputs of the router for *x*, ``(T, A)``, between -1 and 1: weights of coefficients."""
     normed = write.norm(x, "altup_router_norm")
     write.mark(f"altup_{step}_norm", normed)
+    # Gemma 3n divides the normed input by its width.
     write.layout.scales[f"{write.block}altup_router_norm.weight"] = 1 / write.decoder.dim
     product = write.linear(normed, "altup_router", streams.count)
     write.mark(f"altup_{step}_router", product)

@@ -104,17 +104,19 @@ class TrainedFolder:
         reorder = self.orders.get(without_block(matrix))
         if reorder is None:
             return None
-        # Adapters of matrices that a folder stores by columns have their rows as they are here.
+        # None if the folder stores the matrix by columns: an adapter has its rows as they are here.
         return _rows(reorder, self.checkpoint.weights[matrix].shape[0])
 
     @cached_property
     def _layers_of_stack(self) -> int:
+        """Blocks of each of the family's stacks; 0 if it has none."""
         if not self.family.stacks:
             return 0
         names = (name for name in self.checkpoint.weights if name.startswith("blk."))
         return len({name.split(".")[1] for name in names}) // len(self.family.stacks)
 
     def _gguf_name(self, key: str) -> str:
+        """GGUF name of the folder's tensor *key*."""
         name = gguf_name(key, self.family, self._layers_of_stack)
         return name_with_states(name, self.family, self.checkpoint.weights)
 

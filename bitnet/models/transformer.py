@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FACTORS = (".lora_a", ".lora_b")  # ends of the names of an adapter's tensors
-# Read by the configuration.
+# Tensors that only the configuration reads.
 _READ_ELSEWHERE = frozenset(
     {
         *("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
@@ -69,9 +69,9 @@ class Model:
     ) -> None:
         """Bind the weights of *checkpoint*.
 
-        With *exact_head* logits are found by a copy of the head; ``auto``: where it saves
-        time. *base* is the same model with other adapters, whose weights and head it
-        shares.
+        With *exact_head* ``on`` a copy of the head finds the logits; ``auto`` does so where it
+        saves time. *base* is the same model with other adapters; its weights and head are
+        shared.
         """
         self.config = config  # its configuration
         self.ops = ops  # the compute backend
@@ -133,8 +133,8 @@ class Model:
     def hidden(self, segments: Sequence[Segment], adapters: Sequence[str] = ()) -> list[Array]:
         """Hidden states that the head reads, of each segment's requested tokens, ``(n, dim)``.
 
-        Afterwards the caches hold the segments' tokens. *adapters* name that of each segment;
-        segments of one adapter run together.
+        Afterwards the caches hold the segments' tokens. *adapters* are the names of the segments'
+        adapters, empty for none; segments of one adapter run together.
         """
         if not any(adapters):
             return _parts(self._states(segments), segments)
@@ -172,8 +172,8 @@ class Model:
     def foresee(self, segments: Sequence[Segment]) -> Array:
         """Hidden states to expect after the last token of each segment, ``(n, dim)``.
 
-        Its own block for it (``config.drafter``) reads the tokens and the hidden states before
-        them; its caches are those of ``config.drafter``.
+        The model's drafting block (``config.drafter``) reads the tokens and the hidden states
+        before them; the segments' caches are those of ``config.drafter``.
         """
         assert self._run_drafter is not None, "the model has a block that drafts"
         rows = self._run_drafter(segments)
@@ -212,7 +212,7 @@ class Model:
     ) -> Generator[tuple[str, Array], Array | None, None]:
         """Every named intermediate of a pass over *tokens*, in order, one row per token.
 
-        A value sent in return takes its place in the pass.
+        A value that is sent to the generator replaces the intermediate in the pass.
 
         The names are llama.cpp's: ``embed``, per layer ``attn_norm-0 Qcur-0 Kcur-0 Vcur-0``
         (rotated) ``kqv_out-0 attn_out-0 ffn_norm-0 ffn_gate-0 ffn_up-0 ffn_act-0 ffn_out-0
@@ -247,6 +247,7 @@ class Model:
                     f"token id {outside} is outside the model's vocabulary of {size:,}",
                     hint="use the model's own tokenizer, without its tokens that have no embedding",
                 )
+            # Only the prompt is read both ways; an answer continues it token by token.
             is_answer = self.config.prompt_both_ways and len(segment.tokens) == 1
             if segment.cache.length and not (self.config.looks_back or is_answer):
                 raise InferenceError(
@@ -283,9 +284,9 @@ def bind(
 ) -> dict[str, Prepared]:
     """Every tensor of *checkpoint*, prepared by *ops*, by GGUF name.
 
-    Single rows are read from the matrices named by *by_row*, mostly. The tensors of *bound*,
-    the same model with other adapters, are shared. An error lists all tensors that are missing,
-    unexpected or of the wrong shape.
+    The matrices named by *by_row* are prepared for reading single rows. *bound* has the tensors of
+    the same model with other adapters, which are shared. An error lists all tensors that are
+    missing, unexpected or of the wrong shape.
     """
     expected = layout(config)
     _check_fit(checkpoint, expected)
@@ -386,7 +387,7 @@ def differences(checkpoint: Checkpoint, expected: Layout) -> Iterator[str]:
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...], *, is_vector: bool) -> bool:
     """True if a tensor of *shape* can be read as the *expected* one.
 
-    Axes of length 1 change nothing where it is used number by number.
+    In a tensor that is used number by number, axes of length 1 do not matter.
     """
     if is_vector:
         return [n for n in shape if n != 1] == [n for n in expected if n != 1]

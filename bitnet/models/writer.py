@@ -24,7 +24,7 @@ class ValueWriter:
         instructions: those written so far, each register of which holds one value.
         layout: the tensors that they read.
         block: beginning of the names of the tensors of the block that is written.
-        layer: its number in the names of intermediates.
+        layer: number of that block in the names of intermediates.
     """
 
     def __init__(self, decoder: ModelConfig, tensors: Container[str]) -> None:
@@ -72,7 +72,7 @@ class ValueWriter:
     def embed(self, table: str, width: int, scale: float, *, rows: int = 0) -> Register:
         """Rows of the tokens in *table*, times *scale*: ``(T, width)``.
 
-        A table of fewer *rows* has the first one for the tokens beyond.
+        If the table has fewer *rows* than the vocabulary, tokens beyond its end get row 0.
         """
         embedded = self.value(width)
         size = self.decoder.vocab_size

@@ -159,6 +159,7 @@ def ternary_scales(weight: Weight) -> NDArray[np.float32]:
 
 
 def _read(weight: Weight, function: Callable[[NDArray[np.uint8], Sequence[int]], T]) -> T:
+    """Result of *function* for the bytes and shape of *weight*; an error names the weight."""
     try:
         return function(weight.data, weight.shape)
     except InvalidFormat as error:
@@ -208,7 +209,8 @@ def quantize(
 ) -> Weight:
     """*values*, shape ``(rows, columns)`` or ``(n,)``, as a weight *name* encoded in *quant*.
 
-    Blocks are rounded as llama-quantize does; *importance* weighs the squared errors of columns.
+    A ternary type gets one scale for the whole matrix (:func:`ternarize`). Other blocks are rounded
+    as llama-quantize does; *importance* weighs the squared errors of their columns.
     """
     codec = _TERNARY.get(quant.name)
     scale = 1.0

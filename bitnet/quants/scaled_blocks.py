@@ -72,7 +72,7 @@ class CodeBytes:
 
 @dataclass(frozen=True)
 class ScaledBlocks:
-    """An encoding of such blocks."""
+    """Layout of an encoding whose blocks have a float16 scale each."""
 
     name: str  # of the quantization type
     weights: int  # weights of a block
@@ -127,10 +127,12 @@ class ScaledBlocks:
 
 
 def _four(count: int, start: int = 2, *, strided: bool = False) -> CodeBytes:
+    """*count* bytes of four digits in base 4 each."""
     return CodeBytes(start, count, 4, 4, strided)
 
 
 def _five(start: int, count: int, digits: int = 5) -> CodeBytes:
+    """*count* bytes of *digits* digits in base 3 each; a byte has room for five."""
     return CodeBytes(start, count, digits, 3, strided=True)
 
 

@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 32
 _UP = np.array([[0], [2], [4], [6]], dtype=np.uint8)  # shifts of the fields of a byte
 _DOWN = _UP[::-1]
-# Of I2_S.
+# Weights in a block of I2_S.
 _X86_BLOCK = 128
 _ARM_BLOCK = 64
-# Of weights; ik_llama.cpp's products of IQ1_BN and IQ2_BN abort at shorter ones.
+# Weights of a row; ik_llama.cpp aborts in products of IQ1_BN and IQ2_BN with shorter rows.
 SHORTEST_ROW = 512
 _BLOCK = 64  # of IQ1_BN and IQ2_BN
 
@@ -92,12 +92,16 @@ def codes_from_unsigned(
 
 
 def split_digits(packed: NDArray[np.uint8], base: int, count: int) -> NDArray[np.uint8]:
-    """The codes of *count* digits of every byte, as a new last axis."""
+    """The codes of *count* digits of every byte, as a new last axis.
+
+    Digit 0 is in the lowest bits, but in base 3 it is the most significant digit;
+    ``scaled_blocks.py`` describes the bytes.
+    """
     n = np.arange(count, dtype=np.uint8)
     if base == 3:
         moved = packed[..., None] * (np.uint8(3) ** n)  # modulo 256
         return ((moved.astype(np.uint16) * 3) >> 8).astype(np.uint8)
-    if base == 2:
+    if base == 2:  # the codes are 0 and 2
         return (packed[..., None] >> n & np.uint8(1)) << np.uint8(1)
     return packed[..., None] >> (2 * n) & np.uint8(3)
 
@@ -202,6 +206,7 @@ def unpack_iq1_bn(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
     """Ternary matrix of an IQ1_BN tensor of *shape* ``(rows, columns)``."""
     rows = packed.reshape(shape[0], -1)
     blocks = rows[:, 2:].reshape(-1, 13)
+    # The first weight is the least significant digit, which is the last one here.
     fives = split_digits(blocks[:, :12], 3, 5)[..., ::-1]  # (blocks, 12, 5)
     singles = split_digits(blocks[:, 12], 3, 5)[:, :0:-1]  # (blocks, 4)
     runs = np.concatenate([fives.reshape(-1, 4, 15), singles[:, :, None]], axis=2)

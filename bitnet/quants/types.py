@@ -36,10 +36,11 @@ IK_LLAMA_CPP: Dialect = "ik_llama.cpp"
 
 _TENSOR_SCALE_BYTES = 32  # I2_S, TL1, TL2, one f32 scale in a padded tail
 
-# One bit per weight in early builds of PrismML's fork, which now is llama.cpp's NVFP4.
+# Id of one-bit weights in early builds of PrismML's fork; in llama.cpp it is NVFP4's.
 _EARLY_Q1_0 = 40
 
 _ONLY_LLAMA = frozenset({40, 41, 42, 142, 143})
+# ik_llama.cpp numbers its own types from 133 to 399 (its ``ggml/include/ggml.h``).
 _ONLY_IK = frozenset(range(133, 400)) - _ONLY_LLAMA
 _CONTESTED = frozenset({36, 37, 38, 39})
 
@@ -83,7 +84,11 @@ class QuantType:
 
 
 def _tl2_bytes(columns: int, rows: int) -> int | None:
-    """TL2: 256 columns at two bits, the others three to five bits, padded to 32."""
+    """Bytes of a TL2 tensor, or None if *columns* are too few.
+
+    256 columns take two bits per weight; of the others, three weights take five bits. The codes are
+    padded to 32 bytes, and the scale follows.
+    """
     if columns < 256:
         return None
     size = (columns - 256) * rows // 3 * 5 // 8 + 256 * rows // 2 * 4 // 8
@@ -149,7 +154,7 @@ def by_id(ggml_id: int, dialect: Dialect = LLAMA_CPP) -> QuantType:
 
 
 def by_name(name: str) -> QuantType:
-    """The type named *name*, in any dialect; an unknown name gives one that is not known."""
+    """The type named *name*, in any dialect; it is not ``known`` if the name is unknown."""
     return _BY_NAME.get(name.upper()) or QuantType(name, -1, 1, 0)
 
 
@@ -177,6 +182,7 @@ def resolve_dialect(
     if ids & _ONLY_LLAMA or not ids & _CONTESTED:
         return LLAMA_CPP
     contested = [entry for entry in seen if entry.ggml_id in _CONTESTED]
+    # llama.cpp has removed its types 36 to 38: a file with one of these ids is bitnet.cpp's.
     preferred = BITNET_CPP if architecture.startswith("bitnet") or 39 not in ids else LLAMA_CPP
     for dialect in (preferred, BITNET_CPP, LLAMA_CPP, IK_LLAMA_CPP):
         if all(_fits(entry, _BY_ID[dialect].get(entry.ggml_id), alignment) for entry in contested):
@@ -187,7 +193,12 @@ def resolve_dialect(
 def resolve_q2_0(
     dialect: Dialect, tensors: Iterable[TensorEvidence], *, alignment: int = 32
 ) -> QuantType:
-    """The layout, of 64 or 128 weights, in which each tensor with the id of Q2_0 fills its room."""
+    """Layout of the tensors with the id of Q2_0, blocks of 64 or 128 weights, by their sizes.
+
+    Raises:
+        Unsupported: the sizes fit both layouts, or tensors with the id of NVFP4 are one-bit weights
+            of an early build of PrismML's fork.
+    """
     seen = list(tensors)
     early = [entry for entry in seen if entry.ggml_id == _EARLY_Q1_0]
     if (

@@ -94,7 +94,7 @@ class Answer:
         self._run = run
         self.calls: list[ToolCall] = []
         self._stops = [stop for stop in sequence.request.stop if stop]
-        self._held = ""  # text that may begin one of them
+        self._held = ""  # end of the text, which may begin a stop string
         self._indent: int | None = None  # white space of a line so far; None: the line has text
         self._is_dedented = False  # a line began with too little of it
         rules = sequence.request.calls
@@ -105,7 +105,7 @@ class Answer:
         self._shown |= {} if thoughts is None else thoughts.shown
         self._reads = page_reads()
         self._at = begun_at = time.perf_counter()
-        # A space at the beginning of the answer is part of it.
+        # The stream knows the prompt, so that it keeps a space at the beginning of the answer.
         self._stream = tokenizer.stream(skip_special=True)
         self._stream.skip([token for token in self.prompt_ids if self._is_known(token)])
         self.tokenize_s += time.perf_counter() - begun_at
@@ -164,7 +164,7 @@ class Answer:
             text = self._until_dedent(text)
         reason: FinishReason | None = "stop" if self.stop_text else piece.finish_reason
         if self._is_dedented:
-            reason = "length"
+            reason = "length"  # as llama.cpp's n_indent
         certain = self._add(text, reason)
         self.tokenize_s += time.perf_counter() - started
         return replace(piece, finish_reason=reason, described=described, **certain)
@@ -196,7 +196,7 @@ class Answer:
                     yield text
                 if self.finish_reason:
                     return
-                self._at = time.perf_counter()  # what the reader does meanwhile is not ours
+                self._at = time.perf_counter()  # the time that the reader takes does not count
 
     def __repr__(self) -> str:
         return f"<Answer {len(self.ids)} tokens, {self.finish_reason or 'running'}: {self.text!r}>"
@@ -212,7 +212,7 @@ class Answer:
         return f"{text}<small>{state}</small>"
 
     def _add(self, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        """Fields of a piece: what is certain after the next part, *text*."""
+        """Fields of a piece for the text that is certain after *text*, the next part."""
         final = reason is not None
         if final:
             reads = page_reads()
@@ -239,6 +239,7 @@ class Answer:
         return {"text": text, "reasoning": reasoning, "calls": tuple(deltas)}
 
     def _until_stop(self, text: str, *, final: bool = False) -> str:
+        """The held text and *text* up to a stop string, without what may begin one."""
         if self.stop_text:
             return ""
         text, self._held, self.stop_text = until_stop(self._held + text, self._stops, final=final)

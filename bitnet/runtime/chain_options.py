@@ -1,6 +1,6 @@
 """Options of the samplers beyond temperature, top-k, top-p and min-p; cheap to import.
 
-``None`` is as the model's files recommend, where they can: ``Request.with_settings``.
+``None`` stands for the value that the model's files recommend (``Request.with_settings``).
 
 Names, defaults and bounds are those of llama.cpp's server (its ``tools/server/README.md``).
 """
@@ -19,8 +19,8 @@ from bitnet.runtime.request_checks import list_texts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WHOLE_TEXT = -1  # of a number of last tokens: prompt and answer
-XTC_OFF = 0.5  # thresholds above it: no two tokens can be as likely
+WHOLE_TEXT = -1  # as a number of last tokens: all of prompt and answer
+XTC_OFF = 0.5  # highest threshold with an effect: XTC needs two tokens that reach it
 MAX_BREAKERS = 64
 BREAKERS = ("\n", ":", '"', "*")
 BY_THE_MODEL = "default: as the model's files recommend"
@@ -181,7 +181,7 @@ def needs_chain(options: ChainOptions, sampling: Sampling) -> bool:
 
 
 def sampler_names(names: Any) -> list[str]:
-    """The samplers *names* by their own names, without those that stand there again.
+    """The samplers *names* by their canonical names, each once.
 
     A text may have several, between semicolons, as on llama.cpp's command line.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.chat import ChatTemplate
 
 _CHANNEL = "<|channel|>analysis<|message|>"
-#: A text of the template that identifies them, and the marks.
+#: A text by which a template is recognized, and the opening and closing mark of its reasoning.
 _MARKS = (
     ("</think>", "<think>", "</think>"),
     ("[/THINK]", "[THINK]", "[/THINK]"),
@@ -54,8 +54,8 @@ def conversation_text(
 
     If the template does not support tools, they are described in the system message, and the
     calls and results of the conversation are written as text. A final message that is continued
-    ends the text. With it come the functions that may be called (``None``: none), and the format of
-    calls, or of messages with headers (``None``: the answer is text).
+    ends the text. Also returned are the functions that may be called (``None``: none), and the
+    format of calls, or of messages with headers (``None``: the answer is text).
     """
     messages = request.messages or ()
     check_messages(messages)
@@ -69,6 +69,7 @@ def conversation_text(
 def _text(
     tokenizer: Tokenizer, request: Request, messages: Sequence[Mapping[str, Any]]
 ) -> tuple[str, Tools | None, CallFormat | None]:
+    """:func:`conversation_text` of *messages* alone, without one that is continued."""
     template = chat_template(tokenizer, tools=bool(request.tools))
     tools = None
     if request.tools:
@@ -94,13 +95,14 @@ def _format_of_text(template: ChatTemplate) -> CallFormat | None:
         return None
     try:
         form = format_of(template)
-    except UsageError:  # about its calls
+    except UsageError:  # no format reads its calls
         return None
     return form if form.shapes_text else None
 
 
 def thinking_variables(tokenizer: Tokenizer, thinking: bool) -> dict[str, Any]:
     """Variables by which the model's chat template lets it reason, or not."""
+    # A template without a switch gets the most common one, which it ignores.
     switches = chat_template(tokenizer).facts.thinking_switches or THINKING_SWITCHES[:1]
     return dict.fromkeys(switches, thinking)
 
@@ -123,6 +125,7 @@ def render_beginning(tokenizer: Tokenizer, prompt: str, message: Mapping[str, An
 
 
 def _marks_of(tokenizer: Tokenizer) -> list[str] | None:
+    """Opening and closing mark of reasoning in the model's template; None without any."""
     template = tokenizer.chat_template or ""
     return next((marks for sign, *marks in _MARKS if sign in template), None)
 
@@ -145,7 +148,7 @@ def effort_variables(tokenizer: Tokenizer, effort: str | None) -> dict[str, Any]
 def reasoning_rules(
     tokenizer: Tokenizer, prompt: str, begun: Mapping[str, Any] | None = None
 ) -> ReasoningRules | None:
-    """Rules for answers to *prompt*; ``None`` for a model whose template has no reasoning.
+    """Rules for the reasoning in answers to *prompt*; ``None`` if the template has none.
 
     *begun* is the message that is continued, if any.
     """
@@ -186,10 +189,11 @@ class ReasoningReader:
 
     def __init__(self, rules: ReasoningRules) -> None:
         self._rules = rules
-        self.is_inside = self._is_decided = rules.begun  # what comes next is reasoning
+        # True if what comes next is reasoning; decided as soon as the answer's first text is known
+        self.is_inside = self._is_decided = rules.begun
         self._fresh = True  # nothing of the current part has been passed on
-        self._held = ""
-        self._between = ""  # before the next part of the reasoning
+        self._held = ""  # text that is not passed on yet
+        self._between = ""  # text between the last part of the reasoning and the next one
 
     def read(self, text: str, *, final: bool = False) -> tuple[str, str]:
         """Reasoning and text that are certain after the next part, *text*; all if it is *final*."""
@@ -201,7 +205,7 @@ class ReasoningReader:
             if not final and any(
                 len(begin) < len(mark) and mark.startswith(begin) for mark in (opening, closing)
             ):
-                return "", ""  # it may become the mark
+                return "", ""  # it may become a mark
             self._is_decided = True
             self.is_inside = begin.startswith(opening)
             # A closing mark at the beginning ends reasoning of no words.
@@ -220,7 +224,7 @@ class ReasoningReader:
             elif opening == _CHANNEL:
                 mark = opening
             before, mark_found, after = self._held.partition(mark) if mark else (self._held, "", "")
-            # The possible beginning of a mark is held back, with the space before its end.
+            # Hold back what may begin a mark, and in reasoning the spaces before it.
             keep = 0 if mark_found or final or not mark else overlap(before, mark)
             part = before[: len(before) - keep]
             part = part.rstrip() if inside else part

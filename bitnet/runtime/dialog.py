@@ -28,10 +28,12 @@ class Conversation:
         self.system = system  # instructions that come first; may be empty
         self.turns: list[dict[str, str]] = []  # of user and assistant, oldest first
         self.answer: Answer | None = None  # the last one that has a text
-        self.finish_reason: FinishReason | None = None  # its; None if it was cut short from outside
+        # of the last question's answer; None if it was cut short from outside
+        self.finish_reason: FinishReason | None = None
         self.model = model
         self.request = request.choice(0)
-        self._asked = 0
+        self._asked = 0  # number of questions
+        # A model without a chat template is refused here, not at the first question.
         model.encode_chat([{"role": "user", "content": "-"}])
 
     @property

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MOST_OF_BLOCK = 4  # tokens of a draft by the model's own block
 MOST_OF_MODEL = 8  # tokens of a draft by a smaller model
 MOST_WAITING = 64  # passes whose states wait to be read, while there are no drafts
-TRIAL = 4  # passes of a trial of the slower way
+TRIAL = 4  # passes of a trial of the way that was slower
 FIRST_STAY = 64  # passes between the first two trials
 LONGEST_STAY = 1024  # passes between two trials, however often the same way was faster
 MOST_LOST = 0.02  # share of the time that drafts, or trials of them, may lose
@@ -37,12 +37,12 @@ MOST_LOST = 0.02  # share of the time that drafts, or trials of them, may lose
 class Foresight:
     """A drafter's view of one sequence."""
 
-    ids: list[int]  # of the sequence; grows with it
+    ids: list[int]  # the sequence's own list, which grows
     cache: KVCache  # of the drafter
     most: int  # tokens of a draft
-    length: int = 1  # tokens of the next draft, as far as the last ones were accepted
+    length: int = 1  # tokens of the next draft; depends on how many of the last were accepted
     state: Array | None = None  # hidden state after the ids read so far, (1, dim)
-    reads_hidden: ClassVar[bool] = False  # it reads the model's hidden states
+    reads_hidden: ClassVar[bool] = False  # True if the drafter reads the model's hidden states
 
     @property
     def is_ready(self) -> bool:
@@ -51,7 +51,7 @@ class Foresight:
 
     @property
     def is_behind(self) -> bool:
-        """True if it has more to read than the tokens of a pass."""
+        """True if it has to read more ids than one pass of decoding adds."""
         return len(self.ids) - self.cache.length > self.most + 1
 
     def unread(self, room: int) -> Segment | None:
@@ -72,11 +72,12 @@ class BlockForesight(Foresight):
     """The view of the model's own block."""
 
     position: int = 0  # ids up to this one have been read, or were skipped
+    # for each pass, ids to read and the hidden states of the ids before them
     _waiting: list[tuple[list[int], Array]] = field(default_factory=list)
     reads_hidden = True
 
     def __post_init__(self) -> None:
-        self.cache.truncate(0)  # of another sequence
+        self.cache.truncate(0)  # what it holds was computed for another sequence
 
     def add(self, end: int, hidden: Array) -> None:
         """Read *hidden* before the next draft.
@@ -221,7 +222,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.drafting: bool = True  # the next pass is to have drafts
+        self.drafting: bool = True  # True if the next pass gets drafts
         self._faster = True
         self._is_trial = True
         self._left = TRIAL
@@ -230,8 +231,8 @@ class Pace:
         self._rates: dict[bool, float] = {}
         self._tokens = 0
         self._seconds = 0.0
-        self._extra_s = 0.0  # of this trial, which are not part of a steady rate
-        self._owed_s = 0.0  # that trials lost and the faster way has not earned yet
+        self._extra_s = 0.0  # seconds of passes that are not steady, until a trial ends
+        self._owed_s = 0.0  # seconds that trials lost and the faster way has not earned yet
 
     @property
     def gain(self) -> float | None:

@@ -60,10 +60,10 @@ class _Parser:
     find_token: FindToken
     stop_ids: list[int]
     at: int = 0
-    rules: dict[str, str] = field(default_factory=dict)  # their right sides, by their names
+    rules: dict[str, str] = field(default_factory=dict)  # right side of each rule, by name
     used: dict[str, int] = field(default_factory=dict)  # where a rule is first used
-    terminals: dict[Ranges, str] = field(default_factory=dict)  # their names
-    copies: int = 0  # of the items of the present group
+    terminals: dict[Ranges, str] = field(default_factory=dict)  # name of each terminal
+    copies: int = 0  # items of the current rule so far, with their repetitions
 
     def parse(self) -> str:
         self.skip(lines=True)
@@ -108,9 +108,9 @@ class _Parser:
         return " | ".join(sequences)
 
     def parse_sequence(self, depth: int) -> str:
-        """Items up to the end of an alternative; no item is the empty text."""
+        """The items up to the end of an alternative; the empty text if there are none."""
         items: list[str] = []
-        before = self.copies  # of the last item
+        before = self.copies  # without those of the last item
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in "*+?{":
@@ -265,7 +265,7 @@ class _Parser:
         self.at = match.end()
 
     def error(self, reason: str) -> UsageError:
-        """The error at this place."""
+        """The error at the current place."""
         before = self.text[: self.at]
         line = before.count("\n") + 1
         column = self.at - (before.rfind("\n") + 1) + 1

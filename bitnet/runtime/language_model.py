@@ -109,7 +109,8 @@ class LanguageModel:
         self.prompts: Prompts = Prompts()
         self.text_limit: int | None = None
         self.generation: GenerationSettings = GenerationSettings()
-        self._last_breakers: tuple[tuple[str, ...], Breakers] | None = None  # with their texts
+        # texts that end a repetition in the last request, and their tokens
+        self._last_breakers: tuple[tuple[str, ...], Breakers] | None = None
 
     @property
     def engine(self) -> Scheduler:
@@ -439,8 +440,8 @@ def load_checkpoint(
 ) -> LanguageModel:
     """The open *checkpoint* with its tokenizer; options and errors as of :func:`bitnet.load`.
 
-    *adapted* has the same checkpoint with each of the adapters that requests may name. What is
-    computed of prompts is stored in *prompt_folder*, and read from there.
+    *adapted* has the same checkpoint with each of the adapters that requests may name. KV caches of
+    prompts are stored in *prompt_folder*, and read from there.
     """
     path = checkpoint.path
     started = time.perf_counter() - checkpoint.opened_s  # opening counts as loading

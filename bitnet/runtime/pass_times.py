@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from bitnet.runtime.sequence import Sequence
 
 SMALLEST_CHUNK = 16  # tokens: smaller passes are not faster
-HIGHEST_PRICE = 1.5  # most that one measured pass may give: more than that has other causes
-LONGEST_UNMEASURED = 128  # passes with drafts until one without is measured again, to compare with
+HIGHEST_PRICE = 1.5  # limit on the price from one pass; a longer pass has other causes
+LONGEST_UNMEASURED = 128  # passes with drafts after which one without is measured again
 
 
 class PassTimes:
@@ -25,7 +25,7 @@ class PassTimes:
         # Seconds of the last pass without drafts and prompts, by its number of sequences.
         self._plain_s: dict[int, float] = {}
         self._drafted_passes = 0  # passes with drafts since the last one without
-        self._draft_price = 0.0  # as observe returns it, averaged over recent passes with drafts
+        self._draft_price = 0.0  # average of recent passes with drafts, as observe() returns it
 
     def prompt_tokens(self, most: int) -> int:
         """Prompt tokens per pass while other sequences decode, at most *most*."""

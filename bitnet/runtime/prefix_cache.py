@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WORTH_READING = 64  # more ids than a cache in memory has, for which a file is read
+WORTH_READING = 64  # a file is read if it has this many more ids than any cache in memory
 
 
 class PrefixCache:
@@ -38,11 +38,11 @@ class PrefixCache:
         Prompts can share a cache only when *regime* is the same for their lengths.
         """
         self._regime = regime
-        self.budget_bytes = budget_bytes  # of all of them; None: unlimited
+        self.budget_bytes = budget_bytes  # limit on all caches together; None: unlimited
         self._new_cache = new_cache
         self._slots = slots
-        self._caches: list[KVCache] = []  # idle ones by last use, the oldest first
-        self._measure = new_cache()
+        self._caches: list[KVCache] = []  # in use, and idle ones by last use
+        self._measure = new_cache()  # an empty one, to ask for costs
         self._step = step
 
     @property
@@ -63,7 +63,8 @@ class PrefixCache:
     ) -> tuple[KVCache | None, int]:
         """The cache of *adapter* that shares the longest prefix with *ids*, and its length.
 
-        The last id has to be run in any case.
+        The last id has to be run in any case, so it is not counted. *but* is a cache to leave out,
+        whose prompt has the ids.
         """
         best = None
         longest = 0
@@ -118,24 +119,24 @@ class PrefixCache:
             idle.truncate(shared)
             logger.debug("took over a cache that holds %d of %d ids", shared, len(ids))
             return self._use(idle, ids, needed)
-        alike = [cache for cache in self._caches if cache.adapter == adapter]
-        shares = {cache: common_prefix(cache.ids, ids) for cache in alike}
-        begun = max(shares.values(), default=0)
+        caches = [cache for cache in self._caches if cache.adapter == adapter]
+        shares = {cache: common_prefix(cache.ids, ids) for cache in caches}
+        fork = max(shares.values(), default=0)
         if not self._make_room(needed):
             return None
         cache = self._new_cache()
         if source:
             cache.copy_prefix(source, shared)
-        if begun >= PAGE:
-            cache.keep(begun)  # two prompts diverge here, and a third one may as well
+        if fork >= PAGE:
+            cache.keep(fork)  # two prompts diverge here, and a third one may as well
             for ahead, shared_ids in shares.items():
-                if ahead.busy and shared_ids == begun > ahead.length:
-                    ahead.keep(begun)  # what this prompt waits for
+                if ahead.busy and shared_ids == fork > ahead.length:
+                    ahead.keep(fork)  # what this prompt waits for
         logger.debug("a cache of its own, %d of %d ids copied", shared, len(ids))
         return self._use(cache, ids, needed)
 
     def improve(self, cache: KVCache) -> int:
-        """Copy the prefix that another cache has reached meanwhile; the number of ids it holds."""
+        """Copy what another cache has computed since of the same prefix; the length of *cache*."""
         source, shared = self.best(cache.ids, cache.adapter, but=cache)
         if source and shared > cache.length:
             cache.copy_prefix(source, shared)
@@ -174,7 +175,7 @@ class PrefixCache:
         return self.budget_bytes is None or self.size_bytes + needed <= self.budget_bytes
 
     def _make_room(self, needed: int) -> bool:
-        """Free idle caches, oldest first, until *needed* fits; none if all would not suffice."""
+        """Free idle caches, oldest first, until *needed* fits; keep all if that is not enough."""
         caches = list(self._caches)
         for cache in caches:
             if self._fits(needed):

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHORTEST = 256  # positions worth a file, or worth another one behind those that are stored
+SHORTEST = 256  # positions worth a file, or worth another one if fewer are stored already
 GROWTH = 8  # a prompt that grew by less than an eighth is written when it is idle
-IDLE_S = 5.0  # without a longer prompt
-MOST_PENDING = 4  # prompts that wait to be written; they keep their memory
+IDLE_S = 5.0  # seconds after which a prompt that did not grow is idle
+MOST_PENDING = 4  # prompts that wait to be written, in memory; older ones are dropped
 #: Facts that two models in use may differ in; files with other values of the rest are outdated.
 VARIANTS = ("adapters", "kv_type")
 
@@ -56,8 +56,8 @@ class PromptCache:
         """Start without anything to write; a forked child has no thread of its parent."""
         self._facts_by_adapter: dict[str, Facts] = {}
         self._facts_lock = threading.Lock()
-        self._opened: dict[Path, PromptFile | None] = {}  # None: one that cannot be used
-        self._reported: set[Path] = set()
+        self._opened: dict[Path, PromptFile | None] = {}  # None: a file that cannot be used
+        self._reported: set[Path] = set()  # files about which a warning was logged
         self._changed = threading.Condition()
         self._pending: list[_Pending] = []
         self._thread: threading.Thread | None = None
@@ -99,7 +99,10 @@ class PromptCache:
         return best
 
     def _candidates(self, model: str, ids: Sequence[int]) -> list[tuple[int, PromptFile]]:
-        """Files that share at least :data:`SHORTEST` leading *ids*, and how many; longest first."""
+        """Files that share :data:`SHORTEST` leading *ids* or more, each with the number it shares.
+
+        The file that shares the most comes first.
+        """
         wanted = np.asarray(ids, dtype=np.uint32)
         shared = [(common_length(file.ids, wanted), file) for file in self._files(model)]
         worth = [(count, file) for count, file in shared if count >= SHORTEST]
@@ -157,7 +160,7 @@ class PromptCache:
     # --- writing ---------------------------------------------------------------------------------
 
     def offer(self, cache: KVCache, new_cache: Callable[[], KVCache]) -> None:
-        """Store what *cache* holds, by and by; it may be changed as soon as this returns."""
+        """Store what *cache* holds, in a thread; it may be changed as soon as this returns."""
         if self._is_closing or cache.reusable(cache.length) < max(cache.length, SHORTEST):
             return
         copy = new_cache()
@@ -177,7 +180,7 @@ class PromptCache:
             self._changed.notify()
 
     def close(self) -> None:
-        """Write what is left, and wait for it."""
+        """Write the prompts that are pending, and wait until they are written."""
         with self._changed:
             self._is_closing = True
             thread = self._thread
@@ -186,7 +189,7 @@ class PromptCache:
             thread.join()
 
     def _write_pending(self) -> None:
-        """Write what is pending, each at its time; ends when nothing is left."""
+        """Write the pending prompts when they are due, until none is left."""
         while True:
             with self._changed:
                 if not self._pending:
@@ -211,7 +214,7 @@ class PromptCache:
                         self._pending.append(first)
 
     def _write(self, pending: _Pending, *, is_idle: bool) -> bool:
-        """Write one, if that saves enough; False: not before it is idle."""
+        """Write *pending* if that saves enough; False if it has to be idle first."""
         cache = pending.cache
         if cache.backing is not None and cache.backing.problem():
             return True
@@ -241,7 +244,7 @@ class PromptCache:
         passed_s = time.perf_counter() - started
         logger.debug("the state of %d tokens was stored in %.2f s", cache.length, passed_s)
         for count, file in same:
-            # What the new file holds as well, and can return to.
+            # The new file holds all of the old one, and can return to its length.
             if count == len(file.ids) < cache.length and cache.reusable(count) == count:
                 self._folder.remove(file.path)
         return True
@@ -253,8 +256,8 @@ class _Pending:
 
     cache: KVCache
     new_cache: Callable[[], KVCache]
-    due_s: float  # ``time.monotonic``
-    is_idle: bool = False
+    due_s: float  # ``time.monotonic`` at which it is written
+    is_idle: bool = False  # True if no longer prompt came in time
 
     def wait_until(self, due_s: float) -> None:
         """Write it at *due_s*, however little it adds, unless a longer one comes first."""

@@ -51,7 +51,7 @@ class PromptFacts:
     """Everything that the keys, values and states of a model depend on, for one adapter."""
 
     def __init__(self, model: Model, checkpoint: Checkpoint, tokenizer: str) -> None:
-        """That of *model*, loaded from *checkpoint*; *tokenizer* is the digest of its source."""
+        """Facts of *model*, loaded from *checkpoint*; *tokenizer* is the digest of its source."""
         added = {
             name
             for name in checkpoint.weights
@@ -60,6 +60,7 @@ class PromptFacts:
         weights = [weight for name, weight in checkpoint.weights.items() if name not in added]
         self._adapters = [weight for name, weight in checkpoint.weights.items() if name in added]
         self._files = files_behind(view for weight in weights for view in weight.views)
+        # weights that were computed, not mapped from a file
         self._loose = [weight for weight in weights if not files_behind(weight.views)]
         self._description = repr([_describe(weight) for weight in weights])
         self._model = model
@@ -91,7 +92,7 @@ class PromptFacts:
         }
 
     def _digest_of(self, file: MappedFile) -> str:
-        """SHA-256 of the bytes that are mapped, also if the path leads to others by now."""
+        """SHA-256 of the bytes that are mapped, even if the path has led to another file since."""
         file.check()
         digest = Store(settings.cache_dir()).digest_of(file.path)
         now = file.path.stat()

@@ -119,11 +119,11 @@ class PromptFile:
 
     path: Path
     facts: Mapping[str, str]  # what it is bound to
-    ids: NDArray[np.uint32]  # of its positions
-    reach: int
+    ids: NDArray[np.uint32]  # one for each position
+    reach: int  # as in :class:`CacheContent`, like *kept*
     kept: tuple[int, ...]
-    tables: tuple[dict[str, Any], ...]
-    states: dict[str, Any]
+    tables: tuple[dict[str, Any], ...]  # description of each table of pages
+    states: dict[str, Any]  # description of the states
     start: bytes  # its first bytes, with the checksum of its head
     offset: int  # of the first page
 
@@ -175,7 +175,7 @@ class PromptFile:
         return self.offset + pages + states
 
     def restore(self, cache: KVCache) -> MappedState:
-        """Fill the empty *cache* from the file; its mapping, the checksums not yet compared.
+        """Fill the empty *cache* from the file; the mapped file, its checksums not yet compared.
 
         A file that is damaged, or of a cache of another shape, is an :class:`InvalidFormat`.
         """

@@ -17,7 +17,7 @@ class BudgetRules:
     """Rules for ending the reasoning of an answer."""
 
     most: int  # tokens of reasoning
-    opening: bytes  # text before it
+    opening: bytes  # text before the reasoning
     closing: bytes  # text after it
     forced: tuple[int, ...]  # tokens that end it: a message, if there is one, and *closing*
     begun: bool  # the prompt ends inside reasoning
@@ -27,15 +27,15 @@ class BudgetRules:
 class ReasoningBudget:
     """Counts the reasoning tokens of one answer, and ends it when there are enough.
 
-    Marks are found in the text, since a model may write them with other tokens than its tokenizer.
-    A character is completed first.
+    Marks are searched in the text, since a model may spell them with other tokens than its
+    tokenizer does. Reasoning never ends within a character.
     """
 
     def __init__(self, rules: BudgetRules) -> None:
         self._rules = rules
-        self._left = rules.most
+        self._left = rules.most  # tokens of reasoning that are still allowed
         self._is_inside = rules.begun
-        self._text = b""  # the end of it, which may contain a beginning of a mark
+        self._text = b""  # end of the answer, which may contain the beginning of a mark
         self._decoder = _DecodesUtf8("replace")
         self._forced: tuple[int, ...] = ()  # tokens that must follow
         self._end_if_spent()

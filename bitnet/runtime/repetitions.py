@@ -36,8 +36,9 @@ class Repetitions:
         window = options.dry_penalty_last_n
         recent = prompt if window == WHOLE_TEXT else prompt[max(0, len(prompt) - window) :]
         self._text = np.zeros(max(64, 2 * len(recent)), dtype=np.int64)
-        self._matches = np.zeros_like(self._text)  # tokens before each place that end the text, too
-        self._count = 0
+        # for each position, how many tokens before it equal the tokens at the end of the text
+        self._matches = np.zeros_like(self._text)
+        self._count = 0  # tokens in the two arrays
         for token in recent:
             self.add(token)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 
-EVERYTHING = 2**31 - 1  # of max_tokens: as many as there is room for
+EVERYTHING = 2**31 - 1  # as max_tokens: as many tokens as there is room for
 DEFAULT_SEED = 42
 DEFAULT_TOKENS = 128  # most tokens of an answer for which no limit is set
 MAX_LOGPROBS = 100
@@ -50,7 +50,7 @@ _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other pr
 class ReasoningRules:
     """Rules for finding the reasoning part of an answer."""
 
-    opening: str  # text before it
+    opening: str  # text before the reasoning
     closing: str  # text after it
     begun: bool  # the prompt ends with *opening*
     shown: Mapping[int, str] = field(default_factory=dict)  # control tokens read as text
@@ -58,7 +58,7 @@ class ReasoningRules:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions(ChainOptions):
-    """Options of sampling; those that are ``None`` are as the model's files recommend."""
+    """Options of sampling; ``None`` stands for what the model's files recommend."""
 
     temperature: float | None = option(
         None, f"randomness; 0: always the most likely token; {BY_THE_MODEL}",
@@ -240,7 +240,7 @@ class Request(SamplingOptions):
         return replace(self, origins=dict.fromkeys(names, origin))
 
     def states(self, name: str) -> bool:
-        """True if this request has a value of the field *name*, which a model's files may set."""
+        """True if this request itself sets the field *name*, which a model's files may set, too."""
         value = getattr(self, name)
         # An empty list of samplers is the default.
         return bool(value) if isinstance(value, list) else value is not None
@@ -376,7 +376,7 @@ class Request(SamplingOptions):
         }
 
     def _limit(self, files: GenerationSettings, prompt_tokens: int) -> tuple[int, str]:
-        """Most tokens of the answer, and the origin of that number."""
+        """Most tokens of the answer, and where that number comes from; *files* are the model's."""
         if self.max_tokens is not None:
             return self.max_tokens, self.origins.get("max_tokens", "request")
         limit = self.length_limit

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_BIAS = 1e9
-MAX_DEPTH = 100  # of JSON; the grammar library reads 127
+MAX_DEPTH = 100  # of nested JSON; the grammar library reads 127 levels
 MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
 MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
 MAX_REFERENCES = 512  # definitions that a schema refers to; each may be a level of the next one
@@ -135,7 +135,7 @@ def read_schema(schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, int]]:
-    """Everything in *value*, keys too, with its depth; without recursion."""
+    """Every part of *value*, keys included, with its depth; computed without recursion."""
     left = [(value, 0)]
     while left:
         part, depth = left.pop()

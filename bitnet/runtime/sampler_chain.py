@@ -1,7 +1,7 @@
 """The chain of samplers: each takes the tokens that may be chosen, and leaves some of them out.
 
-Formulas are those of llama.cpp (``src/llama-sampler.cpp`` of b11434), computed in float64. There
-filters that need probabilities take those of the tokens that the samplers before have left.
+Formulas are those of llama.cpp (``src/llama-sampler.cpp`` of b11434), computed in float64. As
+there, a filter computes probabilities among the tokens that the samplers before it have left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Candidates:
         return len(self.ids)
 
     def select(self, at: NDArray[np.intp] | slice) -> Candidates:
-        """Those at the places *at*, in that order."""
+        """The candidates at indices *at*, in that order."""
         return Candidates(self.ids[at], self.logits[at])
 
     def with_logits(self, logits: NDArray[np.float64]) -> Candidates:
@@ -45,7 +45,7 @@ class Candidates:
         return Candidates(self.ids, logits)
 
     def descending(self) -> Candidates:
-        """All of them by descending logit; equal ones in the order that they have."""
+        """The candidates by descending logit; equal ones keep their order."""
         return self.select(np.argsort(-self.logits, kind="stable"))
 
     def probabilities(self) -> NDArray[np.float64]:
@@ -93,7 +93,7 @@ def keep_min_p(tokens: Candidates, p: float, min_keep: int) -> Candidates:
 def keep_typical(tokens: Candidates, p: float, min_keep: int) -> Candidates:
     """The most typical of *tokens* that together exceed the probability *p*.
 
-    Typical is a token whose surprise is near to the mean one, the entropy.
+    A token is typical if its surprise is near the mean surprise, the entropy.
     """
     if p >= 1:
         return tokens
@@ -107,7 +107,7 @@ def keep_typical(tokens: Candidates, p: float, min_keep: int) -> Candidates:
 
 
 def drop_likely(tokens: Candidates, threshold: float, min_keep: int) -> Candidates:
-    """*tokens*, descending, without those that reach *threshold* but the last of these (XTC)."""
+    """*tokens*, descending; of those that reach *threshold*, only the least likely stays (XTC)."""
     ordered = tokens.descending()
     likely = int((ordered.probabilities() >= threshold).sum())
     dropped = max(likely - 1, 0)
@@ -144,7 +144,7 @@ class Mirostat:
     def __init__(self, sampling: Sampling, vocab_size: int) -> None:
         self._sampling = sampling
         self._vocab_size = vocab_size
-        self._bound = 2 * sampling.mirostat_tau  # bits
+        self._bound = 2 * sampling.mirostat_tau  # highest surprise that is kept, in bits
 
     def keep(self, tokens: Candidates) -> Candidates:
         """Those of *tokens* that may be chosen, descending; at least one."""
@@ -193,7 +193,7 @@ class SamplerChain:
         penalize_repetitions: Step,
         draw: Callable[[], float],
     ) -> None:
-        """A chain of the samplers that *options* and *sampling* say.
+        """A chain of the samplers that *options* and *sampling* set.
 
         Args:
             options: parameters of samplers that no file recommends.
@@ -223,7 +223,7 @@ class SamplerChain:
         self._steps = [steps[name] for name in sampling.order]
 
     def choose(self, tokens: Candidates, vocab_size: int) -> int:
-        """Id of the chosen one of *tokens*; the model has *vocab_size* of them."""
+        """Id of the token that is chosen from *tokens*; the vocabulary has *vocab_size* tokens."""
         left = self.filter(tokens, vocab_size)
         probabilities = left.probabilities()
         cumulative = np.cumsum(probabilities)

@@ -84,7 +84,7 @@ class Sampler:
         self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         self._indexed = SHORTEST_MATCH  # positions before this one are in _ends
         self._draft_length = min(request.lookup, FIRST_DRAFT)
-        self._failures = 0  # drafts rejected whole since the last one of which a token was accepted
+        self._failures = 0  # drafts since the last one of which a token was accepted
         self._resume = SHORTEST_MATCH  # length of the text from which to draft again
         self._owed = -FIRST_CREDIT  # passes that drafts lost, less those that they saved
 
@@ -181,7 +181,7 @@ class Sampler:
         ends = self._ends.get(tuple(ids[-SHORTEST_MATCH:]), [])[-MOST_MATCHES:]
         if not ends:
             return []
-        # What follows the longest earlier match of the end; the latest of equal ones.
+        # Draft what follows the longest earlier match of the end; the latest of equal ones.
         best_end = max(reversed(ends), key=lambda end: _agreement(ids, end))
         drafted = ids[best_end:]
         for at in range(count - len(drafted)):
@@ -199,7 +199,7 @@ class Sampler:
         pause = min(LONGEST_PAUSE, 2**self._failures) if self._failures > 1 else 0
         self._owed = max(-MOST_CREDIT, self._owed + price * drafted - accepted)
         if self._owed > 0:
-            # A pause of which the lost passes are at most the share MOST_LOST.
+            # Pause until the lost passes are only the share MOST_LOST of all.
             pause = max(pause, math.ceil(self._owed / MOST_LOST))
             self._owed = 0.0
         self._resume = length + pause

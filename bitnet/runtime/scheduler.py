@@ -7,9 +7,9 @@ A sequence is waiting, then running, then finished. :meth:`Scheduler.step` is th
    memory budget has room for their KV caches (**bounds**); what another sequence computed of their
    prompt is copied (**prefix reuse**).
 3. *schedule*: each decoding sequence contributes its last token and its **drafts**; prompts share
-   one prefill chunk, the one with the fewest tokens left first, and a quarter of it for the oldest
-   prompt (**fairness**): a long prompt delays the others for a bounded time only, and never stands
-   still behind them.
+   one prefill chunk, the one with the fewest tokens left first, and a quarter of it is reserved for
+   the oldest prompt (**fairness**): a long prompt delays the others for a bounded time only, and
+   never waits for all of them.
 4. *run*: one forward pass.
 5. *postprocess*: each sequence samples from its own logits and may finish.
 
@@ -140,7 +140,7 @@ class Scheduler:
         )
 
     def _renew(self) -> None:
-        """In a forked child: drop the sequences of other threads and a pass cut off by the fork."""
+        """In a forked child: drop the parent's sequences, and a pass that the fork cut off."""
         if self.busy or self._lock.locked():
             self._begin()
 
@@ -217,8 +217,8 @@ class Scheduler:
         """Plan the next chunks of *prompts* that are not in a cache yet, *room* tokens in all.
 
         The prompt with the fewest tokens left comes first, so that short ones are answered within
-        a pass or two; of the room, the sequence that came first has its reserve, so that a long
-        prompt never stands still behind short ones.
+        a pass or two. A reserve of the room belongs to the prompt that came first, so that a long
+        one never waits for all short ones.
         """
         planned: list[Sequence] = []
         reserve = math.ceil(room / RESERVE_SHARE)  # tokens that only the oldest prompt may take
@@ -274,7 +274,7 @@ class Scheduler:
         return self._postprocess(batch, results, price)
 
     def _drop_damaged(self, sequence: Sequence) -> bool:
-        """Start *sequence* over, and return True, if its cache has pages of a damaged file."""
+        """True if the cache of *sequence* has pages of a damaged file; it then starts over."""
         backing = cache_of(sequence).backing
         if backing is None:
             return False
@@ -287,7 +287,7 @@ class Scheduler:
         return True
 
     def _postprocess(self, batch: list[Sequence], results: list[Any], price: float) -> Pieces:
-        """The next tokens of each sequence; rejected drafts leave its cache."""
+        """Sample the next tokens of each sequence, and remove rejected drafts from its cache."""
         pieces: Pieces = []
         for sequence, rows in zip(batch, results, strict=True):
             sequence.passes += 1

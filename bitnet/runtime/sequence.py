@@ -51,24 +51,25 @@ class Sequence:
     reused_tokens: int = 0  # ids of the prompt found in the KV cache
     passes: int = 0  # forward passes that it was part of
     drafted: int = 0  # tokens drafted, by lookup or by a drafter
-    accepted: int = 0  # of them, by the model
+    accepted: int = 0  # drafted tokens that the model accepted
     draft_gain: float | None = None  # speed of recent passes with a drafter over that without
-    exact_head_tokens: int = 0  # chosen without computing the whole output head
+    exact_head_tokens: int = 0  # tokens chosen without computing the whole output head
     exact_head_rows: float = 0.0  # share of the head's rows computed for them, 0 to 1
     exact_head_stopped: bool = False  # the exact head did not save time with this model
     finish_reason: FinishReason | None = None
     cancelled: bool = False  # set from any thread: it ends before the next pass
     deadline: float = math.inf  # ``time.monotonic`` after which it ends
-    error: Exception | None = None  # if that is why it ended
-    pieces: deque[Piece] = field(default_factory=deque)  # not read yet, for Scheduler.run
-    foresight: Foresight | None = None  # the drafter's view of it, if it has drafts
-    hidden: tuple[int, Array] | None = None  # end of its part of a pass, states (T, dim) before it
+    error: Exception | None = None  # the failure that ended it, if any
+    pieces: deque[Piece] = field(default_factory=deque)  # pieces that Scheduler.run has not yielded
+    foresight: Foresight | None = None  # the drafter's view of it, if there is a drafter
+    # for a drafter that reads them: end position of the last pass, and its hidden states, (T, dim)
+    hidden: tuple[int, Array] | None = None
     # pooled hidden states so far, (dim,), then the vector that the model makes of them
     embedding: NDArray[np.floating[Any]] | None = None
     cache: KVCache | None = None  # while it runs
     stored: KVCache | None = None  # the longest prefix that is in a file, until it runs
     segment: Segment | None = None  # its tokens in the next pass
-    proposed: list[int] = field(default_factory=list)  # the last of these, which are drafts
+    proposed: list[int] = field(default_factory=list)  # drafts, the last tokens of *segment*
     start: int = 0  # positions in the cache before the pass
 
     def __post_init__(self) -> None:
@@ -100,7 +101,7 @@ class Sequence:
 
     @property
     def draft_room(self) -> int:
-        """Tokens that a draft may have, behind which one more is still wanted."""
+        """Most tokens of a draft: the model itself adds one more, within the length limit."""
         return max(0, self.request.length_limit - self.tokens - 1)
 
     def plan(self, tokens: list[int], proposed: list[int] | None = None) -> None:
@@ -117,7 +118,7 @@ class Sequence:
         self.segment = Segment(tokens, cache, outputs, second=self.request.second)
 
     def plan_with_draft(self, draft: list[int]) -> None:
-        """Contribute the last id and of *draft* what its grammar allows, with the same bits."""
+        """Contribute the last id and *draft*, as far as the grammar and RoPE scaling permit it."""
         if draft and self._matcher:
             del draft[self._matcher.valid(draft) :]
         cache = cache_of(self)
@@ -130,7 +131,7 @@ class Sequence:
         self.plan([self.ids[-1], *draft], draft)
 
     def undo(self) -> None:
-        """Undo a pass that failed; what cannot be undone exactly is planned again."""
+        """Undo a pass that failed; if the cache loses more than that pass, plan that again, too."""
         cache = cache_of(self)
         planned = self.segment
         cache.truncate(self.start)
@@ -173,7 +174,7 @@ class Sequence:
         shared = [
             (common_prefix(sequence.ids, self.ids), cache_of(sequence).length) for sequence in alike
         ]
-        # What it has computed already was copied, or cannot be.
+        # What others have computed already was copied, or cannot be copied.
         to_come = max((count for count, computed in shared if computed < count), default=0)
         return to_come - cache_of(self).length >= WORTH_WAITING
 
@@ -188,7 +189,7 @@ class Sequence:
     def advance(
         self, logits: abc.Iterable[Logits], *, context: int, price: float = 0.0
     ) -> list[Piece]:
-        """The token after the last id, and further ones as far as the draft was accepted.
+        """The token after the last id, and further ones while they equal those of the draft.
 
         *logits* are those after the last id and after each proposed token; *context* bounds the
         number of ids, *price* is that of a drafted token (:meth:`Sampler.report`).
@@ -270,6 +271,7 @@ class Sequence:
         return self.tokens < self.request.min_tokens and bool(self.request.stop_ids)
 
     def _sample(self, logits: Logits) -> Piece:
+        """The next token, one that the grammar, the reasoning budget and ``min_tokens`` allow."""
         allowed = self._matcher.next_ids() if self._matcher else None
         forced = None if self._budget is None else self._budget.next_token
         if forced is not None:
@@ -279,13 +281,14 @@ class Sequence:
             going_on = np.setdiff1d(allowed, list(self.request.stop_ids))
             allowed = going_on if len(going_on) else allowed  # the grammar may be complete
         sampled = self.sampler.sample(logits, top=self.request.logprobs, allowed=allowed)
-        if logits.found:  # which decided it
+        if logits.found:  # the exact head decided it
             share = len(logits.found.ids) / logits.found.vocab_size
             self.exact_head_tokens += 1
             self.exact_head_rows += (share - self.exact_head_rows) / self.exact_head_tokens
         return sampled
 
     def _next(self, logits: Logits, context: int) -> list[Piece]:
+        """The next token as a piece, and a final piece if the token completes the grammar."""
         request = self.request
         matcher = self._matcher
         sampled = self._sample(logits)
@@ -312,7 +315,7 @@ class Sequence:
 def plan_decoding(
     decoding: list[Sequence], drafter: Drafter | None, context: int, *, looking_up: bool
 ) -> None:
-    """Have *decoding* sequences run their last ids and drafts, of their own texts or *drafter*."""
+    """Plan a pass of *decoding* sequences with drafts from their own texts or from *drafter*."""
     room = max(0, DECODE_ROWS - len(decoding)) if looking_up or drafter else 0
     drafts = {}
     for sequence in decoding:
@@ -374,9 +377,9 @@ def cache_of(sequence: Sequence) -> KVCache:
 
 
 def without_unread(running: list[Sequence]) -> list[Sequence]:
-    """Those of *running* whose caches are in memory, or were read from their files.
+    """The *running* sequences whose caches are in memory, or were read from their files.
 
-    If there is none, it waits for the file of the first.
+    If there is none, wait for the file of the first.
     """
     backings = [cache_of(sequence).backing for sequence in running]
     unread = [backing for backing in backings if backing is not None and not backing.is_read]

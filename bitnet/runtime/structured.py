@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Twice what the deepest schema within the bounds of a request needs; reserved only.
+# Twice what the deepest schema within the bounds of a request needs; reserved, not allocated.
 STACK_BYTES = 1 << 29
-_STACK_SIZE = threading.Lock()  # it is the whole process's
+_STACK_SIZE = threading.Lock()  # the stack size of new threads is set for the whole process
 MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
 
 #: The classes of a regular expression that the library would match in every script.
@@ -51,7 +51,7 @@ _ASCII_CLASSES = {
 # An escaped character, a named class, the beginning of a class with a bracket in it, or any other.
 _REGEX_PARTS = re.compile(r"\\.|\[:\^?\w+:\]|\[\^?\]?|.", re.DOTALL)
 
-#: What the library says of a grammar that it cannot compile: words for users of that field.
+#: Names for messages, by the field of a request whose grammar cannot be compiled.
 _KINDS = {
     "json_schema": "JSON schema",
     "regex": "regex",
@@ -182,7 +182,7 @@ class Grammars:
 
     @cached_property
     def _vocabulary(self) -> Any:
-        """The library's view of the vocabulary; creating it takes a tenth of a second."""
+        """The vocabulary as the library needs it; creating it takes a tenth of a second."""
         tokenizer = self._tokenizer
         # If no id ends an answer, an id beyond the vocabulary stands for the end.
         ends = sorted(tokenizer.stop_ids) or [tokenizer.vocab_size]

@@ -24,7 +24,7 @@ TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
 def encode_input(
     tokenizer: Tokenizer, name: str, text: str | Sequence[int], at_most: int | None = None
 ) -> TokenIds:
-    """Ids of *text*, at most so many; ids are checked and used unchanged.
+    """Ids of *text*, *at_most* so many; a text that is given as ids is checked and not changed.
 
     Errors call the text *name*.
     """
@@ -42,10 +42,10 @@ def text_ids(
     room: tuple[int | None, int],
     truncate: bool,
 ) -> TokenIds:
-    """Ids of *prompt* and *text* to embed: those that fit, or, if not to *truncate*, all.
+    """Ids of *prompt* and *text* to embed; with *truncate*, only as many as fit.
 
-    *room* is the limit of the model's settings, if they have one, and its context; a text that is
-    not truncated and has more ids than that limit is refused.
+    *room* is the limit of the model's settings, if they have one, and its context. Without
+    *truncate*, a text that exceeds the limit of the settings is refused.
     """
     own_limit, context = room
     limit = min(own_limit or context, context)
@@ -69,8 +69,9 @@ def pair_ids(
 ) -> tuple[TokenIds, int]:
     """Ids of a *pair* of a query and a document, and the position where the document begins.
 
-    The texts stand in *template*, or between the tokenizer's own tokens. To *truncate*, the longer
-    text loses its end first, as in the ``tokenizers`` library; a text in a template is refused.
+    The texts are put into *template*, or between the tokenizer's own tokens. With *truncate*, the
+    longer text loses its end first, as in the ``tokenizers`` library; texts in a template are never
+    cut, but refused if they are too long.
     *room* is as for :func:`text_ids`.
     """
     own_limit, context = room

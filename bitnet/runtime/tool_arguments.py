@@ -1,6 +1,6 @@
 """Arguments of a function call in each notation: read from text and written as text.
 
-Readers raise a ValueError where the text is something else. What they return is JSON.
+Readers return JSON, and raise a ValueError if the text is not in their notation.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _BARE = re.compile(r"[^,\[\]{}:]+")
 _CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
 _KEYWORD = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
+# Types of JSON Schema.
 _NAMES = {"string", "number", "integer", "boolean", "null", "array", "object"}
 
 #: What follows the value of a keyword argument: another argument, or the end of the call.
@@ -35,7 +36,7 @@ _AFTER_VALUE = r"(?=\s*(?:,\s*[^\W\d]\w*\s*=|\)\s*(?:[,\]]|\Z)))"
 
 
 def read_arguments(notation: Notation, text: str, at: int, schema: Schema) -> tuple[str, int]:
-    """The arguments at *at* of *text* as JSON, and their end; *schema* is theirs."""
+    """The arguments at index *at* of *text* as JSON, and their end; they follow *schema*."""
     return _READERS[notation.kind](notation, text, at, schema)
 
 
@@ -53,7 +54,7 @@ def write_arguments(notation: Notation, arguments: Mapping[str, Any]) -> str:
 
 
 def decode(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value at *at* of *text*, and its end."""
+    """The JSON value at index *at* of *text*, and its end."""
     try:
         return _JSON.raw_decode(text, at)
     except RecursionError:
@@ -68,7 +69,7 @@ def dump(arguments: Any) -> str:
 
 
 def type_name(value: Any) -> str:
-    """JSON Schema's name of the type of *value*."""
+    """JSON Schema's name for the type of *value*; an integer is a ``number``."""
     if isinstance(value, bool):
         return "boolean"
     if value is None:
@@ -78,7 +79,7 @@ def type_name(value: Any) -> str:
 
 
 def types_of(schema: Any) -> set[str]:
-    """Names of the types that *schema* allows; empty if it does not say."""
+    """Names of the types that *schema* allows, empty if it does not say; integers are numbers."""
     if not isinstance(schema, Mapping):
         return set()
     if "const" in schema:
@@ -97,7 +98,7 @@ def types_of(schema: Any) -> set[str]:
 def value_of(raw: str, schema: Any) -> Any:
     """The value that *raw* spells, in JSON or Python's notation, or *raw* itself.
 
-    It is the text where *schema* allows nothing else, or not the type of the value.
+    It stays text if *schema* allows only texts, or texts but not the type of that value.
     """
     types = types_of(schema)
     if types == {"string"}:
@@ -164,7 +165,7 @@ def _read_elements(notation: Notation, text: str, at: int, schema: Schema) -> tu
 
 @lru_cache(maxsize=64)
 def _element_pattern(notation: Notation) -> re.Pattern[str]:
-    r"""Expression of one element: line breaks at the marks may be missing."""
+    """Expression of one element; line breaks beside its marks may be missing."""
     begin = re.escape(notation.begin)
     begin = re.sub(r">(\\\n)?<", r">\\s*<", begin)
     begin = begin.replace("\\\n", r"\n?")
@@ -183,7 +184,7 @@ def _read_nested(notation: Notation, text: str, at: int, schema: Schema) -> tupl
 
 
 def _read_parts(notation: Notation, text: str, at: int, schema: Any, depth: int) -> tuple[Any, int]:
-    """The value at *at*, up to the mark after it, and its end."""
+    """The value at index *at*, up to the mark after it, and its end."""
     if depth > MOST_DEPTH:
         raise ValueError("nested too deep")
     begin, end = (mark.split(KEY) for mark in (notation.begin, notation.end))
@@ -225,6 +226,7 @@ def _read_braces(notation: Notation, text: str, at: int, _schema: Schema) -> tup
 
 
 def _braces(quote: str, text: str, at: int, depth: int) -> tuple[Any, int]:
+    """The value in braces, quotes or neither at index *at*, and its end."""
     if depth > MOST_DEPTH:
         raise ValueError("nested too deep")
     if text.startswith(quote, at):
@@ -267,7 +269,7 @@ def _read_keywords(_notation: Notation, text: str, at: int, schema: Schema) -> t
 
 
 def _keyword_value(text: str, at: int, schema: Any) -> tuple[Any, int]:
-    """The value at *at*, and its end; quotes within a text may be as they are."""
+    """The value at index *at*, and its end; quotes within a text need not be escaped."""
     quote = text[at : at + 1]
     if quote in ("'", '"'):
         end = re.compile(rf"{quote}.*?(?<!\\){quote}{_AFTER_VALUE}", re.DOTALL).match(text, at)

@@ -83,6 +83,7 @@ class CallReader:
         raise NotImplementedError
 
     def _begin_call(self, deltas: list[CallDelta], call: _Call) -> None:
+        """Add *call* to *deltas*; only the first one counts if calls are not *parallel*."""
         if self._ids and not self._rules.parallel:
             return
         call_id = call.id
@@ -98,7 +99,7 @@ class GuidedReader(CallReader):
     def __init__(self, rules: CallRules) -> None:
         super().__init__(rules)
         self._head = _head_pattern(self._form)
-        self._arguments: str | None = None  # of the call that is read, so far
+        self._arguments: str | None = None  # of the current call so far; None: read its head next
 
     def _read(self, _texts: list[str], deltas: list[CallDelta], *, final: bool) -> None:  # noqa: ARG002 - of the others
         while self._held:
@@ -113,7 +114,7 @@ class GuidedReader(CallReader):
             whole = (self._arguments + self._held).lstrip()
             end = None
             if "}" in self._held:
-                with suppress(ValueError):  # it goes on
+                with suppress(ValueError):  # the arguments go on
                     end = decode(whole, 0)[1]
             arguments = whole[len(self._arguments) : end]
             deltas.append(CallDelta(len(self._ids) - 1, arguments))
@@ -131,7 +132,7 @@ class BlockReader(CallReader):
         super().__init__(rules)
         form = self._form
         self._closing = form.end
-        self._after_call = False  # spaces that follow are not text
+        self._after_call = False  # True if spaces that follow are not text
         begin = "|".join(map(re.escape, ("{", "[", *form.dressing)))
         opening = re.escape(form.marker) or rf"\A\s*(?={begin})"
         skipped = "|".join(map(re.escape, form.skipped)) or _NEVER
@@ -172,7 +173,7 @@ class BlockReader(CallReader):
         texts.append(ready)
 
     def _may_be_skipped(self, at: int) -> bool:
-        """True if what begins at *at* may become a text that has no meaning."""
+        """True if what begins at index *at* may become one of the texts to skip."""
         begun = self._held[at:]
         return any(text.startswith(begun) for text in self._form.skipped)
 
@@ -194,11 +195,11 @@ class BlockReader(CallReader):
 class MessageReader(CallReader):
     """Reports each call when its message is complete.
 
-    Text is the content of messages to the user, and whole messages to others than the functions
-    that may be called.
+    The content of messages to the user is text. So are whole messages, with their headers, that are
+    neither to the user nor to a function that may be called.
     """
 
-    _header: str | None = None  # of the message that is read; None: its header is
+    _header: str | None = None  # of the current message; None: the header is read next
 
     def __init__(self, rules: CallRules) -> None:
         super().__init__(rules)
@@ -214,7 +215,7 @@ class MessageReader(CallReader):
                 break
 
     def _read_header(self, *, final: bool) -> bool:
-        """True if what follows is the content of a message."""
+        """Read a header; True if the content of its message follows."""
         begins = self._headers.begins
         begin = self._held.lstrip()
         begun = begin.startswith(begins)
@@ -223,11 +224,11 @@ class MessageReader(CallReader):
             self._header = header + mark
             self._held = rest
         elif final or not (begun or any(text.startswith(begin) for text in begins)):
-            self._header = ""  # it has none
+            self._header = ""  # the message has no header
         return self._header is not None
 
     def _read_content(self, texts: list[str], deltas: list[CallDelta], *, final: bool) -> bool:
-        """True if the message is complete."""
+        """Read content of the current message; True if the message is complete."""
         header = self._header or ""
         routed = re.search(self._headers.routed, header)
         end = self._end.search(self._held)
@@ -252,6 +253,7 @@ class MessageReader(CallReader):
         return True
 
     def _call_of(self, header: str, content: str) -> _Call:
+        """The call in a message; a ValueError if it is not a call of one of the functions."""
         recipient = re.search(self._headers.call, header)
         if recipient is None or recipient[1] not in self._rules.schemas:
             raise ValueError("not a function that may be called")
@@ -268,13 +270,13 @@ class MessageReader(CallReader):
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of *text* with which *mark* begins."""
+    """Length of the longest end of *text* that is a beginning of *mark*."""
     lengths = range(min(len(mark), len(text)), -1, -1)
     return next(n for n in lengths if text.endswith(mark[:n]))
 
 
 def write_calls(form: CallFormat, calls: Sequence[Any]) -> str:
-    """The text of *calls*, which are those of a message, in the format *form*."""
+    """The text of *calls*, those of one message, in the format *form*."""
     written = []
     for number, call in enumerate(calls):
         function = call["function"]
@@ -298,13 +300,13 @@ def write_calls(form: CallFormat, calls: Sequence[Any]) -> str:
 class _Call:
     name: str
     arguments: str  # as JSON
-    id: str = ""  # as the model has written it; empty: it has not
+    id: str = ""  # as the model wrote it; empty if it did not
 
 
 def _calls_in(
     form: CallFormat, body: str, schemas: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[_Call], str]:
-    """The calls in a block, and what follows them; none if it has something else."""
+    """The calls in a block, and the text after them; no calls if anything else is in the block."""
     read = _json_calls if form.has_json_calls else _block_calls
     try:
         return read(form, body, schemas)
@@ -315,7 +317,7 @@ def _calls_in(
 def _block_calls(
     form: CallFormat, body: str, schemas: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[_Call], str]:
-    """Calls of a head and its arguments."""
+    """Calls that are a head and its arguments, one after another."""
     head = _head_pattern(form)
     dressing = _dressing(form)
     tail = form.tail.strip()
@@ -373,7 +375,7 @@ def _call_of_object(form: CallFormat, call: Any) -> _Call:
 
 @lru_cache(maxsize=64)
 def _dressing(form: CallFormat) -> re.Pattern[str]:
-    """Expression of what may surround the calls of a block."""
+    """Regular expression of the marks and spaces that may surround the calls of a block."""
     marks = {form.marker, *form.dressing, *form.skipped}
     for text in (form.opening, form.between, form.tail):
         marks.add(text.strip() if not form.has_json_calls else "")
@@ -387,7 +389,7 @@ def _dressing(form: CallFormat) -> re.Pattern[str]:
 
 @lru_cache(maxsize=64)
 def _head_pattern(form: CallFormat) -> re.Pattern[str]:
-    """Expression of a call up to its arguments; spaces at line breaks may be missing."""
+    """Regular expression of a call up to its arguments; spaces at line breaks may be missing."""
     if form.pattern:
         return re.compile(form.pattern)
     text = re.escape(form.head.strip())
@@ -404,7 +406,7 @@ def _head_pattern(form: CallFormat) -> re.Pattern[str]:
 
 
 def _id_in(form: CallFormat, head: re.Match[str]) -> str:
-    """The id in the *head* of a call; empty if it has none that counts."""
+    """The id in the *head* of a call; empty if the format has none or the model left it out."""
     parts = head.groupdict()
     written = parts.get("index") or parts.get("id")
     if not form.call_id or not written:

@@ -1,4 +1,4 @@
-"""The format of calls that a chat template writes, determined by reading back a call of it."""
+"""The format of calls in a chat template, determined by reading back a call that it writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAME = "probe_tool"
 _VALUE = mark(1)
 _OTHER_VALUE = mark(2)
 _TEXT = {"type": "string", "description": "probe"}
-# Two arguments, because some formats differ in what is between them alone.
+# Two arguments, because some formats differ only in what is between arguments.
 _ARGUMENTS = {"probe_a": _VALUE, "probe_b": _OTHER_VALUE}
 _SCHEMA = {
     "type": "object",
@@ -87,8 +87,8 @@ def turn_text(
 ) -> tuple[str, str]:
     """The prompt and the text of the last of *messages*, an answer, as *template* writes them.
 
-    Templates write some answers otherwise than they begin them; the prompt ends where both agree.
-    The text ends before what ends each message, which a model writes as a token.
+    Some templates write an answer otherwise than the prompt begins it; the prompt then ends where
+    they first differ. The text ends before the end mark of the message, a token of its own.
     """
     begun = template.render(messages[:-1], tools=tools)
     whole = template.render(messages, tools=tools, add_generation_prompt=False)
@@ -101,7 +101,7 @@ def turn_text(
         min(len(begun), len(whole)),
     )
     mark_begin = whole.rfind("<", 0, length)
-    if mark_begin >= 0 and ">" not in whole[mark_begin:length]:  # both begin different marks
+    if mark_begin >= 0 and ">" not in whole[mark_begin:length]:  # they differ within a mark
         length = mark_begin
 
     plain: Message = {"role": "assistant", "content": _VALUE}
@@ -132,6 +132,7 @@ def _format_in(prompt: str, text: str) -> CallFormat | None:
 
 
 def _is_written(form: CallFormat, prompt: str, text: str) -> bool:
+    """True if the probed call is in *text* exactly as *form* writes it."""
     written = write_calls(form, [_CALL])
     return written.strip() in opening_at_end(form, prompt) + text
 
@@ -142,6 +143,7 @@ def opening_at_end(form: CallFormat, prompt: str) -> str:
 
 
 def _reads(form: CallFormat, prompt: str, text: str) -> bool:
+    """True if *form* finds the probed call, and nothing else, in *text*."""
     rules = CallRules(form, {_NAME: _SCHEMA}, begun=opening_at_end(form, prompt))
     _, deltas = call_reader(rules).read(text, final=True)
     calls = [(delta.name, delta.arguments) for delta in deltas]

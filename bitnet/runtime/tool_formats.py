@@ -39,7 +39,8 @@ class Notation:
     begin: str = ""
     end: str = ""
     quote: str = ""
-    types: Literal["", "flag", "name"] = ""  # what TYPE in *begin* is: if it is a text, or its name
+    # what TYPE in *begin* states: ``flag``, if the value is a text; ``name``, the name of its type
+    types: Literal["", "flag", "name"] = ""
     cdata: bool = False  # a text may be in a CDATA section
 
 
@@ -50,8 +51,8 @@ class Headers:
     begins: tuple[str, ...]  # texts with which a header begins
     message: str  # text after a header
     ends: tuple[str, ...]  # texts after a message
-    call: str  # expression of the header of a call; its group is the function
-    routed: str  # expression of the headers of messages that are not for the user
+    call: str  # regular expression of the header of a call; its group is the function
+    routed: str  # regular expression of headers of messages that are not for the user
     dropped: str  # text before a header that is not part of it
 
 
@@ -67,11 +68,11 @@ class CallFormat:
     between: str = "\n"  # text between two calls
     listed: bool = False  # one opening and one closing surround all calls; else each has its own
     marker: str = ""  # text that announces a call; empty: an answer is a call from its beginning
-    dressing: tuple[str, ...] = ()  # texts around calls that have no meaning
-    skipped: tuple[str, ...] = ()  # texts around the text of an answer that have no meaning
+    dressing: tuple[str, ...] = ()  # marks without a meaning around calls
+    skipped: tuple[str, ...] = ()  # marks without a meaning around the text of an answer
     notation: Notation = Notation()  # how a call writes its arguments
-    pattern: str = ""  # expression of a head, where it may differ from *head*
-    call_id: str = ""  # the call's id, if the model writes it: its text with ID or INDEX
+    pattern: str = ""  # regular expression of a head, where it may differ from *head*
+    call_id: str = ""  # text of a call's id with ID or INDEX, if the model writes an id
     headers: Headers | None = None  # an answer is messages, each of one call
 
     @property

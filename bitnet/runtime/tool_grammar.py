@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat, Notation
     from bitnet.tokenizer import Tokenizer
 
-# A string with one of these is not guaranteed by a grammar of raw text.
+# Keywords of a string's schema that a grammar of raw text cannot guarantee.
 _OF_TEXT = {"pattern", "format", "minLength", "maxLength"}
 # Only one whitespace style: small models get stuck where whitespace may repeat forever.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-#: Expressions of what the model chooses itself in the head of a call.
+#: Regular expressions of the parts of a head that the model chooses itself.
 _CHOSEN = {ID: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]{1,3}/"}
 
 
@@ -152,7 +152,7 @@ class _Arguments:
         return self._add("all", " ".join(parts) or '""')
 
     def _element(self, key: str, schema: Any) -> str:
-        """Rule of one element; what stands for its key in the marks is *key*."""
+        """Rule of one element, whose marks name *key*."""
         begin = self._notation.begin.replace(KEY, key)
         end = self._notation.end.replace(KEY, key)
         text = self._text(schema, end)
@@ -165,7 +165,7 @@ class _Arguments:
         return f"{opening} {value} {self._literal(end)}"
 
     def _type(self, schema: Any, *, is_text: bool) -> str:
-        """The name of the type of values of *schema* in the mark before one."""
+        """What the mark before a value of *schema* states as its type; see :class:`Notation`."""
         if self._notation.types != "name":
             return str(is_text).lower()
         types = types_of(schema)
@@ -188,7 +188,7 @@ class _Arguments:
     # --- pairs with commas ------------------------------------------------------------------------
 
     def _braces(self, schema: Mapping[str, Any]) -> str:
-        """Rule of an object in braces, whose keys are sorted as its template has them."""
+        """Rule of an object in braces; its keys are sorted, as templates write them."""
         properties = schema.get("properties") or {}
         required = schema.get("required") or ()
         pairs = [
@@ -207,7 +207,7 @@ class _Arguments:
         return self._add("keywords", self._with_commas(pairs, ", "))
 
     def _with_commas(self, rules: Sequence[tuple[str, bool]], comma: str) -> str:
-        """Alternatives of *rules* with a *comma* between two; with each, True if it is required."""
+        """Alternatives of *rules* with a *comma* between two; a rule with True is required."""
         pairs = [(self._add("pair", rule), needed) for rule, needed in rules]
         # The first pair has no comma before it: one alternative for each that may be first.
         choices = []
@@ -250,6 +250,7 @@ class _Arguments:
     # --- values -----------------------------------------------------------------------------------
 
     def _formless(self, schema: Any) -> UsageError:
+        """The error about a *schema* whose values cannot be written in the notation."""
         text = json.dumps(schema)[:60]
         return UsageError(
             f"tools: the schema {text} has no form in this model's calls", field="tools"

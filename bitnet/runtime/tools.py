@@ -63,7 +63,7 @@ NO_TOOLS = Tools((), (), required=False, parallel=True)
 
 
 def read_tools(definitions: Any, choice: Any, *, parallel: bool = True) -> Tools | None:
-    """Tools of a request, as it has them; ``None`` if there are none or none may be called."""
+    """Tools in the *definitions* of a request; ``None`` if none may be called."""
     if not isinstance(definitions or (), list | tuple):
         raise UsageError("tools: expected a list of functions", field="tools")
     tools = tuple(definitions or ())

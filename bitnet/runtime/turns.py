@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 _INSTRUCTIONS = ("system", "developer")
 _ROLES = (*_INSTRUCTIONS, "user", "assistant", "tool")
 _ID_LENGTH = 9
-MOST_PROOFS = 256  # forms of conversations whose proof is kept
-_PROOFS: OrderedDict[bytes, frozenset[str]] = OrderedDict()  # oldest first
+MOST_PROOFS = 256  # conversations, by their form, whose result is cached
+# marks that a template does not write, by a digest of the template and the form; oldest first
+_PROOFS: OrderedDict[bytes, frozenset[str]] = OrderedDict()
 _PROOFS_LOCK = threading.Lock()
 
 
@@ -68,7 +69,7 @@ class Turn:
 
 
 class Turns:
-    """Turns of *messages* for a *template*, which are completely in the text that it renders.
+    """Turns of *messages* that a *template* renders completely.
 
     *tools* are functions that the template lists, *variables* more that it sees. *explained* are
     functions that it cannot list, which a system message then describes.
@@ -118,6 +119,7 @@ class Turns:
         return format_of(self._template)
 
     def _spell(self, turns: Sequence[Turn], *, results: bool) -> list[Turn]:
+        """*turns* with calls as text in :attr:`format`; see :func:`_spell_calls`."""
         return list(_spell_calls(turns, self.format, results=results))
 
     # --- instructions -----------------------------------------------------------------------------
@@ -157,7 +159,7 @@ class Turns:
                 changed = _join_users(changed)
             try:
                 rest = self._find_lost(changed)
-            except BitnetError:  # the template does not take them so
+            except BitnetError:  # the template refuses the changed turns
                 continue
             if len(rest) < len(lost):
                 turns = changed
@@ -167,6 +169,7 @@ class Turns:
         return list(turns)
 
     def _refuse(self, turn: Turn, part: str) -> NoReturn:
+        """Raise the error about a *part* of *turn* that the template does not write."""
         where = f"messages.{turn.number}"
         hint = "leave it out, or name another template with --chat-template FILE"
         if turn.role not in _ROLES:
@@ -193,7 +196,7 @@ class Turns:
     def _find_unwritten(self, messages: list[Message], words: list[str]) -> frozenset[str]:
         """Those of *words*, in *messages*, that the template does not write.
 
-        Contents are marks, so conversations of the same form have the same answer: it is kept.
+        Contents are marks, so the result is the same for conversations of one form, and is cached.
         """
         template = self._template
         form = [template.digest, messages, self._tools, self._variables]
@@ -237,7 +240,7 @@ def _mark_contents(turn: Turn, count: int) -> tuple[Message, list[tuple[str, Tur
 
 
 def _tidy(number: int, message: Mapping[str, Any]) -> Message:
-    """*message* of a request without what is empty, its calls checked, its reasoning named once."""
+    """*message* without empty entries, its calls checked, and its reasoning under one name."""
     tidy = {name: value for name, value in message.items() if value is not None}
     reasoning = reasoning_of(tidy)
     for name in REASONING_NAMES:
@@ -307,7 +310,7 @@ def _link_results(turns: Sequence[Turn], *, short: bool) -> list[Turn]:
 
 
 def _id_of(call_id: Any, missing: str, *, short: bool) -> str:
-    """The id *call_id* by a client, or that of a *missing* one, in the form that templates take."""
+    """The client's *call_id*, else *missing*, in the form that templates take."""
     name = str(call_id) if call_id else missing
     is_short = len(name) == _ID_LENGTH and name.isascii() and name.isalnum()
     if not short or is_short:
@@ -365,7 +368,7 @@ def _give_to_user(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _join_users(turns: Sequence[Turn]) -> list[Turn]:
-    """*turns* in which two messages of the user that follow each other are one."""
+    """*turns* in which consecutive messages of the user are one."""
     joined: list[Turn] = []
     for turn in turns:
         if joined and turn.role == joined[-1].role == "user":
@@ -397,7 +400,7 @@ def _call_one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 
 def _part_from_calls(turns: Iterable[Turn], numbers: set[int]) -> Iterator[Turn]:
-    """*turns*; the text of those with *numbers* that have calls becomes a message before them."""
+    """*turns* in which text beside calls is a message before them, where *numbers* has the turn."""
     for turn in turns:
         if turn.number in numbers and turn.calls and turn.text.strip():
             yield turn.change(tool_calls=None, reasoning_content=None)

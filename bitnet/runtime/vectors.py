@@ -105,8 +105,8 @@ def find_rank_template(model: Runnable) -> str | None:
     """Text around a query and a document for a *model* that ranks; None without one.
 
     It is the template ``rerank``. A model that answers yes or no and has only a template of
-    conversations gets the query and the document as messages of these roles; a template without
-    a place for both is refused.
+    conversations gets the query and the document as messages with the roles ``query`` and
+    ``document``; a template that does not write both is refused.
     """
     named = model.tokenizer.named_templates.get("rerank")
     classifier = model.config.classifier
@@ -151,8 +151,8 @@ def prepare(
 ) -> tuple[TokenIds, Request]:
     """Ids of *request* for a vector or scores, and the request completed for running.
 
-    Of a pair of texts, the completed request says where the second begins, if the model has
-    embeddings of token types. A text with a token at which its positions do not go on is refused.
+    For a pair of texts and a model with embeddings of token types, the completed request says where
+    the second text begins. A text with ``config.uncounted_token`` is refused.
     """
     ids, request = _prepare(model, request, truncate=truncate)
     uncounted = model.config.uncounted_token
@@ -207,13 +207,13 @@ def _check_head(model: Runnable, request: Request) -> None:
 
 
 def _run(model: Runnable, requests: abc.Sequence[Request], *, truncate: bool) -> list[Sequence]:
-    """*requests* as sequences that have run, in the order of *requests*."""
+    """The sequences of *requests*, in their order, after they have run."""
     scheduler = model.scheduler(max_batch=AT_ONCE)
     running = []
     for request in requests:
         ids, whole = prepare(model, request, truncate=truncate)
         running.append(scheduler.prepare(ids, whole))
-    # Texts of one pass finish together.
+    # Longest first, so that texts of one pass are of similar length and finish together.
     for sequence in sorted(running, key=lambda sequence: sequence.prompt_tokens, reverse=True):
         scheduler.queue(sequence)
     while scheduler.busy:

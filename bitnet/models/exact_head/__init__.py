@@ -30,7 +30,7 @@ class Needed:
     """The logits of one position that are needed."""
 
     count: int = 1  # how many of the highest, besides those of *ids*
-    # also those down to this far below the highest, natural logarithms; ``None``: no
+    # also all logits at most this far below the highest, in nats; ``None``: none of these
     margin: float | None = None
     # token ids, rising, whose logits are needed whatever they are
     ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -41,7 +41,7 @@ class Found:
     """The logits of one position that can be among the needed ones."""
 
     ids: NDArray[np.int64]  # token ids, rising
-    logits: NDArray[np.float32]  # theirs, the same bits as in the full product
+    logits: NDArray[np.float32]  # of *ids*, with the same bits as in the full product
     bound: float  # the logits of all other ids are below it; minus infinity if there are none
     # with a margin, the sum of ``exp(logit - bound)`` over the other ids is at most this
     tail: float
@@ -53,8 +53,8 @@ class Logits:
     """The logits of one position: all of them, or those that can decide the token."""
 
     def __init__(self, logits: Array | Found, compute: Callable[[], Array] | None = None) -> None:
-        """All logits, ``(vocab_size,)``; or those that are found, and *compute* gives all."""
-        # those that can decide it; ``None`` once all are computed
+        """All logits, ``(vocab_size,)``, or the decisive ones and *compute*, which gives all."""
+        # the logits that can decide the token; ``None`` once all are computed
         self.found = logits if isinstance(logits, Found) else None
         self._all = None if isinstance(logits, Found) else logits
         self._compute = compute

@@ -138,7 +138,7 @@ class HeadCopy:
         for one that is not finite or too long to be bounded.
         """
         x = np.ascontiguousarray(hidden, dtype=np.float32)
-        # Seeds are shared by all, so that one pass serves sequences sampled in different ways.
+        # The largest count serves all, so that one pass answers sequences with other samplers.
         parts = self._native.find(
             x,
             max(each.count for each in needed),
@@ -175,9 +175,9 @@ def _memory(module: Any, matrix: Matrix) -> tuple[NDArray[np.uint8], dict[str, N
 
 
 def _slices(module: Any, matrix: Matrix) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-    """First tile, end and bytes of slices of the head; their pages are given back after use.
+    """First tile, end and bytes of slices of the head; each slice leaves memory after use.
 
-    So not all of a mapped head is in memory beside its copy.
+    So a mapped head is never in memory as a whole beside its copy.
     """
     tile_bytes = TILE_ROWS * module.row_bytes(matrix.kind, matrix.columns)
     step = max(1, SLICE_BYTES // tile_bytes)
@@ -242,12 +242,12 @@ def unpack_copy(
     """
     columns = len(arrays["order"])
     blocks = -(-columns // BLOCK) + 1
-    head = -(-blocks * TILE_ROWS // 64) * 64
-    tiles = arrays["tiles"].reshape(-1, head + blocks * _BLOCK_BYTES)
+    counts_bytes = -(-blocks * TILE_ROWS // 64) * 64  # padded to a cache line
+    tiles = arrays["tiles"].reshape(-1, counts_bytes + blocks * _BLOCK_BYTES)
     counts = tiles[:, : blocks * TILE_ROWS].reshape(-1, blocks, TILE_ROWS)
     # A half of a block is eight groups of four columns. For each row it has four bytes with the
     # highest bits of all groups, then four times four bytes with the lower bits of two groups each.
-    packed = tiles[:, head:].reshape(-1, blocks, 2, 5, TILE_ROWS, 4)
+    packed = tiles[:, counts_bytes:].reshape(-1, blocks, 2, 5, TILE_ROWS, 4)
     group = np.arange(8)
     high = packed[:, :, :, 0, None] >> group[:, None, None] & 1  # (tiles, blocks, 2, 8, 16, 4)
     low = packed[:, :, :, 1 + group // 2] >> (4 * (group % 2))[:, None, None] & 15

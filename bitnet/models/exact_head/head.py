@@ -28,11 +28,13 @@ HeadMode = Literal["off", "on", "auto"]
 MOST_AT_ONCE = 8  # positions above which computing the whole head costs no more
 
 
-# Cost of a byte relative to reading the interleaved head from memory.
+# Cost of a byte relative to reading the interleaved head from memory; for the reasons see
+# docs/architecture/exact-head.md.
 FROM_FILE = 2.0  # the whole head, read from the file
 ROWS = 10.0  # single rows of it
 SIXTH = 4.0  # sixth bits of single rows
-PASSES = 64  # recent passes that decide
+
+PASSES = 64  # recent passes that decide whether the copy is dropped
 
 
 class Head:
@@ -56,7 +58,7 @@ class Head:
         self._scale = config.logit_scale
         self._softcap = config.final_softcap
         self._use(weights[name])
-        # by which it finds the logits that matter; ``None``: it computes all of them
+        # copy that finds the logits that matter; ``None``: all logits are computed
         self.copy: HeadCopy | None = None
         self.stopped: bool = False  # the copy did not save time and was dropped
         if _is_exact(checkpoint, config, ops, mode):
