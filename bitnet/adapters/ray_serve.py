@@ -103,13 +103,13 @@ class Replica:
         if prefix := serve.get_multiplexed_model_id():
             await self.remember(prefix)
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        left = asyncio.Event()
+        disconnected = asyncio.Event()
         parts = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Event:
             if parts:
                 return parts.pop()
-            await left.wait()
+            await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def run() -> None:
@@ -124,7 +124,7 @@ class Replica:
                 yield dict(event)
             await running
         finally:
-            left.set()  # the client has gone, or everything is sent
+            disconnected.set()  # the client has gone, or everything is sent
             await asyncio.wait([running])
 
     def check_health(self) -> None:

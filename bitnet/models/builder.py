@@ -388,11 +388,9 @@ class Builder(ValueWriter):
         a = self.vector("ssm_a", (heads,) if alpha.width == heads else (heads, 1))
         dt = self.vector("ssm_dt.bias", (alpha.width,))
         read = self.value(v.width)
-        weights_and_cache = a, dt, cache
-        step = DeltaRule(
-            read, q, k, v, alpha, beta, *weights_and_cache, key_heads, grouped, strength, floor
+        self.append(
+            DeltaRule(read, q, k, v, alpha, beta, a, dt, cache, key_heads, grouped, strength, floor)
         )
-        self.append(step)
         return read
 
     def selective_scan(

@@ -183,16 +183,16 @@ class _Decoder:
         return high
 
     def _add_beside(
-        self, branch: Branch, streams: Streams, every: tuple[Register, ...]
+        self, branch: Branch, streams: Streams, xs: tuple[Register, ...]
     ) -> tuple[Register, ...]:
         """The streams, with the result of *branch* added to all but the first.
 
         The branch reads the active stream.
         """
         write = self.write
-        active = every[streams.active]
+        active = xs[streams.active]
         h = write.scale(active, f"{write.block}altup_correct_scale.weight", active.width)
-        first, *others = every
+        first, *others = xs
         (mixer,) = branch.mixers
         y = self._mix(mixer, h, active, branch.scale)
         write.mark("per_layer_embd_product", y)

@@ -5,8 +5,8 @@ pieces of memory: a value takes that of another which no later instruction reads
 
 A backend runs instructions between two products row by row, threads on different rows, so a row
 may be written while an earlier instruction still reads the rows behind it. Values of one width have
-their rows at the same addresses and cannot meet; a value of another width takes the memory only if
-an instruction between the two waits for all rows.
+their rows at the same addresses and never overlap; a value of another width takes the memory only
+if an instruction between the two waits for all rows (a barrier).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import CacheKind
     from bitnet.kernels.program import Instruction
 
-_MEETINGS = (*WHOLE, *WHOLE_IN_MIXERS)
+# Instructions that wait for all rows of those before them.
+_BARRIERS = (*WHOLE, *WHOLE_IN_MIXERS)
 
 
 @dataclass
@@ -52,11 +53,11 @@ def allocate(
     storages: list[_Storage] = []
     held: dict[Register, _Storage] = {}  # of the values that are read later
     register_of: dict[Register, Register] = {}
-    meeting = -1  # number of the last instruction that waited for all rows
+    barrier = -1  # number of the last instruction that waited for all rows
     instructions: list[Instruction] = []
     for number, instruction in enumerate(written):
-        if isinstance(instruction, _MEETINGS):
-            meeting = number
+        if isinstance(instruction, _BARRIERS):
+            barrier = number
         if isinstance(instruction, Select):
             live = (value for value in held if last_reads[value] > number)
             instructions.append(Select(tuple(register_of[value] for value in live)))
@@ -73,7 +74,7 @@ def allocate(
             ended.remove(instruction.x)
         else:
             for value in new:
-                storage = _free_storage(value.width, storages, held, meeting)
+                storage = _free_storage(value.width, storages, held, barrier)
                 held[value] = storage
                 register_of[value] = Register(storage.name, value.width)
         for value in (*ended, *(value for value in new if value not in last_reads)):
@@ -97,17 +98,17 @@ def _last_reads(written: Sequence[Instruction], result: Register) -> dict[Regist
 
 
 def _free_storage(
-    width: int, storages: list[_Storage], held: Mapping[Register, _Storage], meeting: int
+    width: int, storages: list[_Storage], held: Mapping[Register, _Storage], barrier: int
 ) -> _Storage:
     """Memory for a value of *width* that no value in *held* has, a new one if there is none.
 
-    *meeting* is the number of the last instruction that waited for all rows.
+    *barrier* is the number of the last instruction that waited for all rows.
     """
     taken = {id(storage) for storage in held.values()}
     free = [
         storage
         for storage in storages
-        if id(storage) not in taken and (storage.width == width or storage.last_read <= meeting)
+        if id(storage) not in taken and (storage.width == width or storage.last_read <= barrier)
     ]
     fitting = [storage for storage in free if storage.room >= width]
     if fitting:

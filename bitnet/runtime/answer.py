@@ -104,7 +104,8 @@ class Answer:
         self._thoughts = None if thoughts is None else ReasoningReader(thoughts)
         self._shown |= {} if thoughts is None else thoughts.shown
         self._reads = page_reads()
-        self._at = begun_at = time.perf_counter()
+        begun_at = time.perf_counter()
+        self._last_at = begun_at  # time of the last piece
         # The stream knows the prompt, so that it keeps a space at the beginning of the answer.
         self._stream = tokenizer.stream(skip_special=True)
         self._stream.skip([token for token in self.prompt_ids if self._is_known(token)])
@@ -189,14 +190,14 @@ class Answer:
         run = self._run
         self._run = None
         with closing(run(self.sequence)) as pieces:
-            self._at = time.perf_counter()
+            self._last_at = time.perf_counter()
             for piece in pieces:
                 text = self.take(piece).text
                 if text:
                     yield text
                 if self.finish_reason:
                     return
-                self._at = time.perf_counter()  # the time that the reader takes does not count
+                self._last_at = time.perf_counter()  # the time that the reader takes does not count
 
     def __repr__(self) -> str:
         return f"<Answer {len(self.ids)} tokens, {self.finish_reason or 'running'}: {self.text!r}>"
@@ -263,8 +264,8 @@ class Answer:
     def _count(self, piece: Piece) -> None:
         """Add *piece* to the metrics."""
         now = time.perf_counter()
-        passed = now - self._at
-        self._at = now
+        passed = now - self._last_at
+        self._last_at = now
         if self.tokens:
             self.decode_s += passed
         else:

@@ -190,7 +190,8 @@ class ReasoningReader:
     def __init__(self, rules: ReasoningRules) -> None:
         self._rules = rules
         # True if what comes next is reasoning; decided as soon as the answer's first text is known
-        self.is_inside = self._is_decided = rules.begun
+        self._is_decided = rules.begun
+        self.is_inside = rules.begun
         self._fresh = True  # nothing of the current part has been passed on
         self._held = ""  # text that is not passed on yet
         self._between = ""  # text between the last part of the reasoning and the next one
@@ -212,7 +213,8 @@ class ReasoningReader:
             mark = opening if self.is_inside else closing
             # An answer without reasoning keeps its first spaces.
             self._fresh = begin.startswith(mark)
-            self._held = begin.removeprefix(mark) if self._fresh else self._held
+            if self._fresh:
+                self._held = begin.removeprefix(mark)
         parts = {True: "", False: ""}
         mark_found = "more"
         while mark_found:
@@ -227,15 +229,19 @@ class ReasoningReader:
             # Hold back what may begin a mark, and in reasoning the spaces before it.
             keep = 0 if mark_found or final or not mark else overlap(before, mark)
             part = before[: len(before) - keep]
-            part = part.rstrip() if inside else part
+            if inside:
+                part = part.rstrip()
             self._held = after if mark_found else before[len(part) :]
-            part = part.lstrip() if self._fresh else part
-            if part:
-                parts[inside] += (self._between if inside else "") + part
-                self._between = "" if inside else self._between
+            if self._fresh:
+                part = part.lstrip()
+            if part and inside:
+                part = self._between + part
+                self._between = ""
+            parts[inside] += part
             self._fresh = self._fresh and not part
             if mark_found:
                 self.is_inside = not inside
                 self._fresh = True
-                self._between = self._between if inside else "\n\n"
+                if not inside:
+                    self._between = "\n\n"
         return parts[True], parts[False]

@@ -198,7 +198,11 @@ def check_draft_model(
         )
     size = min(model.vocab_size, draft.vocab_size)
     count = min(len(tokenizer), len(draft_tokenizer))
-    wrong = [id for id in range(count) if tokenizer.spelling(id) != draft_tokenizer.spelling(id)]
+    wrong = [
+        token
+        for token in range(count)
+        if tokenizer.spelling(token) != draft_tokenizer.spelling(token)
+    ]
     if wrong or len(tokenizer) != len(draft_tokenizer) or len(tokenizer) > size:
         raise VocabMismatch(
             f"the draft model has another vocabulary: {len(draft_tokenizer):,} tokens for "

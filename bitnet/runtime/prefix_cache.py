@@ -199,6 +199,8 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     high = min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        is_common = first[low:middle] == second[low:middle]
-        low, high = (middle, high) if is_common else (low, middle - 1)
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
     return low

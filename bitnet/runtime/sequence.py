@@ -363,8 +363,8 @@ def run_together(model: Model, batch: list[Sequence]) -> list[Any]:
     if places:
         hidden = np.concatenate([results[at] for at in places])
         needed = [batch[at].needs() for at in places]
-        each = [need for at, need in zip(places, needed, strict=True) for _ in results[at]]
-        logits = iter(model.head.logits(hidden, each))
+        needed_by_row = [need for at, need in zip(places, needed, strict=True) for _ in results[at]]
+        logits = iter(model.head.logits(hidden, needed_by_row))
         for at in places:
             results[at] = list(islice(logits, len(results[at])))
     return results

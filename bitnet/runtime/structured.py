@@ -231,13 +231,13 @@ def _on_deep_stack(work: Callable[[], T]) -> T:
 
     The library recurses, and without room for it the process would end.
     """
-    ended: Future[T] = Future()
+    outcome: Future[T] = Future()
 
     def run() -> None:
         try:
-            ended.set_result(work())
+            outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised again below
-            ended.set_exception(error)
+            outcome.set_exception(error)
 
     with _STACK_SIZE:
         before = threading.stack_size(STACK_BYTES)
@@ -246,7 +246,7 @@ def _on_deep_stack(work: Callable[[], T]) -> T:
             thread.start()
         finally:
             threading.stack_size(before)
-    return ended.result()
+    return outcome.result()
 
 
 def with_ascii_classes(pattern: str) -> str:

@@ -219,13 +219,13 @@ def _read_parts(notation: Notation, text: str, at: int, schema: Any, depth: int)
 
 def _read_braces(notation: Notation, text: str, at: int, _schema: Schema) -> tuple[str, int]:
     try:
-        value, at = _braces(notation.quote, text, at, 0)
+        value, at = _read_brace_value(notation.quote, text, at, 0)
     except IndexError:
         raise ValueError("the arguments are not complete") from None
     return dump(value), at
 
 
-def _braces(quote: str, text: str, at: int, depth: int) -> tuple[Any, int]:
+def _read_brace_value(quote: str, text: str, at: int, depth: int) -> tuple[Any, int]:
     """The value in braces, quotes or neither at index *at*, and its end."""
     if depth > MOST_DEPTH:
         raise ValueError("nested too deep")
@@ -245,9 +245,9 @@ def _braces(quote: str, text: str, at: int, depth: int) -> tuple[Any, int]:
         if is_object:
             end = text.index(":", at)
             key = text[at:end].strip().replace(quote, "")
-            values[key], at = _braces(quote, text, end + 1, depth + 1)
+            values[key], at = _read_brace_value(quote, text, end + 1, depth + 1)
         else:
-            item, at = _braces(quote, text, at, depth + 1)
+            item, at = _read_brace_value(quote, text, at, depth + 1)
             items.append(item)
         if text[at] == ",":
             at += 1

@@ -219,8 +219,8 @@ class MessageReader(CallReader):
         begins = self._headers.begins
         begin = self._held.lstrip()
         begun = begin.startswith(begins)
-        header, mark, rest = begin.partition(self._headers.message) if begun else (begin, "", "")
-        if mark:
+        header, mark, rest = begin.partition(self._headers.message)
+        if begun and mark:
             self._header = header + mark
             self._held = rest
         elif final or not (begun or any(text.startswith(begin) for text in begins)):
@@ -239,7 +239,11 @@ class MessageReader(CallReader):
                 texts.append(self._held[:certain])
                 self._held = self._held[certain:]
             return False
-        content, mark = (self._held, "") if end is None else (self._held[: end.start()], end[0])
+        content = self._held
+        mark = ""
+        if end is not None:
+            content = self._held[: end.start()]
+            mark = end[0]
         begins_next = mark in self._headers.begins
         self._held = self._held[len(content) + (0 if begins_next else len(mark)) :]
         self._header = None

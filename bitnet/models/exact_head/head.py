@@ -13,7 +13,7 @@ from bitnet.models.exact_head import Logits
 from bitnet.models.exact_head.copy import HeadCopy, reason_against, refusal, saves_time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
@@ -86,13 +86,17 @@ class Head:
         if self._costs and candidates:
             self._costs.add(candidates)
         rest = [at for at, candidate in enumerate(candidates) if candidate is None]
-        whole = iter(self(hidden if len(rest) == len(candidates) else hidden[rest]) if rest else ())
-        return [
-            Logits(next(whole))
-            if candidate is None
-            else Logits(candidate, partial(self._compute_all, state))
-            for candidate, state in zip(candidates, hidden, strict=True)
-        ]
+        whole: Iterator[Array] = iter(())
+        if rest:
+            rows = hidden if len(rest) == len(candidates) else hidden[rest]
+            whole = iter(self(rows))
+        results: list[Logits] = []
+        for candidate, state in zip(candidates, hidden, strict=True):
+            if candidate is None:
+                results.append(Logits(next(whole)))
+            else:
+                results.append(Logits(candidate, partial(self._compute_all, state)))
+        return results
 
     def _copy(self, model: str, norm: Prepared, mode: HeadMode) -> HeadCopy | None:
         """Copy of the head of *model*; with ``auto``, ``None`` if its weights permit none."""
