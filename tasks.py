@@ -44,8 +44,8 @@ def test(
     shown = "--durations=15 --durations-min=3"  # what may have to be marked slow
     if record:
         shown += " --record-durations"
-    # A worker gets tests that follow each other, which share what they load. One more than there
-    # are cores, as some wait: for a process, for a server.
+    # Each worker gets consecutive tests, which share fixtures. There is one worker more than there
+    # are cores, since some tests wait for a process or a server.
     spread = f"-n {usable_cores() + 1} --dist worksteal"
     if index:
         spread = "--record-index"
@@ -84,16 +84,16 @@ def lint(c, fix=option(False, "repair what can be repaired, and format")):
 
 
 def _tool(name):
-    """Path of a program of Clang, in the package of its name that the extra ``dev`` installs."""
+    """Path of a program of Clang, in the Python package of that name (extra ``dev``), quoted."""
     folder = files(name.replace("-", "_")) / "data/bin"
     programs = [path for path in Path(str(folder)).iterdir() if path.stem == name]
     return shlex.quote(str(programs[0]))
 
 
 def _tidy(c, folder):
-    """Check a *folder* of C++ with clang-tidy, in one piece as it is built.
+    """Check a *folder* of C++ with clang-tidy, as one file, in the way it is built.
 
-    Files of instruction sets are built apart, with flags that only some processors have.
+    Files of instruction sets are left out: they are built apart, with flags of some processors.
     """
     left_out = re.compile(r"isa/(amx|avx|neon|scalar)")
     sources = sorted((ROOT / "native" / folder).rglob("*.cpp"))
@@ -126,7 +126,7 @@ def plainness(c):
 @task()
 def native(c):
     """Build the compiled module into this checkout's environment."""
-    # Only here a folder is kept from one build to the next: two installations must not share one.
+    # Here the build folder is kept for the next build; ordinary installations must not share one.
     kept = f"--config-settings=build-dir=build/{sys.implementation.cache_tag}"
     every = "--config-settings=cmake.define.BITNET_COMPILE=here"
     pip = f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps"
@@ -146,7 +146,7 @@ def sanitize(c):
             _cmake(c, build / folder, targets, options)
         c.run(f"{build}/kernels/tokenizer_driver")
         c.run(f"{build}/kernels/kernels_driver")
-        # Where addresses are too random for the thread sanitizer, once more with fewer.
+        # The thread sanitizer fails where addresses are too random: try again without (setarch -R).
         driver = f"{build}/threads/kernels_driver models"
         c.run(f"{driver} || setarch -R {driver}")
 
@@ -190,11 +190,11 @@ def fuzz(
         program = ROOT / "tests" / "fuzz" / f"fuzz_{target}.py"
         c.run(f"{sys.executable} {program} --minutes {int(minutes)}", pty=False)
         return
-    found = ROOT / "build" / "fuzz" / target
-    found.mkdir(parents=True, exist_ok=True)
-    # A chat template at its bound of steps takes a second, and ten or more when it is traced.
-    folders = f"{found} {ROOT / 'tests' / 'fuzz' / 'corpus' / target}"
-    with c.cd(str(found)):
+    work = ROOT / "build" / "fuzz" / target
+    work.mkdir(parents=True, exist_ok=True)
+    # -timeout: a chat template that runs to its limit of steps takes a second, traced ten or more.
+    folders = f"{work} {ROOT / 'tests' / 'fuzz' / 'corpus' / target}"
+    with c.cd(str(work)):
         c.run(
             f"{sys.executable} {ROOT / 'tests' / 'fuzz' / 'fuzz.py'} {shlex.quote(target)} "
             f"-max_total_time={60 * int(minutes)} -timeout=60 -rss_limit_mb=4096 {folders}",
@@ -207,13 +207,13 @@ def same_bits(c, compiler=option("clang++", "another one than builds the module"
     """Build the kernels with another compiler and compare the bits of their results."""
     build = ROOT / "build" / "same-bits"
     with c.cd(str(ROOT)):
-        # The kernels of AVX-VNNI on every processor with AVX2.
+        # BITNET_AVX_VNNI=plain: the kernels of AVX-VNNI run on every processor with AVX2.
         options = f"-DCMAKE_CXX_COMPILER={shlex.quote(compiler)} -DBITNET_AVX_VNNI=plain"
         _cmake(c, build, "kernels_driver", options)
         x86 = platform.machine() in ("x86_64", "AMD64")
         levels = "avx2 avx_vnni" if x86 else ""
-        described = Path("/proc/cpuinfo")
-        if x86 and described.exists() and "avx512vbmi" in described.read_text():
+        cpu_info = Path("/proc/cpuinfo")
+        if x86 and cpu_info.exists() and "avx512vbmi" in cpu_info.read_text():
             levels += " amx"  # its instructions trap where the processor lacks them
         c.run(f"{build}/kernels_driver {levels}")
 

@@ -1,7 +1,7 @@
-"""Start every command and look at how it ends; ``.ci/doors`` calls this.
+"""Run every command and check its exit code and output; ``.ci/doors`` calls this.
 
-Standard input of a bare Python that has the package installed; the argument is a folder with the
-helpers of the tests, which make a small model.
+``.ci/doors`` passes this file to a Python that has only the package installed, on standard input.
+The argument is the folder of the helpers of the tests, which write a small model.
 """
 
 import json
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 sys.path.insert(0, sys.argv[1])
 from tiny_models import tiny_gguf
 
-TEXT = "Hello é日!"  # the small model knows these letters
+TEXT = "Hello é日!"  # letters of the small model's vocabulary
 ROUND_TRIP = """
 import sys
 from bitnet.tokenizer import resolve_tokenizer
@@ -29,12 +29,12 @@ assert tokenizer.decode(ids) == text, (ids, tokenizer.decode(ids))
 
 
 def run(*words, code=0, program=("bitnet",)):
-    """The output of *words*, which must end with *code*."""
+    """Standard output of the command *words*, which must exit with *code* and report no bug."""
     done = subprocess.run([*program, *words], capture_output=True, stdin=subprocess.DEVNULL)
-    said = done.stdout + done.stderr
-    if done.returncode != code or b"Error: internal" in said or b"Traceback" in said:
-        shown = ascii(said.decode("utf-8", "replace")).replace("\\n", "\n")
-        sys.exit(f"{words!a} ended with {done.returncode}, expected {code}:\n{shown}")
+    output = done.stdout + done.stderr
+    if done.returncode != code or b"Error: internal" in output or b"Traceback" in output:
+        text = ascii(output.decode("utf-8", "replace")).replace("\\n", "\n")
+        sys.exit(f"{words!a} ended with {done.returncode}, expected {code}:\n{text}")
     return done.stdout
 
 

@@ -1,8 +1,8 @@
 """README and addresses for the page of a package index, where links have to be absolute.
 
 A metadata provider of scikit-build-core. The repository is the one that the source was cloned from
-(``remote "origin"`` in ``.git/config``), or the one that a source package names; where neither is
-known, links stay as they are and no address is given.
+(``remote "origin"`` in ``.git/config``), or the one that a source package names; if neither is
+known, links stay relative and there are no addresses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?P<target>(?!#|\w+:)[^)\s]+)\)")
 
 
 def repository(root: Path) -> str:
-    """Address of the repository that *root* was cloned from, without user or token; or empty."""
+    """Address of the repository that *root* was cloned from, without user or token, or empty."""
     config = configparser.ConfigParser(strict=False, interpolation=None)
     config.read(root / ".git/config", encoding="utf-8")
     url = config.get('remote "origin"', "url", fallback="")
@@ -51,13 +51,13 @@ def _of_source_package(root: Path) -> str:
     facts = root / "PKG-INFO"
     if not facts.is_file():
         return ""
-    named = HeaderParser().parsestr(facts.read_text(encoding="utf-8")).get_all("Project-URL", [])
-    known = dict(one.split(", ", 1) for one in named)
-    return known.get("Source", "")
+    lines = HeaderParser().parsestr(facts.read_text(encoding="utf-8")).get_all("Project-URL", [])
+    urls = dict(line.split(", ", 1) for line in lines)
+    return urls.get("Source", "")
 
 
 def absolute(markdown: str, address: str) -> str:
-    """*markdown* with the links to files of the repository as links to *address*."""
+    """*markdown* with relative links to files of the repository made absolute, below *address*."""
 
     def link(match: re.Match[str]) -> str:
         kind = "raw" if match["text"].startswith("!") else "blob"

@@ -1,6 +1,6 @@
-"""Check that type checkers know the type of every public name, as the users of the package get it.
+"""Check that type checkers know the type of every public name of the installed package.
 
-Runs basedpyright on the package that this interpreter imports, and fails if a name is unknown.
+Runs basedpyright on the package that this interpreter imports, and fails if a type is unknown.
 """
 
 import json
@@ -13,9 +13,9 @@ import bitnet
 
 
 def known_types() -> dict[str, bool]:
-    """True for each symbol, by its full name, whose type is declared and not only inferred."""
+    """By the full name of each symbol: True if its type is declared and not only inferred."""
     words = ["--pythonpath", sys.executable, "--verifytypes", "bitnet", "--ignoreexternal"]
-    done = subprocess.run(  # it ends with 1 for docstrings that are missing, too
+    done = subprocess.run(  # not checked: missing docstrings are exit code 1 as well
         [sys.executable, "-m", "basedpyright", *words, "--outputjson"],
         env=os.environ | {"PYTHONPATH": str(Path(bitnet.__file__).parents[1])},
         capture_output=True,
@@ -30,7 +30,7 @@ def known_types() -> dict[str, bool]:
 
 
 def main() -> None:
-    """Print how many public names have known types; end with 1 if one has not."""
+    """Print how many public names have known types; exit with 1 if a type is unknown."""
     is_known = known_types()
     public = [name for name in bitnet.__all__ if name != "__version__"]
     unknown = [name for name in public if not is_known.get(f"bitnet.{name}", False)]

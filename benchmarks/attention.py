@@ -21,13 +21,14 @@ from bitnet.kernels.kv_codes import PAGE, page_words, store
 QUERIES = 512
 DEPTH = 4032
 FORMS = ("f16", "q8")
-SHAPES = ((64, 9, 3, 3584), (128, 8, 2, 1536), (256, 4, 1, 1536))  # head, heads, of keys, cached
-# Heads, those of keys, their width and layers: SmolLM2, the ternary 2B shape, Gemma 3 270M.
+# head_dim, heads, kv_heads, positions in the cache
+SHAPES = ((64, 9, 3, 3584), (128, 8, 2, 1536), (256, 4, 1, 1536))
+# heads, kv_heads, head_dim, layers: SmolLM2 135M, the ternary 2B shape, Gemma 3 270M
 MODELS = {"smollm2": (9, 3, 64, 30), "ternary": (20, 5, 128, 30), "gemma3": (4, 1, 256, 18)}
 
 
 def lower_deciles(works, turns):
-    """Seconds of processor time of each of *works*, which take turns."""
+    """Lower decile of the processor time of each of *works* in seconds; they take turns."""
     times = [[] for _ in works]
     for _ in range(turns):
         for work, seconds in zip(works, times, strict=True):
@@ -38,7 +39,7 @@ def lower_deciles(works, turns):
 
 
 def aligned(array):
-    """A copy of *array* that begins with a cache line, as the cache does."""
+    """A copy of *array* that begins at a cache line, as keys and values of a model do."""
     memory = np.empty(array.nbytes + 64, dtype=np.uint8)
     begin = -memory.ctypes.data % 64
     copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -67,9 +68,9 @@ def show_prefill(module, rng):
             works.append(lambda how=how: module.attention(*how))
         products = 2 * QUERIES * heads * head_dim * (cached + (QUERIES + 1) / 2)
         rates = [products / seconds / 1e9 for seconds in lower_deciles(works, 11)]
-        most = [limit(module.kernel_level(), table) for table in (OF_WORDS, OF_BYTES)]
-        its, q8 = (f"{rate:6.1f} of {its:.0f}" for rate, its in zip(rates, most, strict=True))
-        print(f"heads of {head_dim:3}: {its} GMAC/s, q8 {q8}")
+        limits = [limit(module.kernel_level(), table) for table in (OF_WORDS, OF_BYTES)]
+        f16, q8 = (f"{rate:6.1f} of {most:.0f}" for rate, most in zip(rates, limits, strict=True))
+        print(f"heads of {head_dim:3}: {f16} GMAC/s, q8 {q8}")
 
 
 def show_decode(module, rng, name):
@@ -79,18 +80,18 @@ def show_decode(module, rng, name):
     out = np.empty_like(q)
     works = []
     for form in FORMS:
-        one = random_pages(rng, DEPTH // PAGE, kv_heads, head_dim, form)
-        every = aligned(np.broadcast_to(one, (layers, *one.shape)))
+        layer = random_pages(rng, DEPTH // PAGE, kv_heads, head_dim, form)
+        every = aligned(np.broadcast_to(layer, (layers, *layer.shape)))
 
         def decode(every=every):
             for pages in every:
                 module.attention(q, pages, DEPTH - 1, head_dim**-0.5, 0, 0.0, out)
 
         works += [decode, lambda every=every: module.sum_bytes(every.view(np.uint8).reshape(-1))]
-    its = [seconds * 1e3 for seconds in lower_deciles(works, 15)]
+    ms = [seconds * 1e3 for seconds in lower_deciles(works, 15)]
     print(
-        f"{name}, a token behind {DEPTH:,}: {its[0]:.2f} ms (bytes alone {its[1]:.2f}), "
-        f"q8 {its[2]:.2f} ms ({its[3]:.2f}): {its[0] / its[2]:.2f} times as fast"
+        f"{name}, a token behind {DEPTH:,}: {ms[0]:.2f} ms (bytes alone {ms[1]:.2f}), "
+        f"q8 {ms[2]:.2f} ms ({ms[3]:.2f}): {ms[0] / ms[2]:.2f} times as fast"
     )
 
 

@@ -1,11 +1,11 @@
-"""Source trees of this program beside each other: whether a version reads or writes faster.
+"""Compare versions of this program: is one faster in prefill or decode?
 
     python benchmarks/builds.py MODEL FOLDER FOLDER... [--tests pp512,pp4096] [--turns 5]
 
 Each FOLDER is a source tree with its compiled module in ``bitnet/``, such as a ``git worktree`` of
 an older commit. Each version runs in a process of its own, with the benchmark's worker of its own
-tree, and they take turns test by test. Medians in tokens per second, those of each version over
-those of the first one, and ``busy``, the number of measurements that other processes disturbed.
+tree, and they take turns test by test. The result has medians in tokens per second, their ratios to
+those of the first version, and ``busy``, the number of measurements that other processes disturbed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
                 rates[name][test].append(int(test[2:].partition("@")[0]) / seconds)
 
     medians = {
-        name: {test: statistics.median(taken) for test, taken in by_test.items()}
+        name: {test: statistics.median(per_turn) for test, per_turn in by_test.items()}
         for name, by_test in rates.items()
     }
     first = next(iter(medians.values()))

@@ -3,7 +3,7 @@
     python benchmarks/compile_time.py [--python PYTHON] [--json FILE]
 
 PYTHON has pip, nanobind and scikit-build-core (``pip install -e .[dev]``). Nothing of an earlier
-build is used, and nothing is installed where it would be found.
+build is used, and the package is installed into a temporary folder.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LOG = "COMPILE_TIME_LOG"  # names the file to which compilers' times are appended
+LOG = "COMPILE_TIME_LOG"  # variable with the path of a file, to which compilers append their times
 
 
 def compile_unit(command: list[str]) -> int:
-    """Exit code of the compiler *command*, whose processor time is appended to the log."""
+    """Run the compiler *command*, log its processor time, and return its exit code."""
     code = subprocess.run(command, check=False).returncode
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     source = next((word for word in command if word.endswith((".cpp", ".cxx"))), "")

@@ -1,6 +1,6 @@
-"""A copy of a GGUF file that names a longer context, to measure speeds behind long prompts.
+"""Copy a GGUF file with a longer context in its metadata, to measure speed after long prompts.
 
-Speed does not depend on what positions mean to a model, and most small models were made for few.
+Most small models were trained for short contexts. Speed does not depend on that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def with_context(model: Path, context: int | None) -> Iterator[Path]:
-    """A path to *model*, or to a copy of it that has *context* positions."""
+    """Path of *model*, or of a temporary copy with *context* positions, if that is not None."""
     if not context:
         yield model
         return
@@ -28,7 +28,7 @@ def with_context(model: Path, context: int | None) -> Iterator[Path]:
         key = f"{architecture}.context_length"
         old = gguf.metadata[key]
     content = bytearray(model.read_bytes())
-    at = content.index(key.encode()) + len(key) + 4  # behind the number of its type
+    at = content.index(key.encode()) + len(key) + 4  # the value follows the number of its type
     if content[at : at + 4] != struct.pack("<I", old):
         raise SystemExit(f"{model}: {key} is not where it was expected")
     struct.pack_into("<I", content, at, context)

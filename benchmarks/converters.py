@@ -1,13 +1,13 @@
-"""Digests of what other tools make of tiny models: those in tests/convert/test_other_converters.py.
+"""Convert tiny models with other tools, and print the digests that test_other_converters.py has.
 
     python benchmarks/converters.py [--bitnet-cpp FOLDER] [--llama-cpp FOLDER]
 
 --bitnet-cpp is a checkout of https://github.com/microsoft/BitNet with its submodules, built: its
 ``convert-hf-to-gguf-bitnet.py`` (with PyTorch, and the ``gguf`` of the checkout) makes an F32 file
 of each folder, its ``llama-quantize`` an I2_S file of that, as its ``setup_env.py`` calls them.
---llama-cpp is a source of llama.cpp, whose ``convert_hf_to_gguf.py`` writes TQ1_0 and TQ2_0; of
-packed folders with ``--no-lazy``, since b11434 stops otherwise. Printed is the digest of each
-file's tensors, and whether ``bitnet convert`` gives the same.
+--llama-cpp is a source tree of llama.cpp, whose ``convert_hf_to_gguf.py`` writes TQ1_0 and TQ2_0,
+with ``--no-lazy``: without it, b11434 fails for packed folders. This prints the digest of each
+file's tensors, and whether ``bitnet convert`` writes the same ones.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from bitnet.formats.containers import open_checkpoint
 
 
 def python(script, package, *words):
-    """Run *script* with the ``gguf`` of the folder *package*."""
+    """Run *script* with *words*; the folder *package* has its version of the package ``gguf``."""
     path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
     words = [str(word) for word in (sys.executable, script, *words)]
     subprocess.run(words, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": path})
 
 
 def by_bitnet_cpp(checkout, folder, out):
-    """The I2_S file that Microsoft's tools make of *folder*."""
+    """Write the I2_S file that Microsoft's tools make of *folder* to *out*."""
     wide = folder / "f32.gguf"
     script = checkout / "utils/convert-hf-to-gguf-bitnet.py"
     package = checkout / "3rdparty/llama.cpp/gguf-py"
@@ -46,7 +46,7 @@ def by_bitnet_cpp(checkout, folder, out):
 
 
 def by_llama_cpp(source, folder, out, encoding):
-    """The file that llama.cpp's converter makes of *folder*."""
+    """Write the file that llama.cpp's converter makes of *folder* to *out*."""
     words = ["--no-lazy", "--outtype", encoding.lower(), "--outfile", out]
     python(source / "convert_hf_to_gguf.py", source / "gguf-py", folder, *words)
 
@@ -66,7 +66,7 @@ def compared(name, encoding, tool, *words):
 
 
 def main():
-    """Compare with each tool that there is."""
+    """Compare with each tool that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bitnet-cpp", type=Path)
     parser.add_argument("--llama-cpp", type=Path)
@@ -74,7 +74,7 @@ def main():
     for name in MICROSOFT if options.bitnet_cpp else ():
         compared(name, "I2_S", by_bitnet_cpp, options.bitnet_cpp.resolve())
     for name, config in CONFIGS.items() if options.llama_cpp else ():
-        if config is not MULTIPLIES:  # it divides by a scale that multiplies
+        if config is not MULTIPLIES:  # llama.cpp would divide by a scale that is to be multiplied
             for encoding in ("TQ1_0", "TQ2_0"):
                 compared(name, encoding, by_llama_cpp, options.llama_cpp.resolve(), encoding)
 

@@ -3,12 +3,13 @@
     python benchmarks/download.py --size-mb 512 --rounds 5
     python benchmarks/download.py --store --size-mb 1000      two projects, resuming, a second use
 
-Every round runs each program once, in turn, so a machine that slows down slows them all; each
-result is the best round, and what counts are the ratios. bitnet also computes the SHA-256 and
-makes the file durable, which curl does not: hence the line for curl followed by sha256sum.
-With --store: bytes sent and kept for two projects as a share of the file, how long the last 14 %
-take compared with the whole file, and milliseconds of a second use.
-The processor time per GB, of the client alone, hardly depends on what else the machine does.
+Every round runs each program once, in turn, so a machine that slows down slows them all. Each
+result is the best round; compare the ratios. bitnet also computes the SHA-256 and syncs the file,
+which curl does not: hence the row for curl followed by sha256sum. The processor time per GB, of the
+client alone, hardly depends on other load.
+
+With --store: bytes sent and stored for two projects as a share of the file, seconds for the last
+14 % of a resumed download and for the whole file, and milliseconds of a second use.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FILE = "model.gguf"
 
 
 def bitnet(hub, target, *, connections):
-    """Our download: seconds and processor seconds, as of the others."""
+    """Wall and processor seconds of our download, as in the functions of the other programs."""
     from bitnet.hub.fetch import fetch
     from bitnet.hub.fetch_options import FetchOptions
     from bitnet.hub.orders import FileOrder
@@ -51,13 +52,13 @@ def bitnet(hub, target, *, connections):
     url = file_url(REPO, "main", FILE, options)
     with HubSession(options) as session:
         order = FileOrder(Source(target.name, "", target.name, url=url), "tokenizer")
-        got = fetch(order, store, [url], session=session, progress="none")
-    store.place(got.blob, target)
+        result = fetch(order, store, [url], session=session, progress="none")
+    store.place(result.blob, target)
     return _since(begun)
 
 
 def huggingface_hub(hub, target):
-    """The one of huggingface_hub."""
+    """Wall and processor seconds of the download by huggingface_hub."""
     os.environ.update(HF_ENDPOINT=hub, HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     from huggingface_hub import hf_hub_download
 
@@ -67,7 +68,7 @@ def huggingface_hub(hub, target):
 
 
 def curl(hub, target, *, digest=False):
-    """curl, and sha256sum after it with *digest*."""
+    """Wall and processor seconds of curl, and with *digest* of sha256sum after it."""
     url = f"{hub}/{REPO}/resolve/main/{FILE}"
     begun = _clocks()
     subprocess.run(["curl", "-sSfL", "-o", str(target), url], check=True)
@@ -117,7 +118,7 @@ def measure(size, rounds, rules, programs):
 
 
 def measure_store(size_mb):
-    """Savings of the store: two projects, a transfer that was cut at 86 %, a second use."""
+    """Savings of the store: two projects, a second use, and a transfer cut at 86 % and resumed."""
     from bitnet.base.errors import NetworkError
     from bitnet.hub.fetch_options import FetchOptions
     from bitnet.hub.project import Project
@@ -147,8 +148,9 @@ def measure_store(size_mb):
         whole = seconds("one")
         second_project = seconds("two")
         second_use = min(seconds("two") for _ in range(5))
-        kept = [folder / name for name in ("one", "two", "cache")]
-        files = [path.stat() for top in kept for path in top.rglob("*") if path.is_file()]
+        tops = [folder / name for name in ("one", "two", "cache")]
+        files = [path.stat() for top in tops for path in top.rglob("*") if path.is_file()]
+        # By inode: a file that two folders share through a hard link counts once.
         disk = sum({status.st_ino: status.st_size for status in files}.values())
         sent = hub.sent("cdn")
         hub.rules.append(Rule(where="cdn", times=1, truncate_at=int(size * 0.86)))
@@ -177,7 +179,7 @@ def _since(begun):
 
 
 def serve(source, rules):
-    """The hub, until terminated."""
+    """Serve the file *source* as the hub does, until this process is terminated."""
     with HubServer() as hub:
         hub.add(REPO, FILE, source)
         hub.rules += [Rule(**rule) for rule in rules]
@@ -215,7 +217,7 @@ def main():
 
 
 def report(arguments):
-    """Run both cases and print what came out."""
+    """Run both cases and print the results."""
     latency = {"latency_s": arguments.latency_ms / 1000}
     limit = {"where": "cdn", "rate": arguments.rate_mb * 1e6}
     available = [name for name in PROGRAMS if name != "huggingface_hub" or _has_huggingface_hub()]

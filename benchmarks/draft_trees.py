@@ -2,12 +2,12 @@
 
     python benchmarks/draft_trees.py MODEL --prose FILE.xz [--tokens 256] [--branches 1,2,4,8]
 
-MODEL writes its likeliest tokens after beginnings of code (files of this package), tables (results
-of benchmarks) and prose. Then the answers are replayed: a pass brings as many tokens as the best of
-the N drafts begins with, and one more. The drafts are the continuations of the N best matches in
-the text so far that begin with different tokens. Passes alone are counted, so this is an upper
-bound: in a real pass every branch is more rows, with keys and values of its own. The last
-column is what one branch gains in fact: processor time of one thread, the prompt's included.
+MODEL continues code (files of this package), tables (results of benchmarks) and prose greedily.
+Then the answers are replayed: a pass yields the tokens that the best of N drafts has right, and one
+more. The drafts are the continuations of the N best matches in the text so far that begin with
+different tokens. Only passes are counted, so this is an upper bound: in a real pass every branch
+adds rows, with keys and values of its own. The last column is the measured speedup of one branch,
+as processor time of one thread, including the prompt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEXTS = 6  # of each kind
 
 
 class Branches(Sampler):
-    """Drafts of one place of the text that begin differently."""
+    """Drafts for one position of the text that begin with different tokens."""
 
     def drafts(self, ids, count):
         """Up to *count* drafts, the best match first."""
@@ -46,7 +46,7 @@ class Branches(Sampler):
 
 
 def passes(prompt, answer, count):
-    """Passes that *answer* takes after *prompt* with *count* branches."""
+    """Number of passes that *answer* takes after *prompt* with *count* branches."""
     lookup = Branches(Request(lookup=MOST))
     done = 0
     number = 0
@@ -68,7 +68,7 @@ def passes(prompt, answer, count):
 
 
 def beginnings(prose):
-    """Texts of each kind."""
+    """Each kind of text with its texts, of which only the first tokens are used."""
     sources = sorted((ROOT / "bitnet").rglob("*.py"), key=lambda path: -path.stat().st_size)
     yield "code", [path.read_text(encoding="utf-8")[2000:] for path in sources[:TEXTS]]
     results = sorted((ROOT / "benchmarks/results").glob("*.md"), key=lambda p: -p.stat().st_size)
@@ -79,7 +79,7 @@ def beginnings(prose):
 
 
 def main():
-    """Tokens a pass, by kind of text and number of branches."""
+    """Print the tokens per pass by kind of text and number of branches."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--prose", type=Path, required=True)

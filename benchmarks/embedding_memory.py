@@ -2,7 +2,7 @@
 
     python benchmarks/embedding_memory.py MODEL [--texts 500,20000]
 
-Texts and vectors are files, so that the peak does not grow with their number if both are streamed.
+Texts and vectors are files: if both are streamed, the peak does not grow with their number.
 """
 
 from __future__ import annotations

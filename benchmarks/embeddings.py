@@ -4,10 +4,10 @@
         [--peer-python PYTHON] [--tests pp128,pp512] [--threads 1,2] [--json FILE] [--table FILE]
 
 Synthetic models (synthetic.py) of the shapes of BitNet-embedding-0.6B and -270M are written into
-WORK. Ours embeds the model as it is published, I2_S with a norm before each product. bitnet.cpp, a
-build that BITNET_CPP_DIR names, reads I2_S of the same products as a LLaMA, without those norms and
-the norms of queries and keys, for builds that do not have the graph: less work than ours.
-llama.cpp reads F16 of the same backbone, without the norms before the products. All run in turns.
+WORK. Ours runs the model as it is published: I2_S with a norm before each product. bitnet.cpp, the
+build in BITNET_CPP_DIR, may lack this architecture. It reads a LLaMA with the same products in
+I2_S, without these norms and those of queries and keys, which is less work than ours. llama.cpp
+reads the same backbone in F16, without the norms before the products. All run in turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LLAMA_CPP = "llama.cpp F16"
 
 
 def written(work, vocabulary, name, kind, architecture=None):
-    """Path of a synthetic model, made when it is not there."""
+    """Path of a synthetic model, which is written unless it exists."""
     shape = synthetic.SHAPES[name]
     shape = replace(shape, architecture=architecture or shape.architecture)
     path = work / f"{name}.{shape.architecture}.{kind}.gguf"
@@ -46,22 +46,22 @@ def written(work, vocabulary, name, kind, architecture=None):
 
 
 def contestants(name, options):
-    """Label -> (engine, interpreter, model) of all that can take part."""
+    """Label -> (engine, interpreter, model) of all engines that are available."""
     engines, _ = present(options.peer_python, options.peers)
     ours = written(options.work, options.vocabulary, name, "I2_S")
-    found = {
+    entries = {
         OURS: ("bitnet", sys.executable, ours),
         OURS_AVX2: ("bitnet:avx2", sys.executable, ours),
     }
     library = bitnet_cpp_library()
     if library:
         plain = written(options.work, options.vocabulary, name, "I2_S", "llama")
-        found[BITNET_CPP] = (str(library), sys.executable, plain)
+        entries[BITNET_CPP] = (str(library), sys.executable, plain)
     if "llama.cpp" in engines:
         python, engine = engines["llama.cpp"]
         wide = written(options.work, options.vocabulary, name, "F16")
-        found[LLAMA_CPP] = (engine, python, wide)
-    return found
+        entries[LLAMA_CPP] = (engine, python, wide)
+    return entries
 
 
 def table(results, tests):
@@ -77,7 +77,7 @@ def table(results, tests):
         for own in (OURS, OURS_AVX2):
             for peer in (label for label in (BITNET_CPP, LLAMA_CPP) if label in medians):
                 pairs = zip(medians[own], medians[peer], strict=True)
-                rows[f"{own} / {peer}"] = [f"{mine / theirs:.2f}" for mine, theirs in pairs]
+                rows[f"{own} / {peer}"] = [f"{ours / theirs:.2f}" for ours, theirs in pairs]
         lines += [
             f"| {model} | {threads} | {label} | {' | '.join(cells)} |"
             for label, cells in rows.items()

@@ -3,9 +3,9 @@
     python benchmarks/encoders.py FOLDER Q8_0.gguf F32.gguf [--llama libllama.so]
         [--onnx FOLDER] [--threads 2] [--turns 5] [--json FILE] [--table FILE]
 
-FOLDER is the model as sentence-transformers has it (all-MiniLM-L6-v2), the files are made of it by
-``bitnet convert``. Texts are sentences of this project's documentation, of 16, 128 and 512 tokens
-and of mixed lengths, and are embedded from their characters on. llama.cpp gets their ids, up to
+FOLDER is the model in the form of sentence-transformers (all-MiniLM-L6-v2); ``bitnet convert``
+writes the two files from it. Texts are words of this project's documentation, of 16, 128 and 512
+tokens and of mixed lengths. The time includes tokenizing, but for llama.cpp, which gets ids, up to
 2,048 in a pass of several sequences. sentence-transformers and ONNX Runtime sort texts by length
 and pad each batch of 32. Each engine runs in a process of its own, in turns; the table has medians.
 The first turn compares their vectors with those of sentence-transformers and does not count.
@@ -34,8 +34,8 @@ from idle import MOST, Others
 
 from bitnet.crossval.llama_library import Batch, Params
 
-LENGTHS = {"16": 128, "128": 24, "512": 6}  # texts of so many tokens
-MIXED = 64  # texts of different lengths
+LENGTHS = {"16": 128, "128": 24, "512": 6}  # tokens of a text: number of texts
+MIXED = 64  # number of texts of different lengths
 BATCH = 32  # texts at once, the default of sentence-transformers
 TOKENS_AT_ONCE = 2048  # of llama.cpp, its default of n_batch
 OURS_F32, OURS_Q8 = "bitnet F32", "bitnet Q8_0"
@@ -50,7 +50,7 @@ def words():
 
 
 def make_texts(folder):
-    """Lists of texts by the name of a test; each text has the tokens that the test says."""
+    """Texts of each test, by its name; each text has the number of tokens that the name says."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -61,19 +61,19 @@ def make_texts(folder):
 
     def text_of(count):
         nonlocal at
-        taken = []
+        words_of_text = []
         length = 0
         while length < count:
-            taken.append(every[at % len(every)])
+            words_of_text.append(every[at % len(every)])
             at += 1
-            length = len(tokenizer.encode(" ".join(taken)).ids)
-            if length > count:  # the last word has too many tokens: a short one instead
-                taken[-1] = "a"
-                length = len(tokenizer.encode(" ".join(taken)).ids)
+            length = len(tokenizer.encode(" ".join(words_of_text)).ids)
+            if length > count:  # the last word has too many tokens: try one of a single token
+                words_of_text[-1] = "a"
+                length = len(tokenizer.encode(" ".join(words_of_text)).ids)
                 if length > count:
-                    taken.pop()
+                    words_of_text.pop()
                     length = count
-        return " ".join(taken)
+        return " ".join(words_of_text)
 
     tests = {name: [text_of(int(name)) for _ in range(n)] for name, n in LENGTHS.items()}
     drawn = np.random.default_rng(0).lognormal(3.4, 0.8, MIXED)
@@ -112,7 +112,7 @@ class SentenceTransformers:
 
 
 class OnnxRuntime:
-    """ONNX Runtime with the tokenizers library, as fastembed has them."""
+    """ONNX Runtime with the tokenizers library, the combination that fastembed uses."""
 
     def __init__(self, path, threads):
         import onnxruntime
@@ -166,9 +166,10 @@ class Llama:
         c.llama_backend_init()
         model = c.llama_model_load_from_file(file.encode(), c.llama_model_default_params())
         params = c.llama_context_default_params()
+        # n_ctx, n_batch and n_ubatch are found by their defaults; n_seq_max follows.
         at = bytes(params.raw).find(struct.pack("<3I", 512, 2048, 512))
         sizes = (TOKENS_AT_ONCE,) * 3
-        struct.pack_into("<4I", params.raw, at, *sizes, 128)  # and sequences
+        struct.pack_into("<4I", params.raw, at, *sizes, 128)  # sequences in a pass, as in `embed`
         self.context = ctypes.c_void_p(c.llama_init_from_model(model, params))
         c.llama_set_n_threads(self.context, threads, threads)
         c.llama_set_embeddings(self.context, True)
@@ -188,12 +189,13 @@ class Llama:
         return np.array(rows + self._pass(packed))
 
     def _ids(self, text):
-        """Ids of *text*, which are counted once: they are given to the engine."""
+        """Ids of *text*, tokenized once: `child` does it before it measures."""
         if text not in self.ids:
             self.ids[text] = self.tokenizer.encode(text).ids
         return self.ids[text]
 
     def _pass(self, packed):
+        """Vectors of the *packed* sequences of ids, computed in one pass."""
         batch = self.batch
         at = 0
         for sequence, ids in enumerate(packed):
@@ -218,14 +220,14 @@ KINDS = {"bitnet": Ours, "torch": SentenceTransformers, "onnx": OnnxRuntime, "ll
 
 
 def child(kind, path, threads, source):
-    """Answer each name of a test on stdin with its seconds and the first vectors."""
+    """Read names of tests from stdin, and print the seconds and the first vectors of each."""
     tests = json.loads(Path(source).read_text())
     engine = KINDS[kind](path, threads)
     for line in sys.stdin:
         texts = tests[line.strip()]
-        engine.embed(texts[:8])  # what is prepared once
+        engine.embed(texts[:8])  # warm-up
         if kind == "llama" and not engine.ids.keys() >= set(texts):
-            engine.embed(texts)  # to count no ids
+            engine.embed(texts)  # so that tokenizing is not measured
         started = time.perf_counter()
         vectors = engine.embed(texts)
         seconds = time.perf_counter() - started
@@ -233,7 +235,7 @@ def child(kind, path, threads, source):
 
 
 def exported(folder, target):
-    """Path of *folder*'s encoder as ONNX, made when it is not there."""
+    """Path of *folder*'s encoder as ONNX, which is exported unless it exists."""
     file = target / "model.onnx"
     if not file.exists():
         import torch
@@ -258,7 +260,8 @@ def exported(folder, target):
         length = torch.export.Dim("length", min=2, max=512)
         torch.onnx.export(
             States(),
-            (ids, torch.ones_like(ids), torch.zeros_like(ids)),  # one tensor would be one input
+            # three tensors: the exporter would make one input of the same one used twice
+            (ids, torch.ones_like(ids), torch.zeros_like(ids)),
             str(file),
             input_names=["input_ids", "attention_mask", "token_type_ids"],
             dynamic_shapes=({0: batch, 1: length},) * 3,
@@ -267,22 +270,22 @@ def exported(folder, target):
 
 
 def contestants(options):
-    """Kind and path of every engine that can take part, by its label."""
+    """Kind and path of every engine that is available, by its label."""
     pair = (OURS_F32, "bitnet", options.folder), (OURS_Q8, "bitnet", options.q8)
-    found = {label: (kind, str(path)) for label, kind, path in pair}
-    found[TORCH] = ("torch", str(options.folder))
+    entries = {label: (kind, str(path)) for label, kind, path in pair}
+    entries[TORCH] = ("torch", str(options.folder))
     if options.onnx and importlib.util.find_spec("onnxruntime"):
         file = exported(options.folder, options.onnx)
-        found[ONNX] = ("onnx", os.pathsep.join(map(str, (options.folder, file))))
+        entries[ONNX] = ("onnx", os.pathsep.join(map(str, (options.folder, file))))
     if options.llama:
         for label, file in ((LLAMA_F32, options.f32), (LLAMA_Q8, options.q8)):
             parts = (options.folder, options.llama, file)
-            found[label] = ("llama", os.pathsep.join(map(str, parts)))
-    return found
+            entries[label] = ("llama", os.pathsep.join(map(str, parts)))
+    return entries
 
 
 class Engine:
-    """A process with an engine, stopped while others run: threads of some wait in loops."""
+    """A process with an engine, stopped while others run: idle threads of some spin."""
 
     def __init__(self, kind, path, threads, source):
         command = [sys.executable, __file__, "--child", kind, path, str(threads), str(source)]
@@ -314,9 +317,9 @@ class Engine:
 
 
 def measure(paths, tests, options, work):
-    """Facts of every engine: texts per second of every turn by test, and the first vectors.
+    """Texts per second of every engine by test and turn, and its disturbed measurements.
 
-    The first turn does not count. Those so far are written after each turn.
+    The first turn does not count. The results so far are written after each turn.
     """
     engines = {
         label: Engine(kind, path, options.threads, work) for label, (kind, path) in paths.items()
@@ -344,7 +347,7 @@ def measure(paths, tests, options, work):
 
 
 def check(vectors):
-    """Refuse to publish the speed of an engine that computes other vectors."""
+    """Stop if an engine's vectors differ from those of sentence-transformers."""
     for name, expected in vectors[TORCH].items():
         for label, by_test in vectors.items():
             rows = by_test[name]
@@ -364,7 +367,7 @@ def table(speeds, busy, tests):
     ]
     for label, by_test in speeds.items():
         row = " | ".join(f"{statistics.median(by_test[name]):,.1f}" for name in names)
-        count = sum(len(taken) for taken in by_test.values())
+        count = sum(len(per_turn) for per_turn in by_test.values())
         lines.append(f"| {label} | {row} | {busy[label]} of {count} |")
     return "\n".join(lines) + "\n"
 
@@ -393,7 +396,7 @@ def main():
 
 
 if __name__ == "__main__":
-    # Libraries print on the stdout of a process; its answers have one of their own.
+    # Libraries print to stdout, so the replies of a child get a descriptor of their own.
     REPLIES = os.fdopen(os.dup(1), "w")
     if sys.argv[1:2] == ["--child"]:
         os.dup2(2, 1)

@@ -2,9 +2,10 @@
 
     python benchmarks/head.py [--rows 128256] [--columns 2560] [--threads 1,2]
 
-Hidden states are random ("unsure": no logit stands out) or lean towards a row ("sure": its cosine
-is 0.2, as of trained models). Best of several runs, the head in a mapped file; "GB/s" counts the
-bytes that are read for every token: the head's, or the copy's without its sixth bits.
+Hidden states are random ("unsure": no logit is much larger than the others) or close to a row
+("sure": a cosine of 0.2, as in trained models). Best of several runs, with the head in a mapped
+file; "GB/s" counts the bytes that are read for every token: those of the head, or of the copy
+without its sixth bits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SURE = 0.2  # cosine of a sure state and its row
 
 
 def random_head(path, rows, columns):
-    """f16 weights in a mapped file, drawn piece by piece."""
+    """Random f16 weights in a mapped file, ``(rows, columns)``, generated piece by piece."""
     random = np.random.default_rng(0)
     with path.open("w+b") as file:
         for start in range(0, rows, 4096):
@@ -99,13 +100,11 @@ def report(begin, ops, copy, tiles, in_rows, hidden):
             f"{begin} | {name} | {ms:.1f} | {matrix.data.nbytes / ms / 1e6:.1f} | | |", flush=True
         )
     for name, state in hidden.items():
-        for count in (1, 41):
+        for count in (1, 41):  # greedy, and top-k of 40: Sampler.needs asks for one more
             ms = best_ms(lambda s=state, n=count: copy.find(s, [Needed(n)]))
-            (found,) = copy.find(state, [Needed(count)])
+            (best,) = copy.find(state, [Needed(count)])
             speed = (copy.size_bytes - copy.sixth_bytes) / ms / 1e6
-            shares = (
-                f"{found.refined / found.vocab_size:.3%} | {len(found.ids) / found.vocab_size:.3%}"
-            )
+            shares = f"{best.refined / best.vocab_size:.3%} | {len(best.ids) / best.vocab_size:.3%}"
             work = f"exact, {name}, {count} best"
             print(f"{begin} | {work} | {ms:.1f} | {speed:.1f} | {shares} |", flush=True)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TICKS = os.sysconf("SC_CLK_TCK")
-#: Processor seconds of others for each second, of one core, that hardly change a result.
+#: Cores that other processes may use, on average, without changing a result noticeably.
 MOST = 0.1
 
 
@@ -33,7 +33,7 @@ class Others:
         return max(0.0, (after - self._before) / passed_s)
 
     def _seconds(self) -> float | None:
-        """Processor seconds of others since the machine started; None if that is unknown."""
+        """Processor seconds of others since the machine started; None if unknown."""
         try:
             fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
             own = sum(map(_seconds_of, self._pids))

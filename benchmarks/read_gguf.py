@@ -2,10 +2,10 @@
 
     python benchmarks/read_gguf.py FILE [--runs 50] [--oracle-runs 3]
 
-All readings happen in one process with the file in the page cache, taking turns, so that a busy
-machine slows down each alike; processor time says what the p95 is without the others' load.
-"header" is metadata and tensor directory with arrays found, bounds checked and left where they are;
-"everything" also turns every array into Python strings or NumPy.
+All readers run in one process with the file in the page cache, taking turns, so that other load
+slows them down alike; it affects the p95 of processor time less than that of wall time. "header"
+reads metadata and tensor directory: arrays are located and their bounds checked, but their items
+are not read. "everything" also converts every array to Python strings or NumPy.
 """
 
 import argparse
@@ -53,13 +53,13 @@ def oracle(path):
 
 
 def milliseconds(read, path):
-    """Wall and processor time of one reading, without that of giving the result back."""
+    """Wall and processor time of one reading, without the time to free the result."""
     wall = time.perf_counter()
     processor = time.process_time()
     result = read(path)
-    taken = (time.perf_counter() - wall) * 1e3, (time.process_time() - processor) * 1e3
+    passed = (time.perf_counter() - wall) * 1e3, (time.process_time() - processor) * 1e3
     del result
-    return taken
+    return passed
 
 
 def percentiles(values):
@@ -91,11 +91,11 @@ def main():
     ]
     print("| reader | runs | p50 ms | p95 ms | p95 ms of processor time |")
     print("|---|---:|---:|---:|---:|")
-    for name, taken in times.items():
-        if taken:
-            p50, p95 = percentiles([wall for wall, _ in taken])
-            _, busy = percentiles([processor for _, processor in taken])
-            print(f"| {name} | {len(taken)} | {p50:,.2f} | {p95:,.2f} | {busy:,.2f} |")
+    for name, pairs in times.items():
+        if pairs:
+            p50, p95 = percentiles([wall for wall, _ in pairs])
+            _, busy = percentiles([processor for _, processor in pairs])
+            print(f"| {name} | {len(pairs)} | {p50:,.2f} | {p95:,.2f} | {busy:,.2f} |")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Retrieval with an encoder in several encodings: sections of this project's documentation.
+"""Quality of retrieval with an encoder in several encodings, on this project's documentation.
 
     python benchmarks/retrieval.py MODEL [MODEL ...] [--table FILE]
 
-A query is the heading of a section behind the title of its page, a document the text below a
-heading, without it. The table has, for each model, how often the right section is the first and
-among the first ten, the mean of one over its place, and the smallest cosine between a vector and
-that of the first model.
+A query is the title of a page and the heading of a section; a document is the text of a section
+without its heading. For each model the table has the share of queries whose section is the first,
+and among the first ten, the mean reciprocal rank, and the smallest cosine between a vector and that
+of the first model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sections():
 
 
 def places(queries, documents):
-    """Place of the right document for each query, from 1."""
+    """Rank of the right document for each query, from 1."""
     scores = queries @ documents.T
     right = np.diag(scores)[:, None]
     return 1 + (scores > right).sum(axis=1)

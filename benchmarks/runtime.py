@@ -4,21 +4,21 @@
         [--tests pp128,pp512,pp4096,tg128,tg32@4096,pp512@4096] [--kv-types f16,q8]
         [--json FILE] [--table FILE]
 
-FOLDER has what was built for this machine: llama.cpp, by peers.py, and ik_llama.cpp. PYTHON is the
+FOLDER has engines built for this machine: llama.cpp, by peers.py, and ik_llama.cpp. PYTHON is the
 interpreter of an environment with the packages ``xllamacpp`` and ``ik-llama-cpp-python``, which are
-taken where FOLDER has no such engine, ``openvino-genai`` and ``mistralrs``; a peer that cannot be
-had is reported as absent, one that does not load a model is left out there. Every engine runs in a
-process of its own; they take turns test by test, so that a machine that is slower for a while is so
-for all. The first turn does not count. With --kv-types f16,q8 each engine runs once with each of
-them; without, ours and llama.cpp's have f16, OpenVINO its own choice (8 bits) and mistral.rs
-floats. A measurement during which other processes used a tenth of a core or more is repeated, up to
---tries times, and marked if it stays so: ``busy`` in the JSON counts those.
+used if FOLDER lacks these engines, ``openvino-genai`` and ``mistralrs``. A peer that is not
+installed is reported as absent; one that fails to load a model is left out for that model. Every
+engine runs in a process of its own; they take turns test by test, so that a temporary slowdown of
+the machine affects all. The first turn does not count. With --kv-types f16,q8 each engine runs once
+with each of them; without, ours and llama.cpp use f16, OpenVINO its own default (8 bits) and
+mistral.rs floats. A measurement during which other processes used a tenth of a core or more is
+repeated, up to --tries times; ``busy`` in the JSON counts those that stayed disturbed.
 
-Depths beyond a model's context need a copy of the file that names a longer one: --context N makes
-it (speed does not depend on what the positions mean). --states FOLDER keeps what llama.cpp and its
-forks read of long prompts, so that a second run does not read them again. With --wait-for FILE the
-prompts are read at once, and measuring begins when FILE is there: reading takes minutes on a
-machine that may be busy, measuring needs an idle one. Such a run has tests of one depth.
+Depths beyond a model's context need --context N, which writes a copy of the file with a longer
+context (speed does not depend on what the positions mean). --states FOLDER saves the states of long
+prompts in llama.cpp and its forks, so that a second run does not read them again. With --wait-for
+FILE the prompts are read at once, and measuring begins when FILE exists: reading takes minutes on a
+machine that may be busy, and measuring needs an idle one. All tests of such a run have one depth.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ INFER = [sys.executable, "-m", "bitnet", "infer", "--prompt", "Hello", "--max-to
 
 
 class Engine:
-    """A running engine; of the source tree *folder*, where one is named."""
+    """A process with an engine; our own one may come from the source tree *folder*."""
 
     def __init__(self, name, python, model, threads, context, kv_type="", folder=None):
         worker = folder / "benchmarks" / WORKER.name if folder else WORKER
@@ -79,9 +79,9 @@ class Engine:
         return json.loads(line)
 
     def seconds(self, test, tries=1):
-        """Seconds of ``pp128``, ``tg64`` ..., measured again while other processes run.
+        """Seconds of a *test* such as ``pp128``, measured up to *tries* times if others disturb it.
 
-        The process is stopped otherwise: threads of some engines wait for work in loops.
+        Otherwise the process is stopped (SIGSTOP): idle threads of some engines spin.
         """
         self.process.send_signal(signal.SIGCONT)
         try:
@@ -102,7 +102,7 @@ class Engine:
         return seconds
 
     def stop(self):
-        """Its peak memory in MB."""
+        """End the process, and return its peak memory in MB."""
         self.process.send_signal(signal.SIGCONT)
         print(file=self.process.stdin, flush=True)
         peak = self.reply()["peak_mb"]
@@ -111,26 +111,26 @@ class Engine:
 
 
 def present(peer_python, folder=None):
-    """Interpreter and argument of each engine that there is, and the names of the others.
+    """Interpreter and argument of each engine that is available, and the names of the others.
 
-    Those that were built in *folder* count before those that can be imported.
+    A build in *folder* is preferred to a package that can be imported.
     """
-    found = {"bitnet": (sys.executable, "bitnet")}
+    engines = {"bitnet": (sys.executable, "bitnet")}
     absent = []
     for name, module in ENGINES.items():
         built = library(folder, name) if folder else None
         code = [peer_python or sys.executable, "-c", f"import {module}"]
         if built:
-            found[name] = (sys.executable, str(built))
+            engines[name] = (sys.executable, str(built))
         elif subprocess.run(code, capture_output=True, check=False).returncode:
             absent.append(name)
         else:
-            found[name] = (code[0], name)
-    return found, absent
+            engines[name] = (code[0], name)
+    return engines, absent
 
 
 def with_kv_types(engines, kv_types):
-    """*engines* with each of *kv_types*, where they have a choice."""
+    """*engines* once with each of *kv_types*; those without a choice once."""
     if not kv_types:
         return engines
     plain = {name: entry for name, entry in engines.items() if name in ONE_KV_TYPE}
@@ -144,7 +144,7 @@ def with_kv_types(engines, kv_types):
 
 
 def started(name, entry, model, threads, context):
-    """The engine *name* with *model*; ``None`` for a peer that does not load it."""
+    """The engine *name* with *model*, or None for a peer that does not load it."""
     python, argument, *kv_type = entry
     try:
         return Engine(argument, python, model, threads, context, *kv_type)
@@ -162,7 +162,7 @@ def measure(model, threads, engines, options):
     begun = {name: started(name, entry, model, threads, context) for name, entry in engines.items()}
     running = {name: engine for name, engine in begun.items() if engine}
     rates = {name: {test: [] for test in tests} for name in running}
-    # Depth by depth, since an engine holds what it read of one.
+    # Depth by depth, since the cache of an engine contains the prompt of one depth.
     tests = sorted(tests, key=lambda test: int(test.partition("@")[2] or 0))
     minutes = math.inf if options.wait_for else options.minutes
     deadline_s = time.monotonic() + 60 * minutes
@@ -181,7 +181,7 @@ def measure(model, threads, engines, options):
                 rates[name][test].append(int(test[2:].partition("@")[0]) / seconds)
     return {
         name: {
-            "rates": {test: taken for test, taken in rates[name].items() if taken},
+            "rates": {test: per_turn for test, per_turn in rates[name].items() if per_turn},
             "load_s": begun[name].load_s,
             "busy": begun[name].busy,
             "peak_mb": begun[name].stop() if name in running else 0.0,
@@ -192,14 +192,14 @@ def measure(model, threads, engines, options):
 
 
 def wait_for(path):
-    """Return when the file *path* is there."""
+    """Wait until the file *path* exists."""
     print(f"waiting for {path}", file=sys.stderr, flush=True)
     while not path.exists():
         time.sleep(0.2)
 
 
 def run_or_leave(running, name, test, tries):
-    """Seconds that the engine *name* takes for *test*; None: it failed, and runs no more."""
+    """Seconds of *test* by the engine *name*; a peer that fails is removed: None."""
     try:
         return running[name].seconds(test, tries)
     except SystemExit as error:
@@ -211,7 +211,7 @@ def run_or_leave(running, name, test, tries):
 
 
 def order(tests, turns):
-    """Each of *tests* with the number of a turn; those of one depth take turns."""
+    """Each of *tests* in each turn, with the number of the turn; those of one depth take turns."""
     for _, group in groupby(tests, key=lambda test: test.partition("@")[2]):
         same = list(group)
         for turn in range(turns + 1):
@@ -219,7 +219,7 @@ def order(tests, turns):
 
 
 def start_s(model):
-    """Seconds of a whole command that writes one token, files in the page cache."""
+    """Median seconds of a whole command that generates one token, with files in the page cache."""
     times = []
     for _ in range(4):
         begin = time.perf_counter()
@@ -236,12 +236,12 @@ def table(results, tests):
     for model, by_threads in results.items():
         for threads, by_engine in by_threads.items():
             medians = {
-                name: {test: statistics.median(found["rates"].get(test, [0])) for test in tests}
-                for name, found in by_engine.items()
+                name: {test: statistics.median(facts["rates"].get(test, [0])) for test in tests}
+                for name, facts in by_engine.items()
             }
-            for name, found in by_engine.items():
+            for name, facts in by_engine.items():
                 cells = [f"{medians[name][test]:.1f}" for test in tests]
-                cells += [f"{found['load_s']:.2f}", f"{found['peak_mb']:.0f}"]
+                cells += [f"{facts['load_s']:.2f}", f"{facts['peak_mb']:.0f}"]
                 lines.append(f"| {model} | {threads} | {name} | " + " | ".join(cells) + " |")
             ours = next(name for name in medians if name.startswith("bitnet"))
             peers = [name for name in medians if not name.startswith("bitnet")]

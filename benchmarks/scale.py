@@ -1,10 +1,11 @@
-"""Growth of prefill and decode with cores, sockets, context and batch, by a small model of costs.
+"""Predict how prefill and decode scale with cores, sockets, context and batch: a cost model.
 
     python benchmarks/scale.py          the tables of docs/architecture/scale.md
 
-A pass waits for memory or for its products, then for its keys and values, and its threads meet once
-for each stage. The constants of this project's kernels were fitted to one machine (Zen 5) and are
-checked against another (Zen 4); nothing here is measured.
+The time of a pass is that of reading the weights or of their multiply-adds, whichever is longer,
+that of keys and values, and that of a barrier of all threads in each stage. The constants were
+fitted to this project's kernels on one machine (Zen 5) and are checked against another (Zen 4);
+this program measures nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class Machine:
     """Cores and memory of one socket.
 
     Attributes:
-        name: of the processor.
-        cores: that run threads.
-        core_bytes: bytes a second that one core reads.
-        socket_bytes: bytes a second that all cores of a socket read together.
-        products: int8 multiply-adds a second of one core, at the limit of its instruction.
-        sockets: of the machine; threads of a pass are spread over all.
+        name: name of the processor, for the tables.
+        cores: cores of a socket, which run one thread each.
+        core_bytes: bytes per second that one core reads.
+        socket_bytes: bytes per second that all cores of a socket read together.
+        products: int8 multiply-adds per second of one core, the limit of its instruction.
+        sockets: number of sockets, over which the threads of a pass are spread.
     """
 
     name: str
@@ -39,17 +40,17 @@ class Shape:
     """A model as bytes and multiply-adds of one token.
 
     Attributes:
-        name: of the model.
-        weight_bytes: read by a decoding pass, the output head included.
-        products: multiply-adds of a token in its matrices, without the head.
+        name: name of the model, for the tables.
+        weight_bytes: bytes that a decoding pass reads, including the output head.
+        products: multiply-adds of a token in the matrices, without the head.
         layers: number of blocks.
-        heads: of queries.
-        kv_heads: of keys and values.
+        heads: heads of queries.
+        kv_heads: heads of keys and values.
         head_dim: width of a head.
-        dim: rows of its smallest matrix.
-        efficiency: share of the instruction's limit that its prefill reaches.
-        window: positions that most layers attend to; 0: all.
-        full_layers: layers without a window.
+        dim: rows of the smallest matrix.
+        efficiency: share of the instruction's limit that prefill reaches in the matrices.
+        window: positions that layers with a window attend to; 0: no layer has one.
+        full_layers: layers without a window, if others have one.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Shape:
     full_layers: int = 0
 
     def positions(self, context: float) -> float:
-        """Positions read by all layers behind *context*, over the number of layers."""
+        """Positions that a layer reads after *context* positions, the mean over all layers."""
         if not self.window:
             return context
         local = min(context, self.window) * (self.layers - self.full_layers)
@@ -73,7 +74,7 @@ class Shape:
 
     @property
     def kv_bytes(self) -> float:
-        """Bytes of keys and values of a position: int16 codes and a step for each vector."""
+        """Bytes of keys and values of a position: int16 codes, and four bytes for each vector."""
         return self.layers * 2 * self.kv_heads * (2 * self.head_dim + 4)
 
     @property
@@ -86,14 +87,14 @@ ATTENTION = (
     0.40  # share of the int16 limit, half of the int8 one, that prefill reaches in attention
 )
 KV_READ = 0.45  # share of the read bandwidth that decode reaches in keys and values
-STAGES = 6  # meetings of the threads in a block
-STAGE_S = 3.5e-6  # of two threads, each; grows with the logarithm of their number (assumed)
-PASS_S = 0.25e-3  # of the program around a pass
+STAGES = 6  # barriers of the threads in a block
+STAGE_S = 3.5e-6  # a barrier of two threads; grows with the logarithm of their number (assumed)
+PASS_S = 0.25e-3  # overhead of a pass outside the kernels
 REMOTE = (
-    0.6  # share of the bandwidth of two sockets where weights lie in the memory of one (assumed)
+    0.6  # share of the bandwidth of two sockets if the weights lie in the memory of one (assumed)
 )
-TILE_ROWS = 16
-SPLIT = 256  # positions of one unit of attention
+TILE_ROWS = 16  # rows of a matrix in one unit of work
+SPLIT = 256  # positions in one unit of work of attention
 
 SMOLLM2 = Shape("SmolLM2 135M Q4_1", 92e6, 106e6, 30, 9, 3, 64, 576, 0.40)
 GEMMA3 = Shape("Gemma 3 270M Q4_K_M", 242e6, 100e6, 18, 4, 1, 256, 640, 0.37, 512, 3)
@@ -106,7 +107,7 @@ SERVER32 = Machine("server, 32 cores, 8 channels", 32, 25e9, 300e9, 350e9)
 SERVER96 = Machine("server, 96 cores, 12 channels", 96, 25e9, 480e9, 350e9)
 TWO_SOCKETS = replace(SERVER96, name="two sockets of 96 cores", sockets=2)
 
-#: Measured tokens per second (benchmarks/results): model, machine, threads, test, rate.
+#: Measured rates (benchmarks/results): model, machine, threads, test, tokens per second.
 MEASURED = (
     (SMOLLM2, ZEN5, 2, "pp512", 3115), (SMOLLM2, ZEN5, 2, "pp4096", 1555),
     (SMOLLM2, ZEN5, 2, "tg128", 324), (SMOLLM2, ZEN5, 2, "tg32@4096", 156),
@@ -126,26 +127,26 @@ MEASURED = (
 
 
 def bandwidth(machine: Machine, threads: int) -> float:
-    """Bytes a second that *threads* read together."""
+    """Bytes per second that *threads* read together."""
     used = min(machine.sockets, ceil(threads / machine.cores))
     whole = min(threads * machine.core_bytes, used * machine.socket_bytes)
     return whole * (REMOTE if used > 1 else 1.0)
 
 
 def share(units: int, threads: int) -> float:
-    """Share of the threads' time that is work when *units* of equal size are given out."""
+    """Share of the time of *threads* in which they work, with *units* of work of equal size."""
     return units / threads / ceil(units / threads)
 
 
 def meetings_s(shape: Shape, threads: int) -> float:
-    """Seconds in which threads wait for each other in a pass."""
+    """Seconds that the barriers of a pass take."""
     return shape.layers * STAGES * STAGE_S * log2(2 * threads) / 2
 
 
 def decode_s(
     shape: Shape, machine: Machine, threads: int, context: float = 0, batch: int = 1
 ) -> float:
-    """Seconds of a pass that gives one token to each of *batch* sequences behind *context*."""
+    """Seconds of a pass that decodes one token of each of *batch* sequences after *context*."""
     read = bandwidth(machine, threads)
     busy = share(ceil(shape.dim / TILE_ROWS), threads)
     products = threads * machine.products * shape.efficiency * busy
@@ -180,7 +181,7 @@ def row(*cells: object) -> str:
 
 
 def check_table() -> list[str]:
-    """Measured rates beside those of the model of costs."""
+    """Measured rates, and those of the cost model."""
     lines = [row("model", "machine", "threads", "test", "measured", "computed", "ratio")]
     lines.append("|---|---|---|---|---|---|---|")
     for shape, machine, threads, test, rate in MEASURED:
@@ -222,7 +223,7 @@ def replica_table() -> list[str]:
             cores = machine.cores * machine.sockets
             threads = cores // replicas
             batch = 32 // replicas
-            # Replicas of one socket share its memory; those of another have theirs.
+            # Replicas on one socket share its bandwidth; each socket has its own.
             own = machine.sockets if replicas >= machine.sockets else 1
             part = replace(
                 machine,

@@ -1,19 +1,20 @@
-"""A worker under load: answers, latency, throughput and memory, beside llama.cpp's server.
+"""The server under load: answers, latency, throughput and memory, beside llama.cpp's server.
 
     python benchmarks/serve.py MODEL [--clients 50 --requests 200] [--peers FOLDER]
         [--peer-python PYTHON] [--turns 5] [--mixed 1500] [--threads N] [--json FILE]
         [--table FILE]
 
-FOLDER is what peers.py built for this machine. Without it PYTHON is the interpreter of an
-environment with the package ``xllamacpp``, which has llama.cpp's server, too; without either ours
-runs alone. Each server is a process of its own with the model, context, threads and number of slots
-of the other, and gets the same requests: streamed completions, the likeliest tokens. Load: CLIENTS
-clients with REQUESTS requests each, every text compared with what the model writes alone, and the
-worker's memory read as they go. Rates: 1 and 8 clients at a time; the servers take turns, and the
-first turn does not count. Mixed, with --mixed TOKENS: eight clients at a time, every fourth prompt
-of about so many tokens; seconds to the first token by kind of prompt, and the longest time between
-two parts of a stream. A server that has to wait is stopped (SIGSTOP), so that it takes no time from
-the other.
+FOLDER has the builds of peers.py. Without it PYTHON is the interpreter of an environment with the
+package ``xllamacpp``, which contains llama.cpp's server; without either ours runs alone. Each runs
+in a process of its own with the same model, context, threads and number of slots, and gets the same
+requests: streamed completions, decoded greedily. A server that is not measured is stopped
+(SIGSTOP), so that it takes no time from the other.
+
+- Load: CLIENTS clients with REQUESTS requests each to our server. Every text is compared with the
+  one that the model generates alone, and the memory of the server is sampled.
+- Rates: 1 and 8 concurrent clients; the servers take turns, and the first turn does not count.
+- Mixed, with --mixed TOKENS: eight concurrent clients, every fourth prompt of about TOKENS tokens.
+  Seconds to the first token by kind of prompt, and the longest time between two parts of a stream.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from bitnet.bench import describe_machine
 PEER = Path(__file__).with_name("peer_server.py")
 SLOTS = 8
 CONTEXT = 512  # of each answer
-SAMPLES = 20  # of the worker's memory
+SAMPLES = 20  # of our server's memory
 TOPICS = (
     "the sea", "a lighthouse", "old maps", "bread", "the first trains", "winter", "a violin",
     "bees", "the moon", "clay pots", "a long bridge", "salt", "paper", "a market", "rivers",
@@ -57,7 +58,10 @@ PROMPTS = tuple(
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer as a client saw it, with the seconds that its parts took."""
+    """One answer as a client received it.
+
+    Seconds are those to the first text, to the end, and of the longest pause between two texts.
+    """
 
     prompt: str
     text: str
@@ -68,7 +72,7 @@ class Reply:
 
 
 class Server:
-    """A running server; paused unless :meth:`awake`."""
+    """A server in a process of its own, which :meth:`pause` stops and :meth:`awake` continues."""
 
     def __init__(self, name, command, port, work):
         self.name = name
@@ -92,28 +96,28 @@ class Server:
         raise SystemExit(f"{self.name} ended:\n{self.log.read_text()[-2000:]}")
 
     def pause(self):
-        """Take no more time from others."""
+        """Stop the process (SIGSTOP), so that it takes no time from the other server."""
         self.process.send_signal(signal.SIGSTOP)
 
     def awake(self):
-        """Go on after :meth:`pause`."""
+        """Continue the process after :meth:`pause`."""
         self.process.send_signal(signal.SIGCONT)
 
     def rss_mb(self):
-        """Resident memory."""
+        """Resident memory of the process in MB."""
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
         raise SystemExit("no VmRSS: this needs Linux")
 
     def stop(self):
-        """End it."""
+        """Kill the process, also a paused one."""
         self.process.kill()
         self.process.wait()
 
 
 def started(options, work):
-    """Our worker and, where there is one, llama.cpp's server, both loaded and paused."""
+    """Our server and, if it is available, llama.cpp's, both loaded and paused."""
     port = free_port()
     other = free_port()
     context = CONTEXT + options.mixed
@@ -143,9 +147,9 @@ def started(options, work):
 
 def free_port():
     """A free port."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 async def ask(port, prompt, max_tokens):
@@ -195,23 +199,23 @@ async def events(reader):
     while size := int(await reader.readline(), 16):
         left += (await reader.readexactly(size + 2))[:-2]
         *whole, left = left.split(b"\n\n")
-        for one in whole:
-            if one == b"data: [DONE]":
+        for event in whole:
+            if event == b"data: [DONE]":
                 return
-            if one.startswith(b"data: "):
-                yield json.loads(one[6:])
+            if event.startswith(b"data: "):
+                yield json.loads(event[6:])
     raise ValueError("the stream broke off")
 
 
 async def load_of(port, clients, prompts, max_tokens, each=None):
-    """All replies to *prompts*, asked by *clients* that each wait for their answer.
+    """All replies to *prompts* of concurrent *clients*, in the order of their ends.
 
     Args:
-        port: of the server.
-        clients: how many ask at the same time.
-        prompts: what is asked.
-        max_tokens: of each answer.
-        each: called with every reply.
+        port: port of the server.
+        clients: number of clients, each of which waits for its reply before its next request.
+        prompts: the prompts of all clients together.
+        max_tokens: limit of each answer.
+        each: called after every reply, with the replies so far.
     """
     left = iter(prompts)
     replies = []
@@ -227,7 +231,7 @@ async def load_of(port, clients, prompts, max_tokens, each=None):
 
 
 def under_load(server, options, expected):
-    """Many clients; every answer is compared, and memory read *SAMPLES* times."""
+    """Results of many clients: every answer is compared, and memory is read *SAMPLES* times."""
     count = options.clients * options.requests
     prompts = list(itertools.islice(itertools.cycle(PROMPTS), count))
     memory = []
@@ -265,7 +269,7 @@ def quantiles(values):
 
 
 def timed_load(server, clients, prompts, options):
-    """Replies of *server*, which runs for them alone, and the seconds until the last one."""
+    """Replies of *server*, which runs only for them, and the seconds until the last one."""
     server.awake()
     begin = time.perf_counter()
     replies = asyncio.run(load_of(server.port, clients, prompts, options.max_tokens))
@@ -276,7 +280,7 @@ def timed_load(server, clients, prompts, options):
 
 def rates(servers, options):
     """Tokens per second of each server with 1 and with 8 clients, turn by turn."""
-    found = {server.name: {1: [], SLOTS: []} for server in servers}
+    speeds = {server.name: {1: [], SLOTS: []} for server in servers}
     firsts = {server.name: {1: [], SLOTS: []} for server in servers}
     for turn, clients in itertools.product(range(options.turns + 1), (1, SLOTS)):
         # Each turn has prompts of its own, so that no prefix is found in a cache.
@@ -288,7 +292,7 @@ def rates(servers, options):
             print(f"{turn} {server.name} {clients}: {passed:.1f} s", file=sys.stderr, flush=True)
             if turn:
                 tokens = sum(reply.tokens for reply in replies)
-                found[server.name][clients].append(tokens / passed)
+                speeds[server.name][clients].append(tokens / passed)
                 firsts[server.name][clients] += [reply.first_s for reply in replies]
     return {
         name: {
@@ -298,12 +302,12 @@ def rates(servers, options):
             }
             for clients in by_clients
         }
-        for name, by_clients in found.items()
+        for name, by_clients in speeds.items()
     }
 
 
 def mixed(servers, options):
-    """Waits of each server with long and short prompts at a time, turn by turn."""
+    """Speed, pauses and times to the first token with long and short prompts at the same time."""
     replies = {server.name: {"short": [], "long": []} for server in servers}
     seconds = {server.name: 0.0 for server in servers}
     words = " ".join(TOPICS).replace(",", "").split()
@@ -316,39 +320,39 @@ def mixed(servers, options):
             prompts.append(begin + (PROMPTS[at % len(PROMPTS)] if at % 4 else " ".join(many)))
         longest = max(map(len, PROMPTS)) + 10
         for server in servers:
-            found, passed = timed_load(server, SLOTS, prompts, options)
+            answers, passed = timed_load(server, SLOTS, prompts, options)
             print(f"{turn} {server.name} mixed: {passed:.1f} s", file=sys.stderr, flush=True)
             if turn:
                 seconds[server.name] += passed
-                for reply in found:
+                for reply in answers:
                     kind = "long" if len(reply.prompt) > longest else "short"
                     replies[server.name][kind].append(reply)
     return {
         name: {
-            "tokens_per_s": sum(its.tokens for kind in found.values() for its in kind)
+            "tokens_per_s": sum(reply.tokens for kind in by_kind.values() for reply in kind)
             / seconds[name],
-            "worst_gap_s": max(its.gap_s for kind in found.values() for its in kind),
+            "worst_gap_s": max(reply.gap_s for kind in by_kind.values() for reply in kind),
             "first_token_s": {
-                kind: quantiles([its.first_s for its in found[kind]]) for kind in found
+                kind: quantiles([reply.first_s for reply in by_kind[kind]]) for kind in by_kind
             },
         }
-        for name, found in replies.items()
+        for name, by_kind in replies.items()
     }
 
 
 def mixed_table(by_name):
-    """The waits in Markdown."""
+    """The results of :func:`mixed` as lines of Markdown."""
     lines = [
         "",
         "| server, mixed | tok/s | first token of short ones p50 / p95 (s) | of long ones | "
         "longest gap (s) |",
         "|---|---|---|---|---|",
     ]
-    for name, one in by_name.items():
-        short, long = (one["first_token_s"][kind] for kind in ("short", "long"))
+    for name, row in by_name.items():
+        short, long = (row["first_token_s"][kind] for kind in ("short", "long"))
         lines.append(
-            f"| {name} | {one['tokens_per_s']:.0f} | {short['p50']:.2f} / {short['p95']:.2f} | "
-            f"{long['p50']:.2f} / {long['p95']:.2f} | {one['worst_gap_s']:.2f} |"
+            f"| {name} | {row['tokens_per_s']:.0f} | {short['p50']:.2f} / {short['p95']:.2f} | "
+            f"{long['p50']:.2f} / {long['p95']:.2f} | {row['worst_gap_s']:.2f} |"
         )
     return lines
 
@@ -381,22 +385,22 @@ def table(facts):
     ]
     lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     medians = {}
-    for name, found in by_name.items():
-        one, many = (statistics.median(found[n]["tokens_per_s"]) for n in ("1", str(SLOTS)))
-        first = found[str(SLOTS)]["first_token_s"]
-        medians[name] = (one, many)
+    for name, by_clients in by_name.items():
+        single, many = (statistics.median(by_clients[n]["tokens_per_s"]) for n in ("1", str(SLOTS)))
+        first = by_clients[str(SLOTS)]["first_token_s"]
+        medians[name] = (single, many)
         lines.append(
-            f"| {name} | {one:.0f} | {many:.0f} | {many / one:.2f} | "
+            f"| {name} | {single:.0f} | {many:.0f} | {many / single:.2f} | "
             f"{first['p50']:.3f} / {first['p95']:.3f} |"
         )
     if "llama.cpp" in medians:
-        (one, many), peer = medians["bitnet"], medians["llama.cpp"]
-        lines.append(f"| ours / llama.cpp | {one / peer[0]:.2f} | {many / peer[1]:.2f} | | |")
+        (single, many), peer = medians["bitnet"], medians["llama.cpp"]
+        lines.append(f"| ours / llama.cpp | {single / peer[0]:.2f} | {many / peer[1]:.2f} | | |")
     return "\n".join(lines)
 
 
 def main():
-    """Measure and print."""
+    """Measure and print; True if an answer is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--peers", type=Path)

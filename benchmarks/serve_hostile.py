@@ -1,9 +1,10 @@
-"""Gaps of an innocent stream while hostile bodies arrive at every route.
+"""Gaps in a client's stream while another client sends hostile bodies to every route.
 
     python benchmarks/serve_hostile.py MODEL [--seed 1] [--count 40]
 
-Prints the statuses of the bodies, and the largest gap between two events of a stream beside them
-and of one alone, in seconds. Run it on an idle machine: other load distorts the result.
+Prints the statuses of the replies to these bodies, and the largest gap between two events of a
+stream meanwhile, and of one alone, in seconds. Run it on an idle machine: other load distorts the
+result.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ def _is_ready(client: httpx.Client) -> bool:
 
 
 def _gaps(client: httpx.Client, is_over) -> list[float]:
-    """Seconds between the events of streams, the first of each left out, until *is_over*."""
+    """Seconds between the events of streams, one stream after the other until *is_over*.
+
+    The time to the first event of a stream does not count.
+    """
     gaps = []
     while True:
         with client.stream("POST", "/v1/completions", json=STREAM) as reply:

@@ -1,14 +1,18 @@
-"""A worker under a mixed load: nothing lost, nothing mixed up, memory flat, others' streams smooth.
+"""The server under a mixed load: no lost or wrong answer, constant memory, no long gap in a stream.
 
     python benchmarks/serve_mixed.py [MODEL] [--clients 50 --requests 200] [--json FILE]
 
-Without MODEL it is a tiny random one. Load: CLIENTS clients with REQUESTS requests each, in turn a
-completion whose text is compared with what the model writes alone, an answer or a call of a tool
-that a grammar or a schema of its own leaves one way to write, a stream that is left after its first
-event, and a body that has to be refused. Each request has an id of its own, which must come back.
-Gaps: one client reads a stream while another sends the worst that is allowed; the longest time
-between two events. The exit code is 1 where an answer is lost or wrong, memory grows by more than
---growth-mb over the second half of the requests, or a gap is longer than --gap-s.
+The default MODEL is a tiny random one.
+
+- Load: CLIENTS clients with REQUESTS requests each, of these kinds in turn: a completion whose text
+  is compared with the one that the model generates alone; an answer or a tool call whose grammar or
+  schema permits a single text; a stream that the client leaves after its first event; a body that
+  must be refused. Each request has an id of its own, which the reply must repeat.
+- Gaps: one client reads a stream while another sends the most expensive requests that are allowed;
+  the result is the longest time between two events.
+
+The exit code is 1 if an answer is lost or wrong, if memory grows by more than --growth-mb over the
+second half of the requests, or if a gap is longer than --gap-s.
 """
 
 from __future__ import annotations
@@ -33,14 +37,14 @@ from bitnet.bench import describe_machine
 
 CONTEXT = 1024
 TOKENS = 16
-SAMPLES = 20  # of memory
+SAMPLES = 20  # of the server's memory
 LETTERS = "abcdefghij"
 WRITABLE = ' \n"{}[]<>_/:,.!-0123456789' + "abcdefghijklmnopqrstuvwxyz" + "IT"
 KINDS = ("alone", "choice", "schema", "tool", "left", "chat", "refused")
 
 
 class Mixed(Exception):
-    """An answer is not what its request asked for."""
+    """An answer does not belong to its request."""
 
 
 def tiny_model(folder):
@@ -51,7 +55,7 @@ def tiny_model(folder):
 
     from bitnet.tokenizer.spec import byte_spelling
 
-    tokens = ["<s>", "</s>", "<x>", *(byte_spelling(one.encode()) for one in WRITABLE)]
+    tokens = ["<s>", "</s>", "<x>", *(byte_spelling(letter.encode()) for letter in WRITABLE)]
     tokens += [f"<unused{number}>" for number in range(VOCAB - len(tokens))]
     template = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
     keys = {
@@ -63,9 +67,12 @@ def tiny_model(folder):
 
 
 async def send(port, path, body, request_id):
-    """Send *body*; the status, the headers and a reader of the answer's body.
+    """Send *body*, and return the status of the reply, the reader of its body, and the writer.
 
-    The caller closes the writer, which comes last.
+    The caller closes the writer.
+
+    Raises:
+        Mixed: the reply has the id of another request.
     """
     content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -83,7 +90,7 @@ async def send(port, path, body, request_id):
 
 
 async def whole(port, path, body, request_id):
-    """The status and the facts of an answer that is not streamed."""
+    """The status and the JSON body of an answer that is not streamed."""
     status, reader, writer = await send(port, path, body, request_id)
     try:
         return status, json.loads(await reader.read())
@@ -95,7 +102,7 @@ async def request(port, kind, name, expected):
     """Make one request of *kind* with the id *name*.
 
     Raises:
-        Mixed: the answer is another one than it has to be.
+        Mixed: the answer is not the expected one.
     """
     word = "".join(LETTERS[int(digit)] for digit in name if digit.isdigit())
     completion = {"max_tokens": TOKENS, "temperature": 0}
@@ -162,7 +169,7 @@ async def request(port, kind, name, expected):
 
 
 async def load_of(server, clients, requests, expected):
-    """Counts of answers by kind, what was wrong, and memory as the requests went by."""
+    """Number of correct answers by kind, the errors, and samples of the server's memory."""
     counts = dict.fromkeys(KINDS, 0)
     wrong = []
     memory = []
@@ -187,7 +194,7 @@ async def load_of(server, clients, requests, expected):
 
 
 def attacks(context):
-    """The worst that each part of a request may ask for, by name."""
+    """The most expensive requests that are allowed, by the part of the request."""
     chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
 
     def form(count):
@@ -210,11 +217,11 @@ def attacks(context):
 def post(port, body):
     """The status and the message of the answer to *body*."""
     address = f"http://127.0.0.1:{port}/v1/chat/completions"
-    asked = urllib.request.Request(
+    message = urllib.request.Request(
         address, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(asked) as reply:
+        with urllib.request.urlopen(message) as reply:
             reply.read()
             return reply.status, ""
     except urllib.error.HTTPError as error:
@@ -222,8 +229,8 @@ def post(port, body):
 
 
 async def watched(port, tokens, over):
-    """Times between two events of streams, one after the other, until *over* is done."""
-    seen = []
+    """Seconds between the events of streams, one stream after the other until *over* is done."""
+    gaps_s = []
     while not over.done():
         body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         _, reader, writer = await send(port, "/v1/completions", body, "watched")
@@ -231,16 +238,16 @@ async def watched(port, tokens, over):
         async for _ in events(reader):
             now = time.perf_counter()
             if last is not None and not over.done():
-                seen.append(now - last)
+                gaps_s.append(now - last)
             last = now
         writer.close()
-    return seen
+    return gaps_s
 
 
 async def gaps(port, context, times):
     """Longest time between two events of a stream, by what a client in another process sends."""
-    found = {}
-    with ProcessPoolExecutor(1) as other:
+    results = {}
+    with ProcessPoolExecutor(1) as pool:
         for name, body in attacks(context).items():
             answers = []
 
@@ -249,17 +256,17 @@ async def gaps(port, context, times):
                     if body is None:
                         await asyncio.sleep(0.2)
                         continue
-                    if "response_format" in body:  # another each time: one that is known is free
+                    if "response_format" in body:  # a new schema each time: a known one is cached
                         body["response_format"]["json_schema"]["schema"]["title"] = str(turn)
                     loop = asyncio.get_running_loop()
-                    answers.append(await loop.run_in_executor(other, post, port, body))
+                    answers.append(await loop.run_in_executor(pool, post, port, body))
 
             over = asyncio.ensure_future(attack())
-            seen = await watched(port, context // 2, over)
+            gaps_s = await watched(port, context // 2, over)
             await over
-            found[name] = {"worst_s": max(seen), "events": len(seen), "answers": answers}
-            print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-    return found
+            results[name] = {"worst_s": max(gaps_s), "events": len(gaps_s), "answers": answers}
+            print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
+    return results
 
 
 def table(facts):
@@ -274,14 +281,14 @@ def table(facts):
         "| another client sends | statuses | longest gap (ms) | events |",
         "|---|---|---|---|",
     ]  # fmt: skip
-    for name, one in facts["gaps"].items():
-        statuses = ", ".join(sorted({str(status) for status, _ in one["answers"]})) or "-"
-        lines.append(f"| {name} | {statuses} | {1000 * one['worst_s']:.0f} | {one['events']:,} |")
+    for name, row in facts["gaps"].items():
+        statuses = ", ".join(sorted({str(status) for status, _ in row["answers"]})) or "-"
+        lines.append(f"| {name} | {statuses} | {1000 * row['worst_s']:.0f} | {row['events']:,} |")
     return "\n".join(lines)
 
 
 def measure(options, model, work):
-    """Everything about a worker with *model*."""
+    """All results of a server with *model*."""
     prompts = PROMPTS if options.model else tuple(prompt[:40].lower() for prompt in PROMPTS)
     with load(model, threads=options.threads) as alone:
         expected = {prompt: alone.generate(prompt, max_tokens=TOKENS) for prompt in prompts}
@@ -323,7 +330,7 @@ def main():
         options.json.write_text(json.dumps(facts, indent=1) + "\n")
     for line in facts["load"]["wrong"][:5]:
         print(line, file=sys.stderr)
-    worst = max(one["worst_s"] for one in facts["gaps"].values())
+    worst = max(row["worst_s"] for row in facts["gaps"].values())
     grows = facts["growth_mb"] > options.growth_mb
     return int(bool(facts["load"]["wrong"]) or grows or worst > options.gap_s)
 

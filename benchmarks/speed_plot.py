@@ -2,9 +2,8 @@
 
     python benchmarks/speed_plot.py [--check]
 
-It shows the last machine there on which every model was measured. Bars of one model and one kind
-are to one scale. ``--check`` writes nothing and fails when the picture is not what the measurements
-say.
+It shows the last machine in that file on which every bar was measured. The bars of one model and
+one kind have one scale. ``--check`` writes nothing, and fails when the picture is not current.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Group:
     Attributes:
         title: name and encoding of the model.
         model: its name in the measurements.
-        bars: label of each bar, and the engine in the measurements.
+        bars: name of the engine in the measurements, by the label of its bar.
     """
 
     title: str
@@ -65,7 +64,7 @@ GROUPS = (
     ),
 )
 BARS = {(group.model, THREADS, engine) for group in GROUPS for engine in group.bars.values()}
-MACHINE = next(  # the last that has them all
+MACHINE = next(  # the last one with all bars
     machine
     for machine in reversed(MACHINES)
     if {(row["model"], row["threads"], row["engine"]) for row in machine["rows"]} >= BARS
@@ -76,6 +75,7 @@ NOTE = (
     "Peers are built for this processor, except OpenVINO, which chooses its kernels by it.",
 )
 
+# Pixels: width of the picture, of the labels and of a column, height of a bar, from bar to bar.
 WIDTH = 920
 LEFT = 190
 COLUMN = 360
@@ -105,23 +105,23 @@ def picture() -> str:
     """The SVG file."""
     parts = []
     y = 24
-    for number, said in enumerate(KINDS.values()):
-        parts.append(f'<text class="title" x="{LEFT + number * COLUMN}" y="{y}">{said}</text>')
+    for number, heading in enumerate(KINDS.values()):
+        parts.append(f'<text class="title" x="{LEFT + number * COLUMN}" y="{y}">{heading}</text>')
     for group in GROUPS:
         y += 30
         parts.append(f'<text class="title" x="12" y="{y}">{escape(group.title)}</text>')
         y += 8
-        for label, names in group.bars.items():
-            look = "ours" if label == OURS else "peer"
+        for label, engine in group.bars.items():
+            style = "ours" if label == OURS else "peer"
             parts.append(f'<text x="12" y="{y + 12}">{escape(label)}</text>')
             for number, kind in enumerate(KINDS):
-                most = max(rate(group, other, kind) for other in group.bars.values())
-                value = rate(group, names, kind)
+                highest = max(rate(group, name, kind) for name in group.bars.values())
+                value = rate(group, engine, kind)
                 x = LEFT + number * COLUMN
-                long = (COLUMN - 80) * value / most
+                width = (COLUMN - 80) * value / highest  # 80: room for the number after the bar
                 parts.append(
-                    f'<rect class="{look}" x="{x}" y="{y}" width="{long:.1f}" height="{BAR}"/>'
-                    f'<text x="{x + long + 6:.1f}" y="{y + 12}">{value:,.0f}</text>'
+                    f'<rect class="{style}" x="{x}" y="{y}" width="{width:.1f}" height="{BAR}"/>'
+                    f'<text x="{x + width + 6:.1f}" y="{y + 12}">{value:,.0f}</text>'
                 )
             y += STEP
     y += 26

@@ -1,11 +1,10 @@
-"""Processor time of whole commands with everything warm, and of a pass around the model.
+"""Processor time of whole commands with warm caches, and of a pass outside the model.
 
     python benchmarks/start.py MODEL [--turns 11] [--passes 300] [--json FILE]
 
-Each command runs in a process of its own, compiled forms and bytecode in place (one run before the
-first turn makes them); processor time is that of all its threads. ``overhead`` is what a pass of
-one sequence takes beside the compiled graph and the head: scheduling, sampling, text. Run it on an
-idle machine.
+Each command runs in a process of its own, after a first run that writes bytecode and compiled
+forms; processor time is that of all its threads. ``overhead`` is the time of a pass of one sequence
+outside the compiled graph and the head: scheduling, sampling, text. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def command_times(arguments: list[str], turns: int) -> dict[str, float]:
 
 
 def process_times(command: list[str], turns: int) -> dict[str, float]:
-    """Medians of processor and wall time, in seconds, of *turns* runs behind a first one."""
+    """Medians of processor and wall time, in seconds, of *turns* runs after a first one."""
     cpu_s: list[float] = []
     wall_s: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +105,7 @@ class TimedGraph:
 
 
 def overhead(path: Path, passes: int) -> dict[str, float]:
-    """Milliseconds of a decoding pass of one sequence, and of those outside C++; medians."""
+    """Milliseconds of a decoding pass of one sequence, and of its part outside C++; medians."""
     from bitnet.kernels.native import CompiledProgram
 
     graphs: list[TimedGraph] = []
@@ -127,7 +126,7 @@ def overhead(path: Path, passes: int) -> dict[str, float]:
         next(pieces)  # the prompt is read
         pass_ms: list[float] = []
         beside_ms: list[float] = []
-        for _ in range(passes - 10):
+        for _ in range(passes - 10):  # ends before the limit of tokens is reached
             inside_s = head.seconds + sum(graph.run.seconds for graph in graphs)
             started = time.perf_counter()
             if next(pieces).finish_reason:  # a small model may end its answer

@@ -3,13 +3,13 @@
     python benchmarks/synthetic.py OUT.gguf --vocabulary VOCAB.gguf [--type I2_S]
         [--shape 2b-4t] [--architecture NAME] [--layers N]
 
-The speed of a ternary model does not depend on its weights' values, so a benchmark needs the shape
-and not the model. Metadata keys are those of the published files (2B-4T has no
-``tokenizer.ggml.pre``), the vocabulary comes from any GGUF file that has LLaMA-3's, for every
-shape. Another --architecture is for engines that lack the real
-one: the same products with that architecture's norms. Ternary weights depend on --seed alone: files
-of different --type hold the same model. Mixtures of experts have the types that published files
-have (--type Q4_K_M, MXFP4, TQ2_0). One tensor is in memory at a time.
+The speed of a ternary model does not depend on the values of its weights, so a benchmark needs only
+the shape. Metadata keys are those of the published files (2B-4T has no ``tokenizer.ggml.pre``); the
+vocabulary of every shape comes from any GGUF file that has LLaMA-3's. Another --architecture is for
+engines that lack the real one: the same products with the norms of that architecture. Ternary
+weights depend only on --seed, so files of different --type contain the same model. Mixtures of
+experts have the types of the published files (--type Q4_K_M, MXFP4, TQ2_0). Only one tensor is in
+memory at a time.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary, pack_i2_s
 
 ALIGNMENT = 32
+# Values of general.file_type. I2_S and Q1_0 share a number: two forks of llama.cpp chose it.
 FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1, "Q4_0": 2, "Q8_0": 7} | {
     "Q1_0": 40,
     "Q2_0": 41,
@@ -42,13 +43,13 @@ FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1, "Q4_0": 2, "Q8_0":
 
 
 def pack_q8_0(ternary):
-    """Blocks of 32 weights, which are their codes, behind a scale."""
+    """*ternary* in blocks of 32 weights: a float16 scale, then the codes as int8."""
     codes = ternary.codes.reshape(-1, 32)
     return _behind_scales(ternary, codes.view(np.uint8))
 
 
 def pack_q4_0(ternary):
-    """The same with half a byte a weight: code + 8, the second half of a block on top."""
+    """*ternary* in Q4_0: code + 8 in four bits; high bits have the second half of a block."""
     codes = (ternary.codes.reshape(-1, 2, 16) + np.int8(8)).astype(np.uint8)
     return _behind_scales(ternary, codes[:, 0] | (codes[:, 1] << 4))
 
@@ -64,9 +65,9 @@ PACKERS = {
     "Q4_0": pack_q4_0,
     "Q8_0": pack_q8_0,
 }
-LARGEST = 20_000_000  # weights of a matrix that are all drawn
+LARGEST = 20_000_000  # weights of a matrix; a larger one repeats REPEATED_ROWS random rows
 REPEATED_ROWS = 128
-CHUNK_ROWS = 4096  # of the embedding
+CHUNK_ROWS = 4096  # rows of the embedding that are in memory at once
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] "
     "+ '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
@@ -97,11 +98,12 @@ def content(tensor, seed):
             values = rng.standard_normal((count, columns), dtype=np.float32)
             yield (values * np.float32(0.02)).astype("<f2")
         return
-    # Outputs of unit variance for such inputs; a float16, so that every encoding can hold it.
+    # Inputs of unit variance give outputs of unit variance: two thirds of the codes are not zero.
+    # The scale is a float16, so that every encoding can represent it.
     scale = np.float16((columns * 2 / 3) ** -0.5)
     rounded = tensor.kind not in (*PACKERS, "F16")
     if rounded or (tensor.kind in SCALED_BLOCKS and rows * columns > LARGEST):
-        # The same rows again and again: a large model in a minute.
+        # The same rows are repeated, so that a large model takes only a minute.
         for start in range(0, rows, REPEATED_ROWS):
             yield repeated(tensor.kind, min(REPEATED_ROWS, rows - start), columns, float(scale))
         return
@@ -116,7 +118,7 @@ def content(tensor, seed):
 
 @lru_cache
 def repeated(kind, rows, columns, scale):
-    """Random rows of *kind*, whose rows have scales of their own."""
+    """Bytes of random rows of *kind*, where each row is encoded on its own."""
     rng = np.random.default_rng(columns)
     if kind not in PACKERS:
         values = rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(scale)
@@ -128,13 +130,13 @@ def repeated(kind, rows, columns, scale):
 
 
 def text(value):
-    """A GGUF string."""
+    """*value* as a GGUF string: its length, then UTF-8."""
     raw = value if isinstance(value, bytes) else value.encode()
     return struct.pack("<Q", len(raw)) + raw
 
 
 def scalar(key, kind, value):
-    """A metadata key with a single value of the type called *kind*."""
+    """Bytes of a metadata *key* with a single *value* of the type *kind*."""
     names = [name for name, _, _ in VALUE_TYPES]
     number = names.index(kind)
     body = text(value) if kind == "string" else struct.pack("<" + VALUE_TYPES[number][1], value)
@@ -142,7 +144,7 @@ def scalar(key, kind, value):
 
 
 def vocabulary_keys(path):
-    """The arrays of the vocabulary in *path* as header bytes, and the number of tokens."""
+    """Header bytes of the arrays of the vocabulary in *path*, and the number of tokens."""
     with GGUF.open(path) as gguf:
         view = gguf.file_view()
         index = gguf_header.index(view, len(view), gguf.path.name)
@@ -155,7 +157,7 @@ def vocabulary_keys(path):
 
 
 def entry(key, value):
-    """A metadata key by the type of its *value*."""
+    """Bytes of a metadata *key*, whose type follows from its *value*."""
     if isinstance(value, list):
         item = 7 if isinstance(value[0], bool) else 4  # bool, uint32
         packed = struct.pack(f"<{len(value)}{'?' if item == 7 else 'I'}", *value)
@@ -164,7 +166,7 @@ def entry(key, value):
 
 
 def metadata(kind, shape, *, layers, vocabulary):
-    """Keys with single values, as the published file has them."""
+    """Bytes of the keys other than the vocabulary's arrays, as in the published files."""
     architecture = shape.architecture
     ends = (128000, 128001) if not 128 <= vocabulary < 128002 else (0, 1)
     own = {

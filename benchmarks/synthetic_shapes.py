@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bitnet.quants import types
 
-# Types of published files, by the end of a tensor's name; the first that fits.
+# Types of published files, by the beginning or end of a tensor's name; the first match counts.
 MIXTURES = {
     "Q4_K_M": (("output", "Q6_K"), ("attn_v", "Q6_K"), ("ffn_down", "Q6_K"), ("", "Q4_K")),
     "MXFP4": (("_exps", "MXFP4"), ("", "Q8_0")),
@@ -25,17 +25,17 @@ class Shape:
     heads: int = 20
     kv_heads: int = 5
     head_dim: int = 128
-    embeds: bool = False  # an embedding model
-    low_bit: bool = False  # its embedding has the type of the other matrices
-    period: int = 1  # one layer in this many has attention, gated; the others delta nets
-    key_heads: int = 16  # of these
-    value_heads: int = 48
-    state: int = 128  # width of their heads
-    vocabulary: int = 0  # tokens of the model, if there are more than the vocabulary has
-    experts: int = 0
-    used: int = 0  # of these by a token
-    dense: int = 0  # layers without experts, at the beginning
-    expert_ffn: int = 0
+    embeds: bool = False  # True for an embedding model
+    low_bit: bool = False  # True if the embedding has the type of the other matrices
+    period: int = 1  # one layer in this many has (gated) attention, the others are delta nets
+    key_heads: int = 16  # of a delta net
+    value_heads: int = 48  # of a delta net
+    state: int = 128  # width of a head of a delta net
+    vocabulary: int = 0  # tokens of the model, if they are more than those of the vocabulary
+    experts: int = 0  # 0: the model is dense
+    used: int = 0  # experts that a token uses
+    dense: int = 0  # leading layers without experts
+    expert_ffn: int = 0  # width of the feed-forward network of an expert
 
     @property
     def width(self):
@@ -106,7 +106,7 @@ EMBEDDINGS = ("qwen3", "gemma3")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the file: *shape* rows first, *kind* the name of its encoding."""
+    """A tensor of the file: *shape* begins with the rows, *kind* is the name of the encoding."""
 
     name: str
     shape: tuple[int, ...]
@@ -119,13 +119,13 @@ class Tensor:
 
 
 def norms(shape):
-    """Width of each norm of a layer, without those before the products."""
+    """Width of each norm of a layer, by its name, without those before each product."""
     dim = shape.dim
     head = shape.head_dim
     if shape.architecture.startswith("bitnet"):
         sub_norms = {"attn_sub_norm": shape.width, "ffn_sub_norm": shape.ffn}
         return {"attn_norm": dim, "ffn_norm": dim} | sub_norms
-    found = {"attn_norm": dim, "ffn_norm": dim}
+    widths = {"attn_norm": dim, "ffn_norm": dim}
     if shape.period > 1:
         return {
             "attn_norm": dim,
@@ -134,14 +134,14 @@ def norms(shape):
             "attn_k_norm": head,
         }
     if shape.architecture in EMBEDDINGS:
-        found |= {"attn_q_norm": head, "attn_k_norm": head}
+        widths |= {"attn_q_norm": head, "attn_k_norm": head}
     if shape.architecture == "gemma3":
-        found |= {"post_attention_norm": dim, "post_ffw_norm": dim}
-    return found
+        widths |= {"post_attention_norm": dim, "post_ffw_norm": dim}
+    return widths
 
 
 def delta_net(kind, shape, block, feed_forward):
-    """Tensors of a layer without attention."""
+    """Tensors of a layer with a delta net in place of attention; *block* begins their names."""
     keys = shape.key_heads * shape.state
     values = shape.value_heads * shape.state
     heads = (shape.value_heads,)
@@ -159,22 +159,25 @@ def delta_net(kind, shape, block, feed_forward):
         "attn_gate": (values, dim),
         "ssm_out": (dim, values),
     }
-    found = [Tensor(block + name, size, "F32") for name, size in floats.items()]
-    found += [
+    entries = [Tensor(block + name, size, "F32") for name, size in floats.items()]
+    entries += [
         Tensor(f"{block}ssm_{part}.weight", (*heads, dim), "BF16") for part in ("alpha", "beta")
     ]
     linear |= feed_forward
-    return found + [Tensor(f"{block}{name}.weight", size, kind) for name, size in linear.items()]
+    return entries + [Tensor(f"{block}{name}.weight", size, kind) for name, size in linear.items()]
 
 
 def mixed(kind, name, layer):
-    """Type of the matrix *name* in a file of *kind*; half of the layers have longer codes."""
+    """Encoding of the matrix *name* in a file of *kind*; *layer* is -1 outside the blocks.
+
+    In Q4_K_M the attention values and down projections of every second layer have the longer Q6_K.
+    """
     if kind == "TQ2_0":
         return "TQ2_0" if layer >= 0 else "Q4_K"
     if kind == "Q4_K_M" and layer % 2 and name != "output":
         return "Q4_K"
     rules = MIXTURES.get(kind, (("", kind),))
-    return next(its for end, its in rules if name.endswith(end) or name.startswith(end))
+    return next(type_ for part, type_ in rules if name.endswith(part) or name.startswith(part))
 
 
 def with_experts(kind, shape, *, layers, vocabulary):
@@ -184,30 +187,30 @@ def with_experts(kind, shape, *, layers, vocabulary):
     experts = shape.experts
     width = shape.expert_ffn
     kv_width = shape.kv_heads * shape.head_dim
-    its = shape.architecture
-    found = []
+    architecture = shape.architecture
+    entries = []
 
     def add(name, *size, layer=-1, floats=False):
         full = f"blk.{layer}.{name}" if layer >= 0 else name
         type_ = "F32" if floats or len(size) == 1 else mixed(kind, name.split(".")[0], layer)
-        found.append(Tensor(full, size, type_))
+        entries.append(Tensor(full, size, type_))
 
     add("token_embd.weight", vocabulary, dim)
-    if its != "lfm2moe":
+    if architecture != "lfm2moe":
         add("output.weight", vocabulary, dim)
-    add("token_embd_norm.weight" if its == "lfm2moe" else "output_norm.weight", dim)
+    add("token_embd_norm.weight" if architecture == "lfm2moe" else "output_norm.weight", dim)
     for i in range(layers):
         add("attn_norm.weight", dim, layer=i)
-        add(f"{'post_attention' if its == 'gpt-oss' else 'ffn'}_norm.weight", dim, layer=i)
-        if i % shape.period == shape.period // 2:
+        add(f"{'post_attention' if architecture == 'gpt-oss' else 'ffn'}_norm.weight", dim, layer=i)
+        if i % shape.period == shape.period // 2:  # attention, else a short convolution
             sizes = {"q": (shape.width, dim), "k": (kv_width, dim), "v": (kv_width, dim)}
             for part, size in (sizes | {"output": (dim, shape.width)}).items():
                 add(f"attn_{part}.weight", *size, layer=i)
-                if its == "gpt-oss":
+                if architecture == "gpt-oss":
                     add(f"attn_{part}.bias", size[0], layer=i)
-            if its == "gpt-oss":
+            if architecture == "gpt-oss":
                 add("attn_sinks.weight", heads, layer=i)
-            for part in "qk" if its != "gpt-oss" else "":
+            for part in "qk" if architecture != "gpt-oss" else "":
                 add(f"attn_{part}_norm.weight", shape.head_dim, layer=i)
         else:
             add("shortconv.conv.weight", dim, 3, layer=i, floats=True)
@@ -219,16 +222,16 @@ def with_experts(kind, shape, *, layers, vocabulary):
                 add(f"ffn_{part}.weight", *size, layer=i)
             continue
         add("ffn_gate_inp.weight", experts, dim, layer=i, floats=True)
-        if its == "gpt-oss":
+        if architecture == "gpt-oss":
             add("ffn_gate_inp.bias", experts, layer=i)
-        if its == "lfm2moe":
+        if architecture == "lfm2moe":
             add("exp_probs_b.bias", experts, layer=i)
         for part in EXPERTS:
             rows, columns = (dim, width) if part == "down" else (width, dim)
             add(f"ffn_{part}_exps.weight", experts, rows, columns, layer=i)
-            if its == "gpt-oss":
+            if architecture == "gpt-oss":
                 add(f"ffn_{part}_exps.bias", experts, rows, layer=i, floats=True)
-    return found
+    return entries
 
 
 def tensors(kind, shape, *, layers, vocabulary):
@@ -255,18 +258,20 @@ def tensors(kind, shape, *, layers, vocabulary):
     if shape.embeds and kind == "I2_S":
         layer_norms |= {f"{name}_norm_in": size[1] for name, size in linear.items()}
     embedding = kind if shape.low_bit else "F16"
-    found = [Tensor("token_embd.weight", (vocabulary, dim), embedding)]
+    entries = [Tensor("token_embd.weight", (vocabulary, dim), embedding)]
     if shape.period > 1:
-        found.append(Tensor("output.weight", (vocabulary, dim), embedding))
+        entries.append(Tensor("output.weight", (vocabulary, dim), embedding))
     for layer in range(layers):
         if (layer + 1) % shape.period:
-            found += delta_net(kind, shape, f"blk.{layer}.", feed_forward)
+            entries += delta_net(kind, shape, f"blk.{layer}.", feed_forward)
             continue
-        found += [
+        entries += [
             Tensor(f"blk.{layer}.{name}.weight", (n,), "F32") for name, n in layer_norms.items()
         ]
-        found += [Tensor(f"blk.{layer}.{name}.weight", size, kind) for name, size in linear.items()]
-    return [*found, Tensor("output_norm.weight", (dim,), "F32")]
+        entries += [
+            Tensor(f"blk.{layer}.{name}.weight", size, kind) for name, size in linear.items()
+        ]
+    return [*entries, Tensor("output_norm.weight", (dim,), "F32")]
 
 
 def expert_keys(shape, layers):

@@ -1,16 +1,16 @@
-"""BitNet b1.58 2B-4T's shape: this project beside every engine that runs ternary models.
+"""Speed of BitNet b1.58 2B-4T's shape here, and in every other engine that runs ternary models.
 
     python benchmarks/ternary.py MODEL [--llama FILE]... [--peers FOLDER] [--peer-python PYTHON]
         [--work FOLDER] [--tests pp128,pp512,tg128] [--threads 1,2] [--only REGEX]
         [--json FILE] [--table FILE]
 
-MODEL is an I2_S file of synthetic.py. ik_llama.cpp reads it wrongly, so its own converter turns it
-into IQ2_BN and IQ2_BN_R4 first: with the head in f16, as exact as ours, and with a head of four
-bits. llama.cpp runs the TQ2_0, Q4_0 and Q8_0 of synthetic.py (--type TQ2_0 --architecture bitnet),
-named by --llama, with another graph of about the same cost: speed only. bitnet.cpp, a build that
-BITNET_CPP_DIR names, runs MODEL as it is. All engines run in one run, in processes of their own,
-and take turns test by test, after a short one that does not count. Measurements are added to those
-in --json FILE, so a run can be made in pieces.
+MODEL is an I2_S file of synthetic.py. ik_llama.cpp reads I2_S wrongly, so its own converter first
+writes IQ2_BN and IQ2_BN_R4: with the head in f16, as exact as ours, and with a head of four bits.
+llama.cpp runs files of synthetic.py in TQ2_0, Q4_0 and Q8_0 (--type TQ2_0 --architecture bitnet),
+which --llama names. Its graph is another one of about the same cost: only the speed is comparable.
+bitnet.cpp, the build in BITNET_CPP_DIR, runs MODEL as it is. All engines run in processes of their
+own and take turns test by test, after a short test that does not count. Measurements are added to
+those in --json FILE, so a run can be made in pieces.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from bitnet.bench import describe_machine
 from bitnet.crossval.references import bitnet_cpp_library
 from bitnet.formats.containers import open_checkpoint
 
-# What ik_llama.cpp's converter makes of the model: name, type, type of the head.
+# Conversions of the model by ik_llama.cpp: label, type, type of the head.
 CONVERSIONS = (
     ("ik_llama.cpp IQ2_BN, f16 head", "iq2_bn", "f16"),
     ("ik_llama.cpp IQ2_BN_R4, f16 head", "iq2_bn_r4", "f16"),
     ("ik_llama.cpp IQ2_BN_R4, IQ4_NL head (lossy)", "iq2_bn_r4", "iq4_nl"),
 )
-# Ours: with the best instruction set of the machine, and with AVX2.
+# Labels of ours: with the best instruction set of the machine, and with AVX2.
 OURS = "bitnet I2_S, f16 head"
 OURS_AVX2 = "bitnet I2_S, f16 head, AVX2"
 VARIANTS = {
@@ -49,7 +49,7 @@ WARM_UP = {"pp": "pp32", "tg": "tg8"}
 
 
 def converted(model, kind, head, *, python, work):
-    """Path of *model* in another encoding, made when it is not there."""
+    """Path of *model* in another encoding, which is written unless it exists."""
     path = work / f"{model.stem}.{kind}.{head}.gguf"
     if not path.exists():
         where = "import ik_llama_cpp, pathlib; print(pathlib.Path(ik_llama_cpp.__file__).parent)"
@@ -63,26 +63,26 @@ def converted(model, kind, head, *, python, work):
 
 
 def contestants(options):
-    """Label -> (engine, interpreter, model) of all that can take part."""
+    """Label -> (engine, interpreter, model) of all engines that are available."""
     engines, absent = present(options.peer_python, options.peers)
-    found = {label: (name, sys.executable, options.model) for label, name in VARIANTS.items()}
+    entries = {label: (name, sys.executable, options.model) for label, name in VARIANTS.items()}
     if "ik_llama.cpp" in engines:
         python, engine = engines["ik_llama.cpp"]
         for label, kind, head in CONVERSIONS:
             path = converted(options.model, kind, head, python=python, work=options.work)
-            found[label] = (engine, python, path)
+            entries[label] = (engine, python, path)
     if "llama.cpp" in engines:
         python, engine = engines["llama.cpp"]
         for path in options.llama:
             weights = open_checkpoint(path).weights
             kind = weights["blk.0.attn_q.weight"].quant.name
-            found[f"llama.cpp {kind}, f16 head"] = (engine, python, path)
+            entries[f"llama.cpp {kind}, f16 head"] = (engine, python, path)
     built = bitnet_cpp_library()
     if built:
-        found["bitnet.cpp I2_S, f16 head"] = (str(built), sys.executable, options.model)
+        entries["bitnet.cpp I2_S, f16 head"] = (str(built), sys.executable, options.model)
     else:
         absent.append("bitnet.cpp")
-    return found, absent
+    return entries, absent
 
 
 def measure(found, threads, tests, turns):
@@ -103,11 +103,11 @@ def measure(found, threads, tests, turns):
 
 
 def added(old, new):
-    """Measurements *new* and those of earlier pieces."""
+    """*old*, the measurements of earlier pieces, with *new* added to them."""
     for threads, by_label in new.items():
-        kept = old.setdefault(str(threads), {})
+        entries = old.setdefault(str(threads), {})
         for label, facts in by_label.items():
-            entry = kept.setdefault(label, {"rates": {}, "load_s": [], "peak_mb": 0})
+            entry = entries.setdefault(label, {"rates": {}, "load_s": [], "peak_mb": 0})
             entry["load_s"] += facts["load_s"]
             entry["peak_mb"] = max(entry["peak_mb"], facts["peak_mb"])
             for test, rates in facts["rates"].items():
@@ -116,7 +116,7 @@ def added(old, new):
 
 
 def table(results):
-    """Medians in Markdown, and ours over the best exact and the best of all others."""
+    """Medians in Markdown, with the ratios of :func:`ratios`."""
     tests = sorted({t for by in results.values() for e in by.values() for t in e["rates"]})
     head = ["threads", "engine", *(f"{test} tok/s" for test in tests), "load (s)", "peak (MB)"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -134,7 +134,7 @@ def table(results):
 
 
 def ratios(medians, tests):
-    """Ours over the best exact and the best of all others, lines of the table."""
+    """Rows with the ratios of ours to the best exact peer, and to the best of all peers."""
     others = [label for label in medians if label not in VARIANTS]
     exact = [label for label in others if "lossy" not in label]
     lines = []
@@ -148,7 +148,7 @@ def ratios(medians, tests):
 
 
 def main():
-    """Measure, add to what is there, print."""
+    """Measure, add the results to earlier ones, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument(
@@ -165,14 +165,14 @@ def main():
     parser.add_argument("--only", default="", metavar="REGEX", help="engines to run")
     parser.add_argument("--only-convert", action="store_true")
     options = parser.parse_args()
-    found, absent = contestants(options)
+    entries, absent = contestants(options)
     if options.only_convert:
         return
-    found = {label: entry for label, entry in found.items() if re.search(options.only, label)}
+    entries = {label: entry for label, entry in entries.items() if re.search(options.only, label)}
     threads = [int(count) for count in options.threads.split(",")]
     tests = options.tests.split(",")
     earlier = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    new = {count: measure(found, count, tests, options.turns) for count in threads}
+    new = {count: measure(entries, count, tests, options.turns) for count in threads}
     results = added(earlier.get("results", {}), new)
     machine = describe_machine(threads)
     reads = earlier.get("machine", {}).get("read_bytes_per_s", {})

@@ -1,11 +1,11 @@
-"""Ternary kernels by layout and batch size, beside what reading memory costs; also as a roofline.
+"""Speed of the ternary kernels by layout and batch size, beside that of memory; as a roofline, too.
 
     python benchmarks/ternary_kernels.py [--json FILE] [--svg FILE] [--from JSON...]
 
-Every matrix is read from memory, not from a cache: more of them than a cache holds are multiplied
-in turn, and both layouts in turn, so that they meet the same neighbours on the machine. The
-roofline shows multiply-adds per second with two bits against the batch size; with n tokens a byte
-of packed weights is worth 4 n of them.
+Every matrix is read from memory: the matrices that are multiplied in turn do not fit into a cache.
+Both layouts take turns, so that other load affects both alike. The roofline shows multiply-adds per
+second of the layout with two bits by batch size: with n tokens, a byte of packed weights gives 4 n
+of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLORS = {"avx2": "#c2410c", "avx_vnni": "#15803d", "avx512_vnni": "#1d4ed8", "a
 
 
 def seconds(module, layout, pool, shape, tokens):
-    """Median time of a product with a matrix that is in no cache; the best for large batches."""
+    """Median seconds of a product with a matrix that is not in a cache; large batches: the best."""
     kind = module.kernel_types().index(layout)
     rows = shape[0]
     columns = -(-shape[1] // COLUMNS[layout]) * COLUMNS[layout]
@@ -58,11 +58,11 @@ def read_rate(module, pool):
 
 
 def measure():
-    """Everything, as plain data."""
+    """Machine and measurements, as JSON values."""
     module = native.module()
     pool = module.allocate_weights(POOL_BYTES)
     pool[:] = 0x91
-    found = []
+    measurements = []
     for threads in (1, 2):
         module.set_threads(threads)
         read = read_rate(module, pool)
@@ -72,7 +72,7 @@ def measure():
             for shape, tokens, layout in itertools.product(SHAPES, TOKENS, LAYOUTS):
                 took = seconds(module, layout, pool, shape, tokens)
                 macs = shape[0] * shape[1] * tokens
-                found.append(
+                measurements.append(
                     {
                         "threads": threads,
                         "level": level,
@@ -85,21 +85,21 @@ def measure():
                         "limit_gmac_s": most,
                     }
                 )
-    return {"machine": describe_machine(), "measurements": found}
+    return {"machine": describe_machine(), "measurements": measurements}
 
 
 def fastest(paths):
-    """The fastest of every measurement and of reading in several runs, as one run."""
+    """Several runs as one: the fastest of every measurement, and the highest read rate."""
     runs = [json.loads(path.read_text()) for path in paths]
-    found = [
+    measurements = [
         max(same, key=lambda m: m["gmac_s"])
         for same in zip(*(run["measurements"] for run in runs), strict=True)
     ]
     reads = {}
     for m in (m for run in runs for m in run["measurements"]):
         reads[m["threads"]] = max(m["read_gb_s"], reads.get(m["threads"], 0.0))
-    found = [{**m, "read_gb_s": reads[m["threads"]]} for m in found]
-    return {"machine": runs[0]["machine"], "measurements": found}
+    measurements = [{**m, "read_gb_s": reads[m["threads"]]} for m in measurements]
+    return {"machine": runs[0]["machine"], "measurements": measurements}
 
 
 def table(facts):
@@ -139,7 +139,7 @@ def roofline(facts):
     high = 1000.0
 
     def x(tokens):
-        return left + math.log2(tokens) / 9 * (width - left - 160)
+        return left + math.log2(tokens) / 9 * (width - left - 160)  # 2**9: the largest batch
 
     def y(rate):
         span = math.log(high) - math.log(low)

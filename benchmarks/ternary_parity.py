@@ -1,17 +1,18 @@
-"""Every engine that runs BitNets on the same trained ternary weights, those of ``bitnet-tiny``.
+"""Compare every engine that runs BitNets on the same trained weights, those of ``bitnet-tiny``.
 
     python benchmarks/ternary_parity.py OUT.md
 
 Needs PyTorch with transformers and ``ik-llama-cpp-python``, and BITNET_CPP_DIR with a build of
-bitnet.cpp; an engine that is not there, or refuses the model, is a row that says so. All are given
-the tokens of the same prompts. The table has the likeliest token and the KL divergence of each
-position beside the float64 pass, the KL divergence beside our compiled kernels, and how many greedy
-continuations are those of the float64 pass.
+bitnet.cpp; the row of an engine that is missing, or refuses the model, says so. All get the tokens
+of the same prompts. The table compares them with the float64 pass (the likeliest token and the KL
+divergence of each position, and the greedy continuations) and with our compiled kernels (the KL
+divergence).
 
-ik_llama.cpp's IQ2_BN wants rows of 512 weights, and these have 256. It is given the same function
-with everything twice as wide: what is added is zeros, and since these halve the mean of squares in
-a norm, the norm's weights are divided by the square root of two and its epsilon by two. Codes and
-scales stay as they are, and so does what is rounded to int8, but for the last bits of a float32.
+ik_llama.cpp's IQ2_BN needs rows of 512 weights, and these have 256. It gets a model of the same
+function that is twice as wide. The added weights are zeros. They halve the mean of squares in a
+norm, so the norm's weights are divided by the square root of two, and its epsilon by two. Codes and
+scales are unchanged, and so are the activations that are rounded to int8, except for the last bits
+of a float32.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def folder_of(checkpoint, folder):
 
 
 def widened(checkpoint, path):
-    """The same function with everything twice as wide, as an I2_S file."""
+    """Write a model of the same function that is twice as wide to *path*, an I2_S file."""
     tensors = []
     for name, weight in checkpoint.weights.items():
         if weight.quant.is_ternary:
@@ -135,7 +136,7 @@ def widened(checkpoint, path):
 
 
 def ours(checkpoint, question, level):
-    """Our answer by the kernels of *level*; none: by NumPy."""
+    """Our answer by the kernels of *level*, or by NumPy if it is empty."""
     os.environ["BITNET_BACKEND"] = "native" if level else "reference"
     if level and not native.module().set_kernel_level(level):
         raise SystemExit(f"this machine has no {level}")
@@ -144,7 +145,7 @@ def ours(checkpoint, question, level):
 
 
 def theirs(reference, checkpoint, question):
-    """The answer of a reference, or why there is none."""
+    """The trace of a reference, or the message of its error."""
     try:
         return reference.trace(Question(checkpoint, question.prompts))
     except BitnetError as error:
@@ -152,26 +153,26 @@ def theirs(reference, checkpoint, question):
 
 
 def answers(checkpoint, question, work):
-    """Label -> trace of each engine, or why it has none."""
+    """Label -> trace of each engine, or the message of its error; and the trace of our kernels."""
     levels = native.module().kernel_levels()
-    found = {f"ours, compiled, {level}": ours(checkpoint, question, level) for level in levels}
-    best = found[f"ours, compiled, {levels[-1]}"]
-    found["ours, NumPy float32"] = ours(checkpoint, question, "")
+    traces = {f"ours, compiled, {level}": ours(checkpoint, question, level) for level in levels}
+    best = traces[f"ours, compiled, {levels[-1]}"]
+    traces["ours, NumPy float32"] = ours(checkpoint, question, "")
     folder = open_checkpoint(folder_of(checkpoint, work / "folder"))
-    found["transformers, int8 rounding"] = theirs(Transformers(), folder, question)
-    found["bitnet.cpp, I2_S"] = theirs(BitnetCpp(), checkpoint, question)
+    traces["transformers, int8 rounding"] = theirs(Transformers(), folder, question)
+    traces["bitnet.cpp, I2_S"] = theirs(BitnetCpp(), checkpoint, question)
     wide = open_checkpoint(widened(checkpoint, work / "wide.gguf"))
-    found["bitnet.cpp, I2_S, widened"] = theirs(BitnetCpp(), wide, question)
+    traces["bitnet.cpp, I2_S, widened"] = theirs(BitnetCpp(), wide, question)
     plan_conversion(wide.path, ConvertOptions("IQ2_BN")).write(work / "iq2_bn.gguf")
     packed = open_checkpoint(work / "iq2_bn.gguf")
-    found["ik_llama.cpp, IQ2_BN, widened"] = theirs(IkLlamaCpp(), packed, question)
-    found["ik_llama.cpp, F16 (activations not rounded)"] = theirs(
+    traces["ik_llama.cpp, IQ2_BN, widened"] = theirs(IkLlamaCpp(), packed, question)
+    traces["ik_llama.cpp, F16 (activations not rounded)"] = theirs(
         IkLlamaCpp(), checkpoint, question
     )
     plan_conversion(checkpoint.path, ConvertOptions("TQ2_0")).write(work / "tq2_0.gguf")
     scaled = open_checkpoint(work / "tq2_0.gguf")
-    found["llama.cpp, TQ2_0"] = theirs(LlamaCpp(), scaled, question)
-    return found, best
+    traces["llama.cpp, TQ2_0"] = theirs(LlamaCpp(), scaled, question)
+    return traces, best
 
 
 def table(found, best, exact):
@@ -197,16 +198,16 @@ def table(found, best, exact):
 
 
 def main():
-    """Ask them all, and write the table."""
+    """Run every engine, and write the table."""
     output = Path(sys.argv[1])
     checkpoint = open_checkpoint(SHIPPED["bitnet-tiny"].path)
     with bitnet.load(checkpoint, threads=1) as model:
         ids = {text: tuple(model.tokenizer.encode(text)) for text in PROMPTS[:6]}
-    question = Question(checkpoint, tuple(Prompt(*it, steps=STEPS) for it in ids.items()))
+    question = Question(checkpoint, tuple(Prompt(*pair, steps=STEPS) for pair in ids.items()))
     exact = Float64().trace(question)
     with tempfile.TemporaryDirectory() as work:
-        found, best = answers(checkpoint, question, Path(work))
-    text = "\n".join(table(found, best, exact)) + "\n"
+        traces, best = answers(checkpoint, question, Path(work))
+    text = "\n".join(table(traces, best, exact)) + "\n"
     output.write_text(text)
     print(text)
 

@@ -1,14 +1,14 @@
-"""Time to load a tokenizer and to encode, for ours and the libraries.
+"""Time to load a tokenizer and to encode text, for ours and for other packages.
 
     python benchmarks/tokenizer.py DATA [--runs 20] [--also NAME=tokenizer.json]... [--svg FILE]
         [--turns 5] [--packages ours,gigatoken] [--json FILE]
 
-DATA is the folder BITNET_TEST_DATA points at. Loading is measured in fresh processes with the
-files in the page cache. Encoding is measured in this process with one thread, in CPU time, which
-other work on the machine changes less than the clock: the first call of a fresh tokenizer on a
-megabyte of text, in brackets a second one; medians of --turns, which the packages take in turn.
-Most packages return a list of ids; those that return an array are compared with ours that does.
-Packages that are not installed are named. FILE of --json is written after every vocabulary.
+DATA is the folder of BITNET_TEST_DATA. Loading is measured in new processes with the files in the
+page cache. Encoding is measured in this process with one thread, in processor time, which other
+load affects less than wall time: the first call of a new tokenizer on a megabyte of text, and in
+brackets a second one; medians of --turns, in which the packages take turns. Most packages return a
+list of ids; those that return an array are to be compared with "ours (array)". Packages that are
+not installed are named. FILE of --json is written after every vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bitnet.base.errors import Unsupported
 
 LLAMA3 = "vocab/ggml-vocab-llama-bpe.gguf"
 MEGABYTE = 1_000_000
-#: Vocabularies that are recorded as GGUF only, and become a ``tokenizer.json`` for the packages.
+#: Vocabularies that DATA has only as GGUF files; they are exported to ``tokenizer.json``.
 EXPORTED = {
     "Qwen 2": "ggml-vocab-qwen2.gguf",
     "DeepSeek LLM": "ggml-vocab-deepseek-llm.gguf",
@@ -80,7 +80,7 @@ print(json.dumps([1e3 * (loaded - start), 1e3 * (ready - start),
 
 
 def measure(code, path, cache):
-    """Output of *code* in a new process."""
+    """Output of *code*, as JSON, in a new process with the cache folder *cache*."""
     environment = os.environ | {"BITNET_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -104,7 +104,7 @@ def loading(data, runs):
     with tempfile.TemporaryDirectory() as folder:
         for i in range(runs):
             warm.append(measure(LOAD, data / LLAMA3, Path(folder) / "warm"))
-            if i < max(3, runs // 5):
+            if i < max(3, runs // 5):  # these take longer
                 cold.append(measure(LOAD, data / LLAMA3, Path(folder) / f"cold{i}"))
                 library.append(measure(LIBRARY, data / "tokenizers/llama3/tokenizer.json", folder))
     return [
@@ -131,7 +131,7 @@ def texts_of(data):
 
 
 def vocabularies(data, more, folder):
-    """``(name, file, packages)``: what is encoded with what."""
+    """``(name, file, packages)`` of every vocabulary."""
     yield "LLaMA-3", data / "tokenizers/llama3/tokenizer.json", peers.JSON
     for name, file in EXPORTED.items():
         yield from of_gguf(name, data / "vocab" / file, folder)
@@ -150,9 +150,9 @@ def vocabularies(data, more, folder):
 
 
 def of_gguf(name, gguf, folder):
-    """The entry of the vocabulary in *gguf*, as a ``tokenizer.json`` made in *folder* if it can be.
+    """The entry of the vocabulary in *gguf*, exported to a ``tokenizer.json`` in *folder*.
 
-    A vocabulary that no such file can hold is encoded by this project alone.
+    If this format cannot represent the vocabulary, only this project encodes with it.
     """
     target = Path(folder) / name
     command = [sys.executable, "-m", "bitnet", "export-tokenizer", gguf, "--output", target]
@@ -167,7 +167,7 @@ def of_gguf(name, gguf, folder):
 
 
 def speed(load, path, text):
-    """MB/s of CPU time of the first and of a second call of a fresh tokenizer, and the ids."""
+    """MB/s of processor time of two calls of a new tokenizer, and the ids of the second one."""
     encode = load(path)
     size = len(text.encode()) / 1e6
     times = []
@@ -179,15 +179,15 @@ def speed(load, path, text):
 
 
 def median_speeds(packages, path, texts, turns):
-    """Cells of every package by text: two median speeds, and True for the first package's ids.
+    """Cells of every package by text: two median speeds, and True if its ids are the first one's.
 
     A package that fails has the error instead of its cells.
     """
-    taken = {package: {name: [] for name in texts} for package in packages}
+    measured = {package: {name: [] for name in texts} for package in packages}
     cells = {}
     for _ in range(turns):
         for name, text in texts.items():
-            wanted = None
+            expected = None
             for package, load in packages.items():
                 if package in cells:
                     continue
@@ -198,11 +198,11 @@ def median_speeds(packages, path, texts, turns):
                         raise
                     cells[package] = " ".join(f"{type(error).__name__}: {error}"[:80].split())
                     continue
-                wanted = list(ids) if wanted is None else wanted
-                taken[package][name].append((*both, list(ids) == wanted))
-    for package, by_text in taken.items():
+                expected = list(ids) if expected is None else expected
+                measured[package][name].append((*both, list(ids) == expected))
+    for package, by_text in measured.items():
         if package not in cells:
-            cells[package] = {name: median_cell(measured) for name, measured in by_text.items()}
+            cells[package] = {name: median_cell(turns) for name, turns in by_text.items()}
     return cells
 
 
@@ -213,7 +213,7 @@ def median_cell(measured):
 
 
 def encoding(data, options):
-    """The rows of the table: vocabulary, package, and for each text two speeds and the same ids."""
+    """Rows of the table: vocabulary, package, and the cells of :func:`median_speeds`."""
     texts = texts_of(data)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -237,31 +237,31 @@ def table(rows):
         if isinstance(cells, str):
             yield f"| {vocabulary} | {package} |{' |' * len(names)} not run: {cells} |"
             continue
-        shown = " | ".join(f"{first:.0f} ({again:.0f})" for first, again, _ in cells.values())
+        speeds = " | ".join(f"{first:.0f} ({again:.0f})" for first, again, _ in cells.values())
         differ = [name for name, (_, _, same) in cells.items() if not same]
         same = f"no: {', '.join(differ)}" if differ else "yes"
-        yield f"| {vocabulary} | {package} | {shown} | {same} |"
+        yield f"| {vocabulary} | {package} | {speeds} | {same} |"
 
 
 def plot(rows):
-    """Bars of the first call and, lighter, of later ones, on code."""
-    shown = [(v, p, c["code"]) for v, p, c in rows if isinstance(c, dict)]
-    most = max(again for _, _, (_, again, _) in shown)
+    """SVG with bars of the speed on code: the first call and, lighter, a second one."""
+    bars = [(v, p, c["code"]) for v, p, c in rows if isinstance(c, dict)]
+    most = max(again for _, _, (_, again, _) in bars)
     width, left, step = 760, 220, 18
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {step * len(shown) + 40}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {step * len(bars) + 40}" '
         'font-family="sans-serif" font-size="12">',
         '<text x="10" y="16">MB of code per second of CPU time: first call, and lighter a later '
         "one</text>",
     ]
-    for i, (vocabulary, package, (first, again, _)) in enumerate(shown):
+    for i, (vocabulary, package, (first, again, _)) in enumerate(bars):
         y = 28 + i * step
         colour = "#c2410c" if package.startswith("ours") else "#475569"
         parts.append(
             f'<text x="{left - 8}" y="{y + 11}" text-anchor="end">{vocabulary}, {package}</text>'
         )
-        for speed, opacity in ((again, 0.35), (first, 1)):
-            bar = max((width - left - 60) * speed / most, 1)
+        for mb_s, opacity in ((again, 0.35), (first, 1)):
+            bar = max((width - left - 60) * mb_s / most, 1)
             parts.append(
                 f'<rect x="{left}" y="{y}" width="{bar:.0f}" height="13" fill="{colour}" '
                 f'opacity="{opacity}"/>'

@@ -1,7 +1,8 @@
-"""The tokenizer packages that ours is measured beside: how each is loaded and called.
+"""The tokenizer packages to which ours is compared: how each is loaded and called.
 
-A row is a package, what it needs of a vocabulary, and a function that gives one that encodes. Those
-that are not installed, or refuse a vocabulary, are left out by name.
+JSON, MODEL and :func:`of_openai` map the name of a package to a loader. It takes the path of a
+vocabulary, and returns the function that encodes a text. It raises if the package is not installed,
+or refuses the vocabulary.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from pathlib import Path
 
 
 def ours(path):
-    """This project's, with ids as a list."""
+    """This project's ``encode``, which returns a list."""
     tokenizer = _load_ours(path)
     return lambda text: tokenizer.encode(text, add_special=False)
 
 
 def ours_as_array(path):
-    """This project's, with ids as a NumPy array, to compare with packages that return one."""
+    """This project's ``encode_array``, to compare with packages that return an array."""
     tokenizer = _load_ours(path)
     return lambda text: tokenizer.encode_array(text, add_special=False)
 
@@ -101,7 +102,7 @@ MODEL = {"ours": ours, "sentencepiece": _sentencepiece}
 
 
 def of_openai(name):
-    """Packages for one of OpenAI's vocabularies."""
+    """Loaders for one of OpenAI's vocabularies."""
     return {
         "ours": ours,
         "ours (array)": ours_as_array,
@@ -114,7 +115,7 @@ def of_openai(name):
 
 
 def ranks_file(name, folder):
-    """The tiktoken file of one of OpenAI's vocabularies, out of ``bpe-openai``; else ``None``."""
+    """The tiktoken file of one of OpenAI's vocabularies, from ``bpe-openai``; None without it."""
     try:
         package = Path(importlib.import_module("bpe_openai").__file__).parent
     except ImportError:
@@ -125,5 +126,5 @@ def ranks_file(name, folder):
 
 
 def ids_of(encoded):
-    """The ids of what a package gives back."""
+    """Ids in the result of a package, which may be an object that has them."""
     return getattr(encoded, "ids", encoded)

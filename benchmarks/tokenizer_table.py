@@ -1,8 +1,8 @@
-"""Write ``docs/reference/tokenizers.md``: what every recorded vocabulary proves.
+"""Write ``docs/reference/tokenizers.md``: results of both engines on every recorded vocabulary.
 
     python benchmarks/tokenizer_table.py DATA
 
-DATA is the folder BITNET_TEST_DATA points at. Every string is encoded by both engines.
+DATA is the folder of BITNET_TEST_DATA. Both engines encode every string.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from bitnet.tokenizer.from_gguf import spec_from_gguf
 PAGE = Path(__file__).parent.parent / "docs/reference/tokenizers.md"
 SEPARATOR = "\n__ggml_vocab_test__\n"
 LLAMA_CPP = "llama.cpp's `.inp`/`.out`"
-# Oracle's strings, the file they are tried on, who recorded them, whether specials were parsed.
+# File of strings and ids, vocabulary, libraries that recorded the ids, True if special tokens in
+# the strings were parsed.
 EXPECTED = [
     ("llama3", "tokenizers/llama3/tokenizer.json", "tokenizers, tiktoken", True),
     ("llama3", "vocab/ggml-vocab-llama-bpe.gguf", "tokenizers, tiktoken", True),
@@ -38,7 +39,7 @@ EXPECTED = [
     ("phi3", "vocab/ggml-vocab-phi-3.gguf", "tokenizers", True),
     ("bert", "vocab/ggml-vocab-bert-bge.gguf", "tokenizers", True),
 ]
-LOADS = 7
+LOADS = 7  # the time is their median
 
 
 def spec_of(path):
@@ -63,7 +64,7 @@ def recorded(data):
 
 
 def passed(path, parse_special, cases, backend):
-    """Cases that come out right, and the engine that ran them."""
+    """Number of *cases* with the recorded ids, and the engine that ran them."""
     os.environ["BITNET_BACKEND"] = backend
     tokenizer = Tokenizer.from_spec(spec_of(path))
     right = sum(

@@ -12,15 +12,15 @@ from typing import Any
 
 from bitnet.base.errors import Interrupted
 
-#: New objects until the garbage collector looks at them. Imports make 85,000 that stay, of which
-#: the default, 700, would look at every few hundred: a tenth of a command's start.
+#: New objects after which the garbage collector runs. Imports create 85,000 that are never freed:
+#: with Python's default of 700 the collections would take a tenth of a command's start.
 GARBAGE_THRESHOLD = 10_000
 
 
 def _find_yaml(name: str, *where: Any) -> ModuleSpec | None:
-    """The parser of Invoke's configuration files, to be run at its first use.
+    """Find Invoke's YAML parser, so that it is loaded at its first use; a finder of modules.
 
-    Importing it takes a tenth of a command's start, and few users have such a file.
+    Importing it takes a tenth of a command's start, and few users have a configuration file.
     """
     spec = PathFinder.find_spec(name, *where) if name == "invoke.vendor.yaml" else None
     if spec is not None and spec.loader is not None:
@@ -29,10 +29,10 @@ def _find_yaml(name: str, *where: Any) -> ModuleSpec | None:
 
 
 def _import_invoke() -> None:
-    """Import Invoke without two modules of Python that no command of ours uses.
+    """Import Invoke without two standard modules that only unused parts of it need.
 
-    They bring asyncio, TLS, e-mail and ZIP files, a third of the time to import Invoke.
-    ``unittest.mock`` is for its class ``MockContext``, ``importlib.metadata`` for its version.
+    ``unittest.mock`` serves its class ``MockContext``, ``importlib.metadata`` its version. They
+    import asyncio, TLS, e-mail and ZIP files: a third of the time to import Invoke.
     """
     mock = ModuleType("unittest.mock")
     mock.Mock = None  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def main() -> None:
 def inv() -> None:
     """Run ``inv`` in the environment of a checkout: Invoke, which reads ``tasks.py``."""
     if sys.argv[1:] in (["--version"], ["-V"]):
-        main()
+        main()  # prints this program's version, not Invoke's, and exits
     from invoke.main import program
 
     program.run()

@@ -27,12 +27,12 @@ SPACE_BYTES = 1_000_000_000  # a small model with its tokenizer, and room to wor
 
 
 def examine(root: Path, model: Path | None = None) -> list[Finding]:
-    """Findings about all that needs no network, with the cache folder *root* and *model*."""
+    """Findings about this machine, the file *model* and the cache folder *root*; no network."""
     return [*_versions(), _backend(), _model(model), *_cache(root), *_settings()]
 
 
 def verdict(findings: Iterable[Finding]) -> str:
-    """One sentence: the first problem, else the first warning, and its remedy."""
+    """One sentence: the first failure, else the first warning, and its remedy."""
     problems = [finding for finding in worst(findings) if finding.severity in ("failed", "warning")]
     if not problems:
         return "Nothing is wrong."
@@ -51,7 +51,7 @@ def markdown(findings: list[Finding]) -> str:
 def _versions() -> list[Finding]:
     compiler = native.compiler_name()
     pip = Finding("ok", "pip", _version("pip"))
-    if find_spec("pip") is None:  # a dependency that can be uninstalled
+    if find_spec("pip") is None:  # a dependency, but users can uninstall it
         hint = f"{sys.executable} -m ensurepip --upgrade   (or: uv pip install pip)"
         text = "missing; it finds packaged models such as smollm2-135m"
         pip = Finding("failed", "pip", text, hint)

@@ -62,7 +62,7 @@ def load(
     lock_memory: bool = False,
     fetch: bool = True,
 ) -> LanguageModel:
-    """*model* with its tokenizer, ready to generate; a name that is not here is downloaded.
+    """*model* with its tokenizer, ready to generate; a model that is missing is downloaded.
 
     Args:
         model: GGUF file, folder with ``config.json`` and safetensors files, or an open
@@ -105,18 +105,18 @@ def load(
     from bitnet.runtime.language_model import load_checkpoint, memory_errors
     from bitnet.tokenizer import Tokenizer
 
-    text = (str, os.PathLike)
-    check_type("model", model, "a path, a name or an open checkpoint", *text, Checkpoint)
-    check_type("tokenizer", tokenizer, "a Tokenizer, a path or None", Tokenizer, *text, None)
+    paths = (str, os.PathLike)
+    check_type("model", model, "a path, a name or an open checkpoint", *paths, Checkpoint)
+    check_type("tokenizer", tokenizer, "a Tokenizer, a path or None", Tokenizer, *paths, None)
     check_type("pre", pre, "a text or None", str, None)
     check_type("context", context, "a whole number or None", Integral, None)
     check_type("threads", threads, "a whole number", Integral)
     check_type("allow_mock", allow_mock, "True or False", bool)
     check_type("lock_memory", lock_memory, "True or False", bool)
-    check_type("draft_model", draft_model, "a path, a name or None", *text, None)
-    for name, values, of in (("ignore_keys", ignore_keys, "keys"), ("lora", lora, "paths")):
+    check_type("draft_model", draft_model, "a path, a name or None", *paths, None)
+    for name, values, items in (("ignore_keys", ignore_keys, "keys"), ("lora", lora, "paths")):
         if isinstance(values, str) or not isinstance(values, Collection):
-            raise wrong_type(name, values, f"a list of {of}")
+            raise wrong_type(name, values, f"a list of {items}")
     for name, choice, choices in (
         ("exact_head", exact_head, HeadMode),
         ("kv_type", kv_type, KVType),
@@ -156,9 +156,9 @@ def embed(
     """Vectors of *texts*, ``(len(texts), dim)``; one row for a single text.
 
     Args:
-        model: one that is loaded, or what :func:`load` takes, which is loaded for these texts.
-        texts: as of :meth:`LanguageModel.embed`.
-        **options: as of that method.
+        model: a loaded model, or a name or path for :func:`load`, which this call loads.
+        texts: as for :meth:`LanguageModel.embed`.
+        **options: as for that method.
 
     Raises:
         BitnetError: as :func:`load` and :meth:`LanguageModel.embed`.
@@ -192,7 +192,7 @@ def locate(
     with suppress(OSError, ValueError):  # a name may be too long for a path, or have a NUL
         if path.exists():
             return only_model(path)
-    # Below, since a path needs nothing of what opens connections, which takes long to import.
+    # Imported here: the modules that open connections load slowly, and a path needs none of them.
     from bitnet.hub.models import locate_model
     from bitnet.hub.ref import parse, suggest_names
 
@@ -208,7 +208,7 @@ def locate(
 
 
 def _plain_project() -> Project:
-    """The working folder with the cache and the ways to fetch of the settings."""
+    """The working folder as a project, with the cache and the download options of the settings."""
     from bitnet.hub.fetch_options import FetchOptions
     from bitnet.hub.project import Project
 
@@ -221,7 +221,7 @@ class SmartTokenizerDownload:
     def __init__(
         self, cache_dir: Path | None = None, *, options: FetchOptions | None = None
     ) -> None:
-        """Into *cache_dir*, else the folder of the settings; *options* say how to fetch."""
+        """Download into *cache_dir*, by default the cache of the settings, with *options*."""
         from bitnet.hub.fetch_options import FetchOptions
         from bitnet.hub.project import Project
 
@@ -230,15 +230,15 @@ class SmartTokenizerDownload:
 
     async def download_tokenizer(self, info: TokenizerDownloadInfo) -> Path:
         """As :meth:`download_tokenizer_sync`, without blocking the event loop."""
-        import asyncio  # here, since it loads much that commands do not need
+        import asyncio  # here: it is slow to import, and commands do not need it
 
         return await asyncio.to_thread(self.download_tokenizer_sync, info)
 
     def download_tokenizer_sync(self, info: TokenizerDownloadInfo) -> Path:
-        """The tokenizer that *info* describes, in the cache; no connection when it is there.
+        """Path of the tokenizer that *info* describes; it is downloaded unless it is in the cache.
 
         Args:
-            info: its first file must be in the repository; further ones are fetched if they are.
+            info: its first file must be in the repository; the others are optional.
 
         Raises:
             Offline: it is not in the cache, and the network is switched off.
@@ -255,7 +255,8 @@ class SmartTokenizerDownload:
             try:
                 paths.append(fetch_source(source, self._project, check=_check).path)
             except NotFound as error:
-                # Only the first file must exist; one that exists and cannot be read is an error.
+                # The first file must exist. TokenizerNotFound means that a file exists, but holds
+                # no tokenizer: that is an error for each of them.
                 if not paths or isinstance(error, TokenizerNotFound):
                     raise
                 logger.info("%s has no %s; it is not needed", info.repo, file)
@@ -271,7 +272,7 @@ def _check(path: Path, vocab_size: int) -> None:
     from bitnet.tokenizer.load import load_spec
     from bitnet.tokenizer.tokenizer_json import check_vocabulary
 
-    # A file that is being downloaded has ".partial" and more behind its name.
+    # While it is downloaded, a file has ".partial" and a suffix of its own after its name.
     if path.name.partition(".partial")[0].endswith(".json"):
         check_vocabulary(path, vocab_size)
     elif (actual := load_spec(path).vocab_size) != vocab_size:

@@ -1,7 +1,7 @@
-"""Files on servers, and the registry of those with a name.
+"""Files on servers, and the registry of those that have a name.
 
-A source pins what can be known in advance. The commit, the SHA-256 and the size of a branch's file
-are found on first use and recorded in a lock file (:mod:`bitnet.store.records`).
+A source pins the facts that are known in advance. For a file of a branch, the commit, the SHA-256
+and the size are looked up on first use and recorded in a lock file (:mod:`bitnet.store.records`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Source:
     repo: str  # ``organisation/repository``; the name of a packaged model; empty for an address
     file: str = "tokenizer.json"  # path inside the repository
     revision: str = "main"  # branch, tag or commit; the version of packages
-    # digest of the file where it is pinned for good; else the lock file holds it
+    # digest of the file if it never changes; otherwise the lock file records it
     sha256: str | None = None
     size: int | None = None  # bytes, where known
     about_bytes: int = 0  # size within a few per cent, where only that is known; 0 if unknown
@@ -84,13 +84,13 @@ class Source:
     cache_key: str = ""  # folder of a tokenizer below ``<cache>/tokenizers``
     licence: str = ""  # name of the terms as their owner calls them
     licence_url: str = ""  # where the terms are
-    # the hub wants a token of an account that accepted the terms; ``None``: unknown
+    # True if the hub requires the token of an account that accepted the terms; ``None``: unknown
     gated: bool | None = False
-    # architecture of a model, as GGUF files name it; empty if unknown. Of a tokenizer, how the
-    # architectures begin that use it: other families have vocabularies of the same size (Mistral
-    # and Phi-3 about 32,000)
+    # architecture of a model, as GGUF files name it; empty if unknown. For a tokenizer, prefixes of
+    # the architectures that use it: the size of a vocabulary does not tell (LLaMA 2, Mistral and
+    # Phi-3 all have about 32,000 ids)
     family: str = ""
-    commit: str | None = None  # fetched instead of *revision*, where it is pinned
+    commit: str | None = None  # pinned commit, fetched instead of *revision*
     url: str = ""  # address of the file, if it is not on the hub
     parts: tuple[Package, ...] = ()  # packages whose members, joined in this order, are the file
     # packages whose members are put next to the file: notices, terms, checksums, and the other
@@ -145,8 +145,8 @@ def _bonsai(
     )  # fmt: skip
 
 
-# Sizes without a digit for each byte are those that the authors publish, and of BitNet the sum of
-# its tensors.
+# Approximate sizes (about_bytes) are those that the authors publish; BitNet's is the sum of its
+# tensors.
 MODELS = _by_name(
     Source(
         "bitnet-2b-4t", "microsoft/bitnet-b1.58-2B-4T-gguf", "ggml-model-i2_s.gguf",
@@ -222,17 +222,17 @@ def for_model(architecture: str, vocab_size: int) -> Source | None:
 
 
 def model_source(name: str) -> Source | None:
-    """The registered model called *name*, or whose repository it is."""
+    """The registered model with this *name*, or in the repository *name*."""
     if name in MODELS:
         return MODELS[name]
     return next((source for source in MODELS.values() if source.repo == name), None)
 
 
 def require_token(source: Source) -> None:
-    """Stop before any connection when *source* is gated and no access token is set.
+    """Refuse a gated *source* before any connection if no access token is set.
 
     Raises:
-        TokenMissing: that is so; the message lists the steps to get one.
+        TokenMissing: with the steps to get a token.
     """
     if not source.gated or settings.access_token():
         return

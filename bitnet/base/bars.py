@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DEFAULT_COLUMNS = 80  # where the terminal does not say
-FREE_COLUMNS = 4
+FREE_COLUMNS = 4  # at the end of a line, for ``^C``
 _LEAST_LABEL = 8  # characters
-# In every encoding of a locale.
+# ASCII, which the encoding of every locale has.
 _FULL = "#"
 _EMPTY = "-"
 
@@ -46,7 +46,7 @@ class Bars:
         self._drawn = 0  # lines on the screen
 
     def add(self, bar: Bar, stream: TextIO) -> None:
-        """Show *bar* on *stream*, below those that are there."""
+        """Show *bar* on *stream*, below the bars that are already shown."""
         with self._lock:
             self._clear()
             self._stream = stream
@@ -62,20 +62,20 @@ class Bars:
                 self._draw()
 
     def refresh(self) -> None:
-        """Draw the bars as they are now."""
+        """Draw the bars again, in their present state."""
         with self._lock:
             self._clear()
             self._draw()
 
     def end(self) -> None:
-        """Take every bar away, for good: threads that are left behind draw nothing more."""
+        """Remove every bar for good: a thread that still runs does not draw its bar again."""
         with self._lock:
             self._clear()
             self._bars.clear()
 
     @contextmanager
     def above(self, stream: TextIO) -> Iterator[None]:
-        """Leave the lines of the bars to what is written to *stream* meanwhile."""
+        """Hide the bars while the block writes to *stream*, and draw them below its output."""
         with self._lock:
             is_beside = bool(self._bars) and stream.isatty()
             if is_beside:

@@ -11,7 +11,7 @@ import re
 
 from bitnet.base.invocation import as_started
 
-# A command of a shell, or an option without one, with its value in capitals.
+# A shell command, whose options stay as they are, or an option outside of one: ``--name VALUE``.
 _OPTION = re.compile(
     r"(?P<command>\b(?:bitnet|pip|uv|pipx|python3?|llama-[\w-]+) [^,;()\n]*)"
     r"|(?<![\w-])--(?P<name>[a-z][a-z0-9-]*)(?:[ =](?P<value>[A-Z][A-Z0-9]*\b))?"
@@ -23,8 +23,8 @@ EXIT_CODES = {0: "success", 1: "internal error: please report it"}  # classes be
 class BitnetError(Exception):
     """Base class; the message says what failed, on what, and what was expected.
 
-    *hint* is the command or step that helps. The text of the exception ends with it, for Python
-    code: an option of the command line is the parameter of that name there.
+    *hint* is the command or step that helps. ``str(error)`` ends with it, with the parameters of
+    Python code in place of the command line's options: ``output=DIR`` for ``--output DIR``.
     """
 
     exit_code: int = 1
@@ -47,7 +47,7 @@ class BitnetError(Exception):
 
 
 def _for_python(hint: str) -> str:
-    """*hint* with parameters in place of options, but for those in commands."""
+    """*hint* with parameters of Python in place of options; those inside commands stay."""
 
     def replace_option(match: re.Match[str]) -> str:
         if match["command"]:
@@ -169,14 +169,14 @@ class Interrupted(BitnetError, exit_code=130):
 
 
 def is_panic(error: BaseException) -> bool:
-    """True if a library in Rust gave up: its exception ends one call only.
+    """True if *error* is a panic of a library in Rust, after which this process can go on.
 
-    Other exceptions of that kind, such as those of Ctrl-C and signals, end the program.
+    Its class derives from ``BaseException``, as those of Ctrl-C and signals, which end the program.
     """
     return type(error).__name__ == "PanicException"
 
 
-# Codes of the system, the error for them, and what helps: anywhere, and in the cache.
+# Codes of the system, the error class for them, the hint, and the hint for a path in the cache.
 _OS_ERRORS: tuple[tuple[set[int], type[BitnetError], str, str], ...] = (
     ({errno.ENOSPC, errno.EDQUOT, errno.EFBIG}, NoSpace,
      "free some space, or choose another disk",
@@ -200,8 +200,8 @@ def from_os_error(
 ) -> BitnetError:
     """The error of this module for an operating-system error on *path*.
 
-    The texts keep the form ``Permission denied (os error 13)``, which scripts search for.
-    *in_cache*: it is in the cache, so another cache folder helps.
+    The texts keep the form ``Permission denied (os error 13)``, which scripts search for. With
+    *in_cache* the path is in the cache, and the hint may name another cache folder.
     """
     code = error.errno
     text = f"{os.strerror(code) if code else error} (os error {code}): {os.fspath(path)}"

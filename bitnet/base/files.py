@@ -28,7 +28,7 @@ _SPECIAL = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
-_READ_BYTES = 1 << 18  # fits into a core's cache
+_READ_BYTES = 1 << 18  # at once; they fit into the cache of a core
 CACHE_HINT = (
     "free space there (`bitnet cache clean --models --dry-run` lists what the cache can free), or "
     "choose another disk: --cache-dir DIR"
@@ -38,14 +38,15 @@ OUTPUT_HINT = "free space there, or choose a folder on another disk: --output DI
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open the file *path*, which a user or a checkout names, for reading.
+    """Open the regular file *path*, which a user or a checkout names, for reading.
 
-    Everything that reads such a file opens it here. A pipe, a socket or a device, which git carries
-    as a link, could block or never end; it is refused.
+    All code that reads such a file opens it here. Reading a pipe, a socket or a device could block
+    or never end, and a checkout may contain a link to one: they are refused.
     """
     name = os.fspath(path)
     refuse_special(path.stat(), path)
-    # The file may be another one by now: a pipe is opened without waiting for its writer.
+    # The path may lead to another file by now, so the open one is checked again. O_NONBLOCK keeps
+    # the opening of a pipe from waiting for its writer.
     descriptor = os.open(name, os.O_RDONLY | _OPEN_FLAGS)
     try:
         refuse_special(os.fstat(descriptor), path)
@@ -68,10 +69,10 @@ def refuse_special(status: os.stat_result, path: Path) -> None:
 
 
 def is_file_or_folder(path: Path) -> bool:
-    """True if *path* is a regular file or a folder, False if there is nothing; else refuse it."""
+    """True if *path* is a regular file or a folder, False if it cannot be found; else refuse it."""
     try:
         status = path.stat()
-    except (OSError, ValueError):  # also a text that no path may have
+    except (OSError, ValueError):  # ValueError: a NUL in the text
         return False
     if not stat.S_ISDIR(status.st_mode):
         refuse_special(status, path)
@@ -89,7 +90,7 @@ def sha256_of(path: Path) -> str:
 
 
 def git_oid(path: Path) -> str:
-    """Name that git gives to the content of the file *path*."""
+    """SHA-1 under which git stores the content of the file *path*, its blob id, hexadecimal."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -99,7 +100,7 @@ def git_oid(path: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of the file at *path*, with errors that name it."""
+    """As :func:`sha256_of`, with errors of this package that name the file."""
     try:
         return sha256_of(path)
     except OSError as error:
@@ -150,7 +151,7 @@ def _nearest_existing(folder: Path) -> Path:
 
 
 def require_space(folder: Path, size: int, purpose: str, hint: str, *, spare: int = 0) -> None:
-    """Refuse *size* bytes below *folder* that leave less than *spare* free."""
+    """Refuse to write *size* bytes below *folder* if less than *spare* bytes would stay free."""
     free = free_space(folder)
     if size + spare > free:
         needed = human_size(size)
@@ -163,10 +164,10 @@ def require_space(folder: Path, size: int, purpose: str, hint: str, *, spare: in
 
 
 def check_writable(folder: Path) -> None:
-    """Create *folder*, and test it with a file that has no name where the system can do so."""
+    """Create *folder*, and test that a file can be created in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder):  # on Linux it never gets a name
             pass
     except OSError as error:
         raise from_os_error(error, folder) from error
@@ -192,9 +193,9 @@ def write_bytes(
 ) -> None:
     """Write *parts* to *path* atomically; folders are created.
 
-    An existing file keeps its permissions, a link its target, and a device or pipe is written
-    to. Unless it is *durable*, the file may be lost with the power. Only this user can read a
-    *private* one, from its first byte on.
+    An existing file keeps its permissions, and a link its target; a device or a pipe is written to
+    directly. Without *durable* a power failure may lose the file. With *private* only this user can
+    ever read it.
     """
     mode = 0o600 if private else 0o666
 
@@ -224,7 +225,7 @@ def write_bytes(
 
 
 def keep(path: Path, *parts: bytes | memoryview, private: bool = False) -> str:
-    """Write *parts* to *path* for a cache; the reason why not, or nothing.
+    """Write *parts* to *path* in a cache; return the reason of a failure, or an empty text.
 
     Only this user can read a *private* file.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Severity = Literal["failed", "skipped", "warning", "note", "ok"]
 Status = Literal["passed", "failed", "not run"]
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the worst first: it is the verdict
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the worst first
 
 _MARKS: dict[Severity, str] = {
     "failed": "✗",
@@ -35,8 +35,8 @@ class Finding:
     severity: Severity
     subject: str  # what was checked, or the kind of finding for scripts: ``tensor-overlap``
     text: str  # the result, with names and numbers; never contains a secret
-    hint: str = ""  # what helps; empty without a problem
-    exit_code: int = 0  # of a command that ends because of it; 0 leaves it to the command
+    hint: str = ""  # the step that helps; empty without a problem
+    exit_code: int = 0  # of a command that fails because of it; 0: the command chooses
     duration_s: float | None = None  # time the check took, ``None`` if irrelevant
     details: tuple[str, ...] = ()  # further lines, such as one for each file
 
@@ -74,7 +74,7 @@ class Finding:
 
 
 def status_of(findings: Iterable[Finding]) -> Status:
-    """The worst of *findings* as a verdict: what was not checked has not passed."""
+    """The worst of *findings* as a verdict; a skipped check, or none at all, is ``not run``."""
     first = worst(findings)[:1]
     severity = first[0].severity if first else "skipped"
     if severity == "failed":

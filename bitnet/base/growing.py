@@ -1,13 +1,13 @@
-"""A file of rows that grows while a command computes, and that a killed command continues.
+"""An output of rows that is appended to while a command computes; a rerun continues a killed one.
 
-Beside the output ``vectors.npy`` stand, until it is complete::
+Until the output ``vectors.npy`` is complete, three files lie beside it::
 
-    .vectors.npy.rows       the rows that are computed
-    .vectors.npy.progress   how many of them are on the disk, of what, as JSON
+    .vectors.npy.rows       the rows computed so far
+    .vectors.npy.progress   how many of them are on the disk, and of which computation, as JSON
     .vectors.npy.growing    the lock of the process that writes them
 
-A record counts only for the same computation: its *key* must be equal, and its digest must be that
-of the inputs which the rows are made of.
+Rows are reused only by the same computation: the *key* of the record must be equal. The caller must
+compare the digest with that of the inputs of these rows.
 """
 
 from __future__ import annotations
@@ -27,20 +27,26 @@ if TYPE_CHECKING:
 
     from bitnet.base.outputs import OutputFile
 
-_LONGEST_NAME = 99  # bytes of a name that those of its files repeat
+_LONGEST_NAME = 99  # characters of the output's name that the names of these files repeat
 
 
 class GrowingFile:
     """Rows of an output, appended and synced in blocks; use it as a context manager.
 
     Attributes:
-        rows: number of rows on the disk; first those that an earlier run left.
-        digest: digest of the inputs of these rows.
+        rows: number of rows on the disk, including those of an earlier run.
+        digest: digest of the inputs of these rows, for the caller to compare.
         path: the file with these rows.
     """
 
     def __init__(self, output: OutputFile, key: dict[str, Any], *, beginning: int = 0) -> None:
-        """Rows of *output*, computed as *key* says, behind *beginning* bytes for a header."""
+        """Prepare the rows of *output*.
+
+        Args:
+            output: the file that the rows become.
+            key: JSON values that identify the computation, such as its model and options.
+            beginning: bytes to leave free before the first row, for a header.
+        """
         self._output = output
         self._key = key
         self._beginning = beginning
@@ -80,7 +86,7 @@ class GrowingFile:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the file; rows on the disk stay for the next run."""
+        """Close the file; rows on the disk are left for the next run."""
         if not self.rows:
             self._remove()
         self._held.close()
@@ -110,7 +116,7 @@ class GrowingFile:
         self.digest = digest
 
     def publish(self, header: bytes = b"") -> None:
-        """Make the rows, behind *header*, the output."""
+        """Write *header* before the rows, and rename the file to the output."""
         assert self._file is not None, "it is open"
         assert len(header) == self._beginning, "there is room for the header"
         try:
@@ -120,12 +126,12 @@ class GrowingFile:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._output.publish(self.path)
-            self.rows = 0  # nothing is left for another run
+            self.rows = 0  # so that the record is removed: the next run begins at the first row
         except OSError as error:
             raise from_os_error(error, self._output.path) from error
 
     def _read_record(self) -> None:
-        """Take up the rows of an earlier run with the same key; else start from the first."""
+        """Continue after the rows of an earlier run with the same key, or start from the first."""
         record = json_in(self._record)
         if isinstance(record, dict) and record.get("key") == self._key:
             size = record.get("size")
@@ -136,14 +142,14 @@ class GrowingFile:
         self._cut()
 
     def _take_up(self, size: int, rows: int, digest: str) -> None:
-        """Continue behind *rows*, if the *size* of the file allows that they are there."""
+        """Continue after *rows*, if the file has at least the recorded *size* in bytes."""
         if rows > 0 and self._beginning <= size <= self.path.stat().st_size:
             self._size = size
             self.rows = rows
             self.digest = digest
 
     def _cut(self) -> None:
-        """Remove what is behind the rows that count."""
+        """Cut off bytes after the last recorded row, which a killed process left."""
         assert self._file is not None, "it is open"
         self._file.truncate(self._size)
 

@@ -1,7 +1,8 @@
-"""The commands of hints that can be pasted: as this process was started, and as it was installed.
+"""Commands for hints, as the user can paste them: how this process was started and installed.
 
-Texts name the program ``bitnet``; when shown, they use the user's own command: ``inv`` in a
-checkout, ``.venv/bin/inv`` if that is not on the path, ``python -m bitnet``.
+In the code, texts call the program ``bitnet``. When a text is shown, the command that started this
+process replaces that name: ``inv`` in a checkout, ``.venv/bin/inv`` if ``inv`` is not on the search
+path, or ``python -m bitnet``.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _PROGRAMS = ("bitnet", "inv", "invoke")
-# A command: at the start, after a blank, bracket or backtick; not a path or `bitnet` alone. What
-# `program` gives is not one: a text may pass through `as_started` twice.
+# A command in a text: at the start, after a blank, bracket, backtick or quote; not a path, and not
+# `bitnet` alone. The result of `program` does not match: `as_started` may see a text twice.
 _COMMAND = re.compile(r"(?<![^\s(`'\"])(?<!-m )bitnet(?= (?:[a-z]|--|COMMAND)[\w.-]*)")
 
 # C0 and C1 except tab and line feed, and characters that change the text direction.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-# ``-I`` leaves out the working folder, and also places where the packages may well be.
+# ``-I`` ignores the working folder, but also PYTHONPATH and the user's packages: add them again.
 _RUN = (
     "import runpy, sys; sys.path += sys.argv.pop(1).split({sep!r}); "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
@@ -41,8 +42,8 @@ PACKAGE = "bitnet-xtask"
 def isolate(module: str, *words: str) -> list[str]:
     """Command that runs *module* with the packages of this process.
 
-    Unlike ``python -m``, it never imports a file of the working folder, where a downloaded model
-    may lie: a ``json.py`` there would be run.
+    Unlike ``python -m``, it does not search the working folder first, which may be that of a
+    downloaded model: a ``json.py`` in it would be imported instead of Python's.
     """
     here = Path.cwd()
     places = [place for place in sys.path if place and Path(place).resolve() != here]
@@ -63,8 +64,8 @@ def program() -> str:
 def as_typed(path: str) -> str:
     """*path* as a shell word: only its name if the search path finds it."""
     name = Path(path).name
-    program = shutil.which(name)
-    is_found = program is not None and Path(program).absolute() == Path(path).absolute()
+    on_path = shutil.which(name)
+    is_found = on_path is not None and Path(on_path).absolute() == Path(path).absolute()
     return name if is_found else shlex.quote(path)
 
 
@@ -79,21 +80,22 @@ def harmless(text: str) -> str:
 
 
 def as_started(text: str) -> str:
-    """*text* with its commands as the user would type them; those that are typed so are kept."""
+    """*text* with its commands as the user would type them; applied twice, it changes nothing."""
     return _COMMAND.sub(lambda _: program(), text)
 
 
 def extra_command(extra: str) -> str:
-    """Command that installs the requirements of *extra*: of pip, uv or pipx.
+    """Command of pip, uv or pipx that installs the requirements of *extra*.
 
-    Not the package with the extra: that works where no index has the package, and compiles nothing.
+    It names the requirements instead of this package with the extra, so that no index needs to have
+    this package, and nothing is compiled.
     """
     from importlib.metadata import PackageNotFoundError, requires
 
-    # A requirement of an extra has a marker that says so.
+    # Metadata of a wheel: ``uvicorn>=0.32; extra == "serve"``.
     of_extra = re.compile(rf"([^;]+?) *;.*extra == ['\"]{re.escape(extra)}['\"]")
     required = []
-    with suppress(PackageNotFoundError):  # run from its sources
+    with suppress(PackageNotFoundError):  # it runs from its sources, without metadata
         required = [m[1] for text in requires(PACKAGE) or [] if (m := of_extra.match(text))]
     packages = " ".join(map(shlex.quote, required or [f"{PACKAGE}[{extra}]"]))
     if _has("pipx_metadata.json"):
@@ -129,9 +131,9 @@ def direct_url() -> dict[str, Any]:
 
 
 def _receipt_of_uv() -> tuple[list[str], list[str]]:
-    """Packages that ``uv tool install --with`` added before, and extras of this one.
+    """Packages that ``uv tool install --with`` added before, and the extras of this package.
 
-    uv removes those that it is not given again.
+    The next ``uv tool install`` removes those that it does not name again.
     """
     if sys.version_info >= (3, 11):
         import tomllib
@@ -151,7 +153,7 @@ def _receipt_of_uv() -> tuple[list[str], list[str]]:
 
 
 def _has(name: str) -> bool:
-    """True if the environment has the file *name*, with which its tool marks it."""
+    """True if the environment has the file *name*, with which uv or pipx marks its own."""
     return (Path(sys.prefix) / name).exists()
 
 
@@ -163,15 +165,15 @@ def _pip_install() -> str:
 
 
 def _source(extras: Sequence[str] = ()) -> str:
-    """Origin of this installation with *extras*, as one word of a shell.
+    """Requirement that installs this package with *extras* from its origin, as one shell word.
 
-    It is a path, an address or the name of the package.
+    The origin is a path, an address or, if it came from an index, the name of the package.
     """
     facts = direct_url()
     address = facts.get("url", "")
     bracketed = f"[{','.join(extras)}]" if extras else ""
     if address.startswith("file:"):
-        from urllib.request import url2pathname  # here, since it loads what connects
+        from urllib.request import url2pathname  # here: it imports modules that open connections
 
         return shlex.quote(f"{url2pathname(urlsplit(address).path)}{bracketed}")
     if commit := facts.get("vcs_info", {}).get("commit_id"):

@@ -1,11 +1,11 @@
 """Locks between processes: kernel locks with a bounded wait that names their holder.
 
-A lock file is kept, or deleted with the lock if it is next to a user's files. Only its holder
-deletes it, and a process that locks a deleted file takes the one of the same name instead. The
-holder says in the file who it is, for the messages of those who wait.
+A lock file stays, unless it lies beside a user's files: then releasing the lock deletes it. Only
+the holder deletes it. A process that has locked a file which is deleted by then locks the file that
+has its name now. The holder writes into the file who it is, for the messages of waiting processes.
 
 Some shared file systems refuse kernel locks, and some grant one to every process at once. There a
-lock has no effect: callers stay correct without locks, which only save work.
+lock has no effect, and callers must be correct without it: it only keeps work from being repeated.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 10.0
 POLL_INTERVAL_S = 0.05
-# Errors of flock where a file system has no locks, or its lock server does not run.
+# Errors of flock if a file system has no locks, or if its lock server is not running.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 _locks_work_on: dict[int, bool] = {}  # by ``st_dev``
 _Owner = TypeVar("_Owner")
-# Living objects and the functions that renew them in a forked child, see :func:`renew_in_child`.
+# Objects that are alive, and the functions that renew them in a forked child (renew_in_child).
 _owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 
 
@@ -47,7 +47,8 @@ class Lock:
 
     def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         self.path = path
-        # true: the kernel excludes all other processes of this machine; false: nothing does
+        # True: the kernel excludes all other processes of this machine. False: nothing does, since
+        # the file system has no locks, or the system no shared ones.
         self.is_kernel = True
         self._is_shared = is_shared
         self._fd = -1
@@ -56,7 +57,7 @@ class Lock:
     def report(self, progress: str) -> None:
         """Tell waiting processes the progress of the work."""
         holder = f"process {os.getpid()} on {socket.gethostname()} since {self._since}"
-        # If it cannot be written, only the waiters' messages are affected.
+        # A failure affects only the messages of waiting processes.
         with suppress(OSError), open(self.path, "r+", encoding="utf-8") as file:
             file.write(f"{holder}, {progress}" if progress else holder)
             file.truncate()
@@ -71,9 +72,10 @@ class Lock:
 
                     how = fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX
                     fcntl.flock(fd, how | fcntl.LOCK_NB)
-                if os.fstat(fd).st_nlink:  # else the holder deleted the file: lock the next one
+                # Without a link, the last holder has deleted the file: lock the one at its place.
+                if os.fstat(fd).st_nlink:
                     self._fd = fd
-                    fd = -1
+                    fd = -1  # stays open
                     return True
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.EAGAIN):
@@ -84,7 +86,7 @@ class Lock:
                     os.close(fd)
 
     def delete(self) -> None:
-        """Delete the file while it is held alone, unless another one is in its place."""
+        """Delete the file if no other process holds it, unless another file is in its place."""
         with suppress(OSError):
             if self._is_shared:
                 if not self.is_kernel:
@@ -106,7 +108,7 @@ class Lock:
         nofollow = getattr(os, "O_NOFOLLOW", 0)
         try:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | nofollow, 0o666)
-        except PermissionError:  # another user's file in a shared cache; it can still be locked
+        except PermissionError:  # another user's file in a shared cache: to lock it, read it
             return os.open(self.path, os.O_RDONLY | nofollow)
 
 
@@ -114,7 +116,7 @@ class _WindowsLock(Lock):  # pragma: no cover
     """A lock of the package ``filelock``, for Windows; a shared one has no effect there."""
 
     def __init__(self, path: Path, *, is_shared: bool = False) -> None:
-        from filelock import FileLock  # here, since it loads asyncio
+        from filelock import FileLock  # here: it imports asyncio
 
         super().__init__(path, is_shared=is_shared)
         self.is_kernel = not is_shared
@@ -151,11 +153,21 @@ def hold(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Lock]:
-    """Hold the lock file *path*, created if missing; :class:`CacheBusy` after *timeout_s*.
+    """Hold the lock file *path*, which is created if it is missing.
 
-    *what* is the name of the work, for messages, and *hint* helps after too long a wait. Without
-    *leave* the file is deleted with the lock, and a killed process's file by the next one. *shared*
-    holds it together with others that do the same; where the system cannot, it has no effect.
+    Args:
+        path: its folder must exist.
+        timeout_s: how long to wait for another holder.
+        what: name of the work, for messages; by default that of the file.
+        hint: the hint of the error after too long a wait.
+        leave: False deletes the file with the lock; that of a killed process, its next holder.
+        shared: several processes may hold it, if all share it; without effect on Windows.
+        clock: seconds, for tests.
+        sleep: waits for seconds, for tests.
+
+    Raises:
+        CacheBusy: another process held it for all of *timeout_s*.
+        BitnetError: the file cannot be created or locked.
     """
     lock = _SystemLock(path, is_shared=shared)
     what = what or path.name
@@ -196,7 +208,7 @@ def is_held(path: Path) -> bool:
 
 
 def holder_of(path: Path) -> str:
-    """Last holder of the lock file *path* in words; it need not hold the lock any more."""
+    """Last holder of the lock file *path* in words, which may have released the lock since."""
     try:
         text = read_bytes(path).decode("utf-8", "replace")
         return printable(text) or "another process"
@@ -233,7 +245,7 @@ def _try_locks(folder: Path) -> bool:
     with NamedTemporaryFile(prefix=".lock-", dir=folder) as first, open(first.name, "rb") as second:
         try:
             fcntl.flock(first, how)
-            fcntl.flock(second, how)  # where this is granted as well, locks have no effect
+            fcntl.flock(second, how)  # granted as well: locks have no effect
         except BlockingIOError:
             return True
         except OSError as error:

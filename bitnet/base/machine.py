@@ -1,8 +1,8 @@
-"""Cores and memory of this machine that this process may use, as the system counts them.
+"""Cores and memory that this process may use, as the system reports them.
 
 A container started with ``--cpus=2`` sees all cores of its host but may use the time of two: more
-threads would stall each other when the quota of a period is used up. Limits are read from both
-versions of control groups (Linux), from the process's group to the root.
+threads would use up the quota of a period, and all of them would stall until the next one. Limits
+are read from both versions of Linux's control groups, from the group of the process up to the root.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Activations, logits and the interpreter, besides weights and cache.
+# Estimate of the memory besides weights and cache: activations, logits and the interpreter.
 OVERHEAD_BYTES = 200_000_000
 
-# Bytes; version 1 writes a number near 2**63, the exact one depends on the kernel, for no limit.
+# Bytes. Without a limit, version 1 reports a number near 2**63, which depends on the page size.
 _NO_LIMIT = 1 << 60
 
 
@@ -74,13 +74,13 @@ def usable_cores(root: Path = Path("/")) -> int:
         names = ["cpu.max"] if version_2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         with suppress(OSError, ValueError, ZeroDivisionError):
             quota, period = " ".join((folder / name).read_text() for name in names).split()
-            if int(quota) > 0:  # "max" and -1 mean none
+            if int(quota) > 0:  # no quota: -1, or "max", which is a ValueError
                 cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
     return cores
 
 
 class PageReads(NamedTuple):
-    """Pages of files that this process waited for, and bytes that were read from disks for it."""
+    """Major page faults of this process, and bytes read from disks for it."""
 
     faults: int
     read_bytes: int
@@ -150,7 +150,7 @@ def _groups(root: Path) -> Iterator[_Group]:
 
 
 def _number_in(file: Path) -> int | None:
-    """The number in *file*; ``None`` if it says "max", or is another controller's group's."""
+    """The number in *file*; ``None`` if it says "max", or if memory is not controlled."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):
@@ -178,7 +178,7 @@ def peak_memory() -> int:
 
 
 def page_reads() -> PageReads:
-    """Reads of this process so far; 0 if unknown."""
+    """Page reads of this process since its start; 0 where the system does not report them."""
     try:
         import resource
     except ImportError:  # pragma: no cover - Windows
@@ -257,7 +257,7 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
                 continue
             try:
                 inside = PurePosixPath(group).relative_to(mounted_group)
-            except ValueError:  # a container whose own group is mounted
+            except ValueError:  # a container, of whose groups only its own is mounted
                 inside = PurePosixPath()
             for part in (inside, *inside.parents):
                 yield root / mount_point.lstrip("/") / part, version_2

@@ -1,7 +1,7 @@
-"""The optional compiled module: whether it is there, and what this processor offers.
+"""The optional compiled module: why it cannot be used, or which instruction sets it can use here.
 
-Everything works without it; it is only faster. ``BITNET_BACKEND=native`` turns its absence into
-an error, ``BITNET_BACKEND=reference`` leaves it unused.
+Everything works without it, only slower. ``BITNET_BACKEND=native`` makes its absence an error,
+``BITNET_BACKEND=reference`` does not use it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STUB = Path(__file__).parents[1] / "_native.pyi"  # what the module takes and gives
+_STUB = Path(__file__).parents[1] / "_native.pyi"  # types of the module's interface
 
 _INSTALL = (
     "install a C++ compiler and install this again from its sources (pip install .), "
@@ -40,12 +40,12 @@ _INSTALL = (
 
 @cache
 def _import() -> tuple[ModuleType | None, str, str]:
-    """The module; else ``None``, why there is none to use, and what helps."""
+    """The module, or ``None`` with the reason and a hint."""
     if reason := _interpreter_refused():
         return None, reason, "use the main interpreter of an ordinary Python"
     try:
         extension = import_module("bitnet._native")
-    except ModuleNotFoundError as error:  # an installation goes on without it
+    except ModuleNotFoundError as error:  # an installation without a compiler leaves it out
         compiler = compiler_name()
         if not (compiler and direct_url().keys() & {"dir_info", "vcs_info"}):
             return None, str(error), _INSTALL
@@ -73,12 +73,12 @@ def compiler_name() -> str | None:
 
 
 def problem() -> tuple[str, str]:
-    """The reason why the compiled module is not used, and what helps; empty where it is."""
+    """The reason why the compiled module cannot be used, and a hint; both empty without one."""
     return ("", "") if settings.backend() == "reference" else _import()[1:]
 
 
 def interface() -> str:
-    """SHA-256 of the stub of the module these sources were written for; empty without the stub."""
+    """SHA-256 of the stub, which identifies the interface these sources use; empty without it."""
     try:
         return hashlib.sha256(_STUB.read_bytes()).hexdigest()
     except OSError:
@@ -89,7 +89,7 @@ def _interpreter_refused() -> str:
     """The reason why the module cannot be used in this interpreter; empty if it can."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "it has not been made for free-threaded Python"
-    for name in ("_interpreters", "_xxsubinterpreters"):  # from Python 3.13 on, and before
+    for name in ("_interpreters", "_xxsubinterpreters"):  # Python 3.13 and later, and earlier ones
         with suppress(ImportError):
             interpreters = import_module(name)
             if interpreters.get_current() == interpreters.get_main():
@@ -99,9 +99,9 @@ def _interpreter_refused() -> str:
 
 
 def _expect_leaks(module: ModuleType, process: int) -> None:
-    """No warnings when the process ends for what threads keep that never end.
+    """Do not warn at exit about objects of the module that unfinished threads still refer to.
 
-    These are daemon threads, and in a forked child all threads of its parent.
+    These are daemon threads and, in a forked child, all threads of its parent.
     """
     if os.getpid() != process or any(thread.daemon for thread in threading.enumerate()):
         module.set_leak_warnings(False)
@@ -136,11 +136,11 @@ def module() -> ModuleType | None:
 def cpu_features() -> list[str]:
     """Names of the instruction sets the compiled module can use here; empty without it."""
     compiled = _import()[0]
-    return list(compiled.kernel_levels()[1:]) if compiled is not None else []  # but scalar
+    return list(compiled.kernel_levels()[1:]) if compiled is not None else []  # [0] is scalar
 
 
 def processor() -> str:
-    """Name of the processor; its family where the system says no more."""
+    """Name of the processor, or of its architecture if the system does not report the name."""
     with suppress(OSError):
         if match := re.search(r"(?m)^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text()):
             return match[1].strip()

@@ -1,7 +1,7 @@
 """Fields of frozen dataclasses that are command-line options.
 
-Each layer declares its part of the command line; :mod:`bitnet.commands.declare` makes options of
-the fields.
+Each layer declares its own options as such fields; :mod:`bitnet.commands.declare` builds the
+command line from them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def wrong_type(name: str, value: object, expected: str) -> WrongType:
 
 
 def check_type(name: str, value: object, expected: str, *kinds: type | None) -> None:
-    """Accept the *value* of a parameter that is of one of *kinds*; ``True`` is not a number.
+    """Refuse the *value* of the parameter *name* unless it is of one of *kinds*.
 
-    *expected* names *kinds* in words; the kind ``None`` is for the value ``None``.
+    ``True`` is not a number. *expected* names *kinds* in words; the kind ``None`` accepts ``None``.
     """
     types = tuple(type(None) if kind is None else kind for kind in kinds)
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
@@ -39,7 +39,7 @@ def check_type(name: str, value: object, expected: str, *kinds: type | None) -> 
 
 
 def check_ids(name: str, ids: Any, expected: str = "token ids") -> list[int]:
-    """*ids* as a list; NumPy's integers are welcome."""
+    """*ids* as a list of ``int``; NumPy's integers are accepted."""
     if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
         raise wrong_type(name, ids, expected)
     values = list(ids)
@@ -55,8 +55,8 @@ def option(
     *,
     choices: Iterable[str] = (),  # the only values allowed
     synonyms: Iterable[str] = (),  # other long names, dashed
-    formerly: Iterable[str] = (),  # long names that it had; they work, and help does not show them
-    positional: bool = False,  # its value may stand without its name
+    formerly: Iterable[str] = (),  # its earlier long names; they work, but help omits them
+    positional: bool = False,  # its value may be given without its name
     short: str = "",  # a one-letter name
     count: bool = False,  # the option has no value; its occurrences are counted
     metavar: str = "",  # placeholder of the value in help
@@ -100,7 +100,7 @@ def is_optional(hint: Any) -> bool:
 
 
 def without_none(hint: Any) -> Any:
-    """The type ``X`` of ``X | None``; other types are as they were."""
+    """The type ``X`` for ``X | None``; any other type unchanged."""
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
     return kinds[0] if is_optional(hint) and len(kinds) == 1 else hint
 
@@ -116,13 +116,13 @@ def check_bounds(record: Any) -> None:
             continue
         low, high = entry.metadata["bounds"]
         highest = float("inf") if high is None else high
-        if not low <= value <= highest:  # also of NaN
+        if not low <= value <= highest:  # true for NaN, too
             text = f"{entry.name} is {value}, expected {range_text(low, high)}"
             raise UsageError(text, field=entry.name)
 
 
 def _check_number(name: str, value: object, hint: Any) -> None:
-    """Check that *value* is a number as *hint* has it: ``int``, ``float`` or ``None`` beside."""
+    """Check that *value* is of the type *hint*: ``int``, ``float``, or either with ``None``."""
     is_whole = without_none(hint) is int
     expected = "a whole number" if is_whole else "a number"
     kinds: list[type | None] = [Integral if is_whole else Real]

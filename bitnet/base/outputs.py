@@ -1,13 +1,13 @@
 """Files that a user names for a command to write.
 
-Every such file is an :class:`OutputFile`. It is checked before the work begins, so that minutes of
-computing do not end in a refusal, and again when it is written. It never replaces
+Every such file is an :class:`OutputFile`. It is checked before the work begins, so that the command
+does not refuse it after minutes of computing, and again when it is written. It never replaces
 
 - an input of the same command, however either is spelled: files are compared by device and inode;
 - a file that this command could not have written itself, unless the user adds ``--force``.
 
-The content is written beside the output, synced and renamed, so the output is complete or
-unchanged. What a killed process left beside it is removed by the next one that writes it.
+The content is written to a draft beside the output, synced and renamed, so the output is complete
+or unchanged. The next process that writes the output removes the drafts of killed processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LONGEST_JSON = 1 << 26  # bytes; no command writes a larger document
-_LONGEST_NAME = 99  # bytes of a name that its draft repeats
+_LONGEST_NAME = 99  # characters of the output's name that the names of its draft and lock repeat
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class OutputFile:
     def check(self) -> None:
         """Refuse the output if it would replace a file that it must not.
 
-        Devices and pipes are accepted. An empty file is replaced: nothing of it is lost.
+        Devices and pipes are accepted. An empty file may be replaced: nothing is lost.
         """
         status = _status(self.path)
         if status is None:
-            if self.kind is None and os.path.lexists(self.path):  # a link to nothing
+            if self.kind is None and os.path.lexists(self.path):  # a dangling link
                 raise self._exists()
             return
         if stat.S_ISDIR(status.st_mode):
@@ -80,7 +80,7 @@ class OutputFile:
 
     @property
     def is_regular(self) -> bool:
-        """True unless it is a device or a pipe."""
+        """True if it is a regular file, or will be once it is written; not a device or a pipe."""
         status = _status(self.path)
         return status is None or stat.S_ISREG(status.st_mode)
 
@@ -108,7 +108,7 @@ class OutputFile:
     def draft(self) -> Iterator[Path]:
         """A path to write and sync, which becomes the output if the block ends without an error.
 
-        An output that another process creates meanwhile is replaced only if it may be.
+        If another process creates the output meanwhile, the rules of :meth:`check` apply to it.
         """
         target = self.path.resolve()
         draft = target.with_name(f".{target.name[:_LONGEST_NAME]}.{os.getpid()}.partial")
@@ -117,7 +117,7 @@ class OutputFile:
                 yield draft
                 self.publish(draft)
             except BitnetError as error:
-                # A user knows the name of the output, and the draft is deleted.
+                # Name the output, which the user knows, and not the draft, which is deleted.
                 error.message = error.message.replace(draft.name, target.name)
                 error.hint = error.hint.replace(draft.name, target.name)
                 error.args = (error.message,)
@@ -129,7 +129,7 @@ class OutputFile:
                     draft.unlink(missing_ok=True)
 
     def publish(self, draft: Path) -> None:
-        """Rename *draft*, a file beside the output, to it, if what is there may be replaced."""
+        """Rename *draft*, a file beside the output, to the output, if :meth:`check` permits it."""
         target = self.path.resolve()
         self.check()
         status = _status(target)
@@ -151,14 +151,17 @@ class OutputFile:
         return UsageError(f"{self.path} exists and is not overwritten", hint=hint)
 
     def _refuse_input(self, status: os.stat_result) -> None:
-        """Refuse to replace an input of the command, or a foreign file in an input folder."""
+        """Refuse to replace an input, or a file of another kind in an input folder.
+
+        *status* is that of the existing output.
+        """
         for path in self.inputs:
-            status_of_path = _status(path)
-            if status_of_path is None:
+            input_status = _status(path)
+            if input_status is None:
                 continue
-            if os.path.samestat(status_of_path, status):
+            if os.path.samestat(input_status, status):
                 raise _is_input(self.option, self.path, path)
-            if not stat.S_ISDIR(status_of_path.st_mode):
+            if not stat.S_ISDIR(input_status.st_mode):
                 continue
             is_own = self.kind is not None and _recognises(self.kind, self.path)
             if not is_own and _contains(path, status):
@@ -167,9 +170,9 @@ class OutputFile:
 
 @contextmanager
 def _drafting(target: Path) -> Iterator[None]:
-    """Hold a lock for as long as *target* is written; first remove what killed processes left.
+    """Hold a lock while *target* is written; first remove drafts that killed processes left.
 
-    Writers share the lock; a process that gets it alone knows that no other one writes.
+    Writers share the lock. A process that gets it exclusively knows that there is no other writer.
     """
     guard = target.with_name(f".{target.name[:_LONGEST_NAME]}.lock")
     with ExitStack() as stack:
@@ -191,10 +194,10 @@ def _remove_drafts(target: Path) -> None:
 
 
 def refuse_inputs(outputs: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> None:
-    """Refuse *outputs*, options with their paths, that are one of the files *inputs*."""
+    """Refuse if one of *outputs*, pairs of an option and its path, is also one of *inputs*."""
     statuses: list[tuple[Path, os.stat_result]] = []
     for path in inputs:
-        with suppress(OSError, ValueError):  # it is not the path of a file
+        with suppress(OSError, ValueError):  # an input that is not a file, such as a name
             statuses.append((path, path.stat()))
     for option, output in outputs:
         written = _status(output)

@@ -25,13 +25,13 @@ Mode = Literal["auto", "bar", "lines", "json", "none"]
 
 _INTERVALS_S = {"lines": 5.0, "json": 0.5, "bar": 0.1}  # least time between two displays
 RATE_WINDOW_S = 10.0
-SLOW_S = 0.5  # after which people at a terminal are told what they wait for
+SLOW_S = 0.5  # after which a terminal shows what the user is waiting for
 
 
 class Progress:
-    """Bytes done out of a total, shown the way *mode* says; use it as a context manager.
+    """Bytes done of a total, shown in the form *mode*; use it as a context manager.
 
-    *total* is ``None`` while unknown; *stream* is stderr when not given. The mode ``auto`` is a bar
+    *total* is ``None`` while unknown; *stream* is stderr by default. The mode ``auto`` shows a bar
     on a terminal and lines elsewhere.
     """
 
@@ -66,13 +66,13 @@ class Progress:
         self.close(failed=kind is not None)
 
     def begin_at(self, done: int, total: int | None = None) -> None:
-        """Say that *done* bytes were there before: they count as done, and not as transferred."""
+        """Count *done* bytes that an earlier run left: done, but not transferred by this one."""
         self._before = done
         self.reach(done, total)
         self._window = [(self._clock(), done)]
 
     def reach(self, done: int, total: int | None = None) -> None:
-        """Say that *done* bytes are durably written (of *total*); smaller values change nothing."""
+        """Record that *done* bytes are durably written, of *total*; a smaller *done* is ignored."""
         if total is not None and total != self.total:
             self.total = total
         if done <= self.done:
@@ -92,7 +92,7 @@ class Progress:
             self._print("progress", self._line)
 
     def close(self, *, failed: bool = False) -> None:
-        """End the display; in JSON mode with a last event, in a log with a last line."""
+        """End the display, in JSON mode with a last event, in ``lines`` mode with a last line."""
         if self._mode == "bar":
             BARS.refresh()  # so that the last state is shown before the bar disappears
             BARS.remove(self)
@@ -143,7 +143,7 @@ class Progress:
         return f"{self.label}: {human_size(self.done - self._before)} in {took}{before}"
 
     def _print(self, event: str, line: Callable[[], str]) -> None:
-        """Print *event* as JSON in that mode, the *line* in a log, and nothing in other modes."""
+        """Print *event* in the mode ``json``, *line* in the mode ``lines``, nothing in others."""
         if self._mode == "json":
             eta_s = self.eta_s
             values = {
@@ -161,7 +161,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class _Step:
-    """A step without known progress, as the bars show it."""
+    """A bar without a share, for a step whose progress is unknown."""
 
     label: str
     doing: str
@@ -182,9 +182,9 @@ def show_when_slow(
     stream: TextIO | None = None,
     after_s: float = SLOW_S,
 ) -> Iterator[None]:
-    """Show *label* and what it is *doing* on a terminal, while the block takes over *after_s*.
+    """Show *label* and what it is *doing* on a terminal if the block takes longer than *after_s*.
 
-    Elsewhere than on a terminal, and in modes without bars, nothing is shown.
+    Nothing is shown outside a terminal, or in a mode without bars.
     """
     stream = sys.stderr if stream is None else stream
     shows_bars = mode in ("auto", "bar") and stream is not None and stream.isatty()

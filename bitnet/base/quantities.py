@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def human_size(size_bytes: float) -> str:
-    """*size_bytes* in decimal units as download pages give it: ``98.4 MB``."""
+    """*size_bytes* in decimal units, as on download pages: ``98.4 MB``."""
     value = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 999.95:
@@ -14,7 +14,7 @@ def human_size(size_bytes: float) -> str:
 
 
 def human_count(count: int | None) -> str:
-    """*count* with three digits: ``817``, ``1.72 B``, ``494 M``; ``?`` for None."""
+    """*count* with three significant digits, ``817``, ``494 M``, ``1.72 B`` (10^9), or ``?``."""
     if count is None:
         return "?"
     value = float(count)

@@ -1,6 +1,6 @@
 """Every environment variable the project reads; each is read when it is called, never at import.
 
-A setting is a callable: ``settings.offline()`` gives the value that holds now.
+A setting is a callable: ``settings.offline()`` returns the present value.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_CONNECTIONS = 64
-MAX_THREADS = 1024  # more only take time to start, and hold each other up
+MAX_THREADS = 1024  # more would only take time to start and wait for each other
 
+# An entry of `_drill`: ``timeout`` or ``reset``, which may have @SIZE, or ``html`` or a status,
+# which may not; then :TIMES.
 _FAULT = re.compile(
     r"(?P<kind>(?:timeout|reset)(?![^@:])|(?:html|[45]\d\d)(?!@))"
     r"(?:@(?P<size>\d+)(?P<unit>[kmg]?)b?)?(?::(?P<times>\d+))?",
@@ -34,6 +36,7 @@ _FAULT = re.compile(
 _RATE = re.compile(r"(?P<count>[0-9]{1,15}(\.[0-9]+)?)(?P<unit>[kmg]?)(b?(/s)?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 _TRUE = frozenset({"1", "true", "yes", "on"})
+# User and password of an address, up to its @; also of one without a scheme.
 _LOGIN = re.compile(r"(?<=//)[^/?#\s]*@|(?<![^\s,])[^/?#\s]*:[^/?#\s]*@")
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
@@ -50,7 +53,7 @@ def _boolean(text: str) -> bool:
 
 
 def _seconds(text: str, *, none: bool = False) -> float:
-    """A number of seconds, and only with *none* 0."""
+    """A positive number of seconds, or 0 if *none* allows it."""
     try:
         value = float(text)
     except ValueError:
@@ -101,16 +104,16 @@ def _one_of(text: str, *, choices: tuple[str, ...]) -> str:
 
 
 class NetworkFault(NamedTuple):
-    """One broken request: the fault, and the bytes of the body before it (None: at once)."""
+    """A broken request: the fault, and the bytes of the body sent before it (None: no reply)."""
 
     kind: str
     after_bytes: int | None = None
 
 
 def _drill(text: str) -> tuple[list[NetworkFault], bool] | None:
-    """The faults of a drill, and true if the last one repeats forever; ``None``: no drill.
+    """The faults of a drill, and True if the last one repeats forever; ``None``: no drill.
 
-    ``1`` breaks every request. A list breaks one request per entry, in order, and then nothing:
+    ``1`` breaks every request. A list breaks one request per entry, in order; later requests work:
 
         timeout        no reply                     reset      connection refused or reset
         503, 429 ...   a reply with that status     html       a login page instead of the file
@@ -133,9 +136,9 @@ def _drill(text: str) -> tuple[list[NetworkFault], bool] | None:
 class Setting(Generic[T]):
     """One environment variable.
 
-    Of several that are set the first wins, or for a boolean any that is on. *parse* raises
-    ``ValueError`` with what it expected. The *default* holds when no variable is set, or when its
-    text is empty and *keep_empty* is off.
+    If several of its names are set, the first one counts; a boolean is true if one of them is on.
+    *parse* raises ``ValueError`` with the values it expects. The *default* is used when no variable
+    is set; an empty one counts as unset, unless *keep_empty* is on.
     """
 
     variables: str  # its names in order of precedence
@@ -154,7 +157,11 @@ class Setting(Generic[T]):
         return self.variables.split()
 
     def __call__(self) -> T:
-        """The value that holds now."""
+        """The present value.
+
+        Raises:
+            UsageError: the text of a variable is not valid.
+        """
         values: list[T] = []
         for name in self.names:
             text = os.environ.get(name)
@@ -357,13 +364,13 @@ def history_file() -> Path:
 
 
 def check() -> None:
-    """Refuse an environment in which one of the variables cannot be what it says."""
+    """Refuse an environment in which the value of a setting is not valid."""
     for setting in ALL:
         setting()
 
 
 def as_set(setting: Setting[Any]) -> str | None:
-    """The text *setting* is set to in the environment, for people; a secret is not shown."""
+    """The text of *setting* in the environment, to be shown; None if unset, a secret is masked."""
     for name in setting.names:
         if (text := os.environ.get(name)) is not None:
             return "(set, not shown)" if setting.secret else repr(without_login(text))
@@ -371,24 +378,24 @@ def as_set(setting: Setting[Any]) -> str | None:
 
 
 def without_login(text: str) -> str:
-    """*text* with the user part of each address in it replaced."""
+    """*text* with user and password of each address in it replaced by ``***``."""
     return _LOGIN.sub("***@", text)
 
 
 def dumb_terminal() -> bool:
-    """True if the terminal says that it knows no escapes."""
+    """True if TERM says that the terminal does not understand escape sequences."""
     return os.environ.get("TERM") == "dumb"
 
 
 def cache_dir() -> Path:
-    """The cache folder that holds now; it need not exist."""
+    """The present cache folder; it need not exist."""
     if (override := cache_dir_override()) is not None:
         return expand_home(override).absolute()
     if sys.platform == "win32":  # pragma: no cover
         local = os.environ.get("LOCALAPPDATA")
         return Path(local) / "bitnet" if local else Path.home() / "AppData/Local/bitnet"
     xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if xdg.is_absolute():  # its specification says that another one must be ignored
+    if xdg.is_absolute():  # the XDG specification: relative paths must be ignored
         return xdg / "bitnet"
     try:
         return Path.home() / ".cache/bitnet"
@@ -445,11 +452,11 @@ def access_token() -> str | None:
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """The environment for a program we start: ours without secrets, with *changes*."""
+    """The environment for a child process: this one's without its secrets, with *changes*."""
     secrets = {name for setting in ALL if setting.secret for name in setting.names}
     return {name: text for name, text in os.environ.items() if name not in secrets} | changes
 
 
 def protect_children() -> None:
-    """Have Python in programs started from here import nothing from their folder (from 3.11 on)."""
+    """Keep Python in child processes from importing files of the working folder (from 3.11 on)."""
     os.environ.setdefault("PYTHONSAFEPATH", "1")

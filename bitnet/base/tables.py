@@ -1,8 +1,8 @@
 """Tables and counts as a terminal shows them: within its width, with a heading.
 
-Into a pipe a table is as wide as what is in it, without escapes: nothing is cut off there. The only
-attribute is bold, which can be read on any background. The terminal breaks sentences: a command in
-one of them can be copied.
+In a pipe or a file nothing is shortened or broken, and there are no escapes. On a terminal the only
+attribute is bold, which can be read on any background, and sentences are broken at spaces, but not
+inside a command or a path: both can be copied.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 NARROWEST = 8  # characters that a cell keeps
-DIGITS = 12  # of a digest, which tell files of one cache apart
+DIGITS = 12  # of a digest, enough to distinguish the files of a cache
 _GAP = "  "
-_UNBROKEN = re.compile(r"`[^`]*`|(?<![^ ,])~?/[^,]*(?=,|$)")  # a command, a path with spaces
-_GLUE = "\x00"
+# A command in backticks, or a path up to the next comma or the end, since it may have spaces.
+_UNBROKEN = re.compile(r"`[^`]*`|(?<![^ ,])~?/[^,]*(?=,|$)")
+_GLUE = "\x00"  # stands for a space at which no line is broken
 _BOLD = "\x1b[1m"
 _PLAIN = "\x1b[0m"
 _DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
@@ -36,7 +37,7 @@ def quantity(number: int, noun: str) -> str:
 
 
 def short(text: str) -> str:
-    """*text* with the first digits of each digest in it."""
+    """*text* with each SHA-256 digest in it cut to its first digits."""
     return _DIGEST.sub(lambda match: f"{match[0][:DIGITS]}…", text)
 
 
@@ -50,12 +51,19 @@ def table(
     below: Sequence[int] = (),
     stream: TextIO | None = None,
 ) -> Iterator[str]:
-    """Lines of a table, the heading first; the cells of the columns *right* end in one line.
+    """Lines of a table, the heading first.
 
-    Where the terminal *stream*, by default stdout, is too narrow, the cells of the columns *shrink*
-    lose their middle, the widest first. The column *whole* has names that are typed again: one that
-    is too long moves the rest of its row. If that is not enough, the columns *below* are not cells:
-    each row has them below it, with their headings, and paths in them are not broken.
+    Args:
+        head: headings of the columns.
+        rows: cells of each row.
+        shrink: columns whose cells lose their middle, the widest first, if the terminal is too
+            narrow.
+        whole: the column of names that users type again. They are never cut: one that is too long
+            moves the rest of its row to the right.
+        right: columns that are aligned on the right.
+        below: columns that are written below each row, with their headings, if shrinking the others
+            is not enough; paths in them are not broken.
+        stream: where the table is written, by default stdout.
     """
     stream = stream or sys.stdout
     rows = [[harmless(cell) for cell in row] for row in rows]
@@ -95,7 +103,10 @@ def _columns() -> int:
 def _least_width(
     head: Sequence[str], rows: Sequence[Sequence[str]], shrink: Sequence[int], whole: int | None
 ) -> int:
-    """Width of the narrowest table; a long name in the column *whole* does not count."""
+    """Width of the table if its columns shrink as far as they can.
+
+    A long name in the column *whole* does not count.
+    """
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for at in {*shrink, *([] if whole is None else [whole])}:
         widths[at] = min(widths[at], max(NARROWEST, len(head[at])))
@@ -135,10 +146,10 @@ def _stack(
 def wrap(
     text: str, *, indent: str = "  ", first: str = "", stream: TextIO | None = None
 ) -> list[str]:
-    """*text* as lines for the terminal *stream*, by default stdout, broken at spaces.
+    """Lines of *text* for *stream*, by default stdout: broken at spaces on a terminal, else one.
 
-    Paths, and commands in backticks, stay on one line, so that they can be copied. Lines after the
-    first begin with *indent*. Elsewhere it is one line.
+    Paths, and commands in backticks, are not broken, so that they can be copied. The first line
+    begins with *first*, the others with *indent*.
     """
     stream = stream or sys.stdout
     if not stream.isatty():
@@ -156,18 +167,18 @@ def wrap(
 
 
 def _glue_path(cell: str) -> str:
-    """*cell* as one word if it is one path, which may have blanks and commas."""
+    """*cell*, made unbreakable if it is a single path, which may have spaces and commas."""
     is_path = "/" in cell and ", /" not in cell
     return cell.replace(" ", _GLUE) if is_path else cell
 
 
 def brief(text: str) -> str:
-    """*text* as stdout shows it: with short digests on a terminal, where they are only read."""
+    """*text* for stdout, with short digests on a terminal, where no program reads them."""
     return short(text) if sys.stdout.isatty() else text
 
 
 def show(*lines: str, stream: TextIO | None = None) -> None:
-    """Print *lines* at once."""
+    """Print *lines* and flush them, above the bars of running operations."""
     stream = stream or sys.stdout
     with BARS.above(stream):
         stream.write("".join(f"{line}\n" for line in lines))
@@ -189,9 +200,9 @@ class LiveLine:
 
     def tell(self, text: str) -> None:
         """Show *text* instead of what was shown before."""
-        # The line could not be taken back if it went on below.
-        cut = text[: shutil.get_terminal_size().columns - 1]
-        self._write(f"\r{cut}\x1b[K" if self._changes else f"{text}\n")
+        # Only a text of one line can be overwritten by the next one.
+        line = text[: shutil.get_terminal_size().columns - 1]
+        self._write(f"\r{line}\x1b[K" if self._changes else f"{text}\n")
 
     @staticmethod
     def _write(text: str) -> None:

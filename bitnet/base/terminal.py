@@ -1,8 +1,8 @@
 r"""Standard streams in every locale, open or not, and logging on stderr.
 
-Text keeps the encoding of the locale, as every program's does. What that encoding lacks is written
-so that it can be read: our own marks in ASCII, the name of a file as the bytes it has, and all else
-escaped (``\u2713``).
+Text is written in the encoding of the locale, as by every program. Characters that this encoding
+lacks stay readable: our own marks become ASCII, the name of a file is written with the bytes it has
+on the disk, and other characters are escaped (``\u2713``).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from bitnet.base.bars import BARS
 from bitnet.base.errors import UsageError
 from bitnet.base.invocation import as_started, harmless
 
-# Our own marks at the start of a line, in ASCII.
+# ASCII for our own marks at the start of a line.
 _MARKS = {"✓": "ok", "✗": "x", "·": "*", "✅": "ok", "❌": "x"}
 _LINE_START = re.compile(r"(?:^|\n) *\Z")
-_PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]")  # undecodable bytes of a name
+# Python represents the bytes of a name that the locale cannot decode as these surrogates.
+_PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]")
 _BYTES = re.compile("[\udc80-\udcff]+")
 
 _LEVELS = {
@@ -33,7 +34,7 @@ _LEVELS = {
     "off": logging.CRITICAL + 1,
 }  # fmt: skip
 
-# Log areas of the tool that this one replaces, and the loggers that do the same here.
+# Log areas of the tool that this one replaces, and the corresponding loggers.
 _AREAS = {
     "bitnet_tokenizers": ("bitnet.tokenizer", "bitnet.hub"),
     "bitnet_tokenizers::download": ("bitnet.hub",),
@@ -48,9 +49,10 @@ _BEGINNINGS = {"DEBUG": "[DEBUG] ", "INFO": "[INFO] ", "WARNING": "Warning: ", "
 
 
 def prepare() -> None:
-    """Make the standard streams safe to use: a closed one becomes the null device.
+    """Make the standard streams safe to use.
 
-    Characters that an encoding lacks are written readably, by :func:`_readable`.
+    A closed one becomes the null device. Characters that an encoding lacks are replaced by
+    :func:`_readable`.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -60,15 +62,15 @@ def prepare() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="bitnet.readable")
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # Undecodable bytes become surrogates, as Python makes them of arguments.
+        # Undecodable bytes become surrogates, as they do in the arguments of the command line.
         sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Replacement for what *error* could not encode, and the index at which to go on.
+    """Replacement for characters that *error* could not encode, and the index at which to go on.
 
-    An error handler for :func:`codecs.register_error`. It replaces one character, or the whole run
-    of surrogates that stand for the undecodable bytes of a file name.
+    An error handler for :func:`codecs.register_error`. It replaces one character, or a whole run of
+    surrogates, which stand for the undecodable bytes of a file name.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -78,7 +80,7 @@ def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
     end = match.end()
     if (name := decode_names(part)) != part:
         return name.encode("utf-8", "surrogateescape"), end
-    # Elsewhere than at the start of a line, the same character is text of a user or a model.
+    # In another place than the start of a line, the same character is text of a user or a model.
     if part in _MARKS and _LINE_START.search(error.object[: error.start]):
         return _MARKS[part], end
     return part.encode("ascii", "backslashreplace").decode(), end
@@ -87,8 +89,8 @@ def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
 def decode_names(value: Any) -> Any:
     """*value* with the file names in it decoded as UTF-8 where the locale could not decode them.
 
-    Python turns the bytes that the locale cannot decode into surrogates. Those that are UTF-8
-    become text, the others stay surrogates. Lists and dicts are walked.
+    Python turns bytes that the locale cannot decode into surrogates. Runs of them that are UTF-8
+    become text, others stay surrogates. Strings inside lists and dicts are decoded, too.
     """
     if isinstance(value, str):
         how = "utf-8", "surrogateescape"
@@ -111,7 +113,7 @@ def as_json(facts: Any) -> str:
 
 
 def argument(text: str) -> str:
-    """A word of the command line: UTF-8 if its bytes are, else as the locale reads it."""
+    """*text*, a word of the command line, decoded as UTF-8 if possible, else as by the locale."""
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeError:
@@ -137,7 +139,7 @@ def print_if_possible(text: str, stream: TextIO) -> None:
 
 
 def flush_or_discard(stream: TextIO) -> None:
-    """Write what *stream* holds; if that is impossible, nothing of it is written at exit either."""
+    """Flush *stream*; if that fails, discard its buffer, so that it does not fail again at exit."""
     try:
         stream.flush()
     except OSError:
@@ -145,12 +147,12 @@ def flush_or_discard(stream: TextIO) -> None:
 
 
 def discard_output(stream: TextIO) -> None:
-    """Point *stream* at nothing, so that what is left in its buffer cannot fail again at exit."""
+    """Redirect *stream* to the null device: writing its buffer at exit cannot fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class _Stderr(logging.Handler):
-    """Writes to the current stderr, so that redirection and capture work."""
+    """Writes to what ``sys.stderr`` is at that moment, so that redirection and capture work."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = harmless(as_started(record.getMessage()))
@@ -158,12 +160,11 @@ class _Stderr(logging.Handler):
 
 
 def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
-    """Set the levels: 0 shows warnings, 1 adds info, 2 adds debug.
+    """Set the levels of the loggers: *verbosity* 0 shows warnings, 1 adds info, 2 adds debug.
 
-    A level in the environment can only add to that; with an area, it is the level of this area,
-    which can be silenced. Filters of the tool that this one replaces still work:
-    ``bitnet_tokenizers::download=info`` sets the level of :mod:`bitnet.hub`,
-    ``bitnet_tokenizers=debug`` that of all tokenizer code.
+    BITNET_LOG sets the levels of areas, and lowers that of the whole program, but never raises it.
+    Areas of the tool that this one replaces still work: ``bitnet_tokenizers::download=info``
+    sets the level of :mod:`bitnet.hub`, ``bitnet_tokenizers=debug`` that of all tokenizer code.
     """
     root = logging.getLogger("bitnet")
     if not any(isinstance(handler, _Stderr) for handler in root.handlers):

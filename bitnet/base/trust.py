@@ -1,9 +1,9 @@
-"""Trust boundary: what text from outside may decide, and what only the user may.
+"""Trust boundary: decisions that text from outside may make, and those left to the user.
 
 Servers, lock files, bundles and a project's own files are untrusted. They may name a file of a
-repository and a place below the project; they may not receive the access token, leave the project,
-replace a file of the user, or create one that another program would run. The user decides with
-the command line, the environment and the user's own configuration.
+repository and a place below the project. They may not receive the access token, leave the project,
+replace a file of the user, or create a file that another program would run. The command line, the
+environment and the user's own configuration are the user's decisions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")  # one hub under 
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _OUR_FILES = ("bitnet.lock.json", "bitnet.toml")
-# Programs run these by their name alone: a shell, Python, make, a desktop, an editor.
+# Names of files that programs run or obey by themselves: Python, make, a desktop, an editor.
 _PROGRAMS = re.compile(
     r"(gnu)?makefile|dockerfile|[jr]ustfile|rakefile|jenkinsfile|procfile|vagrantfile|pipfile"
     r"|cmakelists\.txt|requirements\.txt|(package|package-lock|deno|composer)\.json"
@@ -49,7 +49,7 @@ def address(text: str, base: str = "") -> str:
     target = urljoin(base, text)
     parts = urlsplit(target)
     host = parts.hostname or ""
-    if parts.scheme not in _PORTS or not host or parts.port == 0:  # port: may raise, too
+    if parts.scheme not in _PORTS or not host or parts.port == 0:  # `port` may raise ValueError
         raise ValueError("not an HTTP address")
     if ":" in host:
         ipaddress.ip_address(host.partition("%")[0])
@@ -77,7 +77,7 @@ def origin(url: str) -> tuple[str, str | None, int | None]:
 def is_token_host(url: str, endpoint: str) -> bool:
     """True if the access token may be sent to *url*.
 
-    *endpoint* is the hub as the user named it, never as a project does.
+    *endpoint* is the address of the hub that the user chose, never one that a project names.
     """
     scheme, host, _ = origin(url)
     return (scheme == "https" or is_loopback(host or "")) and is_hub(url, endpoint)
@@ -115,12 +115,15 @@ def printable(text: str, *, longest: int = _LONGEST_LINE) -> str:
 
 
 def encodable(text: str) -> str:
-    """*text* with a form in UTF-8: lone surrogates, as JSON may have them, become ``?``."""
+    """*text* with lone surrogates, which JSON may contain and UTF-8 cannot encode, as ``?``."""
     return text.encode(errors="replace").decode()
 
 
 def is_plain_text(value: object, longest: int = 4096) -> bool:
-    """True if *value* is a text with a form in UTF-8, of one line and not too long."""
+    """True if *value* is a string of printable characters, not empty and not too long.
+
+    Line ends and lone surrogates are not printable.
+    """
     return isinstance(value, str) and 0 < len(value) <= longest and value.isprintable()
 
 
@@ -135,7 +138,7 @@ def path_problem(text: str) -> str:
 
 
 def place_problem(text: str) -> str:
-    """Reason against *text* as a place of a lock file below its project; empty if it is good."""
+    """Reason against *text* as a path in a lock file, relative to its project, or an empty text."""
     path = PurePosixPath(text)
     problem = path_problem(text) if is_plain_text(text) else "it is not a plain relative path"
     if problem:
@@ -153,7 +156,7 @@ def place_problem(text: str) -> str:
 
 
 def refuse_links(root: Path, folder: Path) -> Path:
-    """The real path of *folder*, which is at or below *root*, also through links."""
+    """The real path of *folder*; refuse it if links lead it out of *root*."""
     try:
         real_root = root.resolve()
         real = folder.resolve()
@@ -169,10 +172,10 @@ def refuse_links(root: Path, folder: Path) -> Path:
 
 @contextmanager
 def open_folder(root: Path, folder: Path) -> Iterator[int | None]:
-    """A descriptor of *folder*, which is created, at or below *root*, for ``dir_fd``.
+    """Create *folder*, at or below *root*, and open it: a descriptor for ``dir_fd``.
 
-    A link that leaves *root* is refused, also one that appears meanwhile. Yields ``None`` on
-    systems without such descriptors, after the same check.
+    A link that leads out of *root* is refused, also one that is created meanwhile. On systems
+    without such descriptors it yields ``None`` after a check.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)

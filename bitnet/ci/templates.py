@@ -1,4 +1,4 @@
-"""Templates for continuous integration, and the changes of writing them into a project.
+"""Templates for continuous integration: plan the files of a project, write them, and lint them.
 
 In a checkout the templates are in ``ci/``; a wheel contains the same files next to this module.
 """
@@ -27,7 +27,7 @@ DEFAULT = ("parity-smoke", "tokenizer-cache", "verify-models", "crossval", "cach
 EVERY = (*DEFAULT, "wheels", "release", "gitlab", "pre-commit", "docker")
 
 _WITHOUT_ACTION = ("wheels", "release", "pre-commit")  # need neither the action nor the scripts
-_NEEDS = {"release": ("wheels",)}
+_NEEDS = {"release": ("wheels",)}  # template: others that it calls
 _ELSEWHERE = {  # template: its path here, and in the project
     "gitlab": ("gitlab/bitnet-ci.yml", ".gitlab/bitnet-ci.yml"),
     "pre-commit": ("pre-commit/pre-commit-config.yaml", ".pre-commit-config.yaml"),
@@ -38,9 +38,9 @@ _BRANCH = "branches: [main]"
 _COPIES = "COPY .github/bitnet .github/bitnet\n"
 _IMAGE = re.compile(r"^((?:  image:|FROM) )(\S+)", re.MULTILINE)
 _BY_DIGEST = re.compile(r"[\w.:/-]+@sha256:[0-9a-f]{64}")
-_COMMIT = re.compile(r"git\+https://[^\s@]+@[0-9a-f]{40}")
+_COMMIT = re.compile(r"git\+https://[^\s@]+@[0-9a-f]{40}")  # a requirement, pinned to a commit
 
-# A file of the project that differs is a user's, also where it began as a template.
+# A file of the project with other content may have been edited: it is never recognised as ours.
 _TEMPLATE = OutputKind("as ci-init writes it", lambda _path: False)
 
 State = Literal["new", "unchanged", "changed"]
@@ -48,8 +48,8 @@ State = Literal["new", "unchanged", "changed"]
 _WORKFLOWS = ".github/workflows/*.y*ml"
 _ACTIONS = ".github/actions/*/action.y*ml"
 _SCRIPTS = ("scripts/*.sh", ".github/actions/*/*.sh")
-# Options of each run of a linter, and the files that it reads; actionlint also passes every
-# ``run:`` block to shellcheck.
+# Linter: the options and the files of each of its runs. actionlint also passes every ``run:`` block
+# to shellcheck.
 _SCHEMA = "--builtin-schema"
 _QUIET = ("--offline", "--no-progress", "--quiet")
 LINTERS: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
@@ -83,7 +83,10 @@ def template_folder() -> Path:
 
 
 def install_commit() -> str:
-    """Commit from which pip installed this program; empty if it was installed otherwise."""
+    """Requirement ``git+https://...@COMMIT`` that pip installed this program from.
+
+    It is empty if the program was installed otherwise.
+    """
     facts = direct_url()
     commit = facts.get("vcs_info", {}).get("commit_id", "")
     requirement = f"git+{facts.get('url', '')}@{commit}"
@@ -95,22 +98,23 @@ def plan_files(
 ) -> list[Planned]:
     """Files for a project with the templates *names*, compared with existing ones.
 
-    Files that they call are included. CI installs this program from *source*, by default the
-    project's, or that of this installation. *image* is a container image with Python, by its
-    digest, for the templates that run in one; by default the one of the project's file.
+    Files that the templates call are included. CI installs this program from *source*; by default
+    from the source that the project records, else from that of this installation. *image* is a
+    container image with Python, named by its digest, for templates that run in one; by default the
+    image in the project's file.
     """
     if unknown := sorted(set(names) - set(EVERY)):
         text = f"no template {', '.join(unknown)}; there are {', '.join(EVERY)}"
         raise UsageError(text, hint=f"bitnet ci-init --with {EVERY[0]}")
     if not project.is_dir():
         raise NotFound(f"no folder {project}", hint="name the root of a project: --project DIR")
-    asked = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
-    chosen = [name for name in EVERY if name in asked]
+    required = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
+    chosen = [name for name in EVERY if name in required]
     files = [_paths_of(name) for name in chosen]
     records = []
     if any(name not in _WITHOUT_ACTION for name in chosen):
         files += _common_files()
-        # The file that records the source: one that exists stays unless *source* replaces it.
+        # The file that records the source stays as it is, unless *source* replaces it.
         path = project / _SOURCE
         present = ""
         if path.exists() and not source:
@@ -124,7 +128,8 @@ def plan_files(
         text = (template_folder() / template).read_text(encoding="utf-8")
         text = _with_notice(text, template).replace(_BRANCH, f"branches: [{branch}]")
         text = _with_image(project / target, text, image)
-        if target == "Dockerfile" and not _COMMIT.fullmatch(source):  # built from a copy
+        # Without a commit, bitnet is built from a folder or a wheel, which the image needs as well.
+        if target == "Dockerfile" and not _COMMIT.fullmatch(source):
             text = text.replace(_COPIES, f"{_COPIES}COPY {json.dumps([source, source])}\n")
         state = _state(project / target, text)
         planned.append(Planned(Path(target), text, state, target.endswith(".sh")))
@@ -132,17 +137,20 @@ def plan_files(
 
 
 def write_files(project: Path, planned: list[Planned], *, force: bool = False) -> None:
-    """Write new files, and with *force* those with other content; all of them or none."""
+    """Write new files, and with *force* those with other content.
+
+    All are checked before the first is written: if one may not be written, none is.
+    """
     changed = [str(file.path) for file in planned if file.state == "changed"]
     if changed and not force:
         reason = f"{len(changed)} files are there with other content: {', '.join(changed)}"
         hint = "look at the differences, then: bitnet ci-init --force"
         raise UsageError(f"nothing was written: {reason}", hint=hint)
-    missing = [file for file in planned if file.state != "unchanged"]
-    outputs = [OutputFile(project / file.path, _TEMPLATE, force=force) for file in missing]
+    files = [file for file in planned if file.state != "unchanged"]
+    outputs = [OutputFile(project / file.path, _TEMPLATE, force=force) for file in files]
     for output in outputs:
         output.check()
-    for file, output in zip(missing, outputs, strict=True):
+    for file, output in zip(files, outputs, strict=True):
         output.write_text(file.text)
         if file.executable:
             try:
@@ -172,9 +180,9 @@ def _common_files() -> list[tuple[str, str]]:
 
 
 def _with_notice(text: str, template: str) -> str:
-    """*text* with a line that says what wrote it, behind the one that names an interpreter."""
+    """*text* with a comment that says what wrote it, after a line that names an interpreter."""
     if template.startswith("lock/"):
-        return text  # its first line says so
+        return text  # it begins with such a comment
     notice = f"# Written by `bitnet ci-init`; the template is ci/{template} of bitnet.\n"
     if text.startswith("#!"):
         interpreter, _, program = text.partition("\n")
@@ -196,10 +204,10 @@ def _state(path: Path, text: str) -> State:
 
 
 def _with_image(path: Path, text: str, image: str) -> str:
-    """*text*, the template of *path*, with *image*, else with the image that *path* names now.
+    """*text*, the template of *path*, with *image*, by default the one that the file *path* names.
 
-    A text that names no image is unchanged. The image must be named by its digest: what a tag
-    names can change.
+    A text that names no image is unchanged. The image must be named by its digest, since a tag can
+    be moved to another image.
     """
     tag = _IMAGE.search(text)
     if tag is None:
@@ -217,7 +225,10 @@ def _with_image(path: Path, text: str, image: str) -> str:
 
 
 def _find_source(project: Path, requirement: str) -> str:
-    """Source from which CI installs this program: *requirement*, else that of this installation."""
+    """Source from which CI installs this program: *requirement*, or that of this installation.
+
+    It is pinned to a commit, or a folder or wheel inside *project*; any other one is refused.
+    """
     source = requirement or install_commit()
     hint = "bitnet ci-init --from git+https://HOST/OWNER/REPO@COMMIT, or --from a folder or a wheel"
     if not source:
@@ -240,7 +251,7 @@ def _find_source(project: Path, requirement: str) -> str:
 
 
 def lint(project: Path) -> list[Finding]:
-    """Findings of every linter in workflows, actions and scripts of *project*; works offline."""
+    """A finding of each linter for the workflows, actions and scripts of *project*; offline."""
     folder = project.resolve()
 
     def find(*patterns: str) -> list[str]:
@@ -262,7 +273,7 @@ def lint(project: Path) -> list[Finding]:
 
 
 def _path() -> str:
-    """Search path for programs: first those that pip installed for this Python or its user."""
+    """Search path for programs, with those that pip installed for this Python or its user first."""
     beside = str(Path(sys.executable).parent)
     user = sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user"))
     return os.pathsep.join([beside, user, settings.child_environment().get("PATH", "")])

@@ -1,6 +1,6 @@
-"""Models that are part of this package: here after an installation, without any download.
+"""Models that are part of this package: installed with it, and usable without a download.
 
-They lie in the package itself, so nothing that empties a cache touches them.
+They are files of the package itself, so clearing a cache does not remove them.
 """
 
 from __future__ import annotations

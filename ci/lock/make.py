@@ -1,8 +1,9 @@
-"""Write ``ci/lock``: what the workflows install besides this program, by version and SHA-256.
+"""Write the lock files ``ci/lock/*.txt``: packages of the workflows by version and SHA-256.
 
     python ci/lock/make.py
 
-pip resolves for the machine the workflows run on (x86-64 Linux), whatever machine this runs on.
+They lack this program, which comes from another source. pip resolves for the machine that the
+workflows run on (x86-64 Linux), whatever machine this runs on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-LOCKS = {  # Python, extras: the wheel of ik_llama.cpp is for one version of Python
+LOCKS = {  # file: Python, extras; the wheel of ik_llama.cpp is for one version of Python
     "requirements": ("3.12", ("crossval",)),
     "ik_llama.cpp": ("3.11", ("crossval-ternary",)),
 }
@@ -32,13 +33,13 @@ HEAD = "# Made by ci/lock/make.py for Python {python} on x86-64 Linux: install -
 
 
 def wanted(extras: tuple[str, ...]) -> list[str]:
-    """What has to be there to build and run this program with *extras*."""
+    """Requirements to build this program, and to run it with *extras*."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    found = [*project["build-system"]["requires"], "cmake>=3.26", "ninja>=1.11"]
-    found += project["project"]["dependencies"]
+    requirements = [*project["build-system"]["requires"], "cmake>=3.26", "ninja>=1.11"]
+    requirements += project["project"]["dependencies"]
     for extra in extras:
-        found += project["project"]["optional-dependencies"][extra]
-    return found
+        requirements += project["project"]["optional-dependencies"][extra]
+    return requirements
 
 
 def resolved(python: str, requirements: list[str]) -> Iterator[str]:

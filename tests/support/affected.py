@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
-# Tests of the house's rules, which any change can break.
+# Tests of rules for the whole repository, which any change can break.
 HOUSE = (
     "tests/commands/test_hints.py",
     "tests/commands/test_program.py",
@@ -29,7 +29,7 @@ HOUSE = (
 )
 # Packages that import each of their modules by its file name.
 REGISTRIES = ("bitnet.families",)
-# Modules that call the C++ of a folder, and its own tests; other files there belong to all of them.
+# By folder of C++: the modules that call it, and its own tests. Other C++ belongs to every folder.
 NATIVE = {
     "native/tokenizer": ({"bitnet.tokenizer.compiled"}, {"tests/tokenizer"}),
     "native/kernels": ({"bitnet.kernels.native"}, {"tests/kernels"}),

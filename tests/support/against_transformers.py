@@ -1,4 +1,4 @@
-"""Ids, texts and templates that the installed transformers, since 4.46, makes of a folder."""
+"""Ids, texts and rendered templates of the installed transformers (4.46 or later) for a folder."""
 
 import os
 from contextlib import suppress
@@ -20,7 +20,7 @@ def expectation(folder: Path, texts: list[str]) -> dict[str, object] | None:
     templates = []
     for tools in (None, TOOLS):
         rendered = None
-        with suppress(Exception):  # a template that is missing
+        with suppress(Exception):  # the folder has no template
             rendered = tokenizer.apply_chat_template(MESSAGES, tools=tools, tokenize=False)
         templates.append(rendered)
     return {
@@ -31,7 +31,10 @@ def expectation(folder: Path, texts: list[str]) -> dict[str, object] | None:
 
 
 def _results(tokenizer, text: str) -> list[object] | None:
-    """Ids without and with special tokens, and both texts of the latter."""
+    """Ids without and with special tokens, and the latter decoded with and without them.
+
+    None if the library cannot encode *text*.
+    """
     try:
         plain = tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = tokenizer(text)["input_ids"]

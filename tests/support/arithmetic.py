@@ -1,4 +1,4 @@
-"""Float operations of the compiled module in NumPy, bit for bit."""
+"""Float operations of the compiled module, written in NumPy with the same bits."""
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def power_or_zero(x):
 
 
 def in_lanes(x):
-    """The sum of 64 numbers in the order of `Sixteen`."""
+    """The sum of 64 numbers in the order in which the C++ class `Sixteen` adds them."""
     lanes = ((x[:16] + x[16:32]) + x[32:48]) + x[48:]
     for n in (8, 4, 2, 1):
         lanes = lanes[:n] + lanes[n:]

@@ -1,6 +1,6 @@
-"""Reference engines in the process of a test: a process for each question takes seconds to start.
+"""Run reference engines in the process of a test: a process for each question starts in seconds.
 
-What a process of its own is for, crashes and limits of time, other tests are about.
+Other tests cover the reasons for a process of its own: crashes and time limits.
 """
 
 import json

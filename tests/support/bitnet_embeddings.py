@@ -125,8 +125,8 @@ def folder(path, kind, *, seed=0, pooling="lasttoken", **more):
         for at, name in enumerate(("Transformer", "Pooling", "Normalize"))
     ]
     modes = ("cls_token", "mean_tokens", "max_tokens", "lasttoken")
-    said = {f"pooling_mode_{mode}": mode == pooling for mode in modes}
-    said |= {"word_embedding_dimension": DIM, "include_prompt": True}
+    pooling_config = {f"pooling_mode_{mode}": mode == pooling for mode in modes}
+    pooling_config |= {"word_embedding_dimension": DIM, "include_prompt": True}
     tokenizer_folder(path, TOKENS)
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     tokenizer["post_processor"] = {
@@ -145,7 +145,7 @@ def folder(path, kind, *, seed=0, pooling="lasttoken", **more):
     for name, content in {
         "config.json": CONFIGS[kind] | more,
         "modules.json": modules,
-        "1_Pooling/config.json": said,
+        "1_Pooling/config.json": pooling_config,
         "config_sentence_transformers.json": {
             "prompts": {"query": "ab", "document": ""},
             "default_prompt_name": None,

@@ -1,17 +1,17 @@
-"""Caches of keys and values that are taken through drawn steps.
+"""Run random steps on caches of keys and values.
 
-A sequence has a ``cache``, the ``ids`` that it holds, and ``append(ids)``, which checks what it
-reads back.
+A sequence here has a ``cache``, the ``ids`` that are in it, and ``append(ids)``, which checks the
+keys and values that it reads back.
 """
 
 import numpy as np
 
 
 def take_steps(make, steps, context, check=lambda _sequence: None):
-    """Take sequences, which ``make()`` creates, through *steps*: names with a number each.
+    """Run *steps*, pairs of a name and a number, on sequences that ``make()`` creates.
 
-    *check* is called with the sequence after each step. At the end every sequence still reads its
-    own ids, whatever it shares with others.
+    *check* is called with the sequence after each step. At the end every sequence must still read
+    its own ids, although it shares pages with others.
     """
     sequences = [make()]
     for number, (step, value) in enumerate(steps):
@@ -30,11 +30,11 @@ def take_steps(make, steps, context, check=lambda _sequence: None):
             cache.truncate(value)
             assert cache.length == expected
         elif step == "branch":
-            other = make()
+            branch = make()
             length = cache.reusable(value)
-            other.cache.copy_prefix(cache, length)
-            other.ids = sequence.ids[:length]
-            sequences.append(other)
+            branch.cache.copy_prefix(cache, length)
+            branch.ids = sequence.ids[:length]
+            sequences.append(branch)
         else:
             assert step == "interrupt"
             cache.begin()[:] = np.nan

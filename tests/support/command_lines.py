@@ -1,4 +1,4 @@
-"""Command lines in texts: whether the program understands them."""
+"""Check that the program understands the command lines in texts."""
 
 import contextlib
 import shlex
@@ -9,10 +9,10 @@ from bitnet.commands.program import Program
 
 
 def understood(words, namespace, binary="bitnet"):
-    """Parse *words*, a command with its options; raises what the program would say."""
+    """Parse *words*, a command with its options; raises the error that the program would report."""
     parsed = Program(namespace, binary)
     parsed.create_config()
-    with contextlib.suppress(Exit):  # something was asked that needs no command
+    with contextlib.suppress(Exit):  # an option such as --version, which needs no command
         parsed.parse_core([binary, *shlex.split(words)])
         parsed.parse_collection()
         if parsed.core.unparsed:

@@ -1,4 +1,4 @@
-"""Lines in the summary of parity-smoke, with another engine here or without."""
+"""Expected lines in the summary of the workflow parity-smoke, with and without another engine."""
 
 import importlib.util
 

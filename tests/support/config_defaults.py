@@ -1,4 +1,4 @@
-"""Defaults of transformers' configuration classes, for the table that a folder's keys are read by.
+"""Defaults of transformers' configuration classes, from which a table of the package is written.
 
 It runs under any interpreter with transformers; nothing of bitnet is imported for that:
 
@@ -46,26 +46,26 @@ def _declared(kind):
 
 
 def _of_instance(kind, declared):
-    """Values that an object of the class *kind* has, made without arguments."""
+    """Values of _OF_AN_INSTANCE that an object of the class *kind* has, made without arguments."""
     try:
-        made = kind()
+        instance = kind()
     except Exception:  # noqa: BLE001 - classes that need arguments have what they declare
         return {name: declared[name] for name in _OF_AN_INSTANCE if name in declared}
-    rope = getattr(made, "rope_parameters", None)
-    tied = getattr(made, "tie_word_embeddings", None)  # parts of some models lack it
+    rope = getattr(instance, "rope_parameters", None)
+    tied = getattr(instance, "tie_word_embeddings", None)  # parts of some models lack it
     values = {} if tied is None else {"tie_word_embeddings": tied}
     for name in ("rope_theta", "partial_rotary_factor"):
         if isinstance(rope, dict) and name in rope:
             values[name] = rope[name]
-        elif getattr(made, name, None) is not None:
-            values[name] = getattr(made, name)
+        elif getattr(instance, name, None) is not None:
+            values[name] = getattr(instance, name)
         elif declared.get(name) is not None:
             values[name] = declared[name]
     return values
 
 
 def _is_plain(value):
-    """True for a number, a word or a flag: lists and tables are of one size of a model."""
+    """True for a number, a word or a flag: lists and tables depend on the size of a model."""
     return value is None or isinstance(value, bool | int | float | str)
 
 
@@ -75,7 +75,7 @@ def read_defaults(keys_by_type):
     logging.disable(logging.CRITICAL)
     from transformers import CONFIG_MAPPING
 
-    found = {}
+    rows = {}
     for model_type, keys in keys_by_type.items():
         if model_type not in CONFIG_MAPPING:
             continue
@@ -89,11 +89,11 @@ def read_defaults(keys_by_type):
             tied = _of_instance(outer, _declared(outer)).get("tie_word_embeddings")
             if tied is not None:
                 values["tie_word_embeddings"] = tied
-        wanted = sorted({*keys} - _NOT_OF_A_CLASS)
-        defaults = {key: values[key] for key in wanted if key in values and _is_plain(values[key])}
+        names = sorted({*keys} - _NOT_OF_A_CLASS)
+        defaults = {key: values[key] for key in names if key in values and _is_plain(values[key])}
         pairs = [pair for pair in kind.attribute_map.items() if {*pair} <= {*keys}]
-        found[model_type] = {"defaults": defaults, "names": pairs}
-    return found
+        rows[model_type] = {"defaults": defaults, "names": pairs}
+    return rows
 
 
 def version():
@@ -118,10 +118,10 @@ def keys_to_read():
 
 
 def merge(by_version):
-    """The table of *by_version*.
+    """The table of the defaults of each version of transformers.
 
-    It has the values in which versions agree, those in which they differ, and pairs of names that
-    are one key.
+    It has the values in which versions agree, those in which they differ, and pairs of names for
+    the same key.
     """
     agreed = {}
     differing = {}

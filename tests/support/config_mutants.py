@@ -14,7 +14,7 @@ from bitnet.quants.weight import Weight
 
 #: ``config.json`` as transformers 5.24 writes it, and shapes of its tensors, by model.
 MODELS = json.loads((Path(__file__).parents[1] / "data" / "tiny_configs.json").read_text("utf-8"))
-#: Values that no configuration should have in most places.
+#: Values that are wrong in most places of a configuration.
 VALUES = (
     *(None, True, False, "x", "", [], {}, [1], [None], {"a": 1}),
     *(-1, 0, 1, 2, 2.0, 0.5, -0.5, 1e308, 1e-320, math.nan, math.inf, -math.inf),

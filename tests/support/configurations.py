@@ -1,4 +1,4 @@
-"""Configurations of every family as Hypothesis strategies: what config.json may say of a model."""
+"""Hypothesis strategies for the ``config.json`` of models of every family."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["KINDS", "Case", "cases"]
 
 @dataclass(frozen=True)
 class Case:
-    """A model.
+    """A random model.
 
     Attributes:
-        kind: of transformers.
-        options: of its configuration.
-        length: tokens of the prompt.
-        seed: of its weights and of the prompt.
-        changes: what config.json says otherwise than transformers wrote it.
-        without: keys that config.json leaves out.
-        quantization: ``quantization_config``, of ternary weights.
+        kind: prefix of its classes in transformers.
+        options: arguments of its configuration.
+        length: number of tokens of the prompt.
+        seed: seed of its weights and of the prompt.
+        changes: keys of config.json with other values than transformers wrote.
+        without: keys that are removed from config.json.
+        quantization: ``quantization_config`` of ternary weights.
     """
 
     kind: str
@@ -67,7 +67,7 @@ def cases(draw: st.DrawFn, kind: str) -> Case:
     elif own_width or kind in _HEAD_DIM_NEEDED:
         options["head_dim"] = head_dim
     options |= draw(_OWN[kind](layers))
-    if kind in ("Gemma2", "Gemma3") and draw(st.integers(0, 3)):  # other scales hide the rest
+    if kind in ("Gemma2", "Gemma3") and draw(st.integers(0, 3)):  # other scales hide differences
         options["query_pre_attn_scalar"] = head_dim
     rope = draw(rope_parameters(kind, context, head_dim // 2))
     if rope is not None and (kind not in _UNROTATED or draw(st.integers(0, 4)) == 0):
@@ -76,15 +76,16 @@ def cases(draw: st.DrawFn, kind: str) -> Case:
         options["hidden_act"] = draw(st.sampled_from(_ACTIVATIONS))
     if kind == "Youtu":  # transformers 5.24 clears that row of an embedding that is read
         options["pad_token_id"] = None
-    spelt = quantization is None and kind != "MiniCPM"  # which transformers does not open again
-    changes, without = draw(_spelling(options)) if spelt else ({}, ())
+    # transformers would have to open a changed folder again, and has no MiniCPM.
+    can_change = quantization is None and kind != "MiniCPM"
+    changes, without = draw(_spelling(options)) if can_change else ({}, ())
     length = draw(st.sampled_from([9, 20, 31]))
     seed = draw(st.integers(0, 99))
     return Case(kind, options, length, seed, changes, without, quantization)
 
 
 def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[Any]:
-    """``rope_parameters``, or ``None`` for what the family assumes."""
+    """``rope_parameters``, or ``None`` for the default of the family."""
     base = st.sampled_from([500.0, 1e4, 1e6])
     original = st.sampled_from([16, 24, context])
     factor = st.sampled_from([2.0, 4.0, 8.5])
@@ -174,7 +175,7 @@ def _rope(kind: str, **parameters: st.SearchStrategy[Any]) -> st.SearchStrategy[
 
 @st.composite
 def _spelling(draw: st.DrawFn, options: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The same configuration in other words, or another one: changes and keys left out."""
+    """Changes to config.json and keys to leave out: the same configuration, or another one."""
     changes: dict[str, Any] = {}
     without: list[str] = []
     rope = options.get("rope_parameters")
@@ -273,7 +274,7 @@ _QUANTIZATION = st.fixed_dictionaries(
 _OWN = DENSE | EXPERTS | STATES | OTHER_MIXTURES
 KINDS = tuple(sorted(_OWN))
 
-# Keys whose absence says something, too.
+# Keys whose absence has a meaning.
 _DROPPED = {
     "architectures",
     "attention_bias",
@@ -290,7 +291,7 @@ _DROPPED = {
     "sliding_window",
     "tie_word_embeddings",
 }
-# Keys of other families, and of none, with what they might say.
+# Keys of other families, and of none, with values that they may have.
 _NUMBER = st.sampled_from([None, 0, 1, 2])
 _SAID = {
     "attention_dropout": st.just(0.1),

@@ -1,7 +1,7 @@
-"""Damages that leave a model readable, or nearly, and small models of three containers to damage.
+"""Damages after which a model can still be read, or nearly, and small models to damage.
 
-A :class:`Model` holds tensors by GGUF name and what the metadata says; a damage changes it, a
-writer makes a GGUF file or a folder of it. Damages of the file itself change the bytes written.
+A :class:`Model` has tensors by GGUF name and values of the metadata. A damage changes it, a writer
+makes a GGUF file or a folder from it. Damages of the file itself change the written bytes.
 """
 
 import json
@@ -17,7 +17,7 @@ from bitnet.tokenizer.spec import byte_spelling
 from bitnet.verify.trace import TEXT
 
 LAYERS = 6
-# Block size in bytes and where in it a scale lies.
+# Block size in bytes, offset of the scale in it, and type of the scale.
 SCALES = {"Q4_1": (20, 0, "<f2"), "Q8_0": (34, 0, "<f2"), "F32": (4, 0, "<f4")}
 PAGE = 4096
 
@@ -32,7 +32,7 @@ class Stored:
 
     @property
     def rows(self):
-        """Its bytes row by row; of I2_S without the scale behind them."""
+        """Its bytes, ``(rows, bytes)``; without the scale that follows those of I2_S."""
         count = int(np.prod(self.shape))
         body = self.raw[: count // 4] if self.encoding == "I2_S" else self.raw
         return body.reshape(self.shape[0], -1)
@@ -51,7 +51,7 @@ class Stored:
 
 @dataclass
 class Model:
-    """A small model: *values* are those that every container has, under one name."""
+    """A small model; *values* are the metadata that every container has, under common names."""
 
     architecture: str
     tensors: dict
@@ -67,10 +67,10 @@ class Model:
 
     def swap(self, first, second):
         """Exchange the numbers of two tensors of one shape."""
-        one = self.tensors[first]
-        other = self.tensors[second]
-        assert (one.shape, one.encoding) == (other.shape, other.encoding)
-        one.raw, other.raw = other.raw, one.raw
+        a = self.tensors[first]
+        b = self.tensors[second]
+        assert (a.shape, a.encoding) == (b.shape, b.encoding)
+        a.raw, b.raw = b.raw, a.raw
 
     def layer(self, number):
         """Names of the tensors of a layer."""
@@ -108,7 +108,7 @@ def small(architecture, encoding):
 
 
 def _ids(tokens, merges):
-    """About what the tokenizer makes of the text: letters joined by the merges in order."""
+    """Ids of TEXT, nearly those of the tokenizer: letters, joined by each merge in turn."""
     space = byte_spelling(b" ")
     pieces = [space if letter == " " else letter for letter in TEXT]
     for merge in merges:
@@ -149,8 +149,8 @@ def write_model(model, path):
     keys = {key: value for key, value in (keys | model.keys).items() if value is not None}
     ids = {"F32": 0, "Q4_1": 3, "Q8_0": 8, "I2_S": 36}
     tensors = [
-        Tensor(key, one.shape, ids[one.encoding], one.raw.tobytes())
-        for key, one in model.tensors.items()
+        Tensor(key, tensor.shape, ids[tensor.encoding], tensor.raw.tobytes())
+        for key, tensor in model.tensors.items()
     ]
     return write_gguf(path / "gate.gguf", keys, tensors)
 
@@ -161,8 +161,8 @@ def write_folder(model, path):
     save_tensors(
         path / "model.safetensors",
         {
-            _hf_name(name, model.architecture): one.raw.view("<f4").reshape(one.shape)
-            for name, one in model.tensors.items()
+            _hf_name(name, model.architecture): tensor.raw.view("<f4").reshape(tensor.shape)
+            for name, tensor in model.tensors.items()
         },
     )
     more = {"num_hidden_layers": LAYERS, "rope_theta": values["rope_theta"]}
@@ -389,7 +389,7 @@ def _cut(share):
 
 
 def _offset(raw):
-    """The offset of the third tensor is that of the second: two names for the same bytes."""
+    """*raw* with the offset of one tensor replaced by that of another: they share their bytes."""
     if raw[:4] == b"GGUF":
         second = raw.index(b"blk.1.attn_q.weight") + len(b"blk.1.attn_q.weight") + 4 + 16 + 4
         third = raw.index(b"blk.2.attn_q.weight") + len(b"blk.2.attn_q.weight") + 4 + 16 + 4

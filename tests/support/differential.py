@@ -1,8 +1,8 @@
-"""Random configurations of every family, and what becomes of them here and in other engines.
+"""Compare random configurations of every family with other engines.
 
-Every one must end exact or refused by name: transformers is the oracle for a folder, llama.cpp for
-the GGUF file that ``convert`` writes of it, unless a warning named llama.cpp. A case is a
-configuration; its weights come from a seed, so that it is found again from a few lines of JSON.
+Each must be exact or refused by name. transformers is the oracle for a folder, and llama.cpp for
+the GGUF file that ``convert`` writes from it, unless a warning names llama.cpp. A case is a
+configuration and a seed for its weights, so that a few lines of JSON reproduce it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["KINDS", "Case", "as_json", "cases", "check", "load", "report"]
 # Both compute in float32 and differ in the order of sums only; llama.cpp looks GELU up in a table.
 SAME_FLOATS = 1e-3
 SAME_HALVES = 1e-2
-# In float64, where frequencies of float32 now and then round an activation to the next int8.
+# In float64; float32 frequencies of rope may round an activation to the next int8.
 SAME_ROUNDED = 2e-2
 # Of the range of the logits, in float32: keys of a GGUF file are float32.
 READ_BACK = 1e-4
@@ -60,17 +60,17 @@ with patch.object(torch, "compile", lambda function: function):  # as they are w
 
 def load(path: Path) -> Case:
     """The case in a file."""
-    said = json.loads(path.read_text(encoding="utf-8"))
-    return Case(**(said | {"without": tuple(said.get("without", ()))}))
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    return Case(**(fields | {"without": tuple(fields.get("without", ()))}))
 
 
 def as_json(case: Case) -> str:
-    """Files that :func:`load` reads."""
+    """The text of a file that :func:`load` reads."""
     return json.dumps(asdict(case), indent=2, sort_keys=True) + "\n"
 
 
 def make(case: Case, folder: Path) -> np.ndarray | None:
-    """The model in *folder* and its logits; ``None`` if transformers does not run it."""
+    """Write the model into *folder*, and return its logits; None if transformers cannot run it."""
     try:
         model = random_model(case.kind, case.options, case.seed)
         save(case.kind, case.options, model, folder)
@@ -78,16 +78,16 @@ def make(case: Case, folder: Path) -> np.ndarray | None:
             model = ternary(model, case.quantization, folder)
         elif case.changes or case.without:
             model = reopened(case, folder)
-        found = None if model is None else logits(model, case)
+        result = None if model is None else logits(model, case)
     except (ValueError, KeyError, TypeError, RuntimeError, IndexError, ZeroDivisionError):
         return None
-    except (AttributeError, OSError, ImportError):  # of what transformers does not find in a config
+    except (AttributeError, OSError, ImportError):  # transformers misses something in the config
         return None
     except Exception as error:
         if type(error).__module__.startswith(("huggingface_hub", "transformers")):
             return None
         raise
-    return found if found is not None and np.isfinite(found).all() else None
+    return result if result is not None and np.isfinite(result).all() else None
 
 
 def logits(model: Any, case: Case) -> np.ndarray:
@@ -101,31 +101,35 @@ def logits(model: Any, case: Case) -> np.ndarray:
 
 
 def reopened(case: Case, folder: Path) -> Any:
-    """Transformers' model of the folder once config.json is changed; ``None``: no model."""
+    """Change config.json in *folder* as *case* says, and load the folder with transformers.
+
+    ``None`` if tensors are missing or have other shapes.
+    """
     path = folder / "config.json"
-    said = json.loads(path.read_text(encoding="utf-8"))
-    said = {key: value for key, value in said.items() if key not in case.without} | case.changes
-    path.write_text(json.dumps(said), encoding="utf-8")
-    model, told = transformers.AutoModelForCausalLM.from_pretrained(
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config = {key: value for key, value in config.items() if key not in case.without} | case.changes
+    path.write_text(json.dumps(config), encoding="utf-8")
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
         attn_implementation=attention_of(case.kind),
         output_loading_info=True,
         local_files_only=True,
     )
-    whole = not told["missing_keys"] and not told["mismatched_keys"]
-    return model.eval() if whole else None
+    is_whole = not info["missing_keys"] and not info["mismatched_keys"]
+    return model.eval() if is_whole else None
 
 
 def ternary(model: Any, said: Mapping[str, Any], folder: Path) -> Any:
-    """*model* with transformers' own BitNet layers, and *folder* with what they keep.
+    """*model* with transformers' own BitNet layers, whose tensors are saved into *folder*.
 
-    ``None`` for layers with norms of their own, and for a packed head that is the embedding.
+    *said* is the ``quantization_config``. ``None`` for layers with norms of their own, and for a
+    packed head that is tied to the embedding.
     """
     from safetensors.torch import save_file
 
-    kept = said.get("modules_to_not_convert")
-    patterns = ["lm_head"] if kept is None else kept
+    excluded = said.get("modules_to_not_convert")
+    patterns = ["lm_head"] if excluded is None else excluded
     auto = said.get("linear_class", "bitlinear") == "autobitlinear"
     online = auto and said.get("quantization_mode", "offline") == "online"
     for parameter in model.parameters():  # convert keeps embeddings as float16
@@ -164,7 +168,7 @@ def ternary(model: Any, said: Mapping[str, Any], folder: Path) -> Any:
 
 
 def half_gelu(x: np.ndarray) -> np.ndarray:
-    """GELU as ggml has it: a table of float16 by float16, within 10 of zero."""
+    """GELU of ggml: looked up by float16 in a table of float16 between -10 and 10, else ReLU."""
     with np.errstate(over="ignore"):
         rounded = _GELU(x.astype(np.float16).astype(np.float32)).astype(np.float16)
     return np.where(np.abs(x) < 10, rounded, np.maximum(x, 0)).astype(x.dtype)
@@ -174,26 +178,26 @@ WEIGHTS = "model.safetensors"
 
 
 def prompt(case: Case) -> list[int]:
-    """Token ids."""
+    """Random token ids of the prompt of *case*."""
     return np.random.default_rng(case.seed).integers(3, 60, case.length).tolist()
 
 
 def ours(path: Path, ids: list[int], dtype: type = np.float32) -> np.ndarray:
-    """Our logits, of the prompt as it is."""
+    """Our logits after each of *ids*, by the reference backend in *dtype*."""
     model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=dtype))
     return model.forward(ids, KVCache(model.config, len(ids), dtype=dtype), all_positions=True)
 
 
 def check(case: Case, folder: Path, *, engine: bool) -> str:
-    """Outcome of *case*: ``exact``, ``refused`` or ``not a model``, and more about its file.
+    """Outcome of *case*: ``exact``, ``refused`` or ``not a model``, and more about its GGUF file.
 
     Args:
         case: the model.
-        folder: an empty one.
-        engine: ask llama.cpp, too.
+        folder: an empty folder to work in.
+        engine: True to run llama.cpp as well.
 
     Raises:
-        AssertionError: something came out wrong without a word.
+        AssertionError: a result is wrong, and no warning says so.
     """
     model = folder / "model"
     file = folder / "model.gguf"
@@ -204,10 +208,10 @@ def check(case: Case, folder: Path, *, engine: bool) -> str:
     rounded = case.quantization is not None
     dtype = np.float64 if rounded else np.float32
     try:
-        found = ours(model, ids, dtype)
+        actual = ours(model, ids, dtype)
     except (Unsupported, InvalidFormat):
         return "refused"
-    apart = distance(expected, found)
+    apart = distance(expected, actual)
     assert apart < (SAME_ROUNDED if rounded else SAME_FLOATS), f"{apart:.2g} from transformers"
     try:
         done = convert(
@@ -215,10 +219,11 @@ def check(case: Case, folder: Path, *, engine: bool) -> str:
         )
     except Unsupported:
         return "exact, not converted"
-    named = {one.subject for one in done.warnings}
+    named = {warning.subject for warning in done.warnings}
     read_back = ours(file, ids, dtype)
-    if "every engine" not in named:  # which computes the file in another way, and so do we
-        apart = distance(found, read_back)
+    # A warning for every engine says that the file computes something else: also here.
+    if "every engine" not in named:
+        apart = distance(actual, read_back)
         bound = SAME_ROUNDED if rounded else READ_BACK
         assert apart < bound, f"{apart:.2g} from the folder when the file is read back"
     if not engine:
@@ -234,19 +239,19 @@ def check(case: Case, folder: Path, *, engine: bool) -> str:
     return "exact, in llama.cpp as well"
 
 
-# Kinds and reasons for which llama.cpp was asked already.
+# Pairs of a kind and a reason for which check_refusal has run llama.cpp already.
 _ASKED: set[tuple[str, str]] = set()
 
 
 def check_refusal(
     case: Case, warnings: Sequence[Finding], file: Path, found: np.ndarray, folder: Path
 ) -> None:
-    """Ask llama.cpp whether it refuses *file*, where that is the only thing that *warnings* say.
+    """Run llama.cpp on *file*, if *warnings* say only that it refuses the file.
 
-    Each reason is asked for once in a kind.
+    Each reason is checked once for each kind.
 
     Raises:
-        AssertionError: it computes the logits *found*.
+        AssertionError: it does not refuse the file, and computes our logits *found*.
     """
     reasons = [warning.text for warning in warnings if warning.subject == "llama.cpp"]
     reason = "".join(letter for letter in reasons[0] if not letter.isdigit())
@@ -264,7 +269,7 @@ def check_refusal(
 
 
 def report(outcomes: Counter[tuple[str, str]]) -> str:
-    """Examples by family and what became of them."""
+    """A line for each family: its number of examples, and of each outcome."""
     lines = []
     for kind in KINDS:
         of_kind = {what: count for (name, what), count in outcomes.items() if name == kind}

@@ -1,8 +1,8 @@
-"""A checkout in which documented commands run, and stand-ins for the outside world.
+"""A checkout in which documented commands run, with a hub and a package index of its own.
 
-Those are a hub and a package index; nothing lies in the checkout that a reader does not have.
-Addresses that stand for the reader's own server become the hub's, and the reader's access token the
-one that the hub knows. A comment above a block says what a test has to know::
+The checkout contains only files that a reader has. In the commands, addresses that stand for the
+reader's own server become the hub's, and the reader's access token becomes one that the hub knows.
+A comment above a block is for the test::
 
     <!-- exit 14 -->          the block ends with this exit code
     <!-- not run: REASON -->  it cannot run here
@@ -31,7 +31,7 @@ CHECKOUT = (
     "pyproject.toml",
     "scripts",
     ".github",
-)  # what commands come across
+)  # files and folders that commands read
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
 OFFICIAL = "meta-llama/Meta-Llama-3-8B"
 OTHERS_ADDRESS = "https://hub.example.org"
@@ -58,7 +58,7 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A block of commands: where it is, its language, its text and what its mark says."""
+    """A block of commands: its file and line, its language, its text and the comment above it."""
 
     place: str
     language: str
@@ -140,7 +140,7 @@ class Sandbox:
         return done
 
     def run(self, text, language="sh"):
-        """Run *text*; the finished process with what it printed."""
+        """Run *text*, and return the finished process with its output."""
         text = text.replace(OTHERS_ADDRESS, self.hub.url).replace(ACCESS_TOKEN, "hf_good")
         command = [sys.executable, "-"] if language == "python" else ["bash", "-euo", "pipefail"]
         return subprocess.run(
@@ -161,7 +161,7 @@ def package_index(folder, test_models):
         if len(model.parts) != 1:
             continue
         (part,) = model.parts
-        # A model of one file is in the folder of all, and one of several files in its own.
+        # A model of one file is directly in *test_models*, one of several in a folder of its name.
         own = test_models / model.name
         files = {part.member: (own if model.notices else test_models) / model.file}
         for notice in model.notices:

@@ -1,4 +1,4 @@
-"""One file at a path, from an address: the transfer that the tests of the hub look at."""
+"""Download one file from an address to a path: the transfer that the tests of the hub examine."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +43,10 @@ def download(
     store = store if store is not None else Store(settings.cache_dir())
     digest = sha256.lower() if sha256 else None
     if not force and destination.is_file():
-        found = store.digest_of(destination)
+        present = store.digest_of(destination)
         length = destination.stat().st_size
-        if length and digest in (None, found) and size in (None, length):
-            return Download(destination, found, length)
+        if length and digest in (None, present) and size in (None, length):
+            return Download(destination, present, length)
     if session is None:
         with HubSession(options) as own:
             return download(
@@ -65,10 +65,10 @@ def download(
     check_writable(destination.parent)
     source = Source(destination.name, "", destination.name, sha256=digest, size=size, url=url)
     order = FileOrder(source, "tokenizer", check=check)
-    got = fetch(order, store, [url], session=session, force=force, progress=progress)
-    store.place(got.blob, destination)
-    pin = got.pin
-    return Download(destination, pin.sha256, pin.size, got.cached, pin.revision, pin.commit)
+    result = fetch(order, store, [url], session=session, force=force, progress=progress)
+    store.place(result.blob, destination)
+    pin = result.pin
+    return Download(destination, pin.sha256, pin.size, result.cached, pin.revision, pin.commit)
 
 
 def fetch_file(session, folder, repo="org/model", file="model.gguf", revision="main"):

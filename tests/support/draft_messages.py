@@ -1,4 +1,4 @@
-"""Messages of a test: none names a draft, a file that becomes the output only later."""
+"""Check that no message of a test names a draft: the user knows only the name of the output."""
 
 import logging
 import re

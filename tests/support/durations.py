@@ -1,9 +1,9 @@
-"""Seconds of a processor that the fast tests take, by folder: recorded, with a bound.
+"""Recorded processor time of the fast tests, by folder, and a bound for each.
 
     inv test --record
 
-A run names the folders that take longer than their bound. It fails for none: no timing decides a
-test, and another machine is slower or has other work.
+A run names the folders that exceed their bound. It does not fail: timings do not decide tests, and
+another machine may be slower or busy.
 """
 
 import json

@@ -26,9 +26,9 @@ def without_each_key(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def with_each_key_changed(source: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Each key of numbers or truths in *source*, and a copy in *folder* where they are others.
+    """Each key with numbers or booleans in *source*, and a copy in *folder* with other values.
 
-    Numbers are 0, or 1 where they were 0.
+    Numbers become 0, or 1 if they were 0.
     """
     metadata, tensors = _contents(source)
     architecture = metadata["general.architecture"]

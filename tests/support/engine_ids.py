@@ -1,4 +1,4 @@
-"""Ids that llama.cpp finds with vocabularies, in a process of its own, which its faults end."""
+"""Ids of llama.cpp for texts, in a process of its own, since its faults end the process."""
 
 import json
 import subprocess

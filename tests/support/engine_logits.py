@@ -34,7 +34,7 @@ def llama_cpp(path, prompts, folder, adapters=()):
 
 
 def llama_cpp_of_each(files, ids, folder):
-    """For each of *files* the logits after every one of *ids*, or a text why there are none."""
+    """For each of *files* the logits after each of *ids*, or a text with the reason for none."""
     return _one_by_one([(file, ()) for file in files], ids, folder)
 
 
@@ -44,9 +44,10 @@ def llama_cpp_with_each(path, adapters, ids, folder):
 
 
 def _one_by_one(models, ids, folder):
-    """Logits or a text for each of *models*, a file and its adapters.
+    """Logits, or a text with the reason for none, for each of *models*: a file and its adapters.
 
-    One process asks for model after model; another one goes on where it crashed or did not end.
+    One process runs model after model. If it crashes or does not end, another process continues
+    with the next model.
     """
     results = []
     while len(results) < len(models):
@@ -62,7 +63,7 @@ def _one_by_one(models, ids, folder):
 
 
 def _run(models, prompts, folder, *, timeout_s):
-    """The ended process that wrote answers for *models*, one after the other, into *folder*."""
+    """Run a process that writes an answer for each of *models* into *folder*, and return it."""
     for old in folder.glob("answer-*.npz"):
         old.unlink()
     asked = folder / "asked.json"
@@ -77,16 +78,16 @@ def _run(models, prompts, folder, *, timeout_s):
 
 def _answers(folder):
     """Answers in *folder* in the order of models: a list of logits, ``None`` for a refusal."""
-    found = []
-    while (path := folder / f"answer-{len(found)}.npz").exists():
+    answers = []
+    while (path := folder / f"answer-{len(answers)}.npz").exists():
         with np.load(path) as arrays:
             rows = [arrays[f"arr_{number}"] for number in range(len(arrays))]
-        found.append(rows or None)
-    return found
+        answers.append(rows or None)
+    return answers
 
 
 def own_logits(checkpoint, ids):
-    """The same of this package for *checkpoint*, by the reference backend in float32."""
+    """Logits of this package for *checkpoint*, by the reference backend in float32."""
     from bitnet.kernels.kv_cache import KVCache
     from bitnet.kernels.reference import ReferenceOps
     from bitnet.models.load import load_model

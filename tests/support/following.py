@@ -1,8 +1,8 @@
-"""Hints are followed: a command fails, what its hint names is run as printed, and then it works.
+"""Follow hints: run a command that fails, then the command of its hint as printed, then it again.
 
 A door is a way to start the program: ``inv`` in a checkout, a wheel in an environment, ``uv tool``,
-pipx. From the command line this follows every hint of :mod:`hint_cases` in one of them, with the
-Python that the program is installed in:
+pipx. As a program, this follows every hint of :mod:`hint_cases` in one door; it runs with the
+Python in which the program is installed:
 
     python tests/support/following.py --program bitnet [--only WORDS] [--network]
 """
@@ -25,16 +25,16 @@ from hint_setups import MODEL
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 
-LONGEST_S = 300
-# An error, or the warning of a server that goes on without.
+LONGEST_S = 300  # of a command
+# The command to install something: in the hint of an error, or in the warning of a server.
 INSTALLS = re.compile(r"(?:^hint: |is missing: )(.*?)(?:, or .*)?$", re.MULTILINE)
-TIMED_OUT = 124  # of timeout: it has interrupted a server
+TIMED_OUT = 124  # exit code of the program `timeout` after it has interrupted a server
 PLACEHOLDER = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 END = r"(?=[,;)`]|$| or |\.$| >)"
 
 
 def pattern_of(written, program):
-    """Regular expression for the command *written* in a source, as *program* prints it."""
+    """Pattern for the command *written* in the source, in the form in which *program* prints it."""
     words = "[^,;`\n]*?".join(map(re.escape, PLACEHOLDER.split(written)))
     return re.compile(rf"(?<![\w./-]){re.escape(program)} ({words}){END}", re.MULTILINE)
 
@@ -84,7 +84,7 @@ class Place:
         return SimpleNamespace(code=done.returncode, text=done.stderr + "\n" + done.stdout)
 
     def must(self, line, **more):
-        """Run what prepares a case."""
+        """Run *line*, which prepares a case and must succeed."""
         done = self.run(line, **more)
         if done.code:
             raise AssertionError(f"{line} ended with {done.code}:\n{done.text}")
@@ -123,14 +123,14 @@ def follow(case: Case, place: Place) -> str:
 
 
 def follow_in(case: Case, program: str, cache: Path | None = None) -> str:
-    """The same in a folder of its own."""
+    """As :func:`follow`, in a folder of its own with a hub of its own."""
     with tempfile.TemporaryDirectory() as name, HubServer() as hub:
         folder = Path(name).resolve()
         return follow(case, Place(folder, program, hub, cache or folder / "cache"))
 
 
 def follow_extra(extra: str, program: str, cache: Path | None = None) -> str:
-    """Problem with the hint at *extra*: it is missing, does not run, or does not help."""
+    """Problem with the hint to install *extra*: missing, failing or of no help; empty if none."""
     with tempfile.TemporaryDirectory() as name, HubServer() as hub:
         folder = Path(name).resolve()
         place = Place(folder, program, hub, cache or folder / "cache")
@@ -167,7 +167,7 @@ def main():
     if options.extras:
         chosen = [(extra, follow_extra, extra) for extra in options.extras.split(",")]
     program = shlex.quote(options.program)
-    # What installs packages runs alone.
+    # Installations of packages run one after the other.
     with ThreadPoolExecutor(1 if options.extras else max(2, os.cpu_count() or 1)) as pool:
         problems = list(pool.map(lambda row: row[1](row[2], program), chosen))
     wrong = [f"{row[0]}: {text}" for row, text in zip(chosen, problems, strict=True) if text]

@@ -1,11 +1,11 @@
-"""Grids of parameters: which of their cases show every pair of values."""
+"""Find cases of a grid of parameters that are not needed to cover every pair of values."""
 
 import random
 from itertools import combinations
 
 
 def beyond_pairs(cases):
-    """The *cases*, each a sequence of values, whose pairs of values the others have already."""
+    """Those of *cases*, sequences of values, whose every pair of values is in another case."""
     seen = set()
     for case in random.Random(0).sample(cases, len(cases)):
         pairs = set(combinations(enumerate(case), 2))

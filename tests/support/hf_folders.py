@@ -58,7 +58,7 @@ def _hf_name(name, architecture):
     return f"model.layers.{layer}.{part}.{kind}"
 
 
-# Keys that published files of a family have, besides those of all.
+# Keys of published files of a family, besides those that every family has.
 STATED = {
     "bitnet-b1.58": {"rope_theta": 5e5},
     # The width of a head, with which GGUF's engines scale scores whatever a file says.

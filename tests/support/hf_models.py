@@ -36,7 +36,7 @@ ONLINE = {
     "linear_class": "autobitlinear",
     "quantization_mode": "online",
 }
-# Classes whose names do not follow from their kind.
+# Classes of the kinds whose class is not KIND + "ForCausalLM".
 _CLASSES = {
     "GPT2": "GPT2LMHeadModel",
     "IQuestCoder": "LlamaForCausalLM",
@@ -60,7 +60,7 @@ def random_model(kind, options, seed=0):
     model = getattr(transformers, named)(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            # Initial norms of one and biases of zero would hide a mix-up.
+            # With the initial norms of one and biases of zero, exchanged tensors would be equal.
             spread = 0.2 if "norm" in name or name.endswith("bias") else 0.1
             parameter.add_(torch.randn_like(parameter) * spread)
         for name, buffer in model.named_buffers():
@@ -78,7 +78,7 @@ def attention_of(kind):
 
 
 def of_granite(options):
-    """Granite's names for *options* of MiniCPM, which is not in transformers: the equations are."""
+    """*options* of MiniCPM as those of Granite, which has the same equations in transformers."""
     width = options["hidden_size"]
     layers = options["num_hidden_layers"]
     own = {
@@ -112,7 +112,7 @@ def make(kind, options, folder):
 
 
 def say(folder, **changes):
-    """Change what the config.json in *folder* says."""
+    """Set the keys *changes* in the config.json of *folder*."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -137,7 +137,7 @@ def bitnet_layers(model, online, wanted=lambda name: "lm_head" not in name):
 
 @pytest.fixture
 def eager_layers(monkeypatch):
-    """transformers compiles its rounding functions; they are run as they are written."""
+    """Run transformers' rounding functions as they are written, not compiled by torch."""
     from transformers.integrations import bitnet
 
     for function in (bitnet.WeightQuant, bitnet.ActQuant):

@@ -1,4 +1,4 @@
-"""A hint, and how it is followed."""
+"""A case of :mod:`hint_cases`: a hint, the command that prints it, and the expected effect."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,17 +9,18 @@ class Case:
     """A command that fails, and the command in its hint.
 
     Attributes:
-        hint: the command as the source has it, without the program's name.
+        hint: the command as it is written in the source, without the program's name.
         fails: the command that fails.
-        then: "works" if the failed command must work once the hint was followed, "itself" if the
-            hint is that command, corrected, "shows" if it shows a cause for a person to remove.
-        ends: exit codes that the hint may end with; 0 unless it reports that something is wrong.
-        setup: makes the files and state in which the command fails.
-        fill: words in capitals that only the reader knows.
-        between: what a person does before or after, such as leaving an editor.
-        env: environment variables.
+        then: "works" if the failed command must succeed after the hint was followed, "itself" if
+            the hint is the corrected command, "shows" if the hint shows a cause that the user must
+            remove.
+        ends: allowed exit codes of the hint; other ones than 0 if it reports a problem.
+        setup: creates the files and the state in which the command fails.
+        fill: replacements of placeholders in the hint that only the user can fill in.
+        between: an action of the user before the hint is followed.
+        env: environment variables of the command that fails.
         stdin: standard input of the command that fails.
-        terminal: run on a terminal instead of pipes.
+        terminal: run the command that fails on a terminal instead of pipes.
     """
 
     hint: str
@@ -32,7 +33,7 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
     stdin: str = ""
     answer: str = "ab"  # on standard input of the hint
-    into: str = ""  # a redirection that follows the hint
+    into: str = ""  # a redirection to append to the hint
     terminal: bool = False
     succeeds: bool = False  # the hint belongs to a result
     network: bool = False  # needs the package index, for a real model

@@ -1,7 +1,7 @@
-"""Every hint that names a command: how to provoke it, and what it is good for.
+"""Every hint that names a command: how to provoke it, and the effect that it must have.
 
-``CASES`` has a row for each command that the sources hint at, as it is written there, and more
-than one for a text that stands in several places. :mod:`hint_pages` has the others.
+``CASES`` has a row for each command in the hints of the sources, in the form in which it is written
+there, and several rows for a text that is in several places. :mod:`hint_pages` has the others.
 """
 
 from hint_case import Case

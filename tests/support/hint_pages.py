@@ -1,12 +1,12 @@
-"""Hints that are not followed as those of :mod:`hint_cases`.
+"""Hints that need another treatment than those of :mod:`hint_cases`.
 
-``EXTRAS`` are followed where packages can be installed. ``PAGES`` are the commands in help texts,
-and those that no machine of a test can provoke, with the reason.
+``EXTRAS`` are followed where packages can be installed. ``PAGES`` are commands that no test
+follows, with the reason: those in help texts, and those that a test cannot provoke.
 """
 
 from hint_setups import COMMIT, MODEL
 
-# What fails without each extra; its hint installs that in the way of the door.
+# By extra: a command that fails without it; the hint installs the extra.
 EXTRAS = {
     "structured": "bitnet infer bitnet-tiny --prompt a --regex '[a-z]+' --max-tokens 3",
     "serve": "timeout -s INT 30 bitnet serve bitnet-tiny --port 0",

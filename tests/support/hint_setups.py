@@ -1,4 +1,4 @@
-"""Beginnings of the cases of :mod:`hint_cases`: models, hubs and projects in a place."""
+"""Setups for the cases of :mod:`hint_cases`: each creates models, hubs or projects in a place."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ def downloaded(place):
 
 
 def replaced(place):
-    """A pinned file whose repository has another one since."""
+    """A pinned file that its repository has replaced since."""
     downloaded(place)
     tiny_gguf(place.work / "other.gguf", **{"general.name": "another"})
     place.hub.add("org/tiny", "tiny.gguf", (place.work / "other.gguf").read_bytes())
@@ -175,7 +175,7 @@ def embedder(place):
 
 
 def other_rules(place):
-    """The tokenizer of a model, which also makes letters small."""
+    """The exported tokenizer of a model, changed so that it also lowercases."""
     two_tokenizers(place)
     path = place.work / "one/tokenizer.json"
     facts = json.loads(path.read_text())

@@ -24,7 +24,7 @@ PROSE = re.compile(
     r"serve` must send|bitnet (?:from|again|was)\b|bitnet \{(?:[\w.]*version|escape)"
 )
 
-# What stands for something of the reader, or of the moment.
+# Values for placeholders and expressions in the written commands, so that they can be parsed.
 FILLED = {
     "{EVERY[0]}": "release",
     "HOST/OWNER/REPO@COMMIT": f"example.org/me/bitnet@{'0' * 40}",
@@ -82,10 +82,10 @@ def _text(node):
 
 
 def texts(tree):
-    """Every text in *tree* with its line, but for docstrings and the pieces of f-strings.
+    """Every text in *tree* with its line, except docstrings and the pieces of f-strings.
 
-    Examples of commands are left out too: they are blocks of docs/reference/commands.md, which run.
-    Texts inside the braces of an f-string are texts of their own.
+    The examples of commands are left out, too: they are blocks of docs/reference/commands.md, which
+    other tests run. Texts inside the braces of an f-string are texts of their own.
     """
     pieces = set()
     nodes = [*ast.walk(tree)]
@@ -104,15 +104,15 @@ def texts(tree):
 
 
 def texts_of(path):
-    """Every text that a user may get to see in the file at *path*, if it names the program."""
+    """Every text in the file *path* that a user may see, with its line, if it has a command."""
     source = path.read_text(encoding="utf-8")
     if not PROGRAM.search(source):
         return
     if path.suffix == ".py":
         yield from texts(ast.parse(source))
         return
-    found = CPP_TEXT if path.suffix in (".cpp", ".hpp") else re.compile(".+")
-    for match in found.finditer(source):
+    pattern = CPP_TEXT if path.suffix in (".cpp", ".hpp") else re.compile(".+")
+    for match in pattern.finditer(source):
         yield source.count("\n", 0, match.start()) + 1, match[0].strip('"')
 
 
@@ -145,7 +145,7 @@ TEXTS = [
 COMMANDS = list(commands(TEXTS))
 DISTINCT = sorted({filled(words) for _, _, words in COMMANDS})
 
-# Need more than the tests of hints have; each is run where its reason says.
+# Commands that the tests of hints cannot run, by the reason.
 NEED_A_REAL_MODEL = ("bench", "download-model smollm2-135m", "run", "bundle export smollm2-135m")
 NEED_AN_ENGINE = ("crossval",)
 RUN_UNTIL_STOPPED = ("serve",)

@@ -8,7 +8,7 @@ DEPTHS = (99, 150, 3000, 40_000)
 CHAT = [{"role": "user", "content": "a"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
-#: A body that each form answers; the fuzzer changes its fields.
+#: A valid body for each form; the fuzzer changes its fields.
 VALID = {
     "ChatRequest": {"messages": CHAT, "max_tokens": 2},
     "CompletionRequest": {"prompt": "a", "max_tokens": 2},

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LARGE_BYTES = 1000  # from here on a file is stored the way large files are (LFS)
+LARGE_BYTES = 1000  # a file of this size or more is stored as Git LFS does
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Blob:
         self.oid = self._oid()
 
     def _oid(self):
-        """SHA-1 of the git blob, which for a large file is a pointer; its text here is made up."""
+        """SHA-1 of the git blob; that of a large file is a pointer, here only its SHA-256."""
         content = self.sha256.encode() if self.large else self.read(0, self.size)
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 

@@ -1,7 +1,7 @@
-"""A hub on loopback: speaks the protocol of huggingface.co, and misbehaves when told to.
+"""A hub on loopback that speaks the protocol of huggingface.co, and misbehaves by rules.
 
-Two servers run: the hub itself, and a file server on another host name and port that the hub
-redirects large files to. Everything that arrives is recorded.
+Two servers run: the hub itself, and a file server under another host name and port, to which the
+hub redirects requests for large files. Every request is recorded.
 
     hub = HubServer()
     hub.add("org/model", "model.gguf", b"...")
@@ -45,12 +45,12 @@ PAGE = b"<!DOCTYPE html><html><body>Welcome to the guest network</body></html>"
 
 @dataclass
 class Rule:
-    """A way to misbehave, *times* times, for requests that match *where* to *agent*.
+    """A way to misbehave, *times* times, for requests that match the first four fields.
 
     With ``status`` the reply is that status and ``body``; otherwise it is the real one, altered.
     """
 
-    where: str = ""  # hub, cdn or both
+    where: str = ""  # "hub" or "cdn"; empty: both
     method: str = ""
     path: str = ""  # part of the path
     agent: str = ""  # how the User-Agent begins
@@ -65,7 +65,7 @@ class Rule:
     truncate_at: int | None = None  # bytes of the body before it ends as if it were whole
     stall_at: int | None = None  # bytes of the body before silence
     ignore_range: bool = False
-    shift_range: int = 0  # a 206 that starts elsewhere and says so
+    shift_range: int = 0  # bytes by which a 206 starts later, as its Content-Range says
     gzip: bool = False
     flip_at: int | None = None  # the byte of the file that is wrong
     drop_headers: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class HubServer:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def repo(self, name: str, **facts) -> Repo:
-        """The repository *name*, made when missing, with these facts."""
+        """The repository *name*, created if it is missing, with *facts* as its fields."""
         repo = self.repos.setdefault(name, Repo(name))
         for key, value in facts.items():
             setattr(repo, key, value)
@@ -131,7 +131,7 @@ class HubServer:
         return sum(seen.sent for seen in self.requests(where, method))
 
     def requests(self, where: str = "", method: str = "") -> list[Seen]:
-        """The requests so far, in the order of their ends; waits for those being answered."""
+        """The requests so far, in the order in which they ended; waits for unfinished ones."""
         with self._answered() as everything:
             return [
                 seen
@@ -140,7 +140,7 @@ class HubServer:
             ]
 
     def forget(self) -> None:
-        """Forget the requests so far, and those being answered: it waits for them."""
+        """Wait for unfinished requests, and forget all requests so far."""
         with self._answered() as everything:
             everything.clear()
 
@@ -152,7 +152,7 @@ class HubServer:
             yield self._seen
 
     def rule_for(self, where: str, method: str, path: str, agent: str) -> Rule:
-        """The first rule that matches and has times left; it has one less then."""
+        """The first rule that matches and has *times* left, of which one is used up."""
         with self.lock:
             for rule in self.rules:
                 fits = rule.where in ("", where) and rule.method in ("", method)
@@ -347,7 +347,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         self._file(blob, {"ETag": f'"cdn-{blob.oid[:16]}"', "Accept-Ranges": "bytes"})
 
     def _file(self, blob, headers):
-        """The file or the part asked for."""
+        """Reply with the file, or with the requested range of it."""
         headers = {"Content-Type": "application/octet-stream", **headers}
         start = 0
         stop = blob.size
@@ -401,7 +401,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             self.connection.settimeout(None)
             with self.hub.lock:
                 self.hub.stalled += 1
-            self.connection.recv(1)  # silence, until the client or the server goes
+            self.connection.recv(1)  # silence, until the client or the server closes
         elif self.rule.reset_at is not None:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 

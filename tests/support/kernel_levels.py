@@ -15,7 +15,7 @@ def kernel_levels() -> list[str]:
 
 @contextmanager
 def at_level(level: str) -> Iterator[None]:
-    """Use the instruction set *level*, and afterwards that of before."""
+    """Use the instruction set *level* in the block, and then the previous one again."""
     before = NATIVE.kernel_level()
     assert NATIVE.set_kernel_level(level)
     try:
@@ -25,7 +25,7 @@ def at_level(level: str) -> Iterator[None]:
 
 
 def each_level() -> Iterator[str]:
-    """Each instruction set in turn, while it is the one that is used."""
+    """Each instruction set in turn, which is the one in use until the next is requested."""
     for level in kernel_levels():
         with at_level(level):
             yield level

@@ -19,7 +19,7 @@ _NAMED = re.compile(r"\bLLM_KV_\w+")
 
 
 def read_keys(source):
-    """Keys in the llama.cpp at the folder *source* that are not of an architecture, in order."""
+    """Sorted keys in the source of llama.cpp that do not belong to an architecture."""
     text = (Path(source) / "src" / "llama-arch.cpp").read_text(encoding="utf-8")
     start = text.index("LLM_KV_NAMES = {")
     table = text[start : text.index("\n};", start)]

@@ -13,7 +13,7 @@ from bitnet.quants.registry import quantize
 
 IDS = tuple(np.random.default_rng(2).integers(3, 60, 40).tolist())
 CASES = {
-    # llama.cpp knows positions of 32 and 40 layers only, and no key for them.
+    # llama.cpp chooses the positions by the number of layers, 32 or 40, since no key names them.
     "baichuan": ("baichuan", {"block_count": 32}),
     "baichuan-alibi": ("baichuan", {"block_count": 40}),
     "qwen": ("qwen", {"attention.head_count_kv": 4, "feed_forward_length": 1024}),
@@ -148,7 +148,8 @@ _OF_STATES = {
     "qwen35moe": DELTA_NET,
     "qwen3next": {key: DELTA_NET[key] for key in DELTA_NET if not key.startswith("rope.")},
 }
-# llama.cpp computes phimoe with other norms and another choice of experts, and has no other name.
+# Architectures that llama.cpp lacks, and phimoe, which it computes with other norms and another
+# choice of experts.
 _NOT_THERE = ("aria_text", "flex_olmo", "flint", "phimoe")
 OF_EXPERTS = {
     f"{name}-experts": (
@@ -192,7 +193,7 @@ def quantized(weight, encoding):
 
 
 def _bias_of(matrix):
-    """A bias for the rows of *matrix*, which random numbers are."""
+    """A random bias for the rows of *matrix*."""
     seed = np.random.default_rng(zlib.crc32(matrix.name.encode()))
     values = (seed.standard_normal(matrix.shape[0]) * 0.08).astype("<f4")
     return Tensor(matrix.name.replace("weight", "bias"), matrix.shape[:1], 0, values.tobytes())

@@ -40,7 +40,7 @@ class LoopbackServer(ThreadingHTTPServer):
             )
 
     def start(self) -> None:
-        """Answer requests from now on."""
+        """Answer requests from now on, in a thread."""
         threading.Thread(target=self.serve_forever, args=(_POLL_S,), daemon=True).start()
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
 """Random Qwen3 models of transformers whose matrices are ternary or of one bit in blocks of 128.
 
-As PrismML's ``-unpacked`` folders have them: ordinary float16 weights, values -d, 0 and d.
+They have the form of PrismML's ``-unpacked`` folders: float16 weights with values -d, 0 and d.
 """
 
 import copy
@@ -35,12 +35,12 @@ VALUES = {1: (-1, 1), 2: (-1, 0, 1), 4: (-1, 0, 1, 2)}
 
 
 def low_bit(values, levels, rng):
-    """*values* with a scale per 128 columns and one of so many levels for every weight."""
+    """Random weights like *values*: one of *levels* codes, times a scale for each 128 columns."""
     rows, columns = values.shape
     size = np.abs(values).reshape(rows, columns // 128, 128).mean(axis=2, keepdims=True)
     scales = size.astype(np.float16).astype(np.float32)
     codes = rng.choice(VALUES[levels], (rows, columns // 128, 128))
-    codes[:, :, 0] = 1  # every block shows its scale
+    codes[:, :, 0] = 1  # so that every block has its scale as a value
     return (codes * scales).reshape(rows, columns).astype(np.float32)
 
 

@@ -1,9 +1,9 @@
-"""Tests of each module: the file of its name, or those that tests/README.md names.
+"""Find the tests of each module: the file of its name, or those that tests/README.md names.
 
     inv test --index
 
-writes that page: it runs a few cases of every test and notes, for each file of tests, the lines
-inside functions of the package that it ran.
+writes that page. It runs a few cases of every test, and records for each file of tests which lines
+inside functions of the package it ran.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ PAGE = ROOT / "tests/README.md"
 ROW = re.compile(r"^\| `(bitnet/[\w/]+\.py)` \| (.*) \|$", re.MULTILINE)
 CASES = 3  # of each parametrized test; more of them rarely reach another line
 MOST_FILES = 3
-# A further file is named if it adds this part of the module's lines.
+# A further file is named if it adds this share of the module's lines that tests run.
 WORTH_NAMING = 0.1
-# Modules that run in processes of their own, where no line is traced.
+# Tests of modules that run in processes of their own, whose lines are not traced.
 IN_PROCESSES = {
     "bitnet/hub/pip_child.py": ["tests/hub/test_as_pip_does.py"],
     "bitnet/tokenizer/chat_child.py": ["tests/tokenizer/test_chat.py"],
@@ -116,7 +116,7 @@ class Recorder:
 
 
 def _most_of(module: str, reached: dict[str, set[int]]) -> list[str]:
-    """Few files of tests that together run most of *module*; of equal ones, those of its room."""
+    """Few files of tests that together run most of *module*; those of its folder win a tie."""
     room = f"tests/{Path(module).parts[1]}/"
     left = set().union(*reached.values())
     enough = WORTH_NAMING * len(left)

@@ -1,4 +1,4 @@
-"""Models with one mistake in their graph, small ones, which a comparison has to see."""
+"""Models with one small mistake in their graph, which a comparison must detect."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,9 +14,9 @@ from bitnet.models.load import config_from
 from bitnet.models.transformer import Model
 from bitnet.quants.weight import Weight
 
-MOST_BLOCKS = 4  # whose norms and biases are changed; those behind are alike
+MOST_BLOCKS = 4  # whose norms and biases are changed; later blocks are of the same kinds
 
-LEAST_EPSILON = 1e-9  # a hundred times less than this is still less than float32 rounds
+LEAST_EPSILON = 1e-9  # a smaller one, even times a hundred, is lost in the rounding of float32
 
 
 class Mistake(NamedTuple):

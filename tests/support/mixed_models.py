@@ -59,7 +59,7 @@ COHERE2_MOE = {
     "prefix_dense_intermediate_size": 80,
     "sliding_window": 6,
 }
-#: Those with experts, and those with states.
+#: Models with experts, and those with states.
 MIXED = {
     **STATES,
     "dots1": ("Dots1", GROUPED | {"first_k_dense_replace": 1, "norm_topk_prob": True}),

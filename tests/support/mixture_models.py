@@ -1,6 +1,6 @@
-"""Models in name only: tensors of zeros that have the names and widths of a family's.
+"""Models of zeros, whose tensors have the names and widths of a family.
 
-Their keys, names and widths decide which type llama-quantize gives to each.
+These and the metadata decide which type llama-quantize gives to each tensor.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Drawn folders of a SentencePiece model and its side files, without ``tokenizer.json``."""
+"""Random folders of a SentencePiece model and its side files, without ``tokenizer.json``."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ CLASSES = (
 
 
 class ModelFolder(Folder):
-    """Files of one folder drawn with *seed*; every second one has the same model."""
+    """Files of a random folder; those of odd seeds have the same model."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -62,8 +62,9 @@ class ModelFolder(Folder):
 
 
 def _readable(seed: int) -> bytes:
-    """The content of a drawn model that is supported."""
-    # Environments of earlier transformers, which draw other folders, have no sentencepiece.
+    """The content of a random model that this package supports."""
+    # Imported here: environments with earlier transformers lack sentencepiece, and need only
+    # other folders.
     from sentencepiece_configurations import random_model
 
     while True:

@@ -1,4 +1,4 @@
-"""A model of ours with one mistake in its graph, which a comparison has to find."""
+"""Put one mistake into the graph of our models, which a comparison must detect."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,12 +36,12 @@ def rotated(config, change):
 
 @contextmanager
 def mutated(name, configurations, weights):
-    """Our graph with the mistake *name*, in every backend, for models that are loaded within.
+    """Put the mistake *name* into our models that are loaded inside the block, in every backend.
 
     Args:
-        name: of the mistake; empty: there is none.
-        configurations: functions on the configuration, by name.
-        weights: a tensor and a function on its weight, by name.
+        name: name of the mistake; empty for none.
+        configurations: by the name of a mistake, a function that changes the configuration.
+        weights: by the name of a mistake, a tensor and a function that changes its weight.
     """
     with pytest.MonkeyPatch.context() as patch:
         if name in configurations:

@@ -13,7 +13,7 @@ SCALE = st.sampled_from([1.0, 2.5])
 
 
 def _together(*options: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    """The union of what each of *options* draws; a later one has the last word."""
+    """The union of the dictionaries that *options* draw; later ones override earlier ones."""
 
     def union(drawn: tuple[dict[str, Any], ...]) -> dict[str, Any]:
         return {key: value for part in drawn for key, value in part.items()}
@@ -115,7 +115,7 @@ def _olmo_hybrid(draw: st.DrawFn, layers: int) -> dict[str, Any]:
 
 @st.composite
 def _groups_of_local(draw: st.DrawFn) -> dict[str, Any]:
-    """Experts by groups, counted under the key that Kimi Linear and Ling 3 have for them."""
+    """Experts by groups, counted under ``num_local_experts``, as in Kimi Linear and Ling 3."""
     drawn = draw(groups())
     return drawn | {"num_local_experts": drawn.pop("n_routed_experts")}
 

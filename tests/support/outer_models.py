@@ -1,4 +1,4 @@
-"""Tiny models around text models, of transformers: the text model and what is beside it."""
+"""Tiny multimodal models of transformers: configurations of the text model and of its encoders."""
 
 from hf_models import TINY
 

@@ -1,4 +1,4 @@
-"""A package index on loopback, with or without TLS and a login, that records what it sends."""
+"""A package index on loopback, with or without TLS and a login, that records the files it sends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loopback import LoopbackServer, QuietHandler
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMPANY_HOST = "index.invalid"  # a proxy knows where it is; nothing else does
+COMPANY_HOST = "index.invalid"  # only a proxy of these tests can resolve it
 
 
 class PackageIndex:
@@ -45,7 +45,7 @@ def company_index(folder, authority):
 
 
 def company_address(index):
-    """The address of *index*, with the login, by way of a proxy."""
+    """The address of *index*, with the login; it is reachable only through a proxy."""
     return f"https://me:s%2Fsame@{COMPANY_HOST}:{index.port}/simple"
 
 

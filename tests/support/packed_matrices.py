@@ -1,6 +1,6 @@
-"""Tensors of GPTQ and AWQ folders, and the numbers that their libraries make of them.
+"""Tensors of GPTQ and AWQ folders, and the weights that their libraries decode from them.
 
-Run under a Python with gptqmodel, it records digests of these numbers for other tests:
+As a program, with a Python that has gptqmodel, it records digests of these weights for tests:
 
     python tests/support/packed_matrices.py
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 #: Digests of the numbers of gptqmodel 7.7.0 for each case.
 RECORD = Path(__file__).parents[1] / "data" / "packed_matrices.json"
-#: Where an output of eight is stored in a word of AWQ.
+#: Outputs of eight in the order in which a word of AWQ stores them.
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 GPTQ = {"quant_method": "gptq", "group_size": 32, "desc_act": False, "sym": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
@@ -38,7 +38,7 @@ def quantization(case):
 
 
 def pack(codes, bits):
-    """Rows of *codes* as rows of 32-bit words, each row one number in which the first is lowest."""
+    """Rows of *codes* as rows of 32-bit words: one long number, with the first code lowest."""
     rows = []
     for row in codes.tolist():
         number = sum(code << bits * at for at, code in enumerate(row))

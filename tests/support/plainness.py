@@ -1,4 +1,4 @@
-"""Numbers that show how plain the code reads. They are printed, and never fail a test."""
+"""Measures of how easy the code is to read. They are printed, and never fail a test."""
 
 import ast
 import io

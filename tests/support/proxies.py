@@ -1,6 +1,6 @@
 """A proxy on loopback that demands a login, for plain requests and for tunnels (CONNECT).
 
-It records what it carried. Host names that end in ``.invalid`` lead to this machine.
+It records the requests that it forwards. Host names in ``.invalid`` resolve to this machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Proxy:
 
 class _Handler(QuietHandler, BaseHTTPRequestHandler):
     def _is_refused(self):
-        """True if the request was answered here: without the right login, or as forbidden."""
+        """Refuse the request if its login is wrong, or if all are forbidden; True if refused."""
         proxy = self.server.owner
         status = 0
         if proxy.login and self.headers.get("Proxy-Authorization") != proxy.login:

@@ -1,6 +1,6 @@
-"""BitNets as their makers publish them, tiny and random.
+"""BitNets in the form in which their authors publish them, tiny and random.
 
-The keys of each ``config.json`` and the names, types and scales of its tensors are those of the
+The keys of each ``config.json`` and the names, types and scales of the tensors are those of the
 published folder; the sizes are not.
 """
 
@@ -21,7 +21,7 @@ HEAD = 64
 FFN = 512
 LAYERS = 2
 VOCAB = 64
-# As a GGUF file keeps them: with a little more or less, an activation may round to another int8.
+# As float32, the type of a GGUF file: another value may round an activation to another int8.
 EPS_5 = float(np.float32(1e-5))
 EPS_6 = float(np.float32(1e-6))
 
@@ -100,7 +100,7 @@ FALCON_E = _PACKED | {
     "rope_theta": 1000042.0,
     "transformers_version": "4.52.4",
 }
-# What transformers writes of layers whose scale multiplies.
+# The form of transformers, in which the scale of a layer multiplies; in the others it divides.
 MULTIPLIES = LLAMA3 | {
     "quantization_config": {
         "linear_class": "autobitlinear",
@@ -109,7 +109,7 @@ MULTIPLIES = LLAMA3 | {
         "quantization_mode": "offline",
     }
 }
-# A TriLM: ternary weights, and inputs that were floats in training. Its folder holds plain numbers.
+# A TriLM: ternary weights, trained with inputs in floating point, and stored as plain numbers.
 PLAIN = _PACKED | {"is_bitnet_config": False, "rms_norm_eps": EPS_5, "rope_theta": 10000.0}
 CONFIGS = {
     "bitnet_b1_58-large": ONE_BIT,
@@ -135,7 +135,7 @@ MASTERS = SIZES | {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
-# What Microsoft's converter reads.
+# Folders that Microsoft's converter reads.
 MICROSOFT = {
     "bitnet-b1.58-2B-4T-bf16": MASTERS,
     "bitnet_b1_58-large": ONE_BIT,
@@ -148,11 +148,11 @@ SUB_NORMS = {
     "BitnetForCausalLM": ("self_attn.inner_attn_ln", "mlp.ffn_layernorm"),
     "BitNetForCausalLM": ("self_attn.attn_sub_norm", "mlp.ffn_sub_norm"),
 }
-SCALE = 16.0  # a power of two, which every encoding of a scale holds
+SCALE = 16.0  # a power of two, which every encoding of a scale represents exactly
 
 
 def weights(config, rng=None):
-    """Tensors as they are stored, and the dense float64 matrices that they stand for."""
+    """Tensors in their stored form, and the dense float64 matrices that the packed ones encode."""
     rng = rng or np.random.default_rng(6)
     stored = {}
     dense = {}
@@ -182,14 +182,14 @@ def weights(config, rng=None):
 
 
 def _halves(rng, shape):
-    """Numbers from 0.5 to 1.5 that bfloat16 and float16 hold; products of them are rarely ties."""
+    """Numbers from 0.5 to 1.5, exact in bfloat16 and float16, whose products are rarely ties."""
     values = (0.5 + rng.random(shape)).astype("<f4")
     return (values.view("<u4") >> 16 << 16).view("<f4").astype(np.float64)
 
 
 def _add_matrix(config, name, shape, rng, stored, dense):
     if config is MASTERS:
-        # The sum of so small ones is exact in float32, in whatever order it is made.
+        # Numbers so small that float32 adds them exactly, in any order.
         stored[name] = rng.integers(-64, 65, shape) / 256
         return
     codes = rng.integers(-1, 2, shape)
@@ -209,7 +209,7 @@ def _add_matrix(config, name, shape, rng, stored, dense):
 
 
 class Drawn:
-    """As much of NumPy's generators as is drawn here, the same in all its versions."""
+    """The methods of NumPy's generators used here, with the same results in all its versions."""
 
     def __init__(self, name):
         self._name = name
@@ -232,13 +232,13 @@ class Drawn:
 
 
 def published(path, name, rng=None):
-    """The folder *path*, as the model *name* is published."""
+    """Write the folder *path* in the form in which the model *name* is published."""
     path.mkdir()
     config = (CONFIGS | MICROSOFT)[name]
     stored = weights(config, rng)[0]
     save_tensors(
         path / "model.safetensors",
-        {key: one if isinstance(one, tuple) else bf16(one) for key, one in stored.items()},
+        {key: value if isinstance(value, tuple) else bf16(value) for key, value in stored.items()},
     )
     text = LLAMA3_TEXT if name == "Llama3-8B-1.58" else json.dumps(config)
     (path / "config.json").write_text(text)
@@ -246,7 +246,7 @@ def published(path, name, rng=None):
 
 
 def with_tokenizer(path, name):
-    """:func:`published` of numbers that stay the same, and a ``tokenizer.model`` beside them."""
+    """As :func:`published`, with weights that depend only on *name*, and a ``tokenizer.model``."""
     published(path, name, Drawn(name))
     pieces = ["<unk>", *TOKENS[:2], *(f"t{number}" for number in range(VOCAB - 3))]
     kinds = [2, 3, 3, *[1] * (VOCAB - 3)]
@@ -260,14 +260,14 @@ def with_tokenizer(path, name):
 
 
 def digest(checkpoint):
-    """SHA-256 of every tensor of a GGUF file: its name, encoding, shape and bytes.
+    """SHA-256 of all tensors of a GGUF file: their names, encodings, shapes and bytes.
 
-    Of I2_S without the 28 bytes behind the scale, which Microsoft's quantizer leaves unwritten.
+    The 28 bytes after the scale of I2_S do not count: Microsoft's quantizer does not write them.
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, weight in sorted(checkpoint.weights.items()):
         count = int(np.prod(weight.shape))
         size = count // 4 + 4 if weight.quant.name == "I2_S" else weight.data.size
-        found.update(f"{name} {weight.quant.name} {weight.shape}\n".encode())
-        found.update(weight.data[:size].tobytes())
-    return found.hexdigest()
+        sha256.update(f"{name} {weight.quant.name} {weight.shape}\n".encode())
+        sha256.update(weight.data[:size].tobytes())
+    return sha256.hexdigest()

@@ -1,7 +1,7 @@
-"""Folders that run by code of their own, and the equations of that code, in float64.
+"""Folders of models with code of their own, and the equations of that code, in float64.
 
-A folder has random tensors of the names and shapes of the published ones. ``logits`` of each case
-follows the published code, written once more: nothing of ours is in it.
+A folder has random tensors with the names of the published ones. The function of each case follows
+the published code, and uses nothing of this package.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def attend(
 
 
 def alibi_slopes(heads: int) -> Floats:
-    """Slopes of a power of two of heads."""
+    """Slopes of ALiBi, ``(heads,)``; *heads* is a power of two."""
     return 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
 
 
@@ -483,7 +483,7 @@ PUBLISHED["spark2_5"] = (
 
 
 def write_folder(kind: str, folder: Path, **changes: Any) -> Callable[[list[int]], Floats]:
-    """Write a random folder of the type *kind*; the logits that its code gives for ids."""
+    """Write a random folder of the type *kind*; return a function from ids to its code's logits."""
     config, shapes, logits = PUBLISHED[kind]
     config = {"model_type": kind, **config, **changes}
     rng = np.random.default_rng(5)

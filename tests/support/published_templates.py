@@ -1,4 +1,4 @@
-"""Published chat templates of llama.cpp's source, and the committed table of what they take.
+"""Chat templates in llama.cpp's source, and the committed table of conversations they render.
 
 ``BITNET_LLAMA_CPP`` is the folder of that source. With it, this file writes the table again::
 
@@ -84,7 +84,7 @@ def request_of(conversation, dialect="openai"):
 
 
 def outcome(tokenizer, conversation, dialect="openai"):
-    """The text of *conversation* and an empty reason, or no text and why it is refused."""
+    """The text of *conversation* and an empty reason, or None and the reason of the refusal."""
     request = request_of(conversation, dialect)
     try:
         return conversation_text(tokenizer, request)[0], ""
@@ -128,7 +128,7 @@ def read_answer(tokenizer, prompt, text, rules, size):
     """Text without calls, and the calls, of *text* that is read *size* characters at a time."""
     reader = call_reader(rules)
     reasoning = reasoning_rules(tokenizer, prompt)
-    # The model ends reasoning that the prompt has begun, where templates leave it out.
+    # Some templates leave the reasoning of an answer out, although the prompt begins it.
     has_reasoning = reasoning and (not reasoning.begun or reasoning.closing in text)
     thoughts = ReasoningReader(reasoning) if has_reasoning else None
     left = ""
@@ -145,7 +145,7 @@ def read_answer(tokenizer, prompt, text, rules, size):
 
 
 def calls_of(tokenizer):
-    """The format of the template's calls, and what is left of the text of one without the call."""
+    """The format of the template's calls, and the text of an answer with one, without the call."""
     try:
         form = format_of(chat_template(tokenizer, tools=True))
         ((prompt, text, rules),) = answer_with_calls(tokenizer, "one call")

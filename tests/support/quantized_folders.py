@@ -1,4 +1,4 @@
-"""Folders of quantized matrices beside folders of the numbers that their codes mean."""
+"""Folders of quantized matrices, and folders with the same numbers as plain floats."""
 
 import json
 
@@ -39,14 +39,14 @@ def stored_weight(name, values, dtype):
 
 
 def pack_rows(values):
-    """*values* as codes of 8 bits with a scale for each row, and their numbers."""
+    """*values* in 8 bits with a scale for each row: the stored tensors, and the rounded numbers."""
     scales = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
     codes = np.rint(values / scales).astype(np.int8)
     return {"weight": ("I8", codes), "weight_scale": scales}, codes.astype(np.float32) * scales
 
 
 def pack_groups(values, method):
-    """*values* as codes of 4 bits of GPTQ or AWQ, in groups of 32 inputs, and their numbers."""
+    """*values* in 4 bits of GPTQ or AWQ, in groups of 32 inputs: tensors, and rounded numbers."""
     outputs, inputs = values.shape
     grouped = values.reshape(outputs, -1, 32)
     scales = (np.abs(grouped).max(axis=2) / np.float32(7)).astype("<f2")  # (outputs, groups)
@@ -70,7 +70,7 @@ def pack_groups(values, method):
 
 
 def plain_and_packed(tmp_path, method="compressed-tensors"):
-    """Folders of the same numbers, as plain ones and as codes of the *method*."""
+    """Two folders with the same numbers: as plain floats, and as codes of the *method*."""
     plain = tiny_folder(tmp_path / "plain", "llama", torch_dtype="float32")
     stored = safetensors.read_file(Inventory(plain), "model.safetensors")
     quantized = {}

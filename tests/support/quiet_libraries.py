@@ -1,4 +1,4 @@
-"""Marks for tests that run other libraries, whose warnings do not fail them."""
+"""Marks for tests that run other libraries: warnings of these do not fail the test."""
 
 import pytest
 

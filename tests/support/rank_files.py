@@ -1,10 +1,11 @@
-"""Tiktoken rank files, drawn ones and those of packages."""
+"""Rank files of tiktoken: generated ones, and facts about published ones."""
 
 import base64
 from pathlib import Path
 
-# Published rank files by name: regular expression that cuts text, number of ids with the special
-# tokens, and ids that end a text. The expressions are those of tiktoken and of the models' code.
+# Published rank files by name: the regular expression that splits text, the number of ids with the
+# special tokens, and the ids that end a text. The expressions are those of tiktoken and of the
+# models' code.
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 _CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"

@@ -1,4 +1,4 @@
-"""A folder of its own for Ray, so that clusters of two test processes never meet."""
+"""A folder of its own for Ray, so that clusters of two test processes stay apart."""
 
 import contextlib
 import tempfile

@@ -7,7 +7,7 @@ MARKS = ["<think>", "</think>"]
 TOKENS = ["<s>", "</s>", *MARKS, *"abcdefghijklmnopqrstuvwxyz.", "\u0120"]
 TOKENS += [f"Q{at}" for at in range(VOCAB - len(TOKENS))]
 OPEN = "{% for m in messages %}{{ m.content }}.{% endfor %}<think>"
-# The template opens the reasoning, unless it is told not to.
+# The template opens the reasoning, and closes it at once if `enable_thinking` is false.
 TEMPLATE = OPEN + "{% if enable_thinking is false %}</think>{% endif %}"
 
 

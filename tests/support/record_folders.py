@@ -1,13 +1,13 @@
-"""Writes ``tests/tokenizer/found/folders.jsonl``: folders with what transformers makes of them.
+"""Write ``tests/tokenizer/found/folders.jsonl``: folders and the results of transformers for them.
 
     python tests/support/record_folders.py 353 17@4.57.1
 
-records the folder drawn with the seed 353, and the one that transformers 4.57.1 saves of the folder
-drawn with 17. ``vocabulary-17`` and ``vocabulary-17@4.57.1`` are drawn folders that have
-``vocab.json`` and no ``tokenizer.json``, the second of a model that this version saved. A case
-``17@VERSION`` is recorded by the Python that has this version, the others by one with transformers
-5. Cases that are there already keep their place. With ``--print`` first, the cases that this
-version reads are printed, and nothing is written.
+records the random folder with the seed 353, and the folder that transformers 4.57.1 saves from the
+one with the seed 17. ``vocabulary-17`` and ``vocabulary-17@4.57.1`` are random folders with
+``vocab.json`` and without ``tokenizer.json``; config.json of the second names this version. A case
+``17@VERSION`` must be recorded by a Python with this version, the others by one with transformers
+5. Cases that are already recorded keep their place. With ``--print`` first, the cases that the
+installed version reads are printed, and nothing is written.
 """
 
 import json
@@ -68,7 +68,7 @@ def save(drawn: Path, path: Path, files: dict[str, object], version: str) -> Pat
 
 
 def mark(path: Path, files: dict[str, object], version: str) -> None:
-    """Let the ``config.json`` of the folder *path* name the *version* that wrote it."""
+    """Write *version*, that of the installed transformers, into ``config.json`` of the folder."""
     if transformers.__version__ != version:
         raise ValueError(f"this is transformers {transformers.__version__}, not {version}")
     config = {**files.get("config.json", {}), "transformers_version": version}
@@ -90,7 +90,7 @@ def compact(name: str, text: str) -> object:
 def print_cases(cases: list[str]) -> None:
     """Print those of *cases* that the installed transformers reads."""
     for case in cases:
-        with suppress(Exception):  # it has no base class for what it does not read
+        with suppress(Exception):  # its errors for unreadable folders have no base class
             print(json.dumps(record(case)))
 
 

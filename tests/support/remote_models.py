@@ -1,4 +1,4 @@
-"""Folders of models whose code is not in transformers, made of models with the same equations."""
+"""Folders of models whose code is not in transformers, made from models with the same equations."""
 
 import json
 import re
@@ -16,19 +16,19 @@ _QKV = re.compile(r"(.*)\.self_attn\.q_proj\.(weight|bias)")
 
 @dataclass(frozen=True)
 class Remote:
-    """A family, in terms of one of transformers."""
+    """A family, and the one of transformers with the same equations."""
 
-    kind: str  # of transformers, with the same equations
-    options: dict[str, Any]  # of its configuration
-    config: dict[str, Any]  # what the other ``config.json`` says; None: it has no such key
+    kind: str  # the family of transformers
+    options: dict[str, Any]  # arguments of its configuration
+    config: dict[str, Any]  # other keys of ``config.json``; None: the key is removed
     names: dict[str, str] = field(default_factory=dict)  # replacements of patterns in names
-    join: Callable[[list[Any], dict[str, Any]], Any] | None = None  # query, key and value as one
-    joined: str = ""  # name of that
-    fuse: str = ""  # name of gate and up as one
+    join: Callable[[list[Any], dict[str, Any]], Any] | None = None  # joins query, key and value
+    joined: str = ""  # name of the joined matrix
+    fuse: str = ""  # name of the matrix of gate and up together
 
 
 def write(remote: Remote, folder: Path) -> Any:
-    """The model of transformers; *folder* has it as the other family."""
+    """Write a random model into *folder* in the form of *remote*; return transformers' model."""
     model = make(remote.kind, remote.options, folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -68,7 +68,7 @@ def one_behind_the_other(parts: list[Any], _options: dict[str, Any]) -> Any:
 
 
 def by_key_head(parts: list[Any], options: dict[str, Any]) -> Any:
-    """Rows of the queries of each key head, then its own."""
+    """Matrix with the rows of each key head together: those of its queries, key and value."""
     groups = options["num_key_value_heads"]
     by_group = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
     return torch.cat(by_group, dim=1).reshape(-1, *parts[0].shape[1:])

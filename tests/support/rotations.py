@@ -1,4 +1,4 @@
-"""Models in a rotated basis, made from those without it."""
+"""Models in a rotated basis, made from models in the usual one."""
 
 from dataclasses import replace
 

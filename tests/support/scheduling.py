@@ -1,4 +1,4 @@
-"""Prompts, what to write about them, and schedulers run to their end."""
+"""Prompts, requests, and schedulers that run to their end."""
 
 from collections import defaultdict
 
@@ -23,7 +23,7 @@ def sampled(seed, **more):
 
 
 def run(scheduler):
-    """Step until nothing is left to do: tokens by sequence."""
+    """Run *scheduler* until it is idle, and return the tokens of each sequence."""
     written = defaultdict(list)
     while scheduler.busy:
         for sequence, piece in scheduler.step():
@@ -38,5 +38,5 @@ def alone(model, ids, wanted, **more):
 
 
 def budget(model, pages):
-    """Bytes of so many pages of 64 positions."""
+    """Bytes of *pages* pages of keys and values."""
     return pages * Scheduler(model).new_cache().cost(PAGE, 1)

@@ -1,7 +1,8 @@
-"""A model whose tokens are scripted: everything but what it chooses is real.
+"""A model whose tokens are scripted; everything but the choice of tokens is real.
 
 It has the vocabulary of GPT-2, a chat template with tools, a long context and random weights. An
-answer to a conversation with tools is the next step of a script, by the results in it so far.
+answer to a conversation with tools is a step of a script: the number of results in the conversation
+selects it.
 """
 
 import json
@@ -60,9 +61,10 @@ def scripted_gguf(folder, monkeypatch):
 
 
 def script(monkeypatch, tokenizer, steps, without_tools="ok"):
-    """Have every answer of the model with *tokenizer* be one of *steps*; the last one repeats.
+    """Replace every answer of the model with *tokenizer* by one of *steps*; the last one repeats.
 
-    *without_tools* answers conversations that offer none. Returns the prompts so far.
+    *without_tools* is the answer to a conversation that offers no tools. Returns the list to which
+    each prompt is appended.
     """
     prompts = []
     ids = {}

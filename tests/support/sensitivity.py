@@ -1,11 +1,11 @@
-"""Measure what the check of operations sees, for every family, encoding and engine.
+"""Measure which mistakes the check of operations detects, for every family, encoding and engine.
 
     python tests/support/sensitivity.py benchmarks/results/sensitivity.json
 
 For each engine and encoding the file has the largest residuals of right models, by kind of
-operation, and how far each mistake exceeds the bounds where it does so least. Of transformers the
-logits are measured, too. ``inv sensitivity`` runs it and writes the page; it fails where a bound
-has no margin.
+operation, and for each mistake the least factor by which it exceeds the bounds. For transformers
+the logits are measured, too. ``inv sensitivity`` runs this and writes the page; it fails if a bound
+has too little margin.
 """
 
 from __future__ import annotations
@@ -81,17 +81,19 @@ def _writes_as_here(architecture: str) -> bool:
 
 
 DECODERS = {name: case for name, case in THEIRS.items() if _writes_as_here(case[0])}
-# For the table, whose every mistake is a pass over many layers.
+# Left out of the table: each mistake would take a pass over many layers.
 TOO_SLOW = ("exaone4-windows", "exaone4-windows-without-a-key", "gemma3n-shared-caches")
 TERNARY = ("I2_S", "TQ1_0", "TQ2_0")  # of ternary families
 ENCODINGS = (*FLOATS, *BLOCKS)
-#: One for each type of activations that llama.cpp rounds to: floats, Q8_0, Q8_1 and Q8_K.
+#: Encodings of weights, at least one for each type to which llama.cpp rounds activations: floats,
+#: Q8_0, Q8_1 and Q8_K.
 THEIR_ENCODINGS = (*FLOATS, "Q8_0", "Q4_1", "Q4_K")
-#: ik_llama.cpp overwrites memory that is not its own for experts of 16 bits.
+#: Without halves: ik_llama.cpp writes out of bounds for experts of 16 bits.
 IK_ENCODINGS = ("F32", "Q8_0", "Q4_K")
-#: Those in which the mistakes of every model are measured: floats, halves, activations of 8 bits.
+#: Encodings in which the mistakes of every model are measured: floats, halves, activations of 8
+#: bits.
 WITH_MISTAKES = ("F32", "F16", "Q8_0")
-#: In each of the others, those of every fifth model, another fifth in the next one.
+#: In each other encoding, the mistakes of every fifth model are measured, of another fifth in each.
 SHARES = 5
 
 #: Why llama.cpp does not load a family, in its own words (xllamacpp 2026.10.11549).
@@ -116,20 +118,20 @@ REFUSED = {
         for name in ("persimmon", "vaultgemma", "youtu")
     },
 }
-#: Families that llama.cpp loads and computes otherwise, and how.
+#: Families that llama.cpp loads but computes differently, and the difference.
 OTHERWISE = {
     "phimoe": "it has RMS norms, and another choice of experts",
     "qwen2vl": "it does not read the epsilon of the norms, and takes 0 for it",
 }
-#: Those that ik_llama.cpp computes as their authors do.
+#: Models that ik_llama.cpp computes as their authors do.
 READ_BY_IK = (
     *("bitnet", "command-r", "ernie4_5", "ernie4_5-moe-experts", "gemma", "glm4", "gptneox"),
     *("llama", "olmo", "phi2", "qwen2", "qwen2moe-experts", "qwen3", "qwen3moe-experts"),
     *("seed_oss", "smollm3", "stablelm", "yarn", "linear-without-a-type"),
 )
 
-AT_ONCE = 4  # models that are measured before the table is written
-#: In the order of the table.
+AT_ONCE = 4  # models that are measured before the table is written again
+#: Engines in the order of the table.
 ENGINES = ("transformers", "llama.cpp", "ik_llama.cpp", "bitnet")
 
 #: Least number of times by which a bound exceeds right models, and a mistake exceeds a bound.
@@ -171,7 +173,7 @@ Judge = Callable[[Model], tuple[Operation, ...]]
 
 
 def of_ours(architecture: str, encoding: str) -> tuple[Checkpoint, Judge]:
-    """A tiny model, and what compares our engine's operations with those of a float64 model."""
+    """A tiny model, and a function that compares our engine's operations with a float64 model's."""
     checkpoint = in_encoding(tiny(architecture), encoding, rounded=True)
     theirs = our_intermediates(load_model(checkpoint, ops=NativeOps()), IDS)
     arithmetic = "float" if encoding == "F32" else "int8"
@@ -187,7 +189,7 @@ def of_ours(architecture: str, encoding: str) -> tuple[Checkpoint, Judge]:
 def of_llama_cpp(
     case: str, encoding: str, folder: Path, engine: type[LlamaCpp] = LlamaCpp
 ) -> tuple[Checkpoint, Judge]:
-    """The same of llama.cpp, which runs once and is then compared with each model."""
+    """As :func:`of_ours`, for llama.cpp, which runs once and is compared with each model."""
     checkpoint = written(folder / f"{case}-{encoding}.gguf", *THEIRS[case], encoding=encoding)
     question = Question(checkpoint, prompts=(Prompt("", IDS),))
     reference = asked_once(engine())
@@ -214,7 +216,7 @@ def asked_once(reference: Reference) -> Reference:
 
 
 def of_transformers(case: str, folder: Path) -> tuple[Checkpoint, Judge, Callable[[Model], Logits]]:
-    """A folder, and what compares transformers with a float64 model: operations, and logits."""
+    """A folder, and functions that compare its operations and its logits with a float64 model's."""
     from compared_folders import compared_folder  # needs torch
 
     checkpoint = open_checkpoint(compared_folder(case, folder / case))
@@ -240,7 +242,10 @@ def of_transformers(case: str, folder: Path) -> tuple[Checkpoint, Judge, Callabl
 def assert_only_right_passes(
     checkpoint: Checkpoint, exact: Model, verdict: Callable[[Model], tuple[bool, str]]
 ) -> None:
-    """*verdict* passes *exact*, the right model of *checkpoint*, and none that must fail."""
+    """Assert that *verdict* passes *exact*, the right model of *checkpoint*, and fails mistakes.
+
+    Those in MAY_PASS are not tried.
+    """
     is_right, text = verdict(exact)
     assert is_right, text
     passed = [
@@ -262,7 +267,7 @@ def distances(rows: Sequence[Row], exact: Model) -> Distances:
 
 
 def excess(steps: tuple[Operation, ...]) -> float:
-    """By how many times the worst of *steps* exceeds its bound; below 1 all are within theirs."""
+    """Largest ratio of a residual of *steps* to its bound; at most 1 if all are within bounds."""
     return max(
         abs(value) / most
         for step in steps
@@ -277,10 +282,7 @@ def measure_model(
     *,
     wrong_ones: bool,
 ) -> dict[str, Any]:
-    """Largest residuals of the right model, by kind, and the excess of each mistake, if asked.
-
-    Mistakes are those that operations show.
-    """
+    """Largest residuals of the right model, by kind, and with *wrong_ones* excesses of mistakes."""
     right: dict[str, dict[str, tuple[float, str]]] = {}
     exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
     steps: list[Operation | Logits] = list(judged(exact))

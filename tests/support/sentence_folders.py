@@ -76,9 +76,10 @@ def save_tokenizer(path):
 
 
 def sentence_folder(path, source, *, pooling="mean", dense=(), normalize=True, limit=None, **more):
-    """*source* as a folder of sentence-transformers; *dense* are pairs of a width and activation.
+    """Write *source* as a folder of sentence-transformers with its modules.
 
-    *more* are fields of ``SentenceTransformer``, such as ``prompts``.
+    *dense* are Dense layers: a width, an activation, and True for a bias. *more* are fields of
+    ``SentenceTransformer``, such as ``prompts``.
     """
     arguments = {} if limit is None else {"max_seq_length": limit}
     chain = [

@@ -1,6 +1,7 @@
-"""Random SentencePiece models, trained and made up, and what the engines make of them.
+"""Compare both engines with the ``sentencepiece`` library on random models.
 
-What is accepted gives the ids, offsets and texts of the ``sentencepiece`` library.
+The models are trained, or made up. One that an engine accepts must give the ids, offsets and texts
+of the library.
 """
 
 import base64
@@ -125,17 +126,17 @@ def compare_model(content, folder, seed=0, count=25):
     spec, engines = open_engines(lambda: spec_from_file(path), outcome)
     if not engines:
         return outcome
-    found = outcome.differences
+    differences = outcome.differences
     try:
         library = sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:
-        found.append(f"the library refuses it: {error}")
+        differences.append(f"the library refuses it: {error}")
         return outcome
     rng = random.Random(seed)
     for text in texts(rng, list(spec.tokens), SYMBOLS, count):
-        found += _encoded(library, engines, text)
+        differences += _encoded(library, engines, text)
     for ids in id_lists(rng, len(spec.tokens), count * 3 // 5):
-        found += _decoded(library, engines, ids)
+        differences += _decoded(library, engines, ids)
     return outcome
 
 
@@ -154,7 +155,7 @@ def _encoded(library, engines, text):
 
 
 def _whole_characters(library, wanted):
-    """Offsets of *wanted*, of bytes those of their character: the library has them at the last."""
+    """Offsets of *wanted*, where all bytes of a character get the end that its last one has."""
     pieces = [library.id_to_piece(id) for id in wanted["ids"]]
     ends = [stop for _, stop in wanted["offsets"]]
     for at in range(len(pieces) - 2, -1, -1):

@@ -1,4 +1,4 @@
-"""Writes SentencePiece models, which the ``sentencepiece`` library loads."""
+"""Write SentencePiece models that the ``sentencepiece`` library loads."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""``bitnet serve`` as a process."""
+"""Run ``bitnet serve`` as a process."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from waiting import PATIENCE_S
 
 
 class Process:
-    """A worker; *lines* are those of stderr that were read, at first until it listens."""
+    """A server process; *lines* are the lines of stderr that were read so far."""
 
     def __init__(self, *words, env=None):
         self.process = subprocess.Popen(
@@ -42,13 +42,13 @@ class Process:
         return httpx.post(self.address + path, json=body, timeout=PATIENCE_S, verify=False)
 
     def stream(self, body, path="/v1/inference"):
-        """The reply as a context, which is entered with the first token of the answer."""
+        """The streamed reply as a context manager, entered with its headers and first token."""
         return httpx.stream(
             "POST", self.address + path, json=body, timeout=PATIENCE_S, verify=False
         )
 
     def end(self, number=None):
-        """Its exit code; *number* is a signal to send first."""
+        """Wait for the process to end, and return its exit code; *number* is a signal to send."""
         if number is not None:
             self.process.send_signal(number)
         rest = self.process.communicate(timeout=PATIENCE_S)

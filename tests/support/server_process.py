@@ -1,4 +1,4 @@
-"""A real worker on a loopback port."""
+"""A real server on a loopback port, in a thread of the test."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from bitnet.server.run import _Server
 from bitnet.server.serve_options import ServeOptions
 from bitnet.server.slot import Slot
 
-# Uvicorn looks ten times a second whether it is to end; here a hundred times.
+# Uvicorn checks ten times a second whether it must stop; here it does so a hundred times.
 uvicorn.server.asyncio = SimpleNamespace(
     **vars(asyncio) | {"sleep": lambda delay_s: asyncio.sleep(delay_s / 10)}
 )
@@ -34,7 +34,7 @@ class CommandServer(_Server):
 
 
 class Running:
-    """A worker that listens; *lines* are what it narrated."""
+    """A server that accepts requests; *lines* are the lines of its log."""
 
     def __init__(self, models, server, lines):
         self.models = models

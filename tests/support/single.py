@@ -1,4 +1,4 @@
-"""One instruction of a program, run alone on a backend."""
+"""Run a single instruction of a program on a backend."""
 
 from types import SimpleNamespace
 
@@ -10,10 +10,15 @@ from bitnet.kernels.program import Pass, Program, Register, Segment
 
 
 def compute(ops, kind, rows, widths, *, states=(), **fields):
-    """Registers of these *widths*, by field, after the instruction *kind* over *rows*, by field.
+    """Run one instruction, and return its output registers in the order of *widths*.
 
-    Other *fields* are those of the instruction; arrays among them, or in a tuple, are its weights.
-    *states* are those of fixed size, one for each cache, and afterwards what they became.
+    Args:
+        ops: the backend.
+        kind: class of the instruction.
+        rows: contents of its input registers, by field, ``(T, width)``.
+        widths: widths of its output registers, by field.
+        states: states of fixed size, one for each cache; they are updated in place.
+        fields: other fields of the instruction; arrays, also in tuples, are its weights.
     """
     weights = {}
     others = {}

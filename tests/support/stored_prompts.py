@@ -1,4 +1,4 @@
-"""Prompts stored as files, of the tiny models of tests."""
+"""Prompts of tiny models, stored as files."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from bitnet.runtime.request import Request
 from bitnet.runtime.scheduler import Scheduler
 
 LONG = 400  # positions of the tiny models here: several pages, and more than a window
-# What a stored prompt depends on.
+# Facts on which a stored prompt depends.
 FACTS = {"weights": "ab" * 32, "version": "1", "adapters": "", "kv_type": "f16"}
 
 

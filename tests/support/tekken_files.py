@@ -1,4 +1,4 @@
-"""Small files in the form of Mistral's ``tekken.json``, of every version."""
+"""Small files in the format of Mistral's ``tekken.json``, in each of its versions."""
 
 import base64
 import json

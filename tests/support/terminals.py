@@ -1,4 +1,4 @@
-"""A process on a terminal of a given size, and what it shows there."""
+"""Run a process on a terminal of a given size, and record its output."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from waiting import PATIENCE_S
 
 
 def _without_size(variables):
-    """*variables* without those that speak of another terminal, such as that of the tests."""
+    """*variables* without the size of another terminal, such as that of the tests."""
     return {name: text for name, text in variables.items() if name not in ("COLUMNS", "LINES")}
 
 
@@ -36,7 +36,7 @@ class OnTerminal:
         os.close(theirs)
 
     def until(self, text, count=1):
-        """Read until *text* was shown so often; the process must not end before."""
+        """Read until *text* was shown *count* times; the process must not end before."""
         deadline = time.monotonic() + PATIENCE_S
         while self.shown.count(text) < count:
             assert time.monotonic() < deadline, self.shown
@@ -48,7 +48,7 @@ class OnTerminal:
         os.write(self.ours, text.encode())
 
     def end(self):
-        """The exit code, once everything that was shown is read."""
+        """Read the rest of the output, and return the exit code."""
         while self._read():
             pass
         os.close(self.ours)

@@ -101,14 +101,14 @@ LAYER_NORMS = (
     ),
     *("nemotron", "olmo", "opt", "orion", "phi2", "stablelm", "starcoder", "starcoder2"),
 )
-#: Families that make vectors of texts, and have no head that writes.
+#: Encoders: families that compute vectors of texts, and have no output head.
 ENCODERS = (
     *("bert", "eurobert", "gte", "jina-bert-v2", "jina-bert-v3", "modern-bert", "neo-bert"),
     *("mpnet", "nomic-bert", "nomic-bert-moe"),
 )
 #: Encoders whose tokens have embeddings of the text they belong to.
 TEXT_TYPES = ("bert", "gte", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe")
-#: Decoders that make vectors of texts: their positions see those behind them.
+#: Decoders that compute vectors of texts: their attention is not causal.
 EMBEDDERS = ("gemma-embedding", "llama-embed")
 #: Families whose networks have no gate.
 UNGATED = (
@@ -332,7 +332,7 @@ DELTA_NET = {
 
 
 def _gemma4(more):
-    """Keys of layers with and without a window by turns, the last two of which share theirs."""
+    """Keys of layers with and without a window in turn; the last two share keys and values."""
     layers = more.get("block_count", 4)
     return {
         "attention.head_count_kv": [2, 1] * (layers // 2),

@@ -42,7 +42,7 @@ def tiny(architecture, *, seed=0, **more):
                 weights[router] = _f32(router, _normal(seed, router, (6, width)) * 0.5)
                 name = f"blk.{layer}.ffn_down_exps.scale"
                 weights[name] = _f32(name, 1 + _normal(seed, name, 6) * 0.2)
-    if architecture == "gemma3n":  # llama.cpp wants keys of layers that read those of others, too
+    if architecture == "gemma3n":  # llama.cpp needs keys also in layers that share those of others
         for layer in range(20, more.get("block_count", 5)):
             for part, shape in (("k", (128, width)), ("v", (128, width)), ("k_norm", (64,))):
                 name = f"blk.{layer}.attn_{part}.weight"
@@ -95,22 +95,22 @@ def tiny(architecture, *, seed=0, **more):
             continue
         values = _normal(seed, name, shape) * 0.08
         if architecture == "gpt_neo" and "attn_q" in name:
-            values = values / 8  # whose scores are not divided by the root of a head's width
+            values = values / 8  # its scores are not divided by the root of a head's width
         if (is_looped or depth >= DEEP) and name.endswith(_LAST_OF_BRANCHES):
-            # Else random layers enlarge every rounding, most of all those that run three times.
+            # Otherwise random layers amplify rounding, most of all those that run several times.
             values = values / np.sqrt(depth)
         if architecture == "gemma3n" and depth >= DEEP and name.endswith(_BEHIND_BRANCHES):
             weights[name] = _f32(name, (values + 1) / np.sqrt(depth))
             continue
         if name.endswith("ssm_a"):
-            values = -np.exp(values * 10)  # below zero: a state is forgotten
-            if architecture == "bailingmoe3":  # a factor inside a sigmoid
+            values = -np.exp(values * 10)  # negative, so that states decay
+            if architecture == "bailingmoe3":  # here it is a factor inside a sigmoid
                 values = -values
         weights[name] = _f32(name, values + 1 if name.endswith(_NORMS) else values)
     return checkpoint
 
 
-#: Number of layers from which the branches are smaller, as where training begins.
+#: Number of layers from which branches are scaled down, as in the initialization of deep models.
 DEEP = 16
 _LAST_OF_BRANCHES = ("attn_output.weight", "ffn_down.weight")
 _BEHIND_BRANCHES = ("post_attention_norm.weight", "post_ffw_norm.weight", "post_norm.weight")
@@ -133,14 +133,14 @@ def seeing(decoder, windows):
     return replace(decoder, blocks=tuple(blocks))
 
 
-SHORTEST = 32  # row of a matrix that is encoded: those of streams have four numbers
+SHORTEST = 32  # least width of a matrix that is encoded; those of gemma3n's streams have four
 
 
 def in_encoding(checkpoint, name, *, rounded=False):
     """*checkpoint* with the matrices of its blocks in the encoding *name*.
 
-    Q4_K are random codes, unless weights are *rounded*, for which the compiled module is needed. A
-    matrix whose rows are not whole blocks stays as it is, as quantizers leave it.
+    In Q4_K they are random codes, unless weights are *rounded*, which needs the compiled module. A
+    matrix whose rows are not whole blocks is unchanged, as in quantizers.
     """
     expected = layout(config_from(checkpoint))
     block = types.by_name(name).block_size
@@ -183,7 +183,7 @@ def _f32(name, values):
     return Weight(name, values.shape, F32, values.reshape(-1).view(np.uint8))
 
 
-_BYTES = bytes([0xE6, 0x97, 0xA5, 0xC3, 0xA9]) + b"!.\n "  # the first three: one character
+_BYTES = bytes([0xE6, 0x97, 0xA5, 0xC3, 0xA9]) + b"!.\n "  # the first five are "日" and "é"
 TOKENS = (
     "<s>",
     "</s>",
@@ -201,9 +201,9 @@ def letters(tokens=None, **more):
 
 
 def taught(checkpoint, ids, rate=0.02):
-    """*checkpoint* with an output matrix that knows a little of which *ids* follow one another.
+    """*checkpoint* with an output matrix that favours the successors that tokens have in *ids*.
 
-    A model of random numbers predicts English worse than guessing does, and verify refuses it.
+    A random model predicts English worse than guessing does, and ``verify`` refuses it.
     """
     model = load_model(checkpoint, ops=ReferenceOps())
     cache = Scheduler(model, context=KEYS["context_length"]).new_cache()

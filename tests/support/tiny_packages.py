@@ -1,4 +1,4 @@
-"""A model in three wheels, small enough to be built by every test."""
+"""A model in three wheels, so small that every test can build them."""
 
 import base64
 import hashlib

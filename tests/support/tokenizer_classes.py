@@ -1,12 +1,11 @@
-"""Writes ``bitnet/tokenizer/tokenizer_classes.json`` from the installed transformers.
+"""Write ``bitnet/tokenizer/tokenizer_classes.json`` from the installed transformers.
 
     python tests/support/tokenizer_classes.py
 
 A tokenizer class of transformers 5 either keeps the steps of a ``tokenizer.json``, or replaces
-them with steps of its own, which depend on keys of ``tokenizer_config.json``. Every class is run
-with a small vocabulary and every combination of these keys, and its steps are recorded. Special
-tokens are named ``{bos_token}`` and so on while it runs, so that the places where a class uses them
-can be seen.
+them with steps of its own, which depend on keys of ``tokenizer_config.json``. This runs every class
+with a small vocabulary and every combination of these keys, and records its steps. The special
+tokens of the vocabulary are ``{bos_token}`` and so on, which shows where a class uses them.
 """
 
 import base64
@@ -40,7 +39,7 @@ _WITHOUT_EFFECT = {
     *("use_default_system_prompt", "clean_up_tokenization_spaces", "trim_offsets", "unk_id"),
     *("model_max_length", "add_bos_token", "return_token_type_ids", CHARSMAP, *ROLES, *OPTIONS),
 }
-# Classes that do more than build steps: they encode or decode in Python.
+# Methods that a class overrides only if it encodes or decodes in Python.
 _OWN_CODE = (
     "_encode_plus",
     "_decode",
@@ -50,7 +49,7 @@ _OWN_CODE = (
 )
 # Names of transformers 4 that transformers 5 knows as other classes.
 _EARLIER = ("BloomTokenizer", "ElectraTokenizer", "LayoutLMTokenizer", "LongformerTokenizer")
-# Names for which AutoTokenizer takes TokenizersBackend, and those of other libraries' files.
+# Names that do not belong to a model: base classes, and classes for files of other libraries.
 _OF_NO_MODEL = {
     *("AutoTokenizer", "PreTrainedTokenizer", "MistralCommonBackend", "MistralCommonTokenizer"),
     *("PythonBackend", "SentencePieceBackend"),
@@ -77,7 +76,7 @@ def describe(name: str) -> dict[str, object]:
         return {"refused": "it runs in Python"}
     if found.__name__ != name:
         return {"same_as": found.__name__}
-    # CodeLlama's only differs for texts with its fill token.
+    # The code of CodeLlama's matters only for texts with its fill token.
     if name != "CodeLlamaTokenizer" and any(method in found.__dict__ for method in _OWN_CODE):
         return {"refused": "it encodes or decodes in Python"}
     if name in _OF_TRANSLATION:
@@ -126,7 +125,7 @@ def build(found: type) -> dict[str, object]:
 
 
 def parameters_of(found: type) -> dict[str, inspect.Parameter]:
-    """Parameters of a class, and of the classes to which it passes what it does not know."""
+    """Parameters of a class and of its base classes, to which it passes other arguments on."""
     parameters: dict[str, inspect.Parameter] = {}
     for base in found.__mro__:
         if issubclass(base, TokenizersBackend) and base is not TokenizersBackend:
@@ -219,7 +218,7 @@ def trained_charsmap() -> bytes:
 
 
 def named_tokens(found: type) -> dict[str, object]:
-    """Special tokens that a class makes of names, if it gives them flags."""
+    """Special tokens with flags that a class makes from plain texts, by role."""
     arguments = {role: f"{{{role}}}" for role in ROLES}
     made = make(found, arguments, vocabulary(found))
     values = made._special_tokens_map.items()

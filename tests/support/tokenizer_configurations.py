@@ -1,6 +1,6 @@
-"""Random ``tokenizer.json`` files, and what both engines make of them beside the library.
+"""Compare both engines with the ``tokenizers`` library on random ``tokenizer.json`` files.
 
-What is accepted gives the ids and texts of the ``tokenizers`` library; the rest is refused.
+A file that an engine accepts must give the ids and texts of the library; others it must refuse.
 """
 
 import base64
@@ -31,7 +31,7 @@ REGEXES = (r"\s+", r"[ab]+", r"\p{L}+|\p{N}", r"\w+", r"(?=b)", r"^a", r"a|ab", 
 TEMPLATE_TOKENS = ("<s>", "</s>", "<|im|>")
 
 
-# By name; each raises where it does not run a specification exactly.
+# By name; each raises an error if it does not run a specification exactly.
 ENGINES = {"native": lambda spec: NativeEngine(*open_compiled(spec)), "portable": library_engine}
 
 
@@ -62,7 +62,7 @@ def _normalizers(rng):
 
 
 def random_charsmap(rng):
-    """A character map of letters, marks, a cluster and what Arabic signs take in."""
+    """A character map with letters, marks, clusters, and an Arabic sign that joins a letter."""
     keys = ["a", "é", "e\u0301", "ﬁ", "字", " ", "\t", "\u0301", "\r\n", "\u06dda", "ab", "😀"]
     texts = ["", "b", "fi", "x\u0301", " ", "字字"]
     chosen = rng.sample(keys, rng.randrange(1, 7))
@@ -252,7 +252,7 @@ def _processor(rng, ids):
         kinds += [_template(rng, usable, ids)] * 3
     chosen = rng.choice(kinds)
     if _flag(rng, 0.2):
-        both = [one for one in (rng.choice(kinds), chosen) if one]
+        both = [step for step in (rng.choice(kinds), chosen) if step]
         return {"type": "Sequence", "processors": both}
     return chosen
 
@@ -271,7 +271,7 @@ def _template(rng, usable, ids):
 
 
 def random_document(seed):
-    """A ``tokenizer.json`` that is like real ones in parts, and strange in others."""
+    """A random ``tokenizer.json``, partly usual and partly odd."""
     rng = random.Random(seed)
     pieces = rng.sample([*WORDS, *SPECIAL], rng.randrange(len(WORDS)))
     normalizer, normal = _some(rng, _normalizers, "normalizers")
@@ -313,7 +313,7 @@ class Outcome:
 
     Attributes:
         refusals: reason by name of the engine that refuses it; ``native`` and ``portable``.
-        differences: a line for each difference from the library.
+        differences: a line for each difference between an engine and the library.
     """
 
     refusals: dict[str, str] = field(default_factory=dict)
@@ -349,24 +349,24 @@ def compare(document, folder, seed=0, count=25):
     spec, engines = open_engines(lambda: spec_from_file(path), outcome)
     if not engines:
         return outcome
-    found = outcome.differences
+    differences = outcome.differences
     try:
         library = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises nothing more exact
-        found.append(f"the library refuses it: {error}")
+        differences.append(f"the library refuses it: {error}")
         return outcome
-    # What a post-processor does to offsets is not part of them here.
+    # Post-processors may change offsets, which this package does not imitate.
     plain = tokenizers.Tokenizer.from_str(json.dumps(document | {"post_processor": None}))
     rng = random.Random(seed)
     vocabulary = document["model"]["vocab"]
     known = list(vocabulary) if isinstance(vocabulary, dict) else [text for text, _ in vocabulary]
     added = [entry["content"] for entry in document["added_tokens"]]
     for text in texts(rng, known, added, count):
-        found += _encoded(library, engines, text)
-        found += _placed(plain, engines, text)
+        differences += _encoded(library, engines, text)
+        differences += _placed(plain, engines, text)
     if library.get_vocab_size():
         for ids in id_lists(rng, len(spec.tokens), count * 3 // 5):
-            found += _decoded(library, engines, ids)
+            differences += _decoded(library, engines, ids)
     return outcome
 
 
@@ -404,7 +404,7 @@ def _placed(library, engines, text):
 
 
 def _begins_as_template(engine, ids):
-    """True if *ids* begin or end with what is put around: there the library puts it twice."""
+    """True if *ids* begin or end with the template's tokens, which the library would add again."""
     first = engine._prefix
     last = engine._suffix
     return (first and ids[: len(first)] == first) or (last and ids[-len(last) :] == last)
@@ -427,7 +427,7 @@ def streamed(engine, ids, skip):
 
 
 def answer(run, *args, **options):
-    """Result of *run*, or its refusal."""
+    """Result of *run*, or a text with its refusal."""
     try:
         return run(*args, **options)
     except BitnetError as error:
@@ -436,10 +436,10 @@ def answer(run, *args, **options):
 
 @contextmanager
 def no_oracle():
-    """Leaves out what the library cannot do itself: it raises, or panics where Rust's code does."""
+    """End the block silently if the library fails: it raises ``Exception`` itself, or panics."""
     try:
         yield
     except BaseException as error:
-        ours = type(error).__module__ == "builtins" and type(error) is not Exception
-        if ours and not is_panic(error):
+        is_own = type(error).__module__ == "builtins" and type(error) is not Exception
+        if is_own and not is_panic(error):
             raise

@@ -1,4 +1,4 @@
-"""Drawn folders of a tokenizer and its side files, and what transformers makes of them."""
+"""Random folders of a tokenizer and its side files, as transformers reads them."""
 
 import json
 import random
@@ -55,7 +55,7 @@ TEMPLATE = (
 
 
 class Folder:
-    """Files of one folder by name, drawn with *seed*."""
+    """Files of a random folder, by name; *seed* decides all of them."""
 
     def __init__(self, seed: int) -> None:
         self.draw = draw = random.Random(seed)
@@ -173,8 +173,8 @@ class Folder:
             both = {"type": "Sequence", "normalizers": [prepend, replace]}
             decoder = {"type": "Sequence", "decoders": plain}
             return {"normalizer": both, "pre_tokenizer": None, "decoder": decoder}
-        kept = plain if metaspace["prepend_scheme"] != "never" else plain[:-1]
-        decoder = {"type": "Sequence", "decoders": kept}
+        steps = plain if metaspace["prepend_scheme"] != "never" else plain[:-1]
+        decoder = {"type": "Sequence", "decoders": steps}
         return {"normalizer": None, "pre_tokenizer": metaspace, "decoder": decoder}
 
     def _post_processor(self, known: dict[str, int]) -> object:
@@ -296,15 +296,15 @@ class Folder:
 
     def _map(self) -> dict[str, object]:
         draw = self.draw
-        found: dict[str, object] = {}
+        content: dict[str, object] = {}
         for role in ROLES:
             if draw.random() < 0.4:
                 text = draw.choice((*USUAL, *MORE[:4]))
                 token = {key: value for key, value in self._flags(text).items() if key != "special"}
-                found[role] = text if draw.random() < 0.6 else token
+                content[role] = text if draw.random() < 0.6 else token
         if draw.random() < 0.2:
-            found["additional_special_tokens"] = draw.sample(MORE, 2)
-        return found
+            content["additional_special_tokens"] = draw.sample(MORE, 2)
+        return content
 
     def _templates(self) -> None:
         draw = self.draw
@@ -341,7 +341,7 @@ class Folder:
 
 
 class VocabularyFolder(Folder):
-    """Files of one folder without ``tokenizer.json``, drawn with *seed*."""
+    """Files of a random folder with ``vocab.json`` and without ``tokenizer.json``."""
 
     def __init__(self, seed: int) -> None:
         self.draw = draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Tiny models whose letters are those of JSON, with chat templates of several families."""
+"""Tiny models that can spell JSON, with chat templates for the calls of several families."""
 
 import string
 
@@ -25,7 +25,7 @@ LISTING = (
     "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}assistant."
 )
-#: What tells the form of a family in its template.
+#: Text in a template by which its format of calls is recognised, by family.
 SIGNS = {
     "hermes": "<tool_call>",
     "smollm": "<tool_call>[",
@@ -70,7 +70,7 @@ SIGNS = {
 }
 SYMBOLS = ' \n{}[]":,<>/_.|;=`'
 LETTERS = string.ascii_lowercase + "TOLCARGS" + "0123"
-#: What calls of the tests consist of, besides the marks of a format.
+#: Words and signs in the calls of the tests, besides the marks of a format.
 _CALLED = (
     "weather clock city oslo rome zone exact kind word bad flag inner left x"
     ' null true false True False None 0123 {}[]":,=\n'
@@ -78,7 +78,7 @@ _CALLED = (
 
 
 def template(family):
-    """A template with a place for tools, or without for families that have none."""
+    """A template with a place for tools, or without one for ``plain``."""
     if family == "plain":
         return PLAIN
     written = TOLD.replace("EXAMPLE", SIGNS[family])
@@ -86,19 +86,19 @@ def template(family):
 
 
 def _characters(family, control):
-    """The characters of a vocabulary that can spell the calls of *family*, most of them JSON."""
+    """Characters that spell the calls of *family*: those of JSON, or else only the needed ones."""
     common = list(dict.fromkeys(SYMBOLS + LETTERS))
     marks = "\n".join(form_named_in(SIGNS[family]).texts) if family in SIGNS else ""
     for mark in control:
         marks = marks.replace(mark, "")
-    needed = {one for one in marks if one >= "\n"}
+    needed = {letter for letter in marks if letter >= "\n"}
     return common if needed <= set(common) else sorted(needed | set(_CALLED))
 
 
 def tool_gguf(path, family="hermes", *, control=()):
     """A tiny LLaMA that can spell JSON; *control*: texts that are one control token each."""
     tokens = ["<s>", "</s>", *control]
-    tokens += [byte_spelling(one.encode()) for one in _characters(family, control)]
+    tokens += [byte_spelling(letter.encode()) for letter in _characters(family, control)]
     types = [3] * (2 + len(control)) + [1] * (VOCAB - 2 - len(control))
     tokens += [f"<unused{number}>" for number in range(VOCAB - len(tokens))]
     assert len(tokens) == VOCAB

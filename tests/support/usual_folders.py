@@ -1,6 +1,6 @@
-"""Folders as users have them, by name: saved, edited, converted and copied by other programs.
+"""Folders that users have, by name: saved, edited, converted and copied by other programs.
 
-Their tokenizers are small ones of three kinds; what counts is beside them.
+Their tokenizers are small; the tests are about the files beside them.
 """
 
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""The whole verdict on a model: the right graph passes, and small mistakes in it fail."""
+"""Check the verdict of ``crossval``: the right graph passes, and small mistakes in it fail."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,7 +12,7 @@ from bitnet.crossval.judge import judge
 from bitnet.crossval.run import cross_validate
 from bitnet.formats.containers import open_checkpoint
 
-# The distance of a reference bounds ours, and means of fewer positions vary by more than a bound.
+# So many positions, since the bounds are on means, and those of fewer positions vary too much.
 TEXTS = (
     "abcdefghijklmnopqrstuvwabcdefghijklmnopqrstuvw",
     "zyxwvutsrqponmlkjihgfedcbazyxwvutsrqponml",
@@ -32,13 +32,13 @@ def scale_up(weight):
 
 
 def wrong_last_norm(checkpoint):
-    """The last norm of *checkpoint* with weights, by name, and a wrong one; empty without any."""
+    """A mistake in the last norm of *checkpoint* that has weights, by name; empty without one."""
     norms = [name for name in checkpoint.weights if name.endswith("norm.weight")]
     return {"one norm x1.01": (norms[-1], scale_up)} if norms else {}
 
 
 def remembering(reference):
-    """*reference*, which is asked once: another model of ours does not change its answers."""
+    """*reference*, run once for each question: a mistake in our model does not affect it."""
     for name in ("trace", "intermediates"):
         answers = {}
 

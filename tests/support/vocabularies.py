@@ -15,7 +15,7 @@ WORDS = ["the", "quick", "fox", "don", "t", "ing", "日本", "语", "приве�
 
 
 def spec(name, folder):
-    """The specification *name*, with whatever file it needs below *folder*."""
+    """The specification *name*; files that it needs are written into *folder*."""
     if name in PACKED:
         packed = TESTS / "data" / "vocab" / f"ggml-vocab-{name}.gguf.xz"
         path = folder / packed.stem
@@ -103,7 +103,7 @@ def _wordpiece():
 
 _CONTENT = {"llama": _llama, "gemma": _gemma, "wordpiece": _wordpiece}
 
-# What stands beside a cut, and what a cut must not separate.
+# Texts that may be next to a cut, and texts that a cut must not separate.
 UNITS = (
     *WORDS, *"abcXYZ019 .,'/\\<>\n\r\t", " ", " ", "  ", "\n\n", "\n ", " \n", "，", "。", "！",
     "，，", "\u0301", "e\u0301", "\u2581", "\u3000", "\xa0", "🙂", "👩\u200d🚀", "é", "ß", "Ω",

@@ -1,4 +1,4 @@
-"""Waiting for what must happen, however busy the machine is."""
+"""Wait for events, with a patience that suffices on a busy machine."""
 
 import contextlib
 import random
@@ -9,9 +9,10 @@ PATIENCE_S = 120
 
 
 def until(condition, process=None, patience_s=PATIENCE_S):
-    """Value of *condition* once it holds; *process*, if any, must not have ended before.
+    """Wait until *condition* returns a true value, and return it.
 
-    A file or folder that another process renames or removes under *condition* is looked for again.
+    *process*, if any, must not end before. A ``FileNotFoundError`` of *condition* counts as false:
+    another process may rename or remove the files that it examines.
     """
     deadline = time.monotonic() + patience_s
     while True:
@@ -25,9 +26,9 @@ def until(condition, process=None, patience_s=PATIENCE_S):
 
 
 def free_port():
-    """A port on loopback; not one of those the system gives to others by itself."""
+    """A free port on loopback, outside the range from which the system assigns ports itself."""
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
             return port
     raise AssertionError("a hundred ports in use")

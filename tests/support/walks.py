@@ -1,8 +1,8 @@
-"""Files and functions of the package that run on the way through it, counted by their calls.
+"""Count the files and functions of the package that run from a GGUF file or a text to its logits.
 
     python tests/support/walks.py MODEL.gguf [--list]
 
-A walk counts a function when it is entered, not when its module is imported.
+A function counts when it is called, not when its module is imported.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PACKAGE = str(Path(__file__).parents[2] / "bitnet")
-# Bodies of classes and modules, and parts of a function that Python calls like one.
+# Code that is not a function of its own: modules, and parts of a function.
 PARTS = ("<module>", "<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>")
 
 
 class Walk:
-    """The functions of the package that a call enters, by file."""
+    """The functions of the package that run during a call, by file."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Begin with an empty count."""
         self.functions: Counter[tuple[str, str]] = Counter()
         self.importing = 0
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """The result of *call*, whose functions are counted, those of its threads too."""
+        """The result of *call*, during which functions are counted, also in new threads."""
         threading.setprofile(self._note)
         sys.setprofile(self._note)
         try:
@@ -52,7 +52,7 @@ class Walk:
 
     @property
     def files(self) -> set[str]:
-        """The files that have the functions, below the package."""
+        """The files of these functions, relative to the package."""
         return {file for file, _ in self.functions}
 
 

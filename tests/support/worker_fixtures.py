@@ -9,7 +9,7 @@ from bitnet.server import connection, guard
 
 @pytest.fixture(name="patient")
 def patient_fixture(monkeypatch):
-    """A worker that waits for a client on a busy machine; some tests have it wait for less."""
+    """Make servers wait an hour for slow clients: the machine may be busy. Some tests reduce it."""
     monkeypatch.setattr(connection, "HEADER_PATIENCE_S", 3600)
     monkeypatch.setattr(connection, "READER_PATIENCE_S", 3600)
     monkeypatch.setattr(guard, "BODY_PATIENCE_S", 3600)
@@ -17,13 +17,13 @@ def patient_fixture(monkeypatch):
 
 @pytest.fixture(name="same_draws")
 def same_draws_fixture(monkeypatch):
-    """Answers are drawn alike on each run, and are long: an early end is a token like any other."""
+    """Give answers the same random draws in each run; with this seed they do not end early."""
     monkeypatch.setenv("BITNET_SEED", "3")
 
 
 @pytest.fixture(name="openai_client")
 def openai_client_fixture():
-    """Make OpenAI's client of a worker; it is closed with the test."""
+    """A function that makes OpenAI's client of a worker; the clients are closed after the test."""
     import openai
 
     with contextlib.ExitStack() as stack:

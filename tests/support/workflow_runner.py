@@ -1,13 +1,13 @@
-"""Runs the steps of a workflow job on this machine.
+"""Run the steps of a workflow job on this machine.
 
-Every ``run:`` block is executed as GitHub's runner does: the same shells and flags, environment of
-workflow, job and step, the files behind GITHUB_OUTPUT, GITHUB_ENV, GITHUB_PATH and
-GITHUB_STEP_SUMMARY, expressions, conditions, and local composite actions step by step.
+Every ``run:`` block runs as in GitHub's runner: with its shells and flags, the environment of
+workflow, job and step, the files of GITHUB_OUTPUT, GITHUB_ENV, GITHUB_PATH and
+GITHUB_STEP_SUMMARY, expressions and conditions. Local composite actions run step by step.
 
-Simulated, since the real ones talk to GitHub: ``actions/checkout`` and ``actions/setup-python`` do
-nothing (the workspace and this Python are there), ``actions/cache/restore`` and ``save`` copy to
-and from :class:`CacheStore` with immutable keys, ``actions/upload-artifact`` notes what exists. Any
-other action is an error.
+Actions that need GitHub are simulated: ``actions/checkout`` and ``actions/setup-python`` do nothing
+(the workspace and this Python exist), ``actions/cache/restore`` and ``save`` copy from and to a
+:class:`CacheStore` with immutable keys, ``actions/upload-artifact`` records the names of artifacts.
+Any other action is an error.
 """
 
 import hashlib
@@ -49,16 +49,21 @@ class CacheStore:
         self.saved.append(key)
 
     def restore(self, key, prefixes, paths):
-        """The key of what was restored: *key*, else the newest that begins with a prefix."""
-        for wanted in (key, *prefixes):
-            found = [one for one in self.saved if one == key or (wanted and one.startswith(wanted))]
-            if not found:
+        """Restore the newest entry whose name begins with *key*, or else with one of *prefixes*.
+
+        Returns its name, or an empty text.
+        """
+        for prefix in (key, *prefixes):
+            names = [
+                name for name in self.saved if name == key or (prefix and name.startswith(prefix))
+            ]
+            if not names:
                 continue
             for number, path in enumerate(paths):
-                stored = self.folder / found[-1] / str(number)
+                stored = self.folder / names[-1] / str(number)
                 if stored.exists():
                     shutil.copytree(stored, path, dirs_exist_ok=True)
-            return found[-1]
+            return names[-1]
         return ""
 
 
@@ -93,7 +98,7 @@ class Runner:
         self.failed = False
 
     def run(self, workflow, job):
-        """Run *job* of the file *workflow*; the steps with what became of them."""
+        """Run *job* of the file *workflow*, and return its steps with their outcomes."""
         content = yaml.safe_load((self.workspace / workflow).read_text())
         scope = _Scope(self, {}, self.inputs)
         for level in (content, content["jobs"][job]):
@@ -125,25 +130,25 @@ class Runner:
     def _one(self, step, name, scope):
         if "run" in step:
             return self._script(step, name, scope)
-        given = {key: scope.text(value) for key, value in (step.get("with") or {}).items()}
+        inputs = {key: scope.text(value) for key, value in (step.get("with") or {}).items()}
         uses = step["uses"]
         if uses.startswith("./"):
-            return self._composite(uses, name, given, scope)
+            return self._composite(uses, name, inputs, scope)
         action = uses.split("@")[0]
-        paths = [self.workspace / line for line in given.get("path", "").split()]
+        paths = [self.workspace / line for line in inputs.get("path", "").split()]
         if action in ("actions/checkout", "actions/setup-python"):
             return Step(name, "success"), {}
         if action == "actions/cache/restore":
-            found = self.cache.restore(given["key"], given.get("restore-keys", "").split(), paths)
-            hit = str(found == given["key"]).lower()
-            return Step(name, "success"), {"cache-hit": hit, "cache-matched-key": found}
+            match = self.cache.restore(inputs["key"], inputs.get("restore-keys", "").split(), paths)
+            hit = str(match == inputs["key"]).lower()
+            return Step(name, "success"), {"cache-hit": hit, "cache-matched-key": match}
         if action == "actions/cache/save":
-            self.cache.save(given["key"], paths)
+            self.cache.save(inputs["key"], paths)
             return Step(name, "success"), {}
         if action == "actions/upload-artifact":
-            found = any(path.exists() for path in paths)
-            self.artifacts.append(given["name"])
-            return Step(name, "success" if found else "failure"), {}
+            match = any(path.exists() for path in paths)
+            self.artifacts.append(inputs["name"])
+            return Step(name, "success" if match else "failure"), {}
         raise AssertionError(f"the action {uses} is not simulated")
 
     def _composite(self, uses, name, given, scope):
@@ -206,9 +211,9 @@ class _Scope:
         self.steps = {}
 
     def child(self, env):
-        other = _Scope(self.runner, self.env | env, self.inputs)
-        other.steps = self.steps
-        return other
+        scope = _Scope(self.runner, self.env | env, self.inputs)
+        scope.steps = self.steps
+        return scope
 
     def text(self, value):
         """*value* with its expressions evaluated."""
@@ -336,7 +341,7 @@ class _Expression:
 
 
 def _loose(value):
-    """GitHub compares text without case, and nothing as an empty text."""
+    """*value* as GitHub compares it: text without case, null as an empty text."""
     if value is None:
         return ""
     return value.lower() if isinstance(value, str) else value
