@@ -272,16 +272,16 @@ def bench_peers(
     """Measure this machine beside other engines, for the table of all and the README's picture."""
     results = ROOT / "build" / "peers.json"
     results.parent.mkdir(exist_ok=True)
-    named = {"--peers": peers, "--peer-python": peer_python}
-    there = " ".join(f"{name} {shlex.quote(value)}" for name, value in named.items() if value)
+    places = {"--peers": peers, "--peer-python": peer_python}
+    peer_options = " ".join(f"{name} {shlex.quote(at)}" for name, at in places.items() if at)
     tests = "--tests pp128,pp512,pp4096,tg128,tg32@4096 --no-start"
     python = sys.executable
     folder = ROOT / "benchmarks"
-    words = f"{shlex.join(model)} {there} {tests} --json {results} {args}"
+    words = f"{shlex.join(model)} {peer_options} {tests} --json {results} {args}"
     c.run(f"{python} {folder}/runtime.py {words}")
-    named = " ".join(f"--build {shlex.quote(entry)}" for entry in build)
+    builds = " ".join(f"--build {shlex.quote(entry)}" for entry in build)
     today = datetime.now(timezone.utc).date()
-    c.run(f"{python} {folder}/machines.py --add {results} --date {today} {named}")
+    c.run(f"{python} {folder}/machines.py --add {results} --date {today} {builds}")
     c.run(f"{python} {folder}/speed_plot.py")
 
 

@@ -64,8 +64,8 @@ def show_prefill(module, rng):
         works = []
         for form in FORMS:
             pages = random_pages(rng, (cached + QUERIES) // PAGE, kv_heads, head_dim, form)
-            how = (q, pages, cached, head_dim**-0.5, 0, 0.0, out)
-            works.append(lambda how=how: module.attention(*how))
+            arguments = (q, pages, cached, head_dim**-0.5, 0, 0.0, out)
+            works.append(lambda arguments=arguments: module.attention(*arguments))
         products = 2 * QUERIES * heads * head_dim * (cached + (QUERIES + 1) / 2)
         rates = [products / seconds / 1e9 for seconds in lower_deciles(works, 11)]
         limits = [limit(module.kernel_level(), table) for table in (OF_WORDS, OF_BYTES)]

@@ -16,7 +16,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from runtime import Engine, order
+from runtime import Engine, in_turns
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     rates: dict[str, dict[str, list[float]]] = {
         name: {test: [] for test in tests} for name in engines
     }
-    for test, turn in order(tests, options.turns):
+    for test, turn in in_turns(tests, options.turns):
         for name, engine in engines.items():
             seconds = engine.seconds(test, options.tries if turn else 1)
             if turn:

@@ -51,13 +51,16 @@ def by_llama_cpp(source, folder, out, encoding):
     python(source / "convert_hf_to_gguf.py", source / "gguf-py", folder, *words)
 
 
-def compared(name, encoding, tool, *words):
-    """Print what belongs into the test."""
+def print_digest(name, encoding, tool, source, *words):
+    """Convert the model *name* with *tool*, and print the line for the test.
+
+    *source* is the folder of the other tool, *words* are its further arguments.
+    """
     with tempfile.TemporaryDirectory() as work:
         folder = with_tokenizer(Path(work) / name, name)
         theirs = folder / "theirs.gguf"
         ours = folder / "ours.gguf"
-        tool(*words[:1], folder, theirs, *words[1:])
+        tool(source, folder, theirs, *words)
         expected = digest(open_checkpoint(theirs))
         plan_conversion(folder, ConvertOptions(encoding, no_tokenizer=True)).write(ours)
         same = digest(open_checkpoint(ours)) == expected
@@ -72,11 +75,11 @@ def main():
     parser.add_argument("--llama-cpp", type=Path)
     options = parser.parse_args()
     for name in MICROSOFT if options.bitnet_cpp else ():
-        compared(name, "I2_S", by_bitnet_cpp, options.bitnet_cpp.resolve())
+        print_digest(name, "I2_S", by_bitnet_cpp, options.bitnet_cpp.resolve())
     for name, config in CONFIGS.items() if options.llama_cpp else ():
         if config is not MULTIPLIES:  # llama.cpp would divide by a scale that is to be multiplied
             for encoding in ("TQ1_0", "TQ2_0"):
-                compared(name, encoding, by_llama_cpp, options.llama_cpp.resolve(), encoding)
+                print_digest(name, encoding, by_llama_cpp, options.llama_cpp.resolve(), encoding)
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ PROGRAMS = {
 }
 
 
-def one(program, hub, folder):
-    """Seconds, and processor seconds, of *program* in a process of its own, without its imports."""
+def run_program(program, hub, folder):
+    """Wall and processor seconds of *program* in a process of its own, without its imports."""
     target = Path(folder) / "target"
     command = [sys.executable, __file__, "--only", program, "--hub", hub, "--folder", str(target)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -111,7 +111,7 @@ def measure(size, rounds, rules, programs):
                 for _ in range(rounds):
                     for name in programs:
                         os.sync()  # each run waits only for its own writes
-                        seconds[name].append(one(name, hub, folder))
+                        seconds[name].append(run_program(name, hub, folder))
             finally:
                 process.terminate()
     return {name: tuple(map(min, zip(*times, strict=True))) for name, times in seconds.items()}

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import synthetic
-from runtime import present
+from runtime import available_engines
 from ternary import measure
 
 from bitnet.bench import describe_machine
@@ -33,7 +33,7 @@ BITNET_CPP = "bitnet.cpp I2_S"
 LLAMA_CPP = "llama.cpp F16"
 
 
-def written(work, vocabulary, name, kind, architecture=None):
+def synthetic_model(work, vocabulary, name, kind, architecture=None):
     """Path of a synthetic model, which is written unless it exists."""
     shape = synthetic.SHAPES[name]
     shape = replace(shape, architecture=architecture or shape.architecture)
@@ -47,19 +47,19 @@ def written(work, vocabulary, name, kind, architecture=None):
 
 def contestants(name, options):
     """Label -> (engine, interpreter, model) of all engines that are available."""
-    engines, _ = present(options.peer_python, options.peers)
-    ours = written(options.work, options.vocabulary, name, "I2_S")
+    engines, _ = available_engines(options.peer_python, options.peers)
+    ours = synthetic_model(options.work, options.vocabulary, name, "I2_S")
     entries = {
         OURS: ("bitnet", sys.executable, ours),
         OURS_AVX2: ("bitnet:avx2", sys.executable, ours),
     }
     library = bitnet_cpp_library()
     if library:
-        plain = written(options.work, options.vocabulary, name, "I2_S", "llama")
+        plain = synthetic_model(options.work, options.vocabulary, name, "I2_S", "llama")
         entries[BITNET_CPP] = (str(library), sys.executable, plain)
     if "llama.cpp" in engines:
         python, engine = engines["llama.cpp"]
-        wide = written(options.work, options.vocabulary, name, "F16")
+        wide = synthetic_model(options.work, options.vocabulary, name, "F16")
         entries[LLAMA_CPP] = (engine, python, wide)
     return entries
 

@@ -38,6 +38,7 @@ LENGTHS = {"16": 128, "128": 24, "512": 6}  # tokens of a text: number of texts
 MIXED = 64  # number of texts of different lengths
 BATCH = 32  # texts at once, the default of sentence-transformers
 TOKENS_AT_ONCE = 2048  # of llama.cpp, its default of n_batch
+SEQUENCES_AT_ONCE = 128  # of llama.cpp
 OURS_F32, OURS_Q8 = "bitnet F32", "bitnet Q8_0"
 TORCH, ONNX = "sentence-transformers F32", "ONNX Runtime F32"
 LLAMA_F32, LLAMA_Q8 = "llama.cpp F32", "llama.cpp Q8_0"
@@ -169,7 +170,7 @@ class Llama:
         # n_ctx, n_batch and n_ubatch are found by their defaults; n_seq_max follows.
         at = bytes(params.raw).find(struct.pack("<3I", 512, 2048, 512))
         sizes = (TOKENS_AT_ONCE,) * 3
-        struct.pack_into("<4I", params.raw, at, *sizes, 128)  # sequences in a pass, as in `embed`
+        struct.pack_into("<4I", params.raw, at, *sizes, SEQUENCES_AT_ONCE)
         self.context = ctypes.c_void_p(c.llama_init_from_model(model, params))
         c.llama_set_n_threads(self.context, threads, threads)
         c.llama_set_embeddings(self.context, True)
@@ -181,8 +182,8 @@ class Llama:
         packed = []
         for text in texts:
             ids = self._ids(text)
-            full = sum(map(len, packed)) + len(ids) > TOKENS_AT_ONCE or len(packed) == 128
-            if packed and full:
+            has_room = sum(map(len, packed)) + len(ids) <= TOKENS_AT_ONCE
+            if packed and not (has_room and len(packed) < SEQUENCES_AT_ONCE):
                 rows += self._pass(packed)
                 packed = []
             packed.append(ids)
@@ -234,7 +235,7 @@ def child(kind, path, threads, source):
         print(json.dumps([seconds, np.asarray(vectors[:4]).tolist()]), file=REPLIES, flush=True)
 
 
-def exported(folder, target):
+def export_onnx(folder, target):
     """Path of *folder*'s encoder as ONNX, which is exported unless it exists."""
     file = target / "model.onnx"
     if not file.exists():
@@ -275,7 +276,7 @@ def contestants(options):
     entries = {label: (kind, str(path)) for label, kind, path in pair}
     entries[TORCH] = ("torch", str(options.folder))
     if options.onnx and importlib.util.find_spec("onnxruntime"):
-        file = exported(options.folder, options.onnx)
+        file = export_onnx(options.folder, options.onnx)
         entries[ONNX] = ("onnx", os.pathsep.join(map(str, (options.folder, file))))
     if options.llama:
         for label, file in ((LLAMA_F32, options.f32), (LLAMA_Q8, options.q8)):

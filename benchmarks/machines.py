@@ -83,7 +83,7 @@ def turns_of(row):
     return f"{row['turns']} ({row['busy']})" if row["busy"] else str(row["turns"])
 
 
-def merged(rows):
+def merge_rows(rows):
     """*rows* with those of the same model, number of threads and engine merged into one."""
     by_name = {}
     for row in rows:
@@ -95,17 +95,17 @@ def merged(rows):
     return list(by_name.values())
 
 
-def named(model, engine):
+def split_kv_type(model, engine):
     """Names of *model* and *engine*; the form of keys and values, if any, moves to the first."""
     plain, _, kv_type = engine.rpartition(" ")
     return (f"{model}, {KV_TYPES[kv_type]}", plain) if kv_type in KV_TYPES else (model, engine)
 
 
-def measured(runs, date, builds):
+def machine_entry(runs, date, builds):
     """The entry of the machine on which runtime.py measured *runs*."""
     machine = runs[0]["machine"]
     rows = [
-        dict(zip(("model", "engine"), named(model, engine), strict=True))
+        dict(zip(("model", "engine"), split_kv_type(model, engine), strict=True))
         | {"threads": int(threads), "busy": result.get("busy", 0)}
         | {"turns": min(len(per_turn) for per_turn in result["rates"].values())}
         | {test: round(statistics.median(rates), 1) for test, rates in result["rates"].items()}
@@ -115,10 +115,10 @@ def measured(runs, date, builds):
         for engine, result in by_engine.items()
     ]
     name = f"{machine['cpu']} ({', '.join(machine['features'])}), {machine['cores']} cores"
-    return {"machine": name, "date": date, "builds": builds, "rows": merged(rows)}
+    return {"machine": name, "date": date, "builds": builds, "rows": merge_rows(rows)}
 
 
-def kept(old, new):
+def complete_entry(new, old):
     """The entry *new*, completed from *old*, the earlier entry of the same machine.
 
     A row of both has the new rates, the smaller number of turns, and the sum of the measurements
@@ -148,10 +148,10 @@ def main():
     if options.add:
         builds = dict(entry.split("=", 1) for entry in options.build)
         runs = [json.loads(path.read_text(encoding="utf-8")) for path in options.add]
-        new = measured(runs, options.date, builds)
+        new = machine_entry(runs, options.date, builds)
         old = next((each for each in machines if each["machine"] == new["machine"]), None)
         if options.keep and old:
-            new = kept(old, new)
+            new = complete_entry(new, old)
         machines = [each for each in machines if each["machine"] != new["machine"]] + [new]
     if options.check:
         return int(TABLE.read_text(encoding="utf-8") != page(machines))

@@ -30,7 +30,7 @@ PREFIX = "tokenizer.ggml."
 LISTS = {f"{PREFIX}tokens": "tokens", f"{PREFIX}merges": "merges", f"{PREFIX}token_type": "types"}
 
 
-def names(architecture):
+def keys_of_values(architecture):
     """Metadata key of each value that damages change, by the name that they use."""
     return {
         "rope_theta": f"{architecture}.rope.freq_base",
@@ -55,7 +55,8 @@ def load(path):
     for key, value in keys.items():
         if isinstance(value, Array):
             keys[key] = Typed(TYPES[value.item_type], list(value))
-    values = {name: keys.pop(key, None) for name, key in names(checkpoint.architecture).items()}
+    names = keys_of_values(checkpoint.architecture)
+    values = {name: keys.pop(key, None) for name, key in names.items()}
     values["add_bos"] = bool(values["add_bos"])
     tensors = {
         name: Stored(weight.shape, weight.quant.name, np.asarray(weight.data))
@@ -68,7 +69,7 @@ def load(path):
 def write(model, ids, folder):
     """*model* as a file in *folder*."""
     keys = dict(model.keys)
-    keys |= {key: model.values[name] for name, key in names(model.architecture).items()}
+    keys |= {key: model.values[name] for name, key in keys_of_values(model.architecture).items()}
     keys |= {
         key: Typed(INT32 if field == "types" else STRING, getattr(model, field))
         for key, field in LISTS.items()
@@ -81,7 +82,7 @@ def write(model, ids, folder):
     return write_gguf(folder / "model.gguf", keys, tensors)
 
 
-def damaged(model, ids, folder):
+def write_damaged(model, ids, folder):
     """Name of every damage, and the path of a file with it."""
     for name, damage in DAMAGES.items():
         changed = copy.copy(model)
@@ -112,7 +113,7 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         attestation = attest(open_checkpoint(write(model, ids, folder)), trace=False)
-        for damage, path in damaged(model, ids, folder):
+        for damage, path in write_damaged(model, ids, folder):
             started = time.perf_counter()
             stages = stages_that_catch(path, attestation)
             for stage in stages:

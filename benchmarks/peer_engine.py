@@ -98,7 +98,7 @@ class Llama:
         self.held = 0  # leading positions of the prompt that the context holds
         self.position = 0
         states = os.environ.get("BENCHMARK_STATES", "")
-        name = f"{Path(path).stem}-{abs(hash_of(library))}-{kv_type}"
+        name = f"{Path(path).stem}-{hash_of(library)}-{kv_type}"
         self.states = Path(states) / name if states else None
         self.context = ctypes.c_void_p(c.llama_init_from_model(model, params))
         if not self.context:

@@ -75,7 +75,7 @@ def measure(options: argparse.Namespace, file: Path, folder: Path) -> dict[str, 
         "cold_s": cold_s,
         "memory_s": statistics.median(passed_s for passed_s, _ in memory),
     }
-    for dropped in (False, True)[: 1 + options.drop_caches]:
+    for dropped in (False, True) if options.drop_caches else (False,):
         disk_s: list[float] = []
         read_s: list[float] = []
         for _ in range(options.turns):

@@ -84,7 +84,8 @@ def compare_files(library, source, folder):
         ]
         verdict = f"differs in {', '.join(different)}" if different else "the same bytes"
         print(f"{mixture}: {verdict}; theirs {seconds[0]:.1f} s, ours {seconds[1]:.1f} s")
-        theirs.unlink(), ours.unlink()
+        theirs.unlink()
+        ours.unlink()
 
 
 def main():

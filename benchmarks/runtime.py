@@ -94,9 +94,10 @@ class Engine:
             others = Others([self.process.pid])
             print(test[:2], test[2:], file=self.process.stdin, flush=True)
             seconds = self.reply()["seconds"]
-            if others.share() < MOST:
+            share = others.share()
+            if share < MOST:
                 return seconds
-            print(f"{test}: others used {others.share():.2f} cores", file=sys.stderr)
+            print(f"{test}: others used {share:.2f} cores", file=sys.stderr)
             time.sleep(attempt)
         self.busy += 1
         return seconds
@@ -110,7 +111,7 @@ class Engine:
         return peak
 
 
-def present(peer_python, folder=None):
+def available_engines(peer_python, folder=None):
     """Interpreter and argument of each engine that is available, and the names of the others.
 
     A build in *folder* is preferred to a package that can be imported.
@@ -143,7 +144,7 @@ def with_kv_types(engines, kv_types):
     return typed | plain
 
 
-def started(name, entry, model, threads, context):
+def start_engine(name, entry, model, threads, context):
     """The engine *name* with *model*, or None for a peer that does not load it."""
     python, argument, *kv_type = entry
     try:
@@ -159,7 +160,9 @@ def measure(model, threads, engines, options):
     """Rates, load times and peaks of every engine with one number of threads."""
     tests = options.tests.split(",")
     context = max(1024, *(sum(map(int, test[2:].split("@"))) + 64 for test in tests))
-    begun = {name: started(name, entry, model, threads, context) for name, entry in engines.items()}
+    begun = {
+        name: start_engine(name, entry, model, threads, context) for name, entry in engines.items()
+    }
     running = {name: engine for name, engine in begun.items() if engine}
     rates = {name: {test: [] for test in tests} for name in running}
     # Depth by depth, since the cache of an engine contains the prompt of one depth.
@@ -167,7 +170,7 @@ def measure(model, threads, engines, options):
     minutes = math.inf if options.wait_for else options.minutes
     deadline_s = time.monotonic() + 60 * minutes
     has_waited = False
-    for test, turn in order(tests, options.turns):
+    for test, turn in in_turns(tests, options.turns):
         if turn == 1 and options.wait_for and not has_waited:
             wait_for(options.wait_for)
             deadline_s = time.monotonic() + 60 * options.minutes
@@ -210,7 +213,7 @@ def run_or_leave(running, name, test, tries):
         return None
 
 
-def order(tests, turns):
+def in_turns(tests, turns):
     """Each of *tests* in each turn, with the number of the turn; those of one depth take turns."""
     for _, group in groupby(tests, key=lambda test: test.partition("@")[2]):
         same = list(group)
@@ -278,7 +281,7 @@ def main():
     options = parser.parse_args()
     if options.level:
         os.environ["BENCHMARK_LEVEL"] = options.level
-    engines, absent = present(options.peer_python, options.peers)
+    engines, absent = available_engines(options.peer_python, options.peers)
     if options.only:
         engines = {name: engines[name] for name in options.only.split(",")}
     if options.states:

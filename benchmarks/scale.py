@@ -83,16 +83,14 @@ class Shape:
         return self.layers * 2 * self.heads * self.head_dim
 
 
-ATTENTION = (
-    0.40  # share of the int16 limit, half of the int8 one, that prefill reaches in attention
-)
+# Share of the int16 limit, half of the int8 one, that prefill reaches in attention.
+ATTENTION = 0.40
 KV_READ = 0.45  # share of the read bandwidth that decode reaches in keys and values
 STAGES = 6  # barriers of the threads in a block
 STAGE_S = 3.5e-6  # a barrier of two threads; grows with the logarithm of their number (assumed)
 PASS_S = 0.25e-3  # overhead of a pass outside the kernels
-REMOTE = (
-    0.6  # share of the bandwidth of two sockets if the weights lie in the memory of one (assumed)
-)
+# Share of the bandwidth of two sockets if the weights lie in the memory of one (assumed).
+REMOTE = 0.6
 TILE_ROWS = 16  # rows of a matrix in one unit of work
 SPLIT = 256  # positions in one unit of work of attention
 

@@ -116,7 +116,7 @@ class Server:
         self.process.wait()
 
 
-def started(options, work):
+def start_servers(options, work):
     """Our server and, if it is available, llama.cpp's, both loaded and paused."""
     port = free_port()
     other = free_port()
@@ -184,7 +184,10 @@ async def ask(port, prompt, max_tokens):
             for choice in facts.get("choices", ()):
                 if choice["text"]:
                     now = time.perf_counter() - begin
-                    first, gap, last = first or now, max(gap, now - last if last else 0.0), now
+                    first = first or now
+                    if last:
+                        gap = max(gap, now - last)
+                    last = now
                     text.append(choice["text"])
     finally:
         writer.close()
@@ -425,7 +428,7 @@ def main():
                 prompt: model.generate(prompt, max_tokens=options.load_tokens) for prompt in PROMPTS
             }
     with tempfile.TemporaryDirectory() as work:
-        servers = started(options, Path(work))
+        servers = start_servers(options, Path(work))
         try:
             if options.turns and options.mixed:
                 facts["mixed"] = mixed(servers, options)

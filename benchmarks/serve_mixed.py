@@ -126,7 +126,9 @@ async def request(port, kind, name, expected):
     elif kind == "refused":
         field = f"no_{word}"
         status, facts = await whole(port, "/v1/completions", {"prompt": "a", field: 1}, name)
-        status, found, wanted = status - 200, facts["error"]["param"], field
+        found = facts["error"]["param"]
+        wanted = field
+        status -= 200  # 400 is right here
     else:
         if kind == "choice":
             path = "/v1/completions"
@@ -228,7 +230,7 @@ def post(port, body):
         return error.code, json.loads(error.read())["error"]["message"][:200]
 
 
-async def watched(port, tokens, over):
+async def watch_streams(port, tokens, over):
     """Seconds between the events of streams, one stream after the other until *over* is done."""
     gaps_s = []
     while not over.done():
@@ -262,7 +264,7 @@ async def gaps(port, context, times):
                     answers.append(await loop.run_in_executor(pool, post, port, body))
 
             over = asyncio.ensure_future(attack())
-            gaps_s = await watched(port, context // 2, over)
+            gaps_s = await watch_streams(port, context // 2, over)
             await over
             results[name] = {"worst_s": max(gaps_s), "events": len(gaps_s), "answers": answers}
             print(f"{name}: {results[name]}", file=sys.stderr, flush=True)

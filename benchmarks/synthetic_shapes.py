@@ -167,7 +167,7 @@ def delta_net(kind, shape, block, feed_forward):
     return entries + [Tensor(f"{block}{name}.weight", size, kind) for name, size in linear.items()]
 
 
-def mixed(kind, name, layer):
+def encoding_of(kind, name, layer):
     """Encoding of the matrix *name* in a file of *kind*; *layer* is -1 outside the blocks.
 
     In Q4_K_M the attention values and down projections of every second layer have the longer Q6_K.
@@ -192,8 +192,9 @@ def with_experts(kind, shape, *, layers, vocabulary):
 
     def add(name, *size, layer=-1, floats=False):
         full = f"blk.{layer}.{name}" if layer >= 0 else name
-        type_ = "F32" if floats or len(size) == 1 else mixed(kind, name.split(".")[0], layer)
-        entries.append(Tensor(full, size, type_))
+        is_float = floats or len(size) == 1
+        encoding = "F32" if is_float else encoding_of(kind, name.split(".")[0], layer)
+        entries.append(Tensor(full, size, encoding))
 
     add("token_embd.weight", vocabulary, dim)
     if architecture != "lfm2moe":

@@ -23,7 +23,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runtime import Engine, present
+from runtime import Engine, available_engines
 
 from bitnet.bench import describe_machine
 from bitnet.crossval.references import bitnet_cpp_library
@@ -48,7 +48,7 @@ CONTEXT = 1024
 WARM_UP = {"pp": "pp32", "tg": "tg8"}
 
 
-def converted(model, kind, head, *, python, work):
+def convert(model, kind, head, *, python, work):
     """Path of *model* in another encoding, which is written unless it exists."""
     path = work / f"{model.stem}.{kind}.{head}.gguf"
     if not path.exists():
@@ -64,12 +64,12 @@ def converted(model, kind, head, *, python, work):
 
 def contestants(options):
     """Label -> (engine, interpreter, model) of all engines that are available."""
-    engines, absent = present(options.peer_python, options.peers)
+    engines, absent = available_engines(options.peer_python, options.peers)
     entries = {label: (name, sys.executable, options.model) for label, name in VARIANTS.items()}
     if "ik_llama.cpp" in engines:
         python, engine = engines["ik_llama.cpp"]
         for label, kind, head in CONVERSIONS:
-            path = converted(options.model, kind, head, python=python, work=options.work)
+            path = convert(options.model, kind, head, python=python, work=options.work)
             entries[label] = (engine, python, path)
     if "llama.cpp" in engines:
         python, engine = engines["llama.cpp"]
@@ -85,9 +85,9 @@ def contestants(options):
     return entries, absent
 
 
-def measure(found, threads, tests, turns):
+def measure(entries, threads, tests, turns):
     """Rates of each test, load time and peak memory by label."""
-    running = {label: Engine(*entry, threads, CONTEXT) for label, entry in found.items()}
+    running = {label: Engine(*entry, threads, CONTEXT) for label, entry in entries.items()}
     rates = {label: {test: [] for test in tests} for label in running}
     for engine in running.values():
         for kind in {test[:2] for test in tests}:
@@ -102,7 +102,7 @@ def measure(found, threads, tests, turns):
     }
 
 
-def added(old, new):
+def add_results(old, new):
     """*old*, the measurements of earlier pieces, with *new* added to them."""
     for threads, by_label in new.items():
         entries = old.setdefault(str(threads), {})
@@ -173,7 +173,7 @@ def main():
     tests = options.tests.split(",")
     earlier = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     new = {count: measure(entries, count, tests, options.turns) for count in threads}
-    results = added(earlier.get("results", {}), new)
+    results = add_results(earlier.get("results", {}), new)
     machine = describe_machine(threads)
     reads = earlier.get("machine", {}).get("read_bytes_per_s", {})
     for count, rate in machine["read_bytes_per_s"].items():

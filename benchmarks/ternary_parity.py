@@ -102,7 +102,7 @@ def folder_of(checkpoint, folder):
     return folder
 
 
-def widened(checkpoint, path):
+def write_widened(checkpoint, path):
     """Write a model of the same function that is twice as wide to *path*, an I2_S file."""
     tensors = []
     for name, weight in checkpoint.weights.items():
@@ -161,7 +161,7 @@ def answers(checkpoint, question, work):
     folder = open_checkpoint(folder_of(checkpoint, work / "folder"))
     traces["transformers, int8 rounding"] = theirs(Transformers(), folder, question)
     traces["bitnet.cpp, I2_S"] = theirs(BitnetCpp(), checkpoint, question)
-    wide = open_checkpoint(widened(checkpoint, work / "wide.gguf"))
+    wide = open_checkpoint(write_widened(checkpoint, work / "wide.gguf"))
     traces["bitnet.cpp, I2_S, widened"] = theirs(BitnetCpp(), wide, question)
     plan_conversion(wide.path, ConvertOptions("IQ2_BN")).write(work / "iq2_bn.gguf")
     packed = open_checkpoint(work / "iq2_bn.gguf")
@@ -175,14 +175,14 @@ def answers(checkpoint, question, work):
     return traces, best
 
 
-def table(found, best, exact):
+def table(traces, best, exact):
     """A row of Markdown for each engine."""
     yield (
         "| engine | the same likeliest token | mean KL from float64 (largest) | mean KL from ours "
         f"| greedy, {STEPS} tokens |"
     )
     yield "|---|---|---|---|---|"
-    for label, trace in found.items():
+    for label, trace in traces.items():
         if isinstance(trace, str):
             yield f"| {label} | none: {trace} | | | |"
             continue

@@ -7,6 +7,7 @@ or refuses the vocabulary.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import importlib
 from pathlib import Path
@@ -74,8 +75,6 @@ def _tiktoken(name, *, as_array=False):
     def load(path):
         core = importlib.import_module("tiktoken").Encoding
         lines = (line.split() for line in Path(path).read_bytes().splitlines() if line)
-        import base64
-
         ranks = {base64.b64decode(text): int(rank) for text, rank in lines}
         from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS
 

@@ -63,7 +63,7 @@ def recorded(data):
         yield data / file, oracle, parse_special, [(row["text"], row["ids"]) for row in rows]
 
 
-def passed(path, parse_special, cases, backend):
+def count_right(path, parse_special, cases, backend):
     """Number of *cases* with the recorded ids, and the engine that ran them."""
     os.environ["BITNET_BACKEND"] = backend
     tokenizer = Tokenizer.from_spec(spec_of(path))
@@ -91,9 +91,9 @@ def table(data):
     yield "| vocabulary | oracle | cases | compiled engine | libraries | load (ms) |"
     yield "|---|---|---:|---:|---:|---:|"
     for path, oracle, parse_special, cases in recorded(data):
-        first, engine = passed(path, parse_special, cases, "auto")
+        first, engine = count_right(path, parse_special, cases, "auto")
         try:
-            second = str(passed(path, parse_special, cases, "reference")[0])
+            second = str(count_right(path, parse_special, cases, "reference")[0])
         except Unsupported:
             second = "refused"
         native = str(first) if engine == "native" else f"{first} (portable)"

@@ -57,7 +57,7 @@ def _import() -> tuple[ModuleType | None, str, str]:
     built = str(getattr(extension, "INTERFACE", ""))
     expected = interface()
     if not expected:
-        return None, f"{_STUB} is missing, which tells what it was built for", _INSTALL
+        return None, f"{_STUB} is missing: its interface cannot be checked", _INSTALL
     if built != expected:
         reason = (
             f"{extension.__file__} was built for interface {built[:12]}, expected {expected[:12]}"

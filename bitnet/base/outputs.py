@@ -248,11 +248,9 @@ def _status(path: Path) -> os.stat_result | None:
     """Status of the file behind *path*, or None if there is none."""
     try:
         return path.stat()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
         return None
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValueError):  # a null byte
-            return None
+    except OSError as error:
         raise from_os_error(error, path) from error
 
 

@@ -20,8 +20,7 @@ def human_count(count: int | None) -> str:
     value = float(count)
     for unit in ("", " k", " M"):
         if value < 999.5:
-            digits = 3 if unit else 4
-            return f"{value:.{digits}g}{unit}"
+            return f"{value:.3g}{unit}"
         value /= 1000
     return f"{value:.3g} B"
 

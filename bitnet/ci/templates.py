@@ -38,7 +38,7 @@ _BRANCH = "branches: [main]"
 _COPIES = "COPY .github/bitnet .github/bitnet\n"
 _IMAGE = re.compile(r"^((?:  image:|FROM) )(\S+)", re.MULTILINE)
 _BY_DIGEST = re.compile(r"[\w.:/-]+@sha256:[0-9a-f]{64}")
-_COMMIT = re.compile(r"git\+https://[^\s@]+@[0-9a-f]{40}")  # a requirement, pinned to a commit
+_PINNED = re.compile(r"git\+https://[^\s@]+@[0-9a-f]{40}")  # a requirement of one commit
 
 # A file of the project with other content may have been edited: it is never recognised as ours.
 _TEMPLATE = OutputKind("as ci-init writes it", lambda _path: False)
@@ -82,7 +82,7 @@ def template_folder() -> Path:
     raise NotFound(f"no templates in {package}", hint="install bitnet again")
 
 
-def install_commit() -> str:
+def source_of_installation() -> str:
     """Requirement ``git+https://...@COMMIT`` that pip installed this program from.
 
     It is empty if the program was installed otherwise.
@@ -90,7 +90,7 @@ def install_commit() -> str:
     facts = direct_url()
     commit = facts.get("vcs_info", {}).get("commit_id", "")
     requirement = f"git+{facts.get('url', '')}@{commit}"
-    return requirement if _COMMIT.fullmatch(requirement) else ""
+    return requirement if _PINNED.fullmatch(requirement) else ""
 
 
 def plan_files(
@@ -129,7 +129,7 @@ def plan_files(
         text = _with_notice(text, template).replace(_BRANCH, f"branches: [{branch}]")
         text = _with_image(project / target, text, image)
         # Without a commit, bitnet is built from a folder or a wheel, which the image needs as well.
-        if target == "Dockerfile" and not _COMMIT.fullmatch(source):
+        if target == "Dockerfile" and not _PINNED.fullmatch(source):
             text = text.replace(_COPIES, f"{_COPIES}COPY {json.dumps([source, source])}\n")
         state = _state(project / target, text)
         planned.append(Planned(Path(target), text, state, target.endswith(".sh")))
@@ -229,11 +229,11 @@ def _find_source(project: Path, requirement: str) -> str:
 
     It is pinned to a commit, or a folder or wheel inside *project*; any other one is refused.
     """
-    source = requirement or install_commit()
+    source = requirement or source_of_installation()
     hint = "bitnet ci-init --from git+https://HOST/OWNER/REPO@COMMIT, or --from a folder or a wheel"
     if not source:
         raise UsageError("cannot tell where CI should install this program from", hint=hint)
-    if _COMMIT.fullmatch(source):
+    if _PINNED.fullmatch(source):
         return source
     inside = not Path(source).is_absolute() and ".." not in Path(source).parts
     if "://" in source or not inside or not (project / source).exists():

@@ -32,7 +32,7 @@ PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_35_x8
 HEAD = "# Made by ci/lock/make.py for Python {python} on x86-64 Linux: install --require-hashes.\n"
 
 
-def wanted(extras: tuple[str, ...]) -> list[str]:
+def requirements_of(extras: tuple[str, ...]) -> list[str]:
     """Requirements to build this program, and to run it with *extras*."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     requirements = [*project["build-system"]["requires"], "cmake>=3.26", "ninja>=1.11"]
@@ -42,7 +42,7 @@ def wanted(extras: tuple[str, ...]) -> list[str]:
     return requirements
 
 
-def resolved(python: str, requirements: list[str]) -> Iterator[str]:
+def lock_lines(python: str, requirements: list[str]) -> Iterator[str]:
     """Lines of a lock file: every package with its version and the digest of its wheel."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
@@ -53,12 +53,12 @@ def resolved(python: str, requirements: list[str]) -> Iterator[str]:
             command += ["--platform", platform]
         subprocess.run([*command, *requirements], check=True)
         packages = json.loads(report.read_text(encoding="utf-8"))["install"]
-    for package in sorted(packages, key=lambda one: one["metadata"]["name"].lower()):
+    for package in sorted(packages, key=lambda package: package["metadata"]["name"].lower()):
         digest = package["download_info"]["archive_info"]["hashes"]["sha256"]
         about = package["metadata"]
         yield f"{about['name'].lower()}=={about['version']} --hash=sha256:{digest}\n"
 
 
 for name, (python, extras) in LOCKS.items():
-    lines = [HEAD.format(python=python), *resolved(python, wanted(extras))]
+    lines = [HEAD.format(python=python), *lock_lines(python, requirements_of(extras))]
     (ROOT / f"ci/lock/{name}.txt").write_text("".join(lines), encoding="utf-8")

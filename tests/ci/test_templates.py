@@ -95,11 +95,11 @@ def test_a_commit_that_this_program_was_installed_from_is_the_default(tmp_path, 
         '{"url": "https://example.org/me/bitnet", "vcs_info": {"vcs": "git", "commit_id": "%s"}}'
     )
     monkeypatch.setattr(metadata, "distribution", lambda name: Installed(noted % ("ab12" * 10)))
-    assert templates.install_commit() == COMMIT
+    assert templates.source_of_installation() == COMMIT
     assert states(tmp_path, source="")[".github/bitnet/source.txt"] == "new"
     for other in (None, "{", '{"url": "file:///x", "dir_info": {}}', noted % "main"):
         monkeypatch.setattr(metadata, "distribution", lambda name, other=other: Installed(other))
-        assert templates.install_commit() == ""
+        assert templates.source_of_installation() == ""
         with pytest.raises(
             UsageError, match="cannot tell where CI should install this program from"
         ):

@@ -141,7 +141,7 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
             full = st.one_of(kinds[0], kinds[1], kinds[3])
             base = st.just(1e4)
             kinds[0] = _rope("default", rope_theta=base)
-            full = st.builds(lambda its: its | {"rope_theta": 1e4}, full)
+            full = st.builds(lambda rope: rope | {"rope_theta": 1e4}, full)
         layered = st.fixed_dictionaries({"full_attention": full, "sliding_attention": kinds[0]})
         return st.one_of(st.none(), layered)
     if kind in _LATENT:
@@ -150,7 +150,9 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
             "yarn", rope_theta=base, factor=factor, original_max_position_embeddings=original
         )
         kinds = [kinds[0], kinds[1], kinds[3]]
-        kinds.append(st.builds(lambda it, m: it | {"mscale": m, "mscale_all_dim": m}, yarn, same))
+        kinds.append(
+            st.builds(lambda rope, m: rope | {"mscale": m, "mscale_all_dim": m}, yarn, same)
+        )
     if kind == "Ministral3":
         own = st.fixed_dictionaries(
             {

@@ -27,10 +27,10 @@ def gpt_oss_gguf(path):
     rows = np.random.default_rng(5).standard_normal((len(TOKENS), DIM)).astype(np.float32)
     embedding = quantize("token_embd.weight", rows, types.by_name("F32"))
     weights = {
-        name: quantize(name, it.data.view("<f4").reshape(it.shape), types.by_name("MXFP4"))
-        if len(it.shape) == 3
-        else it
-        for name, it in model.weights.items()
+        name: quantize(name, weight.data.view("<f4").reshape(weight.shape), types.by_name("MXFP4"))
+        if len(weight.shape) == 3
+        else weight
+        for name, weight in model.weights.items()
     }
     weights |= {
         embedding.name: embedding,
@@ -46,6 +46,7 @@ def gpt_oss_gguf(path):
     )
     keys["tokenizer.chat_template"] = TEMPLATE
     tensors = [
-        Tensor(it.name, it.shape, it.quant.ggml_id, it.data.tobytes()) for it in weights.values()
+        Tensor(weight.name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
+        for weight in weights.values()
     ]
     return write_gguf(path, dict(model.metadata) | keys, tensors)

@@ -227,10 +227,10 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             self._reply(200, {"Content-Type": "text/html"}, PAGE)
             return
         at = parts.index("resolve")
-        found = self._found("/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]))
-        if found is None:
+        match = self._find_file("/".join(parts[:at]), parts[at + 1], "/".join(parts[at + 2 :]))
+        if match is None:
             return
-        commit, blob = found
+        commit, blob = match
         facts = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if not blob.large:
             self._file(blob, {**facts, "ETag": f'"{blob.oid}"'})
@@ -243,7 +243,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
         }
         self._reply(302, facts, b"Found. Redirecting")
 
-    def _allowed(self, name):
+    def _find_repo(self, name):
         """The repository, or ``None`` after a refusal was sent."""
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if token and token not in self.hub.tokens:
@@ -256,9 +256,9 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             return None
         return repo
 
-    def _found(self, name, revision, file):
+    def _find_file(self, name, revision, file):
         """Commit and blob, or ``None`` after a refusal was sent."""
-        repo = self._allowed(name)
+        repo = self._find_repo(name)
         if repo is None:
             return None
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -297,7 +297,7 @@ class _Handler(QuietHandler, BaseHTTPRequestHandler):
             return
         kinds = [kind for kind in ("tree", "revision", "refs") if kind in parts]
         at = parts.index(kinds[0]) if kinds else len(parts)
-        repo = self._allowed("/".join(parts[:at]))
+        repo = self._find_repo("/".join(parts[:at]))
         if repo is None:
             return
         if kinds == ["refs"]:

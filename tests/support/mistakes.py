@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -48,15 +49,15 @@ def _of_configuration(config: ModelConfig) -> dict[str, Callable[[ModelConfig], 
     changes = {}
     if config.norm_eps >= LEAST_EPSILON:
         changes = {
-            f"every epsilon x{factor:g}": lambda it, factor=factor: with_epsilon(it, factor)
+            f"every epsilon x{factor:g}": partial(with_epsilon, factor=factor)
             for factor in (1.5, 10, 100)
         }
     if config.ropes:
-        changes["theta x1.02"] = lambda it: rotated(
-            it, lambda rope: replace(rope, theta=rope.theta * 1.02)
+        changes["theta x1.02"] = lambda right: rotated(
+            right, lambda rope: replace(rope, theta=rope.theta * 1.02)
         )
     if any(isinstance(mixer, LatentAttention) for mixer in config.mixers()):
-        changes["epsilon of latents x10"] = lambda it: with_epsilon(it, 10, of_latents_alone=True)
+        changes["epsilon of latents x10"] = partial(with_epsilon, factor=10, of_latents_alone=True)
     return changes
 
 
@@ -80,7 +81,10 @@ def _of_tensor(weight: Weight) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     if weight.quant.name != "F32" or block >= MOST_BLOCKS:
         return {}
     if weight.name.endswith(("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_qkv.bias")):
-        return {"a bias of attention x0": lambda it: it * 0, "a bias of attention x1.01": scaled_up}
+        return {
+            "a bias of attention x0": lambda values: values * 0,
+            "a bias of attention x1.01": scaled_up,
+        }
     if "norm" not in weight.name:
         return {}
     changes = {"one norm x1.01": scaled_up}

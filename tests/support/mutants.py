@@ -29,9 +29,11 @@ def attending(config, change):
 
 def rotated(config, change):
     """*config* with every rotation changed."""
-    return attending(
-        config, lambda it: it if it.rope is None else replace(it, rope=change(it.rope))
-    )
+
+    def rotate(mixer):
+        return mixer if mixer.rope is None else replace(mixer, rope=change(mixer.rope))
+
+    return attending(config, rotate)
 
 
 @contextmanager
@@ -46,7 +48,8 @@ def mutated(name, configurations, weights):
     with pytest.MonkeyPatch.context() as patch:
         if name in configurations:
             right = loading.config_from
-            patch.setattr(loading, "config_from", lambda *it: configurations[name](right(*it)))
+            change = configurations[name]
+            patch.setattr(loading, "config_from", lambda *words: change(right(*words)))
         elif name:
             tensor, change = weights[name]
             model = loading.Model
