@@ -358,7 +358,7 @@ class _BareWord(NamedTuple):
 
     text: str
     before: str  # the word before it; empty if it is the first
-    index: int  # among the words of the command
+    position: int  # among the words of the command
 
 
 class Words:
@@ -388,7 +388,7 @@ class Words:
         bare = []
         before = ""
         while self._rest:
-            index = len(self._typed) - len(self._rest)
+            position = len(self._typed) - len(self._rest)
             word = self._rest.popleft()
             flag, equals, text = word.partition("=")
             letter = word[:2] if not word.startswith("--") else ""
@@ -404,7 +404,7 @@ class Words:
             elif word.startswith("-") and word != "-":
                 raise self._option_refusal(flag)
             else:
-                bare.append(_BareWord(word, before, index))
+                bare.append(_BareWord(word, before, position))
             before = word
         return bare
 
@@ -464,7 +464,7 @@ class Words:
         hint = f"a value with spaces needs quotes; see: {self._command.usage}"
         if flags:
             quoted = [shlex.quote(each) for each in self._typed]
-            quoted.insert(bare.index, flags[0])
+            quoted.insert(bare.position, flags[0])
             hint = " ".join(["bitnet", command, *quoted])
         return UsageError(f"{command}: unexpected argument {word!r}", hint=hint)
 
