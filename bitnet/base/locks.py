@@ -165,9 +165,7 @@ def hold(
         clock: seconds, for tests.
         sleep: waits for seconds, for tests.
 
-    Raises:
-        CacheBusy: another process held it for all of *timeout_s*.
-        BitnetError: the file cannot be created or locked.
+    The error is :class:`CacheBusy` if another process held it for all of *timeout_s*.
     """
     lock = _SystemLock(path, is_shared=shared)
     what = what or path.name

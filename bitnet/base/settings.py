@@ -157,11 +157,7 @@ class Setting(Generic[T]):
         return self.variables.split()
 
     def __call__(self) -> T:
-        """The present value.
-
-        Raises:
-            UsageError: the text of a variable is not valid.
-        """
+        """The present value; the text of a variable that is not valid is refused."""
         values: list[T] = []
         for name in self.names:
             text = os.environ.get(name)

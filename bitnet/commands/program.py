@@ -28,7 +28,8 @@ from bitnet.base.bars import BARS
 from bitnet.base.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.base.invocation import as_started, harmless
 from bitnet.commands import elsewhere, load
-from bitnet.commands.declare import GROUPS, NETWORK, Option, Task, Words, nearest
+from bitnet.commands.command_line import Words, nearest
+from bitnet.commands.declare import GROUPS, NETWORK, Option, Task
 
 if TYPE_CHECKING:
     from collections.abc import Collection as Names

@@ -195,9 +195,8 @@ def resolve_q2_0(
 ) -> QuantType:
     """Layout of the tensors with the id of Q2_0, blocks of 64 or 128 weights, by their sizes.
 
-    Raises:
-        Unsupported: the sizes fit both layouts, or tensors with the id of NVFP4 are one-bit weights
-            of an early build of PrismML's fork.
+    Sizes that fit both layouts are refused, and so are tensors with the id of NVFP4 that are
+    one-bit weights of an early build of PrismML's fork.
     """
     seen = list(tensors)
     early = [entry for entry in seen if entry.ggml_id == _EARLY_Q1_0]

@@ -165,7 +165,7 @@ class _Arguments:
         return f"{opening} {value} {self._literal(end)}"
 
     def _type(self, schema: Any, *, is_text: bool) -> str:
-        """What the mark before a value of *schema* states as its type; see :class:`Notation`."""
+        """Type that the mark before a value of *schema* states; see :class:`Notation`."""
         if self._notation.types != "name":
             return str(is_text).lower()
         types = types_of(schema)

@@ -364,7 +364,7 @@ def _document(spec: TokenizerSpec) -> dict[str, Any]:
 
 
 @cache
-def _published_patterns() -> frozenset[str]:
+def _list_published_patterns() -> frozenset[str]:
     """Expressions of published tokenizers, without those that take the library quadratic time."""
     published = (pre for name, pre in PRE_TOKENIZERS.items() if name not in _SLOW)
     steps = (step.options for pre in published for step in (*pre.normalizer, *pre.steps))
@@ -385,7 +385,7 @@ def _regexes(value: object) -> Iterator[str]:
 def _check_patterns(document: dict[str, Any], source: str) -> None:
     """Refuse expressions that are not those of a published tokenizer."""
     for regex in _regexes([document.get("normalizer"), document.get("pre_tokenizer")]):
-        if regex not in _published_patterns() and not _FORWARD.fullmatch(regex):
+        if regex not in _list_published_patterns() and not _FORWARD.fullmatch(regex):
             raise Unsupported(
                 f"{source} has the expression {regex!r:.80}, which takes time without a bound"
                 " outside of the compiled module",

@@ -6,7 +6,8 @@ import pytest
 from tiny_models import tiny_gguf
 
 from bitnet.commands import load
-from bitnet.commands.declare import Option, Words
+from bitnet.commands.command_line import Words
+from bitnet.commands.declare import Option
 
 COMMANDS = load()
 OPTIONS = {

@@ -240,7 +240,7 @@ def test_scales_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("block", [[2], [0, 2], ["2", 2], "2x2", 2])
-def test_a_block_that_is_no_pair_of_sizes_is_refused_by_its_key(block):
+def test_a_block_that_is_not_a_pair_of_sizes_is_refused_by_its_key(block):
     codes = np.zeros((4, 6), np.int8)
     name = f"{NAME}.weight"
     tensors = {

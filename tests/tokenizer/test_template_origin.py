@@ -104,7 +104,7 @@ def test_a_damaged_lock_file_names_no_source(tmp_path):
     assert differences(model) == []
 
 
-def test_a_file_beside_a_model_that_cannot_be_read_is_no_source(tmp_path, monkeypatch):
+def test_a_file_beside_a_model_that_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
     def refuse(path):
         raise BitnetError(f"{path} cannot be read")
 
