@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,20 +24,27 @@ class Setup:
     files: dict[str, str] = field(default_factory=dict)  # texts by their paths in its folder
 
 
+class Endpoint(NamedTuple):
+    """A server."""
+
+    address: str  # without ``/v1``
+    key: str  # that it requires; agents need one in any case
+
+
 @dataclass(frozen=True)
 class Agent:
-    """A program, and its settings for a server's address, a model's name, and a folder."""
+    """A program, and its settings for a server, a model's name, and a folder."""
 
     program: str
     install: str  # the command that installs it
-    set_up: Callable[[str, str, Path], Setup]
+    set_up: Callable[[Endpoint, str, Path], Setup]
 
 
-def _claude(server: str, model: str, folder: Path) -> Setup:
+def _claude(server: Endpoint, model: str, folder: Path) -> Setup:
     return Setup(
         {
-            "ANTHROPIC_BASE_URL": server,
-            "ANTHROPIC_AUTH_TOKEN": "none",
+            "ANTHROPIC_BASE_URL": server.address,
+            "ANTHROPIC_AUTH_TOKEN": server.key,
             "ANTHROPIC_MODEL": model,
             "ANTHROPIC_SMALL_FAST_MODEL": model,
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -46,17 +53,22 @@ def _claude(server: str, model: str, folder: Path) -> Setup:
     )
 
 
-def _codex(server: str, model: str, folder: Path) -> Setup:
-    provider = f'{{name="bitnet", base_url="{server}/v1", wire_api="responses"}}'
+def _codex(server: Endpoint, model: str, folder: Path) -> Setup:
+    variable = "BITNET_SERVER_KEY"
+    provider = (
+        f'{{name="bitnet", base_url="{server.address}/v1", wire_api="responses", '
+        f'env_key="{variable}"}}'
+    )
     settings = ['model_provider="bitnet"', f"model_providers.bitnet={provider}"]
     words = [word for setting in settings for word in ("--config", setting)]
-    return Setup({"CODEX_HOME": str(folder)}, ["--model", model, *words])
+    environment = {"CODEX_HOME": str(folder), variable: server.key}
+    return Setup(environment, ["--model", model, *words])
 
 
-def _opencode(server: str, model: str, folder: Path) -> Setup:
+def _opencode(server: Endpoint, model: str, folder: Path) -> Setup:
     provider = {
         "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"{server}/v1", "apiKey": "none"},
+        "options": {"baseURL": f"{server.address}/v1", "apiKey": server.key},
         "models": {model: {}},
     }
     config = {
@@ -77,11 +89,11 @@ def _opencode(server: str, model: str, folder: Path) -> Setup:
     )
 
 
-def _aider(server: str, model: str, _folder: Path) -> Setup:
+def _aider(server: Endpoint, model: str, _folder: Path) -> Setup:
     return Setup(
         {
-            "OPENAI_API_BASE": f"{server}/v1",
-            "OPENAI_API_KEY": "none",
+            "OPENAI_API_BASE": f"{server.address}/v1",
+            "OPENAI_API_KEY": server.key,
             "AIDER_ANALYTICS": "false",
             "AIDER_CHECK_UPDATE": "false",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -90,9 +102,14 @@ def _aider(server: str, model: str, _folder: Path) -> Setup:
     )
 
 
-def _cline(server: str, model: str, folder: Path) -> Setup:
+def _cline(server: Endpoint, model: str, folder: Path) -> Setup:
     provider = "openai-compatible"
-    settings = {"provider": provider, "apiKey": "none", "model": model, "baseUrl": f"{server}/v1"}
+    settings = {
+        "provider": provider,
+        "apiKey": server.key,
+        "model": model,
+        "baseUrl": f"{server.address}/v1",
+    }
     entry = {
         "settings": settings,
         "updatedAt": "2026-01-01T00:00:00.000Z",
@@ -111,13 +128,13 @@ def _cline(server: str, model: str, folder: Path) -> Setup:
     )
 
 
-def _continue(server: str, model: str, folder: Path) -> Setup:
+def _continue(server: Endpoint, model: str, folder: Path) -> Setup:
     entry = {
         "name": model,
         "provider": "openai",
         "model": model,
-        "apiBase": f"{server}/v1",
-        "apiKey": "none",
+        "apiBase": f"{server.address}/v1",
+        "apiKey": server.key,
         "roles": ["chat", "edit", "apply"],
         "capabilities": ["tool_use"],
     }
@@ -134,7 +151,7 @@ def _continue(server: str, model: str, folder: Path) -> Setup:
     )
 
 
-def _qwen(server: str, model: str, folder: Path) -> Setup:
+def _qwen(server: Endpoint, model: str, folder: Path) -> Setup:
     settings = {
         "general": {"enableAutoUpdate": False},
         "privacy": {"usageStatisticsEnabled": False},
@@ -142,8 +159,8 @@ def _qwen(server: str, model: str, folder: Path) -> Setup:
     }
     return Setup(
         {
-            "OPENAI_BASE_URL": f"{server}/v1",
-            "OPENAI_API_KEY": "none",
+            "OPENAI_BASE_URL": f"{server.address}/v1",
+            "OPENAI_API_KEY": server.key,
             "OPENAI_MODEL": model,
             "QWEN_HOME": str(folder),
             "QWEN_RUNTIME_DIR": str(folder),

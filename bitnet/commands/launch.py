@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -21,7 +23,7 @@ from bitnet.base import settings
 from bitnet.base.errors import InferenceError, Unsupported, UsageError
 from bitnet.base.invocation import isolate
 from bitnet.base.options import option
-from bitnet.commands.agents import AGENTS
+from bitnet.commands.agents import AGENTS, Endpoint
 from bitnet.commands.context import Context, open_file, say
 from bitnet.commands.declare import task
 from bitnet.runtime.model_options import ModelOptions
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
     from bitnet.commands.agents import Agent, Setup
 
+_KEY = settings.api_key.names[0]  # variable with the key that clients of a server must send
+_SIGNALLED = 128  # exit code of a program that a signal ended, less the signal's number
 _POLL_S = 0.1  # seconds between two requests for the state of the server
 _LOG_CHARS = 2000  # of the end of the server's log, in an error
 
@@ -61,11 +65,14 @@ def launch(
         words = shlex.split(args)
     except ValueError as error:
         raise UsageError(f"--args {args!r}: {error}", hint="close its quotes") from None
+    key = (settings.api_key() or "") if server else ""  # a server that is started here needs none
     with ExitStack() as stack:
+        stack.enter_context(_ending_orderly())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bitnet-launch-")))
         if server:
             address = server.rstrip("/").removesuffix("/v1")
-            name = _find_model(address) if not model.model else model.model
+            _check_local(address)
+            name = _find_model(address, key) if not model.model else model.model
         elif print_:
             address = "http://127.0.0.1:PORT"
             name = model.model or "MODEL"
@@ -78,7 +85,9 @@ def launch(
             address = stack.enter_context(_serving(path, model, folder))
             name = model_name(path)
         settings_folder = folder / agent
-        setup = coding_agent.set_up(address, name, settings_folder)
+        if key and print_:
+            key = f"${_KEY}"  # a secret is not printed
+        setup = coding_agent.set_up(Endpoint(address, key or "none"), name, settings_folder)
         command = [coding_agent.program, *setup.arguments, *words]
         if print_:
             _print(setup, command, settings_folder, common)
@@ -87,9 +96,38 @@ def launch(
         write_files(setup, settings_folder)
         say(f"{coding_agent.program} uses {name} at {address}")
         environment = settings.child_environment(**setup.environment)
-        code = subprocess.run(command, env=environment, check=False).returncode
+        code = _run(command, environment)
     if code:
         raise Exit(code=code)
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """Exit code of *command*, as a shell gives it.
+
+    Ctrl-C is for the program alone, which may use it to stop an answer.
+    """
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        code = subprocess.run(command, env=environment, check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return _SIGNALLED - code if code < 0 else code
+
+
+@contextmanager
+def _ending_orderly() -> Iterator[None]:
+    """Make the signals that end this process leave the context first, which stops the server."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(_SIGNALLED + number)
+
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {name: signal.signal(getattr(signal, name), leave) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
 
 
 def _print(setup: Setup, command: list[str], folder: Path, common: Context) -> None:
@@ -125,8 +163,17 @@ def _serving(path: Path, model: ModelOptions, folder: Path) -> Iterator[str]:
     # The working folder is the agent's project: none of its files may be imported.
     command = isolate("bitnet", "serve", *words, "--port", str(port), "--host", "127.0.0.1")
     log = folder / "server.log"
+    environment = dict(os.environ)
+    environment.pop(_KEY, None)  # nobody else knows the address, and agents do not have the key
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is not for the server
+        )
     address = f"http://127.0.0.1:{port}"
     try:
         while _fetch(address, "/health/ready") is None:
@@ -162,9 +209,24 @@ def _options_of(model: ModelOptions) -> Iterator[str]:
             yield from (f"--{name}", str(item))
 
 
-def _find_model(address: str) -> str:
-    """The name of the first model of the server at *address*."""
-    reply = _fetch(address, "/v1/models")
+def _check_local(address: str) -> None:
+    """Refuse the *address* of a server unless it is on this machine."""
+    try:
+        url = urlsplit(address)
+        is_local = url.hostname in ("127.0.0.1", "localhost", "::1") and url.scheme == "http"
+        is_local = is_local and url.port != 0
+    except ValueError:  # invalid brackets, or an invalid port
+        is_local = False
+    if not is_local:
+        raise UsageError(
+            f"--server {address}: expected the address of this machine, http://127.0.0.1:PORT",
+            hint="start the agent with its own settings for a server elsewhere",
+        )
+
+
+def _find_model(address: str, key: str) -> str:
+    """The name of the first model of the server at *address*, which may require *key*."""
+    reply = _fetch(address, "/v1/models", key)
     try:
         return str(json.loads(reply or b"")["data"][0]["id"])
     except (ValueError, LookupError, TypeError):
@@ -173,24 +235,16 @@ def _find_model(address: str) -> str:
         ) from None
 
 
-def _fetch(address: str, path: str) -> bytes | None:
+def _fetch(address: str, path: str, key: str = "") -> bytes | None:
     """Body of a successful reply to GET *path* of the server at *address*, else None."""
     import http.client
 
+    url = urlsplit(address)
+    assert url.hostname is not None  # it is an address of this machine
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=5)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        url = urlsplit(address)
-        host = url.hostname
-        port = url.port
-    except ValueError:  # invalid brackets, or an invalid port
-        host = None
-    if host not in ("127.0.0.1", "localhost", "::1") or url.scheme != "http":
-        raise UsageError(
-            f"--server {address}: expected the address of this machine, http://127.0.0.1:PORT",
-            hint="start the agent with its own settings for a server elsewhere",
-        )
-    connection = http.client.HTTPConnection(host, port, timeout=5)
-    try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers)
         response = connection.getresponse()
         return response.read() if response.status == http.client.OK else None
     except (OSError, http.client.HTTPException):

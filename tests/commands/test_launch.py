@@ -2,13 +2,15 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 
 import pytest
 from server_process import listening
 from tiny_models import tiny_gguf
 
-from bitnet.commands.agents import AGENTS
+from bitnet.commands.agents import AGENTS, Endpoint
 
 #: A program that writes its arguments and variables to a file, asks the server, and ends with 7.
 PROGRAM = """#!{python}
@@ -35,7 +37,7 @@ def stand_in(folder, monkeypatch, agent, address):
     """A program named as *agent*, first in PATH; the file that it writes. *address* is code."""
     target = folder / "seen.json"
     program = folder / AGENTS[agent].program
-    names = list(AGENTS[agent].set_up("http://x", "m", folder).environment)
+    names = list(AGENTS[agent].set_up(Endpoint("http://x", "none"), "m", folder).environment)
     program.write_text(
         PROGRAM.format(python=sys.executable, names=names, address=address, target=str(target))
     )
@@ -116,6 +118,68 @@ def test_what_cannot_be_launched_is_refused(words, message, bitnet):
     done = bitnet("launch", "aider", *words)
     assert done.code == 2
     assert message in done.err
+
+
+@posix
+def test_a_server_of_another_machine_is_refused_even_if_the_model_is_named(bitnet):
+    done = bitnet("launch", "codex", "some-model", "--server", "http://example.com", "--print")
+    assert (done.code, done.out) == (2, "")
+    assert "expected the address of this machine" in done.err
+
+
+@posix
+def test_a_server_that_is_started_needs_no_key(bitnet, tmp_path, monkeypatch):
+    monkeypatch.setenv("BITNET_API_KEY", "secret")
+    target = stand_in(tmp_path, monkeypatch, "claude", "os.environ['ANTHROPIC_BASE_URL']")
+    done = bitnet("launch", "claude", tiny_gguf(tmp_path / "m.gguf"), "--threads", 1)
+    assert done.code == 7, done.err
+    assert "secret" not in target.read_text()
+
+
+@posix
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_has_the_key_of_a_running_server(agent, bitnet, tmp_path, monkeypatch):
+    monkeypatch.setenv("BITNET_API_KEY", "secret")
+    with listening(tiny_gguf(tmp_path / "m.gguf"), name="served") as worker:
+        shown = bitnet("launch", agent, "--server", worker.address, "--print")
+        setup = AGENTS[agent].set_up(Endpoint(worker.address, "secret"), "served", tmp_path)
+    assert "served" in shown.out
+    assert "secret" not in shown.out
+    assert "$BITNET_API_KEY" in shown.out
+    told = json.dumps([setup.environment, setup.arguments, setup.files])
+    assert "secret" in told
+
+
+#: Ends itself by SIGTERM, or waits for SIGINT and ends with 3.
+SIGNALLED = """#!{python}
+import os, signal, sys, time
+if sys.argv[-1] == "die":
+    os.kill(os.getpid(), signal.SIGTERM)
+def leave(*_):
+    print("interrupted", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGINT, leave)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@posix
+def test_an_interrupt_is_the_agents_and_its_signal_its_exit_code(bitnet, tmp_path, monkeypatch):
+    with listening(tiny_gguf(tmp_path / "m.gguf"), name="served") as worker:
+        stand_in(tmp_path, monkeypatch, "aider", "''")
+        program = tmp_path / AGENTS["aider"].program
+        program.write_text(SIGNALLED.format(python=sys.executable))
+        words = ("launch", "aider", "--server", worker.address)
+        assert bitnet(*words, "--args", "die").code == 128 + signal.SIGTERM
+        command = [sys.executable, "-m", "bitnet", *words]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            assert process.stdout.readline() == "ready\n"
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            assert process.stdout.read() == "interrupted\n"
+        assert process.returncode == 3
 
 
 def test_an_agent_that_is_not_installed_is_named_with_its_command(bitnet, monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from scripted_model import script, scripted_gguf, write_call
 from server_process import listening
 
-from bitnet.commands.agents import AGENTS
+from bitnet.commands.agents import AGENTS, Endpoint
 from bitnet.commands.launch import write_files
 from bitnet.runtime.answer import Answer
 from bitnet.server import exchange
@@ -116,7 +116,7 @@ def folders_for(place):
 
 def run_agent(agent, program, address, place):
     """The end of the *agent*'s task, in its folders below *place*, and all that it shows."""
-    setup = AGENTS[agent].set_up(address, "tiny", place / "settings")
+    setup = AGENTS[agent].set_up(Endpoint(address, "none"), "tiny", place / "settings")
     write_files(setup, place / "settings")
     environment = {
         "PATH": f"{Path(program).parent}{os.pathsep}{os.environ['PATH']}",
