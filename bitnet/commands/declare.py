@@ -29,7 +29,7 @@ from invoke.tasks import Task as InvokeTask
 
 from bitnet.base import settings, terminal
 from bitnet.base.errors import BitnetError, UsageError
-from bitnet.base.options import option, types_of, without_none
+from bitnet.base.options import option, range_text, types_of, without_none
 from bitnet.base.outputs import refuse_inputs
 from bitnet.base.tables import show
 
@@ -101,6 +101,7 @@ class Option:
     required: bool = False
     writes: bool = False  # its value names a file that the command writes
     section: str = "Options"
+    bounds: tuple[float, float | None] | None = None  # lowest and highest; a group checks its own
 
     @property
     def long_names(self) -> tuple[str, ...]:
@@ -154,6 +155,11 @@ class Option:
             number = None
         if number is None or number != number:  # NaN is not a number either
             raise UsageError(f"--{self.long_names[0]} expects {_NUMBERS[self.type]}, got {text!r}")
+        if self.bounds is not None:
+            low, high = self.bounds
+            if number < low or (high is not None and number > high):
+                expected = range_text(low, high)
+                raise UsageError(f"--{self.long_names[0]} is {number}, expected {expected}")
         return number  # type: ignore[no-any-return]
 
     def spelling(self) -> str:
@@ -286,7 +292,8 @@ def _options_of(
             yield from _options_of(_fields_of(default), required, default)
         elif "help" in entry.metadata:
             details = dict(entry.metadata)
-            del details["bounds"]
+            if group is not None:
+                del details["bounds"]
             section = details.pop("section") or getattr(group, "SECTION", "Options")
             section = next((title for title, names in sections if name in names), section)
             if isinstance(default, dict):  # given as KEY=VALUE on the command line

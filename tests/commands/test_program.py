@@ -72,7 +72,7 @@ def check(c, path=option(None, "a file", positional=True), fail=option("", "how"
 
 
 @task(required=["name"])
-def greet(c, name=option("", "who")):
+def greet(c, name=option("", "who"), times=option(1, "how often", bounds=(0, 3))):
     """Say hello."""
     print(f"hello {name}, {c.remainder}")
 
@@ -157,6 +157,8 @@ def test_any_text_is_a_value(run, text):
         (["check", "--bogus"], "check has no option --bogus"),
         (["check", "a", "b"], "check: unexpected argument 'b'"),
         (["greet"], "greet needs --name"),
+        (["greet", "--name", "a", "--times", "-1"], "--times is -1, expected 0 to 3"),
+        (["greet", "--name", "a", "--times", "4"], "--times is 4, expected 0 to 3"),
         (["--command-timeout", "abc", "say"], "bad value for a core option"),
     ],
 )
