@@ -285,10 +285,15 @@ def load_model(
     with show_when_slow(f"Loading {checkpoint.path.name}", doing, mode=common.output.progress):
         model = _with_tokenizer(attempt, checkpoint, options, common)
     if options.chat_template:
-        model.tokenizer.chat_template = read_text(options.chat_template)
-        model.tokenizer.named_templates = {}
-        model.tokenizer.chat_template_source = options.chat_template
+        use_template(model.tokenizer, options.chat_template)
     return model
+
+
+def use_template(tokenizer: Tokenizer, file: str) -> None:
+    """Have *tokenizer* use the chat template in *file* instead of all of its own."""
+    tokenizer.chat_template = read_text(file)
+    tokenizer.named_templates = {}
+    tokenizer.chat_template_source = file
 
 
 def model_path(options: ModelOptions, common: Context) -> Path:

@@ -22,7 +22,15 @@ from bitnet.base.invocation import as_started, harmless, shell_quote
 from bitnet.base.options import option
 from bitnet.base.tables import show, table
 from bitnet.base.terminal import as_json
-from bitnet.commands.context import PRE, TO_CHECK, VERIFY, Context, model_option, read_text
+from bitnet.commands.context import (
+    PRE,
+    TO_CHECK,
+    VERIFY,
+    Context,
+    model_option,
+    read_text,
+    use_template,
+)
 from bitnet.commands.declare import Output, task
 from bitnet.sources import TOKENIZERS
 
@@ -388,7 +396,7 @@ def render(
     model=model_option("GGUF file, tokenizer file or folder, or name of a model"),
     messages=option(
         "-",
-        "JSON file with the messages, or with a whole request; - for stdin",
+        "JSON file with the messages, or with a whole chat request; - for stdin",
         metavar="FILE",
     ),
     tools=option("", "JSON file with the functions that may be called", metavar="FILE"),
@@ -401,10 +409,10 @@ def render(
     variables of the template.
     """
     from bitnet.runtime.conversation import conversation_text
-    from bitnet.runtime.request import Request
     from bitnet.runtime.request_checks import check_messages
     from bitnet.tokenizer.chat import chat_template as template_of
     from bitnet.tokenizer.load import load_tokenizer
+    from bitnet.wire.openai import CHAT, chat_requests
 
     if messages == "-" and sys.stdin.isatty():
         raise UsageError(
@@ -413,14 +421,14 @@ def render(
         )
     loaded = load_tokenizer(Context().model(model))
     if chat_template:
-        loaded.chat_template = read_text(chat_template)
-        loaded.chat_template_source = chat_template
+        use_template(loaded, chat_template)
 
     conversation = _read_json(messages)
     entries = conversation if isinstance(conversation, dict) else {"messages": conversation}
-    functions = _read_json(tools) if tools else entries.get("tools")
+    if tools:
+        entries["tools"] = _read_json(tools)
     check_messages(entries.get("messages"))
-    request = Request(messages=entries["messages"], tools=functions)
+    (request,) = chat_requests(CHAT.read(entries))
     request.check()
     text, *_ = conversation_text(loaded, request)
     if output.json:

@@ -51,6 +51,36 @@ def test_facts_are_the_text_its_ids_and_what_the_template_takes(bitnet, model, m
     assert (facts["template"]["tools"], facts["template"]["arguments"]) == (False, "text")
 
 
+def test_another_template_is_used_for_tools_too(bitnet, write, tmp_path):
+    named = {
+        "tokenizer.chat_template": TEMPLATE,
+        "tokenizer.chat_template.tool_use": "T" + TEMPLATE,
+    }
+    model = tiny_gguf(tmp_path / "n.gguf", **named)
+    words = ("--messages", write("chat.json", [USER]), "--tools", write("tools.json", [TOOL]))
+    assert bitnet("render", model, *words).out.startswith("T[system]")
+    template = write("t.jinja", "X" + TEMPLATE)
+    assert bitnet("render", model, *words, "--chat-template", template).out.startswith("X[system]")
+
+
+def test_a_whole_request_is_rendered_as_a_server_does(bitnet, write, tmp_path):
+    template = "{{ extra }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    model = tiny_gguf(tmp_path / "n.gguf", **{"tokenizer.chat_template": template})
+    begun = {"role": "assistant", "content": "It is"}
+    body = {
+        "messages": [USER, begun],
+        "chat_template_kwargs": {"extra": "x"},
+        "continue_final_message": True,
+        "tools": [TOOL],
+        "tool_choice": "none",
+    }
+    done = bitnet("render", model, "--messages", write("body.json", body))
+    assert done.out == "x[user]Is it warm in Paris?[assistant]It is\n"
+    wrong = bitnet("render", model, "--messages", write("body.json", body | {"mesages": []}))
+    assert (wrong.code, "mesages" in wrong.err) == (2, True)
+
+
 def test_another_template_can_be_tried(bitnet, model, write):
     template = write("t.jinja", "{{ messages[0].content }}!")
     chat = write("chat.json", [USER])
