@@ -37,7 +37,7 @@ def create(
     chat_template=option(
         "", "file with the chat template to use instead of the model's", metavar="FILE"
     ),
-    context=option(0, "context length in tokens; default: the model's own"),
+    context=option(0, "context length in tokens; default: the model's own", bounds=(0, None)),
     lora=option([], "adapter of every answer; may be repeated", metavar="PATH[:SCALE]"),
     force=option(False, "replace a preset of this name"),
     request=Request(),
@@ -87,9 +87,11 @@ def create(
 
 
 def _is_presets(path):
+    """True if *path* may be written to: it has presets, or only comments."""
     from bitnet.wire.presets import read_presets
 
-    return bool(read_presets(path))
+    read_presets(path)  # refuses other files
+    return True
 
 
 _FILE = OutputKind("a file of presets", _is_presets)
@@ -148,7 +150,8 @@ def _locate_template(file, folder):
 def _locate_adapter(text, folder):
     """The adapter *text*, ``PATH[:SCALE]``, with an absolute path."""
     path, colon, scale = text.rpartition(":")
-    if not colon:
+    # The text behind a colon may be the end of a file's name.
+    if not colon or is_file_or_folder((folder / text).absolute()):
         return _locate(text, folder)
     return f"{_locate(path, folder)}:{scale}"
 

@@ -63,6 +63,8 @@ class Preset:
         for name in self.options:
             if name not in OPTIONS:
                 raise UsageError(f"{where}: {name} is not an option of an answer", field=name)
+        if self.context is not None and self.context < 1:
+            raise UsageError(f"{where}: context is {self.context}, expected at least 1")
         check_value("system", self.system)
         if self.messages:
             check_messages(list(self.messages))
@@ -166,6 +168,8 @@ def _preset(name: str, table: Any) -> Preset:
     for key in ("messages", "lora"):
         if not isinstance(table.get(key, []), list):
             raise UsageError(f"preset {name!r}: {key} is not a list")
+    if not all(isinstance(adapter, str) for adapter in table.get("lora", [])):
+        raise UsageError(f"preset {name!r}: lora is not a list of texts")
     values = {key: table[key] for key in field_names & table.keys()}
     values.setdefault("model", "")  # Preset refuses an empty one
     values["messages"] = tuple(table.get("messages", ()))

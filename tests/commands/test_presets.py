@@ -88,6 +88,7 @@ def test_a_modelfile_is_imported_and_options_have_precedence(bitnet, tmp_path, p
         (["a/b", "--from", "m"], "is not a name of a preset"),
         (["x", "--from", "m", "--temperature", "-1"], "temperature"),
         (["x", "-f", "none.txt"], "none.txt"),
+        (["x", "--from", "m", "--context", "-5"], "--context is -5, expected at least 0"),
     ],
 )
 def test_a_wrong_preset_is_refused_and_nothing_is_written(bitnet, presets, words, message):
@@ -152,6 +153,20 @@ def test_files_that_are_here_are_recorded_with_absolute_paths(bitnet, tmp_path, 
     (tmp_path / "below" / "Modelfile").write_text(f"FROM ../{path.name}\n")
     bitnet("create", "beside", "-f", "below/Modelfile")
     assert Path(find_preset("beside").model).samefile(path)
+
+
+def test_an_adapter_may_have_a_colon_in_its_name(bitnet, tmp_path, path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b").write_bytes(b"")
+    bitnet("create", "odd", "--from", path.name, "--lora", "a:b", "--lora", "a:b:0.5")
+    assert find_preset("odd").lora == (str(tmp_path / "a:b"), f"{tmp_path / 'a:b'}:0.5")
+
+
+def test_a_file_of_comments_is_kept(bitnet, presets, path):
+    presets.parent.mkdir(parents=True)
+    presets.write_text("# mine\n")
+    assert bitnet("create", "brief", "--from", str(path)).code == 0
+    assert presets.read_text().startswith("# mine\n\n[brief]\n")
 
 
 def test_a_chat_template_that_is_not_here_is_refused_at_once(bitnet, presets, path):

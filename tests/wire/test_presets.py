@@ -77,6 +77,8 @@ def test_any_text_is_written_as_it_is(tmp_path_factory, text):
         ("[a]\nmodel = 'm'\ntemperature = -1", "temperature is -1"),
         ("[a]\nmodel = 'm'\nmessages = [{role = 'user'}]", "content is missing"),
         ("[a]\nmodel = 'm'\nlora = 'x'", "lora is not a list"),
+        ("[a]\nmodel = 'm'\nlora = [1]", "lora is not a list of texts"),
+        ("[a]\nmodel = 'm'\ncontext = -5", "context is -5, expected at least 1"),
         ("['a/b']\nmodel = 'm'", "is not a name"),
     ],
 )
