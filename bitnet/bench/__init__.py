@@ -56,7 +56,7 @@ TEXT = (
     "into a book with a blue cover. When the fog came in from the sea he lit the great lamp and "
     "waited, because someone out there was always looking for the way home.\n"
 )
-_TEST = re.compile(r"(pp|tg)([1-9]\d*)(?:@([1-9]\d*))?")
+_TEST = re.compile(r"(pp|tg)([1-9]\d{0,9})(?:@([1-9]\d{0,9}))?")
 
 
 def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> dict[str, Any]:

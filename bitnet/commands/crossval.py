@@ -136,7 +136,7 @@ def _compare(requested, texts, options, common, *, record=(), report=()):
     recording = Path(requested.recording) if requested.recording else None
     only = requested.tokenizer_only
     reference = choose(requested.against, checkpoint, recording=recording, tokenizer_only=only)
-    inputs = {"texts": texts, "facts": _facts(checkpoint)}
+    inputs = {"texts": texts, "facts": _facts(checkpoint, common.cache.root)}
     if requested.tokenizer_only:
         inputs["tokenizer"] = tokenizer
         return cross_validate(None, checkpoint, reference, requested, **inputs)[0]
@@ -162,8 +162,8 @@ def _narrator(output):
         yield lambda text: line.tell(f"[{time.monotonic() - started:5.1f} s] {text}")
 
 
-def _facts(checkpoint):
-    """Identity of the model: its bytes, its content, and its origin."""
+def _facts(checkpoint, root):
+    """Identity of the model: its bytes, its content, and its origin by the cache in *root*."""
     from bitnet.crossval.evidence import TestedModel
     from bitnet.tokenizer.load import read_files
     from bitnet.verify.attest import attest, recognise
@@ -175,7 +175,7 @@ def _facts(checkpoint):
         checkpoint.path.name,
         sha256,
         checkpoint.architecture,
-        _origin(sha256),
+        _origin(sha256, root),
         attestation=attest(checkpoint, trace=False).digest,
         original=match.attestation.name if match and not differs else "",
         problem=match.text if match and differs else "",
@@ -183,8 +183,8 @@ def _facts(checkpoint):
     )
 
 
-def _origin(sha256):
-    """Origin of the file: this or another package, a repository, or unknown."""
+def _origin(sha256, root):
+    """Origin of the file: this or another package, a repository in the cache *root*, or unknown."""
     from bitnet.shipped import SHIPPED
     from bitnet.sources import PACKAGED
     from bitnet.store import Store
@@ -195,7 +195,7 @@ def _origin(sha256):
     for model in PACKAGED.values():
         if model.sha256 == sha256:
             return f"{model.name} from the Python package index"
-    names = (name for name in Store(settings.cache_dir()).index if name.kind != "version")
+    names = (name for name in Store(root).index if name.kind != "version")
     record = next((name for name in names if name.sha256 == sha256), None)
     if record is None:
         return "a file"

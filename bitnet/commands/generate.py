@@ -106,7 +106,7 @@ def run(
                 hint=f"bitnet run {shell_quote(name)} 'Once upon a time'",
             )
         if instructions and not chats:
-            raise UsageError(f"{name} has no chat template: --system needs one")
+            raise UsageError(f"{name} has no chat template, which a system message needs")
         if text is None:
             talk = Conversation(running, request, system=instructions)
             talk_on_terminal(_begin(talk, preset))
@@ -118,7 +118,8 @@ def run(
 def _begin(talk, preset):
     """*talk*, which begins with the messages of *preset*, if there is one."""
     if preset is not None:
-        talk.turns = [dict(message) for message in preset.messages]
+        talk.beginning = preset.messages
+        talk.clear()
     return talk
 
 
@@ -421,7 +422,7 @@ def _command(talk, line):
     if name == "/help":
         say(HELP)
     elif name == "/clear":
-        talk.turns.clear()
+        talk.clear()
     elif name == "/system":
         talk.system = value
     elif name == "/stats":

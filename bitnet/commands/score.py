@@ -47,7 +47,7 @@ def rank(
     Needs a model with a head that scores pairs of texts.
     """
     _check_named(model, "bitnet search bge-reranker")
-    documents = read_texts(options.input)
+    documents = list(iterate_texts(options.input, "bitnet rank MODEL --query Q --input docs.txt"))
     with open_model(replace(model, exact_head="off"), common) as running:
         scores = running.rank(query, documents, truncate=options.truncate)
     order = sorted(range(len(documents)), key=lambda index: -scores[index])
@@ -56,7 +56,7 @@ def rank(
         for index in order[: top_n or len(order)]
     ]
     rows = [
-        (f"{entry['relevance_score']:.6f}", str(entry["index"]), entry["text"][:_LONGEST_SHOWN])
+        (f"{entry['relevance_score']:.6f}", str(entry["index"] + 1), entry["text"][:_LONGEST_SHOWN])
         for entry in results
     ]
     common.output.finish({"results": results}, table(("score", "line", "text"), rows))
@@ -72,7 +72,7 @@ def classify(c, options=ScoreOptions(), model=ScoringModel(), common=Context()):
     Needs a model with a classification head. Prints the probability of each label.
     """
     _check_named(model, "bitnet search distilbert-sst-2")
-    texts = read_texts(options.input)
+    texts = list(iterate_texts(options.input, "bitnet classify MODEL --input texts.txt"))
     with open_model(replace(model, exact_head="off"), common) as running:
         shares = running.classify(texts, truncate=options.truncate)
         classifier = running.config.classifier
@@ -99,17 +99,13 @@ def _check_named(model: ModelOptions, hint: str) -> None:
         raise UsageError("no model is named, and the default model scores no texts", hint=hint)
 
 
-def read_texts(name: str) -> list[str]:
-    """The texts in the file *name*, one for each line."""
-    return list(iterate_texts(name))
+def iterate_texts(name: str, usage: str) -> Iterator[str]:
+    """The texts in the file *name* or, for ``-``, on stdin, as their lines are read.
 
-
-def iterate_texts(name: str) -> Iterator[str]:
-    """The texts in the file *name* or, for ``-``, on stdin, as their lines are read."""
+    *usage* is the hint of the error if there is nothing to read.
+    """
     if name == "-" and sys.stdin.isatty():
-        raise UsageError(
-            "there are no texts: nothing is piped in", hint="bitnet embed --input texts.txt"
-        )
+        raise UsageError("there are no texts: nothing is piped in", hint=usage)
     is_json = name.lower().endswith(".jsonl")
     lines = _lines(name)
     # No line, or a single empty one: the input has no text.

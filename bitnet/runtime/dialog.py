@@ -10,7 +10,7 @@ from bitnet.runtime.request import Request
 from bitnet.runtime.request_checks import check_messages, check_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
@@ -27,6 +27,7 @@ class Conversation:
         """
         self.system = system  # instructions that come first; may be empty
         self.turns: list[dict[str, str]] = []  # of user and assistant, oldest first
+        self.beginning: Sequence[Mapping[str, str]] = ()  # turns that :meth:`clear` leaves
         self.answer: Answer | None = None  # the last one that has a text
         # of the last question's answer; None if it was cut short from outside
         self.finish_reason: FinishReason | None = None
@@ -41,6 +42,10 @@ class Conversation:
         """All messages, including the system's."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns]
+
+    def clear(self) -> None:
+        """Begin again, with the same instructions and the same first turns."""
+        self.turns = [dict(turn) for turn in self.beginning]
 
     def set_option(self, name: str, value: Any) -> None:
         """Change the option *name* of the answers that follow."""
