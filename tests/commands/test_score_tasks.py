@@ -54,6 +54,7 @@ def test_rank_prints_documents_the_best_first(bitnet, ranker, scores, documents)
     shown = bitnet(*words, "--top-n", 1).out.splitlines()
     assert DOCUMENTS[best_first(scores)[0]] in shown[-1]
     assert len(shown) == 2
+    assert shown[-1].split()[1] == str(best_first(scores)[0] + 1)  # the number of its line
 
 
 def test_classify_prints_the_share_of_each_label(bitnet, tmp_path, documents):

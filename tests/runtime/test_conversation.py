@@ -53,6 +53,15 @@ def test_each_answer_draws_for_itself_and_a_seed_repeats_all_of_them(model):
     assert answers(None) != answers(None)
 
 
+def test_a_cleared_conversation_begins_as_it_began(model):
+    talk = talk_with(model, system="s")
+    talk.beginning = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "y"}]
+    talk.clear()
+    "".join(talk.ask("c"))
+    talk.clear()
+    assert [message["content"] for message in talk.messages] == ["s", "b", "y"]
+
+
 def test_an_answer_cut_short_is_kept_as_far_as_it_got(model):
     talk = talk_with(model, count=9)
     pieces = talk.ask("b")
