@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import UsageError
-from bitnet.base.options import types_of, without_none, wrong_type
+from bitnet.base.options import types_of, without_none
 from bitnet.runtime.request import Request
 from bitnet.wire.fields import DIALECTS, NAMES
 from bitnet.wire.ollama import RUNNING
@@ -15,12 +15,18 @@ from bitnet.wire.presets import OPTIONS, Preset
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_BLOCK = '"""'
-_COMMAND = re.compile(r"\s*(\w+)\s+(.*)", re.DOTALL)
+_QUOTES = ('"""', '"')  # around a value, which may have several lines then; longest first
+_COMMAND = re.compile(r"(\w+)[ \t]+(.*)", re.DOTALL)
+_PAIR = re.compile(r"(\S+)[ \t]+(.*)", re.DOTALL)
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_MOST_DIGITS = 20  # of a whole number, with its sign
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _ROLES = ("system", "user", "assistant")
 #: Commands of a Modelfile without effect here: the licence, and choices of Ollama's own code.
 _IDLE = ("LICENSE", "PARSER", "RENDERER", "REQUIRES")
-_PAIRS = ("PARAMETER", "MESSAGE")  # commands whose value is a name and a value
+_PAIRS = ("PARAMETER", "MESSAGE")  # commands with a name before their value
+#: Options of which Ollama and llama.cpp write the default as a number below 0.
+_DEFAULTS_BELOW_0 = {"max_tokens": (-1, -2), "seed": (-1,), "thinking_budget": (-1,)}
 
 #: Options of llama.cpp and the keys of a preset that they set.
 _OF_LLAMA_CPP = {
@@ -59,7 +65,7 @@ def read_modelfile(text: str, name: str) -> tuple[Preset, list[str]]:
     adapters: list[str] = []
     parameters: dict[str, list[str]] = {}
     ignored: list[str] = []
-    for number, command, value in _commands(text):
+    for number, command, key, value in _commands(text):
         if command == "FROM":
             if "model" in values:
                 raise _error(number, "FROM stands here again")
@@ -76,13 +82,11 @@ def read_modelfile(text: str, name: str) -> tuple[Preset, list[str]]:
                 "template with --chat-template FILE",
             )
         elif command == "MESSAGE":
-            role, _, content = value.partition(" ")
-            if role not in _ROLES:
-                raise _error(number, f"MESSAGE {role[:20]}: expected {', '.join(_ROLES)}")
-            messages.append({"role": role, "content": _unquote(content.strip())})
+            if key not in _ROLES:
+                raise _error(number, f"MESSAGE {key[:20]}: expected {', '.join(_ROLES)}")
+            messages.append({"role": key, "content": value})
         elif command == "PARAMETER":
-            key, _, setting = value.partition(" ")
-            parameters.setdefault(key, []).append(_unquote(setting.strip()))
+            parameters.setdefault(key, []).append(value)
         elif command in _IDLE:
             ignored.append(command)
         else:
@@ -97,39 +101,44 @@ def read_modelfile(text: str, name: str) -> tuple[Preset, list[str]]:
     return preset, [*ignored, *idle]
 
 
-def _commands(text: str) -> Iterator[tuple[int, str, str]]:
-    """Commands of a Modelfile: the number of the line, the name in capitals, and the value.
+def _commands(source: str) -> Iterator[tuple[int, str, str, str]]:
+    """Commands of a Modelfile: the number of the line, the name in capitals, a key and the value.
 
-    A value between triple quotation marks may have several lines.
+    The key is the word before the value of a ``PARAMETER`` or a ``MESSAGE``. A value that begins
+    with quotation marks ends with them at the end of a line, as in ollama's ``parser/parser.go``.
     """
-    lines = text.removeprefix("\ufeff").split("\n")
+    lines = source.removeprefix("\ufeff").split("\n")
     at = 0
     while at < len(lines):
-        line = lines[at].strip()
+        line = lines[at].lstrip()
         at += 1
-        if not line or line.startswith("#"):
+        if not line.strip() or line.startswith("#"):
             continue
         number = at
         match = _COMMAND.fullmatch(line)
         if match is None:
-            raise _error(number, f"{line[:40]!r} is not a command with a value")
+            raise _error(number, f"{line.strip()[:40]!r} is not a command with a value")
         command = match[1].upper()
         value = match[2]
-        head, opened, rest = value.partition(_BLOCK)
-        if not opened:
-            yield number, command, value.strip() if command in _PAIRS else _unquote(value.strip())
-            continue
-        while _BLOCK not in rest:
+        key = ""
+        if command in _PAIRS:
+            pair = _PAIR.fullmatch(value.lstrip())
+            if pair is None:
+                raise _error(number, f"{command} {value.strip()[:40]} has no value")
+            key = pair[1]
+            value = pair[2]
+        text_lines = [value]
+        first = value.strip()
+        marks = next((marks for marks in _QUOTES if first.startswith(marks)), "")
+        is_closed = first.endswith(marks) and len(first) >= 2 * len(marks)
+        while not is_closed:
             if at == len(lines):
-                raise _error(number, f"the text after {_BLOCK} does not end")
-            rest += f"\n{lines[at]}"
+                raise _error(number, f"the text after {marks} does not end with it")
+            is_closed = lines[at].rstrip().endswith(marks)
+            text_lines.append(lines[at])
             at += 1
-        yield number, command, head + rest.partition(_BLOCK)[0]
-
-
-def _unquote(text: str) -> str:
-    is_quoted = len(text) > 1 and text[0] == text[-1] == '"'
-    return text[1:-1] if is_quoted else text
+        whole = "\n".join(text_lines).strip()
+        yield number, command, key, whole[len(marks) : len(whole) - len(marks)]
 
 
 def _options(
@@ -145,17 +154,13 @@ def _options(
         if key in RUNNING:
             ignored.append(f"PARAMETER {key}")
         elif key == "num_ctx":
-            context = int(_number(key, settings[-1], whole=True))
+            context = int(_number(f"PARAMETER {key}", settings[-1], whole=True))
         elif key not in own:
             raise UsageError(f"PARAMETER {key[:40]} is not served", field=key[:40])
         elif own[key] == "stop":
             options["stop"] = settings
         else:
-            name = own[key]
-            number = _number(key, settings[-1], whole=_is_whole(name))
-            if number == -1 and name in ("max_tokens", "seed", "top_k"):
-                continue  # the default
-            options[name] = number
+            _set_number(options, own[key], f"PARAMETER {key}", settings[-1])
     return options, context, ignored
 
 
@@ -164,11 +169,23 @@ def _is_whole(name: str) -> bool:
     return without_none(types_of(Request, name)[name]) is int
 
 
-def _number(name: str, text: str, *, whole: bool) -> float:
-    try:
-        return int(text) if whole else float(text)
-    except ValueError:
-        raise wrong_type(f"PARAMETER {name}", text, "a number") from None
+def _set_number(options: dict[str, Any], name: str, label: str, text: str) -> None:
+    """Set the option *name* to the number *text* of *label*, unless that is the default."""
+    number = _number(label, text, whole=_is_whole(name))
+    if number in _DEFAULTS_BELOW_0.get(name, ()):
+        return
+    # Ollama and llama.cpp leave top-k out for any number below 1.
+    options[name] = max(0, number) if name == "top_k" else number
+
+
+def _number(label: str, text: str, *, whole: bool) -> float:
+    """The number *text*, the value of *label*."""
+    if whole and _WHOLE.fullmatch(text) and len(text) <= _MOST_DIGITS:
+        return int(text)
+    if not whole and _NUMBER.fullmatch(text):
+        return float(text)
+    expected = "a whole number" if whole else "a number"
+    raise UsageError(f"{label} is {text[:40]!r}, expected {expected}", field=label)
 
 
 def _error(number: int, reason: str, *, hint: str = "") -> UsageError:
@@ -180,13 +197,25 @@ def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
     common: dict[str, str] = {}
     sections: dict[str, dict[str, str]] = {}
     section = common
-    for number, raw in enumerate(text.splitlines(), 1):
+    headings: dict[str, str] = {}  # of the sections, by the names of their presets
+    for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         line = raw.strip()
         if not line or line[0] in "#;":
             continue
         if line.startswith("[") and line.endswith("]"):
-            name = line[1:-1].strip()
-            section = common if name == _EVERY else sections.setdefault(name, {})
+            heading = line[1:-1].strip()
+            if heading == _EVERY:
+                section = common
+                continue
+            name = _name_of(heading)
+            if name in headings:
+                raise UsageError(
+                    f"preset.ini, line {number:,}: [{heading[:40]}] and [{headings[name][:40]}] "
+                    f"are both the preset {name!r}",
+                    hint="rename one of the sections",
+                )
+            headings[name] = heading
+            section = sections[heading] = {}
             continue
         key, equals, value = line.partition("=")
         if not equals:
@@ -216,14 +245,11 @@ def _set(values: dict[str, Any], options: dict[str, Any], name: str, key: str, v
     elif name == "lora":
         values["lora"] = (value,)
     elif name == "context":
-        values["context"] = int(_number(key, value, whole=True)) or None
+        values["context"] = int(_number(f"preset.ini: {key}", value, whole=True)) or None
     elif name == "samplers":
         options[name] = value.split(";")
     else:
-        number = _number(key, value, whole=_is_whole(name))
-        # -1 is llama.cpp's default, but as repeat_last_n it means the whole text.
-        if number != -1 or name == "repeat_last_n":
-            options[name] = number
+        _set_number(options, name, f"preset.ini: {key}", value)
 
 
 def _name_of(section: str) -> str:
