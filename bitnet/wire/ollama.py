@@ -36,8 +36,11 @@ STREAM = "lines"  # see Form.stream
 NANO = 10**9  # nanoseconds in a second
 MOST_SECONDS = 10 * 365 * 86_400  # ten years; a longer keep_alive means for ever
 NEVER = "9999-12-31T23:59:59+00:00"  # expires_at of a model that stays loaded
-_UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}
-_DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h|)", re.ASCII)
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 0.001, "s": 1, "m": 60, "h": 3600}
+#: A part of a duration, as Go's ``time.ParseDuration`` reads it.
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_SECONDS = re.compile(r"[+-]?(\d+(?:\.\d*)?|\.\d+)", re.ASCII)
+_DURATION = re.compile(rf"([+-]?)((?:{_PART.pattern})+)", re.ASCII)
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 # Fields of a body; the rest are options.
 _BODY = ("json_schema", "messages", "tools", "prompt", "thinking")
@@ -160,20 +163,25 @@ def find_ignored_options(body: Body, _: Served = None) -> Iterator[str]:
 
 def _check_options(body: Body, model: Served) -> dict[str, Any]:
     """The options of *body*; one that *model* cannot serve is refused."""
-    options: dict[str, Any] = body["options"] or {}
+    options = {name: _whole(value) for name, value in (body["options"] or {}).items()}
     for name, value in options.items():
-        is_served = name in OPTIONS.fields or name in RUNNING or value is None
-        if name == "num_ctx" and isinstance(value, int):
-            is_served = True
-            if model is not None and value > model.context:
-                raise UsageError(
-                    f"options.num_ctx is {value:,}, the context holds {model.context:,}",
-                    field="options.num_ctx",
-                )
-        if not is_served:
-            name = f"options.{name[:80]}"
-            raise UsageError(f"{name} is not served", field=name)
+        field = f"options.{name[:80]}"
+        if value is None or name in OPTIONS.fields or name in RUNNING:
+            continue  # Request checks the values of those that change an answer
+        if name != "num_ctx":
+            raise UsageError(f"{field} is not served", field=field)
+        if type(value) is not int:
+            raise UsageError(f"{field}: expected a whole number", field=field)
+        if model is not None and value > model.context:
+            raise UsageError(
+                f"{field} is {value:,}, the context holds {model.context:,}", field=field
+            )
     return options
+
+
+def _whole(value: Any) -> Any:
+    """*value* of an option, as a whole number if it is one: Go writes and reads ``4096.0``."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _schema(form: str | dict[str, Any] | None) -> Any:
@@ -268,14 +276,22 @@ def _line(
 
 
 def seconds_of(keep_alive: float | str) -> float:
-    """Seconds in *keep_alive*, a number or a text such as ``5m``; infinite if it is below 0."""
-    parts = _DURATION.fullmatch(str(keep_alive).strip())
-    if parts is None:
+    """Seconds in *keep_alive*, a number or a text such as ``1h30m``; infinite if it is below 0."""
+    seconds = _duration(keep_alive.strip()) if isinstance(keep_alive, str) else keep_alive
+    return float(seconds) if 0 <= seconds <= MOST_SECONDS else float("inf")
+
+
+def _duration(text: str) -> float:
+    """Seconds in *text*, a duration of Go or a number of seconds."""
+    if _SECONDS.fullmatch(text):
+        return float(text)
+    duration = _DURATION.fullmatch(text)
+    if duration is None:
         raise UsageError(
             "keep_alive: expected seconds, or a duration such as 5m", field="keep_alive"
         )
-    seconds = float(parts[1]) * _UNITS[parts[2]]
-    return seconds if 0 <= seconds <= MOST_SECONDS else float("inf")
+    seconds = sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(duration[2]))
+    return -seconds if duration[1] == "-" else seconds
 
 
 def _calls(answer: Answer) -> list[dict[str, Any]]:

@@ -42,7 +42,24 @@ VECTORS = (EMBED.name, EMBED_ONE.name)  # an empty text has a vector
 @pytest.mark.parametrize(("form", "field", "prompt", "empty"), PROMPTS)
 @pytest.mark.parametrize(
     ("keep_alive", "idle_s"),
-    [(None, None), (0, 0), ("0", 0), ("0s", 0), ("5m", 300), (-1, math.inf), ("-1s", math.inf)],
+    [
+        (None, None),
+        (0, 0),
+        ("0", 0),
+        ("0s", 0),
+        ("5m", 300),
+        (-1, math.inf),
+        ("-1s", math.inf),
+        ("1h30m", 5400),
+        ("1.5h", 5400),
+        ("+.5m", 30),
+        ("-1h30m", math.inf),
+        (0.25, 0.25),
+        (1e-5, 1e-5),
+        (1e20, math.inf),
+        (10**400, math.inf),
+        ("9" * 5000, math.inf),
+    ],
 )
 def test_a_body_without_a_prompt_loads_or_unloads(form, field, prompt, empty, keep_alive, idle_s):
     body = {"model": "tiny", "keep_alive": keep_alive}
@@ -60,9 +77,10 @@ def test_a_body_without_a_prompt_loads_or_unloads(form, field, prompt, empty, ke
 @pytest.mark.parametrize(("form", "field", "prompt", "empty"), PROMPTS)
 def test_a_time_that_is_none_is_refused(form, field, prompt, empty):
     for text in (prompt, empty):
-        body = form.read({"model": "tiny", "keep_alive": "soon", field: text})
-        with pytest.raises(UsageError, match="keep_alive"):
-            form.use(body)
+        for wrong in ("soon", "", "h", "1h 30m", "1d", "--5m", "5m-", "inf"):
+            body = form.read({"model": "tiny", "keep_alive": wrong, field: text})
+            with pytest.raises(UsageError, match="keep_alive"):
+                form.use(body)
 
 
 def test_every_form_with_a_time_reads_what_to_do_with_the_model():
@@ -109,6 +127,7 @@ def test_options_change_the_answer(client):
     hot = {"temperature": 50, "top_k": 0, "top_p": 1}
     assert text(**hot, seed=7) == text(**hot, seed=7) != text(**hot, seed=8)
     assert text(num_thread=1, num_ctx=2048) == plain
+    assert text(num_ctx=2048.0, top_k=1.0) == text(top_k=1)  # as Go reads it
 
 
 def test_nothing_to_answer_is_how_a_model_is_loaded(client):
@@ -204,7 +223,11 @@ def test_the_model_is_listed_and_described(client, worker, path):
         ("/api/chat", {"think": "much"}, "think: expected one of low, medium, high"),
         ("/api/chat", {"options": {"tfs_z": 0.5}}, "options.tfs_z is not served"),
         ("/api/chat", {"options": {"mirostat": 3}}, "options.mirostat is 3"),
-        ("/api/chat", {"options": {"num_ctx": 4096}}, "options.num_ctx is 4,096"),
+        ("/api/chat", {"options": {"num_ctx": 4096.0}}, "options.num_ctx is 4,096"),
+        ("/api/chat", {"options": {"num_ctx": 9.5}}, "options.num_ctx: expected a whole number"),
+        ("/api/chat", {"options": {"num_ctx": "9"}}, "options.num_ctx: expected a whole number"),
+        ("/api/chat", {"options": {"top_k": 4.5}}, "options.top_k"),
+        ("/api/chat", {"options": {"top_k": True}}, "options.top_k"),
         ("/api/chat", {"options": {"top_p": 3.0}}, "options.top_p is 3.0"),
         ("/api/chat", {"options": {"num_predict": 0}}, "options.num_predict is 0"),
         ("/api/chat", {"options": {"num_predict": "x"}}, "options.num_predict is of type str"),
