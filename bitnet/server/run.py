@@ -219,6 +219,8 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
     except socket.gaierror as error:
         raise UsageError(f"--host {host}: {error.strerror}", hint=_HOSTS) from None
+    except ValueError:  # an empty or a too long part, or a NUL
+        raise UsageError(f"--host {host[:100]!r} is not the name of a host", hint=_HOSTS) from None
     with _explain_errors(f"{host}:{port}"):
         bound = socket.socket(family, kind, protocol)
         try:

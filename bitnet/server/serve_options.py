@@ -13,15 +13,15 @@ from bitnet.base.errors import UsageError, from_os_error
 from bitnet.base.files import read_bytes
 from bitnet.base.machine import total_memory
 from bitnet.base.options import check_bounds, option, parse_duration
-from bitnet.base.trust import is_loopback
+from bitnet.base.trust import address, is_loopback
 
 
 def _is_address(text: str) -> bool:
     try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # unmatched brackets, or an invalid port
+        address(text)
+    except ValueError:
         return False
+    return True
 
 
 def _memory() -> int:

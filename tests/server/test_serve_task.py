@@ -19,6 +19,9 @@ from serve_process import Process
 from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, free_port, until
 
+from bitnet.base.errors import UsageError
+from bitnet.server.run import bind
+
 
 @pytest.fixture
 def started(model_path):
@@ -156,6 +159,7 @@ def test_a_port_in_use_is_an_error_with_a_hint_before_the_model_is_loaded(starte
     [
         ("--callback-url", "http://"),
         ("--callback-url", "http://pool:99999/"),
+        ("--callback-url", "http://a..b/"),
         ("--allow-origin", "chat.example"),
         ("--allow-origin", "https://chat.example/page"),
     ],
@@ -259,6 +263,12 @@ def test_beyond_this_machine_a_key_is_required(started):
     assert any("--allow-unauthenticated" in line for line in worker.lines)
     allowed = started("--host", "0.0.0.0", "--allow-unauthenticated").listen()
     assert any(line.startswith("Warning: any client that reaches") for line in allowed.lines)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, "a\0b"])
+def test_a_host_that_no_machine_can_have_is_refused(host):
+    with pytest.raises(UsageError, match="--host"):
+        bind(host, 0)
 
 
 @pytest.mark.parametrize(
