@@ -169,7 +169,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
             facts["context_length"] = header["context"]
             if header["writes"]:
                 default = with_defaults(models.defaults, max_tokens=EVERYTHING, **RANDOM)
-                request = default.with_settings(header["generation"])
+                request = slot.fill_in(default).with_settings(header["generation"])
                 facts["generation_defaults"] = request.sampling_facts()
         if slot.loaded:
             model = slot.model
@@ -229,7 +229,7 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     slot = await open_slot(request, model)
     tokenizer = slot.model.tokenizer
     default = with_defaults(request.app.state.models.defaults, **DEFAULTS)
-    params = default.with_settings(slot.model.generation).sampling._asdict()
+    params = slot.fill_in(default).with_settings(slot.model.generation).sampling._asdict()
 
     def text(token: int | None) -> str:
         return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
@@ -343,12 +343,12 @@ async def version() -> dict[str, str]:
 
 async def _describe_model(slot: Slot) -> dict[str, Any]:
     path = slot.path
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    stats = [file.stat() for file in files]
+    files = [path]
     details: dict[str, Any] = {"format": "gguf" if path.suffix == ".gguf" else "safetensors"}
     digest = ""
     with suppress(BitnetError):  # the list has broken models, too: a request gets the error
         facts = await slot.header()
+        files = facts["files"]
         details |= {
             "parent_model": "",
             "family": facts["architecture"],
@@ -357,6 +357,10 @@ async def _describe_model(slot: Slot) -> dict[str, Any]:
             "quantization_level": facts["encoding"],
         }
         digest = await slot.digest()
+    stats = []
+    for file in files:
+        with suppress(OSError):  # it is gone, or cannot be read any more
+            stats.append(file.stat())
     return {
         "name": slot.name,
         "model": slot.name,

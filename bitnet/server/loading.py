@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bitnet.base.errors import BitnetError
 from bitnet.base.options import CacheOptions
@@ -18,13 +20,46 @@ from bitnet.store import Store
 from bitnet.tokenizer import resolve_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.narration import Narrate
+
+
+T = TypeVar("T")
+
+
+async def run_detached(work: Callable[[], T]) -> T:
+    """Result of *work*, called in a thread that does not keep the process from ending.
+
+    The end of the event loop, and of Python, waits for the threads of asyncio's own pool. Loading a
+    model or hashing its files may take minutes, and cannot be cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if result.done():  # its task was cancelled
+            return
+        if error is None:
+            result.set_result(cast("T", value))
+        else:
+            result.set_exception(error)
+
+    def run() -> None:
+        value = failure = None
+        try:
+            value = work()
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, name="bitnet-load", daemon=True).start()
+    return await result
 
 
 def open_narrated(open_file: Callable[[], Checkpoint], narrate: Narrate) -> Checkpoint:
@@ -92,7 +127,7 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
 
     ``architecture`` (GGUF's), ``context`` in positions, ``dim``, ``writes`` (False: vectors
     only), ``template`` (empty: none), number of ``parameters``, the ``encoding`` of most bytes,
-    and the ``generation`` settings of the model's files.
+    the ``generation`` settings of the model's files, and these ``files``, sorted.
     *context* bounds the positions of a sequence; ``None``: as many as it was made for.
     """
     config = config_from(checkpoint)
@@ -112,16 +147,23 @@ def read_header(checkpoint: Checkpoint, context: int | None) -> dict[str, Any]:
         "parameters": sum(prod(weight.shape) for weight in checkpoint.weights.values()),
         "encoding": bytes_of.most_common(1)[0][0],
         "generation": read_generation_settings(checkpoint),
+        "files": _files_of(checkpoint),
     }
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file, or of the names and digests of a folder's files."""
+def _files_of(checkpoint: Checkpoint) -> list[Path]:
+    """The files of *checkpoint*, sorted: all parts of a GGUF file, or those below its folder."""
+    if checkpoint.gguf is not None:
+        return sorted(checkpoint.gguf.paths)
+    return sorted(file for file in checkpoint.path.rglob("*") if file.is_file())
+
+
+def digest_of(files: Sequence[Path], folder: Path) -> str:
+    """SHA-256 of the only one of *files*, or of their names in *folder* and their digests."""
     store = Store(CacheOptions().root)
-    if path.is_file():
-        return store.digest_of(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    lines = [f"{store.digest_of(file)} {file.relative_to(path)}\n" for file in files]
+    if len(files) == 1:
+        return store.digest_of(files[0])
+    lines = [f"{store.digest_of(file)} {file.relative_to(folder)}\n" for file in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

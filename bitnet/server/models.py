@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.quantities import human_size
 from bitnet.runtime.request import Request, SamplingOptions
-from bitnet.server.loading import load_narrated, memory_of, open_narrated
+from bitnet.server.loading import load_narrated, memory_of, open_narrated, run_detached
 from bitnet.server.refusals import Refused, from_error, stopping, too_late
 from bitnet.server.slot import FOREVER, Slot
 
@@ -76,6 +76,7 @@ class Models:
         self.slots = {slot.name: slot for slot in slots}
         self.default = slots[0]
         self._named = {name: slot for slot in slots for name in slot.names} | self.slots
+        self._idle_s = idle_s
         for name, slot in self.slots.items():
             many = len(slots) > 1
             slot.narrate = partial(narrate, model_name=name) if many else narrate
@@ -94,6 +95,7 @@ class Models:
         self._compiling = ThreadPoolExecutor(COMPILING, "bitnet-grammar")
         self._memory_bytes = memory_bytes
         self._draining = False
+        self._closed = False
         self._turn = asyncio.Lock()  # to load or to unload
         self._freed = asyncio.Event()  # a request ended: a model may be idle, or a load unnecessary
         self._tasks: set[asyncio.Task[None]] = set()
@@ -156,6 +158,7 @@ class Models:
     def close(self) -> None:
         """End every answer, every thread and every model."""
         self._draining = True
+        self._closed = True
         for slot in self.slots.values():
             slot.cancel_timer()
         for slot in self._in_memory():
@@ -203,7 +206,11 @@ class Models:
             self._freed.set()
 
     def keep(self, slot: Slot, idle_s: float | None = None) -> None:
-        """Keep *slot* loaded for *idle_s* seconds without a request; ``None``: as it was."""
+        """Keep *slot* loaded for *idle_s* seconds without a request.
+
+        ``None``: for as long as the last request said that stated a time; if none has since the
+        model was loaded, for the time of the worker.
+        """
         slot.idle_s = slot.idle_s if idle_s is None else idle_s
         slot.cancel_timer()
         is_idle = slot.loaded and not (slot.users or slot.pinned or self._draining)
@@ -279,12 +286,15 @@ class Models:
         try:
             async with self._turn:
                 self._check_needed(slot)
-                checkpoint = await asyncio.to_thread(open_narrated, slot.open, slot.narrate)
+                slot.idle_s = self._idle_s  # an earlier keep_alive was about what was unloaded
+                narrate = self._until_closed(slot.narrate)
+                checkpoint = await run_detached(partial(open_narrated, slot.open, narrate))
                 size = partial(memory_of, checkpoint, slot.context, **self._sizes)
-                slot.size_bytes = await asyncio.to_thread(size)
+                slot.size_bytes = await run_detached(size)
                 await self._make_room(slot)
                 slot.state = "loading"
-                model = await asyncio.to_thread(load_narrated, checkpoint, slot.load, slot.narrate)
+                load = partial(load_narrated, checkpoint, slot.load, narrate)
+                model = await run_detached(load)
                 slot.fill(model, **self._sizes)
         except Refused:
             slot.state = "unloaded"
@@ -296,6 +306,15 @@ class Models:
             raise Refused(500, message, kind="server_error", code=code) from None
         finally:
             slot.loading = None
+
+    def _until_closed(self, write: Narrate) -> Narrate:
+        """*write* until the worker ends, which may be before a load has ended."""
+
+        def write_unless_closed(*action: Any, **facts: Any) -> None:
+            if not self._closed:
+                write(*action, **facts)
+
+        return write_unless_closed
 
     def _check_needed(self, slot: Slot) -> None:
         """Raise the refusal that ends the load of *slot* if no request waits for it any more."""

@@ -6,7 +6,6 @@ answers and, for each answer, a function that hands its pieces to the event loop
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -16,11 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.base.errors import UsageError
-from bitnet.server.loading import digest_of, read_header
+from bitnet.server.loading import digest_of, read_header, run_detached
 from bitnet.server.metrics import count_answer
 from bitnet.server.refusals import Refused, from_error, stopping
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -86,6 +86,10 @@ class Slot:
         name = (name or "").removesuffix(":latest")  # a tag of Ollama's clients
         return name if name in self.adapters else ""
 
+    def fill_in(self, request: Request) -> Request:
+        """*request* with the options of the preset that is served, where it has none."""
+        return request if self.preset is None else self.preset.fill(request)
+
     @property
     def loaded(self) -> bool:
         """True if the model is in memory, and no request has to wait for it."""
@@ -118,12 +122,15 @@ class Slot:
     async def header(self) -> dict[str, Any]:
         """Facts about its file, as :func:`read_header` gives them; in a thread, and kept."""
         if not self._header:
-            self._header = await asyncio.to_thread(lambda: read_header(self.open(), self.context))
+            self._header = await run_detached(lambda: read_header(self.open(), self.context))
         return self._header
 
     async def digest(self) -> str:
-        """Digest of its file or folder; in a thread, and kept."""
-        self._digest = self._digest or await asyncio.to_thread(digest_of, self.path)
+        """Digest of its files; in a thread, and kept."""
+        if not self._digest:
+            files = (await self.header())["files"]
+            folder = self.path if self.path.is_dir() else self.path.parent
+            self._digest = await run_detached(partial(digest_of, files, folder))
         return self._digest
 
     def cancel_timer(self) -> None:

@@ -1,17 +1,22 @@
 """Several models in one worker: loaded for a request, unloaded when idle or for another."""
 
 import contextlib
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 
 import pytest
+from builders import INT32, UINT16, Tensor, Typed, write_gguf
 from server_process import serving_all, slot_of
-from tiny_models import tiny_gguf
+from tiny_models import tiny, tiny_gguf
 from waiting import until
 
 from bitnet import load
 from bitnet.base.errors import InferenceError
+from bitnet.server import run
 from bitnet.server.loading import memory_of
+from bitnet.server.slot import FOREVER
 
 ASK = {"prompt": "ab", "max_tokens": 5, "temperature": 0}
 
@@ -179,6 +184,56 @@ def unloaded(worker, name):
     return sum(said in line for line in worker.lines)
 
 
+@pytest.mark.parametrize("prompt", ["", "a"])
+@pytest.mark.parametrize("left_out", [{}, {"keep_alive": None}])
+def test_a_keep_alive_is_forgotten_when_the_model_is_unloaded(serve, prompt, left_out):
+    worker = serve()
+    generate = {"model": "a", "prompt": prompt, "options": {"num_predict": 1}, "stream": False}
+    assert ask(worker, "a").status_code == 200
+    assert worker.post("/api/generate", generate | {"keep_alive": 0}).status_code == 200
+    until(lambda: unloaded(worker, "a") == 1)
+    for _ in range(2):
+        assert worker.post("/api/generate", generate | left_out).status_code == 200
+        until(lambda: not worker.slot.users)
+        assert (worker.slot.loaded, worker.slot.timer) == (True, None)
+
+
+def test_a_keep_alive_lasts_until_another_request_states_one(serve):
+    worker = serve()
+    empty = {"model": "a", "stream": False}
+    for keep_alive, idle_s in ((60, 60.0), (None, 60.0), ("1h30m", 5400.0), (-1, FOREVER)):
+        assert worker.post("/api/generate", empty | {"keep_alive": keep_alive}).status_code == 200
+        assert worker.slot.idle_s == idle_s
+
+
+def test_a_model_in_parts_has_the_size_and_the_digest_of_all_of_them(serve, tmp_path):
+    parts = in_two_parts(tmp_path)
+    worker = serve(slot_of(parts[0], "a"))
+    lines = [f"{sha256(part.read_bytes()).hexdigest()} {part.name}\n" for part in parts]
+    (tag,) = worker.http.get("/api/tags").json()["models"]
+    assert tag["size"] == sum(part.stat().st_size for part in parts)
+    assert tag["digest"] == sha256("".join(lines).encode()).hexdigest()
+    parts[1].unlink()  # its facts are known
+    (tag,) = worker.http.get("/api/tags").json()["models"]
+    assert tag["size"] == parts[0].stat().st_size
+
+
+def in_two_parts(folder):
+    """A model as two files."""
+    whole = tiny("llama")
+    parts = [folder / f"a-0000{number}-of-00002.gguf" for number in (1, 2)]
+    names = [*whole.weights]
+    count = {"split.count": Typed(UINT16, 2), "split.tensors.count": Typed(INT32, len(names))}
+    for number, chosen in enumerate((names[:7], names[7:])):
+        tensors = [
+            Tensor(name, whole.weights[name].shape, 0, whole.weights[name].data.tobytes())
+            for name in chosen
+        ]
+        keys = (dict(whole.metadata) if not number else {}) | count
+        write_gguf(parts[number], keys | {"split.no": Typed(UINT16, number)}, tensors)
+    return parts
+
+
 def test_one_that_is_used_is_not_unloaded(serve, slow):
     worker = serve(idle_s=0.0)
     slow(1)
@@ -212,6 +267,23 @@ def budget_for_one(path):
     source = slot_of(path)
     one = memory_of(source.open(), None, 8, None)
     return one + one // 2
+
+
+def test_a_worker_ends_without_the_load_that_its_requests_waited_for(
+    serve, paths, gate, monkeypatch
+):
+    monkeypatch.setattr(run, "PASS_S", 0.01)
+    worker = serve(slot_of(paths[0]), gate.slot, drain_s=0.0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, worker, "b")
+        until(lambda: gate.loads)
+        worker.server.handle_exit(signal.SIGTERM, None)
+        assert waiting.result().status_code == 503
+    until(worker.loop.is_closed)  # asyncio has waited for its threads by then
+    lines = len(worker.lines)
+    gate.open.set()
+    until(lambda: not any(thread.name == "bitnet-load" for thread in threading.enumerate()))
+    assert len(worker.lines) == lines
 
 
 def test_the_least_recently_used_makes_room(serve, paths):
