@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import BitnetError, UsageError
+from bitnet.base.trust import encodable
 from bitnet.formats.model_files import model_name
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import Request, SamplingOptions
@@ -181,7 +182,8 @@ class BatchRow:
                 raise UsageError(message, field=name)
         path = facts["url"]
         if unknown := set(facts) - {"custom_id", "method", "url", "body"}:
-            raise UsageError(f"{min(unknown)} is not a field of a line", field=min(unknown))
+            name = encodable(min(unknown)[:200])
+            raise UsageError(f"{name} is not a field of a line", field=name)
         if not isinstance(facts.get("body"), dict):
             raise UsageError("body: expected a JSON object", field="body")
         form = URLS[path]
@@ -189,21 +191,27 @@ class BatchRow:
             body = form.read(facts["body"])
             if body.get("stream"):
                 raise UsageError("stream is not for a batch", field="stream")
+        except UsageError as error:
+            raise _in_body(error) from error
+        try:
             requests = form.requests(body, default, model)
             for request in requests:
                 request.check()
         except UsageError as error:
-            renamed = form.rename(error, facts["body"])
-            if not renamed.field:
-                raise
-            field = f"body.{renamed.field}"
-            if renamed.message.startswith(renamed.field):
-                message = f"body.{renamed.message}"
-            else:
-                message = f"{field}: {renamed.message}"
-            raise UsageError(message, hint=renamed.hint, field=field) from error
+            raise _in_body(form.rename(error, body)) from error
         choices = range(body.get("n") or 1)
         return [request.choice(number) for request in requests for number in choices]
+
+
+def _in_body(error: UsageError) -> UsageError:
+    """*error* about a field of the body of a line, which it names by its path in the line."""
+    if not error.field:
+        return error
+    field = f"body.{error.field}"
+    message = f"{field}: {error.message}"
+    if error.message.startswith(error.field):
+        message = f"body.{error.message}"
+    return UsageError(message, hint=error.hint, field=field)
 
 
 def _logprob(token: TokenLogprob) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def biases_of(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
     for token, bias in entries.items():
         try:
             number = float(bias)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):  # a whole number may be beyond any float
             number = math.nan
         if not re.fullmatch("[0-9]{1,19}", str(token)) or not number <= MAX_BIAS:
             written = f"{token}={bias}".removesuffix("=")[:60]

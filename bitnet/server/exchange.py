@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +22,7 @@ from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.metrics import describe_span
 from bitnet.server.refusals import GONE, Refused, from_error, stopping, too_late
 from bitnet.wire import responses
+from bitnet.wire.forms import MESSAGE, with_name
 from bitnet.wire.routes import dialect_of
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from bitnet.wire.forms import Form
 
     Body = dict[str, Any]
+    #: Pieces of answers, each with the number of its answer, and that answer.
+    Answering = AsyncGenerator[tuple[int, Piece, Answer]]
 
 T = TypeVar("T")
 
@@ -83,9 +86,11 @@ async def compute(request: Request, form: Form) -> JSONResponse:
     body = await body_of(request, form)
     slot = await open_slot(request, body["model"])
     models = request.app.state.models
-    with slot.place(), name_as_sent(form, body):
-        making = models.run_in_thread(partial(form.compute, body, slot.model))
-        facts = await unless_gone(request, making)
+    with slot.place():
+        prompts = await unless_gone(request, _prompts_of(request, slot, form, body))
+        with name_as_sent(form, body, prompts):
+            making = models.run_in_thread(partial(form.compute, body, prompts.requests, slot.model))
+            facts = await unless_gone(request, making)
     return JSONResponse(facts, headers=name_ignored(request, slot, form, body))
 
 
@@ -102,14 +107,19 @@ async def answer(request: Request, form: Form) -> JSONResponse | StreamingRespon
 
     slot = await open_slot(request, body["model"])
     request.app.state.models.keep(slot, idle_s)
-    headers = name_ignored(request, slot, form, body)
     if action == "load":
+        headers = name_ignored(request, slot, form, body)
         return JSONResponse(form.empty_reply(body, action), headers=headers)
 
+    # Fields without effect are looked for in a body that has become requests: every part of it has
+    # its right type by then.
+    prompts = await unless_gone(request, _prompts_of(request, slot, form, body))
+    headers = name_ignored(request, slot, form, body)
     head = _head_of(request, slot, form, body)
+    pieces = generate(request, slot, form, body, prompts)
     if _wants_events(form, body):
-        return await _stream(request, slot, form, body, head, headers)
-    answers = await _collect(request, slot, form, body)
+        return await _stream(request, form, body, head, headers, pieces)
+    answers = await _collect(request, pieces)
     return JSONResponse(form.reply(body, head, answers), headers=headers)
 
 
@@ -136,12 +146,11 @@ def _wants_events(form: Form, body: Body) -> bool:
 
 
 async def _stream(
-    request: Request, slot: Slot, form: Form, body: Body, head: Body, headers: dict[str, str]
+    request: Request, form: Form, body: Body, head: Body, headers: dict[str, str], pieces: Answering
 ) -> StreamingResponse:
-    """The answers to *body* as events."""
+    """The answers to *body*, which come as *pieces*, as events."""
     assert form.events is not None
     state = request.scope["state"]
-    pieces = generate(request, slot, form, body)
     state["ends"].push_async_callback(pieces.aclose)  # also if nothing of it is sent
     # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
     first = await unless_gone(request, anext(pieces))
@@ -190,11 +199,11 @@ def name_ignored(request: Request, slot: Slot, form: Form, body: Body) -> dict[s
     return {"bitnet-ignored": ", ".join(names)[:MOST_HEADER]} if names else {}
 
 
-async def _collect(request: Request, slot: Slot, form: Form, body: Body) -> list[Answer]:
-    """The whole answers to *body*."""
+async def _collect(request: Request, pieces: Answering) -> list[Answer]:
+    """The whole answers that come as *pieces*."""
 
     async def take_all() -> list[Answer]:
-        answers = {index: each async for index, _, each in generate(request, slot, form, body)}
+        answers = {index: each async for index, _, each in pieces}
         return [answers[index] for index in sorted(answers)]
 
     return await unless_gone(request, take_all())
@@ -202,7 +211,7 @@ async def _collect(request: Request, slot: Slot, form: Form, body: Body) -> list
 
 def event_text(stream: str, facts: Any) -> str:
     """*facts* as an event of a stream in the format *stream*: see ``Form.stream``."""
-    line = json.dumps(facts, ensure_ascii=False, separators=(",", ":"))
+    line = json.dumps(facts, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     if stream == "lines":
         return f"{line}\n"
     if stream == "named":
@@ -265,25 +274,45 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
 # --- the answers ---------------------------------------------------------------------------------
 
 
+@dataclass
+class BodyRequests:
+    """The requests that a body makes to the model, one for each prompt."""
+
+    requests: list[ModelRequest]
+    preset: str = ""  # name of the preset that begins the conversation
+    #: For each message of the conversation, its number in the client's; ``None``: the preset's.
+    numbers: list[int | None] = field(default_factory=list)
+
+    def number_as_sent(self, error: UsageError) -> UsageError:
+        """*error*, with the number that the client's conversation has for its message."""
+        match = MESSAGE.match(error.field)
+        if match is None or not self.numbers:
+            return error
+        number = self.numbers[int(match[1])]
+        if number is None:
+            return UsageError(f"preset {self.preset!r}: {error.message}", hint=error.hint)
+        return with_name(error, MESSAGE.sub(f"messages.{number}", error.field))
+
+
 async def generate(
-    request: Request, slot: Slot, form: Form, body: Body
-) -> AsyncGenerator[tuple[int, Piece, Answer]]:
-    """Pieces of the answers to *body*, as they are generated.
+    request: Request, slot: Slot, form: Form, body: Body, prompts: BodyRequests
+) -> Answering:
+    """Pieces of the answers to *body*, which has *prompts*, as they are generated.
 
     Each comes with the number of its answer and the answer itself, which may be ahead of the piece.
     """
     models: Models = request.app.state.models
     pieces: Pieces = asyncio.Queue()
-    all_requests = await _requests_of(request, slot, form, body)
+    all_requests = prompts.requests
     # Texts to embed are submitted a batch at a time, so that other requests get places as well.
     at_once = models.max_batch if all_requests[0].embed else len(all_requests)
     parts = [
         all_requests[begin : begin + at_once] for begin in range(0, len(all_requests), at_once)
     ]
-    submit = partial(_submit, request, slot, form, body, pieces)
+    submit = partial(_submit, request, slot, form, body, pieces, prompts)
     answers = await submit(parts[0], 0)
     count = len(all_requests) * (body.get("n") or 1)
-    limit_s = (body.get("t_max_predict_ms") or 0) / 1000
+    limit_ms = body.get("t_max_predict_ms") or 0  # llama.cpp: only one above 0 is a limit
     models.queues.add(pieces)
     try:
         with _narrate_answers(request, slot, answers, count):
@@ -300,7 +329,7 @@ async def generate(
                     _raise_failure(answers[index], piece, request)
                     unfinished -= piece.finish_reason is not None
                     # A time limit waits for the end of a line, as editors expect.
-                    if limit_s and "\n" in piece.text and answers[index].decode_s > limit_s:
+                    if 0 < limit_ms < answers[index].decode_s * 1000 and "\n" in piece.text:
                         slot.cancel(answers)
                     yield index, piece, answers[index]
     finally:
@@ -335,25 +364,25 @@ def _narrate_answers(
     narrate("inference_complete", tokens=tokens, finish=finish)
 
 
-async def _requests_of(request: Request, slot: Slot, form: Form, body: Body) -> list[ModelRequest]:
-    """The model's requests for *body*, one for each prompt."""
+async def _prompts_of(request: Request, slot: Slot, form: Form, body: Body) -> BodyRequests:
+    """The prompts of *body*, as the model gets them."""
     models: Models = request.app.state.models
     is_unlimited = form.tokens == EVERYTHING
     longest = EVERYTHING if is_unlimited else min(form.tokens, models.max_output_tokens)
     default = replace(models.defaults, fallback={"max_tokens": longest})
     preset = slot.preset
-    if preset is not None:
-        default = preset.fill(default)
-    make = partial(form.requests, body, default, slot.model)
+    make = partial(form.requests, body, slot.fill_in(default), slot.model)
     lora = slot.adapter(body["model"])
-    with name_as_sent(form, body):
-        model_requests = [replace(each, lora=lora) for each in await models.run_in_thread(make)]
-        if preset is None:
-            return model_requests
-        return [
-            replace(each, messages=preset.begin(each.messages)) if each.messages else each
-            for each in model_requests
-        ]
+    prompts = BodyRequests([])
+    with name_as_sent(form, body, prompts):
+        for each in await models.run_in_thread(make):
+            model_request = replace(each, lora=lora)
+            if preset is not None and each.messages:
+                prompts.preset = preset.name
+                prompts.numbers = preset.list_numbers(each.messages)
+                model_request = replace(model_request, messages=preset.begin(each.messages))
+            prompts.requests.append(model_request)
+    return prompts
 
 
 async def _submit(
@@ -362,6 +391,7 @@ async def _submit(
     form: Form,
     body: Body,
     pieces: Pieces,
+    prompts: BodyRequests,
     asked: list[ModelRequest],
     first: int,
 ) -> list[Answer]:
@@ -388,7 +418,8 @@ async def _submit(
 
     compiles = any(each.needs_grammar for each in asked)
     count = len(asked) * choices
-    with name_as_sent(form, body), slot.place(count, admitted=first > 0) as reservation:
+    naming = name_as_sent(form, body, prompts)
+    with naming, slot.place(count, admitted=first > 0) as reservation:
         answers = await models.run_in_thread(prepare_answers, compiles=compiles)
         slot.submit(answers, [partial(put, first + index) for index in range(count)])
         reservation.clear()  # each answer frees its place when it ends
@@ -396,12 +427,12 @@ async def _submit(
 
 
 @contextmanager
-def name_as_sent(form: Form, body: Body) -> Iterator[None]:
+def name_as_sent(form: Form, body: Body, prompts: BodyRequests) -> Iterator[None]:
     """Rename the field of an error raised here to the name that it has in *body*, of *form*."""
     try:
         yield
     except UsageError as error:
-        raise form.rename(error, body) from error
+        raise form.rename(prompts.number_as_sent(error), body) from error
     except Refused as refusal:
         if refusal.code == TOO_LONG:
             refusal.param = next((name for name in _PROMPTS if body.get(name) is not None), None)

@@ -14,7 +14,7 @@ from bitnet.base.trust import encodable
 from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import RANDOM, STOPS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
-from bitnet.wire.messages import ONLY_TEXT
+from bitnet.wire.messages import ONLY_TEXT, type_of
 from bitnet.wire.reasoning import EFFORT, can_reason, takes_effort
 from bitnet.wire.schemas import (
     FLAG,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import Piece
     from bitnet.wire.forms import Body, Events, Pieces, Served
 
@@ -196,18 +197,22 @@ def message_ignores(body: Body, model: Served) -> Iterator[str]:
     effort = (body["output_config"] or {}).get("effort")
     if effort and not takes_effort(model, effort):
         yield "output_config.effort"
-    mode = (body["thinking"] or {}).get("type")
+    thinking = body["thinking"] or {}
+    mode = thinking.get("type")
     if mode not in (None, "disabled") and not can_reason(model):
         yield "thinking"
+    elif mode != "enabled" and thinking.get("budget_tokens") is not None:
+        yield "thinking.budget_tokens"
 
 
 def _find_ignored_in_blocks(content: Any) -> Iterator[str]:
     """Names of fields without effect in the blocks of *content*."""
     blocks = content if isinstance(content, list) else []
     for block in blocks:
-        schema = {"type": "object", "properties": _BLOCKS.get(str(block.get("type")), {})}
+        kind = block.get("type")
+        schema = {"type": "object", "properties": _BLOCKS.get(kind or "text", {})}
         yield from find_ignored(schema, block, "content")
-        if block.get("type") == "tool_result":
+        if kind == "tool_result":
             yield from _find_ignored_in_blocks(block.get("content"))
 
 
@@ -219,7 +224,7 @@ def _schema(body: Mapping[str, Any]) -> Any:
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     """A tool in OpenAI's form."""
-    if tool.get("type", "custom") != "custom":
+    if type_of(tool, where, "custom") != "custom":
         raise UsageError(f"{where}: tools of Anthropic's own are not served", field=where)
     check_entries(tool, _TOOL["properties"], where)
     function = {name: tool[name] for name in ("name", "description") if name in tool}
@@ -247,7 +252,7 @@ def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     reasoning: list[str] = []
     for number, block in enumerate(content):
         at = f"{where}.content.{number}"
-        kind = block.get("type")
+        kind = type_of(block, at)
         if kind in _BLOCKS:
             check_entries(block, _BLOCKS[kind], at)
         if kind == "text" and isinstance(block.get("text"), str):
@@ -268,7 +273,7 @@ def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
                 {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
             )
         else:
-            printable = encodable(str(kind)[:40])
+            printable = encodable(kind[:40])
             raise UsageError(
                 f"{at}: a block of type {printable!r} is refused: {ONLY_TEXT}", field=at
             )
@@ -289,9 +294,9 @@ def _texts(content: Any, where: str) -> str:
     texts = []
     for number, block in enumerate(content):
         at = f"{where}.{number}"
-        kind = block.get("type", "text")
+        kind = type_of(block, at, "text")
         if kind not in ("text", "tool_reference"):
-            printable = encodable(str(kind)[:40])
+            printable = encodable(kind[:40])
             raise UsageError(
                 f"{at}: a block of type {printable!r} is refused: {ONLY_TEXT}", field=at
             )
@@ -394,12 +399,17 @@ def error_reply(message: str, status: int, *_: object) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
+def count_tokens(_body: Body, requests: Sequence[Request], model: LanguageModel) -> dict[str, int]:
+    """The reply of ``/v1/messages/count_tokens``: the tokens of the conversation."""
+    (request,) = requests
+    ids, _ = model.prepare(request)
+    return {"input_tokens": len(ids)}
+
+
 COUNT = Form(
     "CountRequest", _FIELDS, required=("messages",), ignores=message_ignores, places=message_places,
     dialect="anthropic", tag="Anthropic", summary="The tokens of a conversation",
-    compute=lambda body, model: {
-        "input_tokens": len(model.prepare(*message_requests(body, None, model))[0])
-    },
+    requests=message_requests, compute=count_tokens,
 )  # fmt: skip
 MESSAGE = Form(
     "MessagesRequest",

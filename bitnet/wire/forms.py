@@ -7,6 +7,7 @@ schema says which.
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -41,17 +42,27 @@ if TYPE_CHECKING:
     Default = Request | None  # supplies what a body leaves out
     Served = LanguageModel | None  # the model that answers, if it is known
     #: What a body has its model do, and the seconds without a request after which the model may be
-    #: unloaded; None: those of the worker.
+    #: unloaded; None: the body says nothing about that.
     ModelUse = tuple[Literal["answer", "load", "unload"], float | None]
 
 
-_MESSAGE = re.compile(r"messages\.(\d+)")
+#: A message of a request, as the field of an error.
+MESSAGE = re.compile(r"messages\.(\d+)")
 
 
 def read_json(raw: bytes | str) -> Any:
-    """The JSON value *raw*; an object that has a key twice is refused, since one would be lost."""
+    """The JSON value *raw*.
+
+    An object that has a key twice is refused, since one would be lost; so is a number that JSON
+    cannot write again: ``NaN``, ``Infinity``, or one beyond the range of a float.
+    """
     try:
-        return json.loads(raw, object_pairs_hook=_object_of)
+        return json.loads(
+            raw,
+            object_pairs_hook=_object_of,
+            parse_float=_finite_float,
+            parse_constant=_refuse_constant,
+        )
     except RecursionError:
         raise UsageError("the body is nested too deep") from None
     except ValueError as error:
@@ -89,6 +100,24 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
+def _finite_float(text: str) -> float:
+    """The number *text*; one that a float cannot hold is refused."""
+    number = float(text)
+    if math.isinf(number):
+        raise UsageError(f"the body is not JSON that can be read: {text[:40]} is out of range")
+    return number
+
+
+def _refuse_constant(name: str) -> Any:
+    """Refuse the constant *name*, which Python's reader accepts."""
+    raise UsageError(f"the body is not JSON: {name} is not a value of JSON")
+
+
+def no_requests(*_: Any) -> list[Request]:
+    """The requests of a body whose reply is computed from its own fields."""
+    return []
+
+
 def _refuse_to_answer(*_: Any) -> Any:
     """Stand in for a function of a form whose address never calls it."""
     raise AssertionError
@@ -118,7 +147,9 @@ class Form:
     events: Callable[[Body, Body, Pieces], Events] | None = None  # the reply as a stream
     #: How events are written: ``openai`` (with a last line), ``named``, ``unnamed``, ``lines``.
     stream: str = "openai"
-    compute: Callable[[Body, LanguageModel], Any] = _refuse_to_answer  # reply without an answer
+    #: The reply without an answer, from a body and its requests, of which :attr:`requests` may make
+    #: none.
+    compute: Callable[[Body, Sequence[Request], LanguageModel], Any] = _refuse_to_answer
     #: For each message of the request, its path in the body; default: ``messages.N``.
     places: Callable[[Body], list[str]] | None = None
     clamps: bool = False  # a token limit beyond the room there is is lowered, not refused
@@ -198,20 +229,23 @@ class Form:
         If several fields of the form can set it, *body* decides which of them is meant.
         """
         field_name = error.field
-        match = _MESSAGE.match(field_name)
+        match = MESSAGE.match(field_name)
         if match and self.places is not None and body is not None:
-            places = self.places(body)
+            try:
+                places = self.places(body)
+            except UsageError:  # no message was made of the body: the error names its own entry
+                return error
             number = int(match[1])
-            return _with_name(error, places[number]) if number < len(places) else error
+            return with_name(error, places[number]) if number < len(places) else error
         if body is not None and body.get(field_name) is None:
             for setter in self.setters.get(field_name, ()):
                 if body.get(setter) is not None:
-                    return _with_name(error, setter)
+                    return with_name(error, setter)
         names = NAMES.get(field_name)
         own_name = names[DIALECTS.index(self.dialect)] if names else ""
         if own_name:
             field_name = own_name if own_name in self.fields else f"{self.prefix}{own_name}"
-        return error if field_name == error.field else _with_name(error, field_name)
+        return error if field_name == error.field else with_name(error, field_name)
 
 
 def _or_null(schema: Schema) -> Schema:
@@ -220,7 +254,7 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [*schema.get("anyOf", [schema]), NULL]} | notes
 
 
-def _with_name(error: UsageError, name: str) -> UsageError:
+def with_name(error: UsageError, name: str) -> UsageError:
     """*error*, about a field that clients call *name*."""
     message = error.message.replace(error.field, name, 1)
     return UsageError(message, hint=error.hint, field=name)

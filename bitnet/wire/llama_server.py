@@ -59,9 +59,9 @@ def embedding_reply(body: Body, _head: Body, answers: Sequence[Answer]) -> list[
     return [{"index": index, "embedding": [row.tolist()]} for index, row in enumerate(rows)]
 
 
-def prompt_of(body: Body, model: LanguageModel) -> dict[str, str]:
+def prompt_of(_body: Body, requests: Sequence[Request], model: LanguageModel) -> dict[str, str]:
     """The reply of ``/apply-template``: the prompt of a chat, which is not answered."""
-    (request,) = chat_requests({**dict.fromkeys(CHAT.fields), **body}, None, model)
+    (request,) = requests
     request.check()
     return {"prompt": conversation_text(model.tokenizer, request)[0]}
 
@@ -204,7 +204,11 @@ COMPLETION = Form(
         "n_predict": WHOLE
         | {"description": "-1: as many as there is room for; 0: only the prompt is run"},
         "t_max_predict_ms": WHOLE
-        | {"description": "end the answer after this time, if it has a line"},
+        | {
+            "minimum": -1,
+            "maximum": 2**63 - 1,
+            "description": "end the answer after this time, if it has a line; -1 or 0: no limit",
+        },
         "n_indent": WHOLE
         | {"minimum": 0, "description": "a line with less white space than this ends the answer"},
         "n_probs": TOP_LOGPROBS
@@ -260,6 +264,7 @@ TEMPLATE = Form(
         name: schema if name in _OF_PROMPT or REFUSED in schema else schema | {IGNORED: True}
         for name, schema in CHAT.fields.items()
     },
-    required=("messages",), ignores=CHAT.ignores, compute=prompt_of, tag="llama-server",
+    required=("messages",), ignores=CHAT.ignores, requests=chat_requests, compute=prompt_of,
+    tag="llama-server",
     summary="The text that the chat template makes of a conversation",
 )  # fmt: skip

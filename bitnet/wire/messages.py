@@ -111,8 +111,9 @@ def read_messages(
             for name, value in message.items()
             if value is not None and name not in _LEFT_OUT
         }
-        for name in set(turn) - _OWN:
-            _check_read(model, name, f"{where}.{name[:80]}")
+        for name in turn:
+            if name not in _OWN:
+                _check_read(model, name, f"{where}.{name[:80]}")
         if isinstance(turn.get("content"), list):
             parts = enumerate(turn["content"])
             turn["content"] = [_text_part(part, f"{where}.content.{at}") for at, part in parts]
@@ -139,6 +140,22 @@ def reads(model: LanguageModel, name: str) -> bool:
     return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
+def type_of(entry: Mapping[str, Any], where: str, default: str = "") -> str:
+    """The ``type`` of *entry*, which is at *where*.
+
+    One that is left out or null is *default*; without a default it is refused.
+    """
+    kind = entry.get("type")
+    field = f"{where}.type"
+    if kind is None:
+        if not default:
+            raise UsageError(f"{field}: this field is required", field=field)
+        return default
+    if not isinstance(kind, str):
+        raise UsageError(f"{field}: expected a text", field=field)
+    return kind
+
+
 def _check_read(model: LanguageModel | None, name: str, where: str) -> None:
     """Refuse the entry *name* at *where* unless the template of *model* reads it."""
     if model is not None and not reads(model, name):
@@ -152,10 +169,10 @@ def _check_read(model: LanguageModel | None, name: str, where: str) -> None:
 
 def _text_part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A content part in the form that templates expect; one that is not text is refused."""
-    kind = part.get("type", "text")
+    kind = type_of(part, where, "text")
     name = "refusal" if kind == "refusal" else "text"
     if kind not in ("text", "refusal", "input_text", "output_text"):
-        printable = encodable(str(kind)[:40])
+        printable = encodable(kind[:40])
         raise UsageError(
             f"{where}: a part of type {printable!r} is refused: {ONLY_TEXT}", field=where
         )

@@ -163,11 +163,16 @@ def find_ignored_options(body: Body, _: Served = None) -> Iterator[str]:
 
 def _check_options(body: Body, model: Served) -> dict[str, Any]:
     """The options of *body*; one that *model* cannot serve is refused."""
-    options = {name: _whole(value) for name, value in (body["options"] or {}).items()}
+    options: dict[str, Any] = dict(body["options"] or {})
     for name, value in options.items():
         field = f"options.{name[:80]}"
-        if value is None or name in OPTIONS.fields or name in RUNNING:
-            continue  # Request checks the values of those that change an answer
+        if value is None or name in RUNNING:
+            continue
+        is_whole = name == "num_ctx" or OPTIONS.fields.get(name, {}).get("type") == "integer"
+        if is_whole and isinstance(value, float) and value.is_integer():
+            options[name] = value = int(value)  # Go reads 4096.0 as a whole number
+        if name in OPTIONS.fields:
+            continue  # Request checks its value
         if name != "num_ctx":
             raise UsageError(f"{field} is not served", field=field)
         if type(value) is not int:
@@ -177,11 +182,6 @@ def _check_options(body: Body, model: Served) -> dict[str, Any]:
                 f"{field} is {value:,}, the context holds {model.context:,}", field=field
             )
     return options
-
-
-def _whole(value: Any) -> Any:
-    """*value* of an option, as a whole number if it is one: Go writes and reads ``4096.0``."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _schema(form: str | dict[str, Any] | None) -> Any:

@@ -201,6 +201,8 @@ def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
         "grammar": "grammar",
     }
     for name, value in (body.get("structured_outputs") or {}).items():
+        if value is None or (value is False and name != "json"):
+            continue  # clients send all entries that they know; json: false is a schema
         field = f"structured_outputs.{name}"[:100]
         if name not in request_fields:
             raise UsageError(f"{field} is not served", field=field)
@@ -209,7 +211,9 @@ def grammar_of(body: Body) -> tuple[str, dict[str, Any]]:
         raise UsageError(f"{' and '.join(grammars)} are both given", field=next(iter(grammars)))
     for name, (kind, value) in grammars.items():
         if kind == "any":
-            return name, {"json_schema": {"type": "object"}} if value else {}
+            if value is not True:
+                raise UsageError(f"{name} is not true or false", field=name)
+            return name, {"json_schema": {"type": "object"}}
         if kind != "choice":
             return name, {kind: value}
         if not (isinstance(value, list) and value and all(isinstance(text, str) for text in value)):

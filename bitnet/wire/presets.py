@@ -21,7 +21,7 @@ from bitnet.runtime.request import SAMPLING, Request
 from bitnet.runtime.request_checks import check_messages, check_value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 if sys.version_info >= (3, 11):
@@ -89,11 +89,25 @@ class Preset:
 
         If *messages* begin with instructions, these replace the ones of this preset.
         """
+        return [message for message, _ in self._number(messages)]
+
+    def list_numbers(self, messages: Sequence[Mapping[str, Any]]) -> list[int | None]:
+        """For each message of :meth:`begin`, its number in *messages*; ``None``: this preset's."""
+        return [number for _, number in self._number(messages)]
+
+    def _number(
+        self, messages: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[Mapping[str, Any], int | None]]:
+        """The messages of :meth:`begin`, each with its number in *messages*."""
         instructions = [message for message in messages[:1] if message.get("role") in _SYSTEM]
-        rest = messages[len(instructions) :]
+        for message in instructions:
+            yield message, 0
         if not instructions and self.system:
-            instructions = [{"role": "system", "content": self.system}]
-        return [*instructions, *self.messages, *rest]
+            yield {"role": "system", "content": self.system}, None
+        for own in self.messages:
+            yield own, None
+        for number, message in enumerate(messages[len(instructions) :], len(instructions)):
+            yield message, number
 
     def to_toml(self) -> str:
         """This preset as a table of a file."""

@@ -16,7 +16,7 @@ from bitnet.runtime.request import MAX_MESSAGES, Request
 from bitnet.wire.fields import RANDOM, TOP_LOGPROBS, schemas_by_name, with_defaults
 from bitnet.wire.forms import Form, check_entries
 from bitnet.wire.logprobs import chat_logprobs
-from bitnet.wire.messages import ONLY_TEXT
+from bitnet.wire.messages import ONLY_TEXT, type_of
 from bitnet.wire.openai import IDLE, schema_of
 from bitnet.wire.openai import error_reply as error_reply
 from bitnet.wire.reasoning import EFFORT, takes_effort
@@ -88,8 +88,9 @@ def response_requests(body: Body, default: Default = None, _: Served = None) -> 
     system = [{"role": "system", "content": instructions}] if instructions else []
     tools = []
     for number, tool in enumerate(body["tools"] or ()):
-        if tool.get("type") not in _SKIPPED_TOOLS:
-            tools.append(_tool(tool, f"tools.{number}"))
+        where = f"tools.{number}"
+        if type_of(tool, where) not in _SKIPPED_TOOLS:
+            tools.append(_tool(tool, where))
     wants_logprobs = LOGPROBS in (body["include"] or ())
     if body["top_logprobs"] and not wants_logprobs:
         message = f"top_logprobs is for include: [{LOGPROBS!r}]"
@@ -125,7 +126,7 @@ def response_ignores(body: Body, model: Served) -> Iterator[str]:
             yield from find_ignored(_FUNCTION, tool, "tools")
     items = body["input"] if isinstance(body["input"], list) else []
     for item in items:
-        schema = {"type": "object", "properties": _ITEMS.get(item.get("type", "message"), {})}
+        schema = {"type": "object", "properties": _ITEMS.get(item.get("type") or "message", {})}
         yield from find_ignored(schema, item, "input")
     if set(body["include"] or ()) - {LOGPROBS}:
         yield "include"
@@ -162,9 +163,9 @@ def _messages(input_: str | list[dict[str, Any]]) -> list[tuple[str, dict[str, A
     reasoning: list[str] = []  # precedes the message or call of the assistant that it led to
     for number, item in enumerate(input_):
         where = f"input.{number}"
-        kind = item.get("type", "message")
-        if str(kind) in _ITEMS:
-            check_entries(item, _ITEMS[str(kind)], where)
+        kind = type_of(item, where, "message")
+        if kind in _ITEMS:
+            check_entries(item, _ITEMS[kind], where)
         if kind == "message" and item.get("role") in ("user", "assistant", "system", "developer"):
             turn = {"role": item["role"], "content": _text(item.get("content"), f"{where}.content")}
             turns.append((where, _add_reasoning(turn, reasoning)))
@@ -182,8 +183,9 @@ def _messages(input_: str | list[dict[str, Any]]) -> list[tuple[str, dict[str, A
         elif kind == "reasoning":
             reasoning += _reasoning_texts(item, where)
         else:
-            raise UsageError(f"{where}: an item of type {str(kind)[:40]!r} and role "
-                          f"{str(item.get('role'))[:40]!r} is not served", field=where)  # fmt: skip
+            raise UsageError(f"{where}: an item of type {encodable(kind[:40])!r} and role "
+                          f"{encodable(str(item.get('role'))[:40])!r} is not served",
+                          field=where)  # fmt: skip
     return turns
 
 
@@ -213,9 +215,9 @@ def _text(content: Any, where: str) -> str:
     texts = []
     for number, part in enumerate(content):
         at = f"{where}.{number}"
-        kind = part.get("type")
+        kind = type_of(part, at)
         if kind not in ("input_text", "output_text", "text", "refusal"):
-            printable = encodable(str(kind)[:40])
+            printable = encodable(kind[:40])
             raise UsageError(
                 f"{at}: a part of type {printable!r} is refused: {ONLY_TEXT}", field=at
             )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.runtime.request import DEFAULT_TOKENS
-from bitnet.wire.forms import Form
+from bitnet.wire.forms import Form, no_requests
 from bitnet.wire.openai import ANSWER, UNSERVED, continuation, finish_of
 from bitnet.wire.schemas import FLAG, TEXT, TOKEN_ID, mark_refused
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.request import Request
     from bitnet.wire.forms import Body, Events, Pieces
 
 
@@ -22,11 +23,12 @@ DETOKENIZE = Form(
     "DetokenizeRequest",
     {"tokens": {"type": "array", "items": TOKEN_ID}, "model": TEXT},
     required=("tokens",), tag="worker", summary="The text of ids",
-    compute=lambda body, model: {"content": model.tokenizer.decode(body["tokens"])},
+    requests=no_requests,
+    compute=lambda body, _, model: {"content": model.tokenizer.decode(body["tokens"])},
 )  # fmt: skip
 
 
-def tokenize(body: Body, model: LanguageModel) -> dict[str, Any]:
+def tokenize(body: Body, _: Sequence[Request], model: LanguageModel) -> dict[str, Any]:
     """Ids of ``content``, alone or with their pieces, as llama.cpp's server has them."""
     ids = model.tokenizer.encode(
         body["content"],
@@ -87,5 +89,6 @@ TOKENIZE = Form(
         "parse_special": FLAG | {"description": "true by default: control tokens are read"},
         "with_pieces": FLAG | {"description": "each id with its text"},
     },
-    required=("content",), compute=tokenize, tag="worker", summary="The ids of a text",
+    required=("content",), requests=no_requests, compute=tokenize, tag="worker",
+    summary="The ids of a text",
 )  # fmt: skip

@@ -2,9 +2,11 @@
 
 import base64
 import json
+import random
 
 import numpy as np
 import pytest
+from hostile_bodies import FULL, with_wrong_values
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
@@ -12,7 +14,7 @@ from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER, tool_gguf
 
 from bitnet import load
-from bitnet.batch.rows import BatchRow, answers
+from bitnet.batch.rows import PLAIN, URLS, BatchRow, answers
 from bitnet.runtime.scheduler import Scheduler
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
@@ -210,6 +212,11 @@ WRONG = [
     (line("", ITEMS, input="a", tools=[{"type": "mcp"}]), "body.tools.0: only tools of"),
     (line("", ITEMS, input="a", background=True), "body.background is not served"),
     (line("", ITEMS, input="a", truncation="auto"), "body.truncation: expected one of disabled"),
+    (line("", ITEMS, input="a", tools=[{"type": []}]), "body.tools.0.type: expected a text"),
+    (line("", ITEMS, input="a", max_tokens=1), "body.max_tokens: this field is not known here"),
+    (line("", ITEMS, **{"messages.0": 1}, input=5), "body.messages.0: this field is not known"),
+    (line("", TEXT, prompt="a", logit_bias={"1": 10**400}), "body.logit_bias is '1=1000"),
+    (line("", TEXT, prompt="a") | {"\ud800": 1}, "? is not a field of a line"),
 ]  # fmt: skip
 
 
@@ -258,3 +265,23 @@ def test_a_field_without_effect_is_logged_once_for_all_rows(model_path, caplog):
         "rows have a field that changes nothing: user",
         "rows have a field that changes nothing: model 'gpt-4': tiny answers",
     ]
+
+
+#: Rows of every kind with an object at every place.
+ROWS = [
+    {"id": "a", "stop": ["a"], "logit_bias": {"1": 1}, "samplers": ["top_k"]}
+    | {name: FULL[CHAT][name] for name in ("messages", "tools", "response_format")},
+    *(
+        line("a", url, **{name: value for name, value in FULL[url].items() if "stream" not in name})
+        for url in URLS
+    ),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.get("url", "own"))
+def test_a_wrong_value_at_any_place_is_taken_or_the_problem_of_its_row(row):
+    form = URLS.get(row.get("url"), PLAIN)
+    everything = [*with_wrong_values(form.fields if form is PLAIN else (), row)]
+    for _, raw in random.Random(1).sample(everything, min(200, len(everything))):
+        read = BatchRow.parse(raw.decode(), 3)
+        assert json.dumps(read.output({"error": read.problem}))

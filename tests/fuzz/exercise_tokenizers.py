@@ -78,10 +78,11 @@ def server_body(data):
     for path, form in (ROUTES | COMPUTED).items():
         with suppress(BitnetError, refusals.Refused):
             body = form.parse(data)
+            requests = form.requests(body, Request(), inner.model)
             if path in COMPUTED:
-                form.compute(body, inner.model)
+                form.compute(body, requests, inner.model)
                 continue
-            for request in form.requests(body, Request(), inner.model):
+            for request in requests:
                 exchange.prepare_sequences(request, inner, 1, 64)
 
 

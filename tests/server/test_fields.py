@@ -189,9 +189,12 @@ def test_a_model_that_stays_is_not_said_to_be_unloaded(worker):
         ("/v1/chat/completions", {"thinking_token_budget": 5}, "thinking_token_budget"),
         ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ("/v1/messages", {"thinking": {"type": "adaptive"}}, "thinking"),
+        ("/v1/messages", {"thinking": {"budget_tokens": 1024}}, "thinking.budget_tokens"),
+        ("/v1/messages", {"thinking": {"type": "disabled", "budget_tokens": 9}},
+         "thinking.budget_tokens"),
         ("/v1/messages", {"output_config": {"effort": "high"}}, "output_config.effort"),
     ],
-)
+)  # fmt: skip
 def test_reasoning_of_a_model_without_it_is_named(worker, path, more, named):
     body = {name: value for name, value in CHAT.items() if name != "temperature"}
     reply = worker.post(path, body | more)

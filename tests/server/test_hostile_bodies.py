@@ -1,19 +1,29 @@
 """Bodies of every route, made by a seed: each ends with an answer or with a refusal of its own."""
 
+import contextlib
 import json
+import random
 import threading
 
 import pytest
-from hostile_bodies import VALID, bodies
+from hostile_bodies import FULL, VALID, bodies, with_wrong_values
 from server_process import listening
 from tiny_models import tiny_gguf
+from tool_models import tool_gguf
 
+from bitnet import load
+from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.runtime.request import EVERYTHING, Request
+from bitnet.server.exchange import prepare_sequences
+from bitnet.server.refusals import Refused
+from bitnet.server.slot import Slot
 from bitnet.wire.ollama import SHOW
 from bitnet.wire.routes import COMPUTED, ROUTES
 
 INNOCENT = {"prompt": "the innocent neighbour", "max_tokens": 20, "stream": True}
 JSON = {"Content-Type": "application/json"}
 EACH = 60  # bodies of a route
+SAMPLE = 100  # wrong values of a route that the fast test takes
 FORMS = {form.name: form for form in (*ROUTES.values(), *COMPUTED.values(), SHOW)}
 
 
@@ -79,3 +89,87 @@ def test_bodies_of_every_route_end_with_an_answer_or_a_refusal(worker, routes):
     assert len(set(texts)) == 1
     assert texts[0]
     assert worker.http.get("/health/ready").status_code == 200
+
+
+ASK = [{"role": "user", "content": "a"}]
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": ["a"]}
+INFINITE = "1e999"  # a float cannot hold it
+
+
+def _messages(block):
+    return {"max_tokens": 2, "messages": [{"role": "user", "content": [block]}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/messages", _messages({"type": []}), "messages.0.content.0.type: expected a text"),
+        ("/v1/messages", _messages({"type": None}), "messages.0.content.0.type: this field is req"),
+        ("/v1/messages", _messages(RESULT), "messages.0.content.0.content.0: expected a JSON"),
+        ("/v1/responses", {"input": "a", "tools": [{"type": []}]}, "tools.0.type: expected a text"),
+        ("/v1/responses", {"input": [{"type": {}}]}, "input.0.type: expected a text"),
+        ("/v1/responses", {"input": "a", "metadata": {"a": INFINITE}}, "1e999 is out of range"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"1": 10**400}}, "logit_bias is '1=1000"),
+        ("/completion", {"prompt": "a", "t_max_predict_ms": 10**400}, "t_max_predict_ms is 1000"),
+        ("/api/generate", {"model": "m", "prompt": "a", "options": {"num_ctx": True}},
+         "options.num_ctx: expected a whole number"),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_wrong_type_is_refused_by_its_place(worker, path, body, named):
+    raw = json.dumps(body).replace(f'"{INFINITE}"', INFINITE)
+    reply = worker.http.post(path, content=raw, headers=JSON)
+    assert reply.status_code == 400, reply.text
+    assert named in reply.text
+
+
+@pytest.fixture(scope="module")
+def slot(tmp_path_factory):
+    """A model that calls functions and fills gaps, in a slot that is not asked to run it."""
+    gap = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    path = tool_gguf(tmp_path_factory.mktemp("m") / "t.gguf", control=gap)
+    slot = Slot("tiny", path, None, None)
+    with load(path, allow_mock=True) as model:
+        slot.fill(model, max_batch=8)
+        yield slot
+        slot.close()
+
+
+def _prepare(path, raw, slot):
+    """Do everything with a body that the worker does before the model runs."""
+    form = (ROUTES | COMPUTED)[path]
+    body = form.parse(raw)
+    try:
+        form.use(body)
+        requests = form.requests(body, Request(fallback={"max_tokens": EVERYTHING}), slot.model)
+        form.list_ignored(body, slot.model)
+        if path in COMPUTED:
+            form.compute(body, requests, slot.model)
+        for request in requests:
+            prepare_sequences(request, slot, body.get("n") or 1, 64, clamps=form.clamps)
+    except UsageError as error:
+        raise form.rename(error, body) from error
+
+
+def _check_wrong_values(path, slot, chosen):
+    """Prepare each of the *chosen* bodies, which come with their wrong places."""
+    current = None
+    try:
+        for current in chosen:
+            with contextlib.suppress(UsageError, Unsupported, InvalidFormat, Refused):
+                _prepare(path, current[1], slot)
+    except Exception as error:
+        raise AssertionError(f"{path}, {current[0]}: {current[1][:2000]}") from error
+
+
+@pytest.mark.parametrize("path", FULL)
+def test_a_wrong_value_at_any_place_is_taken_or_refused(path, slot):
+    everything = [*with_wrong_values((ROUTES | COMPUTED)[path].fields, FULL[path])]
+    draw = random.Random(path)
+    _check_wrong_values(path, slot, draw.sample(everything, min(SAMPLE, len(everything))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FULL)
+def test_each_wrong_value_at_each_place_is_taken_or_refused(path, slot):
+    assert set(FULL) == {*ROUTES, *COMPUTED}
+    _check_wrong_values(path, slot, with_wrong_values((ROUTES | COMPUTED)[path].fields, FULL[path]))

@@ -110,7 +110,10 @@ def test_a_message_has_a_block_of_thinking(worker):
         for kind in ("adaptive", "disabled")
     )
     assert off["input_tokens"] == on["input_tokens"] + 1  # the template closes it
-    body["thinking"]["budget_tokens"] = -3
+    body["thinking"]["type"] = "adaptive"  # how long is then the model's own choice
+    named = worker.post("/v1/messages", body).headers["bitnet-ignored"]
+    assert named == "thinking.budget_tokens"
+    body["thinking"] = {"type": "enabled", "budget_tokens": -3}
     wrong = worker.post("/v1/messages", body)
     assert wrong.status_code == 400
     assert "thinking.budget_tokens is -3" in wrong.json()["error"]["message"]

@@ -1,7 +1,10 @@
-"""Bodies of requests, seeded: each field of a form with values around its type and its bounds."""
+"""Bodies of requests with wrong values: around the bounds of each field, and at every depth."""
 
+import copy
 import json
 import random
+
+from full_bodies import BODIES
 
 DEEP = "@deep@"  # stands for nesting that ``json.dumps`` cannot write
 DEPTHS = (99, 150, 3000, 40_000)
@@ -62,6 +65,66 @@ RAW = (
     *(b'{"a": 1', b"[" * 100_000, b"1" * 100_000, b'{"a":' * 20_000, b" " * 200_000),
     *(b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "a", "prompt": 1}', b'{"messages": [] x'),
 )
+
+
+#: Values that are wrong at most places of a body, one of each kind.
+WRONG = (
+    *(None, True, False, 0, -1, 2, 2**63, 10**400, -(10**400), 0.5, 1e308, "", "x", "\ud800"),
+    *([], [None], [0], ["x"], [[]], [{}], {}, {"x": None}, {"x": 10**400}, {"": [{}]}),
+    *({"type": None}, {"type": []}, {"type": {}}, {"type": "text"}, [{"type": []}], [{"type": 5}]),
+    DEEP,
+)
+#: Bodies as full as those of the addresses that answer, for the others.
+FULL = BODIES | {
+    "/v1/messages/count_tokens": {
+        name: value for name, value in BODIES["/v1/messages"].items() if name != "max_tokens"
+    },
+    "/apply-template": {
+        "messages": BODIES["/v1/chat/completions"]["messages"],
+        "tools": BODIES["/v1/chat/completions"]["tools"],
+        "chat_template_kwargs": {"a": [1]},
+    },
+    "/tokenize": {"content": "a b", "with_pieces": True},
+    "/detokenize": {"tokens": [5, 6]},
+}
+
+
+def with_wrong_values(fields, full):
+    """The body *full* with each of WRONG at each of its places, and in each of the other *fields*.
+
+    Each comes with its place.
+    """
+    others = [(name,) for name in fields if name not in full]
+    for place in [*places(full), *others]:
+        for value in WRONG:
+            yield place, _written(_replaced(full, place, value), 120)
+
+
+def places(value, place=()):
+    """Paths of all entries in *value*, at every depth, and of one more entry of each list."""
+    entries = ()
+    if isinstance(value, dict):
+        entries = value.items()
+    elif isinstance(value, list):
+        entries = enumerate(value)
+        yield (*place, len(value))
+    for name, inner in entries:
+        yield (*place, name)
+        yield from places(inner, (*place, name))
+
+
+def _replaced(body, place, value):
+    """*body* with *value* at *place*."""
+    changed = copy.deepcopy(body)
+    target = changed
+    *outer, name = place
+    for part in outer:
+        target = target[part]
+    if isinstance(target, list) and name == len(target):
+        target.append(value)
+    else:
+        target[name] = value
+    return changed
 
 
 def bodies(form, valid, seed, count):

@@ -49,11 +49,12 @@ def _try(path, body, model):
     form = FORMS[path]
     try:
         fields = form.read(body)
+        requests = form.requests(fields, Request(max_tokens=EVERYTHING), model)
         if path in COMPUTED:
-            form.compute(fields, model)
-            return None
-        for request in form.requests(fields, Request(max_tokens=EVERYTHING), model):
+            form.compute(fields, requests, model)
+        for request in requests:
             request.check()
+        form.list_ignored(fields, model)
     except UsageError as error:
         renamed = form.rename(error)
         assert renamed.message.encode()
@@ -95,6 +96,10 @@ def test_no_body_breaks_a_form(path, data, model):
         (b"[" * 100_000, "nested too deep"),
         (b'{"prompt": ' + b"9" * 5000 + b"}", "not JSON"),
         (b'{"prompt": "\xff"}', "not JSON"),
+        (b'{"temperature": NaN}', "not JSON: NaN is not a value"),
+        (b'{"logit_bias": {"1": -Infinity}}', "not JSON: -Infinity is not a value"),
+        (b'{"metadata": {"a": [1e999]}}', "1e999 is out of range"),
+        (b'{"metadata": {"a": [-1.5E+400]}}', "-1.5E.400 is out of range"),
     ],
 )
 def test_bytes_that_are_not_an_object_are_told_apart(raw, reason):
@@ -255,3 +260,67 @@ def test_a_grammar_that_cannot_be_compiled_is_named_as_the_client_gave_it(path, 
     with bitnet.load("bitnet-tiny") as model, pytest.raises(UsageError) as raised:
         model.prepare(replace(request, messages=None, prompt="a"))
     assert form.rename(raised.value, body).field == field
+
+
+DUMPED = dict.fromkeys(("json", "regex", "choice", "grammar", "structural_tag"))
+DUMPED |= {"json_object": False, "disable_any_whitespace": False}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({}, {}),
+        ({"json": FLAT}, {"json_schema": FLAT}),
+        ({"json": False}, {"json_schema": False}),
+        ({"regex": "a|b"}, {"regex": "a|b"}),
+        ({"choice": ["a.", "b"]}, {"regex": r"a\.|b"}),
+        ({"grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
+        ({"json_object": True}, {"json_schema": {"type": "object"}}),
+    ],
+)
+def test_entries_of_structured_outputs_that_ask_for_nothing_are_left_out(chosen, expected):
+    assert openai.grammar_of({"structured_outputs": DUMPED | chosen})[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("structural_tag", {"a": 1}), ("disable_any_whitespace", True), ("json_object", 1)],
+)
+def test_an_entry_of_structured_outputs_that_cannot_be_done_is_refused(name, value):
+    with pytest.raises(UsageError) as raised:
+        openai.grammar_of({"structured_outputs": DUMPED | {name: value}})
+    assert raised.value.field == f"structured_outputs.{name}"
+
+
+def test_of_several_unknown_entries_of_a_message_the_first_one_is_named(model):
+    message = {"role": "user", "content": "a"} | {f"k{number}": 1 for number in range(30)}
+    error = _try("/v1/chat/completions", {"messages": [message]}, model)
+    assert error.field == "messages.0.k0"
+
+
+@pytest.mark.parametrize("kind", ["text", None])
+def test_the_type_of_a_part_may_be_null_where_it_may_be_left_out(kind, model):
+    part = {"type": kind, "text": "a"}
+    turn = {"role": "user", "content": [part]}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [part]}
+    block_turn = {"role": "user", "content": [{"type": "text", "text": "a"}, result]}
+    bodies = {
+        "/v1/chat/completions": {"messages": [turn]},
+        "/v1/messages": {
+            "max_tokens": 2, "messages": [block_turn],
+            "tools": [{"type": None, "name": "f", "input_schema": FLAT}],
+        },
+        "/v1/responses": {"input": [{"type": None, "role": "user", "content": "a"}]},
+    }  # fmt: skip
+    for path, body in bodies.items():
+        assert _try(path, body, model) is None
+
+
+def test_an_error_about_an_entry_that_became_no_message_keeps_its_name():
+    form = FORMS["/v1/messages"]
+    body = form.read({"max_tokens": 2, "system": "s", "messages": [
+        {"role": "user", "content": [{"type": "image"}]}]})  # fmt: skip
+    with pytest.raises(UsageError) as raised:
+        form.requests(body, Request(), None)
+    assert form.rename(raised.value, body) is raised.value
+    assert raised.value.field == "messages.0.content.0"

@@ -280,5 +280,8 @@ def test_a_time_limit_waits_for_the_end_of_a_line(worker):
     assert facts["content"].startswith("abcdefgh\n")
     assert facts["stop_type"] == "limit"
     assert facts["tokens_predicted"] < 400
-    without = worker.post("/completion", asked | {"t_max_predict_ms": 0, "n_predict": 60}).json()
-    assert without["tokens_predicted"] == 60
+    for no_limit in (0, -1, None):  # -1 is llama.cpp's default
+        body = asked | {"t_max_predict_ms": no_limit, "n_predict": 60}
+        assert worker.post("/completion", body).json()["tokens_predicted"] == 60
+    reply = worker.post("/completion", asked | {"t_max_predict_ms": -2})
+    assert reply.status_code == 400

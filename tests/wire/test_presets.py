@@ -146,8 +146,10 @@ def test_a_conversation_begins_as_the_preset_says():
     ask = [{"role": "user", "content": "go"}]
     begun = PIRATE.begin(ask)
     assert [message["content"] for message in begun] == [PIRATE.system, "hi", "arr", "go"]
+    assert PIRATE.list_numbers(ask) == [None, None, None, 0]
     told = [{"role": "system", "content": "own"}, *ask]
     assert [message["content"] for message in PIRATE.begin(told)] == ["own", "hi", "arr", "go"]
+    assert PIRATE.list_numbers(told) == [0, None, None, 1]
 
 
 def test_a_modelfile_is_read_as_ollama_reads_it():
@@ -175,17 +177,94 @@ def test_a_modelfile_is_read_as_ollama_reads_it():
         ("FROM a\nFROM b", "line 2: FROM stands here again"),
         ("FROM a\nTEMPLATE {{ .Prompt }}", "line 2: TEMPLATE is a template of Go"),
         ("FROM a\nPARAMETER tfs_z 0.5", "PARAMETER tfs_z is not served"),
-        ("FROM a\nPARAMETER temperature warm", "PARAMETER temperature is of type str"),
+        ("FROM a\nPARAMETER temperature warm", "PARAMETER temperature is 'warm'"),
         ("FROM a\nPARAMETER temperature -3", "temperature is -3"),
         ("FROM a\nMESSAGE tool x", "MESSAGE tool: expected system, user, assistant"),
         ('FROM a\nSYSTEM """b', 'line 2: the text after """ does not end'),
         ("FROM a\nFORM b", "line 2: FORM is not a command"),
         ("FROM", "line 1: 'FROM' is not a command with a value"),
+        ('FROM a\nSYSTEM """a""" b\n', 'line 2: the text after """ does not end with it'),
+        ('FROM a\nSYSTEM "a\nb\n', 'line 2: the text after " does not end with it'),
+        ("FROM a\nMESSAGE user", "line 2: MESSAGE user has no value"),
+        ("FROM a\nMESSAGE user: hi", "MESSAGE user:: expected system, user, assistant"),
+        ("FROM a\nPARAMETER top_k 4.5", "PARAMETER top_k is '4.5', expected a whole number"),
+        ("FROM a\nPARAMETER seed 1_0", "PARAMETER seed is '1_0', expected a whole number"),
+        ("FROM a\nPARAMETER seed " + "9" * 5000, "PARAMETER seed is '999"),
+        ("FROM a\nPARAMETER min_p nan", "PARAMETER min_p is 'nan', expected a number"),
+        ("FROM a\nPARAMETER min_p -1", "min_p is -1"),
     ],
 )
 def test_what_a_modelfile_asks_for_in_vain_is_refused_by_name(text, words):
     with pytest.raises(UsageError) as refused:
         read_modelfile(text, "x")
+    assert words in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ('"""a"""', "a"),
+        ('"""a""" b"""', 'a""" b'),
+        ('say """a"""', 'say """a"""'),
+        ('say "a"', 'say "a"'),
+        ('"a\n b "  ', "a\n b "),
+        ('"""  a  \n\n "b"\n"""', '  a  \n\n "b"\n'),
+        ('""""""', ""),
+        ('""', ""),
+        ('"""a""\n"""', 'a""\n'),
+        ("  a  b  ", "a  b"),
+        ("a # b", "a # b"),
+    ],
+)
+@pytest.mark.parametrize("command", ["SYSTEM", "system\t", "  SYSTEM"])
+def test_a_text_of_a_modelfile_ends_where_it_does_for_ollama(value, text, command):
+    """The cases follow the states of ollama's ``parser/parser.go``."""
+    source = f"FROM m\n{command} {value}\nMESSAGE user {value}\nMESSAGE\tassistant\t{value}"
+    preset, _ = read_modelfile(f"{source}\nPARAMETER temperature\t0.5\n", "x")
+    assert preset.system == text
+    assert [message["content"] for message in preset.messages] == [text, text]
+    assert preset.options == {"temperature": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        ("num_predict -1", {}), ("num_predict -2", {}), ("seed -1", {}), ("top_k -1", {"top_k": 0}),
+        ("repeat_last_n -1", {"repeat_last_n": -1}),
+        ("presence_penalty -1", {"presence_penalty": -1}),
+        ("frequency_penalty -1.0", {"frequency_penalty": -1.0}), ("top_p .5", {"top_p": 0.5}),
+    ],
+)  # fmt: skip
+def test_a_number_below_0_is_left_out_only_where_it_is_the_default(setting, options):
+    assert read_modelfile(f"FROM m\nPARAMETER {setting}", "x")[0].options == options
+
+
+@pytest.mark.parametrize(
+    ("setting", "options"),
+    [
+        ("n-predict = -1", {}), ("seed = -1", {}), ("reasoning-budget = -1", {}),
+        ("top-k = -1", {"top_k": 0}), ("repeat-last-n = -1", {"repeat_last_n": -1}),
+        ("dry-penalty-last-n = -1", {"dry_penalty_last_n": -1}),
+        ("presence-penalty = -1", {"presence_penalty": -1}),
+        ("top-n-sigma = -1", {"top_n_sigma": -1}),
+    ],
+)  # fmt: skip
+def test_a_preset_of_llama_cpp_keeps_a_number_below_0_that_is_not_the_default(setting, options):
+    assert read_llama_cpp_presets(f"\ufeff[a]\n{setting}\n")[0][0].options == options
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[a/b]\n[c]\n[a-b]\n", "line 3: [a-b] and [a/b] are both the preset 'a-b'"),
+        ("[a]\ntemp = 1\n[a]\ntop-k = 2\n", "line 3: [a] and [a] are both the preset 'a'"),
+        ("[a]\ntemp = -1", "temperature is -1"),
+        ("[a]\nc = 4k", "preset.ini: c is '4k', expected a whole number"),
+    ],
+)
+def test_what_a_preset_of_llama_cpp_asks_for_in_vain_is_refused(text, words):
+    with pytest.raises(UsageError) as refused:
+        read_llama_cpp_presets(text)
     assert words in refused.value.message
 
 
