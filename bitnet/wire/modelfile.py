@@ -52,6 +52,8 @@ _RUNNING_OF_LLAMA_CPP = {
     "np", "parallel", "version",
 }  # fmt: skip
 _EVERY = "*"  # name of the section whose options every model has
+#: The beginning of a comment. llama.cpp's needs no blank before it, and cuts ``top_k;temp``, too.
+_COMMENT = re.compile(r"(?:^|\s)[#;]")
 
 
 def read_modelfile(text: str, name: str) -> tuple[Preset, list[str]]:
@@ -196,11 +198,11 @@ def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
     """The presets in *text*, a ``preset.ini`` of llama.cpp, and its options without effect here."""
     common: dict[str, str] = {}
     sections: dict[str, dict[str, str]] = {}
-    section = common
+    section: dict[str, str] | None = None
     headings: dict[str, str] = {}  # of the sections, by the names of their presets
     for number, raw in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
-        line = raw.strip()
-        if not line or line[0] in "#;":
+        line = _COMMENT.split(raw, maxsplit=1)[0].strip()
+        if not line:
             continue
         if line.startswith("[") and line.endswith("]"):
             heading = line[1:-1].strip()
@@ -220,7 +222,15 @@ def read_llama_cpp_presets(text: str) -> tuple[list[Preset], list[str]]:
         key, equals, value = line.partition("=")
         if not equals:
             raise UsageError(f"preset.ini, line {number:,}: expected NAME = VALUE")
-        section[key.strip().lstrip("-").lower()] = value.strip()
+        name = key.strip().lstrip("-").lower()
+        if section is None and name != "version":
+            # llama.cpp makes a model of its own of these options, and calls it default.
+            raise UsageError(
+                f"preset.ini, line {number:,}: {name[:40]} is not in a section",
+                hint=f"put the options of all models into the section [{_EVERY}]",
+            )
+        options_of_section = common if section is None else section
+        options_of_section[name] = value.strip()
     ignored: dict[str, None] = {}
     presets = []
     for name, entries in sections.items():

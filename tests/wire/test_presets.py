@@ -260,6 +260,7 @@ def test_a_preset_of_llama_cpp_keeps_a_number_below_0_that_is_not_the_default(se
         ("[a]\ntemp = 1\n[a]\ntop-k = 2\n", "line 3: [a] and [a] are both the preset 'a'"),
         ("[a]\ntemp = -1", "temperature is -1"),
         ("[a]\nc = 4k", "preset.ini: c is '4k', expected a whole number"),
+        ("version = 1\ntemp = 1\n[a]\n", "line 2: temp is not in a section"),
     ],
 )
 def test_what_a_preset_of_llama_cpp_asks_for_in_vain_is_refused(text, words):
@@ -274,8 +275,9 @@ version = 1
 [*]
 c = 4096
 n-gpu-layers = 8
-[ggml-org/MY-MODEL-GGUF:Q8_0]
-temp = 0.3
+[ggml-org/MY-MODEL-GGUF:Q8_0]  ; the large one
+temp = 0.3 # cold
+ ; top-p = 0.5
 top-k = 20
 chat-template-file = ./t.jinja
 [custom]
