@@ -11,14 +11,15 @@ Format: huggingface/safetensors, ``README.md``.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.base.errors import InvalidFormat, NotFound
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.base.files import open_file
-from bitnet.formats.checkpoint import damage_error, parse_json
+from bitnet.formats.checkpoint import damage_error, named_path, parse_json
 from bitnet.formats.other_folders import ADAPTER_WEIGHTS
 from bitnet.quants.types import QuantType, by_name
 from bitnet.quants.weight import Weight
@@ -32,12 +33,17 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 _MOST_DIMENSIONS = 8
-_ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
-    **dict.fromkeys(("I32", "U32", "F32"), 4),
-    **dict.fromkeys(("F64", "I64", "U64"), 8),
+# All types of the format's library 0.8.
+_ITEM_BITS = {
+    "F4": 4,
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
 }
+_NAME_OF_TYPE = re.compile("[A-Z][A-Z0-9_]{1,19}")
 
 
 def recognises(path: Path) -> bool:
@@ -132,7 +138,7 @@ def _names(files: Inventory) -> tuple[list[str], dict[str, str] | None]:
         )
     for name in names:
         # An index is untrusted: it may name files of this folder only.
-        if "/" in name or "\\" in name or not (folder / name).is_file():
+        if "/" in name or "\\" in name or name not in files or not (folder / name).is_file():
             raise NotFound(
                 f"{folder / INDEX} names {name!r}, which is not in the folder",
                 hint="fetch the missing shard",
@@ -144,14 +150,25 @@ def _extent(name: str, entry: Any, path: Path) -> tuple[int, int]:
     """Offsets of the first byte of a tensor and of the first one behind it."""
     try:
         shape, (start, stop) = entry["shape"], entry["data_offsets"]
-        item_bytes = _ITEM_BYTES[entry["dtype"]]
+        dtype = entry["dtype"]
         numbers = [*shape, start, stop]
     except (KeyError, TypeError, ValueError):
         raise damage_error(path, f"its entry for {name} is not valid") from None
     is_shape = isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS
-    if not is_shape or not all(type(item) is int and 0 <= item < 1 << 63 for item in numbers):
+    are_sizes = all(type(item) is int and 0 <= item < 1 << 63 for item in numbers)
+    is_type = isinstance(dtype, str) and _NAME_OF_TYPE.fullmatch(dtype)
+    if not is_shape or not are_sizes or not is_type:
         raise damage_error(path, f"its entry for {name} is not valid")
-    size = math.prod(shape) * item_bytes
+    if dtype not in _ITEM_BITS:
+        raise Unsupported(
+            f"{named_path(path.parent).name}/{path.name}: the tensor {name} is {dtype}, a type "
+            f"that is not known; known are {', '.join(_ITEM_BITS)}",
+            hint="fetch the file again, or a folder of plain weights: F32, F16 or BF16",
+        )
+    # Rows are packed without padding; the last byte of a tensor is full.
+    size, rest = divmod(math.prod(shape) * _ITEM_BITS[dtype], 8)
+    if rest:
+        raise damage_error(path, f"tensor {name} of shape {shape} in {dtype} ends within a byte")
     if stop - start != size:
         raise damage_error(
             path, f"tensor {name} of {size:,} bytes is said to be at {start:,}..{stop:,}"

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.base.errors import InvalidFormat, NotFound
+from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats import safetensors
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.safetensors import INDEX, recognises
+from bitnet.quants.registry import dequantize
 
 MATRIX = np.arange(6, dtype="<f4").reshape(2, 3)
 BYTES = np.array([1, 2, 3, 4], dtype=np.uint8)
@@ -146,7 +147,8 @@ def test_an_empty_folder_is_not_found(tmp_path):
         file_bytes({"a": entry("F32", [1], 4, 8)}, bytes(8)),
         file_bytes({"a": entry("F32", [1], 0, 4)}, bytes(8)),
         file_bytes(b'{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": 3}', b"x"),
-        file_bytes({"a": entry("F31", [2], 0, 8)}, bytes(8)),
+        file_bytes({"a": entry("f32", [2], 0, 8)}, bytes(8)),
+        file_bytes({"a": entry("F4", [3], 0, 1)}, bytes(1)),
         file_bytes({"a": entry("F32", [2], -8, 0)}, bytes(8)),
         file_bytes({"a": entry("F32", [2], 0, 8.0)}, bytes(8)),
         file_bytes({"a": {"dtype": "F32", "shape": None, "data_offsets": [0, 8]}}, bytes(8)),
@@ -158,6 +160,26 @@ def test_damaged_files_are_invalid_formats(tmp_path, content):
         read_file(write(tmp_path / "model.safetensors", content))
 
 
+# Bits of one number, as safetensors 0.8 counts them.
+NEWER_TYPES = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "C64": 64}
+
+
+@pytest.mark.parametrize("dtype", NEWER_TYPES)
+def test_a_type_without_a_decoder_is_read_and_named_when_it_is_used(tmp_path, dtype):
+    size = 8 * NEWER_TYPES[dtype] // 8
+    content = file_bytes({"a": entry(dtype, [2, 4], 0, size)}, bytes(size))
+    tensor = read_file(write(tmp_path / "model.safetensors", content))["a"]
+    assert (tensor.shape, tensor.data.size) == ((2, 4), size)
+    with pytest.raises(Unsupported, match=f"a: no decoder for encoding {dtype}"):
+        dequantize(tensor)
+
+
+def test_a_type_that_no_library_has_yet_is_named(tmp_path):
+    content = file_bytes({"a": entry("F2_E1M0", [4], 0, 1)}, bytes(1))
+    with pytest.raises(Unsupported, match="the tensor a is F2_E1M0, a type that is not known"):
+        read_file(write(tmp_path / "model.safetensors", content))
+
+
 @given(st.integers(0, len(good()) - 1), st.integers(0, 255))
 def test_any_changed_byte_is_read_or_refused(tmp_path_factory, at, value):
     content = bytearray(good())
@@ -165,7 +187,7 @@ def test_any_changed_byte_is_read_or_refused(tmp_path_factory, at, value):
     path = write(tmp_path_factory.mktemp("fuzz") / "model.safetensors", bytes(content))
     try:
         tensors = read_file(path)
-    except InvalidFormat:
+    except (InvalidFormat, Unsupported):
         return
     assert sum(tensor.data.size for tensor in tensors.values()) <= len(content)
 
