@@ -17,6 +17,8 @@ from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.load import load_spec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bitnet.convert.convert_options import ConvertOptions
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
@@ -58,8 +60,7 @@ def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes
         overrides[key] = per_token
     gguf = checkpoint.gguf
     if gguf is None:
-        keys = _keys_of_folder(checkpoint)
-        keys = {key: encode_value(value) for key, value in keys.items()}
+        keys = _encode(_keys_of_folder(checkpoint), checkpoint.path.name)
         keys |= _tokenizer(checkpoint, request, default=checkpoint.path)
     else:
         keys = {
@@ -76,8 +77,20 @@ def metadata(checkpoint: Checkpoint, request: ConvertOptions) -> dict[str, bytes
             keys |= _tokenizer(checkpoint, request, default=None)
         elif pre := request.pre or _missing_pre(gguf):
             overrides["tokenizer.ggml.pre"] = pre
-    keys |= {key: encode_value(value) for key, value in overrides.items()}
-    return keys
+    return keys | _encode(overrides, checkpoint.path.name)
+
+
+def _encode(keys: Mapping[str, Any], model: str) -> dict[str, bytes]:
+    """The *keys* of a *model* with their values as stored in a GGUF file."""
+    return {key: _encode_one(f"{model}: {key}", value) for key, value in keys.items()}
+
+
+def _encode_one(label: str, value: Any) -> bytes:
+    """The *value* of the key that the *label* names, as stored in a GGUF file."""
+    try:
+        return encode_value(value)
+    except Unsupported as error:
+        raise Unsupported(f"{label}: {error.message}", hint=error.hint) from error
 
 
 def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -123,7 +136,7 @@ def _tokenizer(
     rows = checkpoint.weights["token_embd.weight"].shape[0]
     name = checkpoint.metadata.get("general.name", checkpoint.path.name)
     keys = gguf_keys(spec, rows=rows, pre=request.pre or None, further_keys={"general.name": name})
-    return {key: encode_value(value) for key, value in keys.items()}
+    return _encode(keys, checkpoint.path.name)
 
 
 def _missing_pre(gguf: GGUF) -> str | None:

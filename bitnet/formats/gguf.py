@@ -57,6 +57,13 @@ def part_number(name: str) -> int:
     return int(match["number"]) if match else 1
 
 
+def count_parts(name: str) -> int:
+    """Number of files of the model that the file *name* is a part of; 1 if it is the whole."""
+    match = _PART.fullmatch(name)
+    count = int(match["count"]) if match else 1
+    return count if match and 1 <= int(match["number"]) <= count else 1
+
+
 @dataclass(frozen=True)
 class _Part:
     """One file of a model, parsed."""
@@ -339,8 +346,8 @@ def _directory(
 def _part_paths(path: Path) -> list[Path]:
     """All files of the model to which *path* belongs."""
     match = _PART.fullmatch(path.name)
-    count = int(match["count"]) if match else 1
-    if match is None or not 1 <= int(match["number"]) <= count or count == 1:
+    count = count_parts(path.name)
+    if match is None or count == 1:
         return [path]
     paths = [
         path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf")

@@ -19,7 +19,7 @@ from bitnet.base.errors import IntegrityError, Unsupported, UsageError
 from bitnet.base.files import open_file
 from bitnet.base.outputs import OutputFile
 from bitnet.formats import gguf_header
-from bitnet.formats.gguf import GGUF, MAGIC
+from bitnet.formats.gguf import GGUF, MAGIC, count_parts
 from bitnet.formats.gguf_header import ARRAY, STRING, VALUE_TYPES, Index, TensorEntry
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def write_copy(
     The copy gets its name only when it is complete, on disk and verified: metadata as requested,
     tensor data with the same bytes. *source* is not split, *output* must not exist.
     """
-    OutputFile(output).check()
+    _check_output(output)
     with GGUF.open(source) as gguf:
         if len(gguf.paths) > 1:
             raise Unsupported(
@@ -135,6 +135,17 @@ def write_copy(
             _write(draft, [header, *chunks], len(header) + len(data), on_progress)
             _verify(draft, header, values, gguf)
     return parsed
+
+
+def _check_output(output: Path) -> None:
+    """Refuse an *output* that exists, or that would be opened as a part of a split model."""
+    OutputFile(output).check()
+    count = count_parts(output.name)
+    if count > 1:
+        raise UsageError(
+            f"{output.name} is the name of one of {count:,} parts, and the file is the whole model",
+            hint="name it without -00001-of-00002",
+        )
 
 
 def _verify(path: Path, header: bytes, values: Mapping[str, bytes], source: GGUF) -> None:
@@ -216,19 +227,41 @@ class NewTensor:
 def encode_value(value: Any) -> bytes:
     """Type id and *value* as stored in a GGUF file.
 
-    Integers become uint32 where they fit, else int32 or int64, in arrays int32; floats float32;
-    ``bytes`` an array of uint8. Items of a list have one type; an empty list is one of strings.
+    Integers become uint32 where they fit, else int32 or int64, in arrays int32 or int64; floats
+    float32; ``bytes`` an array of uint8. Items of a list have one type, of integers among floats
+    that of floats; an empty list is one of strings.
+
+    Raises:
+        Unsupported: no type has the value, or the items of a list have several types.
     """
     if isinstance(value, bytes):
         return struct.pack("<IIQ", ARRAY, _TYPE_IDS["uint8"], len(value)) + value
-    if not isinstance(value, list):
-        kind = _kind(value)
-        return struct.pack("<I", _TYPE_IDS[kind]) + _scalar(kind, value)
-    kind = _kind(value[0]) if value else "string"
-    if kind == "uint32":
-        kind = "int32"
-    head = struct.pack("<IIQ", ARRAY, _TYPE_IDS[kind], len(value))
-    return head + b"".join(_scalar(kind, item) for item in value)
+    try:
+        if not isinstance(value, list):
+            kind = _kind(value)
+            return struct.pack("<I", _TYPE_IDS[kind]) + _scalar(kind, value)
+        kind = _kind_of_items(value)
+        head = struct.pack("<IIQ", ARRAY, _TYPE_IDS[kind], len(value))
+        return head + b"".join(_scalar(kind, item) for item in value)
+    except (struct.error, OverflowError, TypeError, UnicodeEncodeError) as error:
+        raise Unsupported(
+            f"{value!r:.80} cannot be stored in a GGUF file", hint="run the model as it is"
+        ) from error
+
+
+def _kind_of_items(values: list[Any]) -> str:
+    """The type of all *values* of a list."""
+    kinds = {_kind(value) for value in values}
+    if not kinds:
+        return "string"
+    if kinds <= {"uint32", "int32", "int64"}:
+        is_short = all(-(2**31) <= value < 2**31 for value in values)
+        return "int32" if is_short else "int64"
+    if kinds <= {"uint32", "int32", "int64", "float32"}:
+        return "float32"
+    if len(kinds) > 1:
+        raise TypeError(f"items of {', '.join(sorted(kinds))}")
+    return kinds.pop()
 
 
 def write_new(
@@ -244,7 +277,7 @@ def write_new(
     *metadata* are values from :func:`encode_value`, *on_progress* gets the bytes written so far and
     in total.
     """
-    OutputFile(output).check()
+    _check_output(output)
 
     def pieces() -> Iterator[bytes | memoryview]:
         yield _header(metadata, _entries(tensors))
@@ -310,7 +343,11 @@ def _kind(value: Any) -> str:
         if 0 <= value < 2**32:
             return "uint32"
         return "int32" if -(2**31) <= value < 0 else "int64"
-    return "float32" if isinstance(value, float) else "string"
+    if isinstance(value, float):
+        return "float32"
+    if isinstance(value, str):
+        return "string"
+    raise TypeError(f"{type(value).__name__} is not a type of GGUF")
 
 
 def _scalar(kind: str, value: Any) -> bytes:
