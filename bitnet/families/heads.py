@@ -138,13 +138,17 @@ def classifier(keys: Keys) -> Classifier | None:
     if not layers:
         raise contradiction(keys, "pooling_type is 4, and there is no cls.output.weight")
     stated_labels = keys.value("classifier.output_labels", None)
+    if not isinstance(stated_labels, list | None):
+        problem = f"classifier.output_labels is {stated_labels!r:.80}, expected a list"
+        raise contradiction(keys, problem)
     labels = tuple(map(str, stated_labels or [f"LABEL_{label}" for label in range(width)]))
     if len(labels) != width:
         raise contradiction(keys, f"{len(labels)} labels, and scores of {width}")
     usual = "sigmoid" if width == 1 else "softmax"
     function = keys.value("classifier.function", usual)
     relevance = keys.value("classifier.relevance", "none")
-    if inner not in get_args(HeadActivation) or {function, relevance} - {*get_args(ScoreFunction)}:
+    are_known = all(name in get_args(ScoreFunction) for name in (function, relevance))
+    if inner not in get_args(HeadActivation) or not are_known:
         raise contradiction(keys, "the functions of the classifier are not known")
     return Classifier(tuple(layers), labels, function, relevance)
 
@@ -180,7 +184,8 @@ def _projections(keys: Keys) -> Iterator[Projection]:
         if inputs != width:
             problem = f"reads vectors of {inputs:,} numbers, those before have {width:,}"
             raise contradiction(keys, f"{name} {problem}")
-        outputs = keys.integer(f"{name}_feat_out", keys.weights[f"{name}.weight"].shape[0])
+        rows = keys.weights[f"{name}.weight"].shape[:1]
+        outputs = keys.integer(f"{name}_feat_out", rows[0] if rows else 1)
         activation = keys.value(f"{name}_activation", "identity")
         if activation not in get_args(HeadActivation):
             raise contradiction(keys, f"{name}_activation is {activation!r}")

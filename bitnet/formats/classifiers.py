@@ -50,7 +50,13 @@ def classifier_keys(
         raise InvalidFormat(
             f"{model}: {missing[0]}.weight, a layer of the classifier, is missing", hint=COMPARE
         )
-    count = weights[f"{SCORES}.weight"].shape[0]
+    shape = weights[f"{SCORES}.weight"].shape
+    if not shape:
+        raise InvalidFormat(
+            f"{model}: the scores of the classifier are a single number, expected a matrix",
+            hint=COMPARE,
+        )
+    count = shape[0]
     keys: dict[str, Any] = {
         "classifier.output_labels": _labels(config, count, model),
         "classifier.function": _function(config, count, model),
@@ -67,7 +73,13 @@ def _labels(config: Config, count: int, model: str) -> list[str]:
     named = config.get("id2label")
     if named is None:
         return [f"LABEL_{label}" for label in range(count)]
-    by_number = {str(key): str(label) for key, label in dict(named).items()}
+    labels = named.values() if isinstance(named, dict) else [None]
+    if not all(isinstance(label, str | int | float) for label in labels):
+        raise InvalidFormat(
+            f"{model}: id2label in config.json is {named!r:.80}, expected labels by their numbers",
+            hint=COMPARE,
+        )
+    by_number = {key: str(label) for key, label in named.items()}
     if by_number.keys() != {str(label) for label in range(count)}:
         raise InvalidFormat(
             f"{model}: config.json names {len(by_number)} labels, the classifier scores {count}",
@@ -83,7 +95,7 @@ def _function(config: Config, count: int, model: str) -> ScoreFunction:
     # As in transformers, a single label gets a sigmoid: its softmax would always be 1.
     if problem is None or (problem == "single_label_classification" and count == 1):
         return usual
-    if problem not in _OF_PROBLEM:
+    if not isinstance(problem, str) or problem not in _OF_PROBLEM:
         raise refusal("problem_type", problem, "not a kind of classification", model=model)
     return _OF_PROBLEM[problem]
 
@@ -92,8 +104,10 @@ def _relevance(files: Inventory, config: Config, count: int, ignore: IgnoredKeys
     """Function that turns a score into a relevance."""
     settings = "config_sentence_transformers.json"
     own = ignore.without(files.json(settings, dict)) if settings in files else {}
-    inner = config.get("sentence_transformers")
-    inner = inner if isinstance(inner, dict) else {}
+    inner = config.get("sentence_transformers") or {}
+    if not isinstance(inner, dict):
+        why = "a table is expected"
+        raise refusal("sentence_transformers", inner, why, model=files.root.name)
     former = "sbert_ce_default_activation_function"
     candidates = (
         ("activation_fn", inner.get("activation_fn")),
@@ -103,7 +117,7 @@ def _relevance(files: Inventory, config: Config, count: int, ignore: IgnoredKeys
     key, path = next(((key, path) for key, path in candidates if path), ("", None))
     if path is None:
         return "sigmoid" if count == 1 else "none"
-    if path not in _FUNCTIONS:
+    if not isinstance(path, str) or path not in _FUNCTIONS:
         why = "only a sigmoid, or no function, of scores is computed"
         raise refusal(key, path, why, model=files.root.name)
     return _FUNCTIONS[path]

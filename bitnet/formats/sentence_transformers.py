@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import NotFound
+from bitnet.families.config_values import MAX_WIDTH
 from bitnet.families.heads import MOST_PROJECTIONS, projection_name
 from bitnet.families.keys import (
     HARMLESS,
@@ -34,6 +35,7 @@ from bitnet.formats.safetensors import SINGLE, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from bitnet.families.blocks import Pooling
     from bitnet.families.heads import HeadActivation
@@ -117,7 +119,7 @@ def read_modules(files: Inventory, ignore: IgnoredKeys | None = None) -> Modules
         if kind not in _MODULES:
             why = f"only {', '.join(_MODULES)} are supported"
             raise refusal(name, module["type"], why, model=model, is_ignorable=False)
-        folder = str(module.get("path") or f"1_{kind}")
+        folder = _folder_of(files, module, kind)
         if kind == "Pooling":
             pooling = _pooling(files, f"{folder}/config.json", ignore)
         elif kind == "Dense":
@@ -140,6 +142,15 @@ def read_modules(files: Inventory, ignore: IgnoredKeys | None = None) -> Modules
     return Modules(pooling, keys, weights, answers)
 
 
+def _folder_of(files: Inventory, module: Mapping[str, Any], kind: str) -> str:
+    """The folder of a *module* of a *kind*, as ``modules.json`` names it."""
+    path = module.get("path") or f"1_{kind}"
+    if not isinstance(path, str):
+        problem = f"the path of {kind} is {path!r:.80}, expected the name of a folder"
+        raise damage_error(files.path("modules.json"), problem)
+    return path.rstrip("/")
+
+
 def _check_template_options(files: Inventory, ignore: IgnoredKeys) -> None:
     """Refuse options for the chat template that joins a query and a document."""
     name = "sentence_bert_config.json"
@@ -154,13 +165,18 @@ def _answers(files: Inventory, name: str, ignore: IgnoredKeys) -> tuple[int, int
     """Ids of the tokens whose logits say that a document is relevant, and that it is not."""
     settings = ignore.without(files.json(name, dict), prefix=f"{name}: ")
     check(settings, _LOGIT_SCORE, model=files.root.name, below=f"{name}: ")
-    ids = [settings.get("true_token_id"), settings.get("false_token_id")]
-    answers = [token for token in ids if isinstance(token, int) and token >= 0]
-    if len(answers) < len(ids):
+    relevant = _token_id(files, name, settings, "true_token_id")
+    other = _token_id(files, name, settings, "false_token_id")
+    return relevant, other
+
+
+def _token_id(files: Inventory, name: str, settings: Mapping[str, Any], key: str) -> int:
+    """The token *key* in the *settings* of the file *name*."""
+    token = settings.get(key)
+    if type(token) is not int or token < 0:
         why = "two tokens, of relevant and of other documents, are supported"
-        key = f"{name}: false_token_id"
-        raise refusal(key, ids[1], why, model=files.root.name, is_ignorable=False)
-    return answers[0], answers[1]
+        raise refusal(f"{name}: {key}", token, why, model=files.root.name, is_ignorable=False)
+    return token
 
 
 def _check_transformer(files: Inventory, ignore: IgnoredKeys) -> None:
@@ -179,10 +195,12 @@ def _projection(
     files: Inventory, folder: str, name: str, ignore: IgnoredKeys
 ) -> tuple[dict[str, Any], dict[str, Weight]]:
     """Keys and tensors of the projection in *folder*, under the *name* of its tensors."""
+    config = files.path(f"{folder}/config.json")
     settings = ignore.without(files.json(f"{folder}/config.json", dict), prefix=f"{folder}: ")
     check(settings, _DENSE, model=files.root.name, below=f"{folder}: ")
+    sizes = [_size_of(settings, key, config) for key in ("in_features", "out_features")]
     path = settings.get("activation_function", _TANH)
-    if path not in _ACTIVATIONS:
+    if not isinstance(path, str) or path not in _ACTIVATIONS:
         key = f"{folder}: activation_function"
         why = f"only {', '.join(sorted(_ACTIVATIONS.values()))} are computed"
         raise refusal(key, path, model=files.root.name, why=why)
@@ -198,16 +216,31 @@ def _projection(
         )
         for key, weight in read_file(files, weights_file).items()
     }
+    if f"{name}.weight" not in weights:
+        raise damage_error(files.path(weights_file), "linear.weight is missing")
+    states_bias = settings.get("bias", True)
+    if not isinstance(states_bias, bool | None):
+        raise damage_error(config, f"bias is {states_bias!r:.80}, expected true or false")
     has_bias = f"{name}.bias" in weights
-    if has_bias != bool(settings.get("bias", True)):
+    if has_bias != bool(states_bias):
         problem = "is there" if has_bias else "is missing"
-        raise damage_error(files.path(f"{folder}/config.json"), f"linear.bias {problem}")
+        raise damage_error(config, f"linear.bias {problem}")
     keys = {
-        f"{name}_feat_in": settings["in_features"],
-        f"{name}_feat_out": settings["out_features"],
+        f"{name}_feat_in": sizes[0],
+        f"{name}_feat_out": sizes[1],
         f"{name}_activation": _ACTIVATIONS[path],
     }
     return {key: value for key, value in keys.items() if value != "identity"}, weights
+
+
+def _size_of(settings: Mapping[str, Any], key: str, config: Path) -> int:
+    """The number of inputs or outputs *key* in the *settings* of a projection."""
+    if key not in settings:
+        raise damage_error(config, f"it has no {key}")
+    size = settings[key]
+    if type(size) is not int or not 0 < size <= MAX_WIDTH:
+        raise damage_error(config, f"{key} is {size!r:.80}, expected an integer above 0")
+    return size
 
 
 def text_limit(
@@ -220,16 +253,21 @@ def text_limit(
     """
     if "modules.json" not in files and not is_encoder:
         return None
-    limit = longest
     for name, key in (
-        ("tokenizer_config.json", "model_max_length"),
         ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
     ):
-        if name in files:
-            value = files.json(name, dict).get(key)
-            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LONGEST:
-                limit = value
-    return limit
+        value = files.json(name, dict).get(key) if name in files else None
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and value > _LONGEST:
+            continue  # there is no limit
+        if not isinstance(value, int) or not is_number or value < 1:
+            problem = f"{key} is {value!r:.80}, expected a number of tokens"
+            raise damage_error(files.path(name), problem)
+        return value
+    return longest
 
 
 def prompts(files: Inventory) -> Prompts:
