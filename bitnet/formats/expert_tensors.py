@@ -134,13 +134,12 @@ def transpose_by_shape(tensors: Mapping[str, Weight], width: int, model: str) ->
             )
         if tensor.shape[hidden_axis] == width:
             continue
-        try:
-            rows = np.ascontiguousarray(_rows_of(tensors, name, ""))
-        except (KeyError, ValueError) as error:
+        if tensor.quant.name not in _FLOAT_BYTES:
             raise InvalidFormat(
                 f"{model}: {name} is {tensor.quant.name}, which cannot be transposed",
                 hint="choose a folder with F32, F16 or BF16",
-            ) from error
+            )
+        rows = np.ascontiguousarray(_rows_of(tensors, name, ""))
         data = rows.reshape(-1).view(np.uint8)
         transposed[name] = replace(tensor, shape=rows.shape, data=data)
     return transposed
@@ -237,7 +236,7 @@ def unpack_gpt_oss(tensors: Mapping[str, Weight], model: str) -> dict[str, Weigh
             continue  # read with its blocks
         try:
             rows = _rows_of(tensors, name, kind)
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             raise InvalidFormat(
                 f"{model}: {name} of shape {tensor.shape} is not a matrix of experts: {error}",
                 hint=COMPARE,
@@ -260,15 +259,20 @@ def _rows_of(tensors: Mapping[str, Weight], name: str, kind: str) -> NDArray[Any
     """Rows of the matrices *name*, ``(experts, rows, ...)``, or its biases, ``(experts, rows)``.
 
     Rows of *kind* ``_blocks`` are bytes of MXFP4 as in ggml, others floats as unsigned integers.
-    Missing scales and other types are a KeyError, other shapes a ValueError.
+    Missing scales, other types and other shapes are a ValueError.
     """
     tensor = tensors[name]
+    if 0 in tensor.shape:
+        raise ValueError("it has no numbers")
     if kind == "_blocks":
-        scales = tensors[name.removesuffix("_blocks") + "_scales"]
-        blocks = tensor.data.reshape(tensor.shape)  # (experts, rows, columns / 32, 16)
+        scales = tensors.get(name.removesuffix("_blocks") + "_scales")
+        if scales is None:
+            raise ValueError("its scales are missing")
         are_bytes = {tensor.quant.name, scales.quant.name} == {"U8"}
-        if not are_bytes or scales.shape != tensor.shape[:3]:
+        are_blocks = len(tensor.shape) == 4 and tensor.shape[3] == 16
+        if not are_bytes or not are_blocks or scales.shape != tensor.shape[:3]:
             raise ValueError("its scales do not fit")
+        blocks = tensor.data.reshape(tensor.shape)  # (experts, rows, columns / 32, 16)
         # Byte i holds the weights 2 i and 2 i + 1 of a block. In ggml it holds the weights i and
         # i + 16, and the byte of the scale comes first.
         nibbles = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
@@ -276,7 +280,10 @@ def _rows_of(tensors: Mapping[str, Weight], name: str, kind: str) -> NDArray[Any
         powers = scales.data.reshape(*scales.shape, 1)
         ggml_blocks: NDArray[Any] = np.concatenate([powers, packed], axis=-1)
         return ggml_blocks.reshape(*scales.shape[:2], -1)
-    dtype = np.dtype(f"<u{_FLOAT_BYTES[tensor.quant.name]}")
+    float_bytes = _FLOAT_BYTES.get(tensor.quant.name)
+    if float_bytes is None:
+        raise ValueError(f"its type is {tensor.quant.name}, expected {', '.join(_FLOAT_BYTES)}")
+    dtype = np.dtype(f"<u{float_bytes}")
     values = tensor.data.view(dtype).reshape(tensor.shape)
     if values.ndim != (2 if kind else 3):
         raise ValueError("it has other dimensions")

@@ -40,7 +40,7 @@ def mlx_bits(config: Mapping[str, Any], model: str) -> int | None:
     expected = {"bits": bits, "group_size": _GROUP, "mode": "affine"}
     is_same = {"mode": "affine", **packing} == expected
     is_stated_once = config.get("quantization_config", packing) == packing
-    if not isinstance(bits, int) or bits not in _MLX_TYPES or not is_same or not is_stated_once:
+    if type(bits) is not int or bits not in _MLX_TYPES or not is_same or not is_stated_once:
         raise Unsupported(
             f"{model}: quantization in config.json is {packing!r}; of MLX, 1 and 2 bits in "
             f"groups of {_GROUP} are read, the same for every matrix",
@@ -72,10 +72,11 @@ def _matrix(stem: str, tensors: Mapping[str, Weight], bits: int) -> Weight:
             f"{stem}: scales or biases of packed weights are missing, or not numbers", hint=COMPARE
         )
     scales, biases = (registry.dequantize(tensor) for tensor in numbers if tensor)
-    rows = words.shape[0]
-    columns = words.shape[-1] * 32 // bits
+    is_matrix = len(words.shape) == 2 and 0 not in words.shape
+    rows, words_of_row = words.shape if is_matrix else (0, 0)
+    columns = words_of_row * 32 // bits
     expected = (rows, columns // _GROUP)
-    if len(words.shape) != 2 or columns % _GROUP or {scales.shape, biases.shape} != {expected}:
+    if not is_matrix or columns % _GROUP or {scales.shape, biases.shape} != {expected}:
         raise InvalidFormat(
             f"{stem}: codes of shape {words.shape}, scales of {scales.shape} and biases of "
             f"{biases.shape} do not belong together",

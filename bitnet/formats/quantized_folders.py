@@ -10,16 +10,15 @@ first read.
 ``fp8``             transformers' ``Fp8Dequantize``: a scale for each block of rows and columns
 compressed-tensors  int8, packed integers of 2, 4 or 8 bits, and 8-bit floats, by vLLM's
                     ``compressed_tensors``
-bitsandbytes        4 bits (``nf4``, ``fp4``), an index into 16 numbers, by ``bitsandbytes``
+bitsandbytes        4 bits, an index into 16 numbers; see ``bitsandbytes_folders.py``
 GPTQ, AWQ           integers minus zero points, by ``gptqmodel``; see ``gptq_folders.py``
 ==================  =============================================================================
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import math
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.families.keys import COMPARE, HARMLESS, Rule, check, neutral, read, split_ignored
+from bitnet.formats.bitsandbytes_folders import unpack_bitsandbytes
 from bitnet.formats.gptq_folders import unpack_awq, unpack_gptq
 from bitnet.formats.scale_grids import ScaleGrid
 from bitnet.formats.stored_numbers import (
@@ -104,21 +104,7 @@ _PARTS_OF_COMPRESSED = (
     *("input_scale", "input_zero_point", "output_scale", "output_zero_point"),
 )
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-_BITSANDBYTES_RULES: dict[str, Rule] = {
-    "quant_method": read("bitsandbytes"),
-    "load_in_4bit": neutral(True),
-    "_load_in_4bit": neutral(None, True),
-    **dict.fromkeys(("load_in_8bit", "_load_in_8bit"), neutral(None, False)),
-    "bnb_4bit_quant_storage": neutral(None, "uint8"),
-    **dict.fromkeys(
-        (
-            *("bnb_4bit_compute_dtype", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
-            *("llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight"),
-            *("llm_int8_skip_modules", "llm_int8_threshold"),
-        ),
-        HARMLESS,
-    ),
-}
+_BLOCK = re.compile(r"(?P<rows>[0-9]{1,9})x(?P<columns>[0-9]{1,9})")
 _BELOW_GROUPS = f"{BELOW}config_groups."
 _AUTO_GPTQ = "quantize_config.json"
 _AUTO_AWQ = "quant_config.json"
@@ -158,8 +144,7 @@ def unpack_quantized(
     elif method == "awq":
         unpacked = unpack_awq(tensors, quantization, config, model)
     elif method == "bitsandbytes":
-        check(quantization, _BITSANDBYTES_RULES, model=model, below=BELOW)
-        unpacked = _unpack_bitsandbytes(tensors, model)
+        unpacked = unpack_bitsandbytes(tensors, quantization, model)
     else:
         return tensors, config
     logger.info("%s: its %s weights become plain numbers in memory", model, method)
@@ -257,6 +242,10 @@ def _unpack_compressed(
         stem, _, kind = name.rpartition(".")
         is_compressed = f"{stem}.weight_scale" in tensors
         if is_compressed and kind in ("weight", "weight_packed"):
+            if f"{stem}.weight" in unpacked:
+                raise InvalidFormat(
+                    f"{model}: {stem} has both weight and weight_packed", hint=COMPARE
+                )
             parts = {part: tensors.get(f"{stem}.{part}") for part in _PARTS_OF_COMPRESSED}
             unpacked[f"{stem}.weight"] = _decompress(stem, tensor, parts, scheme, model)
         elif not is_compressed or kind not in _PARTS_OF_COMPRESSED:
@@ -305,11 +294,12 @@ def _decompress(
         )
     scales = read_floats(scale, model)
     key = "block_structure"
-    grid_of_scales = ScaleGrid.of(scales, shape, stem, model, scheme.get(key), key)
+    block = _read_block(scheme.get(key))
+    grid_of_scales = ScaleGrid.of(scales, shape, stem, model, block, key)
     grid_of_zeros: ScaleGrid | None = None
     if zero_point is not None:
         zeros = _zeros_of(zero_point, scales.shape, scheme, model)
-        grid_of_zeros = ScaleGrid.of(zeros, shape, stem, model, scheme.get(key), key)
+        grid_of_zeros = ScaleGrid.of(zeros, shape, stem, model, block, key)
 
     def numbers() -> NDArray[np.float32]:
         values = _codes_of(codes, shape, scheme, model)
@@ -318,6 +308,12 @@ def _decompress(
         return values * grid_of_scales.spread()
 
     return defer(f"{stem}.weight", shape, scale.quant, numbers)
+
+
+def _read_block(stated: Any) -> Any:
+    """The rows and columns of a block, *stated* as such or, in older folders, as ``128x128``."""
+    match = _BLOCK.fullmatch(stated) if isinstance(stated, str) else None
+    return stated if match is None else [int(match["rows"]), int(match["columns"])]
 
 
 def _shape_of(
@@ -356,6 +352,8 @@ def _zeros_of(
     """Zero points, of the *shape* of the scales. Packed ones have neighbouring rows in a word."""
     if zero_point.quant.name != "I32" or zero_point.shape == shape:
         return read_floats(zero_point, model)
+    if len(zero_point.shape) != 2 or len(shape) != 2:
+        raise unlike(zero_point, f"zero points for scales of {shape}", model)
     packed = read_integers(zero_point, model).T
     values = _unpack_words(packed, _bits_of(scheme, model), shape[0]).T
     if values.shape != shape:
@@ -384,68 +382,12 @@ def _unpack_words(words: NDArray[np.integer[Any]], bits: int, columns: int) -> N
     return numbers
 
 
-def _unpack_bitsandbytes(tensors: Mapping[str, Weight], model: str) -> dict[str, Weight]:
-    """*tensors* with ``table[code] * scale of the block`` for 4-bit codes."""
-    unpacked = {}
-    for name, tensor in tensors.items():
-        stem, _, rest = name.partition(".weight.")
-        if rest and f"{stem}.weight" in tensors:
-            continue  # a scale, a table or the state of codes: read with them
-        state = _state_of(name, tensors)
-        unpacked[name] = tensor if state is None else _from_state(tensor, state, tensors, model)
-    return unpacked
-
-
-def _state_of(name: str, tensors: Mapping[str, Weight]) -> Weight | None:
-    """The tensor that describes the codes *name*, or None if *name* is not quantized."""
-    for kind in ("nf4", "fp4"):
-        state = tensors.get(f"{name}.quant_state.bitsandbytes__{kind}")
-        if state is not None:
-            return state
-    return None
-
-
-def _from_state(codes: Weight, state: Weight, tensors: Mapping[str, Weight], model: str) -> Weight:
-    """The matrix of *codes*, whose *state* is JSON: shape, block size, and type of the numbers."""
-    name = codes.name
-    try:
-        facts = json.loads(state.data.tobytes())
-        shape = tuple(map(int, facts["shape"]))
-        block = int(facts["blocksize"])
-        dtype = DTYPES[facts["dtype"]]
-        scales = read_floats(tensors[f"{name}.absmax"], model)
-        table = read_floats(tensors[f"{name}.quant_map"], model)
-        if "nested_blocksize" in facts:  # double quantization: the scales are codes, too
-            nested_scales = read_floats(tensors[f"{name}.nested_absmax"], model)
-            nested_table = read_floats(tensors[f"{name}.nested_quant_map"], model)
-            factors = np.repeat(nested_scales, int(facts["nested_blocksize"]))[: scales.size]
-            scales = nested_table[scales.astype(np.intp)] * factors
-            scales += np.float32(facts["nested_offset"])
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise InvalidFormat(
-            f"{model}: the state of the codes {name} is wrong: {error}", hint=COMPARE
-        ) from error
-    count = math.prod(shape)
-    pairs = codes.data.reshape(-1)
-    if codes.quant.name != "U8" or table.shape != (16,) or pairs.size != -(-count // 2):
-        raise unlike(codes, f"4-bit codes of {count:,} numbers", model)
-    if block < 1 or scales.size != -(-count // block):
-        raise unlike(codes, f"a scale for each {block} numbers", model)
-
-    def decode() -> NDArray[np.float32]:
-        flat = np.stack([pairs >> 4, pairs & 15], axis=-1).reshape(-1)[:count]
-        values = table[flat] * np.repeat(scales.reshape(-1), block)[:count]
-        return values.reshape(shape)
-
-    return defer(name, shape, types.by_name(dtype), decode)
-
-
 def _dtype_of(config: Mapping[str, Any], model: str) -> str:
     """Type of the model's numbers, as *config* names it; BF16 if it does not."""
     inner = config.get("text_config")
     tables = (config, inner) if isinstance(inner, dict) else (config,)
     names = [table[key] for table in tables for key in ("dtype", "torch_dtype") if table.get(key)]
     name = names[0] if names else "bfloat16"
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise Unsupported(f"{model}: config.json: dtype is {name!r:.80}", hint=HINT)
     return DTYPES[name]

@@ -41,7 +41,7 @@ class ScaleGrid:
         if factors.size == 1:
             return cls(factors.reshape(1, 1), (rows, columns), (rows, columns))
         grid = factors.reshape(-1, 1) if factors.ndim == 1 else factors
-        if grid.ndim != 2 or not grid.size:
+        if grid.ndim != 2 or not grid.size or 0 in shape:
             raise _no_grid(name, grid, shape, model)
         if block is None:
             if rows % grid.shape[0] or columns % grid.shape[1]:
@@ -53,7 +53,8 @@ class ScaleGrid:
             raise InvalidFormat(f"{model}: {problem}", hint=COMPARE)
         if grid.shape != (-(-rows // block[0]), -(-columns // block[1])):
             raise _no_grid(name, grid, shape, model)
-        return cls(grid, (block[0], block[1]), (rows, columns))
+        # A block is stated, and may be larger than the whole matrix.
+        return cls(grid, (min(block[0], rows), min(block[1], columns)), (rows, columns))
 
     def spread(self) -> NDArray[np.float32]:
         """The factor of each number, shape ``(rows, columns)``, or the only one, ``(1, 1)``."""
