@@ -182,8 +182,10 @@ _INNER = {
 }
 #: Ends of the names of scales that belong to the model, and not to the encoding of another tensor.
 SCALES = tuple(name for name in _INNER.values() if name.endswith(".scale"))
+# Numbers have few digits, so that any name of a file can be matched and read.
+_BLOCK = re.compile(r"^blk\.(?P<number>[0-9]{1,9})\.")
 _LAYER = re.compile(
-    r"(?:layers\.layers|layers|h|blocks|layer|encoder\.layer|transformer_encoder)\.(?P<number>\d+)\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
+    r"(?:layers\.layers|layers|h|blocks|layer|encoder\.layer|transformer_encoder)\.(?P<number>[0-9]{1,9})\.(?P<part>.+?)(?:\.(?P<kind>weight|bias|weight_scale))?"
 )
 _PREFIX = re.compile(
     r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:text_model\.)?(?:model\.)?(?:backbone\.)?"
@@ -229,8 +231,14 @@ def usual_name(name: str) -> str:
 
 
 def without_block(name: str) -> str:
-    """GGUF's *name* of a tensor without the number of its block: ``attn_q.weight``."""
-    return name.split(".", 2)[2] if name.startswith("blk.") else name
+    """GGUF's *name* of a tensor without its block and the number: ``attn_q.weight``."""
+    return _BLOCK.sub("", name)
+
+
+def block_number(name: str) -> int:
+    """Number of the block of a tensor by GGUF's *name*; -1 outside of all blocks."""
+    block = _BLOCK.match(name)
+    return int(block["number"]) if block else -1
 
 
 def name_with_states(name: str, family: Family, names: Container[str]) -> str:

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
+from bitnet.base.invocation import shell_quote
 from bitnet.formats import safetensors
-from bitnet.formats.checkpoint import Inventory
+from bitnet.formats.checkpoint import Inventory, named_path
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.other_folders import ADAPTER, ADAPTER_WEIGHTS
+from bitnet.formats.patterns import compile_pattern
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ MERGE = "merge the adapter into its model with PEFT, and run that"  # hint of re
 _AGAIN = "fetch the adapter again"
 _MODEL = "config.json"
 _TASKS = "lora_adaptations"  # key of it that lists the tasks
+_LARGEST = float(np.finfo(np.float32).max)
 _POOLER = "pooler."  # module that vectors of texts do not need
 _TABLES = "_embeddings"  # end of the names of modules whose factors are in the other order
 _OF_TASKS = re.compile(r"(?P<matrix>.+)\.parametrizations\.weight\.0\.lora_(?P<part>[AB])")
@@ -140,6 +143,7 @@ def read_adapter(path: Path) -> Adapter:
 
     A model's folder that has adapters of tasks (Jina v3) has each at ``FOLDER/TASK``.
     """
+    path = named_path(path)
     if path.is_dir():
         if (path / ADAPTER).is_file():
             return _of_folder(path)
@@ -147,7 +151,7 @@ def read_adapter(path: Path) -> Adapter:
         if tasks:
             raise UsageError(
                 f"{path.name} has adapters of {len(tasks)} tasks: {', '.join(tasks)}",
-                hint=f"name one of them: --lora {path / tasks[0]}",
+                hint=f"name one of them: --lora {shell_quote(path / tasks[0])}",
             )
         raise NotFound(f"{path} has no {ADAPTER}", hint="name a folder that PEFT saved")
     if not path.exists() and (tasks := _tasks_of(path.parent)):
@@ -172,7 +176,7 @@ def _of_file(path: Path) -> Adapter:
                 )
         if keys.get("adapter.alora.invocation_tokens"):
             raise _refusal(path, "adapter.alora.invocation_tokens", "it begins with a token")
-        alpha = float(keys.get("adapter.lora.alpha", 0.0))
+        alpha = _number(path, "adapter.lora.alpha", keys.get("adapter.lora.alpha", 0.0))
         factors = {name: registry.dequantize(file.weight(name)) for name in file.tensors}
         architecture = file.architecture
     pairs = _pairs(path, factors, _FILE_NAME, lambda _, rank: alpha / rank if alpha else 1.0)
@@ -239,7 +243,7 @@ def _of_task(path: Path, task: str, tasks: Sequence[str]) -> Adapter:
     if task not in tasks:
         raise NotFound(
             f"{path.name} has no adapter of the task {task!r}; it has {', '.join(tasks)}",
-            hint=f"--lora {path / tasks[0]}",
+            hint=f"--lora {shell_quote(path / tasks[0])}",
         )
     files = Inventory(path)
     config = files.json(_MODEL, dict)
@@ -274,26 +278,40 @@ def _finite(values: NDArray[np.float32], name: str, path: Path) -> NDArray[np.fl
     return values
 
 
+def _number(path: Path, key: str, value: object) -> float:
+    """*value* of the *key*, if it is a number that a float32 can store."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
+        return float(value)
+    raise InvalidFormat(
+        f"{path.name}: {key} is {value!r:.60}, expected a number that a float32 can store",
+        hint=_AGAIN,
+    )
+
+
 def _scale(path: Path, config: Mapping[str, Any], module: str, rank: int) -> float:
     """Factor on the product of the *module*, as PEFT computes it."""
-    expected = _of_pattern(config.get("rank_pattern"), module, config.get("r"))
+    expected = _of_pattern(path, config, "rank_pattern", module, config.get("r"))
     if expected != rank:
         raise InvalidFormat(
-            f"{path.name}: {module} has the rank {rank}, {ADAPTER} says {expected}",
+            f"{path.name}: {module} has the rank {rank}, {ADAPTER} says {expected!r:.60}",
             hint=_AGAIN,
         )
-    alpha = _of_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise InvalidFormat(f"{path.name}: lora_alpha is {alpha!r}, expected a number", hint=_AGAIN)
-    return float(alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank)
+    stated_alpha = _of_pattern(path, config, "alpha_pattern", module, config.get("lora_alpha"))
+    alpha = _number(path, "lora_alpha", stated_alpha)
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
 
-def _of_pattern(patterns: object, module: str, default: Any) -> Any:
-    """Value of the first of *patterns* that the end of *module* matches."""
-    if isinstance(patterns, dict):
-        for pattern, value in patterns.items():
-            if re.match(rf"(.*\.)?({pattern})$", module):
-                return value
+def _of_pattern(path: Path, config: Mapping[str, Any], key: str, module: str, default: Any) -> Any:
+    """Value of the first pattern below *key* that the end of *module* matches."""
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise InvalidFormat(
+            f"{path.name}: {key} is {patterns!r:.60}, expected numbers by modules", hint=_AGAIN
+        )
+    for pattern, value in patterns.items():
+        expression = rf"(.*\.)?({pattern})$"
+        if compile_pattern(expression, f"{path.name}: {key}", hint=_AGAIN).match(module):
+            return value
     return default
 
 
@@ -326,6 +344,8 @@ def _pairs(
                 f"{path.name}: factors of {name} have the shapes {a.shape} and {b.shape}",
                 hint=_AGAIN,
             )
+        if not len(a):
+            raise InvalidFormat(f"{path.name}: factors of {name} have the rank 0", hint=_AGAIN)
         pairs[name] = Pair(a, b, scale_of(name, len(a)))
         if not all(np.isfinite(numbers).all() for numbers in pairs[name]):
             raise InvalidFormat(f"{path.name}: factors of {name} are infinite or NaN", hint=_AGAIN)

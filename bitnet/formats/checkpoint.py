@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,6 +38,7 @@ T = TypeVar("T", dict, list)  # type: ignore[type-arg]
 
 
 _MOST_FILES = 10_000  # in the folder of a model, with those that links lead to
+_MOST_LEVELS = 100  # of objects and arrays in one another: published files have fewer than 20
 _LARGE = 1 << 20  # bytes: larger files stay mapped and take no memory of their own
 
 
@@ -52,11 +52,28 @@ def parse_json(raw: bytes, path: Path, kind: type[T], *, unique: bool = False) -
         content = json.loads(raw)
         if unique and (twice := find_repeated_keys(raw)):
             raise ValueError(f"the key {twice[0][0][:80]!r} is there twice")
+        if _is_deeper(content, _MOST_LEVELS):
+            raise ValueError(f"it has more than {_MOST_LEVELS} levels")
     except (ValueError, RecursionError) as error:
         raise damage_error(path, f"it is not valid JSON: {error}") from None
     if not isinstance(content, kind):
         raise damage_error(path, f"it is not a JSON {'array' if kind is list else 'object'}")
     return content
+
+
+def _is_deeper(content: Any, levels: int) -> bool:
+    """True if objects and arrays are in one another in more than so many *levels*.
+
+    Functions that walk through *content* call themselves once for each level.
+    """
+    level = [content]
+    for _ in range(levels + 1):
+        level = [value for value in level if isinstance(value, dict | list)]
+        if not level:
+            return False
+        tables = (table.values() if isinstance(table, dict) else table for table in level)
+        level = [value for values in tables for value in values]
+    return True
 
 
 def find_repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
@@ -76,17 +93,28 @@ def find_repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
 
 def damage_error(path: Path, why: str) -> InvalidFormat:
     """The error about the file *path*, which is damaged."""
-    where = f"{path.parent.name}/{path.name}"
+    where = f"{named_path(path.parent).name}/{path.name}"
     return InvalidFormat(f"{where}: {why}", hint="the file is damaged: fetch it again")
+
+
+def named_path(path: Path) -> Path:
+    """*path*, or if it has no name, such as ``.`` and ``..``, the absolute path of the same."""
+    if path.name not in ("", ".."):
+        return path
+    try:
+        return path.resolve()
+    except OSError:  # the working folder was removed
+        return path
 
 
 class Inventory:
     """Files of one model, by their names relative to *root*, as they were when they were read."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = named_path(root)  # messages have its name
         # content and status of each file that was read
         self._opened: dict[str, tuple[bytes | MappedFile, os.stat_result]] = {}
+        self._digests: dict[str, str] = {}  # SHA-256 of files that were read
 
     @classmethod
     def of_mapped(cls, files: Iterable[MappedFile]) -> Inventory:
@@ -114,6 +142,8 @@ class Inventory:
         parts = name.replace("\\", "/").split("/")
         if Path(name).is_absolute() or {"", ".", ".."} & set(parts):
             raise InvalidFormat(f"{self.root.name}: {name!r} is outside of the folder")
+        if "\0" in name or not _is_encodable(name):
+            raise InvalidFormat(f"{self.root.name}: {name!r} is not the name of a file")
         return self.root / name
 
     def __contains__(self, name: str) -> bool:
@@ -159,10 +189,12 @@ class Inventory:
         self._opened[name] = mapped, mapped.status
         return mapped
 
-    @cached_property
+    @property
     def sha256(self) -> dict[str, str]:
-        """SHA-256 of each file, of the bytes that were read."""
-        return {name: hashlib.sha256(self._opened[name][0]).hexdigest() for name in self.names}
+        """SHA-256 of each file that was read so far, of the bytes that were read."""
+        for name in self._opened.keys() - self._digests.keys():
+            self._digests[name] = hashlib.sha256(self._opened[name][0]).hexdigest()
+        return {name: self._digests[name] for name in self.names}
 
     @property
     def digest(self) -> str:
@@ -204,6 +236,15 @@ class Inventory:
                     f"{path} is not the file any more that was read: it was replaced",
                     hint="run the same command again",
                 )
+
+
+def _is_encodable(name: str) -> bool:
+    """True if the system can have a file of this *name*."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

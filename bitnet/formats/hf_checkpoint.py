@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +20,17 @@ from bitnet.families.heads import RANKS, SCORES, YES_NO
 from bitnet.families.keys import COMPARE, IgnoredKeys
 from bitnet.families.tensor_names import (
     SCALES,
+    block_number,
     classifier_name,
     gguf_name,
     layers_of_stack,
     name_with_states,
+    usual_name,
     without_block,
 )
 from bitnet.formats import safetensors, sentence_transformers
-from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms
+from bitnet.formats.bit_linear import BitLinear
+from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms, named_path
 from bitnet.formats.classifiers import classifier_keys
 from bitnet.formats.expert_tensors import (
     split_gates,
@@ -59,6 +62,7 @@ logger = logging.getLogger(__name__)
 
 # Integers as wide as the numbers of a type, to move these without changing a bit.
 _NUMBERS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}
+_LAYER = re.compile(r"\blayers\.([0-9]{1,9})\.")
 _ONLINE = {"linear_class": "autobitlinear", "quantization_mode": "online"}
 
 
@@ -68,13 +72,13 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     Ternary weights stay packed; plain weights are quantized here if ``quantization_config`` says
     ``online``.
     """
-    folder = path if path.is_dir() else path.parent
+    folder = named_path(path if path.is_dir() else path.parent)
     files = Inventory(folder)
     # *outer* stays as the file has it; *config* loses the keys that are followed here.
     config = outer = files.json("config.json", dict)
     bits_of_mlx = mlx_bits(outer, folder.name)
     stored = safetensors.read_folder(files)
-    if path != folder and path.name not in files.names:
+    if not path.is_dir() and path.name not in files.names:
         raise InvalidFormat(
             f"{path.name} is not one of the files of the model in {folder}",
             hint=shell_quote(folder),
@@ -120,10 +124,9 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         if not name.endswith(".scale") or without_block(name) in SCALES
     }
     if bits is not None and bits.converts("lm_head") and not description.headless:
-        head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
-        source = tensors[head].like(name=head)
+        source = _head(tensors, folder.name)
         weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
-    _multiply(weights, description.factors)
+    _multiply(weights, description.factors, folder.name)
     weights |= {name: _floats(name, factors) for name, factors in description.freq_factors.items()}
     architecture = description.metadata["general.architecture"]
     ignored_elsewhere = IgnoredKeys(ignore_keys)  # in files other than config.json
@@ -163,7 +166,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
 
 def _rows_of_head(weights: Mapping[str, Weight], ids: tuple[int, int], model: str) -> Weight:
     """Rows of the head for the tokens *ids*, as the scores of two labels."""
-    head = weights["output.weight" if "output.weight" in weights else "token_embd.weight"]
+    head = _head(weights, model)
     if max(ids) >= head.shape[0]:
         raise InvalidFormat(
             f"{model}: LogitScore names the tokens {ids[0]:,} and {ids[1]:,}, the head has "
@@ -173,6 +176,18 @@ def _rows_of_head(weights: Mapping[str, Weight], ids: tuple[int, int], model: st
     if head.stores_rows:
         return _floats(f"{SCORES}.weight", registry.dequantize(head.take_rows(list(ids))))
     return _floats(f"{SCORES}.weight", registry.dequantize(head)[list(ids)])
+
+
+def _head(weights: Mapping[str, Weight], model: str) -> Weight:
+    """The head among *weights*, which may be the embedding."""
+    name = "output.weight" if "output.weight" in weights else "token_embd.weight"
+    head = weights.get(name)
+    if head is None or len(head.shape) != 2:
+        problem = "is missing" if head is None else f"has the shape {head.shape}"
+        raise InvalidFormat(
+            f"{model}: {usual_name(name)} {problem}, expected a matrix", hint=COMPARE
+        )
+    return head.like(name=name)
 
 
 def _rename(
@@ -194,7 +209,7 @@ def _rename(
         if description.classifies:
             name = classifier_name(original, description.family)
         name = name or gguf_name(original, description.family, stack)
-        match = re.search(r"\blayers\.(\d+)\.", original) if more_blocks else None
+        match = _LAYER.search(original) if more_blocks else None
         if not name or (match and int(match[1]) >= layers):
             left_out.append(original)
             continue
@@ -314,7 +329,7 @@ def _check_biases(tensors: Mapping[str, Weight], description: Description, folde
     own_name = f"{tensors[f'{matrix}.weight'].name.removesuffix('.weight')}.bias"
     biases = description.family.biases
     keys_of = {part: key for key, parts in biases.items() if key for part in parts}
-    key = keys_of.get(matrix.split(".", 2)[-1], "")  # without blk. and the layer
+    key = keys_of.get(without_block(matrix), "")
     place = f"{key} in config.json" if key else "config.json"
     problem = f"is there, and {place} says that it is not"
     if name in expected:
@@ -344,7 +359,7 @@ def _find_biases(tensors: Mapping[str, Weight], description: Description) -> set
         and not name.startswith("cls.")
     }
     biases = {f"{matrix}.bias" for matrix in matrices if f"{matrix}.bias" in tensors}
-    return {name for name in biases if _number_of_layer(name) < layers}
+    return {name for name in biases if block_number(name) < layers}
 
 
 def _weight(
@@ -413,83 +428,17 @@ def _reorder(
     return replace(weight, shape=ordered.shape, data=ordered.reshape(-1).view(np.uint8))
 
 
-def _multiply(weights: dict[str, Weight], factors: Mapping[str, float]) -> None:
+def _multiply(weights: dict[str, Weight], factors: Mapping[str, float], model: str) -> None:
     """Multiply *factors* into *weights*; a tied head may become a matrix of its own."""
     head = "output.weight"
     embedding = "token_embd.weight"
     if head not in weights and factors.get(head, 1.0) != factors.get(embedding, 1.0):
-        weights[head] = weights[embedding].like(name=head)
+        weights[head] = _head(weights, model).like(name=head)
     for name, weight in weights.items():
         if (factor := factors.get(without_block(name), 1.0)) != 1:
             weights[name] = weight.like(scale=weight.scale * factor)
 
 
-def _number_of_layer(name: str) -> int:
-    """Number of the layer of a tensor by GGUF's *name*; -1 outside of all layers."""
-    return int(name.split(".", 2)[1]) if name.startswith("blk.") else -1
-
-
 def _floats(name: str, values: NDArray[Any]) -> Weight:
     quant = types.by_id(0)
     return Weight(name, values.shape, quant, values.astype("<f4").reshape(-1).view(np.uint8))
-
-
-@dataclass(frozen=True)
-class BitLinear:
-    """Storage of the linear layers of a safetensors folder."""
-
-    online: bool  # plain weights are quantized when they are read; otherwise they are packed
-    multiplies: bool  # the scale of packed weights multiplies (``AutoBitLinear``), else it divides
-    kept: tuple[str, ...] | None  # patterns of modules that stay plain; ``None``: only the head
-
-    @classmethod
-    def of(cls, quantization: Mapping[str, Any]) -> BitLinear | None:
-        """Storage as *quantization* describes it; ``None`` if nothing is ternary."""
-        if not quantization:
-            return None
-        multiplies = quantization.get("linear_class", "bitlinear") == "autobitlinear"
-        online = multiplies and quantization.get("quantization_mode") == "online"
-        unconverted = quantization.get("modules_to_not_convert")
-        return cls(
-            online, multiplies, None if unconverted is None else tuple(map(str, unconverted))
-        )
-
-    def converts(self, module: str) -> bool:
-        """True if the linear layer *module*, such as ``model.layers.0.mlp.up_proj``, is ternary."""
-        patterns = ("lm_head",) if self.kept is None else self.kept
-        try:
-            # A pattern matches whole names from the beginning of *module* on, or its end.
-            return not any(
-                re.match(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", module) or module.endswith(pattern)
-                for pattern in patterns
-            )
-        except re.error as error:
-            raise InvalidFormat(
-                f"config.json: modules_to_not_convert: {error}", hint=COMPARE
-            ) from error
-
-    def weight(self, name: str, plain: Weight, scale: Weight | None) -> Weight:
-        """The ternary weight of a layer from its stored form."""
-        packed = plain.quant.name == "U8"
-        if packed == self.online or len(plain.shape) != 2:
-            kind = "packed" if packed else "plain"
-            mode = "online" if self.online else "offline"
-            raise Unsupported(
-                f"{name}: {kind} weights with quantization_mode {mode!r}",
-                hint="fetch the config.json that belongs to these weights",
-            )
-        if not packed:
-            return registry.quantize(name, registry.dequantize(plain), registry.PACKED_U8)
-        if scale is None:
-            raise InvalidFormat(f"{name}: packed ternary weights without a weight_scale")
-        shape = (4 * plain.shape[0], plain.shape[1])
-        return Weight(name, shape, registry.PACKED_U8, plain.data, self.factor(name, scale))
-
-    def factor(self, name: str, scale: Weight) -> float:
-        """Factor that the *scale* next to the tensor *name* stands for."""
-        values = registry.dequantize(scale)
-        factor = float(values.reshape(-1)[0]) if values.size == 1 else 0.0
-        if not np.isfinite(factor) or factor <= 0:
-            whole = f"{name.rpartition('.')[0]}.scale"
-            raise InvalidFormat(f"{whole}: its weight_scale is not a positive number")
-        return factor if self.multiplies else 1 / factor

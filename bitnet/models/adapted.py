@@ -14,11 +14,12 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.base.invocation import shell_quote
 from bitnet.families.blocks import State
 from bitnet.families.family import of_gguf
 from bitnet.formats.adapters import MERGE, Adapter, Change, Pair, read_adapter
@@ -88,7 +89,7 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
         if adapter.matrices and factor != 1:
             raise UsageError(
                 f"{path.name} has whole matrices, which have no factor",
-                hint=f"run it as it is: --lora {path}",
+                hint=f"run it as it is: --lora {shell_quote(path)}",
             )
         merged = _merge(own, path.name, checkpoint, changes)
         changes |= merged
@@ -100,6 +101,7 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[tuple[Path, float]]
         # Several adapters are one of the sum of their ranks.
         a = np.concatenate([pair.a for pair in named_pairs])
         b = np.concatenate([pair.b * np.float64(pair.scale) for pair in named_pairs], axis=1)
+        _check_numbers(b, name)
         for key, values in ((f"{name}.lora_a", a), (f"{name}.lora_b", b.astype(np.float32))):
             weight = registry.quantize(key, values, types.by_id(0))
             weights[key] = replace(weight, rounds_input=False)
@@ -135,15 +137,31 @@ def _merge(
         if values is None:
             weight = checkpoint.weights[_find_stored_name(name, checkpoint)]
             values = registry.dequantize(replace(weight, scale=1.0))
-        pair = change.pair
-        if pair is not None:
-            values = values + (pair.b * np.float32(pair.scale)) @ pair.a  # (outputs, inputs)
-        if change.magnitudes is not None:
-            norms = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
-            factors = (change.magnitudes / norms).astype(np.float32)
-            values = values * factors[:, None]
-        merged[name] = values
+        with np.errstate(all="ignore"):  # the result is checked
+            merged[name] = _apply(change, values)
+        _check_numbers(merged[name], name)
     return merged
+
+
+def _apply(change: Change, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The matrix *values* with what the *change* adds, scaled to its magnitudes."""
+    pair = change.pair
+    if pair is not None:
+        values = values + (pair.b * np.float32(pair.scale)) @ pair.a  # (outputs, inputs)
+    if change.magnitudes is not None:
+        norms = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
+        factors = (change.magnitudes / norms).astype(np.float32)
+        values = values * factors[:, None]
+    return values
+
+
+def _check_numbers(values: NDArray[np.floating[Any]], name: str) -> None:
+    """Refuse *values* of the matrix *name* that a float32 cannot store."""
+    if not (np.abs(values) <= np.finfo(np.float32).max).all():  # also of NaN
+        raise InvalidFormat(
+            f"an adapter changes {name} to numbers that a float32 cannot store",
+            hint="fetch the adapter again, or add less of it: --lora FILE:SCALE",
+        )
 
 
 def _with_changes(
