@@ -160,8 +160,9 @@ def _read_scales(facts: _State) -> NDArray[np.float32]:
     if codes.quant.name != "U8":
         raise unlike(codes, "codes of scales", facts.model)
     numbers: NDArray[np.float32] = nested_table[codes.data]
-    numbers *= _spread(nested_scales, block, scales.size)
-    numbers += np.float32(facts.offset())
+    with np.errstate(all="ignore"):  # numbers may become infinite, as in the library
+        numbers *= _spread(nested_scales, block, scales.size)
+        numbers += np.float32(facts.offset())
     return numbers
 
 

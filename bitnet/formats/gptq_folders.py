@@ -295,7 +295,7 @@ def _groups_of_inputs(
     stem: str, tensor: Weight | None, inputs: int, groups: int, form: _Form
 ) -> NDArray[np.intp]:
     """The group of each input of the layer *stem*: stated by *tensor*, or else neighbours."""
-    size = _size_of_groups(form, inputs)
+    size = min(_size_of_groups(form, inputs), inputs)  # any stated size may be larger
     neighbours = np.arange(inputs) // size
     if tensor is None:
         if -(-inputs // size) != groups:

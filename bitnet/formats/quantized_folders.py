@@ -292,6 +292,8 @@ def _decompress(
             "which is not read",
             hint=HINT,
         )
+    if scale.quant.name not in DTYPES.values():
+        raise unlike(scale, "scales in BF16, F16 or F32", model)
     scales = read_floats(scale, model)
     key = "block_structure"
     block = _read_block(scheme.get(key))

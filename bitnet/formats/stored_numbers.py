@@ -71,7 +71,7 @@ def unpack_codes(words: NDArray[np.integer[Any]], bits: int, count: int) -> NDAr
     if 8 % bits == 0:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
         codes: NDArray[np.uint8] = stream[:, :, None] >> shifts & np.uint8((1 << bits) - 1)
-        return codes.reshape(len(stream), -1)[:, :count]
+        return codes.reshape(len(stream), stream.shape[1] * len(shifts))[:, :count]
     digits = np.unpackbits(stream, axis=1, count=count * bits, bitorder="little")
     powers = np.uint8(1) << np.arange(bits, dtype=np.uint8)
     values: NDArray[np.uint8] = digits.reshape(len(stream), count, bits) @ powers
@@ -84,7 +84,8 @@ def defer(
     """A weight *name* of *shape* in *quant*, whose *numbers* are computed when they are read."""
 
     def encode() -> NDArray[np.uint8]:
-        return registry.quantize(name, numbers(), quant).data
+        with np.errstate(all="ignore"):  # numbers may become infinite, as in the libraries
+            return registry.quantize(name, numbers(), quant).data
 
     size = quant.size_bytes(shape)
     assert size is not None  # a plain type

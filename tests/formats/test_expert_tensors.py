@@ -127,3 +127,28 @@ def test_a_shape_that_does_not_tell_which_axis_is_which_is_refused(shape):
     stored = {f"{NAME}.down_proj": tensor(np.zeros(shape, "<f4"), "F32")}
     with pytest.raises(InvalidFormat, match="does not tell which axis"):
         transpose_by_shape(stored, DIM, "m")
+
+
+BYTES = tensor(np.zeros((E, DIM, F), np.uint8), "U8")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        ({f"{NAME}.down_proj": BYTES}, "its type is U8, expected F32, F16, BF16"),
+        ({f"{NAME}.down_proj_blocks": BYTES}, "its scales are missing"),
+        (
+            {f"{NAME}.down_proj_blocks": BYTES, f"{NAME}.down_proj_scales": BYTES},
+            "its scales do not fit",
+        ),
+        (
+            {f"{NAME}.down_proj": tensor(np.zeros((E, 0, F), "<f4"), "F32")},
+            "it has no numbers",
+        ),
+        ({f"{NAME}.down_proj": tensor(np.zeros(F, "<f4"), "F32")}, "it has other dimensions"),
+    ],
+)
+def test_a_message_ends_in_words(tensors, problem):
+    with pytest.raises(InvalidFormat) as failure:
+        unpack_gpt_oss(tensors, "m")
+    assert failure.value.message.endswith(f"is not a matrix of experts: {problem}")

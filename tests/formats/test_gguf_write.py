@@ -26,7 +26,7 @@ from bitnet.base.errors import (
     UsageError,
 )
 from bitnet.formats.gguf import GGUF
-from bitnet.formats.gguf_write import parse_change, write_copy
+from bitnet.formats.gguf_write import encode_value, parse_change, write_copy, write_new
 
 METADATA = {
     **llama_metadata("bitnet-b1.58"),
@@ -233,3 +233,54 @@ def test_the_source_is_not_touched(source, tmp_path):
     before = hashlib.sha256(source.read_bytes()).digest()
     write_copy(source, tmp_path / "o.gguf", changes=["general.name=x"])
     assert hashlib.sha256(source.read_bytes()).digest() == before
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ([1, 2**31 - 1, -1], "int32"),
+        ([1, 3_000_000_000], "int64"),
+        ([-(2**40), 1], "int64"),
+        ([1, 0.5], "float32"),
+        ([0.5, 2], "float32"),
+        ([], "string"),
+        (["a", "b"], "string"),
+        ([True], "bool"),
+        (2**32 - 1, "uint32"),
+        (2**40, "int64"),
+    ],
+)
+def test_a_value_gets_a_type_that_all_of_it_fits(value, kind, tmp_path):
+    write_new(tmp_path / "a.gguf", {"a": encode_value(value)}, [])
+    with GGUF.open(tmp_path / "a.gguf") as gguf:
+        stored = gguf.metadata["a"]
+        if isinstance(value, list):
+            assert stored.item_type == kind
+            stored = list(stored)
+        assert stored == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(2**63, -(2**63) - 1, [2**63], [10**400], 1e308, [1e308], None, [None], {"a": 1}, [[1]]),
+        *([1, "a"], ["a", 1], [True, 1], "\ud800", ["\ud800"]),
+    ],
+)
+def test_a_value_that_no_type_fits_is_refused(value):
+    with pytest.raises(Unsupported, match="cannot be stored in a GGUF file"):
+        encode_value(value)
+
+
+@pytest.mark.parametrize("name", ["x-00001-of-00002.gguf", "x-00002-of-00002.gguf"])
+def test_an_output_with_the_name_of_a_part_is_refused(source, tmp_path, name):
+    with pytest.raises(UsageError, match="is the name of one of 2 parts"):
+        write_copy(source, tmp_path / name, changes=["a=1"])
+    with pytest.raises(UsageError, match="is the name of one of 2 parts"):
+        write_new(tmp_path / name, {}, [])
+    assert not (tmp_path / name).exists()
+
+
+def test_an_output_with_the_name_of_the_only_part_opens(source, tmp_path):
+    write_copy(source, tmp_path / "x-00001-of-00001.gguf", changes=["a=1"])
+    GGUF.open(tmp_path / "x-00001-of-00001.gguf").close()

@@ -1,10 +1,13 @@
 """Models with low-rank adapters: the logits of merged weights and of llama.cpp, or a refusal."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from adapter_files import adapter_file, factors, peft_folder
+from builders import f32, write_gguf
 from conversions import convert
 from engine_logits import distance, llama_cpp
 from hf_folders import tiny_folder
@@ -26,6 +29,7 @@ from bitnet.quants import registry, types
 
 compiled = pytest.mark.skipif(native.module() is None, reason="the native module is not installed")
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
+EMBEDDING = "token_embd.weight"
 ADAPTED = ("attn_q", "attn_v", "attn_output", "ffn_up", "ffn_down")
 HF = {
     "attn_q": "self_attn.q_proj",
@@ -286,3 +290,73 @@ def test_a_scale_follows_the_path(tmp_path):
     for wrong in ("lora.gguf:half", "lora.gguf:nan"):
         with pytest.raises(UsageError, match="neither a path nor PATH:SCALE"):
             parse_adapter(wrong)
+
+
+WRONG_NUMBERS = {
+    "r": (0, "4", [4], None, 10**400),
+    "lora_alpha": ("6", [6], None, True, 10**400, 1e39, float("nan"), {"a": 1}),
+    "rank_pattern": ([1], "x", {"(": 4}, {"a{99999999999999999999}": 4}, {"(" * 5000: 4}),
+    "alpha_pattern": (5, {"(": 6}, {"up_proj": "6"}, {"up_proj": 10**400}),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(k, v) for k in WRONG_NUMBERS for v in WRONG_NUMBERS[k]]
+)
+def test_a_wrong_number_of_a_folder_is_refused_by_its_key(key, value, tmp_path):
+    pairs = {"model.layers.0.mlp.up_proj": factors(8, 6)}
+    folder = peft_folder(tmp_path / "peft", pairs, **{key: value})
+    words = {"r": "has the rank 4", "alpha_pattern": "alpha"}.get(key, key)
+    with pytest.raises(InvalidFormat, match=words):
+        read_adapter(folder)
+
+
+def test_factors_of_the_rank_0_are_refused(tmp_path):
+    pairs = {"model.layers.0.mlp.up_proj": factors(8, 6, rank=0)}
+    with pytest.raises(InvalidFormat, match="rank 0"):
+        read_adapter(peft_folder(tmp_path / "peft", pairs, r=0))
+
+
+@pytest.mark.parametrize("alpha", ["6", [6.0], True, float("nan"), float("inf")])
+def test_a_wrong_alpha_of_a_file_is_refused_by_its_key(alpha, tmp_path):
+    keys = {"general.type": "adapter", "general.architecture": "llama", "adapter.type": "lora"}
+    names = {"blk.0.attn_q.weight.lora_a": (4, 256), "blk.0.attn_q.weight.lora_b": (256, 4)}
+    tensors = [f32(name, shape) for name, shape in names.items()]
+    file = write_gguf(tmp_path / "lora.gguf", {**keys, "adapter.lora.alpha": alpha}, tensors)
+    with pytest.raises(InvalidFormat, match=r"adapter\.lora\.alpha is .*expected a number"):
+        read_adapter(file)
+
+
+def test_what_is_added_must_fit_a_float32(tmp_path):
+    model = tiny("llama")
+    matrix = "blk.0.attn_q.weight"
+    file = adapter_file(tmp_path / "lora.gguf", {matrix: factors(256, 256)}, alpha=3e38)
+    with pytest.raises(InvalidFormat, match=f"{matrix} to numbers that a float32 cannot store"):
+        with_adapters(replace(model, gguf=True), [(file, 1e3)])
+    shape = model.weights[EMBEDDING].shape
+    a, b = factors(*shape)
+    base = "base_model.model.model.embed_tokens.lora_embedding_"
+    outer = {f"{base}A": np.ascontiguousarray(b.T) * 1e3, f"{base}B": np.ascontiguousarray(a.T)}
+    folder = peft_folder(tmp_path / "peft", {}, outer, lora_alpha=3e38)
+    with pytest.raises(InvalidFormat, match=f"{EMBEDDING} to numbers that a float32"):
+        with_adapters(model, [(folder, 1.0)])
+
+
+def test_hints_quote_the_path_of_an_adapter(tmp_path):
+    folder = tmp_path / "a model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"lora_adaptations": ["first task"]}))
+    quoted = f"--lora '{folder / 'first task'}'"
+    with pytest.raises(UsageError) as failure:
+        read_adapter(folder)
+    assert failure.value.hint == f"name one of them: {quoted}"
+    with pytest.raises(NotFound) as failure:
+        read_adapter(folder / "other")
+    assert failure.value.hint == quoted
+
+
+def test_an_adapter_in_the_working_folder_has_a_name(tmp_path, monkeypatch):
+    folder = peft_folder(tmp_path / "peft", {"model.layers.0.mlp.up_proj": factors(8, 6)}, r=5)
+    monkeypatch.chdir(folder)
+    with pytest.raises(InvalidFormat, match="peft: "):
+        read_adapter(Path())
