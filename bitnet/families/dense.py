@@ -55,8 +55,10 @@ def sizes(keys: Keys, *, ffn: int | None = None) -> Sizes:
     """Sizes of the model; *ffn* is the width of its networks, by default that of the key."""
     embedding = keys.weights.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
+        # of a folder by its usual name there
+        name = "token_embd.weight" if keys.config is None else "embed_tokens.weight"
         raise InvalidFormat(
-            f"{keys.path.name} has no matrix token_embd.weight: it is not a whole model",
+            f"{keys.path.name} has no matrix {name}: it is not a whole model",
             hint="pass the model's file, not a vocabulary or an adapter",
         )
     layers = keys.integer("block_count")

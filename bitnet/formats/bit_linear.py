@@ -19,6 +19,7 @@ from bitnet.quants.weight import Weight
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_LARGEST = float(np.finfo(np.float32).max)
 _KEPT = "config.json: modules_to_not_convert"
 
 
@@ -80,7 +81,7 @@ class BitLinear:
         is_usable = np.isfinite(factor) and factor > 0
         if is_usable and not self.multiplies:
             factor = 1 / factor
-            is_usable = factor <= np.finfo(np.float32).max
+            is_usable = factor <= _LARGEST
         if not is_usable:
             whole = f"{name.rpartition('.')[0]}.scale"
             raise InvalidFormat(

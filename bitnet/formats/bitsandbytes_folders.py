@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from bitnet.quants.weight import Weight
 
+_LARGEST = float(np.finfo(np.float32).max)
 _MOST_DIMENSIONS = 8
 _MOST_NUMBERS = 1 << 63
 _RULES: dict[str, Rule] = {
@@ -90,7 +91,7 @@ class _State:
     def offset(self) -> float:
         """The number that is added to all scales."""
         offset: object = self.values.get("nested_offset")
-        if isinstance(offset, int | float) and abs(offset) <= np.finfo(np.float32).max:
+        if isinstance(offset, int | float) and abs(offset) <= _LARGEST:
             return float(offset)
         raise self.wrong(f"nested_offset is {offset!r:.80}")
 

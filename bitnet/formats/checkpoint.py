@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet.base.errors import IntegrityError, InvalidFormat, from_os_error
 from bitnet.base.files import digest_of, open_file
-from bitnet.families.keys import Keys, contradiction
+from bitnet.families.keys import COMPARE, Keys, contradiction
 from bitnet.formats.mapped_file import MappedFile
 from bitnet.quants import registry
 
@@ -141,9 +141,13 @@ class Inventory:
             return self.root / name
         parts = name.replace("\\", "/").split("/")
         if Path(name).is_absolute() or {"", ".", ".."} & set(parts):
-            raise InvalidFormat(f"{self.root.name}: {name!r} is outside of the folder")
+            raise InvalidFormat(
+                f"{self.root.name}: {name!r} is outside of the folder", hint=COMPARE
+            )
         if "\0" in name or not _is_encodable(name):
-            raise InvalidFormat(f"{self.root.name}: {name!r} is not the name of a file")
+            raise InvalidFormat(
+                f"{self.root.name}: {name!r} is not the name of a file", hint=COMPARE
+            )
         return self.root / name
 
     def __contains__(self, name: str) -> bool:

@@ -1,5 +1,6 @@
 """One view on GGUF files and safetensors folders: GGUF keys, GGUF names, weights still encoded."""
 
+import hashlib
 import json
 import struct
 
@@ -12,7 +13,8 @@ from tiny_models import tiny
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.families.config_json import describe
 from bitnet.families.family import of_gguf
-from bitnet.families.tensor_names import gguf_name
+from bitnet.families.tensor_names import block_number, gguf_name, without_block
+from bitnet.formats.checkpoint import Inventory, parse_json
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.kv_cache import KVCache
 from bitnet.models.load import load_model
@@ -58,6 +60,7 @@ def folder(path, tensors, **config):
         data += array.tobytes()
     header = json.dumps(directory).encode()
     content = struct.pack("<Q", len(header)) + header + data
+    path.mkdir(exist_ok=True)
     (path / "model.safetensors").write_bytes(content)
     (path / "config.json").write_text(json.dumps(CONFIG | config))
     return path
@@ -355,3 +358,80 @@ def test_another_kind_of_file_is_not_a_model(tmp_path, content):
 def test_an_empty_folder_holds_no_model(tmp_path):
     with pytest.raises(NotFound, match="no model in"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("place", [".", "..", "inner/.."])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"model_type": "llama", "hidden_size": "x"}']
+)
+def test_a_model_in_the_working_folder_has_a_name_in_messages(
+    place, content, tmp_path, monkeypatch
+):
+    model = folder(tmp_path / "model", {"a": ("F32", np.zeros(1, "<f4"))})
+    (model / "config.json").write_text(content)
+    (model / "inner").mkdir()
+    monkeypatch.chdir(model / "inner" if place == ".." else model)
+    with pytest.raises((InvalidFormat, Unsupported), match=r"model(/config\.json)?: "):
+        open_checkpoint(place)
+    monkeypatch.chdir(model)
+    with pytest.raises((InvalidFormat, Unsupported), match=r"model(/config\.json)?: "):
+        open_checkpoint("model.safetensors")
+
+
+def test_the_digest_of_an_inventory_is_that_of_all_files_read_so_far(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    files = Inventory(tmp_path)
+    files.read("a")
+    assert [*files.sha256] == ["a"]
+    assert files.digest == hashlib.sha256(b"a").hexdigest()
+    files.read("b")
+    at_once = Inventory(tmp_path)
+    at_once.read("b")
+    at_once.read("a")
+    assert files.sha256 == at_once.sha256
+    assert files.digest == at_once.digest
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "../a", "/a", ""])
+def test_a_name_that_no_file_of_a_folder_has_is_refused(name, tmp_path):
+    for read in (Inventory(tmp_path).read, Inventory(tmp_path).__contains__):
+        with pytest.raises(InvalidFormat, match=r"name of a file|outside of the folder"):
+            read(name)
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_json_of_more_levels_than_any_file_has_is_refused(opening, tmp_path):
+    closing = "]" if opening == "[" else "}"
+    for levels, is_read in ((100, True), (101, False), (900, False), (50_000, False)):
+        text = (opening * (levels - 1) + opening[0] + closing + closing * (levels - 1)).encode()
+        kind = list if opening == "[" else dict
+        if is_read:
+            assert isinstance(parse_json(text, tmp_path / "a", kind), kind)
+        else:
+            with pytest.raises(InvalidFormat, match="not valid JSON"):
+                parse_json(text, tmp_path / "a", kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "rest"),
+    [
+        ("blk.12.attn_q.weight", 12, "attn_q.weight"),
+        ("output.weight", -1, "output.weight"),
+        ("blk.x.weight", -1, "blk.x.weight"),
+        ("blk.weight", -1, "blk.weight"),
+        ("blk.0", -1, "blk.0"),
+        ("blk", -1, "blk"),
+        (f"blk.{'9' * 5000}.weight", -1, f"blk.{'9' * 5000}.weight"),
+    ],
+)
+def test_any_name_of_a_tensor_has_a_number_and_a_rest(name, number, rest):
+    assert (block_number(name), without_block(name)) == (number, rest)
+
+
+@pytest.mark.parametrize("name", ["blk.x", "blk", "blk.weight", "model.layers.²", "layers.x.mlp"])
+def test_a_tensor_with_a_name_like_that_of_a_layer_is_left_alone(name, tmp_path):
+    embedding = {"model.embed_tokens.weight": ("F32", np.zeros((8, 4), "<f4"))}
+    odd = {f"{name}.{kind}": ("F32", np.zeros((4, 4), "<f4")) for kind in ("weight", "bias")}
+    path = folder(tmp_path / "m", embedding | odd, tie_word_embeddings=True)
+    assert odd.keys() <= open_checkpoint(path).weights.keys()

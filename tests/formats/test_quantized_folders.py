@@ -1,6 +1,7 @@
 """Quantized folders: the numbers are those of the method's own library, or the method is named."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats import safetensors
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.mlx_folders import repack
 from bitnet.formats.quantized_folders import unpack_quantized
 from bitnet.formats.stored_numbers import KEY
 from bitnet.models.load import config_from, load_model
 from bitnet.quants import registry
+from bitnet.quants.types import QuantType
 from bitnet.quants.weight import Deferred
 from bitnet.sheet.model_sheet import describe_model
 from bitnet.sheet.plan import plan_path, this_machine
@@ -323,3 +326,73 @@ def test_what_describes_a_quantized_folder_computes_no_matrix(tmp_path, monkeypa
     assert plans[0]["memory"] == plans[1]["memory"]
     load_model(open_checkpoint(packed))
     assert read
+
+
+BLOCKS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+
+def blocks_of(structure):
+    """The numbers of a matrix in blocks of 2 rows and 3 columns, as *structure* says."""
+    codes = np.full((4, 6), 56, np.uint8)  # ones
+    scales = np.arange(1, 5, dtype="<f4").reshape(2, 2)
+    tensors = {
+        "w.weight": stored_weight("w.weight", codes, "F8_E4M3"),
+        "w.weight_scale": stored_weight("w.weight_scale", scales, "F32"),
+    }
+    weights = {"type": "float", "num_bits": 8, "block_structure": structure}
+    quantization = BLOCKS | {"config_groups": {"group_0": {"weights": weights}}}
+    unpacked, _ = unpack_quantized(tensors, {KEY: quantization}, "m")
+    return registry.dequantize(unpacked["w.weight"])
+
+
+def test_the_form_of_blocks_may_be_a_text_as_in_older_folders():
+    expected = np.arange(1, 5, dtype="<f4").reshape(2, 2).repeat(2, axis=0).repeat(3, axis=1)
+    for structure in ([2, 3], "2x3"):
+        np.testing.assert_array_equal(blocks_of(structure), expected)
+
+
+@pytest.mark.parametrize("structure", ["2", "2x", "2x3x4", "x", "3x2", "0x3", "-2x3", "2 x 3 a"])
+def test_a_text_that_is_no_form_of_blocks_is_refused(structure):
+    with pytest.raises(InvalidFormat):
+        blocks_of(structure)
+
+
+def test_a_matrix_with_both_kinds_of_codes_is_refused():
+    tensors = {
+        "w.weight": stored_weight("w.weight", np.ones((4, 6), np.int8), "I8"),
+        "w.weight_packed": stored_weight("w.weight_packed", np.ones((4, 6), np.int8), "I8"),
+        "w.weight_scale": stored_weight("w.weight_scale", np.ones(1, "<f4"), "F32"),
+    }
+    weights = {"type": "int", "num_bits": 8}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": {"weights": weights}},
+    }
+    with pytest.raises(InvalidFormat, match="w has both weight and weight_packed"):
+        unpack_quantized(tensors, {KEY: quantization}, "m")
+
+
+@pytest.mark.parametrize("size", [10**13, 2**64, 10**400])
+def test_a_block_larger_than_the_matrix_takes_no_memory(size):
+    codes = np.full((4, 6), 56, np.uint8)
+    tensors = {
+        "w.weight": stored_weight("w.weight", codes, "F8_E4M3"),
+        "w.weight_scale_inv": stored_weight("s", np.full((1, 2), 2, "<f4"), "F32"),
+    }
+    described = {"quant_method": "fp8", "weight_block_size": [size, 3]}
+    weights, _ = unpack_quantized(tensors, {KEY: described, "dtype": "float32"}, "m")
+    np.testing.assert_array_equal(registry.dequantize(weights["w.weight"]), np.full((4, 6), 2))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 8), (8, 0), (2,), (1, 2, 8)])
+def test_words_of_mlx_that_are_not_a_matrix_are_refused(shape):
+    words = np.zeros(shape, "<u4")
+    numbers = np.ones((1, 1), "<f4")
+    tensors = {
+        "w.weight": replace(stored_weight("w", words, "F32"), quant=QuantType("U32", -1, 1, 0)),
+        "w.scales": stored_weight("s", numbers, "F32"),
+        "w.biases": stored_weight("b", -numbers, "F32"),
+    }
+    with pytest.raises(InvalidFormat, match="w: codes of shape"):
+        repack(tensors, 2)

@@ -20,7 +20,7 @@ from folder_mutants import (
     write_json,
 )
 
-from bitnet.base.errors import BitnetError, InvalidFormat
+from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.formats.quantized_folders import unpack_quantized
 from bitnet.formats.safetensors import SINGLE
 from bitnet.formats.stored_numbers import KEY
@@ -91,6 +91,11 @@ def test_every_wrong_tensor_is_used_or_refused(form):
     assert not all(outcomes)
 
 
+def nested(levels):
+    """An array in so many arrays."""
+    return json.loads("[" * levels + "]" * levels)
+
+
 @pytest.mark.parametrize(
     ("name", "file", "path", "value", "words"),
     [
@@ -120,9 +125,9 @@ def test_every_wrong_tensor_is_used_or_refused(form):
         (
             "classifier",
             "config.json",
-            ["sbert_ce_default_activation_function"],
+            ["sentence_transformers", "activation_fn"],
             ["x"],
-            "sbert_ce_default_activation_function = ['x']",
+            "activation_fn = ['x']",
         ),
         ("fp8", "config.json", ["dtype"], ["x"], "dtype is ['x']"),
         (
@@ -133,7 +138,7 @@ def test_every_wrong_tensor_is_used_or_refused(form):
             "modules_to_not_convert is not a regular expression",
         ),
         ("text", "model.safetensors.index.json", ["weight_map", "a"], "a" * 300, "a" * 300),
-        ("text", "generation_config.json", ["other"], "a deep value is here", "100 levels"),
+        ("text", "generation_config.json", ["other"], nested(101), "more than 100 levels"),
     ],
 )
 def test_a_wrong_value_is_named(name, file, path, value, words, tmp_path):
@@ -146,13 +151,12 @@ def test_a_wrong_value_is_named(name, file, path, value, words, tmp_path):
     assert failure.value.hint
 
 
-@pytest.mark.parametrize("name", ["reranker", "bitnet", "text", "embedding", "gpt_oss"])
+@pytest.mark.parametrize("name", ["reranker", "bitnet", "embedding", "gpt_oss"])
 def test_a_folder_without_an_embedding_is_refused(name, tmp_path):
     folder = tmp_path / name
     FORMS[name](folder)
-    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
     change_tensor(folder / SINGLE, "model.embed_tokens.weight", None)
-    with pytest.raises(BitnetError, match="embed_tokens"):
+    with pytest.raises(InvalidFormat, match=r"embed_tokens\.weight"):
         use(folder)
 
 
@@ -190,7 +194,7 @@ def test_the_size_of_a_block_reserves_no_memory(form, name, tmp_path):
         if name in table:
             table[name] = sizes.get(name, 10**30)
             write_json(file, document)
-    with pytest.raises(InvalidFormat):
+    with pytest.raises((InvalidFormat, Unsupported)):
         use(folder)
 
 

@@ -126,7 +126,7 @@ def classifier(folder):
 
 
 def text(folder):
-    """A model that writes text, with recommended settings, in a file of an index."""
+    """A model that writes text, with recommended settings, and an index of its tensors."""
     settings = {
         "do_sample": True,
         "temperature": 0.5,
@@ -143,7 +143,9 @@ def text(folder):
         "other": 1,
     }
     save_folder(folder, LLAMA["config"], tensors_of(LLAMA), **{"generation_config.json": settings})
-    index = {"weight_map": dict.fromkeys(LLAMA["tensors"], SINGLE)}
+    shard = "model-00001-of-00001.safetensors"
+    (folder / SINGLE).rename(folder / shard)
+    index = {"weight_map": dict.fromkeys(LLAMA["tensors"], shard)}
     write_json(folder / "model.safetensors.index.json", index)
 
 
