@@ -21,7 +21,7 @@ import numpy as np
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported, UsageError
 from bitnet.base.invocation import shell_quote
 from bitnet.formats import safetensors
-from bitnet.formats.checkpoint import Inventory, named_path
+from bitnet.formats.checkpoint import Inventory, resolve_unnamed
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.other_folders import ADAPTER, ADAPTER_WEIGHTS
 from bitnet.formats.patterns import compile_pattern
@@ -143,7 +143,7 @@ def read_adapter(path: Path) -> Adapter:
 
     A model's folder that has adapters of tasks (Jina v3) has each at ``FOLDER/TASK``.
     """
-    path = named_path(path)
+    path = resolve_unnamed(path)
     if path.is_dir():
         if (path / ADAPTER).is_file():
             return _of_folder(path)

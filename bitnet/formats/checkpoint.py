@@ -93,11 +93,11 @@ def find_repeated_keys(raw: bytes) -> list[tuple[str, Any]]:
 
 def damage_error(path: Path, why: str) -> InvalidFormat:
     """The error about the file *path*, which is damaged."""
-    where = f"{named_path(path.parent).name}/{path.name}"
+    where = f"{resolve_unnamed(path.parent).name}/{path.name}"
     return InvalidFormat(f"{where}: {why}", hint="the file is damaged: fetch it again")
 
 
-def named_path(path: Path) -> Path:
+def resolve_unnamed(path: Path) -> Path:
     """*path*, or if it has no name, such as ``.`` and ``..``, the absolute path of the same."""
     if path.name not in ("", ".."):
         return path
@@ -111,7 +111,7 @@ class Inventory:
     """Files of one model, by their names relative to *root*, as they were when they were read."""
 
     def __init__(self, root: Path) -> None:
-        self.root = named_path(root)  # messages have its name
+        self.root = resolve_unnamed(root)  # messages have its name
         # content and status of each file that was read
         self._opened: dict[str, tuple[bytes | MappedFile, os.stat_result]] = {}
         self._digests: dict[str, str] = {}  # SHA-256 of files that were read

@@ -16,7 +16,7 @@ from bitnet.base.files import open_file
 from bitnet.families.family import WINDOWS, Family, of_gguf
 from bitnet.families.keys import RopeStyle, without
 from bitnet.formats import mapped_file, safetensors
-from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms, named_path
+from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms, resolve_unnamed
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.formats.other_folders import refuse_other_folder
 from bitnet.quants import registry
@@ -127,7 +127,7 @@ def open_checkpoint(
     """
     if i2_s_layout not in get_args(I2SLayout):
         raise UsageError(f"i2_s_layout is {i2_s_layout!r}, expected x86 or arm")
-    path = named_path(Path(path))
+    path = resolve_unnamed(Path(path))
     started = time.perf_counter()
     checkpoint = container_of(path)(path, ignore_keys)
     checkpoint = replace(checkpoint, opened_s=time.perf_counter() - started)
@@ -148,7 +148,7 @@ def container_of(path: Path) -> Callable[[Path, Collection[str]], Checkpoint]:
 
     Its arguments are the path and the keys to ignore.
     """
-    path = named_path(path)
+    path = resolve_unnamed(path)
     try:
         if not path.exists():
             raise mapped_file.missing(path)

@@ -229,10 +229,7 @@ def encode_value(value: Any) -> bytes:
 
     Integers become uint32 where they fit, else int32 or int64, in arrays int32 or int64; floats
     float32; ``bytes`` an array of uint8. Items of a list have one type, of integers among floats
-    that of floats; an empty list is one of strings.
-
-    Raises:
-        Unsupported: no type has the value, or the items of a list have several types.
+    that of floats; an empty list is one of strings. Values that no type has are refused.
     """
     if isinstance(value, bytes):
         return struct.pack("<IIQ", ARRAY, _TYPE_IDS["uint8"], len(value)) + value

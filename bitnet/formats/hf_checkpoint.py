@@ -30,7 +30,7 @@ from bitnet.families.tensor_names import (
 )
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
-from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms, named_path
+from bitnet.formats.checkpoint import Checkpoint, Inventory, has_input_norms, resolve_unnamed
 from bitnet.formats.classifiers import classifier_keys
 from bitnet.formats.expert_tensors import (
     split_gates,
@@ -72,7 +72,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     Ternary weights stay packed; plain weights are quantized here if ``quantization_config`` says
     ``online``.
     """
-    folder = named_path(path if path.is_dir() else path.parent)
+    folder = resolve_unnamed(path if path.is_dir() else path.parent)
     files = Inventory(folder)
     # *outer* stays as the file has it; *config* loses the keys that are followed here.
     config = outer = files.json("config.json", dict)

@@ -19,7 +19,7 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.base.files import open_file
-from bitnet.formats.checkpoint import damage_error, named_path, parse_json
+from bitnet.formats.checkpoint import damage_error, parse_json
 from bitnet.formats.other_folders import ADAPTER_WEIGHTS
 from bitnet.quants.types import QuantType, by_name
 from bitnet.quants.weight import Weight
@@ -161,7 +161,7 @@ def _extent(name: str, entry: Any, path: Path) -> tuple[int, int]:
         raise damage_error(path, f"its entry for {name} is not valid")
     if dtype not in _ITEM_BITS:
         raise Unsupported(
-            f"{named_path(path.parent).name}/{path.name}: the tensor {name} is {dtype}, a type "
+            f"{path.parent.name}/{path.name}: the tensor {name} is {dtype}, a type "
             f"that is not known; known are {', '.join(_ITEM_BITS)}",
             hint="fetch the file again, or a folder of plain weights: F32, F16 or BF16",
         )

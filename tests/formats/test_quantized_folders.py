@@ -352,7 +352,7 @@ def test_the_form_of_blocks_may_be_a_text_as_in_older_folders():
 
 
 @pytest.mark.parametrize("structure", ["2", "2x", "2x3x4", "x", "3x2", "0x3", "-2x3", "2 x 3 a"])
-def test_a_text_that_is_no_form_of_blocks_is_refused(structure):
+def test_another_text_for_the_form_of_blocks_is_refused(structure):
     with pytest.raises(InvalidFormat):
         blocks_of(structure)
 

@@ -39,7 +39,7 @@ def form(request, tmp_path_factory):
 
 
 def results(folder, mutants, change):
-    """Whether the *folder* opens with each of the *mutants*, which *change* writes to a file."""
+    """True or false for each of the *mutants*, which *change* writes: the *folder* opens or not."""
     for place, *mutant in mutants:
         file = folder / place
         before = file.read_bytes()
