@@ -422,6 +422,14 @@ def test_an_existing_file_is_never_replaced(tmp_path):
     assert (tmp_path / "out.gguf").read_text() == "precious"
 
 
+def test_a_number_that_no_gguf_file_has_is_refused_by_its_key(tmp_path):
+    folder = tiny_folder(tmp_path / "m", "llama", rope_theta=1e308)
+    options = ConvertOptions("F32", no_tokenizer=True)
+    with pytest.raises(Unsupported, match=r"m: llama\.rope\.freq_base: 1e\+308 cannot be stored"):
+        convert(folder, tmp_path / "out.gguf", options)
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
     from bitnet.convert import run
 

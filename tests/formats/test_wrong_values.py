@@ -5,6 +5,7 @@ import random
 import time
 
 import pytest
+from config_mutants import MODELS
 from folder_mutants import (
     FORMS,
     REMOVED,
@@ -13,8 +14,10 @@ from folder_mutants import (
     codes_of_bitsandbytes,
     json_mutants,
     opens,
+    save_folder,
     set_value,
     tensor_mutants,
+    tensors_of,
     use,
     values_in,
     write_json,
@@ -158,6 +161,35 @@ def test_a_folder_without_an_embedding_is_refused(name, tmp_path):
     change_tensor(folder / SINGLE, "model.embed_tokens.weight", None)
     with pytest.raises(InvalidFormat, match=r"embed_tokens\.weight"):
         use(folder)
+
+
+WITH_FACTORS = ("granite", "minicpm", "falcon-h1", "helium")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *WITH_FACTORS,
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in sorted(MODELS)
+            if name not in WITH_FACTORS
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_family_without_an_embedding_is_refused(name, is_tied, tmp_path):
+    model = MODELS[name]
+    tensors = tensors_of(model)
+    missing = ("embed", "lm_head") if is_tied else ("embed",)
+    rest = {
+        tensor: values
+        for tensor, values in tensors.items()
+        if not any(part in tensor for part in missing)
+    }
+    config = model["config"] | {"tie_word_embeddings": is_tied}
+    with pytest.raises(BitnetError):
+        use(save_folder(tmp_path, config, rest))
 
 
 def test_a_ternary_head_that_is_the_missing_embedding_is_refused(tmp_path):

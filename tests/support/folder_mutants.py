@@ -31,7 +31,7 @@ REMOVED = object()
 #: An array in an array, deeper than any reader may follow.
 DEEP = "[" * 2000 + "]" * 2000
 _DEEP_MARK = "a deep value is here"
-#: Texts that are no names, files, patterns or types.
+#: Texts that are not names, files, patterns or types.
 TEXTS = (
     *("\0", "\ud800", "a" * 300, "../x", "/x", "x/", "(", "a{99999999999999999999}", "(" * 5000),
     *("²", "9" * 5000, "1x", "0x0", "8x8", _DEEP_MARK),
