@@ -74,13 +74,14 @@ class QuantType:
         """Bytes of a tensor of *shape* (rows first); ``None`` if *shape* cannot be encoded."""
         n = math.prod(shape)
         columns = shape[-1] if shape else 1
+        rows = math.prod(shape[:-1])
         if not self.known or columns % self.block_size:
             return None
         if self.name in ("I2_S", "TL1"):
             return n // 4 + _TENSOR_SCALE_BYTES
         if self.name == "TL2":
-            return _tl2_bytes(columns, n // columns)
-        return n // self.block_size * self.type_size + n // columns * self.row_bytes
+            return _tl2_bytes(columns, rows)
+        return n // self.block_size * self.type_size + rows * self.row_bytes
 
 
 def _tl2_bytes(columns: int, rows: int) -> int | None:

@@ -29,7 +29,7 @@ from bitnet.formats.safetensors import SINGLE
 from bitnet.formats.stored_numbers import KEY
 from bitnet.quants import registry
 
-SLICE = 30  # of the mutants of a form
+SLICE = 20  # of the mutants of a form
 MOST_S = 10.0  # a folder opens in some 10 ms; reserving memory for a wrong number takes minutes
 
 

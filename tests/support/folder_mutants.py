@@ -5,6 +5,8 @@ import json
 import math
 import struct
 from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from adapter_files import factors, peft_folder
@@ -20,6 +22,8 @@ from bitnet.formats.gguf_write import encode_value
 from bitnet.formats.safetensors import SINGLE
 from bitnet.models.load import load_model
 from bitnet.quants import registry
+from bitnet.sheet.model_sheet import describe_model
+from bitnet.sheet.plan import plan_path, this_machine
 
 LLAMA = MODELS["llama-tied"]
 #: Of ``config.json`` only these keys are changed here; ``config_mutants.py`` has the others.
@@ -362,8 +366,18 @@ def use(folder):
     return checkpoint
 
 
+@lru_cache
+def machine():
+    """This machine, for the sheets of models."""
+    return this_machine(Path(__file__).parent)
+
+
 def opens(folder):
     """True if the *folder* can be used, False if it is refused by an error of the project."""
+    with suppress(BitnetError):
+        describe_model(folder, machine())
+    with suppress(BitnetError):
+        plan_path(folder, machine()).facts()
     try:
         use(folder)
     except BitnetError:
