@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST_DIMENSIONS = 8
 _MOST_NUMBERS = 1 << 63
-_RULES: dict[str, Rule] = {
+_BITSANDBYTES_RULES: dict[str, Rule] = {
     "quant_method": read("bitsandbytes"),
     "load_in_4bit": neutral(True),
     "_load_in_4bit": neutral(None, True),
@@ -106,7 +106,7 @@ def unpack_bitsandbytes(
     tensors: Mapping[str, Weight], quantization: Mapping[str, Any], model: str
 ) -> dict[str, Weight]:
     """*tensors* with ``table[code] * scale of the block`` for 4-bit codes."""
-    check(quantization, _RULES, model=model, below=BELOW)
+    check(quantization, _BITSANDBYTES_RULES, model=model, below=BELOW)
     unpacked = {}
     for name, tensor in tensors.items():
         stem, _, rest = name.partition(".weight.")

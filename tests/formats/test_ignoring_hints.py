@@ -10,10 +10,10 @@ from config_mutants import MODELS, changed, mutants_of, open_model
 from hf_folders import tiny_folder
 
 from bitnet.base.errors import BitnetError, NotFound, Unsupported
+from bitnet.formats.bitsandbytes_folders import _BITSANDBYTES_RULES
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gptq_folders import _AWQ_RULES, _GPTQ_RULES
 from bitnet.formats.quantized_folders import (
-    _BITSANDBYTES_RULES,
     _COMPRESSED_RULES,
     _FP8_RULES,
     _SCHEME_RULES,
