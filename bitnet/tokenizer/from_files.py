@@ -36,6 +36,8 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json"),
     "qwen.tiktoken",  # of the first Qwen, whose code is in its folder
 )
+# The two files of a byte-level BPE, either of which can be named.
+VOCABULARY_FILES = ("vocab.json", "merges.txt")
 # First two names of a folder whose files are different tokenizers, if it has no tokenizer.json.
 _UNDECIDED = (("tokenizer.model", "tekken.json"), ("tokenizer.model", "vocab.json"))
 
@@ -51,7 +53,7 @@ def spec_from_file(
     file = TokenizerFile(Path(path), pre, files)
     name = file.path.name
     data = file.data
-    if name in ("vocab.json", "merges.txt"):
+    if name in VOCABULARY_FILES:
         return spec_from_vocabulary(file)
     if name == "tokenizer.json" or data[:64].lstrip()[:1] == b"{":
         return (

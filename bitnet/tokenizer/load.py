@@ -8,7 +8,6 @@ import logging
 import mmap
 import os
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.store import digests, tree
 from bitnet.tokenizer.from_files import (
     TOKENIZER_FILES,
+    VOCABULARY_FILES,
     spec_from_file,
     spec_from_folder,
     tokenizer_names,
@@ -189,17 +189,31 @@ def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
         return ""
     # Results may change with our version.
     digest = hashlib.sha256(f"{__version__}\n{pre}".encode())
+    files = Inventory(path.parent)
     try:
-        templates = template_files(Inventory(path.parent))
-        for part in (path, *map(path.parent.joinpath, ("merges.txt", *SIDE_FILES, *templates))):
-            with suppress(FileNotFoundError), open_file(part) as file:
-                if part is path and file.read(len(MAGIC)) in (MAGIC, b""):
+        for name in _deciding_files(path.name, files):
+            with open_file(files.path(name)) as file:
+                if name == path.name and file.read(len(MAGIC)) in (MAGIC, b""):
                     return ""
-                sha256 = _digest(part, file, verify=verify)
-                digest.update(os.fsencode(part.name) + f"\n{sha256}\n".encode())
-    except (OSError, ValueError):
+                sha256 = _digest(files.path(name), file, verify=verify)
+            digest.update(os.fsencode(name) + f"\n{sha256}\n".encode())
+        if "tokenizer.json" in files:
+            digest.update(b"tokenizer.json is there\n")
+    except (BitnetError, OSError, ValueError):
         return ""  # unreadable or empty: loading reports it
     return digest.hexdigest()
+
+
+def _deciding_files(name: str, files: Inventory) -> list[str]:
+    """Names of the *files* of a folder whose content decides on the tokenizer in the file *name*.
+
+    Only the presence of ``tokenizer.json`` counts beside another file: its folder's class reads
+    it instead.
+    """
+    names = [name, *SIDE_FILES, *template_files(files)]
+    if name in VOCABULARY_FILES:
+        names += VOCABULARY_FILES
+    return [each for each in dict.fromkeys(names) if each in files]
 
 
 def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:

@@ -1,5 +1,6 @@
 """Opening a tokenizer file, cold and from its compiled form."""
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -7,10 +8,15 @@ import os
 import shutil
 
 import pytest
+import tekken_files
 from builders import vocabulary, write_gguf
+from rank_files import write_ranks
+from sentencepiece_writer import write_model
+from small_specs import pieces
 
 from bitnet.base import settings
-from bitnet.base.errors import InvalidFormat, TokenizerNotFound
+from bitnet.base.errors import InvalidFormat, TokenizerNotFound, Unsupported
+from bitnet.formats.checkpoint import Inventory
 from bitnet.store import digests
 from bitnet.tokenizer import (
     detect_architecture_from_gguf,
@@ -20,6 +26,10 @@ from bitnet.tokenizer import (
     extract_tokens,
     load_tokenizer,
 )
+from bitnet.tokenizer.from_files import spec_from_file
+from bitnet.tokenizer.load import _content_key
+from bitnet.tokenizer.side_files import SIDE_FILES
+from bitnet.tokenizer.spec import byte_spelling
 
 
 def word_level(path, words, **more):
@@ -195,3 +205,100 @@ def test_a_file_without_a_tokenizer_says_which_key_is_missing(tmp_path):
         extract_tokenizer_from_gguf(path)
     with pytest.raises(TokenizerNotFound, match=r"Missing tokenizer\.ggml\.merges"):
         extract_merges(path)
+
+
+BYTES = [byte_spelling(bytes([byte])) for byte in range(256)]
+SENTENCEPIECE = pieces(
+    "spm",
+    tokens=["<unk>", "<s>", "</s>", "\u2581", "a"],
+    scores=[0.0] * 5,
+    token_types=[2, 3, 3, 1, 1],
+)
+
+
+def _write_kind(kind, folder, name):
+    """A tokenizer file of *kind* called *name*, with the files that it needs; and its ``--pre``."""
+    path = folder / name
+    if kind == "tokenizer.json":
+        word_level(path, ["ab"])
+    elif kind == "tekken":
+        tekken_files.write(path)
+    elif kind == "vocabulary":
+        (folder / "vocab.json").write_text(json.dumps({text: id for id, text in enumerate(BYTES)}))
+        (folder / "merges.txt").write_text("#version: 0.2\n")
+    elif kind == "ranks":
+        write_ranks(path, 256)
+    else:
+        path.write_bytes(write_model(SENTENCEPIECE))
+    return path, "gpt-2" if kind in ("vocabulary", "ranks") else None
+
+
+@pytest.mark.parametrize("tokenizer_class", [None, "LlamaTokenizer", "GPT2Tokenizer"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("tokenizer.json", "tokenizer.json"),
+        ("tokenizer.json", "other.json"),
+        ("tekken", "tekken.json"),
+        ("vocabulary", "vocab.json"),
+        ("vocabulary", "merges.txt"),
+        ("ranks", "qwen.tiktoken"),
+        ("sentencepiece", "tokenizer.model"),
+    ],
+)
+def test_every_file_that_a_reader_looks_for_counts_in_the_key(
+    kind, name, tokenizer_class, tmp_path, monkeypatch
+):
+    """With another content of any of them, or without it, the cache has another tokenizer."""
+
+    def folder_with(**files):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        (folder / "additional_chat_templates").mkdir(parents=True)
+        path, pre = _write_kind(kind, folder, name)
+        if tokenizer_class is not None:
+            files = {"tokenizer_config.json": f'{{"tokenizer_class": "{tokenizer_class}"}}'} | files
+        for each, content in files.items():
+            (folder / each).write_text(content)
+        return path, pre
+
+    def key(**files):
+        return _content_key(*folder_with(**files), verify=False)
+
+    path, pre = folder_with()
+    names = set()
+    has = Inventory.__contains__
+    with monkeypatch.context() as patch, contextlib.suppress(Unsupported):
+        patch.setattr(
+            Inventory, "__contains__", lambda files, each: names.add(each) or has(files, each)
+        )
+        files = Inventory(path.parent)
+        spec_from_file(path, pre=pre, files=files)
+    names |= {*files.names, "additional_chat_templates/chat_template.jinja"}
+    assert names >= {path.name, *SIDE_FILES}
+
+    keys = [key()]
+    for each in names:
+        keys.append(key(**{each: "{}"}))
+        if each == name or each != "tokenizer.json":
+            keys.append(key(**{each: "{ }"}))
+    assert "" not in keys
+    assert len(keys) == len(set(keys))
+
+
+def test_a_neighbour_that_takes_the_place_of_a_model_file_is_seen_after_a_load(tmp_path):
+    """A ``tokenizer.json`` beside a ``tokenizer.model`` changes what the model file stands for."""
+    path, _ = _write_kind("sentencepiece", tmp_path, "tokenizer.model")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert load_tokenizer(path).encode("a", add_special=False) == [4]
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(Unsupported, match="BertTokenizer"):
+        load_tokenizer(path)
+
+
+def test_ids_of_another_vocab_json_are_not_those_of_the_cache(tmp_path):
+    for change in (reversed, list):
+        path, pre = _write_kind("vocabulary", tmp_path, "merges.txt")
+        vocabulary = {text: id for id, text in enumerate(change(BYTES))}
+        (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+        assert load_tokenizer(path, pre=pre).encode("a") == [vocabulary["a"]]
