@@ -294,18 +294,19 @@ def compatibility(
     findings: list[str] = []
     problem = ""
     own = _own_tokenizer(facts, pre, findings)
-    different = different_ids(own, tokenizer) if own is not None else []
+    is_rebuilt = own is not None and not findings  # else only its token texts count
     beyond = facts.tokens_beyond(tokenizer)
     if beyond:
         findings.append(f"{beyond:,} added tokens have no row: a prompt with one is refused")
-    elif spare is None:
+    different = different_ids(own, tokenizer) if own is not None else []
+    if spare is None and not beyond:
         size = facts.token_count or facts.vocab_size
         problem = f"vocabulary size differs (Model: {size}, Tokenizer: {n_tokens})"
     elif own is not None and different:
         spellings = f"{own.spelling(different[0])!r} and {tokenizer.spelling(different[0])!r}"
         count = f"{len(different):,} of {n_tokens:,} tokens differ, first id {different[0]}"
         problem = f"same size, other vocabulary: {count}: {spellings}"
-    elif own is not None and not findings:
+    elif own is not None and is_rebuilt:
         ids = measure_agreement(own.encode, tokenizer.encode)
         if ids.first_difference is not None:
             count = f"{ids.total - ids.equal} of {ids.total} texts"

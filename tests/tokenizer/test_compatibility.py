@@ -65,6 +65,49 @@ def test_the_same_size_with_other_tokens_is_found_out(tmp_path):
     assert "1 of 5 tokens differ, first id 2: b'c' and b'd'" in found.verdict
 
 
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ("abc", "5 tokens, token by token"),
+        ("xyz", "3 of 5 tokens differ, first id 1: b'a' and b'x'"),
+    ],
+)
+def test_an_added_token_without_a_row_does_not_hide_another_vocabulary(tmp_path, words, verdict):
+    def folder(words):
+        path = tmp_path / words
+        path.mkdir(exist_ok=True)
+        vocab = {token: id for id, token in enumerate(["[UNK]", *words])}
+        document = {
+            "version": "1.0",
+            "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": vocab},
+            "added_tokens": [{"id": 4, "content": "[PAD]", "special": True}],
+        }
+        (path / "tokenizer.json").write_text(json.dumps(document))
+        return path
+
+    model = folder("abc")
+    (model / "config.json").write_text('{"model_type": "llama", "vocab_size": 4}')
+    found = compatibility(model, load_tokenizer(folder(words)))
+    assert verdict in found.verdict
+    assert found.compatible == (words == "abc")
+    assert found.findings[0] == "1 added tokens have no row: a prompt with one is refused"
+
+
+def test_ids_are_compared_beside_an_added_token_without_a_row(tmp_path):
+    document = {
+        "version": "1.0",
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]},
+        "added_tokens": [{"id": 3, "content": "[PAD]", "special": True}],
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 3}')
+    document["model"]["merges"] = []
+    (tmp_path / "other.json").write_text(json.dumps(document))
+    found = compatibility(tmp_path, load_tokenizer(tmp_path / "other.json"))
+    assert found.compatible
+    assert "other ids than" in found.findings[1]
+
+
 def test_padded_rows_are_allowed_and_declared(tmp_path):
     path = model(tmp_path / "m.gguf", rows=64)
     found = compatibility(path, extract_tokenizer_from_gguf(path))
