@@ -280,7 +280,7 @@ def _middle_ids(fields: _Fields, spec: TokenizerSpec) -> tuple[int, ...] | None:
     if not (spec.add_eos and spec.eos_id is not None):
         return None
     separator = fields.token_id("seperator", None)
-    is_roberta = fields.text("pre") in _WITH_SEPARATOR
+    is_roberta = spec.pre in _WITH_SEPARATOR
     if fields.flag("add_sep_token", is_roberta) and separator is not None:
         return spec.eos_id, separator
     return (spec.eos_id,)
@@ -289,10 +289,10 @@ def _middle_ids(fields: _Fields, spec: TokenizerSpec) -> tuple[int, ...] | None:
 def _entries(fields: _Fields, spec: TokenizerSpec, token: AddedToken) -> Iterable[AddedToken]:
     """*token* with flags that the file does not have, for each stage in which it is found."""
     if spec.model == "bpe":  # RoBERTa's, ModernBERT's and mmBERT's masks include the space before
-        pre = fields.text("pre")
-        roberta = pre.startswith(("jina-v1", "jina-v2")) or pre == "roberta-bpe"
+        # Not the name in the file: the caller, or the vocabulary, may have replaced it.
+        roberta = spec.pre.startswith(("jina-v1", "jina-v2")) or spec.pre == "roberta-bpe"
         masks = {"modern-bert": "[MASK]", "mmbert": "<mask>"}
-        mask = masks.get(pre, "<mask>" if roberta else None)
+        mask = masks.get(spec.pre, "<mask>" if roberta else None)
         return (replace(token, lstrip=token.text == mask),)
     if spec.model == "unigram":  # as XLM-RoBERTa's
         return (replace(token, lstrip=token.text == "<mask>"),)

@@ -15,6 +15,8 @@ from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.from_gguf import spec_from_gguf, spec_from_metadata
 from bitnet.tokenizer.library import open_engine
 from bitnet.tokenizer.load import load_spec
+from bitnet.tokenizer.spec import BYTE_TO_CHARACTER
+from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, KnownVocabulary, spec_key
 
 VOCABULARIES = [
     "bert-bge",
@@ -342,3 +344,35 @@ def test_bert_words_get_their_own_spelling_back():
     assert list(spec.tokens) == ["[UNK]", "[CLS]", "[SEP]", "play", "##ing"]
     assert (spec.bos_id, spec.eos_id, spec.add_bos, spec.add_eos) == (1, 2, True, True)
     assert open_engine(spec)[0].encode("Playing xyz") == [3, 4, 0]
+
+
+ENCODER = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": [*BYTE_TO_CHARACTER, "<s>", "</s>", "<mask>", "[MASK]"],
+    "tokenizer.ggml.token_type": [1] * 256 + [3] * 4,
+    "tokenizer.ggml.merges": [],
+    "tokenizer.ggml.bos_token_id": 256,
+    "tokenizer.ggml.eos_token_id": 257,
+    "tokenizer.ggml.seperator_token_id": 257,
+    "tokenizer.ggml.mask_token_id": 258,
+}
+
+
+def test_a_pre_tokenizer_means_the_same_from_the_file_and_from_the_caller():
+    """Also for what is between two texts and around a mask, in place of another name or of none."""
+    wrong = []
+    for name in PRE_TOKENIZERS.keys() - {"default"}:
+        named = spec_key(spec_from_metadata({**ENCODER, "tokenizer.ggml.pre": name}))
+        for other in ({}, {"tokenizer.ggml.pre": "qwen2"}, {"tokenizer.ggml.pre": "roberta-bpe"}):
+            if spec_key(spec_from_metadata({**ENCODER, **other}, pre=name)) != named:
+                wrong.append((name, other))
+    assert wrong == []
+
+
+def test_a_recognised_pre_tokenizer_replaces_the_name_in_the_file_everywhere(monkeypatch):
+    known = KnownVocabulary("RoBERTa", "roberta-bpe", 260, 0)
+    monkeypatch.setattr("bitnet.tokenizer.vocabularies.identify", lambda *_: known)
+    for other in ({}, {"tokenizer.ggml.pre": "llama-bpe"}):
+        spec = spec_from_metadata({**ENCODER, **other})
+        assert spec.middle_ids == (257, 257)
+        assert [token.text for token in spec.added if token.lstrip] == ["<mask>"]
