@@ -204,12 +204,19 @@ def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
     """Facts that :func:`meta_of` stored; checked, since other programs may write to the cache."""
     meta: dict[str, Any] = json.loads(engine.meta)
     lists = [meta[name] for name in ("prefix", "suffix", "stop_ids", "special_ids")]
+    if meta["middle"] is not None:
+        lists.append(meta["middle"])
     single = [meta[name] for name in ("bos_id", "eos_id") if meta[name] is not None]
     ids = [*single, *chain.from_iterable(lists), *(id for id, _ in meta["respelled"])]
     texts = [meta[name] for name in ("pre", "source", "fingerprint", "model")]
-    texts += [meta["chat_template"] or "", *(text for _, text in meta["respelled"])]
+    if meta["chat_template"] is not None:
+        texts.append(meta["chat_template"])
+    texts += [text for _, text in meta["respelled"]]
+    for name in ("named_templates", "template_tokens"):
+        texts += [text for key, value in meta[name] for text in (key, value)]
     flags = [meta[name] for name in ("byte_level", "spelled")]
     good = all(type(id_) is int and 0 <= id_ < len(engine) for id_ in ids)
+    good = good and {*map(type, lists)} == {list} and meta["second_type"] in (0, 1)
     good = good and {*map(type, texts)} == {str} and {*map(type, flags)} == {bool}
     if not (good and all(type(a) is str and type(b) is dict for a, b in meta["decoder"])):
         raise ValueError("its description is not one of a tokenizer")

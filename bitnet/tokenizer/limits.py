@@ -129,9 +129,11 @@ def _check_ids(spec: TokenizerSpec, merges: Iterable[tuple[int, int]]) -> None:
     size = len(spec.tokens)
     _within(spec, "merges", len(spec.merges), MERGES)
     _within(spec, "ids around a text", sum(map(len, spec.affixes)), AFFIX_IDS)
+    between = spec.middle_ids or ()
+    _within(spec, "ids between two texts", len(between), AFFIX_IDS)
     special = (id for id in (spec.bos_id, spec.eos_id, spec.unknown_id) if id is not None)
     added = (token.id for token in spec.added)
-    ids: Iterable[Any] = itertools.chain(special, *spec.affixes, spec.stop_ids, added)
+    ids: Iterable[Any] = itertools.chain(special, *spec.affixes, between, spec.stop_ids, added)
     if any(len(pair) != 2 for pair in merges):
         raise ValueError("a merge that is not of two tokens")
     for id in itertools.chain(ids, itertools.chain.from_iterable(merges)):

@@ -66,8 +66,8 @@ class Tokenizer:
         self.fingerprint: str = meta["fingerprint"]
         self._prefix = meta["prefix"]
         self._suffix = meta["suffix"]
-        self._middle = meta.get("middle")
-        self.second_type: int = meta.get("second_type", 0)
+        self._middle = meta["middle"]
+        self.second_type: int = meta["second_type"]
         self._decoding = meta["decoder"], engine, dict(meta["respelled"])
         try:
             self._pieces = start_decoding(*self._decoding)

@@ -396,12 +396,17 @@ def _pair(
     around_pair = [_names(items[:first]), _names(items[second + 1 :])]
     around_single = [_names(single[:single_text]), _names(single[single_text + 1 :])]
     between = _names(items[first + 1 : second])
-    if around_pair != around_single or len(between) > AFFIX_IDS:
+    if around_pair != around_single:
         return None, 0  # a second text would change what is around the first
+    second_type = int(items[second]["Sequence"].get("type_id", 0))
+    if second_type > 1:
+        return None, 0  # models here tell two texts apart, not three
     middle: list[int] = []
     for name in between:
         middle += _ids_of_special(name, processor, special)
-    return tuple(middle), int(items[second]["Sequence"].get("type_id", 0))
+        if len(middle) > AFFIX_IDS:
+            raise _odd_template(f"has more than {AFFIX_IDS:,} of them between two")
+    return tuple(middle), second_type
 
 
 def _names(items: list[dict[str, Any]]) -> list[str]:

@@ -51,7 +51,24 @@ def template(ids, times):
     }
 
 
+def pair(ids, *, names=1, second_type=1):
+    """A template whose two texts have *names* tokens of these *ids* between them."""
+    text = [{"Sequence": {"id": name, "type_id": at * second_type}} for at, name in enumerate("AB")]
+    between = [{"SpecialToken": {"id": "<s>", "type_id": 0}}] * names
+    special = {"<s>": {"id": "<s>", "ids": ids, "tokens": ["<s>"] * len(ids)}}
+    return {
+        "type": "TemplateProcessing",
+        "single": text[:1],
+        "pair": [text[0], *between, text[1]],
+        "special_tokens": special,
+    }
+
+
 HOSTILE = {
+    "an id between two texts outside of the vocabulary": document(post_processor=pair([99_999])),
+    "a hundred million ids between two texts": document(
+        post_processor=pair([3] * 10_000, names=10_000)
+    ),
     "an id of 5,000 digits": json.dumps(document()).replace('"a": 0', '"a": ' + "9" * 5000),
     "a decoder that panics": document(decoder=replace(r"(a*)*b|(?=a{0,9}{0,9}{0,9}c)", "x")),
     "decoders that grow": document(decoder={"type": "Sequence", "decoders": [
@@ -70,6 +87,16 @@ def test_a_hostile_file_is_refused(name, tmp_path, engine):
     with pytest.raises(BitnetError) as caught:
         load_tokenizer(write(tmp_path, HOSTILE[name]))
     assert caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("second_type", "around"), [(0, ([], [3], [])), (1, ([], [3], [])), (2, None)]
+)
+def test_two_texts_are_joined_if_a_model_can_tell_them_apart(second_type, around, tmp_path):
+    path = write(tmp_path, document(post_processor=pair([3], second_type=second_type)))
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.around_pair == around
+    assert tokenizer.second_type == second_type % 2
 
 
 @pytest.mark.parametrize("pattern", [r"\p{L}+", r"a|b", r"a{0,5}b"])

@@ -155,6 +155,10 @@ CONTRADICTIONS = {
     "an added token outside": byte_level(added=(AddedToken(10**6, "x"),)),
     "a stop id outside": byte_level(stop_ids=frozenset({10**6})),
     "a prefix outside": byte_level(prefix_ids=(10**6,)),
+    "a suffix outside": byte_level(suffix_ids=(10**6,)),
+    "an id between two texts outside": byte_level(middle_ids=(0, 99_999)),
+    "a negative id between two texts": byte_level(middle_ids=(-1,)),
+    "many ids between two texts": byte_level(middle_ids=(0,) * 1_025),
     "a token that is a number": words(tokens=["[UNK]", 7]),
     "a word of any length": words(max_chars_per_word=10**9),
     "a word of no number": words(max_chars_per_word="many"),
@@ -279,12 +283,23 @@ DESCRIPTIONS = {
         for name, value in (
             ("prefix", [10**6]),
             ("prefix", "abc"),
+            ("suffix", [-1]),
+            ("middle", [10**6]),
+            ("middle", 0),
+            ("middle", {}),
+            ("second_type", 2),
+            ("second_type", "1"),
+            ("named_templates", [1]),
+            ("named_templates", [["a", 1]]),
+            ("template_tokens", {"a": "b"}),
+            ("respelled", [[0, 1]]),
             ("stop_ids", [-1]),
             ("special_ids", [1.5]),
             ("bos_id", 10**6),
             ("model", 7),
             ("byte_level", None),
             ("chat_template", ["a"]),
+            ("chat_template", []),
             ("spelled", None),
         )
     },
@@ -333,8 +348,12 @@ _DOCUMENT = {
     "post_processor": {"type": "TemplateProcessing",
                        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
                                   {"Sequence": {"id": "A", "type_id": 0}}],
-                       "pair": [],
-                       "special_tokens": {"<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]}}},
+                       "pair": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                                {"Sequence": {"id": "A", "type_id": 0}},
+                                {"SpecialToken": {"id": "<t>", "type_id": 0}},
+                                {"Sequence": {"id": "B", "type_id": 1}}],
+                       "special_tokens": {"<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]},
+                                          "<t>": {"id": "<t>", "ids": [3], "tokens": ["<s>"]}}},
     "decoder": {"type": "Sequence", "decoders": [
         {"type": "Replace", "pattern": {"String": "_"}, "content": " "}, {"type": "Fuse"}]},
 }  # fmt: skip
@@ -374,6 +393,8 @@ def test_a_tokenizer_json_of_any_other_shape_is_refused_or_runs(kind, engine, tm
             with contextlib.suppress(BitnetError):
                 tokenizer = Tokenizer.from_spec(spec_from_file(path))
                 tokenizer.decode(tokenizer.encode("ab<s> xé"))
+                around = tokenizer.around_pair or ()
+                tokenizer.decode([id for ids in around for id in ids])
             tried += 1
     assert tried > 700
 
