@@ -19,6 +19,21 @@ if TYPE_CHECKING:
 # Classes that read the ranks of a ``tokenizer.model``.
 _OF_RANKS = ("LlamaTokenizer", "Qwen2Tokenizer", "WhisperTokenizer")
 
+# Arguments of transformers' constructors that stand for a tokenizer of their own.
+_ARGUMENTS = (
+    *("vocab", "merges", "tokenizer_object", "gguf_file", "post_processor", "init_inputs"),
+    *("tokenizer_truncation", "tokenizer_padding", "model_specific_special_tokens"),
+)
+# Keys of ``tokenizer_config.json`` that are refused unless empty or false, with their effect.
+REFUSED_KEYS = {
+    **dict.fromkeys(_ARGUMENTS, "stands for a part of the tokenizer"),
+    "split_special_tokens": "would cut special tokens in texts",
+    "fix_mistral_regex": "would replace the pre-tokenizer",
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": (
+        "would change decoded texts"
+    ),
+}
+
 
 @dataclass(frozen=True)
 class FolderClass:
@@ -40,8 +55,10 @@ def class_table() -> dict[str, Any]:
 
 def prefers_tekken(model_config: dict[str, Any]) -> bool:
     """True if transformers reads ``tekken.json`` rather than ``tokenizer.json`` for this model."""
-    registered = class_table()["model_types"].get(model_config.get("model_type"))
-    return bool(registered == "MistralCommonBackend")
+    model_type = model_config.get("model_type")
+    if not isinstance(model_type, str):
+        return False
+    return bool(class_table()["model_types"].get(model_type) == "MistralCommonBackend")
 
 
 def builds_byte_level(name: str) -> bool:

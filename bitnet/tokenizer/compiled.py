@@ -26,7 +26,7 @@ from bitnet.base.files import open_file
 from bitnet.base.machine import thread_count
 from bitnet.store import tree
 from bitnet.store.root import keep_in_cache
-from bitnet.tokenizer.limits import check_spec, damage_error, over_budget
+from bitnet.tokenizer.limits import ODD_CONTENT, check_spec, damage_error, over_budget
 from bitnet.tokenizer.sentencepiece_model import charsmaps_of
 from bitnet.tokenizer.spec import (
     ADDED_FLAGS,
@@ -63,6 +63,7 @@ _META = (
 # Token flags of the compiled file.
 _VERBATIM = 2
 _BYTE = 4
+_TOO_LONG = "text of 2 GiB or more"  # the module's message for such a text
 _LONG = 1 << 17  # characters: a text this long is encoded on several threads
 
 
@@ -195,7 +196,7 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
         )
         module.TokenizerEngine(compiled)  # content that cannot be opened is not kept
         return bytes(compiled)
-    except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
+    except ODD_CONTENT as error:
         # If the specification is damaged, the library that is tried next refuses it.
         raise NotNative(f"{type(error).__name__}: {error}") from error
 
@@ -311,6 +312,8 @@ class NativeEngine:
         except UnicodeEncodeError:
             raise  # half of a surrogate pair
         except ValueError as error:
+            if str(error) == _TOO_LONG:
+                raise over_budget(self._source, error) from None
             raise damage_error(f"the tokenizer {self._source} is damaged: {error}") from None
 
     def text(self, id: int) -> str:

@@ -19,7 +19,13 @@ from bitnet.formats.gguf import GGUF
 from bitnet.sources import TokenizerDownloadInfo, for_model
 from bitnet.store import hugging_face, tree
 from bitnet.tokenizer.from_files import tokenizer_names
-from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
+from bitnet.tokenizer.load import (
+    array_in,
+    extract_tokenizer_from_gguf,
+    load_tokenizer,
+    mock_tokenizer,
+)
+from bitnet.tokenizer.model_origin import repository_of, text_of
 from bitnet.tokenizer.probes import probe_texts
 
 if TYPE_CHECKING:
@@ -51,6 +57,11 @@ class ModelFacts:
     def vocab_size(self) -> int:
         """Number of ids: the embedded list, else the metadata, else the embedding rows."""
         size = self.token_count or self.declared or self.embedding_rows
+        if not size and self.gguf is None:
+            raise InvalidFormat(
+                f"{self.path}: config.json has no vocab_size, or it is not a positive number",
+                hint="compare config.json with the one that the model's author publishes",
+            )
         if not size:
             raise InvalidFormat(
                 f"{self.path}: no vocabulary size: neither tokenizer.ggml.tokens nor "
@@ -115,10 +126,10 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
         inner_config = config.get("text_config")
         text_config = {**(inner_config if isinstance(inner_config, dict) else {}), **config}
         declared = _whole(text_config, "vocab_size")
-        name = str(text_config.get("model_type", "unknown"))
-        repo = str(text_config.get("_name_or_path", ""))
+        name = text_of(text_config, "model_type") or "unknown"
+        repo = text_of(text_config, "_name_or_path")
         return ModelFacts(path, name, declared, 0, declared, repository=repo, files=files)
-    tokens = gguf.metadata.get("tokenizer.ggml.tokens", ())
+    tokens = array_in(gguf, "tokenizer.ggml.tokens", "strings") or ()
     embedding = gguf.tensors.get("token_embd.weight")
     end = len(tokens)
     while end and tokens[end - 1] == f"[PAD{end - 1}]":
@@ -137,17 +148,7 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
 
 def _whole(metadata: Mapping[str, Any], key: str) -> int | None:
     value = metadata.get(key)
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def repository_of(metadata: Mapping[str, Any]) -> str:
-    """``org/name`` from the keys about a model's origin; empty if there is none."""
-    for key in ("general.source.huggingface.repository", "general.source.url", "general.repo_url"):
-        value = metadata.get(key)
-        parts = value.rstrip("/").split("/") if isinstance(value, str) else ()
-        if len(parts) >= 2:
-            return "/".join(parts[-2:])
-    return ""
+    return value if type(value) is int and value > 0 else None
 
 
 class _Variant:

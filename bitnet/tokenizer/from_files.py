@@ -11,7 +11,7 @@ from bitnet.base.invocation import shell_quote
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
 from bitnet.tokenizer.class_table import prefers_tekken
-from bitnet.tokenizer.limits import damage_error
+from bitnet.tokenizer.limits import damage_error, reading
 from bitnet.tokenizer.sentencepiece_file import spec_from_sentencepiece
 from bitnet.tokenizer.side_files import TokenizerFile, read_json
 from bitnet.tokenizer.tiktoken_file import (
@@ -51,6 +51,11 @@ def spec_from_file(
     the caller has one.
     """
     file = TokenizerFile(Path(path), pre, files)
+    with reading(file.path, "tokenizer"):
+        return _spec_in(file)
+
+
+def _spec_in(file: TokenizerFile) -> TokenizerSpec:
     name = file.path.name
     data = file.data
     if name in VOCABULARY_FILES:

@@ -14,7 +14,7 @@ import numpy as np
 
 from bitnet.base.errors import InvalidFormat, TokenizerNotFound
 from bitnet.tokenizer import vocabularies
-from bitnet.tokenizer.limits import damage_error, refusal
+from bitnet.tokenizer.limits import damage_error, reading, refusal
 from bitnet.tokenizer.spec import (
     BYTE_NAMES,
     SPACE_SYMBOL,
@@ -62,6 +62,11 @@ def spec_from_metadata(
 
     If its arrays are lists, the specification has no fingerprint, so it is not kept in the cache.
     """
+    with reading(f"the tokenizer {source}", "tokenizer"):
+        return _read_metadata(metadata, pre, source)
+
+
+def _read_metadata(metadata: Mapping[str, Any], pre: str | None, source: str) -> TokenizerSpec:
     fields = _Fields(metadata, source)
     model = fields.text("model")
     if model in ("", "none", "no_vocab"):
@@ -461,9 +466,12 @@ class _Fields:
             view: memoryview = array.raw
             return view.cast("B").cast(code)
         values = list(array)
-        if not {*map(type, values)} <= {int, float}:
-            raise self._wrong(_PREFIX + name, "an array of numbers", values[0])
-        return [*map(float if code == "f" else int, values)]
+        kinds = (int, float) if code == "f" else (int,)
+        wrong = [value for value in values if type(value) not in kinds]
+        if wrong:
+            expected = "an array of numbers" if code == "f" else "an array of whole numbers"
+            raise self._wrong(_PREFIX + name, expected, wrong[0])
+        return [*map(float, values)] if code == "f" else values
 
     def _wrong(self, key: str, expected: str, value: object) -> InvalidFormat:
         kind = type(value).__name__

@@ -12,11 +12,11 @@ import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import InvalidFormat, Unsupported
+from bitnet.base.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer.spec import TokenType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
@@ -46,6 +46,12 @@ GROWTH_BASE = 65_536
 SCORE = 1e30  # largest absolute score
 TEMPLATE_CHARS = 1 << 20  # source of a chat template
 
+# Errors of readers that find something else than they expect.
+ODD_CONTENT = (
+    *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
+    struct.error,
+)
+
 _OTHER_TOKENIZER = (
     "name another tokenizer of the model with --tokenizer FILE, such as its own tokenizer.json"
 )
@@ -56,7 +62,9 @@ def reading(source: object, kind: str) -> Iterator[None]:
     """Translate the errors of a reader that finds something else in *source* than a *kind*."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, struct.error) as error:
+    except BitnetError:
+        raise
+    except ODD_CONTENT as error:
         what = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise damage_error(f"{source} is damaged, or not a {kind}: {what}") from None
 
@@ -87,6 +95,16 @@ def over_budget(source: str, reason: object) -> Unsupported:
 def beyond(source: str, what: str, most: float) -> Unsupported:
     """Error for a tokenizer that exceeds a bound."""
     return refusal(f"the tokenizer {source} has {what}, at most {most:,} are supported")
+
+
+def check_id_range(ids: Collection[int], n_tokens: int, source: str) -> None:
+    """Refuse *ids* for which a list of *n_tokens* by id would be negative or almost empty."""
+    lowest = min(ids, default=0)
+    highest = max(ids, default=0)
+    if lowest < 0 or highest >= 4 * n_tokens + 100_000:
+        raise damage_error(
+            f"{source} has ids from {lowest!r:.40} to {highest!r:.40}, for {n_tokens:,} tokens"
+        )
 
 
 def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:

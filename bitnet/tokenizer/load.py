@@ -10,17 +10,18 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from bitnet import __version__
 from bitnet.base import settings
-from bitnet.base.errors import BitnetError, TokenizerNotFound
+from bitnet.base.errors import BitnetError, InvalidFormat, TokenizerNotFound
 from bitnet.base.files import open_file
 from bitnet.base.invocation import shell_quote
 from bitnet.base.options import check_type
 from bitnet.formats import mapped_file
 from bitnet.formats.checkpoint import Inventory
 from bitnet.formats.gguf import GGUF, MAGIC
+from bitnet.formats.gguf_header import Array
 from bitnet.store import digests, tree
 from bitnet.tokenizer.from_files import (
     TOKENIZER_FILES,
@@ -137,13 +138,13 @@ def extract_tokenizer_from_gguf(
 def extract_tokens(path: str | os.PathLike[str], key: str = "tokenizer.ggml.tokens") -> list[str]:
     """The token texts embedded in a GGUF file, by id, or the array of strings *key*."""
     with GGUF.open(path) as gguf:
-        if key not in gguf.metadata:
+        array = array_in(gguf, key, "strings")
+        if array is None:
             raise TokenizerNotFound(
                 f"Missing {key}: {gguf.path} does not embed it",
                 hint=f"bitnet inspect-gguf {shell_quote(gguf.path)}",
             )
-        strings: list[str] = gguf.metadata[key].strings()
-        return strings
+        return array.strings()
 
 
 def extract_merges(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
@@ -154,7 +155,25 @@ def extract_merges(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
 def extract_scores(path: str | os.PathLike[str]) -> list[float]:
     """The scores embedded in a GGUF file, by id; empty for vocabularies that have none."""
     with GGUF.open(path) as gguf:
-        return [*map(float, gguf.metadata.get("tokenizer.ggml.scores", ()))]
+        return [*map(float, array_in(gguf, "tokenizer.ggml.scores", "numbers") or ())]
+
+
+def array_in(gguf: GGUF, key: str, expected: Literal["strings", "numbers"]) -> Array | None:
+    """The array *key* of *gguf*, ``None`` if it is absent.
+
+    Raises:
+        InvalidFormat: it is not an array, or not one of the *expected* items.
+    """
+    value = gguf.metadata.get(key)
+    if value is None:
+        return None
+    if isinstance(value, Array) and (value.item_type == "string") == (expected == "strings"):
+        return value
+    raise InvalidFormat(
+        f"{key} should be an array of {expected}, and is {value!r:.60}, {gguf.path}",
+        hint=f"fetch the file again; its keys are shown by: bitnet inspect-gguf"
+        f" {shell_quote(gguf.path)}",
+    )
 
 
 def detect_architecture_from_gguf(path: str | os.PathLike[str]) -> str:

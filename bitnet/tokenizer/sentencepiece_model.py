@@ -64,6 +64,9 @@ def _parse(data: bytes, source: str) -> TokenizerSpec:
     # bos_id and eos_id; a negative one, in two's complement of 64 bits, switches the token off.
     ids = (_as(int, trainer.get(field, usual)) for field, usual in ((41, 1), (42, 2)))
     bos, eos = (None if id >> 63 else id for id in ids)
+    for id in (bos, eos):
+        if id is not None and id >= len(tokens):
+            raise ValueError(f"its BOS or EOS is the id {id:,} of {len(tokens):,} pieces")
     return TokenizerSpec(
         model="spm" if kind == _BPE else "unigram",
         tokens=tokens,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bitnet.base.errors import InvalidFormat, Unsupported
 from bitnet.formats.checkpoint import Inventory
-from bitnet.tokenizer.limits import damage_error, json_fault
+from bitnet.tokenizer.limits import check_id_range, damage_error, json_fault
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec, parse_added_token, stop_ids
 from bitnet.tokenizer.vocabularies import spec_key
 
@@ -27,6 +28,7 @@ SIDE_FILES = (
     "chat_template.json",
 )
 TEMPLATE_FOLDER = "additional_chat_templates"
+_ID = re.compile("[0-9]{1,10}")  # a key of ``added_tokens_decoder``
 # Special tokens that a file can name.
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -73,11 +75,12 @@ class SideFiles:
     tokenizer_config: dict[str, Any]  # ``tokenizer_config.json``
     special_map: dict[str, Any]  # ``special_tokens_map.json``, if transformers would read it
     added_file: dict[str, Any]  # ``added_tokens.json``
-    added: tuple[AddedToken, ...]  # by id, of ``added_tokens_decoder`` and ``added_tokens.json``
+    added: tuple[AddedToken, ...]  # by id, of ``added_tokens_decoder``, else ``added_tokens.json``
     model_config: dict[str, Any]  # ``config.json``
     declared_stops: tuple[int, ...]  # EOS ids in ``generation_config.json`` and ``config.json``
     templates: dict[str, str]  # chat templates by name; the usual one is called ``default``
     raw: bytes  # all content that was read, for fingerprints
+    added_fault: str = ""  # the first entry for *added* that is not a token, in words
     from_vocabulary: bool = False  # the tokenizer is made of ``vocab.json`` and ``merges.txt``
 
     @cached_property
@@ -140,6 +143,13 @@ class SideFiles:
                 "file, or name a tokenizer.json of this model with --tokenizer FILE",
             )
 
+    def check_added(self, n_tokens: int, source: str) -> None:
+        """Refuse added tokens that a vocabulary of *n_tokens* in the file *source* cannot have."""
+        if self.added_fault:
+            raise damage_error(f"{source}: beside it, {self.added_fault}")
+        ids = [token.id for token in self.added]
+        check_id_range(ids, n_tokens + len(ids), f"{source}, with the files beside it,")
+
     def adds(self, role: str) -> bool | None:
         """Value of ``add_bos_token`` or ``add_eos_token``; None if the class does not read it."""
         value = self.config.get(f"add_{role}_token")
@@ -185,10 +195,13 @@ def _read_side_files(files: Inventory) -> SideFiles:
 
     def load(name: str) -> dict[str, Any]:
         value = read_json(files, name) if name in raw else {}
-        return value if isinstance(value, dict) else {}
+        if isinstance(value, dict):
+            return value
+        raise damage_error(f"{files.path(name)} holds {value!r:.60}, expected a JSON object")
 
     config = load("tokenizer_config.json")
     has_decoder = "added_tokens_decoder" in config
+    added, added_fault = _read_added(config, load("added_tokens.json"))
     stops: list[int] = []
     for name in ("generation_config.json", "config.json"):
         outer = load(name)
@@ -209,7 +222,8 @@ def _read_side_files(files: Inventory) -> SideFiles:
         tokenizer_config=config,
         special_map={} if has_decoder else load("special_tokens_map.json"),
         added_file=load("added_tokens.json"),
-        added=_read_added(config, load("added_tokens.json")),
+        added=added,
+        added_fault=added_fault,
         model_config=load("config.json"),
         declared_stops=tuple(dict.fromkeys(stops)),
         templates=sources or templates_in(config, load("chat_template.json")),
@@ -254,17 +268,35 @@ def templates_in(config: dict[str, Any], processor: dict[str, Any]) -> dict[str,
     return {"default": template} if isinstance(template, str) else {}
 
 
-def _read_added(config: dict[str, Any], ids_by_text: dict[str, Any]) -> tuple[AddedToken, ...]:
-    """Added tokens by id: those of ``added_tokens.json``, *ids_by_text*, and those of *config*."""
-    decoder = config.get("added_tokens_decoder")
-    ids = ((text, id) for text, id in ids_by_text.items() if type(id) is int)
-    # That file has no flags: texts such as <|im_end|> are taken for special tokens.
-    tokens = {id: AddedToken(id, text, special=text.startswith("<|")) for text, id in ids}
-    if isinstance(decoder, dict):
+def _read_added(
+    config: dict[str, Any], ids_by_text: dict[str, Any]
+) -> tuple[tuple[AddedToken, ...], str]:
+    """Added tokens by id, and the first entry that is not one, in words.
+
+    As in transformers, those of ``added_tokens.json``, *ids_by_text*, count only if *config* has no
+    ``added_tokens_decoder``.
+    """
+    tokens: dict[int, AddedToken] = {}
+    faults = []
+    if "added_tokens_decoder" in config:
+        decoder = config["added_tokens_decoder"]
+        if not isinstance(decoder, dict):
+            return (), f"added_tokens_decoder is {decoder!r:.60}, expected an object"
         for key, entry in decoder.items():
-            if str(key).isdigit() and isinstance(entry, dict) and read_token_text(entry):
+            is_token = isinstance(entry, dict) and isinstance(entry.get("content"), str)
+            if not is_token or not _ID.fullmatch(key):
+                faults.append(f"added_tokens_decoder has {key!r:.40}: {entry!r:.80}")
+            elif entry["content"]:
                 tokens[int(key)] = parse_added_token(int(key), entry)
-    return tuple(tokens[id] for id in sorted(tokens))
+    else:
+        for text, id in ids_by_text.items():
+            if type(id) is int:
+                # The file has no flags: texts such as <|im_end|> are taken for special tokens.
+                tokens[id] = AddedToken(id, text, special=text.startswith("<|"))
+            else:
+                faults.append(f"added_tokens.json has the id {id!r:.40} of {text!r:.40}")
+    fault = f"{faults[0]}, which is not a token and its id" if faults else ""
+    return tuple(tokens[id] for id in sorted(tokens)), fault
 
 
 def read_token_text(value: Any) -> str | None:

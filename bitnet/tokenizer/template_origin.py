@@ -17,7 +17,7 @@ from bitnet.base.files import read_bytes
 from bitnet.store import Store, hugging_face
 from bitnet.store.records import LOCK_FILE, read_lock, relative
 from bitnet.tokenizer.chat import template_process
-from bitnet.tokenizer.discover import repository_of
+from bitnet.tokenizer.model_origin import repository_of
 from bitnet.tokenizer.side_files import templates_in
 
 if TYPE_CHECKING:

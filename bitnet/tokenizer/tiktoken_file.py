@@ -76,6 +76,7 @@ def spec_from_ranks(file: TokenizerFile) -> TokenizerSpec:
         raise _unknown_ranks(path, len(ranks))
     spelled = {rank: byte_spelling(token) for rank, token in ranks.items()}
     special = dict(published.get("special", {}))
+    side.check_added(len(ranks) + len(special), str(path))
     special.update((token.id, token.text) for token in side.added if token.id not in ranks)
     size = max([*ranks, *special], default=-1) + 1
     last = max(ranks, default=-1)

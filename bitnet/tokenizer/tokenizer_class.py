@@ -24,7 +24,7 @@ from bitnet.tokenizer.added_vocabulary import (
     plain_token,
     read_flags,
 )
-from bitnet.tokenizer.class_table import FolderClass, class_table
+from bitnet.tokenizer.class_table import REFUSED_KEYS, FolderClass, class_table
 from bitnet.tokenizer.former_classes import (
     FormerClass,
     former_class,
@@ -43,11 +43,6 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.side_files import SideFiles
 
 _CONFIG = "tokenizer_config.json"
-# Keys that are arguments of transformers' constructors and stand for a tokenizer of their own.
-_ARGUMENTS = (
-    *("vocab", "merges", "tokenizer_object", "gguf_file", "post_processor", "init_inputs"),
-    *("tokenizer_truncation", "tokenizer_padding", "model_specific_special_tokens"),
-)
 # Registered classes in whose place AutoTokenizer takes TokenizersBackend.
 _GENERIC = ("TokenizersBackend", "PythonBackend", "PreTrainedTokenizer", "MistralCommonBackend")
 _STRIP = ("CLIPTokenizer",)  # classes that remove white space around a decoded text
@@ -277,25 +272,20 @@ class _Reading:
         if isinstance(config.get(name), dict):
             self._named_extra |= config.pop(name)
         self._declared_special = config.get(name) or []
+        if not isinstance(self._declared_special, list):
+            raise self._refuse(name, self._declared_special, "is not a list")
         if former in config and name not in config:
             config[name] = config.pop(former)
         self._config = config
 
     def _check_keys(self) -> None:
         config = self._config
-        for key in _ARGUMENTS:
+        for key, effect in REFUSED_KEYS.items():
             if config.get(key):
-                raise self._refuse(key, config[key], "stands for a part of the tokenizer")
-        if config.get("split_special_tokens"):
-            raise self._refuse("split_special_tokens", True, "would cut special tokens in texts")
-        if config.get("fix_mistral_regex"):
-            raise self._refuse("fix_mistral_regex", True, "would replace the pre-tokenizer")
+                raise self._refuse(key, config[key], effect)
         versions = config.get("fast_tokenizer_files")
         if versions not in (None, [], ["tokenizer.json"]):
             raise self._refuse("fast_tokenizer_files", versions, "may choose another file")
-        if config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"):
-            key = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-            raise self._refuse(key, True, "would change decoded texts")
         for key in self.row.get("unclear", ()):
             if config.get(key) is not None:
                 text = f"is an option of {self.name} whose effect is not known"

@@ -12,7 +12,14 @@ from bitnet.base.files import read_bytes
 from bitnet.tokenizer import vocabularies
 from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.library import load_library, translate_errors
-from bitnet.tokenizer.limits import AFFIX_IDS, damage_error, json_fault, reading, refusal
+from bitnet.tokenizer.limits import (
+    AFFIX_IDS,
+    check_id_range,
+    damage_error,
+    json_fault,
+    reading,
+    refusal,
+)
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, parse_added_token, read_steps
 from bitnet.tokenizer.tokenizer_class import apply_side_files
 from bitnet.tokenizer.vocabularies import PRE_TOKENIZERS, LazySequence, pair_merges
@@ -174,10 +181,8 @@ def _by_id(vocabulary: Any, added: Sequence[AddedToken], source: str) -> list[st
     entries.update((token.id, token.text) for token in added)
     if not entries:
         raise damage_error(f"{source} has an empty vocabulary")
-    size = max(entries) + 1
-    if min(entries) < 0 or size > 4 * len(entries) + 100_000:
-        raise damage_error(f"{source} has ids from {min(entries)} to {size - 1:,}")
-    return [entries.get(id, "") for id in range(size)]
+    check_id_range(entries, len(entries), source)
+    return [entries.get(id, "") for id in range(max(entries) + 1)]
 
 
 def _number(vocabulary: Any) -> Iterator[tuple[Any, str]]:
@@ -431,8 +436,19 @@ def check_vocabulary(path: Path, vocab_size: int) -> None:
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
         text = f"{path} is JSON, but not a tokenizer: it has no 'model'"
         raise InvalidFormat(text, hint=_REFETCH)
-    ids = [id for id, _ in _number(document["model"].get("vocab") or {})]
-    ids += [item.get("id") for item in document.get("added_tokens") or []]
+    vocabulary = document["model"].get("vocab") or {}
+    added = document.get("added_tokens") or []
+    pieces = vocabulary if isinstance(vocabulary, list) else []
+    if (
+        not isinstance(vocabulary, (dict, list))
+        or not isinstance(added, list)
+        or not all(isinstance(piece, list) and piece for piece in pieces)
+        or not all(isinstance(token, dict) for token in added)
+    ):
+        text = f"{path} is JSON, but not a tokenizer: its tokens are not listed by their ids"
+        raise InvalidFormat(text, hint=_REFETCH)
+    ids = [id for id, _ in _number(vocabulary)]
+    ids += [token.get("id") for token in added]
     if odd := [id for id in ids if type(id) is not int or not 0 <= id < 2**32]:
         raise damage_error(f"{path} has the id {odd[0]!r:.60}, which is not a 32-bit id")
     missing = sorted({*range(vocab_size)} - {*ids})

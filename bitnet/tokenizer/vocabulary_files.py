@@ -36,10 +36,8 @@ def spec_from_vocabulary(file: TokenizerFile) -> TokenizerSpec:
         for name in ("vocab.json", "merges.txt")
     )
     vocabulary = vocab.document
-    are_ids = isinstance(vocabulary, dict) and sorted(vocabulary.values()) == [
-        *range(len(vocabulary))
-    ]
-    if not are_ids:
+    ids = [*vocabulary.values()] if isinstance(vocabulary, dict) else []
+    if {*map(type, ids)} != {int} or sorted(ids) != [*range(len(ids))]:
         raise damage_error(f"{vocab.path} is not a vocabulary: ids from 0 on by token are expected")
     lines = [line.removesuffix("\r") for line in merges.data.decode("utf-8", "replace").split("\n")]
     lines = [line for line in lines if line and not line.startswith("#version")]
@@ -137,6 +135,7 @@ def _as_known(
     """The tokenizer of a published *vocabulary*, or cut as the caller of *vocab* names."""
     side = vocab.side
     name = vocab.pre or _recognize_pre(lines, vocab)
+    side.check_added(len(vocabulary), str(vocab.path))
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     usual = (text for text in _USUAL_SPECIAL if text in vocabulary)
     special = {vocabulary[text]: AddedToken(vocabulary[text], text) for text in usual}
