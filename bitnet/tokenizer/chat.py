@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import json
 import marshal
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -37,6 +39,7 @@ Message = dict[str, Any]
 _WALL_S = 30
 _HINT = "name another template with --chat-template FILE"
 
+_abandoned: list[subprocess.Popen[bytes]] = []  # those of parents, kept so that none is closed
 _PROBED_DAY = "2026-01-01T00:00:00"  # the clock of probes: facts must not depend on the day
 
 
@@ -148,7 +151,9 @@ class ChatTemplate:
             change = _with_object if facts.arguments == "object" else _with_text
             adapted["tool_calls"] = [change(call) for call in calls]
         content = message.get("content")
-        if content is None and message.get("role") == "assistant":
+        reasoning = message.get("reasoning_content")
+        has_reasoning = bool(facts.reasoning and isinstance(reasoning, str) and reasoning)
+        if content is None and (message.get("role") == "assistant" or has_reasoning):
             content = ""
         if isinstance(content, list):
             text = flatten(content)  # refuses content other than text
@@ -157,15 +162,17 @@ class ChatTemplate:
             content = [{"type": "text", "text": content}]
         if "content" in message or content is not None:
             adapted["content"] = content
-        reasoning = message.get("reasoning_content")
-        if facts.reasoning and isinstance(reasoning, str) and reasoning:
-            self._add_reasoning(adapted, reasoning)
+        if has_reasoning:
+            self._add_reasoning(adapted, str(reasoning))
         return adapted
 
     def _add_reasoning(self, message: Message, reasoning: str) -> None:
         """Put *reasoning* where the template looks for it in *message*, which is changed."""
         facts = self.facts
         content = message["content"]
+        if not isinstance(content, (str, list)):
+            kind = type(content).__name__
+            raise UsageError(f"content is of type {kind}, expected a text or a list of parts")
         text = content if isinstance(content, str) else flatten(content)
         if facts.reasoning == "parts":
             message["content"] = reasoning_as_parts(reasoning, text)
@@ -213,8 +220,27 @@ def _with_text(call: Any) -> Any:
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(arguments, dict):
         return call
-    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text = json.dumps(arguments, ensure_ascii=False)
+    except (TypeError, ValueError):
+        raise _not_json() from None
+    except RecursionError:
+        raise _too_deep() from None
     return {**call, "function": {**function, "arguments": text}}  # type: ignore[dict-item]
+
+
+def _not_json() -> UsageError:
+    return UsageError(
+        "the messages or variables hold something that is not a JSON value",
+        hint="use texts, numbers, true, false, null, lists and objects",
+    )
+
+
+def _too_deep() -> UsageError:
+    return UsageError(
+        "the messages or variables are nested too deep for a chat template",
+        hint="use fewer lists and objects inside of each other, below 1,000",
+    )
 
 
 def flatten(parts: Sequence[Any]) -> str:
@@ -243,7 +269,13 @@ class TemplateProcess:
         """Leave the process to the parent of this fork."""
         if self._process is not None:
             self._process.returncode = 0  # Popen takes it for ended, and does not wait for it
-            _close_pipes(self._process)
+            # A thread of the parent may have been writing: a close here would write the rest to the
+            # pipe, too, or wait for that thread.
+            null = os.open(os.devnull, os.O_RDWR)
+            for pipe in (self._process.stdin, self._process.stdout):
+                os.dup2(null, pipe.fileno(), inheritable=False)  # type: ignore[union-attr]
+            os.close(null)
+            _abandoned.append(self._process)
         self._renew()
 
     def render(
@@ -288,11 +320,9 @@ class TemplateProcess:
         """The kind of the answer and its text."""
         try:
             job = marshal.dumps((chat_child.CPU_MS, template, variables, now, reaches))
-        except ValueError:
-            raise UsageError(
-                "the messages or variables hold something that is not a JSON value",
-                hint="use texts, numbers, true, false, null, lists and objects",
-            ) from None
+        except ValueError as error:
+            # CPython's message is "object too deeply nested to marshal".
+            raise (_too_deep() if "nested" in str(error) else _not_json()) from None
         with self._lock:
             content = self._answer(job)
         return content[0], content[1:].decode("utf-8", "surrogatepass")
@@ -300,7 +330,13 @@ class TemplateProcess:
     def _answer(self, job: bytes) -> bytes:
         """The answer to *job*, kind and text; a process that ended or was stopped is closed."""
         process = self._start()
-        overdue = threading.Timer(_WALL_S, process.kill)
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            process.kill()
+
+        overdue = threading.Timer(_WALL_S, end)
         overdue.start()
         try:
             process.stdin.write(len(job).to_bytes(8, "little") + job)
@@ -317,12 +353,17 @@ class TemplateProcess:
             overdue.cancel()
         if content and content[0] != chat_child.STOPPED:
             return content
+        status = None if content else _exit_status(process)
         self.close()  # after reaching a limit, its state is unknown
         if content:
             return content
-        seconds = chat_child.CPU_MS / 1000
-        memory = chat_child.MEMORY_BYTES >> 20
-        reason = f"more than {seconds:g} s of processor time or {memory} MiB of memory"
+        if status == chat_child.WITHOUT_JINJA:
+            raise Unsupported(
+                f"chat templates cannot be rendered: {sys.executable} finds no jinja2 where this"
+                " program would import it",
+                hint="pip install jinja2",
+            )
+        reason = f"more than {_WALL_S} s" if is_late.is_set() else _reason_of_end(status)
         return bytes([chat_child.STOPPED]) + reason.encode()
 
     def _start(self) -> Any:
@@ -330,14 +371,20 @@ class TemplateProcess:
             self.close()
         if self._process is None:
             flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", chat_child.__file__, *_paths()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # an interrupt of the terminal is for the parent
-                creationflags=flags,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", chat_child.__file__, *_paths()],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # an interrupt of the terminal is for the parent
+                    creationflags=flags,
+                )
+            except OSError as error:
+                raise Unsupported(
+                    f"the process that renders chat templates cannot be started: {error}",
+                    hint="send a plain prompt; or free memory or processes, and try again",
+                ) from error
         return self._process
 
     def close(self) -> None:
@@ -348,6 +395,24 @@ class TemplateProcess:
             process.kill()
             process.wait()
             _close_pipes(process)
+
+
+def _exit_status(process: Any) -> int | None:
+    """Exit status of *process*, which has closed its output; ``None`` if it still runs."""
+    try:
+        status: int = process.wait(timeout=_WALL_S)
+    except subprocess.TimeoutExpired:
+        return None
+    return status
+
+
+def _reason_of_end(status: int | None) -> str:
+    """Why a template was stopped whose process ended with the exit *status* before it answered."""
+    if status is not None and -status == getattr(signal, "SIGPROF", None):
+        return f"more than {chat_child.CPU_MS / 1000:g} s of processor time"
+    ended = "did not answer" if status is None else f"ended with status {status}"
+    memory = chat_child.MEMORY_BYTES >> 20
+    return f"its process {ended}: something else ended it, or it took more than {memory} MiB"
 
 
 def _close_pipes(process: Any) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import json
 import marshal
+import re
 import signal
 import sys
 from datetime import datetime
@@ -31,6 +32,16 @@ MAX_CHARS = 16 << 20  # of the text that a template renders
 # First byte of an answer: what the rest is.
 TEXT, REFUSED, INVALID, FAILED, STOPPED = b"TRIFS"
 
+WITHOUT_JINJA = 3  # exit status if Jinja cannot be imported
+_TOO_MUCH_MEMORY = f"more than {MEMORY_BYTES >> 20} MiB of memory"
+
+# Places of the name of an attribute among the arguments of Jinja's filters; each also takes it as
+# ``attribute=``.
+_ATTRIBUTE_AT = {
+    **dict.fromkeys(("selectattr", "rejectattr", "groupby", "sum"), 0),
+    **dict.fromkeys(("join", "unique", "min", "max"), 1),
+    "sort": 2,
+}
 # Jinja's globals, and attributes of Python's objects, through which templates escape a sandbox.
 # All other such attributes begin with an underscore.
 _GLOBALS = frozenset({"cycler", "joiner", "lipsum", "self"})
@@ -118,16 +129,26 @@ def reach(source: str) -> list[str]:
     for call in tree.find_all(nodes.Filter):
         if call.name == "attr":
             names.add("|attr")
-        if call.name == "map":
-            arguments = [*call.args, *(pair.value for pair in call.kwargs)]
-            texts = [text.value for text in arguments if isinstance(text, nodes.Const)]
-            names |= {f"|map({text!r})" for text in texts if text == "attr" or _is_internal(text)}
+        arguments = [pair.value for pair in call.kwargs if pair.key == "attribute"]
+        at = _ATTRIBUTE_AT.get(call.name)
+        if at is not None:
+            arguments += call.args[at : at + 1]
+        if call.name == "map":  # an attribute, or a filter and its arguments
+            arguments += [*call.args, *(pair.value for pair in call.kwargs)]
+        texts = {text.value for text in arguments if isinstance(text, nodes.Const)}
+        names |= {f"|{call.name}({text!r})" for text in texts if _names_internal(text)}
     for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
         if tree.find(kind) is not None:
             # FromImport is the statement ``from``; Import leaves an empty text.
             statement = kind.__name__.removesuffix("Import").lower() or "import"
             names.add(f"{{% {statement} %}}")
     return sorted(names)
+
+
+def _names_internal(text: object) -> bool:
+    """True if *text* is a filter that takes attributes, or has an attribute of Python's own."""
+    parts = re.split("[.,]", text) if isinstance(text, str) else []  # a path, or several attributes
+    return text == "attr" or any(map(_is_internal, parts))
 
 
 def _is_internal(name: object) -> bool:
@@ -163,7 +184,7 @@ def answer(
     except Refusal as error:
         return REFUSED, str(error)
     except MemoryError:
-        return STOPPED, f"more than {MEMORY_BYTES >> 20} MiB of memory"
+        return STOPPED, _TOO_MUCH_MEMORY
     except Exception as error:  # noqa: BLE001 - a template may fail in any way
         return FAILED, f"{type(error).__name__}: {str(error)[:1000]}"
     if len(text) > MAX_CHARS:
@@ -194,14 +215,20 @@ def main() -> None:
     answers = sys.stdout.buffer
     if hasattr(signal, "SIGPROF"):
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    answer("{{ 1 }}", {}, "2000-01-01")  # imports everything
+    try:
+        answer("{{ 1 }}", {}, "2000-01-01")  # imports everything
+    except ImportError:
+        sys.exit(WITHOUT_JINJA)
     _limit_memory()
     while header := jobs.read(8):
-        frame = jobs.read(int.from_bytes(header, "little"))
-        cpu_ms, *job = marshal.loads(frame)  # noqa: S302 - from the process that started this one
-        _limit_time(cpu_ms / 1000)
-        kind, text = answer(*job)
-        content = bytes([kind]) + text.encode("utf-8", "surrogatepass")
+        try:
+            frame = jobs.read(int.from_bytes(header, "little"))
+            cpu_ms, *job = marshal.loads(frame)  # noqa: S302 - of the process that started this one
+            _limit_time(cpu_ms / 1000)
+            kind, text = answer(*job)
+            content = bytes([kind]) + text.encode("utf-8", "surrogatepass")
+        except MemoryError:  # of the job or its answer: the other process ends this one
+            content = bytes([STOPPED]) + _TOO_MUCH_MEMORY.encode()
         _limit_time(0)
         answers.write(len(content).to_bytes(8, "little") + content)
         answers.flush()

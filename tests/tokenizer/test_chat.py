@@ -203,6 +203,36 @@ def test_a_call_that_is_not_a_call_is_the_templates_business(call):
         assert isinstance(render(template, [USER, message]), str)
 
 
+CALLS = "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
+REASONING = {
+    "a field": "{% for m in messages %}{% if m.reasoning_content %}"
+    "<{{ m.reasoning_content }}>{% endif %}{{ m.content }}" + CALLS + "{% endfor %}",
+    "parts": "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'thinking' %}<{{ p.thinking }}>{% else %}{{ p.text }}"
+    "{% endif %}{% endfor %}{% endif %}" + CALLS + "{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", REASONING)
+@pytest.mark.parametrize("role", ["user", "tool", "assistant", "system"])
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_a_message_of_reasoning_alone_has_an_empty_content(form, role, content):
+    message = {"role": role, "reasoning_content": "why", **content}
+    template = ChatTemplate(REASONING[form])
+    assert template.facts.reasoning
+    expected = template.render([USER, message | {"content": ""}])
+    assert template.render([USER, message]) == expected
+    assert "<why>" in expected
+
+
+@pytest.mark.parametrize("content", [7, True, {"text": "x"}])
+@pytest.mark.parametrize("form", REASONING)
+def test_a_content_that_is_not_a_text_is_refused_beside_reasoning(form, content):
+    message = {"role": "user", "content": content, "reasoning_content": "why"}
+    with pytest.raises(UsageError, match="content is of type"):
+        render(REASONING[form], [message])
+
+
 def test_a_tokenizer_lends_its_template_the_texts_of_its_tokens():
     spec = TokenizerSpec(
         model="bpe",

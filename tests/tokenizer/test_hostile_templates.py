@@ -1,6 +1,7 @@
 """Chat templates made to take long or fill the memory end in an error that says so."""
 
 import contextlib
+import marshal
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import sys
 
 import pytest
 
-from bitnet.base.errors import InvalidFormat, UsageError
+from bitnet.base.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.tokenizer import chat, chat_child
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.limits import TEMPLATE_CHARS
@@ -116,6 +117,93 @@ def test_a_template_process_that_has_ended_is_started_again():
 def test_values_that_are_not_of_json_are_refused():
     with pytest.raises(UsageError, match="JSON"):
         ChatTemplate("x").render(USER, variables={"x": object()})
+
+
+def _nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("depth", [5_000, 100_000])
+def test_values_that_are_nested_too_deep_are_refused_as_such(depth):
+    nested = _nested(depth)
+    with pytest.raises(UsageError, match="nested too deep"):
+        ChatTemplate("x").render(USER, variables={"x": nested})
+    call = {"function": {"name": "f", "arguments": {"x": nested}}}
+    with pytest.raises(UsageError, match="nested too deep"):
+        ChatTemplate("{% for m in messages %}{{ m.tool_calls }}{% endfor %}").render(
+            [*USER, {"role": "assistant", "tool_calls": [call]}]
+        )
+
+
+@pytest.fixture
+def child(monkeypatch, tmp_path):
+    """Runs a script in place of the one that renders templates."""
+
+    def use(script):
+        path = tmp_path / "child.py"
+        path.write_text(script)
+        monkeypatch.setattr(chat_child, "__file__", str(path))
+        chat.template_process().close()
+
+    yield use
+    chat.template_process().close()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("raise SystemExit(5)", "its process ended with status 5: something else ended it"),
+        ("raise MemoryError", "its process ended with status 1: .* more than 384 MiB"),
+        ("import os; os.kill(os.getpid(), 9)", "its process ended with status -9"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGPROF)", "0.15 s of processor time"),
+    ],
+)
+def test_a_process_that_ends_without_an_answer_is_named_with_its_status(script, reason, child):
+    child(script)
+    with pytest.raises(InvalidFormat, match=f"was stopped: .*{reason}"):
+        ChatTemplate("x")
+
+
+def test_a_template_that_waits_is_stopped_by_the_clock(child, monkeypatch):
+    monkeypatch.setattr(chat, "_WALL_S", 0.1)
+    child("import sys; sys.stdin.buffer.read()")
+    with pytest.raises(InvalidFormat, match=r"was stopped: more than 0\.1 s"):
+        ChatTemplate("x")
+
+
+def test_without_jinja_the_message_says_so(monkeypatch):
+    chat.template_process().close()
+    monkeypatch.setattr(chat, "_paths", list)
+    with pytest.raises(Unsupported, match="finds no jinja2") as caught:
+        ChatTemplate("x")
+    assert caught.value.hint == "pip install jinja2"
+    monkeypatch.undo()
+    assert ChatTemplate("x").render(USER) == "x"
+
+
+def test_a_process_that_cannot_be_started_is_an_error_with_the_reason(monkeypatch):
+    chat.template_process().close()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(Unsupported, match=r"cannot be started: .*No such file"):
+        ChatTemplate("x")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_while_a_job_is_written_does_not_write_its_beginning_twice():
+    process = chat.template_process()._start()
+    job = marshal.dumps((1_000, "{{ 6 * 7 }}", {}, "2000-01-01", False))
+    process.stdin.write(len(job).to_bytes(8, "little"))  # buffered
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    process.stdin.write(job)
+    process.stdin.flush()
+    size = int.from_bytes(process.stdout.read(8), "little")
+    assert process.stdout.read(size) == b"T42"
 
 
 @pytest.mark.parametrize(
