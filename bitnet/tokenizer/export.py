@@ -7,6 +7,7 @@ is not written.
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -94,8 +95,14 @@ def export_tokenizer(
     for output in outputs:
         output.check()  # each before the first is written
     for output, content in zip(outputs, files.values(), strict=True):
-        output.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+        output.write_text(_to_json(content) + "\n")
     return [folder / name for name in files]
+
+
+def _to_json(content: Any) -> str:
+    """*content* as JSON that can be encoded: halves of surrogate pairs stay escaped."""
+    text = json.dumps(content, ensure_ascii=False, indent=2)
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _prove_files(files: Mapping[str, Any], spec: TokenizerSpec) -> None:

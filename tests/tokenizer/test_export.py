@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from small_specs import byte_level
 from tokenizers import Tokenizer as Library
 
 from bitnet.base.errors import Unsupported, UsageError
@@ -124,3 +125,48 @@ def test_gemma_3_is_not_exported_where_the_copy_would_give_other_ids(test_models
     ):
         export_tokenizer(spec, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("prefix", "suffix"), [("##", ""), ("", "</w>"), ("##", "</w>")])
+def test_a_bpe_with_affixes_of_words_has_an_equal_copy(prefix, suffix, tmp_path):
+    vocabulary = [
+        "<unk>",
+        "a",
+        "b",
+        f"{prefix}b",
+        f"a{suffix}",
+        f"{prefix}b{suffix}",
+        f"ab{suffix}",
+    ]
+    vocabulary = list(dict.fromkeys(vocabulary))
+    document = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {
+            "type": "BPE",
+            "unk_token": "<unk>",
+            "continuing_subword_prefix": prefix or None,
+            "end_of_word_suffix": suffix or None,
+            "vocab": {text: id for id, text in enumerate(vocabulary)},
+            "merges": [["a", f"{prefix}b{suffix}"]],
+        },
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    spec = load_spec(tmp_path / "tokenizer.json")
+    written = export_tokenizer(spec, tmp_path / "out")
+    model = json.loads(written[0].read_text())["model"]
+    assert model["continuing_subword_prefix"] == (prefix or None)
+    assert model["end_of_word_suffix"] == (suffix or None)
+    library = Library.from_file(str(written[0]))
+    ours = load_tokenizer(tmp_path / "tokenizer.json")
+    for text in ("ab", "a b", "ba ab a", "abab c"):
+        assert library.encode(text).ids == ours.encode(text)
+
+
+def test_half_a_surrogate_pair_in_a_template_is_written_as_it_is(tmp_path):
+    spec = byte_level(chat_template="é{{ '\udc00' }}😀\\", fingerprint="")
+    export_tokenizer(spec, tmp_path)
+    text = (tmp_path / "tokenizer_config.json").read_text("utf-8")
+    assert "é{{ '\\udc00' }}😀" in text
+    assert load_tokenizer(tmp_path).chat_template == spec.chat_template
