@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet.base.errors import InvalidFormat, UsageError
-from bitnet.base.options import wrong_type
+from bitnet.base.options import check_type, wrong_type
 from bitnet.tokenizer.compiled import NativeEngine, find_compiled
 from bitnet.tokenizer.decoding import start_decoding
 from bitnet.tokenizer.library import Engine, open_engine
@@ -144,11 +144,13 @@ class Tokenizer:
             at_most: most ids to return; ids at the end of *text* are dropped, BOS and EOS are not.
 
         Raises:
-            UsageError: *text* contains half of a surrogate pair.
+            UsageError: *text* contains half of a surrogate pair, or *at_most* has no room for BOS
+                and EOS.
             WrongType: *text* is not a text.
         """
         if not isinstance(text, str):
             raise wrong_type("text", text, "a text")
+        _check_at_most(at_most)
         with _utf8():
             ids = self._engine.encode(text, parse_special=parse_special)
         return self._within_affixes(ids, at_most) if add_special else ids[:at_most]
@@ -169,6 +171,7 @@ class Tokenizer:
 
         if not isinstance(text, str):
             raise wrong_type("text", text, "a text")
+        _check_at_most(at_most)
         with _utf8():
             ids = self._engine.encode_array(text, parse_special=parse_special)
         if not add_special:
@@ -243,8 +246,14 @@ class Tokenizer:
         if suffix and list(ids[-len(suffix) :]) == suffix:
             count -= len(suffix)
         if at_most is not None:
-            room = max(0, at_most - len(prefix) - len(suffix))
-            count = min(count, room)
+            around = len(prefix) + len(suffix)
+            if at_most < around:
+                raise UsageError(
+                    f"at_most is {at_most}, and {around} ids are put around a text",
+                    hint=f"use at_most={around} or more, or add_special=False",
+                    field="at_most",
+                )
+            count = min(count, at_most - around)
         return prefix, count, suffix
 
     def _within_affixes(self, ids: list[int], at_most: int | None = None) -> list[int]:
@@ -322,6 +331,12 @@ class Tokenizer:
 
     def __reduce__(self) -> str:
         raise TypeError("a Tokenizer cannot be pickled; make it again from its source")
+
+
+def _check_at_most(at_most: int | None) -> None:
+    check_type("at_most", at_most, "a number of ids or None", int, None)
+    if at_most is not None and at_most < 0:
+        raise UsageError(f"at_most is {at_most}, expected 0 or more", field="at_most")
 
 
 class TokenSpan(NamedTuple):

@@ -1,6 +1,7 @@
 """The compiled form: written once, checked always, written again when it is damaged."""
 
 import base64
+from pathlib import Path
 
 import pytest
 from charsmaps import charsmap
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from small_specs import byte_level
 
 from bitnet.base import native
+from bitnet.base.errors import Unsupported
 from bitnet.tokenizer import Tokenizer, compiled
 from bitnet.tokenizer.spec import Step
 from bitnet.tokenizer.vocabularies import LazySequence
@@ -111,3 +113,17 @@ MAP = {"precompiled_charsmap": base64.b64encode(charsmap({b"a": b"b"})).decode()
 def test_what_cannot_run_exactly_is_not_compiled(changes):
     with pytest.raises(compiled.NotNative):
         compiled.compile_spec(byte_level(**changes))
+
+
+def test_a_text_that_is_too_long_is_not_a_damaged_tokenizer(spec):
+    source = Path(__file__).parents[2] / "native" / "bind" / "tokenizer.cpp"
+    assert f'nb::value_error("{compiled._TOO_LONG}")' in source.read_text("utf-8")
+    meta = compiled.open_compiled(spec)[1]
+
+    class Full:
+        def encode(self, *_):
+            raise ValueError(compiled._TOO_LONG)
+
+    with pytest.raises(Unsupported, match="was stopped: text of 2 GiB or more") as caught:
+        compiled.NativeEngine(Full(), meta).encode("a")
+    assert "send a shorter text" in caught.value.hint

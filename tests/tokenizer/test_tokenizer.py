@@ -95,3 +95,36 @@ def test_threads_share_one_tokenizer(tokenizer):
     texts = [f"hello {i} aaaa é" * 20 for i in range(40)]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(tokenizer.encode, texts)) == [tokenizer.encode(t) for t in texts]
+
+
+@pytest.mark.parametrize("name", ["encode", "encode_array"])
+def test_no_more_ids_are_returned_than_at_most(tokenizer, name):
+    spec = byte_level(add_eos=True)
+    encode = getattr(Tokenizer.from_spec(spec), name)
+    plain = list(encode("hello hello", add_special=False))
+    for at_most in range(2, 20):
+        ids = list(encode("hello hello", at_most=at_most))
+        assert ids == [spec.bos_id, *plain[: at_most - 2], spec.eos_id]
+    for at_most in range(20):
+        ids = list(encode("hello hello", add_special=False, at_most=at_most))
+        assert ids == plain[:at_most]
+
+
+@pytest.mark.parametrize("name", ["encode", "encode_array"])
+@pytest.mark.parametrize(
+    ("at_most", "message"),
+    [
+        (1, "at_most is 1, and 2 ids are put around a text"),
+        (0, "at_most is 0, and 2 ids are put around a text"),
+        (-1, "at_most is -1, expected 0 or more"),
+        (1.5, "at_most is of type float"),
+        (True, "at_most is of type bool"),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_is_refused(tokenizer, name, at_most, message):
+    encode = getattr(Tokenizer.from_spec(byte_level(add_eos=True)), name)
+    with pytest.raises(UsageError, match=message):
+        encode("hello", at_most=at_most)
+    if at_most not in (0, 1):
+        with pytest.raises(UsageError, match=message):
+            encode("hello", add_special=False, at_most=at_most)
