@@ -407,7 +407,7 @@ def _exit_status(process: Any) -> int | None:
 
 
 def _reason_of_end(status: int | None) -> str:
-    """Why a template was stopped whose process ended with the exit *status* before it answered."""
+    """Reason to stop a template whose process ended with the exit *status* without an answer."""
     if status is not None and -status == getattr(signal, "SIGPROF", None):
         return f"more than {chat_child.CPU_MS / 1000:g} s of processor time"
     ended = "did not answer" if status is None else f"ended with status {status}"

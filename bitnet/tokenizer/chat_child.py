@@ -218,7 +218,7 @@ def main() -> None:
     try:
         answer("{{ 1 }}", {}, "2000-01-01")  # imports everything
     except ImportError:
-        sys.exit(WITHOUT_JINJA)
+        raise SystemExit(WITHOUT_JINJA) from None
     _limit_memory()
     while header := jobs.read(8):
         try:

@@ -46,7 +46,7 @@ GROWTH_BASE = 65_536
 SCORE = 1e30  # largest absolute score
 TEMPLATE_CHARS = 1 << 20  # source of a chat template
 
-# Errors of readers that find something else than they expect.
+# Errors of readers on unexpected content.
 ODD_CONTENT = (
     *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
     struct.error,

@@ -159,11 +159,7 @@ def extract_scores(path: str | os.PathLike[str]) -> list[float]:
 
 
 def array_in(gguf: GGUF, key: str, expected: Literal["strings", "numbers"]) -> Array | None:
-    """The array *key* of *gguf*, ``None`` if it is absent.
-
-    Raises:
-        InvalidFormat: it is not an array, or not one of the *expected* items.
-    """
+    """The array *key* of *gguf*, ``None`` if it is absent; anything but *expected* is refused."""
     value = gguf.metadata.get(key)
     if value is None:
         return None
