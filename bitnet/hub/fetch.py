@@ -306,15 +306,17 @@ class _Fetch:
                 facts, file, alone=lock.is_kernel, fresh=self.fresh, source_name=name
             )
             with Progress(self.order.label, mode=self.progress, clock=clock) as bar:
-                digest, announced = self._transfer(facts, partial, bar, lock)
-                if announced is not None:
+                digest, transfer = self._transfer(facts, partial, bar, lock)
+                if transfer.announced is not None:
                     facts = replace(facts, is_digest_announced=True)
-                return self._publish(facts, partial, digest, announced)
+                if transfer.etag is not None:  # of a version that came since the server was asked
+                    facts = replace(facts, etag=transfer.etag)
+                return self._publish(facts, partial, digest, transfer.announced)
 
     def _transfer(
         self, facts: Version, partial: Partial, bar: Progress, lock: Lock
-    ) -> tuple[str, str | None]:
-        """Fill *partial*; SHA-256 of the whole file, and the one that its replies announced."""
+    ) -> tuple[str, Transfer]:
+        """Fill *partial*; SHA-256 of the whole file, and the transfer that has ended."""
         name = self.order.source.file
         try:
             self._require_space(facts, partial)
@@ -327,8 +329,7 @@ class _Fetch:
             transfer = Transfer(
                 self.session, facts, partial, name=file, report=report, mirrors=mirrors
             )
-            digest = transfer.run()
-            return digest, transfer.announced
+            return transfer.run(), transfer
         except Replaced:
             partial.discard()
             raise

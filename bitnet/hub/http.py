@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file size
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
+_UNSATISFIED_RANGE = re.compile(r"bytes \*/(\d{1,18})", re.ASCII)
 
 _SHA256_FIELD = re.compile(r"(?:^|,)\s*sha-256=:?(?P<digest>[A-Za-z0-9+/]{43}=):?", re.IGNORECASE)
 _SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
@@ -257,12 +258,26 @@ def read_wait(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def content_range(value: str | None) -> tuple[int, int, int | None] | None:
-    """Start, stop (exclusive) and whole size of a ``Content-Range`` header; ``*`` is ``None``."""
+    """Start, stop (exclusive) and whole size of a ``Content-Range`` header; ``*`` is ``None``.
+
+    None if the header is not valid: also that of a part which is empty or goes beyond the size
+    (RFC 9110, 14.4).
+    """
     match = _CONTENT_RANGE.fullmatch((value or "").strip())
     if match is None:
         return None
-    start, last, size = match.groups()
-    return int(start), int(last) + 1, None if size == "*" else int(size)
+    start = int(match[1])
+    stop = int(match[2]) + 1
+    size = None if match[3] == "*" else int(match[3])
+    if start >= stop or (size is not None and stop > size):
+        return None
+    return start, stop, size
+
+
+def unsatisfied_size(value: str | None) -> int | None:
+    """Size of the whole file in the ``Content-Range`` of a reply 416; ``None`` without one."""
+    match = _UNSATISFIED_RANGE.fullmatch((value or "").strip())
+    return int(match[1]) if match is not None else None
 
 
 # --- limits of all transfers of a command --------------------------------------------------------

@@ -158,16 +158,23 @@ def read_range(url: str, start: int, stop: int, session: HubSession) -> bytes:
             url, headers={"Range": f"bytes={start}-{stop - 1}"}, accept=(200, 206)
         ) as response:
             http.refuse_pages(response, redact_url(url))
+            size = None  # of the body
             if response.status_code == 206:
-                fits = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+                part = http.content_range(response.headers.get("Content-Range"))
+                fits = part is not None and part[0] == start and part[1] <= stop
+                if part is not None:
+                    size = part[1] - start
             else:  # a server without ranges sends the file from its beginning
                 fits = start == 0
+                size = http.as_count(response.headers.get("Content-Length"))
             if not fits:
                 raise NetworkError(f"{redact_url(url)}: the server cannot send a part of the file")
             try:
                 content: bytes = response.raw.read(stop - start, decode_content=False)
             except (urllib3.exceptions.HTTPError, OSError):
                 raise http.Transient(http.request_error(url, "connection broke")) from None
+            if size is not None and len(content) < min(size, stop - start):
+                raise http.Transient(http.request_error(url, "connection broke"))
         return content
 
     return session.retrying(redact_url(url), attempt)
@@ -178,6 +185,20 @@ def strong_etag(value: str | None) -> str | None:
     if not value or value.startswith("W/"):
         return None
     return value.strip('"') or None
+
+
+def sent_etag(response: requests.Response) -> str | None:
+    """Strong ETag of the file that *response* brings, in the words of its description by `head`.
+
+    None if redirects led to another server, whose ETags are its own, and the hub named none.
+    """
+    for reply in (*response.history, response):
+        linked = strong_etag(reply.headers.get("X-Linked-Etag"))
+        if linked is not None:
+            return linked
+    if any(origin(reply.url) != origin(response.url) for reply in response.history):
+        return None
+    return strong_etag(response.headers.get("ETag"))
 
 
 def _check_repo(repo: str) -> str:

@@ -8,11 +8,9 @@ what the servers before it began.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import IncompleteRead
@@ -31,12 +29,12 @@ from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.hub import http
 from bitnet.hub.http import urllib3
-from bitnet.hub.repository import strong_etag
+from bitnet.hub.repository import sent_etag, strong_etag
 from bitnet.hub.session import Patience
+from bitnet.hub.trailing_hash import TrailingHash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     import requests
 
@@ -44,8 +42,6 @@ if TYPE_CHECKING:
     from bitnet.store import Partial, Version
 
 logger = logging.getLogger(__name__)
-
-_STEP_BYTES = 1 << 20  # hashed at once, at least
 
 PARALLEL_FROM_BYTES = 64_000_000  # smaller files get one connection, unless a user sets more
 AUTOMATIC_CONNECTIONS = 4
@@ -58,45 +54,11 @@ LARGE_BYTES = 50_000_000_000  # a warning from here on: a hub may refuse a file 
 LARGEST_REQUEST = 32_000_000_000  # a file server may refuse larger replies
 STALL_BYTES_PER_S = 100  # a slower connection is broken off after the stall time-out
 SERVER_ATTEMPTS = 3  # before the next server is asked, if there is another one
+MOST_RESTARTS = 10  # from the first byte, with a server that cannot continue a file
+SMALLEST_PIECE = 1 << 20
 
 # Errors of one server after which the next one is asked.
 _PASSING = (AuthError, HashMismatch, NetworkError, NotFound, RateLimited)
-
-
-class _TrailingHash:
-    """SHA-256 of the beginning of *path*, by a thread that reads back what has arrived."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._digest = hashlib.sha256()
-        self._at = self._limit = 0
-        self._thread = ThreadPoolExecutor(1, "sha256")
-
-    def advance(self, limit: int) -> None:
-        """Hash up to byte *limit*, soon."""
-        if limit - self._limit >= _STEP_BYTES:
-            self._limit = limit
-            self._thread.submit(self._read, limit)
-
-    def finish(self, limit: int) -> str:
-        """Digest of the first *limit* bytes, hexadecimal."""
-        self._thread.submit(self._read, limit).result()
-        return self._digest.hexdigest()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(cancel_futures=True)
-
-    def _read(self, limit: int) -> None:
-        buffer = memoryview(bytearray(1 << 18))  # fits into a core's cache
-        with open(self._path, "rb", buffering=0) as file:
-            file.seek(self._at)
-            while self._at < limit:
-                count = file.readinto(buffer[: limit - self._at])
-                if not count:
-                    raise OSError(f"{self._path.name} became shorter while it was hashed")
-                self._digest.update(buffer[:count])
-                self._at += count
 
 
 class Replaced(Exception):  # never leaves the package
@@ -138,9 +100,12 @@ class Transfer:
         self._unnoted = 0
         self._ranges = True  # use range requests
         self._in_pieces = False
+        self._restarts = 0
+        self._most_done = self.partial.done.total
         self._open: set[requests.Response] = set()
-        self._hash = _TrailingHash(self.partial.path)
+        self._hash = TrailingHash(self.partial.path)
         self.announced: str | None = None  # SHA-256 that a reply announced
+        self.etag: str | None = None  # of the version that was sent, if a reply named it
 
     def run(self) -> str:
         """Fetch the missing bytes; return the SHA-256 of the whole file."""
@@ -166,6 +131,9 @@ class Transfer:
         """Fetch the missing bytes from the server at *url*; return the SHA-256 of the file."""
         self._url = url
         self._patience = Patience(self.session)
+        self._ranges = True
+        self._restarts = 0
+        self._stop.clear()  # the threads that it stopped fetched from the server before
         with self._lock:
             self._advance()
         size = self.size or 0
@@ -192,9 +160,12 @@ class Transfer:
 
     def _next_gap(self) -> _Piece:
         """The first gap, as far as one request may fetch it."""
+        done = self.partial.done
         if self.size is None:
-            return _Piece(self.partial.done.frontier, None)
-        start, gap_stop = self.partial.done.missing(self.size)[0]
+            last = max((stop for _, stop in done), default=0)
+            start, stop = next(iter(done.missing(last)), (last, None))
+            return _Piece(start, stop)
+        start, gap_stop = done.missing(self.size)[0]
         stop = min(gap_stop, start + LARGEST_REQUEST)
         return _Piece(start, None if stop == self.size else stop)
 
@@ -224,7 +195,7 @@ class Transfer:
         missing = self.partial.done.missing(self.size)
         total = sum(stop - start for start, stop in missing)
         # Several pieces per connection, so that no connection works long after the others.
-        length = max(1 << 20, min(PIECE_BYTES, total // (4 * count)))
+        length = max(SMALLEST_PIECE, min(PIECE_BYTES, total // (4 * count)))
         self._waiting = deque(
             _Piece(at, min(at + length, stop))
             for start, stop in missing
@@ -285,12 +256,19 @@ class Transfer:
 
     def _start_over(self, reason: str) -> None:
         """Discard every byte, and fetch the file with one connection, without range requests."""
+        self._restarts += 1
+        if self._restarts > MOST_RESTARTS:
+            raise NetworkError(
+                f"{redact_url(self._url)}: it broke off {MOST_RESTARTS} times, and the server "
+                "cannot continue a file",
+                hint=http.TROUBLESHOOTING,
+            )
         logger.info("%s: %s, starting over", self.name, reason)
         self._ranges = self._in_pieces = False
         self._stop.clear()
         self._hash.stop()
         self.partial.restart()
-        self._hash = _TrailingHash(self.partial.path)
+        self._hash = TrailingHash(self.partial.path)
 
     def _fetch(self, piece: _Piece) -> None:
         """Request *piece*, and write what arrives."""
@@ -312,7 +290,8 @@ class Transfer:
                 with self._lock:
                     self._open.add(response)
                 try:
-                    http.refuse_pages(response, redact_url(self._url))
+                    if response.status_code != 416:  # which may come with a page
+                        http.refuse_pages(response, redact_url(self._url))
                     self._compare_digest(response)
                     piece.at, end = self._body_range(response, start, stop, asked=asked)
                     if response.status_code == 200:
@@ -340,41 +319,68 @@ class Transfer:
     ) -> tuple[int, int | None]:
         """Start and end in the file of the body of *response*; an unknown end is None.
 
-        The whole file in place of a part that was *asked* for starts the transfer over, unless
-        pieces are fetched. The first reply binds the partial file to its ETag. A body that is not
-        the part asked for is :class:`_NoRanges`, one of another version :class:`Replaced`.
+        The first reply binds the partial file to its ETag. The whole file in place of a part starts
+        the transfer over, unless pieces are fetched. A body that is not the part asked for is
+        :class:`_NoRanges`, one of another version :class:`Replaced`.
         """
         etag = strong_etag(response.headers.get("ETag"))
-        bound = self.partial.server_etag
         if self.facts.sha256:
-            etag = bound = None  # replicas have different ETags; the digest decides in the end
+            etag = None  # replicas have different ETags; the digest decides in the end
+        bound = self.partial.server_etag
+        is_other = None not in (etag, bound) and etag != bound
         if response.status_code == 416:
-            raise _NoRanges
-        if etag and bound and etag != bound:
+            if is_other or not asked:
+                raise _NoRanges
+            return self._end_at(response, start)
+        if is_other:
             raise Replaced
         if response.status_code == 206:
-            part = http.content_range(response.headers.get("Content-Range"))
-            if not asked or part is None:
-                raise _NoRanges
-            part_start, part_stop, size = part
-            if part_start != start or (stop and part_stop > stop):
-                raise _NoRanges
-            if self.size is not None and (size not in (None, self.size) or part_stop > self.size):
-                raise Replaced
-            end: int | None = part_stop
+            body_range = self._part_range(response, start, stop, asked=asked)
         else:
-            end = http.as_count(response.headers.get("Content-Length", ""))
-            if self.size is not None and end not in (None, self.size):
-                raise Replaced
-            if asked and self._in_pieces:
-                raise _NoRanges
-            if asked:
-                self._start_over("the server sends the whole file")
-                start = 0
-            self.size = self.size if self.size is not None else end
-        if bound is None and not self._in_pieces:
+            body_range = self._whole_range(response, asked=asked)
+        if self.partial.server_etag is None and not self._in_pieces:
             self.partial.bind(etag)
-        return start, end
+        if not self.facts.sha256:
+            self.etag = sent_etag(response)
+        return body_range
+
+    def _end_at(self, response: requests.Response, start: int) -> tuple[int, int]:
+        """No bytes, if *response* says that the file of unknown size ends at *start*."""
+        if self.size is not None:
+            raise _NoRanges
+        if http.unsatisfied_size(response.headers.get("Content-Range")) != start:
+            raise _NoRanges
+        self.size = start
+        return start, start
+
+    def _part_range(
+        self, response: requests.Response, start: int, stop: int | None, *, asked: bool
+    ) -> tuple[int, int]:
+        """Start and end of the part of the file in *response*."""
+        part = http.content_range(response.headers.get("Content-Range"))
+        if not asked or part is None:
+            raise _NoRanges
+        part_start, part_stop, size = part
+        if part_start != start or (stop and part_stop > stop):
+            raise _NoRanges
+        if self.size is None:
+            self.size = size
+        elif size not in (None, self.size) or part_stop > self.size:
+            raise Replaced
+        return part_start, part_stop
+
+    def _whole_range(self, response: requests.Response, *, asked: bool) -> tuple[int, int | None]:
+        """Start and end of the whole file in *response*, which begins with its first byte."""
+        size = http.as_count(response.headers.get("Content-Length", ""))
+        if self.size is not None and size not in (None, self.size):
+            raise Replaced
+        if asked and self._in_pieces:
+            raise _NoRanges
+        if asked or self.partial.done.total:
+            self._start_over("the server sends the whole file")
+        if self.size is None:
+            self.size = size
+        return 0, size
 
     def _receive(self, response: requests.Response, piece: _Piece, end: int | None) -> None:
         """Write the body of *response*; it must reach *end* if that is known."""
@@ -420,6 +426,8 @@ class Transfer:
             )
         if end is None:
             if self.size is not None and at < self.size:
+                if self.facts.etag and self.etag not in (None, self.facts.etag):
+                    raise Replaced
                 raise http.Transient(http.request_error(self._url, f"truncated after {at:,} bytes"))
             self.size = at
 
@@ -437,6 +445,9 @@ class Transfer:
                 raise from_os_error(error, partial.path, in_cache=True) from error
             partial.done.add(at, stop)
             piece.at = stop
+            done = partial.done.total
+            gained = max(0, done - self._most_done)  # not what was here before starting over
+            self._most_done += gained
             self._unnoted += len(chunk)
             if self._unnoted >= NOTE_BYTES and not partial.is_contiguous:
                 self._unnoted = 0
@@ -444,7 +455,7 @@ class Transfer:
                     partial.note()
             self._advance()
             partial.flush_behind()
-        self._patience.report_bytes(len(chunk))
+        self._patience.report_bytes(gained)
 
     def _advance(self) -> None:
         """Hash what is done without a gap, and report the progress."""

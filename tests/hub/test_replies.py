@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitnet.hub.http import as_count, content_range
+from bitnet.hub.http import as_count, content_range, unsatisfied_size
 
 
 @pytest.mark.parametrize(
@@ -15,10 +15,22 @@ from bitnet.hub.http import as_count, content_range
         ("", None),
         (None, None),
         (f"bytes 0-{'9' * 5000}/*", None),
+        ("bytes 1000-999/3000", None),
+        ("bytes 7-3/*", None),
+        ("bytes 0-100/100", None),
     ],
 )
 def test_content_range_is_read_or_refused(value, found):
     assert content_range(value) == found
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [("bytes */100", 100), (" bytes */0 ", 0), ("bytes */*", None), ("bytes 0-9/100", None),
+     ("", None), (None, None)],
+)  # fmt: skip
+def test_the_size_of_a_file_without_the_part_asked_for_is_read_or_ignored(value, found):
+    assert unsatisfied_size(value) == found
 
 
 @pytest.mark.parametrize(

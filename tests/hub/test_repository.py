@@ -1,4 +1,5 @@
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hub_repositories import Blob
@@ -124,6 +125,22 @@ def test_the_beginning_comes_also_from_a_server_without_ranges(hub, options, ses
     hub.rules.append(Rule(where="cdn", ignore_range=True))
     url = file_url("org/model", "main", "model.gguf", options)
     assert read_range(url, 0, 10, session) == CONTENT[:10]
+    with pytest.raises(NetworkError, match="cannot send a part"):
+        read_range(url, 5, 10, session)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_part_that_breaks_off_is_asked_for_again(hub, options, is_whole):
+    hub.rules.append(Rule(where="cdn", truncate_at=7, ignore_range=is_whole, times=1))
+    url = file_url("org/model", "main", "model.gguf", options)
+    with HubSession(replace(options, retries=2), sleep=lambda _seconds: None) as patient:
+        assert read_range(url, 0, 100, patient) == CONTENT[:100]
+
+
+@pytest.mark.parametrize("part", ["bytes 5-4/1000", "bytes 5-10/1000", "bytes 50-9/1000"])
+def test_another_part_than_the_one_asked_for_is_refused(hub, options, session, part):
+    hub.rules.append(Rule(where="cdn", headers={"Content-Range": part}))
+    url = file_url("org/model", "main", "model.gguf", options)
     with pytest.raises(NetworkError, match="cannot send a part"):
         read_range(url, 5, 10, session)
 
