@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.base.errors import NetworkError, Offline
+from bitnet.base.errors import BitnetError, NetworkError, Offline
 from bitnet.base.trust import redact_url
-from bitnet.hub.http import requests
-from bitnet.hub.session import BACKOFF_S
+from bitnet.hub.http import Transient
+from bitnet.hub.session import BACKOFF_S, HubSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from bitnet.hub.fetch_options import FetchOptions
+
+TIMEOUT_S = 10.0
+_HINT = "check --callback-url; the worker serves all the same"
 
 
 def call_back(
@@ -23,23 +27,37 @@ def call_back(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says."""
+    """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says.
+
+    A redirect is not followed: that would send them as GET, or to another server.
+    """
     if options.is_offline:
         raise Offline(f"offline: {redact_url(url)} is not told that the worker is ready")
-    how: dict[str, Any] = {"timeout": 10.0, "allow_redirects": False}
-    problem = ""
     attempts = options.retries or 3
-    for attempt in range(attempts):
-        if attempt:
-            sleep(BACKOFF_S * 2 ** (attempt - 1))
-        try:
-            reply = requests.post(url, json=dict(facts), **how)
-            problem = f"HTTP {reply.status_code}"
-            if reply.ok:
+    problem = ""
+    with HubSession(replace(options, timeout=options.timeout or TIMEOUT_S)) as session:
+        for attempt in range(attempts):
+            if attempt:
+                sleep(BACKOFF_S * 2 ** (attempt - 1))
+            try:
+                problem = _post(url, facts, session)
+            except Transient as broken:
+                problem = broken.reason
+            except BitnetError as error:  # another attempt would end in the same
+                text = f"callback to {redact_url(url)} failed: {error.message}"
+                raise NetworkError(text, hint=error.hint or _HINT) from error
+            if not problem:
                 return
-        except requests.RequestException as error:
-            problem = type(error).__name__
     raise NetworkError(
-        f"callback to {redact_url(url)} failed after {attempts} attempts: {problem}",
-        hint="check --callback-url; the worker serves all the same",
+        f"callback to {redact_url(url)} failed after {attempts} attempts: {problem}", hint=_HINT
     )
+
+
+def _post(url: str, facts: Mapping[str, Any], session: HubSession) -> str:
+    """What is wrong with the reply to *facts*; empty if they were accepted."""
+    with session.post(url, facts) as reply:
+        if 200 <= reply.status_code < 300:
+            return ""
+        target = reply.headers.get("Location", "")
+        leads = f" to {redact_url(target)}, which is not followed" if target else ""
+        return f"HTTP {reply.status_code}{leads}"

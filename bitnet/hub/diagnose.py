@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from bitnet.base.quantities import human_size
 from bitnet.base.trust import origin, redact_url
 from bitnet.hub.http import Transient, requests
 from bitnet.hub.session import HubSession
-from bitnet.hub.transport import trust_store
+from bitnet.hub.transport import context_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,8 +59,7 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
         names.insert(2, "TLS")
     _, host, port = origin(proxy or url)
     with HubSession(options) as session:
-        context = _ssl_context(bundle) if is_secured else None
-        steps = _steps(session, url, str(host), port or 443, context)
+        steps = _steps(session, url, str(host), port or 443, bundle if is_secured else None)
         for name in names:
             started = time.monotonic()
             try:
@@ -78,25 +76,17 @@ def diagnose(options: FetchOptions) -> Iterator[Finding]:
                 return
 
 
-def _ssl_context(bundle: str) -> ssl.SSLContext:
-    """The context of a download: it trusts the file *bundle*, or the system and ``certifi``."""
-    if bundle:
-        return ssl.create_default_context(cafile=bundle)
-    context = trust_store()
-    context.load_verify_locations(requests.utils.DEFAULT_CA_BUNDLE_PATH)
-    return context
-
-
 def _steps(
-    session: HubSession, url: str, host: str, port: int, context: ssl.SSLContext | None
+    session: HubSession, url: str, host: str, port: int, bundle: str | None
 ) -> Iterator[str]:
-    """Result of each step in turn; TLS only with a *context*."""
+    """Result of each step in turn; TLS, by the certificates in *bundle*, unless that is None."""
     entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     yield f"{host} is {', '.join(addresses[:4])}"
     with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:
         yield f"connected to {connection.getpeername()[0]} port {port}"
-        if context is not None:
+        if bundle is not None:
+            context = context_of(bundle)
             with context.wrap_socket(connection, server_hostname=host) as secured:
                 certificate: dict[str, Any] = secured.getpeercert() or {}
                 issuer = dict(part[0] for part in certificate.get("issuer", ()))

@@ -32,15 +32,8 @@ from bitnet.base.errors import (
 from bitnet.base.trust import origin, printable, redact_url
 from bitnet.hub import http
 from bitnet.hub.fetch_options import FetchOptions
-from bitnet.hub.http import (
-    TROUBLESHOOTING,
-    Limits,
-    Transient,
-    request_error,
-    requests,
-    urllib3,
-)
-from bitnet.hub.transport import mount_transport
+from bitnet.hub.http import TROUBLESHOOTING, Limits, Transient, request_error, requests, urllib3
+from bitnet.hub.transport import bundle_error, mount_transport, tls_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -227,7 +220,7 @@ class HubSession:
             if login := self._login_for(address, url):
                 # As huggingface_hub 2.4 does: the login of an address replaces the token.
                 with_token = False
-                sent["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+                sent["Authorization"] = _basic(login)
             response = self._send(method, address, sent)
             response.history = [*redirects]
             if not response.is_redirect:
@@ -240,7 +233,16 @@ class HubSession:
             address = target
         raise NetworkError(f"{redact_url(url)}: more than {MAX_REDIRECTS} redirects")
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str]) -> requests.Response:
+    def post(self, url: str, document: Mapping[str, Any]) -> requests.Response:
+        """The reply to *document*, sent as JSON without the token; raises :class:`Transient`."""
+        headers = {"Content-Type": "application/json"}
+        if login := self._login_for(url, url):
+            headers["Authorization"] = _basic(login)
+        return self._send("POST", url, headers, json.dumps(document).encode())
+
+    def _send(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> requests.Response:
         """Send one request; raises :class:`Transient`."""
         # Errors of requests contain signed addresses, so none of them is chained.
         silence = min(settings.stall_timeout(), self.options.deadline_s)
@@ -250,16 +252,14 @@ class HubSession:
                 method,
                 url,
                 headers=headers,
+                data=body,
                 stream=True,
                 allow_redirects=False,
                 auth=lambda request: request,  # no passwords from ``~/.netrc``
                 timeout=(min(CONNECT_TIMEOUT_S, silence), silence),
             )
-        except requests.exceptions.SSLError:
-            raise NetworkError(
-                f"HTTP request failed for {redact_url(url)}: the certificate is not trusted",
-                hint="behind an inspecting proxy, set REQUESTS_CA_BUNDLE to its certificate file",
-            ) from None
+        except requests.exceptions.SSLError as error:
+            raise tls_failure(url, error) from None
         except requests.exceptions.InvalidSchema:
             raise UsageError(
                 f"no connection to {redact_url(url)}: the proxy for it is not an HTTP proxy",
@@ -276,11 +276,7 @@ class HubSession:
             limit = UNREACHED_ATTEMPTS if is_absent else None
             raise Transient(request_error(url, reason), attempts=limit) from None
         except OSError as error:  # requests looks for the certificates before it connects
-            raise UsageError(
-                f"the certificates in REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE cannot be used: "
-                f"{printable(str(error))}",
-                hint="set it to an existing file, or unset it",
-            ) from None
+            raise bundle_error(error) from None
         self._reached.add(origin(url))
         return response
 
@@ -465,6 +461,11 @@ def _target(here: str, redirect: requests.Response) -> str:
             hint=TROUBLESHOOTING,
         )
     return target
+
+
+def _basic(login: str) -> str:
+    """The header of *login*, ``USER:PASSWORD``."""
+    return f"Basic {b64encode(login.encode()).decode()}"
 
 
 class _Requests(requests.Session):

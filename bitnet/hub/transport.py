@@ -9,11 +9,14 @@ import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import truststore
 
-from bitnet.hub.http import requests, urllib3
+from bitnet.base.errors import BitnetError, NetworkError, UsageError
+from bitnet.base.trust import printable, redact_url
+from bitnet.hub.http import Transient, request_error, requests, urllib3
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from bitnet.base.settings import NetworkFault
 
 
+TLS_ATTEMPTS = 3  # with a server that refuses a handshake
+_BUNDLE_HINT = "set it to a file with certificates in PEM format, or unset it"
 _PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></html>"
 
 
@@ -50,6 +55,64 @@ def trust_store() -> ssl.SSLContext:
     authorities of ``certifi``.
     """
     return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def context_of(bundle: str) -> ssl.SSLContext:
+    """The context of a download: it trusts *bundle*, or the system and ``certifi``.
+
+    *bundle* is a file or a folder, as for ``requests``.
+
+    Raises:
+        UsageError: *bundle* cannot be used.
+    """
+    if not bundle:
+        context = trust_store()
+        context.load_verify_locations(requests.utils.DEFAULT_CA_BUNDLE_PATH)
+        return context
+    try:
+        if Path(bundle).is_dir():
+            return ssl.create_default_context(capath=bundle)
+        return ssl.create_default_context(cafile=bundle)
+    except OSError as error:  # ssl.SSLError is one
+        raise bundle_error(error) from None
+
+
+def bundle_error(error: OSError) -> UsageError:
+    """Error for certificates of the user that cannot be loaded."""
+    return UsageError(
+        "the certificates in REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE cannot be used: "
+        f"{printable(str(error))}",
+        hint=_BUNDLE_HINT,
+    )
+
+
+def tls_failure(url: str, error: BaseException) -> BitnetError | Transient:
+    """The failure behind *error* of a request to *url*, an ``SSLError`` of requests."""
+    cause = _ssl_cause(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        why = f" ({printable(cause.verify_message)})" if cause.verify_message else ""
+        return NetworkError(
+            f"HTTP request failed for {redact_url(url)}: the certificate is not trusted{why}",
+            hint="behind an inspecting proxy, set REQUESTS_CA_BUNDLE to its certificate file",
+        )
+    if isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)):
+        return Transient(request_error(url, "connection broke"))
+    if cause is not None and (cause.library in ("X509", "PEM") or "PEM" in (cause.reason or "")):
+        return bundle_error(cause)
+    why = (cause.reason if cause is not None else "") or "the handshake failed"
+    reason = f"no encrypted connection ({printable(why).replace('_', ' ').lower()})"
+    return Transient(request_error(url, reason), attempts=TLS_ATTEMPTS)
+
+
+def _ssl_cause(error: BaseException | None) -> ssl.SSLError | None:
+    """The error of ``ssl`` that *error* wraps, if there is one."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return error
+        reason = getattr(error, "reason", None)
+        inner = [each for each in (reason, *error.args) if isinstance(each, BaseException)]
+        error = inner[0] if inner else error.__cause__
+    return None
 
 
 class _TimedHeaders:

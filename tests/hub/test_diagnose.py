@@ -2,9 +2,11 @@
 
 import socket
 import ssl
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from hub_server import Rule
+from loopback import LoopbackServer
 
 from bitnet.base.errors import NetworkError, UsageError
 from bitnet.hub.diagnose import PROBE, diagnose
@@ -51,6 +53,31 @@ def test_a_server_without_encryption_fails_at_tls(hub):
     steps = look(hub.url.replace("http://", "https://"))
     assert list(steps)[-1] == "TLS"
     assert "REQUESTS_CA_BUNDLE" in steps["TLS"].hint
+
+
+@pytest.mark.parametrize("content", [None, b"", b"hello"], ids=["missing", "empty", "no PEM"])
+def test_a_bundle_that_cannot_be_used_fails_at_tls(hub, tmp_path, monkeypatch, content):
+    if content is not None:
+        (tmp_path / "bundle.pem").write_bytes(content)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "bundle.pem"))
+    steps = look(hub.url.replace("http://", "https://"))
+    assert list(steps)[-1] == "TLS"
+    assert "REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE cannot be used" in steps["TLS"].text
+    assert steps["TLS"].exit_code == UsageError.exit_code
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_bundle_is_a_file_or_a_folder(tmp_path, monkeypatch, authority, bundle, is_folder):
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path) if is_folder else bundle)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    server = LoopbackServer(BaseHTTPRequestHandler, None, tls=context)
+    server.start()
+    steps = look(f"https://127.0.0.1:{server.server_port}")
+    server.stop()
+    # A folder is only looked into by names made of digests, so this one is of no help.
+    assert ("certificate verify failed" in steps["TLS"].text) == is_folder
+    assert ("reply" in steps) == (not is_folder)
 
 
 def test_a_name_that_does_not_resolve_fails_at_dns(monkeypatch):

@@ -1,11 +1,16 @@
 """A session asks a server: what it refuses, and who is told what to do about it."""
 
+import ssl
 from base64 import b64encode
+from contextlib import contextmanager
+from socketserver import BaseRequestHandler
+from types import SimpleNamespace
 
 import pytest
 import responses
 from downloading import download, fetch_file
 from hub_server import Rule
+from loopback import LoopbackServer
 from proxies import Proxy
 
 from bitnet.base import settings
@@ -21,8 +26,32 @@ from bitnet.base.errors import (
 )
 from bitnet.hub.fetch_options import FetchOptions
 from bitnet.hub.http import Transient
-from bitnet.hub.repository import file_url
+from bitnet.hub.repository import file_url, head
 from bitnet.hub.session import HubSession, Patience
+
+HUNG_UP = b""
+
+
+class _Raw(BaseRequestHandler):
+    """Counts connections, and answers each with the same bytes."""
+
+    def handle(self):
+        self.server.owner.count += 1
+        self.request.recv(4096)
+        self.request.sendall(self.server.owner.reply)
+
+
+@contextmanager
+def answering(reply, tls=None):
+    """A server at an HTTPS address that answers with the bytes of *reply*."""
+    server = LoopbackServer(_Raw, SimpleNamespace(reply=reply, count=0), tls=tls)
+    server.url = f"https://127.0.0.1:{server.server_port}/f"
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
 
 TOKEN = "hf_TheSecretThatMustNeverAppear"
 BIG = b"x" * 5000
@@ -227,6 +256,46 @@ def test_a_missing_bundle_of_certificates_is_named(tmp_path, monkeypatch):
         pytest.raises(UsageError, match=r"REQUESTS_CA_BUNDLE.*missing\.pem"),
     ):
         one.open("https://127.0.0.1:9/f")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"-----BEGIN CERTIFICATE-----\nA\n"])
+def test_a_bundle_without_certificates_is_what_is_blamed(tmp_path, monkeypatch, content):
+    (tmp_path / "bundle.pem").write_bytes(content)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "bundle.pem"))
+    with (
+        answering(HUNG_UP) as server,
+        HubSession(FetchOptions(base_url=server.url, retries=1)) as one,
+        pytest.raises(UsageError, match=r"REQUESTS_CA_BUNDLE.*cannot be used"),
+    ):
+        one.open(server.url)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason", "attempts"),
+    [
+        (HUNG_UP, "connection broke", 5),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", r"no encrypted connection \(wrong version number", 3),
+        (b"\x15\x03\x03\x00\x02\x02\x28", r"no encrypted connection \(ssl.*handshake failure", 3),
+    ],
+    ids=["hangs up", "plain", "refuses"],
+)
+def test_a_handshake_that_fails_is_tried_again_and_not_blamed_on_a_certificate(
+    session, reply, reason, attempts
+):
+    with answering(reply) as server, session(retries=5) as one:
+        with pytest.raises(NetworkError, match=rf"{reason}.*\({attempts} attempts\)"):
+            head(server.url, one)
+        assert server.owner.count == attempts
+
+
+def test_a_certificate_that_is_not_trusted_is_named_at_once(session, authority):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with answering(b"", tls=context) as server, session(retries=5) as one:
+        with pytest.raises(NetworkError, match=r"certificate is not trusted.*issuer") as caught:
+            head(server.url, one)
+        assert "REQUESTS_CA_BUNDLE" in caught.value.hint
+        assert server.owner.count == 1
 
 
 def test_a_socks_proxy_is_what_is_blamed_for_it(monkeypatch):
