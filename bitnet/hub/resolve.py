@@ -186,17 +186,36 @@ def resolve_all(
     refs: Sequence[Ref], project: Project, *, select: FileSelection = _RUNNABLE_MODEL
 ) -> list[Source]:
     """The files that *refs* mean, each once, as :func:`resolve`."""
-    # The file of a listed repository may be its default, which the patterns override.
-    if select.is_given and any(ref.file and not sources.model_source(ref.repo) for ref in refs):
-        raise UsageError(
-            "--include and --exclude choose files of a repository, without --file",
-            hint="leave --file out, or leave --include and --exclude out",
-        )
+    if select.is_given:
+        for ref in refs:
+            _refuse_two_choices(ref)
     by_name: dict[str, Source] = {}
     for ref in refs:
         for source in resolve(ref, project, select=select):
             by_name.setdefault(source.file, source)
     return list(by_name.values())
+
+
+def _refuse_two_choices(ref: Ref) -> None:
+    """Refuse --include and --exclude beside a *ref* that already says which files are meant."""
+    # The file of a listed repository may be its default, which the patterns override.
+    listed = sources.model_source(ref.repo)
+    default = listed.file if listed is not None else ""
+    if ref.packaged:
+        problem = f"{ref.name} is one file"
+        other = "name a repository"
+    elif ref.tag:
+        problem = f"{ref.name} names a quantization"
+        other = "leave the tag after the colon out"
+    elif ref.file not in ("", default):
+        problem = f"{ref.file!r} names the file"
+        other = "leave --file out"
+    else:
+        return
+    raise UsageError(
+        f"--include and --exclude choose files of a repository, and {problem}",
+        hint=f"{other}, or leave --include and --exclude out",
+    )
 
 
 def download(

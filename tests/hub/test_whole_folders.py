@@ -10,7 +10,7 @@ import time
 import pytest
 from hub_server import Rule
 
-from bitnet.base.errors import BitnetError, HashMismatch, InvalidFormat, NoSpace
+from bitnet.base.errors import BitnetError, HashMismatch, InvalidFormat, NoSpace, UsageError
 from bitnet.cache import Selection
 from bitnet.cache.prune import plan, prune
 from bitnet.hub.fetch_options import FetchOptions, FileSelection
@@ -230,6 +230,25 @@ def test_an_empty_file_of_a_repository_is_a_file(hub, project):
     hub.add("org/whole", "empty.txt", b"")
     fetch(project, select=FileSelection(include=["*"]))
     assert folder(project) == {**FILES, "empty.txt": b""}
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "choice"),
+    [
+        ("org/whole:Q4_K_M", [], "names a quantization"),
+        ("hf:org/whole@v1:Q4_K_M", [], "names a quantization"),
+        ("org/whole", ["config.json"], "'config.json' names the file"),
+        ("hf:org/whole:config.json", [], "'config.json' names the file"),
+        ("microsoft/bitnet-b1.58-2B-4T-gguf", ["config.json"], "'config.json' names the file"),
+        ("smollm2-135m", [], "is one file"),
+    ],
+)
+@pytest.mark.parametrize("select", [{"include": ["*.md"]}, {"exclude": ["*"], "whole": True}])
+def test_files_are_chosen_in_one_way(hub, project, text, files, choice, select):
+    refs = refs_of(text, files, whole=select.get("whole", False))
+    with pytest.raises(UsageError, match=rf"--include and --exclude .* {choice}"):
+        download(refs, project, select=FileSelection(**select))
+    assert hub.requests() == []
 
 
 @pytest.mark.parametrize("length", [230, 240, 250, 255])
