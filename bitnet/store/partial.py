@@ -181,14 +181,15 @@ class Partial:
     def _take(
         cls, path: Path, sidecar: Sidecar, own: Path, version: Version, source_name: Sequence[str]
     ) -> Partial | None:
-        """Rename *path* to *own*; ``None`` if another process was faster.
+        """Rename *path* to *own*; ``None`` if another process was faster, or another user owns it.
 
         The sidecar exists under both names before the file is renamed, so whenever this process is
         killed, a file and its sidecar share a name.
         """
         try:
             fd = os.open(path, os.O_RDWR | _BINARY)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError) as error:
+            logger.debug("%s is not continued: %s", path, error)
             return None
         try:
             partial = cls(own, version, fd, source_name)
@@ -207,7 +208,7 @@ class Partial:
             with suppress(OSError):
                 os.close(fd)
             _delete(own)
-            if isinstance(error, FileNotFoundError):
+            if isinstance(error, (FileNotFoundError, PermissionError)):
                 return None
             raise
         _unlink(_sidecar_of(path))

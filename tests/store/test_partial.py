@@ -125,6 +125,33 @@ def test_a_file_that_another_process_took_first_is_not_shared(tmp_path, monkeypa
     assert (tmp_path / "m.gguf.partial.1-a").stat().st_size == 30
 
 
+@pytest.mark.parametrize("refused", ["open", "rename"])
+def test_a_file_of_another_user_does_not_stop_a_download(tmp_path, monkeypatch, refused):
+    first = begin(tmp_path)
+    write(first, 30)
+    first.leave()
+    real = os.open
+    rename = type(tmp_path).replace
+
+    def open_own(path, flags, *rest):
+        if refused == "open" and str(path).endswith(".partial") and flags & os.O_RDWR:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, flags, *rest)
+
+    def rename_own(self, target):
+        if refused == "rename" and self.name == "m.gguf.partial":  # in a folder with a sticky bit
+            raise PermissionError(1, "Operation not permitted", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "open", open_own)
+    monkeypatch.setattr(type(tmp_path), "replace", rename_own)
+    second = begin(tmp_path)
+    assert second.resumed == 0
+    write(second, 100)
+    second.publish(tmp_path / "done")
+    assert (tmp_path / "done").read_bytes() == b"x" * 100
+
+
 def test_what_nothing_has_continued_for_weeks_is_swept(tmp_path):
     for name, age_days in (("old", 30), ("new", 1)):
         partial = begin(tmp_path / name)
