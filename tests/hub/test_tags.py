@@ -56,13 +56,24 @@ def chosen(tag, *names, pattern=""):
     return choose(Ref("", repo="o/r", file=pattern, tag=tag), models_in(model_files(*names), ""))
 
 
+def test_the_revision_is_part_of_the_name_in_a_hint():
+    for tag, problem in (("Q5_0", NotFound), ("Q4_0", UsageError), ("", UsageError)):
+        with pytest.raises(problem) as caught:
+            choose(
+                Ref("", repo="o/r", revision="v1", tag=tag),
+                models_in(model_files("a-Q4_0.gguf", "b-Q4_0.gguf"), ""),
+                named=True,
+            )
+        assert caught.value.hint.startswith("name one: hf:o/r@v1:")
+
+
 @pytest.mark.parametrize("tag", ["Q5_K_M", "Q4_K", "Q4", "M", "instruct", "typo"])
 def test_a_tag_that_no_file_has_lists_the_models_and_takes_none(tag):
     with pytest.raises(NotFound) as caught:
         chosen(tag, "m-instruct-Q4_K_M.gguf", "m-instruct-Q8_0.gguf")
     assert "m-instruct-Q4_K_M.gguf" in caught.value.message
     assert "m-instruct-Q8_0.gguf" in caught.value.message
-    assert caught.value.hint == "name one: 'hf:o/r:Q8_0'"
+    assert caught.value.hint == "name one: hf:o/r:Q8_0"
 
 
 def test_also_the_only_model_is_not_taken_for_another_tag():
@@ -74,7 +85,7 @@ def test_a_tag_of_several_models_lists_those():
     with pytest.raises(UsageError, match="2 models of o/r have the tag 'Q4_0'") as caught:
         chosen("Q4_0", "a-Q4_0.gguf", "b-Q4_0.gguf", "a-Q8_0.gguf")
     assert "a-Q8_0" not in caught.value.message
-    assert caught.value.hint == "name one: 'hf:o/r:b-Q4_0.gguf'"
+    assert caught.value.hint == "name one: hf:o/r:b-Q4_0.gguf"
 
 
 def test_a_projector_of_images_is_not_a_model_of_the_tag():
