@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bitnet import sources
 from bitnet.base.errors import BitnetError, IntegrityError, NotFound, Offline, UsageError
-from bitnet.base.files import path_of, sha256_of
+from bitnet.base.files import path_of
 from bitnet.base.trust import REPOSITORY, SHA256, place_problem
 from bitnet.hub.fetch_options import FileSelection
 from bitnet.hub.orders import model_path, order_of
@@ -174,8 +174,10 @@ def adopt(source: Source, commit: str | None, paths: Mapping[str, Path], store: 
     entry = store.index.find(*source.index_name)
     if entry is not None and store.find(entry.sha256) is not None:
         return replace(source, sha256=entry.sha256, size=entry.size)
-    blob = store.adopt(path, sha256_of(path))
+    digest = hugging_face.digest_of(path)
+    blob = store.adopt(path, digest) if digest is not None else None
     if blob is None:
+        logger.warning("%s is damaged, or cannot be taken from Hugging Face's cache", path)
         return source
     pin = Pin("model", source.repo, source.revision, source.file, commit, blob.sha256, blob.size)
     store.index.write(pin, *pin.index_name)

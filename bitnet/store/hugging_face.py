@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 def files_of(repo: str, revision: str) -> tuple[str | None, dict[str, Path]]:
-    """Commit and intact files of *repo* at *revision*, by their path in the repository.
+    """Commit and files of *repo* at *revision*, by their path in the repository.
 
-    The commit is None, and there are no files, if the cache does not have that revision.
+    None of them is read: :func:`digest_of` says what each must be. The commit is None, and there
+    are no files, if the cache does not have that revision.
     """
     try:
         root = _folder_of(repo)
@@ -38,10 +39,25 @@ def files_of(repo: str, revision: str) -> tuple[str | None, dict[str, Path]]:
             return None, {}
         folder = root / "snapshots" / commit
         files = [path for path in folder.rglob("*") if path.is_file()]
-        intact = [path for path in files if _is_intact(path, root / "blobs")]
-        return commit, {path.relative_to(folder).as_posix(): path for path in intact}
+        linked = [path for path in files if _is_link_to(root / "blobs", path)]
+        return commit, {path.relative_to(folder).as_posix(): path for path in linked}
     except (OSError, RuntimeError, ValueError):  # RuntimeError: a loop of links
         return None, {}
+
+
+def digest_of(path: Path) -> str | None:
+    """SHA-256 of *path*, one of :func:`files_of`, if it is intact; None if it is damaged.
+
+    That of a large file is the name of its blob and is not computed here: who takes the file must
+    compare it.
+    """
+    try:
+        name = path.readlink().name
+        if SHA256.fullmatch(name):
+            return name
+        return sha256_of(path) if git_oid(path) == name else None
+    except OSError:
+        return None
 
 
 def blobs_with(sha256: str) -> list[Path]:
@@ -61,14 +77,10 @@ def _folder_of(repo: str) -> Path:
     return settings.hugging_face_cache() / f"models--{repo.replace('/', '--')}"
 
 
-def _is_intact(path: Path, blobs: Path) -> bool:
-    """True if *path* is a link to a file in *blobs* whose name is the digest of the content."""
+def _is_link_to(blobs: Path, path: Path) -> bool:
+    """True if *path* is a link to a file in the folder *blobs*, whose name is its digest."""
     if not path.is_symlink():
         return False
     # One link only: the blob of a Xet file leads on to another file, whose name is a Xet hash.
     blob = path.parent / path.readlink()
-    if blob.parent.resolve() != blobs.resolve():
-        return False
-    if SHA256.fullmatch(blob.name):
-        return sha256_of(path) == blob.name
-    return git_oid(path) == blob.name
+    return blob.parent.resolve() == blobs.resolve()

@@ -1,5 +1,6 @@
 """Hugging Face's cache, as huggingface_hub itself writes it and finds it."""
 
+import hashlib
 import json
 import random
 import subprocess
@@ -10,7 +11,11 @@ import huggingface_hub
 import pytest
 from tiny_models import tiny_gguf
 
-from bitnet.base import settings
+from bitnet.base import files, settings
+from bitnet.hub.fetch_options import FetchOptions
+from bitnet.hub.project import Project
+from bitnet.hub.ref import Ref
+from bitnet.hub.resolve import resolve
 from bitnet.store import Store, hugging_face
 
 VARIABLES = (
@@ -188,14 +193,38 @@ def test_files_of_a_revision_are_found_also_in_the_shared_store(download, conten
 
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("file", ["tiny.gguf", "config.json"])
-def test_altered_bytes_are_left_out(download, file, is_shared):
+def test_altered_bytes_are_not_taken(download, hub, tmp_path, file, is_shared):
     root = download("tiny.gguf", "config.json")
     if is_shared:
         share_all(root)
     path = hugging_face.files_of(REPO, "main")[1][file].resolve()
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert file not in hugging_face.files_of(REPO, "main")[1]
+    project = Project(tmp_path, settings.cache_dir(), FetchOptions(offline=True), "none")
+    (source,) = resolve(Ref("", repo=REPO, file=file), project)
+    assert source.sha256 is None
+    assert list(project.store.blobs()) == []
+
+
+def test_a_large_file_is_read_once_and_only_if_it_is_needed(
+    download, content, tmp_path, monkeypatch
+):
+    download("tiny.gguf", "config.json", "sub/tiny-Q8_0.gguf")
+    read = []
+
+    def count(path):
+        if path.suffix == ".gguf":
+            read.append(path.name)
+        return open_file(path)
+
+    open_file = files.open_file
+    monkeypatch.setattr(files, "open_file", count)
+    project = Project(tmp_path, settings.cache_dir(), FetchOptions(offline=True), "none")
+    (source,) = resolve(Ref("", repo=REPO, file="tiny.gguf"), project)
+    assert source.sha256 == hashlib.sha256(content).hexdigest()
+    assert read == ["tiny.gguf"]
+    assert resolve(Ref("", repo=REPO, file="tiny.gguf"), project) == [source]
+    assert read == ["tiny.gguf"]
 
 
 def test_a_link_to_elsewhere_proves_nothing(download, content, tmp_path):
