@@ -186,7 +186,7 @@ def mirrors(folder: Path) -> dict[str, str]:
         return {}
     except OSError as error:
         raise from_os_error(error, path) from error
-    except ValueError as error:  # both TOML and UTF-8 errors
+    except (ValueError, RecursionError) as error:  # ValueError: both TOML and UTF-8 errors
         raise UsageError(f"{path} is not valid TOML: {error}", hint="correct it") from error
     table = document.get("mirrors", {})
     if not isinstance(table, dict):

@@ -134,7 +134,10 @@ def parse(text: str) -> Ref:
             raise UsageError(f"{text!r} is not a repository on the hub", hint=_FORMS)
         return _from_match(text, match)
     # A name in an existing folder is a mistyped path, and must not mean a repository.
-    if path.parent.is_dir() or text.lower().endswith(_SUFFIXES):
+    is_in_folder = False
+    with suppress(OSError, ValueError):  # a name that is too long for a file system
+        is_in_folder = path.parent.is_dir()
+    if is_in_folder or text.lower().endswith(_SUFFIXES):
         return Ref(text, path=path)
     if _WITHOUT_SCHEME.match(text):
         return _from_address(f"https://{text}", text)

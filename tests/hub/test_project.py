@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
+import pytest
 from tiny_packages import TINY
 
 from bitnet.base import locks
+from bitnet.base.errors import UsageError
 from bitnet.hub import wheels
 from bitnet.hub.fetch_options import FetchOptions
-from bitnet.hub.project import Project
+from bitnet.hub.project import MIRRORS, Project, mirrors
 from bitnet.hub.provide import fetch_source
 from bitnet.store import Pin
 from bitnet.store.tree import claim_path
@@ -63,3 +65,18 @@ def test_wheels_and_notices_are_claimed_until_the_model_is_at_its_place(
     monkeypatch.setattr(wheels, "extract", look)
     fetch_source(TINY, Project(tmp_path, tmp_path / "cache", FetchOptions(), "none"))
     assert held == [True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 20_000,
+        "mirrors = 1",
+        "[mirrors]\na = 1",
+        "a = \xff",
+    ],
+)
+def test_a_table_of_mirrors_that_cannot_be_read_is_refused(tmp_path, text):
+    (tmp_path / MIRRORS).write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=MIRRORS):
+        mirrors(tmp_path)

@@ -130,6 +130,13 @@ def test_what_begins_like_an_address_and_is_none_is_refused(text):
     assert "sesame" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text", ["a" * 300, "a" * 300 + "/b", "b/" + "a" * 5000, "a/" * 3000, "a\0/b"]
+)
+def test_a_name_that_no_file_system_takes_is_parsed(text):
+    assert text in (parse(text).text, parse(f"hf:org/one:{text}").file)
+
+
 @pytest.fixture
 def model(tmp_path, hub, monkeypatch):
     monkeypatch.chdir(tmp_path)
