@@ -198,7 +198,8 @@ def fetch(
 ) -> Obtained:
     """The file of *order*, in *store*; transferred if that does not have it, or with *force*.
 
-    The first of *urls* is its address, the others are used if its digest is known.
+    The first of *urls* is its address. If that does not answer, the next one describes the file;
+    if it fails later, the others continue, but only with a digest to compare their bytes with.
     """
     try:
         return _Fetch(order, store, tuple(urls), session, progress, force, claims).run()

@@ -206,17 +206,23 @@ class FaultyTransport(Transport):
 
     def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
         """Carry *request*, or break it with the next fault."""
-        if not self._faults:
+        fault = self._next_fault()
+        if fault is None:
             return super().send(request, *args, **options)
-        fault = self._faults[0] if self._for_ever else self._faults.popleft()
         if fault.after_bytes is None:
             return self._broken(fault, request)
         response = super().send(request, *args, **options)
         if request.method == "GET" and response.status_code in (200, 206):
             _break_body(response.raw, fault)
-        else:
+        elif not self._for_ever:
             self._faults.appendleft(fault)  # keep it for a request with a body
         return response
+
+    def _next_fault(self) -> NetworkFault | None:
+        """The fault of the next request; None if there is none left."""
+        with suppress(IndexError):  # several connections take them
+            return self._faults[0] if self._for_ever else self._faults.popleft()
+        return None
 
     def _broken(self, fault: NetworkFault, request: PreparedRequest) -> Response:
         if fault.kind == "timeout":

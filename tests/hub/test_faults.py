@@ -1,7 +1,10 @@
 import pytest
+import requests
+import urllib3
 
 from bitnet.base.errors import UsageError
 from bitnet.base.settings import NetworkFault, simulate_network_error
+from bitnet.hub.transport import FaultyTransport
 
 NAME = "BITNET_SIMULATE_NETWORK_ERROR"
 
@@ -36,3 +39,21 @@ def test_a_drill_that_cannot_be_read_is_refused(monkeypatch, text):
     monkeypatch.setenv(NAME, text)
     with pytest.raises(UsageError, match=NAME):
         simulate_network_error()
+
+
+@pytest.mark.parametrize("for_ever", [False, True])
+def test_a_fault_of_a_body_waits_for_a_request_with_one(hub, for_ever):
+    hub.add("org/model", "config.json", b"0123456789")
+    faults = [NetworkFault("reset", 4), NetworkFault("503")]
+    transport = FaultyTransport(faults, for_ever)
+    url = f"{hub.url}/org/model/resolve/main/config.json"
+    with requests.Session() as session:
+        session.mount("http://", transport)
+        for _ in range(3):
+            assert session.head(url).status_code == 200
+        assert list(transport._faults) == faults
+        reply = session.get(url, stream=True)
+        assert reply.raw.read1(10, decode_content=False) == b"0123"
+        with pytest.raises(urllib3.exceptions.ProtocolError):
+            reply.raw.read1(10, decode_content=False)
+        assert list(transport._faults) == (faults if for_ever else faults[1:])
